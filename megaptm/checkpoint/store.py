@@ -181,7 +181,7 @@ class Store:
     def commit(self, step: int, state: dict[str, Any], ranks: int) -> Checkpoint:
         """Commit the checkpoint atomically, on one rank after all have written; then remove the oldest."""
         self._require_ownership("commit a checkpoint")
-        writing, final = self._writing_path(step), self._committed_path(step)
+        writing, final = self._writing_path(step), self.folder / f"step-{step:08d}"
         action = f"commit the checkpoint of step {step}"
 
         def records() -> list[dict[str, Any]]:
@@ -409,9 +409,6 @@ class Store:
             raise AssertionError(f"cannot {action}: the store has no fence (RunLock.is_held)")
         if not self._fence():
             raise UserError(f"cannot {action}: another job took over the run {self.run}, so this job ends.")
-
-    def _committed_path(self, step: int) -> Path:
-        return self.folder / f"step-{step:08d}"
 
     def _writing_path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}.writing-{self._token}"

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -29,7 +28,7 @@ class Attempt:
     """Counter of a launcher that starts a run several times within a job."""
 
     @classmethod
-    def here(cls, environ: Mapping[str, str] = os.environ) -> Attempt | None:
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Attempt | None:
         """Return the attempt of this process, from its launcher or Slurm; None without either."""
         if value := environ.get(VARIABLE):
             try:
@@ -52,7 +51,7 @@ class Attempt:
     def from_json(cls, content: Any) -> Attempt | None:
         """Parse an attempt from untrusted JSON; None if it is invalid."""
         try:
-            return _adapter().validate_json(json.dumps(content), strict=True)
+            return ADAPTER.validate_json(json.dumps(content), strict=True)
         except (ValueError, RecursionError):
             return None
 
@@ -64,18 +63,14 @@ class Attempt:
         return replace(self, start=self.start + 1)
 
     def environment(self) -> dict[str, str]:
-        """Return the variables from which `here` reads this attempt in another process."""
+        """Return the variables from which `from_environment` reads this attempt in another process."""
         return {VARIABLE: json.dumps(self.to_json())}
 
     def follows(self, other: Attempt | None) -> bool:
         """Whether this attempt replaces `other`, even if processes of it still run on an unreachable node."""
-        return other is not None and self.chain == other.chain and self._order > other._order
-
-    @property
-    def _order(self) -> tuple[int, int, int]:
-        return self.job, self.restart, self.start
+        if other is None or self.chain != other.chain:
+            return False
+        return (self.job, self.restart, self.start) > (other.job, other.restart, other.start)
 
 
-@lru_cache(maxsize=1)
-def _adapter() -> TypeAdapter[Attempt]:
-    return TypeAdapter(Attempt)
+ADAPTER = TypeAdapter(Attempt)

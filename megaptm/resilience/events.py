@@ -170,7 +170,7 @@ class StopSignalEvent(Event, kind="stop-signal"):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerLostEvent(Event, kind="worker-lost"):
-    """A worker process exited unexpectedly, with an exit code or minus the number of a signal."""
+    """A training process exited unexpectedly, with an exit code or minus the number of a signal."""
 
     rank: int
     code: int

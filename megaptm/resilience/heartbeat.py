@@ -168,12 +168,12 @@ class Heartbeat:
             return
         longest = max(self._durations, default=0.0)
         readers = self._halted_readers if self._phase == "data" else []
-        beat = (
+        record = (
             f'{{{self._process_fields}, "count": {self._count}, "position": {self._position}, '
             f'"phase": "{self._phase}", "step": {self._steps}, "step_seconds": {longest}, "halted_readers": {readers}}}'
         )
         with contextlib.suppress(OSError):  # a full disk or an unreachable server; a later beat may succeed
-            os.pwrite(file, beat.ljust(RECORD_BYTES).encode(), 0)
+            os.pwrite(file, record.ljust(RECORD_BYTES).encode(), 0)
 
 
 def beat_seconds(hang_seconds: float | None) -> float:

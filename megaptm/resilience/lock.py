@@ -51,7 +51,7 @@ class RunLock:
         self.path = self.run / file
         self.token = secrets.token_hex(8)
         self._beat_seconds = beat_seconds
-        self.attempt = attempt or Attempt.here()
+        self.attempt = attempt or Attempt.from_environment()
         self._file: int | None = None
         self._stop = threading.Event()
         self._beats: threading.Thread | None = None
@@ -117,7 +117,9 @@ class RunLock:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 holder = _read_holder(self.path)
-                if self._may_replace(holder):
+                # Processes of an earlier attempt hold the lock, or this attempt already took over.
+                is_own = self.attempt is not None and holder == {"attempt": self.attempt.to_json()}
+                if is_own or self._follows(holder):
                     return file
                 os.close(file)
                 raise UserError(self._in_use(holder)) from None
@@ -153,11 +155,6 @@ class RunLock:
     def _follows(self, holder: dict[str, Any]) -> bool:
         return self.attempt is not None and self.attempt.follows(Attempt.from_json(holder.get("attempt")))
 
-    def _may_replace(self, holder: dict[str, Any]) -> bool:
-        """Whether the kernel's lock is held by processes of an earlier attempt, or this attempt already took over."""
-        own = self.attempt is not None and holder == {"attempt": self.attempt.to_json()}
-        return own or self._follows(holder)
-
     def _in_use(self, holder: dict[str, Any]) -> str:
         name = _describe_holder(holder)
         return f"run folder {self.run} is in use by {name}: wait for it, stop it, or choose another run=FOLDER"
@@ -174,7 +171,8 @@ class RunLock:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # succeeds once those of an earlier attempt end
 
     def _write_holder(self) -> None:
-        holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": _now(), "token": self.token}
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "token": self.token}
         attempt = {"attempt": self.attempt.to_json()} if self.attempt else {}
         self._write(json.dumps(holder | attempt).encode())
 
@@ -240,10 +238,6 @@ def _last_beat(path: Path) -> int:
     # Opened instead of only queried: network file systems answer `stat` from a cache for up to a minute.
     with path.open("rb") as file:
         return os.fstat(file.fileno()).st_mtime_ns
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _close_in_child() -> None:

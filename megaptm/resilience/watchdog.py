@@ -62,7 +62,7 @@ WAITING_FRAMES = 4
 STOPPED_STATE = "state T, by SIGSTOP or a debugger"
 
 
-def collective_minutes(hang_seconds: float | None) -> float:
+def collective_timeout_minutes(hang_seconds: float | None) -> float:
     """Return the timeout of collectives in minutes. It is longer than the watchdog's, which can tell which rank
     hangs."""
     return max(30.0, 1.5 * LONG_PHASE_FACTOR * (hang_seconds or 0.0) / 60)

@@ -75,12 +75,12 @@ def exists(location: str, retry: RetryPolicy = RETRY) -> bool:
 
 def file_size(location: str, retry: RetryPolicy = RETRY) -> int:
     """Return the bytes of a file."""
-    return Remote(location, retry).size() if is_remote(location) else _present(location).stat().st_size
+    return Remote(location, retry).size() if is_remote(location) else _existing_file(location).stat().st_size
 
 
 def read_file(location: str, retry: RetryPolicy = RETRY) -> bytes:
     """Read a small file."""
-    return Remote(location, retry).read() if is_remote(location) else _present(location).read_bytes()
+    return Remote(location, retry).read() if is_remote(location) else _existing_file(location).read_bytes()
 
 
 def refuse_large_file(location: str, size: int) -> None:
@@ -108,10 +108,10 @@ def remove_file(location: str, retry: RetryPolicy = RETRY) -> None:
 
 def download(source: str, path: Path, *, size: int | None = None, retry: RetryPolicy = RETRY) -> str:
     """Copy a file to `path` atomically; return its sha256. `size` is its expected size, if known."""
-    found_size = file_size(source, retry)
-    if size is not None and found_size != size:
-        raise UserError(f"{source} has {found_size:,} bytes, expected {size:,}: copy the file there again.")
-    chunks = Remote(source, retry).chunks(found_size) if is_remote(source) else _local_chunks(_present(source))
+    actual_size = file_size(source, retry)
+    if size is not None and actual_size != size:
+        raise UserError(f"{source} has {actual_size:,} bytes, expected {size:,}: copy the file there again.")
+    chunks = Remote(source, retry).chunks(actual_size) if is_remote(source) else _local_chunks(_existing_file(source))
     digest = hashlib.sha256()
     path.parent.mkdir(parents=True, exist_ok=True)
     with AtomicFile(path) as part, part.open("wb") as file:
@@ -122,7 +122,7 @@ def download(source: str, path: Path, *, size: int | None = None, retry: RetryPo
 
 
 def upload(path: Path, target: str, *, sha256: str | None = None, retry: RetryPolicy = RETRY) -> None:
-    """Copy a local file to `place` atomically and compare sizes; with `sha256`, also read it back.
+    """Copy a local file to `target` atomically and compare sizes; with `sha256`, also read it back.
 
     A copy that differs is sent again twice, and then raises `UserError`.
     """
@@ -141,7 +141,7 @@ def upload(path: Path, target: str, *, sha256: str | None = None, retry: RetryPo
 def file_sha256(location: str, retry: RetryPolicy = RETRY) -> str:
     """Return the sha256 of a file."""
     remote = Remote(location, retry)
-    chunks = remote.chunks(remote.size()) if is_remote(location) else _local_chunks(_present(location))
+    chunks = remote.chunks(remote.size()) if is_remote(location) else _local_chunks(_existing_file(location))
     digest = hashlib.sha256()
     for chunk in chunks:
         digest.update(chunk)
@@ -154,7 +154,7 @@ def _local_chunks(path: Path) -> Iterator[bytes]:
             yield chunk
 
 
-def _present(location: str) -> Path:
+def _existing_file(location: str) -> Path:
     path = local_path(location)
     if not path.is_file():
         raise UserError(f"{path} does not exist: check the path.")

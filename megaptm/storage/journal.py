@@ -30,10 +30,10 @@ def now() -> float:
     return time.clock_gettime(_uptime_clock) + _epoch_offset
 
 
-def _not_before(time_: float) -> None:
-    """Make `now` at least `moment`, if the system clock was set back. Implausible times are ignored."""
+def _advance_clock_to(min_time: float) -> None:
+    """Make `now` at least `min_time`, if the system clock was set back. Implausible times are ignored."""
     global _epoch_offset
-    if 0 < (behind := time_ - now()) < MAX_CLOCK_ERROR:
+    if 0 < (behind := min_time - now()) < MAX_CLOCK_ERROR:
         _epoch_offset += behind
 
 
@@ -51,7 +51,7 @@ class JournalFile:
         self._lock = threading.Lock()
         size = os.fstat(self._file).st_size
         for record in parse_journal(os.pread(self._file, TAIL_BYTES, max(0, size - TAIL_BYTES))):
-            _not_before(record["time"])
+            _advance_clock_to(record["time"])
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Append one line after any unwritten ones; raise `OSError` if it cannot be written now.
@@ -67,7 +67,7 @@ class JournalFile:
         """Write the unwritten lines; raise `OSError` if that fails. The caller holds the lock."""
         while self._unwritten:
             line = self._unwritten[0]
-            separator = b"\n" if self._ends_torn() else b""
+            separator = b"\n" if self._ends_incomplete() else b""
             # A partial write means a full disk. The next attempt ends the incomplete line and raises the error.
             if os.write(self._file, separator + line) == len(separator + line):
                 del self._unwritten[0]
@@ -80,7 +80,7 @@ class JournalFile:
             finally:
                 os.close(self._file)
 
-    def _ends_torn(self) -> bool:
+    def _ends_incomplete(self) -> bool:
         """Whether the last line is incomplete, so that the next one must not be appended to it."""
         size = os.fstat(self._file).st_size
         return size > 0 and os.pread(self._file, 1, size - 1) != b"\n"

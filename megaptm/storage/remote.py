@@ -46,7 +46,7 @@ class Remote:
         return bool(self._call(call))
 
     def size(self) -> int:
-        return int(self._call(lambda: self._files().info(self.url, **self._fresh())["size"]))
+        return int(self._call(lambda: self._files().info(self.url, **self._fresh_options())["size"]))
 
     def read(self) -> bytes:
         """Read a small file."""
@@ -81,7 +81,7 @@ class Remote:
 
         def call() -> dict[str, int]:
             try:
-                entries = self._files().ls(self.url, detail=True, **self._fresh())
+                entries = self._files().ls(self.url, detail=True, **self._fresh_options())
             except FileNotFoundError:
                 return {}
             return {
@@ -96,7 +96,7 @@ class Remote:
             raise EOFError(f"received {len(content):,} bytes, expected {stop - start:,}")
         return content
 
-    def _fresh(self) -> dict[str, Any]:
+    def _fresh_options(self) -> dict[str, Any]:
         """Return the options that bypass the cache of s3fs."""
         return {"refresh": True} if self._protocol == "s3" else {}
 

@@ -21,7 +21,7 @@ class _Ranges(io.RawIOBase):
     def __init__(self, remote: Remote):
         self._remote = remote
         self._size = remote.size()
-        self._at = 0
+        self._position = 0
 
     def readable(self) -> bool:
         return True
@@ -30,14 +30,14 @@ class _Ranges(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence])
-        return self._at
+        self._position = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence])
+        return self._position
 
     def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def, override]  # any writable buffer
-        stop = min(self._size, self._at + len(buffer))
-        if stop <= self._at:
+        stop = min(self._size, self._position + len(buffer))
+        if stop <= self._position:
             return 0
-        content = self._remote.read_range(self._at, stop)
+        content = self._remote.read_range(self._position, stop)
         buffer[: len(content)] = content
-        self._at += len(content)
+        self._position += len(content)
         return len(content)

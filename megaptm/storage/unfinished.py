@@ -29,8 +29,8 @@ def write_session(folder: Path) -> Iterator[None]:
     with (folder / LOCK).open("a") as handle:
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for half in folder.rglob(f".*{SUFFIX}"):
-                half.unlink(missing_ok=True)
+            for unfinished in folder.rglob(f".*{SUFFIX}"):
+                unfinished.unlink(missing_ok=True)
         # Not atomic, but this process has no files yet that another process could remove in between.
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_SH)

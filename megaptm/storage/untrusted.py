@@ -41,7 +41,7 @@ class Record(BaseModel):
 
 
 def parse_json(content: bytes, source: str | os.PathLike[str], *, remedy: str) -> Any:
-    """Parse JSON that was read from `place`; raise `UserError` with the remedy if it is invalid.
+    """Parse JSON that was read from `source`; raise `UserError` with the remedy if it is invalid.
 
     Stricter than Python's parser: deep nesting raises no `RecursionError`, and all strings can be encoded.
     """
@@ -59,7 +59,7 @@ def read_json_object(file: Path, *, remedy: str) -> dict[str, Any]:
 
 
 def validate(schema: type[T], content: Any, source: str | os.PathLike[str], *, remedy: str) -> T:
-    """Return `content` as a `kind`; raise `UserError` with the first field of the wrong type."""
+    """Return `content` with the type `schema`; raise `UserError` with the first field of the wrong type."""
     try:
         return TypeAdapter(schema).validate_python(content)
     except ValidationError as error:

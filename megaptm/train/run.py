@@ -19,7 +19,7 @@ from megaptm.resilience.events import Events, ExitEvent, StopSignalEvent
 from megaptm.resilience.heartbeat import VARIABLE, Heartbeat
 from megaptm.resilience.lock import RunLock
 from megaptm.resilience.signals import StopError, StopRequest
-from megaptm.resilience.watchdog import collective_minutes
+from megaptm.resilience.watchdog import collective_timeout_minutes
 from megaptm.run.folder import CONFIG, refuse_other_config
 from megaptm.run.rank import RankEnvironment, check_processes, worker_environment
 from megaptm.spec import ModelSpec
@@ -81,7 +81,7 @@ def _work(
     events = Events(run, fence=lock.require_held) if lock else None
     if config.train.deterministic:
         use_deterministic_kernels()
-    minutes = collective_minutes(config.train.hang_seconds)
+    minutes = collective_timeout_minutes(config.train.hang_seconds)
     log(f"joining {rank_env.world} process{'es' if rank_env.world > 1 else ''}")
     join(
         rank=rank_env.rank,

@@ -11,7 +11,7 @@ from megaptm.families import CATALOGUE, RECURRENT, VISION
 from megaptm.hub.counterparts import hugging_face_models
 from tests import ROOT
 from tests.docs.commands import PAGES
-from tests.drills.test_tiny_lives import FAMILIES as LIVES
+from tests.drills.test_tiny_configs import FAMILIES as LIVES
 from tests.layouts.cases import KINDS
 from tests.layouts.test_layouts import CASES
 from tests.learn.test_learn import KINDS as LEARN

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from data_pipeline import commands
 from megaptm.checkpoint.store import Store
-from tests.drills.lives import children_seconds
+from tests.drills.killed_runs import children_seconds
 from tests.drills.program import arguments, checkpoints, family_of, finish, last_step, losses, start, wait_for
 from tests.processes import command_of, environment_of, is_alive, send, survivors
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megaptm.track import read_metrics
-from tests.drills.lives import THREADS
+from tests.drills.killed_runs import THREADS
 from tests.drills.program import checkpoints, finish
 from tests.drills.tiny_corpora import tiny_config
 

@@ -174,7 +174,7 @@ def test_invalid_attempt_in_lock_file_is_ignored(tmp_path, attempt):
 @pytest.mark.parametrize("value", ["7", "{", *map(json.dumps, INVALID_ATTEMPTS)])
 def test_invalid_attempt_variable_is_rejected(value):
     with pytest.raises(UserError, match=r"MEGAPTM_ATTEMPT .* unset it"):
-        Attempt.here({"MEGAPTM_ATTEMPT": value})
+        Attempt.from_environment({"MEGAPTM_ATTEMPT": value})
 
 
 def test_held_lock_is_touched(tmp_path):

@@ -24,18 +24,18 @@ def output_of(code, *before):
     return subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout.strip()
 
 
-def test_a_small_shared_memory_is_not_taken_for_the_disk_of_the_run():
+def test_full_shared_memory_is_named():
     small = ("unshare", "-m", "bash", "-c", 'mount -t tmpfs -o size=4k tmpfs /dev/shm && exec "$@"', "bash")
     if os.geteuid() or subprocess.run([*small, "true"], capture_output=True).returncode:
         pytest.skip("needs the right to mount a file system")
-    told = output_of(["import multiprocessing", "held = [multiprocessing.Lock() for _ in range(9)]"], *small)
-    assert told == (
+    message = output_of(["import multiprocessing", "held = [multiprocessing.Lock() for _ in range(9)]"], *small)
+    assert message == (
         "no space left in /dev/shm, the shared memory of processes: enlarge it (docker: --shm-size) and start again."
     )
 
 
-def test_a_limit_on_the_size_of_files_is_not_taken_for_a_full_disk(tmp_path):
-    told = output_of(
+def test_file_size_limit_is_named(tmp_path):
+    message = output_of(
         [
             "import resource",
             "from megaptm.storage import write_atomically",
@@ -43,13 +43,13 @@ def test_a_limit_on_the_size_of_files_is_not_taken_for_a_full_disk(tmp_path):
             f"write_atomically({str(tmp_path / 'file')!r}, bytes(2000))",
         ]
     )
-    assert told == (
+    assert message == (
         f"{tmp_path}/file needs more than the 1,000 bytes that a file may have here: raise the limit (ulimit -f) and "
         "start again."
     )
 
 
-def test_a_quota_is_told_as_one(tmp_path):
-    said = f"your quota on the disk of {tmp_path} is used up"
-    with pytest.raises(UserError, match=said), storage_errors_as_user_errors("the output"):
+def test_quota_is_named(tmp_path):
+    message = f"your quota on the disk of {tmp_path} is used up"
+    with pytest.raises(UserError, match=message), storage_errors_as_user_errors("the output"):
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), str(tmp_path))

@@ -67,7 +67,7 @@ class Supervisor:
         self._config, self._run = config, Path(config.run)
         self._wait, self._wait_again, self._machine = wait, wait_again, machine
         self._policy = RestartPolicy(self._run, retries=retries)
-        self._attempt = Attempt.here() or Attempt(secrets.token_hex(4), 0, 0)
+        self._attempt = Attempt.from_environment() or Attempt(secrets.token_hex(4), 0, 0)
         self._stop_signals: list[int] = []
         """Signals that requested a stop."""
         self._lock, self._is_locked = ExitStack(), False

@@ -29,7 +29,7 @@ from megaptm.tokenizers import load as load_tokenizer
 from megaptm.track import read_metrics
 from tests import ROOT
 from tests.data_pipeline.images.pictures import build
-from tests.drills.lives import THREADS, command, kill_half_way, measure_cost
+from tests.drills.killed_runs import THREADS, command, kill_half_way, measure_cost
 from tests.drills.program import checkpoints, finish, resumed_at
 from tests.drills.tiny_corpora import commands_of, run_in
 from tests.hub.reloaded import reload
@@ -53,7 +53,7 @@ MAX_SECONDS = 1500.0
 
 
 @dataclass(frozen=True)
-class ImageLife:
+class FinishedImageRun:
     """Finished run."""
 
     loaded: LoadedModel
@@ -68,7 +68,7 @@ class ImageLife:
 
 
 @pytest.fixture(scope="module", params=VISION)
-def life(request: pytest.FixtureRequest, documented_corpora: Callable[[str], Path]) -> ImageLife:
+def finished(request: pytest.FixtureRequest, documented_corpora: Callable[[str], Path]) -> FinishedImageRun:
     family = request.param
     folder = documented_corpora(family)
     run = folder / "runs" / f"{family}-tiny"
@@ -85,46 +85,49 @@ def life(request: pytest.FixtureRequest, documented_corpora: Callable[[str], Pat
         report = json.loads(command(evaluate, str(run), *more, "--json"))
         loaded = megaptm.load(run.resolve())
     by_step = {record["step"]: record for record in read_metrics(run) if "validation/loss" in record}
-    return ImageLife(loaded, [*by_step.values()], report)
+    return FinishedImageRun(loaded, [*by_step.values()], report)
 
 
-def test_run_was_killed_and_resumed(life: ImageLife) -> None:
-    run, steps = life.loaded.folder, life.loaded.config.train.steps
+def test_run_was_killed_and_resumed(finished: FinishedImageRun) -> None:
+    run, steps = finished.loaded.folder, finished.loaded.config.train.steps
     assert len(resumed_at(run)) == 1
     assert 0 < resumed_at(run)[0] < steps
-    assert checkpoints(run)[-1] == steps == life.loaded.step
-    assert life.loaded.config.layout.processes == 2
+    assert checkpoints(run)[-1] == steps == finished.loaded.step
+    assert finished.loaded.config.layout.processes == 2
 
 
-def test_validation_loss_decreases(life: ImageLife) -> None:
-    first, last = life.validations[0], life.validations[-1]
-    assert (first["step"], last["step"]) == (life.loaded.config.train.validate_every, life.loaded.config.train.steps)
+def test_validation_loss_decreases(finished: FinishedImageRun) -> None:
+    first, last = finished.validations[0], finished.validations[-1]
+    assert (first["step"], last["step"]) == (
+        finished.loaded.config.train.validate_every,
+        finished.loaded.config.train.steps,
+    )
     assert last["validation/loss"] < first["validation/loss"]
     assert all(math.isfinite(value) for value in last.values())
 
 
-def test_each_loss_is_below_baselines(life: ImageLife) -> None:
-    for name, loss in life.report["losses"].items():
+def test_each_loss_is_below_baselines(finished: FinishedImageRun) -> None:
+    for name, loss in finished.report["losses"].items():
         assert loss["model"] < min(loss["unigram"], loss["uniform"]) - MARGIN, name
 
 
-def test_retrieval_beats_chance(life: ImageLife) -> None:
-    if life.family == "vit":
-        assert "retrieval" not in life.report
+def test_retrieval_beats_chance(finished: FinishedImageRun) -> None:
+    if finished.family == "vit":
+        assert "retrieval" not in finished.report
         return
-    retrieval = life.report["retrieval"]
+    retrieval = finished.report["retrieval"]
     for side in SIDES:
         for first, share in retrieval[side].items():
             assert share > 4 * int(first) / retrieval["pairs"], (side, first)
-    if life.family == "clip":
-        assert life.report["zero_shot"]["accuracy"] > 3 * life.report["zero_shot"]["chance"]
+    if finished.family == "clip":
+        assert finished.report["zero_shot"]["accuracy"] > 3 * finished.report["zero_shot"]["chance"]
 
 
-def test_retrieved_texts_do_not_lower_retrieval(life: ImageLife) -> None:
+def test_retrieved_texts_do_not_lower_retrieval(finished: FinishedImageRun) -> None:
     """UNIMO finds nearly as many shapes as possible. An image does not tell the wording of its caption."""
-    if life.family != "unimo":
+    if finished.family != "unimo":
         return
-    folder = life.loaded.folder.parents[1]
+    folder = finished.loaded.folder.parents[1]
     run_in(folder, commands_of(ROOT / f"configs/{RETRIEVED}.yaml"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -132,9 +135,11 @@ def test_retrieved_texts_do_not_lower_retrieval(life: ImageLife) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
         with_retrieved = json.loads(command(evaluate, f"runs/{RETRIEVED.replace('/', '-')}", "--json"))["retrieval"]
     max_shares = max_retrieval(folder / "corpora/shapes-bpe")
-    print(f"as many as can: {max_shares}; alone: {life.report['retrieval']}; beside retrieved ones: {with_retrieved}")
+    print(
+        f"as many as can: {max_shares}; alone: {finished.report['retrieval']}; beside retrieved ones: {with_retrieved}"
+    )
     for side, share in max_shares.items():
-        for retrieval in (life.report["retrieval"], with_retrieved):
+        for retrieval in (alone, with_retrieved):
             assert retrieval[side]["1"] > 0.9 * share
             assert retrieval[side]["5"] > 0.9
 
@@ -153,27 +158,27 @@ def max_retrieval(folder: Path) -> dict[str, float]:
     }
 
 
-def test_export_matches_transformers(life: ImageLife, tmp_path: Path) -> None:
-    run, out = life.loaded.folder, tmp_path / "exported"
-    if life.family not in ("vit", "clip"):
+def test_export_matches_transformers(finished: FinishedImageRun, tmp_path: Path) -> None:
+    run, out = finished.loaded.folder, tmp_path / "exported"
+    if finished.family not in ("vit", "clip"):
         with pytest.raises(UserError, match="has no counterpart at Hugging Face"):
             command(export, "hf", str(run), str(out))
         assert not out.exists()
         return
     command(export, "hf", str(run), str(out))
-    hf_model, images = reload(out), held_out_images(life.loaded, tmp_path)
+    hf_model, images = reload(out), held_out_images(finished.loaded, tmp_path)
     opened_images = [Image.open(path).convert("RGB") for path in images]
     pixels = transformers.AutoImageProcessor.from_pretrained(out)(opened_images, return_tensors="pt")
     with torch.inference_mode():
-        if life.family == "vit":
-            assert are_close(hf_model(**pixels).logits, label_logits(life.loaded, images))
+        if finished.family == "vit":
+            assert are_close(hf_model(**pixels).logits, label_logits(finished.loaded, images))
             return
         texts = ["a red circle", "blue cross"]
         processor = transformers.AutoProcessor.from_pretrained(out)
         inputs = processor(text=texts, images=opened_images, return_tensors="pt", padding=True)
         outputs = hf_model(**inputs)
-        assert are_close(outputs.image_embeds, life.loaded.encode_images([str(path) for path in images]))
-        assert are_close(outputs.text_embeds, life.loaded.encode(texts))
+        assert are_close(outputs.image_embeds, finished.loaded.encode_images([str(path) for path in images]))
+        assert are_close(outputs.text_embeds, finished.loaded.encode(texts))
 
 
 def label_logits(loaded: LoadedModel, images: list[Path]) -> Tensor:

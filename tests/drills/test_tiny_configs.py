@@ -29,7 +29,7 @@ from megaptm.inference.evaluate import MICROBATCHES
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.spec import ModelSpec
 from megaptm.track import read_metrics
-from tests.drills.lives import THREADS, command, kill_half_way, measure_cost
+from tests.drills.killed_runs import THREADS, command, kill_half_way, measure_cost
 from tests.drills.program import checkpoints, finish, resumed_at
 from tests.drills.tiny_corpora import tiny_config
 from tests.hub.reloaded import (
@@ -55,7 +55,7 @@ TEXT_LOSSES = ("lm", "mlm", "permutation-lm", "bidirectional-lm")
 
 
 @dataclass(frozen=True)
-class Life:
+class FinishedRun:
     """Finished run, and its model's losses on held-out samples."""
 
     loaded: LoadedModel
@@ -74,11 +74,11 @@ class Life:
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def life(
+def finished(
     request: pytest.FixtureRequest,
     documented_corpora: Callable[[str], Path],
     monkeypatch_module: pytest.MonkeyPatch,
-) -> Life:
+) -> FinishedRun:
     family = request.param
     folder = documented_corpora(family)
     monkeypatch_module.chdir(folder)  # the working directory of a config's relative paths
@@ -93,7 +93,7 @@ def life(
     # As many as are evaluated: the unigram loss of all samples takes longer than the model.
     monkeypatch_module.setattr("megaptm.inference.evaluate.COUNTED_SAMPLES", ROWS)
     report = json.loads(command(evaluate, str(run), "--rows", str(ROWS), "--json"))
-    return Life(
+    return FinishedRun(
         loaded=loaded,
         validations=[*{record["step"]: record for record in read_metrics(run) if "validation/loss" in record}.values()],
         losses={name: loss["model"] for name, loss in report["losses"].items()},
@@ -171,53 +171,58 @@ def main_loss(losses: dict[str, float]) -> float:
     return next(losses[name] for name in TEXT_LOSSES if name in losses)
 
 
-def test_run_was_killed_and_resumed(life: Life) -> None:
-    run, config = life.loaded.folder, life.loaded.config
+def test_run_was_killed_and_resumed(finished: FinishedRun) -> None:
+    run, config = finished.loaded.folder, finished.loaded.config
     assert len(resumed_at(run)) == 1
     assert 0 < resumed_at(run)[0] < config.train.steps
-    assert checkpoints(run)[-1] == config.train.steps == life.loaded.step
-    assert getattr(config.layout, divided_axis(life.spec.name)) == 2
+    assert checkpoints(run)[-1] == config.train.steps == finished.loaded.step
+    assert getattr(config.layout, divided_axis(finished.spec.name)) == 2
 
 
-def test_validation_loss_decreases(life: Life) -> None:
-    first, last = life.validations[0], life.validations[-1]
-    assert (first["step"], last["step"]) == (life.loaded.config.train.validate_every, life.loaded.config.train.steps)
+def test_validation_loss_decreases(finished: FinishedRun) -> None:
+    first, last = finished.validations[0], finished.validations[-1]
+    assert (first["step"], last["step"]) == (
+        finished.loaded.config.train.validate_every,
+        finished.loaded.config.train.steps,
+    )
     assert last["validation/loss"] < first["validation/loss"] - MARGIN
     # The initial loss is the logarithm of the vocabulary.
-    assert main_loss(life.losses) < np.log(life.spec.vocabulary) - 10 * MARGIN
+    assert main_loss(finished.losses) < np.log(finished.spec.vocabulary) - 10 * MARGIN
 
 
-def test_loss_is_below_unigram_entropy(life: Life) -> None:
+def test_loss_is_below_unigram_entropy(finished: FinishedRun) -> None:
     """Special tokens are left out: ends of documents and T5's sentinels are easy, and would hide a bad loss."""
-    special = torch.tensor(sorted(life.loaded.tokenizer.special.specials))
-    names = [name for name in life.batches[0] if name in ("labels", "backwards_labels")]
+    special = torch.tensor(sorted(finished.loaded.tokenizer.special.specials))
+    names = [name for name in finished.batches[0] if name in ("labels", "backwards_labels")]
     batches = [
         batch | {name: batch[name].masked_fill(torch.isin(batch[name], special), IGNORED) for name in names}
-        for batch in life.batches
+        for batch in finished.batches
     ]
     labels = np.concatenate([batch[name].numpy().ravel() for batch in batches for name in names])
     entropy = unigram_loss(np.bincount(labels[labels != IGNORED]))
-    assert main_loss(mean_losses(life.loaded, batches)) < entropy - MARGIN
+    assert main_loss(mean_losses(finished.loaded, batches)) < entropy - MARGIN
 
 
-def test_each_loss_is_below_baselines(life: Life) -> None:
+def test_each_loss_is_below_baselines(finished: FinishedRun) -> None:
     """The initial loss is about the uniform one."""
-    for name in life.losses:
-        assert life.losses[name] < life.baselines[name] - CLASS_MARGIN, name
+    for name in finished.losses:
+        assert finished.losses[name] < finished.baselines[name] - CLASS_MARGIN, name
 
 
-def test_validation_equals_evaluation(life: Life) -> None:
-    config: Config = life.loaded.config
+def test_validation_equals_evaluation(finished: FinishedRun) -> None:
+    config: Config = finished.loaded.config
     rows = config.train.batch * config.train.validate_batches
-    last = life.validations[-1]
-    for name, loss in mean_losses(life.loaded, held_out_batches(life.loaded, rows, lanes=config.train.batch)).items():
+    last = finished.validations[-1]
+    for name, loss in mean_losses(
+        finished.loaded, held_out_batches(finished.loaded, rows, lanes=config.train.batch)
+    ).items():
         assert loss == pytest.approx(last.get(f"validation/{name}", last["validation/loss"]), rel=1e-4), name
-    assert mean_losses(life.loaded, life.batches) == pytest.approx(life.losses, rel=1e-5)
+    assert mean_losses(finished.loaded, finished.batches) == pytest.approx(finished.losses, rel=1e-5)
 
 
-def test_export_matches_transformers(life: Life, tmp_path: Path) -> None:
-    run, family, out = life.loaded.folder, life.spec.family, tmp_path / "exported"
-    if not has_hf_counterpart(life.spec):
+def test_export_matches_transformers(finished: FinishedRun, tmp_path: Path) -> None:
+    run, family, out = finished.loaded.folder, finished.spec.family, tmp_path / "exported"
+    if not has_hf_counterpart(finished.spec):
         with pytest.raises(UserError, match="has no counterpart at Hugging Face"):
             command(export, "hf", str(run), str(out))
         assert not out.exists()
@@ -227,23 +232,23 @@ def test_export_matches_transformers(life: Life, tmp_path: Path) -> None:
 
     text = Path(os.__file__).read_text(encoding="utf-8")[:5000]
     ids = transformers.AutoTokenizer.from_pretrained(out)(text, add_special_tokens=False).input_ids
-    assert ids == life.loaded.tokenizer.encode(text).tolist()
+    assert ids == finished.loaded.tokenizer.encode(text).tolist()
 
     if any(block.last_layer == "mask-decoder" for block in family.stacks.values()):
         # transformers has no mask decoder, so the hidden states of the encoder are compared.
         with torch.inference_mode():
-            for documents in chain.from_iterable(split_documents(family, batch) for batch in life.batches[:1]):
+            for documents in chain.from_iterable(split_documents(family, batch) for batch in finished.batches[:1]):
                 hidden_states = hf_model.base_model(**rename_inputs(documents))[0]
-                assert (hidden_states - life.loaded.model.encode(documents)).abs().max() < 1e-4
-        reloaded = replace(life.loaded, model=megaptm.load(out).model)
-        assert mean_losses(reloaded, life.batches) == pytest.approx(life.losses, rel=1e-5)
+                assert (hidden_states - finished.loaded.model.encode(documents)).abs().max() < 1e-4
+        reloaded = replace(finished.loaded, model=megaptm.load(out).model)
+        assert mean_losses(reloaded, finished.batches) == pytest.approx(finished.losses, rel=1e-5)
         return
-    if uses_lanes(life.loaded):
-        hf_losses = evaluate_recurrent_losses(hf_model, life.spec, life.batches)
+    if uses_lanes(finished.loaded):
+        hf_losses = evaluate_recurrent_losses(hf_model, finished.spec, finished.batches)
     elif family.drawn:
-        hf_losses = evaluate_joint_losses(reload(out / "generator"), hf_model, family, life.batches)
+        hf_losses = evaluate_joint_losses(reload(out / "generator"), hf_model, family, finished.batches)
     else:
-        hf_losses = evaluate_losses(hf_model, family, life.batches)
-    assert main_loss(hf_losses) == pytest.approx(main_loss(life.losses), abs=1e-4)
+        hf_losses = evaluate_losses(hf_model, family, finished.batches)
+    assert main_loss(hf_losses) == pytest.approx(main_loss(finished.losses), abs=1e-4)
     for name, loss in hf_losses.items():
-        assert loss == pytest.approx(life.losses[name], abs=1e-4), name
+        assert loss == pytest.approx(finished.losses[name], abs=1e-4), name

@@ -17,7 +17,7 @@ from megaptm.commands.export import words
 from megaptm.families.words import WORDS
 from megaptm.track import read_metrics
 from megaptm.words.vectors import WordVectors
-from tests.drills.lives import THREADS, command, kill_half_way, measure_cost
+from tests.drills.killed_runs import THREADS, command, kill_half_way, measure_cost
 from tests.drills.program import checkpoints, finish, resumed_at
 
 gensim = pytest.importorskip("gensim")
@@ -30,7 +30,7 @@ FORMATS = {"glove": "glove", "fasttext": "fasttext-vec"}
 
 
 @dataclass(frozen=True)
-class WordLife:
+class FinishedWordRun:
     """Finished run."""
 
     family: str
@@ -41,7 +41,7 @@ class WordLife:
 
 
 @pytest.fixture(scope="module", params=WORDS)
-def life(request: pytest.FixtureRequest, documented_corpora: Callable[[str], Path]) -> WordLife:
+def finished(request: pytest.FixtureRequest, documented_corpora: Callable[[str], Path]) -> FinishedWordRun:
     family = request.param
     folder = documented_corpora(family)
     run = folder / "runs" / f"{family}-tiny"
@@ -53,43 +53,43 @@ def life(request: pytest.FixtureRequest, documented_corpora: Callable[[str], Pat
     measured = {
         record["step"]: record["validation/loss"] for record in read_metrics(run) if "validation/loss" in record
     }
-    return WordLife(family, run, [*measured.values()], megaptm.load_words(run))
+    return FinishedWordRun(family, run, [*measured.values()], megaptm.load_words(run))
 
 
-def test_run_was_killed_and_resumed(life: WordLife) -> None:
-    assert len(resumed_at(life.run)) == 1
-    assert 0 < resumed_at(life.run)[0] < checkpoints(life.run)[-1]
+def test_run_was_killed_and_resumed(finished: FinishedWordRun) -> None:
+    assert len(resumed_at(finished.run)) == 1
+    assert 0 < resumed_at(finished.run)[0] < checkpoints(finished.run)[-1]
 
 
-def test_validation_loss_decreases(life: WordLife) -> None:
-    assert len(life.validations) > 1
-    assert life.validations[-1] < life.validations[0]
+def test_validation_loss_decreases(finished: FinishedWordRun) -> None:
+    assert len(finished.validations) > 1
+    assert finished.validations[-1] < finished.validations[0]
 
 
-def test_digits_are_near_each_other(life: WordLife) -> None:
+def test_digits_are_near_each_other(finished: FinishedWordRun) -> None:
     """Digits are nearer to digits than random words are to each other."""
-    digits = [digit for digit in "0123456789" if digit in life.vectors.rows]
+    digits = [digit for digit in "0123456789" if digit in finished.vectors.rows]
     assert len(digits) > 5
 
     def mean_cosine(sample: list[str]) -> float:
-        directions = life.vectors.directions[[life.vectors.rows[word] for word in sample]]
+        directions = finished.vectors.directions[[finished.vectors.rows[word] for word in sample]]
         cosines = directions @ directions.T
         return float((cosines.sum() - len(sample)) / (len(sample) * (len(sample) - 1)))
 
-    random_words = np.random.default_rng(0).choice(life.vectors.words[:2000], 100, replace=False)
+    random_words = np.random.default_rng(0).choice(finished.vectors.words[:2000], 100, replace=False)
     assert mean_cosine(digits) > mean_cosine(random_words.tolist()) + 0.1
 
 
-def test_evaluate_reports_neighbors(life: WordLife) -> None:
-    report = json.loads(command(evaluate, str(life.run), "--word", "self", "--json"))
-    assert [*report["nearest"]["self"]] == [word for word, _ in life.vectors.nearest("self")]
+def test_evaluate_reports_neighbors(finished: FinishedWordRun) -> None:
+    report = json.loads(command(evaluate, str(finished.run), "--word", "self", "--json"))
+    assert [*report["nearest"]["self"]] == [word for word, _ in finished.vectors.nearest("self")]
 
 
-def test_gensim_reads_export(life: WordLife, tmp_path: Path) -> None:
-    file, format_ = tmp_path / "vectors.txt", FORMATS.get(life.family, "word2vec")
-    command(words, str(life.run), str(file), "--format", format_)
+def test_gensim_reads_export(finished: FinishedWordRun, tmp_path: Path) -> None:
+    file, format_ = tmp_path / "vectors.txt", FORMATS.get(finished.family, "word2vec")
+    command(words, str(finished.run), str(file), "--format", format_)
     reference = gensim.models.KeyedVectors.load_word2vec_format(str(file), no_header=format_ == "glove")
-    assert reference.index_to_key == [*life.vectors.words]
-    np.testing.assert_allclose(reference.vectors, life.vectors.vectors, rtol=1e-5, atol=1e-6)
+    assert reference.index_to_key == [*finished.vectors.words]
+    np.testing.assert_allclose(reference.vectors, finished.vectors.vectors, rtol=1e-5, atol=1e-6)
     neighbors = [word for word, _ in reference.most_similar("self")]
-    assert neighbors == [word for word, _ in life.vectors.nearest("self")]
+    assert neighbors == [word for word, _ in finished.vectors.nearest("self")]
