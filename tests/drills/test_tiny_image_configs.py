@@ -135,9 +135,8 @@ def test_retrieved_texts_do_not_lower_retrieval(finished: FinishedImageRun) -> N
         assert done.returncode == 0, done.stdout + done.stderr
         with_retrieved = json.loads(command(evaluate, f"runs/{RETRIEVED.replace('/', '-')}", "--json"))["retrieval"]
     max_shares = max_retrieval(folder / "corpora/shapes-bpe")
-    print(
-        f"as many as can: {max_shares}; alone: {finished.report['retrieval']}; beside retrieved ones: {with_retrieved}"
-    )
+    alone = finished.report["retrieval"]
+    print(f"maximum: {max_shares}; alone: {alone}; with retrieved texts: {with_retrieved}")
     for side, share in max_shares.items():
         for retrieval in (alone, with_retrieved):
             assert retrieval[side]["1"] > 0.9 * share
