@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from megaptm import cpu_tuning
 from megaptm.bricks.attention import HashedAttentionBrick, RelativeAttentionBrick
 from megaptm.bricks.pattern import ChunkPairs, Pattern, SlidingWindow, SparseBlocks
 from megaptm.families import CATALOGUE
@@ -172,6 +173,7 @@ def main() -> None:
     parser.add("--threads", default=1, short=1)
     options = parser.read()
     torch.set_num_threads(options.threads)
+    cpu_tuning.install()
     sparse = contenders(options.heads)
     print(f"{'':20} {'places':>8} {'GFLOP':>8} {'MiB':>8}")
     slopes: dict[str, tuple[float, float]] = {}

@@ -18,6 +18,7 @@ from common.options import Options
 from common.rounds import median_seconds
 from torch import Tensor, nn
 
+from megaptm import cpu_tuning
 from megaptm.families import CATALOGUE
 from megaptm.families.elmo import LAYER
 from megaptm.layers.layer import Stack
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add("--rounds", default=3, short=1)
     options = parser.read()
     torch.set_num_threads(1)
+    cpu_tuning.install()
     found = layers()
     counted = {name: sum(p.numel() for p in stacks.parameters()) for name, stacks in found.items()}
     print(f"{'':10}{'parameters':>12}" + "".join(f"{f'rows of {n}':>16}" for n in options.lengths))

@@ -76,10 +76,12 @@ def rank(
     place: int, ranks: int, folder: str, row: int, words: int, rounds: multiprocessing.connection.Connection
 ) -> None:
     """A rank that learns the text once each time it is told to, and says how long it took."""
+    from megaptm import cpu_tuning
     from megaptm.parallel.groups import join
     from megaptm.words.engine import WordEngine
 
     torch.set_num_threads(1)
+    cpu_tuning.install()
     join(
         rank=place,
         world=ranks,
