@@ -15,7 +15,7 @@ from data_pipeline.annotate.tags import load_tagger
 from data_pipeline.annotate.turns import role_index
 from data_pipeline.annotate.words import capital_words, word_starts
 from data_pipeline.document import Document
-from megaptm.tokenizers import Tokenizer, starts_of
+from megaptm.tokenizers import Tokenizer, find_first_tokens
 
 Annotated = tuple[np.ndarray, dict[str, np.ndarray]]
 
@@ -61,7 +61,7 @@ def _encoded(
 
 def _annotation(name: str, document: Document, ends: np.ndarray, annotations: Annotations) -> np.ndarray:
     if name == "sentences":
-        return starts_of(ends, sentence_starts(document.text, document.form))
+        return find_first_tokens(ends, sentence_starts(document.text, document.form))
     if name == "words":
         return word_starts(document.text, ends, annotations.chinese)
     if name == "capitals":

@@ -19,7 +19,7 @@ import numpy as np
 from data_pipeline.annotate.dictionary import dictionary_of
 from data_pipeline.functions import is_function, load_function
 from megaptm.errors import UserError
-from megaptm.tokenizers import starts_of
+from megaptm.tokenizers import find_first_tokens
 
 SPACE, LETTER, ALONE, JOINED = range(4)
 """Kind of a character. A run of SPACE or LETTER is one word, each ALONE is a word, and JOINED extends the character
@@ -42,7 +42,7 @@ def word_starts(text: str, ends: np.ndarray, chinese: str = "characters") -> np.
     """
     kinds = _kinds_of(text)
     offsets = _word_offsets(text, kinds, chinese)
-    starts = starts_of(ends, offsets)
+    starts = find_first_tokens(ends, offsets)
     # A token may end one word and start another. A cut before it would break the first word. A character that extends
     # the one before it may have no token: BERT drops accents.
     is_start = (kinds == SPACE) | (kinds == JOINED)

@@ -18,7 +18,7 @@ from megaptm.data.shards import ShardInfo
 from megaptm.data.table import index_name
 from megaptm.storage import is_remote
 from megaptm.tokenizers import Tokenizer
-from megaptm.tokenizers.labels import label_tokenizer
+from megaptm.tokenizers.labels import make_label_tokenizer
 
 SPLITS = ("train", "validation")
 Results = Mapping[str, Sequence[ImageShardResult]]
@@ -39,7 +39,7 @@ class FinishedShards:
 
 def finish_labeled(results: Results, infos: Mapping[str, Sequence[ShardInfo]], names: Sequence[str]) -> FinishedShards:
     """Return finished shards of images with these label names."""
-    return FinishedShards(results, infos, names, LABELS, label_tokenizer(names))
+    return FinishedShards(results, infos, names, LABELS, make_label_tokenizer(names))
 
 
 def split_by_hash(recipe: ImageRecipe, images: Iterable[ImageFile]) -> dict[str, list[ImageFile]]:

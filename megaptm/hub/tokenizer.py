@@ -14,8 +14,8 @@ from megaptm.objectives import BaseObjective, SpecialTokens
 from megaptm.spec import ModelSpec
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
-from megaptm.tokenizers.normalization import flat, plain, precompiled
-from megaptm.tokenizers.special import CONFIG_KEYS, role_names
+from megaptm.tokenizers.normalization import collapse_precompiled, flatten, make_precompiled
+from megaptm.tokenizers.special import CONFIG_KEYS, find_role_names
 from megaptm.tokenizers.tokenizer import GENERAL_CLASS, TRAINED_LAYOUT
 
 SLOW_FILES = ("vocab.json", "vocab.txt", "spiece.model", "spm.model", "tokenizer.model")
@@ -52,7 +52,7 @@ def _with_sentencepiece_table(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
     """Return the tokenizer with the normalization table of the folder's SentencePiece model, which transformers does
     not convert for DeBERTa v2 and v3 and BigBird."""
     file = next((folder / name for name in SLOW_FILES if name.endswith(".model") and (folder / name).is_file()), None)
-    parts = flat(plain(tokenizer.content.get("normalizer")))
+    parts = flatten(collapse_precompiled(tokenizer.content.get("normalizer")))
     if tokenizer.kind != "unigram" or file is None or any(part["type"] == "Precompiled" for part in parts):
         return tokenizer
     from sentencepiece import sentencepiece_model_pb2
@@ -61,7 +61,7 @@ def _with_sentencepiece_table(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
         file.read_bytes()
     ).normalizer_spec
     # A model trained with the rule `identity` has no table.
-    table = [precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
+    table = [make_precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
     folds = [part for part in parts if part["type"] == "Lowercase"]
     spaces = [
         {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
@@ -78,7 +78,7 @@ def export_tokenizer(tokenizer: Tokenizer, spec: ModelSpec, *, objective: BaseOb
     at the tokenizer's own maximum length if that is larger. Without a pad token the end token is used: the attention
     mask hides it.
     """
-    names = role_names(tokenizer.config, tokenizer.library.get_vocab(with_added_tokens=True))
+    names = find_role_names(tokenizer.config, tokenizer.library.get_vocab(with_added_tokens=True))
     if "pad" not in names and "end" in names:
         names["pad"] = names["end"]
     inputs = ["input_ids", "attention_mask"]

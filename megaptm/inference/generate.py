@@ -321,7 +321,7 @@ class TokenPrediction:
     """Name in the vocabulary."""
     probability: float
     shown: str
-    """Readable form (`Tokenizer.shown`)."""
+    """Readable form (`Tokenizer.format_token`)."""
 
 
 def predict_masks(loaded: TrainedModel, prompt: str, *, guesses: int) -> list[list[TokenPrediction]]:
@@ -344,7 +344,7 @@ def predict_masks(loaded: TrainedModel, prompt: str, *, guesses: int) -> list[li
     probabilities_AV = finite_logits(logits_SV[batch["tokens"][0] == special.mask], tokenizer).softmax(-1)
     return [
         [
-            TokenPrediction(tokenizer.name(id_), probability, tokenizer.shown(id_))
+            TokenPrediction(tokenizer.name(id_), probability, tokenizer.format_token(id_))
             for probability, id_ in zip(*map(Tensor.tolist, best), strict=True)
         ]
         for best in (row.topk(min(guesses, len(row))) for row in probabilities_AV)

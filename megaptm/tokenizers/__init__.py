@@ -2,7 +2,7 @@
 
 from megaptm.tokenizers.kinds import KINDS
 from megaptm.tokenizers.special_sets import SPECIALS
-from megaptm.tokenizers.tokenizer import Tokenizer, load, starts_of
+from megaptm.tokenizers.tokenizer import Tokenizer, find_first_tokens, load
 from megaptm.tokenizers.training import check_options, train
 
-__all__ = ["KINDS", "SPECIALS", "Tokenizer", "check_options", "load", "starts_of", "train"]
+__all__ = ["KINDS", "SPECIALS", "Tokenizer", "check_options", "find_first_tokens", "load", "train"]

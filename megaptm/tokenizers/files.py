@@ -14,11 +14,11 @@ from megaptm.tokenizers.special import CONFIG_KEYS
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
-REMEDY = "restore it or train another"
-MOST_IDS = 1 << 24
+REMEDY = "restore it or train a new tokenizer"
+MAX_IDS = 1 << 24
 """Exclusive maximum of ids; published tokenizers have a million. It bounds tables indexed by id."""
 
-Id = Annotated[int, Field(ge=0, lt=MOST_IDS)]
+Id = Annotated[int, Field(ge=0, lt=MAX_IDS)]
 
 
 class AddedToken(Record):
@@ -33,7 +33,7 @@ class TokenizerModel(Record):
     """Fields of the model that megaptm reads itself."""
 
     type: str
-    vocab: dict[str, Id] | Annotated[list[Any], Field(max_length=MOST_IDS)]
+    vocab: dict[str, Id] | Annotated[list[Any], Field(max_length=MAX_IDS)]
 
 
 class TokenizerJson(Record):
@@ -58,23 +58,23 @@ def read_tokenizer_files(path: str | os.PathLike[str]) -> tuple[Path, dict[str, 
     file = path / TOKENIZER_FILE if path.is_dir() else path
     if not file.is_file():
         raise UserError(
-            f"{file} does not exist: name a folder with a {TOKENIZER_FILE} (Hugging Face's format) or train one."
+            f"{file} does not exist: give a folder with a {TOKENIZER_FILE} (Hugging Face's format) or train one."
         )
     content = read_json_object(file, remedy=REMEDY)
     if "model" not in content:
         raise UserError(
-            f"{file} has no `model`: it is not a Hugging Face tokenizer; name a folder with a {TOKENIZER_FILE}."
+            f"{file} has no key `model`, so it is not a Hugging Face tokenizer: give a folder with a {TOKENIZER_FILE}."
         )
-    content = _with_type(content)
+    content = _add_model_type(content)
     validate(TokenizerJson, content, file, remedy=REMEDY)
-    beside = file.with_name(CONFIG_FILE)
-    config = read_json_object(beside, remedy=REMEDY) if beside.is_file() else {}
+    config_file = file.with_name(CONFIG_FILE)
+    config = read_json_object(config_file, remedy=REMEDY) if config_file.is_file() else {}
     names = {key: config[key] for key in CONFIG_KEYS.values() if key in config}
-    validate(dict[str, str | TokenWithOptions | None], names, beside, remedy=REMEDY)
+    validate(dict[str, str | TokenWithOptions | None], names, config_file, remedy=REMEDY)
     return file, content, config
 
 
-def _with_type(content: dict[str, Any]) -> dict[str, Any]:
+def _add_model_type(content: dict[str, Any]) -> dict[str, Any]:
     """Return the content with the type of its model, which the first releases of the library did not write (for example
     GPT-2's)."""
     model = content["model"]

@@ -67,8 +67,8 @@ class Gigatoken:
             return None
         if not text.isascii():
             # A character belongs to every token that contains one of its bytes.
-            begins = (np.frombuffer(content, dtype=np.uint8) & 0xC0) != 0x80
-            ends = np.cumsum(begins, dtype=np.int32)[ends - 1] if len(ends) else ends
+            starts_character = (np.frombuffer(content, dtype=np.uint8) & 0xC0) != 0x80
+            ends = np.cumsum(starts_character, dtype=np.int32)[ends - 1] if len(ends) else ends
         return ids, ends
 
 
@@ -88,14 +88,14 @@ def find_gigatoken(content: Mapping[str, Any], library: tokenizers.Tokenizer) ->
     import gigatoken
 
     # Without added tokens, gigatoken cannot find them in text; a text with one is encoded by the library.
-    plain = {**content, "added_tokens": [], "post_processor": None}
+    bare = {**content, "added_tokens": [], "post_processor": None}
     if byte_level:
-        plain["normalizer"] = None
+        bare["normalizer"] = None
     try:
-        found = Gigatoken(gigatoken.Tokenizer.from_json(json.dumps(plain)), content, library)
+        fast = Gigatoken(gigatoken.Tokenizer.from_json(json.dumps(bare)), content, library)
     except (RuntimeError, ValueError):
         return None  # it does not support a splitting rule or an option
-    return found if _same_ids(found, library) else None
+    return fast if _same_ids(fast, library) else None
 
 
 def is_byte_level(content: Mapping[str, Any]) -> bool:
@@ -132,11 +132,11 @@ def _byte_lengths(library: tokenizers.Tokenizer) -> np.ndarray:
     return lengths
 
 
-def _same_ids(found: Gigatoken, library: tokenizers.Tokenizer) -> bool:
+def _same_ids(fast: Gigatoken, library: tokenizers.Tokenizer) -> bool:
     """Whether ids are equal for the probe texts, and for texts from the vocabulary."""
     vocabulary = range(0, library.get_vocab_size(), max(1, library.get_vocab_size() // VOCABULARY_TRIED))
     spelled = library.decode_batch([[id_] for id_ in vocabulary], skip_special_tokens=False)
     texts = [*probe_texts(), "".join(spelled), " ".join(spelled)]
     expected = library.encode_batch_fast(texts, add_special_tokens=False)
-    pairs = zip(found.encode_batch(texts), expected, strict=True)
+    pairs = zip(fast.encode_batch(texts), expected, strict=True)
     return all(ids is None or ids.tolist() == encoding.ids for ids, encoding in pairs)

@@ -8,7 +8,7 @@ from typing import Any
 from megaptm.tokenizers.tokenizer import Tokenizer
 
 
-def label_tokenizer(names: Sequence[str]) -> Tokenizer:
+def make_label_tokenizer(names: Sequence[str]) -> Tokenizer:
     """Make a tokenizer in which `names[i]` is the token with id i. Names may contain spaces and must be unique."""
     ids = {name: number for number, name in enumerate(names)}
     assert len(ids) == len(names)

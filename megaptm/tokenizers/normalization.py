@@ -3,7 +3,7 @@
 SentencePiece replaces the longest match in a table (the charsmap) at each position of a text. The `Precompiled`
 component of the tokenizers library uses the same table, but applies it to one grapheme or code point at a time, and
 takes the shortest match. Thus decomposed Korean stays decomposed, and decomposed Vietnamese loses its tones. Therefore
-`exact` surrounds `Precompiled` with components that together give SentencePiece's result:
+`expand_precompiled` surrounds `Precompiled` with components that together give SentencePiece's result:
 
 1. A separator is inserted before each mark that SentencePiece does not compose with the characters before it.
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 NormalizerPart = dict[str, Any]
 """Normalizer component in the form of tokenizer.json."""
 
-MOST_OF_A_PATTERN = 1 << 17
+MAX_PATTERN_LENGTH = 1 << 17
 """Characters. SentencePiece's tables need 22,000; a forged table with shared branches could need any number."""
 MAX_GROWTH = 1000
 """Characters that a normalizer may make of one. Published tokenizers make a few."""
@@ -70,19 +70,19 @@ SIGMA = {
 the cost linear, even for a line of a million dots."""
 
 
-def exact(normalizer: NormalizerPart | None, *, folds: bool = True) -> NormalizerPart | None:
+def expand_precompiled(normalizer: NormalizerPart | None, *, folds: bool = True) -> NormalizerPart | None:
     """Return the normalizer with SentencePiece's result, if it has a `Precompiled` component; otherwise unchanged.
 
     With `folds`, the folds of ALBERT and XLNet match their own code: only characters with a combining class are
     removed, and not all marks, which include the vowels of Hindi and Thai; a final sigma is lower-cased as such.
     """
-    parts = flat(normalizer)
-    if not any(part["type"] == "Precompiled" for part in parts) or _collapsed(parts) != parts:
+    parts = flatten(normalizer)
+    if not any(part["type"] == "Precompiled" for part in parts) or _collapse_groups(parts) != parts:
         return normalizer
     changed: list[NormalizerPart] = []
     for part in parts:
         if part["type"] == "Precompiled":
-            changed += sentencepiece_parts(part["precompiled_charsmap"])
+            changed += expand_charsmap(part["precompiled_charsmap"])
         elif folds and part["type"] == "StripAccents":
             changed.append(_replace(_combining(), "", regex=True))
         else:
@@ -90,52 +90,52 @@ def exact(normalizer: NormalizerPart | None, *, folds: bool = True) -> Normalize
     return {"type": "Sequence", "normalizers": changed}
 
 
-def plain(normalizer: NormalizerPart | None) -> NormalizerPart | None:
-    """Invert `exact`. The fingerprint and the types of components are based on the result."""
-    parts = flat(normalizer)
-    collapsed = _collapsed(parts)
+def collapse_precompiled(normalizer: NormalizerPart | None) -> NormalizerPart | None:
+    """Invert `expand_precompiled`. The fingerprint and the types of components are based on the result."""
+    parts = flatten(normalizer)
+    collapsed = _collapse_groups(parts)
     if collapsed == parts:
         return normalizer
     return collapsed[0] if len(collapsed) == 1 else {"type": "Sequence", "normalizers": collapsed}
 
 
-def refuse_growth(normalizer: NormalizerPart | None) -> None:
+def reject_growth(normalizer: NormalizerPart | None) -> None:
     """Raise `ValueError` if replacements turn a character into more than MAX_GROWTH: a short text could fill the
     memory."""
-    parts = flat(normalizer)
+    parts = flatten(normalizer)
     texts = [part.get("content") or part.get("prepend") or "" for part in parts]
     if all(len(text) < 2 for text in texts):
         return
-    stages = [library_normalizer(part) for part in parts]
+    stages = [make_library_normalizer(part) for part in parts]
     for start, text in enumerate(texts):
         for stage in stages[start + 1 :] if 1 < len(text) <= MAX_GROWTH else ():
             text = stage.normalize_str(text)
             if len(text) > MAX_GROWTH:
                 break
         if len(text) > MAX_GROWTH:
-            raise ValueError(f"its normalizer makes more than {MAX_GROWTH:,} characters of one")
+            raise ValueError(f"its normalizer replaces one character by more than {MAX_GROWTH:,}")
 
 
-def flat(part: Mapping[str, Any] | None) -> list[Any]:
+def flatten(part: Mapping[str, Any] | None) -> list[Any]:
     """Flatten the nested sequences of a normalizer or pre-tokenizer."""
     if part is None:
         return []
     inner = part.get("normalizers", part.get("pretokenizers"))
-    return [part] if inner is None else [deeper for entry in inner for deeper in flat(entry)]
+    return [part] if inner is None else [deeper for entry in inner for deeper in flatten(entry)]
 
 
 @lru_cache(maxsize=4)
-def sentencepiece_parts(charsmap: str) -> list[NormalizerPart]:
+def expand_charsmap(charsmap: str) -> list[NormalizerPart]:
     """Return the six components for a table, which is in base64 as in tokenizer.json."""
-    tails = _tails(base64.b64decode(charsmap))
+    continuations = _continuations(base64.b64decode(charsmap))
     bases: dict[str, list[str]] = defaultdict(list)
-    for base, pattern in tails.items():
+    for base, pattern in continuations.items():
         bases[pattern].append(base)
     following = {character for pattern in bases for character in _characters(pattern)}
     mark = f"[{_ranges(following)}{JOINING}\\p{{M}}]"
     # The pattern with most bases comes first: Korean.
     composed = "|".join(
-        f"(?<=[{_ranges(those)}]){pattern}" for pattern, those in sorted(bases.items(), key=lambda item: -len(item[1]))
+        f"(?<=[{_ranges(group)}]){pattern}" for pattern, group in sorted(bases.items(), key=lambda item: -len(item[1]))
     )
     # Matches at the first mark after a character, after skipping marks that SentencePiece composes with it.
     block = f"(?={mark})(?<=[\\s\\S])(?:(?:{composed})\\K|)" if composed else f"(?={mark})(?<=[\\s\\S])"
@@ -149,7 +149,7 @@ def sentencepiece_parts(charsmap: str) -> list[NormalizerPart]:
     ]
 
 
-def nmt_nfkc() -> NormalizerPart:
+def make_nmt_nfkc() -> NormalizerPart:
     """Return SentencePiece's default table, with which T5, ALBERT, XLNet and DeBERTa were trained."""
     try:
         import sentencepiece
@@ -160,15 +160,15 @@ def nmt_nfkc() -> NormalizerPart:
     spec = sentencepiece_model_pb2.NormalizerSpec.FromString(  # type: ignore[attr-defined]  # generated
         normalizer.serialized_normalizer_spec()
     )
-    return precompiled(spec.precompiled_charsmap)
+    return make_precompiled(spec.precompiled_charsmap)
 
 
-def precompiled(charsmap: bytes) -> NormalizerPart:
+def make_precompiled(charsmap: bytes) -> NormalizerPart:
     """Return the component for a table of a SentencePiece model."""
     return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}
 
 
-def library_normalizer(normalizer: NormalizerPart | None) -> tokenizers.normalizers.Normalizer:
+def make_library_normalizer(normalizer: NormalizerPart | None) -> tokenizers.normalizers.Normalizer:
     """Return a component as an object of the tokenizers library, which can only read complete tokenizers."""
     from tokenizers import Tokenizer, models
 
@@ -180,23 +180,23 @@ def _replace(pattern: str, content: str, *, regex: bool = False) -> NormalizerPa
     return {"type": "Replace", "pattern": {"Regex" if regex else "String": pattern}, "content": content}
 
 
-def _collapsed(parts: list[NormalizerPart]) -> list[NormalizerPart]:
-    """Replace each group of components that `exact` made by the original component."""
-    found, at = list(parts), 0
+def _collapse_groups(parts: list[NormalizerPart]) -> list[NormalizerPart]:
+    """Replace each group of components that `expand_precompiled` made by the original component."""
+    collapsed, at = list(parts), 0
     if not any(part == _replace(BLOCK, "") for part in parts):
-        return found
-    while at < len(found):
-        kinds = [part["type"] for part in found[at : at + 6]]
-        part = found[at]
+        return collapsed
+    while at < len(collapsed):
+        kinds = [part["type"] for part in collapsed[at : at + 6]]
+        part = collapsed[at]
         if kinds == ["Replace", "Replace", "Precompiled", "Replace", "NFC", "Replace"] and part["content"] == BLOCK:
-            found[at : at + 6] = [found[at + 2]]
+            collapsed[at : at + 6] = [collapsed[at + 2]]
         elif kinds[0] == "Replace" and part["content"] == SIGMA["content"]:
-            del found[at]
+            del collapsed[at]
             continue
         elif kinds[0] == "Replace" and str(part["pattern"].get("Regex")).startswith(COMBINING):
-            found[at] = {"type": "StripAccents"}
+            collapsed[at] = {"type": "StripAccents"}
         at += 1
-    return found
+    return collapsed
 
 
 @cache
@@ -219,7 +219,7 @@ def _characters(pattern: str) -> Iterator[str]:
         yield from map(chr, range(int(first, 16), int(last or first, 16) + 1))
 
 
-def _tails(charsmap: bytes) -> dict[str, str]:
+def _continuations(charsmap: bytes) -> dict[str, str]:
     """Return first code point of the sequences in the table -> pattern of the longest remainder.
 
     The table is a double array of darts-clone, in which equal branches are shared, so each is visited once.
@@ -232,35 +232,35 @@ def _tails(charsmap: bytes) -> dict[str, str]:
         return (unit >> 10) << ((unit & (1 << 9)) >> 6)
 
     @cache
-    def steps(node: int) -> list[tuple[int, int, bool]]:
-        """Return (byte, next node, whether a sequence ends there) for each edge."""
-        places = node ^ labels
-        places = places[places < len(units)]
-        places = places[(units[places] & 0x800000FF) == (places ^ node)]
-        found = ((int(place), int(units[place])) for place in places)
-        return [(place ^ node, place ^ offset(unit), bool(unit >> 8 & 1)) for place, unit in found]
+    def edges(node: int) -> list[tuple[int, int, bool]]:
+        """Return (byte, child node, whether a sequence ends there) for each edge."""
+        indices = node ^ labels
+        indices = indices[indices < len(units)]
+        indices = indices[(units[indices] & 0x800000FF) == (indices ^ node)]
+        entries = ((int(index), int(units[index])) for index in indices)
+        return [(index ^ node, index ^ offset(unit), bool(unit >> 8 & 1)) for index, unit in entries]
 
     def characters(node: int, head: bytes = b"") -> Iterator[tuple[str, int, bool]]:
-        for byte, behind, ends in steps(node):
+        for byte, child, ends in edges(node):
             raw = head + bytes([byte])
             first = raw[0]
             length = 1 if first < 0x80 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4
             if len(raw) < length:
-                yield from characters(behind, raw)
+                yield from characters(child, raw)
             else:
-                yield raw.decode(), behind, ends
+                yield raw.decode(), child, ends
 
     @cache
     def pattern(node: int) -> str:
         """Return a pattern of the possible continuations, longest first; empty without any."""
         groups: dict[tuple[str, bool], list[str]] = defaultdict(list)
-        for character, behind, ends in characters(node):
-            groups[pattern(behind), ends].append(character)
+        for character, child, ends in characters(node):
+            groups[pattern(child), ends].append(character)
         choices = []
-        for (rest, ends), those in groups.items():
-            choices.append(f"[{_ranges(those)}]{rest}{'?' if rest and ends else ''}")
-        if sum(map(len, choices)) > MOST_OF_A_PATTERN:
-            raise ValueError("its precompiled_charsmap is no table of SentencePiece's")
+        for (continuation, ends), group in groups.items():
+            choices.append(f"[{_ranges(group)}]{continuation}{'?' if continuation and ends else ''}")
+        if sum(map(len, choices)) > MAX_PATTERN_LENGTH:
+            raise ValueError("its precompiled_charsmap is not a table of SentencePiece")
         return f"(?:{'|'.join(choices)})" if choices else ""
 
-    return {first: rest for first, behind, _ in characters(offset(int(units[0]))) if (rest := pattern(behind))}
+    return {first: remainder for first, child, _ in characters(offset(int(units[0]))) if (remainder := pattern(child))}

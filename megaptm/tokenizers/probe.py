@@ -23,10 +23,10 @@ LOW, STEP, HIGH = 0x300, 37, 0x20000
 @lru_cache(maxsize=1)
 def probe_texts() -> tuple[str, ...]:
     """Return about 100,000 characters: odd texts, characters of all scripts next to others, and random mixtures."""
-    draw = random.Random(0)
-    mixtures = ["".join(draw.choices(CRITICAL, k=draw.randint(1, 60))) for _ in range(600)]
-    places = [*range(LOW), *range(LOW, HIGH, STEP)]
-    characters = [chr(place) for place in places if not 0xD800 <= place < 0xE000]
+    rng = random.Random(0)
+    mixtures = ["".join(rng.choices(CRITICAL, k=rng.randint(1, 60))) for _ in range(600)]
+    codes = [*range(LOW), *range(LOW, HIGH, STEP)]
+    characters = [chr(code) for code in codes if not 0xD800 <= code < 0xE000]
     contexts = [
         "".join(f"a{c}b {c}{c}1{c}\n" for c in characters[at : at + 32]) for at in range(0, len(characters), 32)
     ]

@@ -18,9 +18,9 @@ from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.storage import write_atomically
 from megaptm.tokenizers.files import CONFIG_FILE, REMEDY, TOKENIZER_FILE, read_tokenizer_files
 from megaptm.tokenizers.gigatokens import Gigatoken, find_gigatoken
-from megaptm.tokenizers.normalization import exact, plain, refuse_growth
-from megaptm.tokenizers.special import role_names, special_tokens
-from megaptm.tokenizers.word_cache import MARK, WordCache, ids_and_ends, library_errors_as_user_errors, splits_at_spaces
+from megaptm.tokenizers.normalization import collapse_precompiled, expand_precompiled, reject_growth
+from megaptm.tokenizers.special import find_role_names, read_special_tokens
+from megaptm.tokenizers.word_cache import MARK, WordCache, convert_library_errors, ids_and_ends, splits_at_spaces
 
 if TYPE_CHECKING:
     import tokenizers
@@ -46,7 +46,7 @@ class Tokenizer:
         if content.get("normalizer"):
             # Tokenizers that megaptm trained in earlier versions used the library's own folds.
             published = config.get("tokenizer_class") != GENERAL_CLASS
-            self.content["normalizer"] = exact(content["normalizer"], folds=published)
+            self.content["normalizer"] = expand_precompiled(content["normalizer"], folds=published)
         self.config = dict(config)
 
     @cached_property
@@ -55,19 +55,19 @@ class Tokenizer:
         model = self.content["model"]
         if model["type"] != "BPE":
             return {"WordLevel": "words"}.get(model["type"], model["type"].lower())
-        if _mentions(self.content.get("pre_tokenizer"), "ByteLevel"):
+        if _contains_type(self.content.get("pre_tokenizer"), "ByteLevel"):
             return "byte-bpe"
         return "char-bpe" if model.get("end_of_word_suffix") else "bpe"
 
     @cached_property
     def special(self) -> SpecialTokens:
-        return special_tokens(self.content, self.config, self.library.get_vocab(with_added_tokens=True))
+        return read_special_tokens(self.content, self.config, self.library.get_vocab(with_added_tokens=True))
 
     @cached_property
     def unknown(self) -> int | None:
         """Id of the unknown token; None without one."""
         ids: dict[str, int] = self.library.get_vocab(with_added_tokens=True)
-        name = role_names(self.config, ids).get("unknown")
+        name = find_role_names(self.config, ids).get("unknown")
         return None if name is None else ids[name]
 
     @property
@@ -86,7 +86,7 @@ class Tokenizer:
         An export that changed the post-processor keeps the fingerprint of the corpora's tokenizer. So does a tokenizer
         whose `Precompiled` part was replaced by parts with SentencePiece's result.
         """
-        content = {**self.content, "normalizer": plain(self.content.get("normalizer"))}
+        content = {**self.content, "normalizer": collapse_precompiled(self.content.get("normalizer"))}
         if TRAINED_LAYOUT in self.config:
             content = {**content, "post_processor": self.config[TRAINED_LAYOUT]}
         return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
@@ -100,7 +100,7 @@ class Tokenizer:
         library = tokenizers.Tokenizer.from_str(json.dumps({**self.content, "post_processor": None}))
         library.encode_special_tokens = True
         if self.kind == "unigram":
-            library.pre_tokenizer = _cut_in_two(self._special_names, after=library.pre_tokenizer)
+            library.pre_tokenizer = _split_names(self._special_names, after=library.pre_tokenizer)
         return library
 
     @property
@@ -130,12 +130,14 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return int32 [tokens] for each text, without special tokens. The arrays may be read-only views."""
         faster = self._gigatoken or self._words
-        with library_errors_as_user_errors(texts):
+        with convert_library_errors(texts):
             encoded: list[Any] = faster.encode_batch(texts) if faster else [None] * len(texts)
-            left = [number for number, ids in enumerate(encoded) if ids is None]
-            encodings = self.library.encode_batch_fast([texts[number] for number in left], add_special_tokens=False)
-        for number, encoding in zip(left, encodings, strict=True):
-            encoded[number] = np.array(encoding.ids, dtype=np.int32)
+            remaining = [number for number, ids in enumerate(encoded) if ids is None]
+            encodings = self.library.encode_batch_fast(
+                [texts[number] for number in remaining], add_special_tokens=False
+            )
+        for index, encoding in zip(remaining, encodings, strict=True):
+            encoded[index] = np.array(encoding.ids, dtype=np.int32)
         return encoded
 
     def encode_batch_with_ends(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -144,12 +146,12 @@ class Tokenizer:
         Ends never decrease. Tokens that share a character have the same end.
         """
         faster = self._gigatoken if self._gigatoken and self._gigatoken.has_ends else self._words_with_ends
-        with library_errors_as_user_errors(texts):
+        with convert_library_errors(texts):
             encoded: list[Any] = faster.encode_batch_with_ends(texts) if faster else [None] * len(texts)
-            left = [number for number, ids in enumerate(encoded) if ids is None]
-            encodings = self.library.encode_batch([texts[number] for number in left], add_special_tokens=False)
-        for number, encoding in zip(left, encodings, strict=True):
-            encoded[number] = ids_and_ends([encoding], self.library.token_to_id(MARK))[:2]
+            remaining = [number for number, ids in enumerate(encoded) if ids is None]
+            encodings = self.library.encode_batch([texts[number] for number in remaining], add_special_tokens=False)
+        for index, encoding in zip(remaining, encodings, strict=True):
+            encoded[index] = ids_and_ends([encoding], self.library.token_to_id(MARK))[:2]
         return encoded
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -161,7 +163,7 @@ class Tokenizer:
         name: str | None = self.library.id_to_token(id_)
         return f"({id_})" if name is None else name
 
-    def shown(self, id_: int) -> str:
+    def format_token(self, id_: int) -> str:
         """Return a readable form of a token: its name or, for byte-level names, its quoted text."""
         return repr(self.decode([id_])) if self.kind == "byte-bpe" else self.name(id_)
 
@@ -173,13 +175,15 @@ class Tokenizer:
             write_atomically(folder / name, json.dumps(value, indent=1, ensure_ascii=False).encode() + b"\n")
 
 
-def starts_of(ends: np.ndarray, begins: np.ndarray) -> np.ndarray:
-    """Return int32 [parts or fewer]: first token of each part of a text. `begins` are the ascending starts of the
-    parts.
+def find_first_tokens(ends: np.ndarray, part_starts: np.ndarray) -> np.ndarray:
+    """Return int32 [parts or fewer]: index of the first token of each part of a text.
+
+    - `ends`: end of each token in characters, from `encode_batch_with_ends`.
+    - `part_starts`: first character of each part, ascending.
 
     A part without a token of its own (white space, for WordPiece) is merged with the part before it.
     """
-    starts = np.searchsorted(ends, begins, side="right").astype(np.int32)
+    starts = np.searchsorted(ends, part_starts, side="right").astype(np.int32)
     starts = starts[starts < len(ends)]
     return starts[np.diff(starts, prepend=-1) > 0]
 
@@ -190,18 +194,18 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     try:
         tokenizer = Tokenizer(content, config)
         _ = tokenizer.kind, tokenizer.special  # parsed here, so that the error names the file
-        refuse_growth(content.get("normalizer"))
+        reject_growth(content.get("normalizer"))
     except UserError:
         raise
     except BaseException as error:  # the library raises bare Exception, and its panics are BaseException
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
-        raise UserError(f"{file} is not a tokenizer that can be read ({error}): {REMEDY}.") from None
+        raise UserError(f"{file} is not a valid tokenizer ({error}): {REMEDY}.") from None
     return tokenizer
 
 
-def _cut_in_two(names: Iterable[str], *, after: Any) -> Any:
-    """Return a pre-tokenizer that cuts these names after their first character.
+def _split_names(names: Iterable[str], *, after: Any) -> Any:
+    """Return a pre-tokenizer that splits these names after their first character.
 
     A Unigram model has `</s>` as a piece, so it would otherwise find it in text.
     """
@@ -212,8 +216,8 @@ def _cut_in_two(names: Iterable[str], *, after: Any) -> Any:
     return pre_tokenizers.Sequence([*([after] if after is not None else []), *cut])
 
 
-def _mentions(part: Any, kind: str) -> bool:
+def _contains_type(part: Any, kind: str) -> bool:
     """Whether a tokenizer.json part is a component of this type, or a sequence that contains one."""
     if not isinstance(part, dict):
         return False
-    return part.get("type") == kind or any(_mentions(inner, kind) for inner in part.get("pretokenizers", ()))
+    return part.get("type") == kind or any(_contains_type(inner, kind) for inner in part.get("pretokenizers", ()))

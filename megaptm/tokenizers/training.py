@@ -43,19 +43,19 @@ def train(
     if first is None:
         raise UserError("there is no text to train a tokenizer on: give a source with at least one non-empty document.")
     texts = itertools.chain([first], texts)
-    found = KINDS[kind]
-    chosen = SPECIALS[specials or found.specials]
-    count = chosen.sentinels if sentinels is None else sentinels
+    algorithm = KINDS[kind]
+    special_set = SPECIALS[specials or algorithm.specials]
+    num_sentinels = special_set.sentinels if sentinels is None else sentinels
     request = VocabularyRequest(
         vocabulary=vocabulary,
-        first=chosen.first,
-        last=(*chosen.last, *(f"<extra_id_{number}>" for number in reversed(range(count)))),
-        unknown=chosen.roles.get("unknown"),
-        lowercase=bool(found.lowercase if lowercase is None else lowercase),
+        first=special_set.first,
+        last=(*special_set.last, *(f"<extra_id_{index}>" for index in reversed(range(num_sentinels)))),
+        unknown=special_set.roles.get("unknown"),
+        lowercase=bool(algorithm.lowercase if lowercase is None else lowercase),
         digits=bool(digits),
     )
-    library = found.learn(texts, request)
-    return _with_specials(library, chosen, found, request)
+    library = algorithm.train(texts, request)
+    return _with_specials(library, special_set, algorithm, request)
 
 
 def check_options(
@@ -66,36 +66,38 @@ def check_options(
         raise UserError(f"kind ({kind}) is not known; {nearest(kind, KINDS)}")
     if specials is not None and specials not in SPECIALS:
         raise UserError(f"specials ({specials}) is not known; {nearest(specials, SPECIALS)}")
-    if KINDS[kind].unknown and specials is not None and "unknown" not in SPECIALS[specials].roles:
-        usable = ", ".join(name for name, those in SPECIALS.items() if "unknown" in those.roles)
-        raise UserError(f"specials ({specials}) has no token for what kind {kind} does not know: use one of {usable}.")
+    if KINDS[kind].needs_unknown and specials is not None and "unknown" not in SPECIALS[specials].roles:
+        usable = ", ".join(name for name, value in SPECIALS.items() if "unknown" in value.roles)
+        raise UserError(f"specials ({specials}) has no unknown token, which kind {kind} needs: use one of {usable}.")
     if lowercase is not None and KINDS[kind].lowercase is None:
-        usable = ", ".join(name for name, those in KINDS.items() if those.lowercase is not None)
-        raise UserError(f"lowercase is not for kind {kind}, which keeps every text as it is: use one of {usable}.")
-    if digits is not None and not KINDS[kind].digits:
-        usable = ", ".join(name for name, those in KINDS.items() if those.digits)
-        raise UserError(f"digits is not for kind {kind}: use one of {usable}.")
+        usable = ", ".join(name for name, value in KINDS.items() if value.lowercase is not None)
+        raise UserError(f"kind {kind} has no option lowercase, because it never changes text: use one of {usable}.")
+    if digits is not None and not KINDS[kind].splits_digits:
+        usable = ", ".join(name for name, value in KINDS.items() if value.splits_digits)
+        raise UserError(f"kind {kind} has no option digits: use one of {usable}.")
     if sentinels is not None and sentinels < 0:
         raise UserError(f"sentinels must be 0 or more, not {sentinels}.")
 
 
-def _with_specials(library: Any, chosen: SpecialSet, kind: Kind, request: VocabularyRequest) -> Tokenizer:
-    """Return the tokenizer of a learned vocabulary, with special tokens and post-processor."""
+def _with_specials(library: Any, special_set: SpecialSet, kind: Kind, request: VocabularyRequest) -> Tokenizer:
+    """Return a `Tokenizer` of a trained library tokenizer, with special tokens and post-processor."""
     from tokenizers import AddedToken
 
     for name in (*request.first, *request.last):
         # A mask replaces a token, so it includes the space before it if tokens do.
-        masks = name == chosen.roles.get("mask")
-        library.add_special_tokens([AddedToken(name, lstrip=masks and kind.spaces, normalized=False, special=True)])
-    if chosen.single is not None:
-        library.post_processor = _around(library, chosen)
-    config: dict[str, Any] = {CONFIG_KEYS[role]: name for role, name in chosen.roles.items()}
-    if chosen.pair is not None and ":1" in chosen.pair:
+        is_mask = name == special_set.roles.get("mask")
+        library.add_special_tokens(
+            [AddedToken(name, lstrip=is_mask and kind.includes_spaces, normalized=False, special=True)]
+        )
+    if special_set.single is not None:
+        library.post_processor = _make_post_processor(library, special_set)
+    config: dict[str, Any] = {CONFIG_KEYS[role]: name for role, name in special_set.roles.items()}
+    if special_set.pair is not None and ":1" in special_set.pair:
         # Otherwise transformers would drop the segment ids.
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     if kind.lowercase is not None:
         config |= {"do_lower_case": request.lowercase, "keep_accents": not request.lowercase}
-    if chosen.sentinels:
+    if special_set.sentinels:
         config["extra_ids"] = sum(name.startswith("<extra_id_") for name in request.last)
     # GENERAL_CLASS, because family classes rebuild components from the config.
     return Tokenizer(
@@ -104,13 +106,18 @@ def _with_specials(library: Any, chosen: SpecialSet, kind: Kind, request: Vocabu
     )
 
 
-def _around(library: Any, chosen: SpecialSet) -> Any:
+def _make_post_processor(library: Any, special_set: SpecialSet) -> Any:
+    """Return the library's post-processor, then one that adds the special tokens around texts."""
     from tokenizers import processors
 
-    names = [name for name in dict.fromkeys(chosen.roles.values()) if name in f"{chosen.single} {chosen.pair}".split()]
+    names = [
+        name
+        for name in dict.fromkeys(special_set.roles.values())
+        if name in f"{special_set.single} {special_set.pair}".split()
+    ]
     template = processors.TemplateProcessing(
-        single=chosen.single,
-        pair=chosen.pair,
+        single=special_set.single,
+        pair=special_set.pair,
         special_tokens=[(name, library.token_to_id(name)) for name in names],
     )
     return template if library.post_processor is None else processors.Sequence([library.post_processor, template])

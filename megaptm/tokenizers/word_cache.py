@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from megaptm.errors import UserError
-from megaptm.tokenizers.normalization import flat, plain
+from megaptm.tokenizers.normalization import collapse_precompiled, flatten
 
 if TYPE_CHECKING:
     import tokenizers
 
 MARK = "▁"
 """SentencePiece's mark of a space. It is a separate token before a word that starts with no piece."""
-MOST = 1_000_000
+MAX_WORDS = 1_000_000
 """Maximum number of cached words, about 150 bytes each. Then the cache is cleared."""
-LONGEST = 40
+MAX_WORD_BYTES = 40
 """Maximum bytes of a cached word, because Chinese lines and long numbers rarely repeat."""
 
 # Separators of bytes.split(). Form feeds and vertical tabs are spaces for some tokenizers and ignored by others.
 SPACES = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 RARE_SPACES = (b"\v", b"\f")
 # Words that may be divided further, and their parts, of which far fewer are distinct.
-PLAIN = re.compile(rb"[!-~]+")
+ASCII_WORD = re.compile(rb"[!-~]+")
 PARTS = re.compile(rb"[0-9A-Za-z]+|[^0-9A-Za-z]")
 WIDE_SPACES = "\u00a0\u1680\u2003\u2028\u2029\u202f\u205f\u3000"
 
@@ -62,120 +62,124 @@ class WordCache:
         """`ends`: also cache the end of each token, which doubles the memory."""
         self._library = library
         self._ends = ends
-        self._cut = not ends and splits_at_marks(content, library)
+        self._splits_words = not ends and splits_at_marks(content, library)
         self._mark = library.token_to_id(MARK)
-        self._known: dict[bytes, bytes | None] = {}
-        self._apart = tuple(space for space in RARE_SPACES if not _is_space(library, space.decode()))
+        self._encoded: dict[bytes, bytes | None] = {}
+        self._unsupported_spaces = tuple(space for space in RARE_SPACES if not _is_space(library, space.decode()))
         # Such a space at the end of a word may or may not merge with the next space.
-        self._wide = all(_pieces(library, f"{space}a{space}") == _pieces(library, "a") for space in WIDE_SPACES)
+        self._strips_wide_spaces = all(
+            _split(library, f"{space}a{space}") == _split(library, "a") for space in WIDE_SPACES
+        )
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray | None]:
         """Return int32 [tokens] for each text."""
         assert not self._ends
-        return [None if row is None else row[:, 0] for row, _ in self._rows(texts)]
+        return [None if row is None else row[:, 0] for row, _ in self._encode_texts(texts)]
 
     def encode_batch_with_ends(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray] | None]:
         """Return for each text int32 [tokens] ids, and int32 [tokens] end of each token in characters."""
         assert self._ends
         results: list[tuple[np.ndarray, np.ndarray] | None] = []
-        for text, (rows, sizes) in zip(texts, self._rows(texts), strict=True):
+        for text, (rows, sizes) in zip(texts, self._encode_texts(texts), strict=True):
             if rows is None:
                 results.append(None)
                 continue
             counts = np.array(sizes, dtype=np.int64) // (4 * rows.shape[1])
-            begins = np.repeat(_word_begins(text), counts)
-            results.append((rows[:, 0].copy(), (rows[:, 1] + begins).astype(np.int32)))
+            word_starts = np.repeat(_word_starts(text), counts)
+            results.append((rows[:, 0].copy(), (rows[:, 1] + word_starts).astype(np.int32)))
         return results
 
-    def _rows(self, texts: Sequence[str]) -> list[tuple[np.ndarray | None, list[int]]]:
+    def _encode_texts(self, texts: Sequence[str]) -> list[tuple[np.ndarray | None, list[int]]]:
         """Return int32 [tokens, 1 or 2] for each text, and the number of bytes of each word in it."""
         raws = [text.encode() for text in texts]
-        cut = [raw.split() for raw in raws]
-        new = {word for words in cut for word in words}.difference(self._known)
-        self._learn(new)
-        rows = [self._joined(raw, words) for raw, words in zip(raws, cut, strict=True)]
-        self._forget(new)
+        words_by_text = [raw.split() for raw in raws]
+        new = {word for words in words_by_text for word in words}.difference(self._encoded)
+        self._cache_words(new)
+        rows = [self._join_words(raw, words) for raw, words in zip(raws, words_by_text, strict=True)]
+        self._limit_cache(new)
         return rows
 
-    def _joined(self, raw: bytes, words: list[bytes]) -> tuple[np.ndarray | None, list[int]]:
-        if any(space in raw for space in self._apart):
+    def _join_words(self, raw: bytes, words: list[bytes]) -> tuple[np.ndarray | None, list[int]]:
+        if any(space in raw for space in self._unsupported_spaces):
             return None, []
-        found: list[Any] = list(map(self._known.__getitem__, words))
+        encoded: list[Any] = list(map(self._encoded.__getitem__, words))
         try:
-            rows = np.frombuffer(b"".join(found), dtype=np.int32).reshape(-1, 1 + self._ends)
+            rows = np.frombuffer(b"".join(encoded), dtype=np.int32).reshape(-1, 1 + self._ends)
         except TypeError:  # a word that depends on its context is cached as None
             return None, []
-        return rows, list(map(len, found)) if self._ends else []
+        return rows, list(map(len, encoded)) if self._ends else []
 
-    def _learn(self, words: set[bytes]) -> None:
-        cut = {word: PARTS.findall(word) for word in words if PLAIN.fullmatch(word)} if self._cut else {}
-        parts = {part for those in cut.values() for part in those}.difference(self._known)
-        self._ask([*words.difference(cut), *parts])
-        for word, those in cut.items():
-            self._known[word] = b"".join(map(self._known.__getitem__, those))  # type: ignore[arg-type]  # all alone
-        self._forget_long(parts.difference(words))
+    def _cache_words(self, words: set[bytes]) -> None:
+        split = (
+            {word: PARTS.findall(word) for word in words if ASCII_WORD.fullmatch(word)} if self._splits_words else {}
+        )
+        parts = {part for word_parts in split.values() for part in word_parts}.difference(self._encoded)
+        self._encode_words([*words.difference(split), *parts])
+        for word, word_parts in split.items():
+            self._encoded[word] = b"".join(map(self._encoded.__getitem__, word_parts))  # type: ignore[arg-type]  # no None
+        self._drop_long_words(parts.difference(words))
 
-    def _ask(self, words: list[bytes]) -> None:
+    def _encode_words(self, words: list[bytes]) -> None:
         """Encode words, or parts of words, with the library, and cache the results."""
         texts = [word.decode() for word in words]
         if not texts:
             return
         if self._ends:
-            with library_errors_as_user_errors():
-                found = self._library.encode_batch(texts, add_special_tokens=False)
-            ids, ends, counts = ids_and_ends(found, self._mark)
+            with convert_library_errors():
+                encodings = self._library.encode_batch(texts, add_special_tokens=False)
+            ids, ends, counts = ids_and_ends(encodings, self._mark)
             rows = np.stack([ids, ends], axis=1)
         else:
-            with library_errors_as_user_errors():
+            with convert_library_errors():
                 encodings = self._library.encode_batch_fast(texts, add_special_tokens=False)
             counts = [len(encoding) for encoding in encodings]
             rows = np.array(list(chain.from_iterable(encoding.ids for encoding in encodings)), dtype=np.int32)[:, None]
         raw, at = rows.tobytes(), 0
         for word, text, count in zip(words, texts, counts, strict=True):
             size = 4 * rows.shape[1] * count
-            self._known[word] = raw[at : at + size] if self._stands_alone(text) else None
+            self._encoded[word] = raw[at : at + size] if self._is_context_free(text) else None
             at += size
 
-    def _forget(self, new: Iterable[bytes]) -> None:
-        if len(self._known) > MOST:
-            self._known.clear()
+    def _limit_cache(self, new: Iterable[bytes]) -> None:
+        if len(self._encoded) > MAX_WORDS:
+            self._encoded.clear()
         else:
-            self._forget_long(new)
+            self._drop_long_words(new)
 
-    def _forget_long(self, words: Iterable[bytes]) -> None:
+    def _drop_long_words(self, words: Iterable[bytes]) -> None:
         for word in words:
-            if len(word) > LONGEST:
-                del self._known[word]
+            if len(word) > MAX_WORD_BYTES:
+                del self._encoded[word]
 
-    def _stands_alone(self, text: str) -> bool:
+    def _is_context_free(self, text: str) -> bool:
         """Whether the encoding of a word is independent of the characters across the spaces at its ends."""
-        text = text.strip(WIDE_SPACES) if self._wide else text
+        text = text.strip(WIDE_SPACES) if self._strips_wide_spaces else text
         kinds = [unicodedata.category(character)[0] for character in (text[:1], text[-1:]) if character]
         return bool(kinds) and kinds[0] not in "CMZ" and kinds[1] not in "CZ"
 
 
-HALVES = re.compile("[\ud800-\udfff]")
+SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 @contextmanager
-def library_errors_as_user_errors(texts: Sequence[str] = ()) -> Iterator[None]:
+def convert_library_errors(texts: Sequence[str] = ()) -> Iterator[None]:
     """Convert errors of the library for a text that it cannot encode to `UserError`. `texts` are searched for
     surrogates."""
     try:
         yield
     except Exception as error:
-        if half := next(filter(None, map(HALVES.search, texts)), None):
+        if surrogate := next(filter(None, map(SURROGATES.search, texts)), None):
             raise UserError(
-                f"a text has {half[0]!a}, half of a character or a byte that is not UTF-8: remove it."
+                f"a text contains {surrogate[0]!a}: half of a character, or a byte that is not UTF-8. Remove it."
             ) from None
         if type(error) is not Exception:
             raise
-        raise UserError(f"the tokenizer cannot encode a text ({error}): train it or fetch it again.") from None
+        raise UserError(f"the tokenizer failed to encode a text ({error}): train it or download it again.") from None
     except BaseException as error:  # a panic of the library's Rust code, for example on an exponential pattern
         if type(error).__name__ != "PanicException":
             raise
         raise UserError(
-            f"the tokenizer cannot encode a text ({str(error)[:200]}): train it again, with another pattern."
+            f"the tokenizer failed to encode a text ({str(error)[:200]}): train it again with a simpler pattern."
         ) from None
 
 
@@ -188,7 +192,10 @@ def splits_at_spaces(content: Mapping[str, Any], library: tokenizers.Tokenizer) 
     if any(not token.get("special") for token in content.get("added_tokens", ())) or content["model"].get("dropout"):
         return False
     # The components that replace `Precompiled` work within words, as it does.
-    normalizers, pre_tokenizers = flat(plain(content.get("normalizer"))), flat(content.get("pre_tokenizer"))
+    normalizers, pre_tokenizers = (
+        flatten(collapse_precompiled(content.get("normalizer"))),
+        flatten(content.get("pre_tokenizer")),
+    )
     local = all(part.get("type") in NORMALIZERS or _replaces_within_words(part) for part in normalizers)
     local = local and all(part.get("type") in PRE_TOKENIZERS for part in pre_tokenizers)
     return local and bool(pre_tokenizers) and all(_is_space(library, space) for space in " \t\n\r")
@@ -204,27 +211,27 @@ def ids_and_ends(
     """
     counts = [len(encoding) for encoding in encodings]
     ids = np.array(list(chain.from_iterable(encoding.ids for encoding in encodings)), dtype=np.int32)
-    places = [end for encoding in encodings for _, end in encoding.offsets]
-    ends = np.array(places, dtype=np.int64)
+    offsets = [end for encoding in encodings for _, end in encoding.offsets]
+    ends = np.array(offsets, dtype=np.int64)
     text = np.repeat(np.arange(len(counts)), counts)
     if mark is not None:
-        lone = np.flatnonzero((ids[:-1] == mark) & (text[:-1] == text[1:]))
-        ends[lone] = ends[lone + 1]
+        lone_marks = np.flatnonzero((ids[:-1] == mark) & (text[:-1] == text[1:]))
+        ends[lone_marks] = ends[lone_marks + 1]
     # A mark that was added before the text belongs to its first character.
     ends = np.maximum(ends, 1)
     # A character that a normalizer moved keeps its old offset; later tokens must not end before it.
-    far = text * (int(ends.max(initial=0)) + 1)
-    return ids, (np.maximum.accumulate(ends + far) - far).astype(np.int32), counts
+    spread = text * (int(ends.max(initial=0)) + 1)
+    return ids, (np.maximum.accumulate(ends + spread) - spread).astype(np.int32), counts
 
 
 def splits_at_marks(content: Mapping[str, Any], library: tokenizers.Tokenizer) -> bool:
     """Whether every ASCII punctuation mark separates words and is a word by itself."""
-    if any(part["type"] not in BY_CHARACTER for part in flat(content.get("normalizer"))):
+    if any(part["type"] not in BY_CHARACTER for part in flatten(content.get("normalizer"))):
         return False
     marks = (mark for mark in string.punctuation)
     return all(
-        _pieces(library, f"a{mark}1{mark}{mark}B")
-        == [*_pieces(library, "a"), mark, *_pieces(library, "1"), mark, mark, *_pieces(library, "B")]
+        _split(library, f"a{mark}1{mark}{mark}B")
+        == [*_split(library, "a"), mark, *_split(library, "1"), mark, mark, *_split(library, "B")]
         for mark in marks
     )
 
@@ -232,34 +239,34 @@ def splits_at_marks(content: Mapping[str, Any], library: tokenizers.Tokenizer) -
 def _replaces_within_words(part: Mapping[str, Any]) -> bool:
     if part.get("type") != "Replace":
         return False
-    found, put = part["pattern"].get("String"), part["content"]
-    within = found is not None and found and not any(character.isspace() for character in found + put)
-    return within or ({**part, "content": " "} == {**SINGLE_SPACE, "content": " "} and put in (" ", "▁"))
+    pattern, content = part["pattern"].get("String"), part["content"]
+    within = pattern is not None and pattern and not any(character.isspace() for character in pattern + content)
+    return within or ({**part, "content": " "} == {**SINGLE_SPACE, "content": " "} and content in (" ", "▁"))
 
 
 def _is_space(library: tokenizers.Tokenizer, space: str) -> bool:
     """Whether a character separates words, alone, doubled or among others, without leaving a token."""
-    for one, two in pairwise(("a", "it's", "12", "漢字か", "é.", "B😀")):
-        apart = _pieces(library, one) + _pieces(library, two)
+    for left, right in pairwise(("a", "it's", "12", "漢字か", "é.", "B😀")):
+        expected = _split(library, left) + _split(library, right)
         for between in (space, space * 2, f" {space}", f"{space} ", f"\n{space} "):
-            if _pieces(library, f"{one}{between}{two}") != apart:
+            if _split(library, f"{left}{between}{right}") != expected:
                 return False
-        if _pieces(library, f"{space}{one}{space}{space}{two}{space}") != apart:
+        if _split(library, f"{space}{left}{space}{space}{right}{space}") != expected:
             return False
     return True
 
 
-def _pieces(library: tokenizers.Tokenizer, text: str) -> list[str]:
+def _split(library: tokenizers.Tokenizer, text: str) -> list[str]:
     if library.normalizer is not None:
         text = library.normalizer.normalize_str(text)
     return [piece for piece, _ in library.pre_tokenizer.pre_tokenize_str(text)]
 
 
-def _word_begins(text: str) -> np.ndarray:
+def _word_starts(text: str) -> np.ndarray:
     """Return int64 [words]: first character of each word."""
     raw = np.frombuffer(text.encode(), dtype=np.uint8)
     space = SPACES[raw]
-    begins = np.flatnonzero(~space & np.concatenate(([True], space[:-1])))
+    starts = np.flatnonzero(~space & np.concatenate(([True], space[:-1])))
     if text.isascii():
-        return begins
-    return np.cumsum((raw & 0xC0) != 0x80)[begins] - 1
+        return starts
+    return np.cumsum((raw & 0xC0) != 0x80)[starts] - 1

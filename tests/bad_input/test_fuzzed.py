@@ -19,7 +19,7 @@ from megaptm.report.summary import _seconds
 from megaptm.resilience.events import last_saved_step, read_events
 from megaptm.run.time_spent import TimeSpent
 from megaptm.tokenizers import load
-from megaptm.tokenizers.word_cache import library_errors_as_user_errors, splits_at_spaces
+from megaptm.tokenizers.word_cache import convert_library_errors, splits_at_spaces
 from megaptm.track import read_metrics
 from tests.data.corpora import tiny_corpus, tiny_special
 from tests.fuzz.rehash import rehash_corpus
@@ -155,7 +155,7 @@ def test_notes_of_a_shard_that_cannot_be_read_do_not_end_a_look_at_it(tmp_path):
 
 
 def test_a_tokenizer_that_cannot_encode_a_text_is_told():
-    with pytest.raises(UserError, match="cannot encode a text"), library_errors_as_user_errors():
+    with pytest.raises(UserError, match="failed to encode a text"), convert_library_errors():
         tokenizers.Tokenizer(tokenizers.models.Unigram([("a", -1.0)])).encode("b")
 
 

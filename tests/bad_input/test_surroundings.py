@@ -68,7 +68,7 @@ def test_a_pattern_that_takes_exponential_time_is_one_sentence(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     (tmp_path / "tokenizer_config.json").write_text("{}")
     tokenizer = load(tmp_path)
-    with pytest.raises(UserError, match=r"^the tokenizer cannot encode a text .*retry-limit"):
+    with pytest.raises(UserError, match=r"^the tokenizer failed to encode a text .*retry-limit"):
         tokenizer.encode("a" * 40 + "!")
 
 

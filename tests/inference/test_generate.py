@@ -279,7 +279,9 @@ def test_invalid_sampling_is_an_error(options, message):
 def test_text_with_a_surrogate_is_an_error(runs, family):
     tokenizer = tokenizer_at(runs[family] / "tokenizer")
     for encode in (tokenizer.encode_batch, tokenizer.encode_batch_with_ends):
-        with pytest.raises(UserError, match=r"a text has '\\udcff', half of a character or a byte that is not UTF-8"):
+        with pytest.raises(
+            UserError, match=r"a text contains '\\udcff': half of a character, or a byte that is not UTF-8"
+        ):
             encode(["whole", "The \udcff cat"])
 
 

@@ -1,4 +1,4 @@
-"""A small real text: three modules of the installed Python's own library."""
+"""Real texts (three modules of Python's standard library) and tokenizers trained on them."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cased BERT": ("wordpiece", {"vocabulary": 600, "lowercase": False}),
     "words of BERT": ("words", {"vocabulary": 600, "specials": "bert", "lowercase": True}),
 }
-"""Each kind as it is by default, and with what published families have instead."""
+"""Name -> (kind, training options): each kind with its defaults, and with the options of published families."""
 
 
 @pytest.fixture(scope="session")
@@ -31,5 +31,5 @@ def texts() -> list[str]:
 
 @pytest.fixture(scope="session")
 def trained(texts: list[str]) -> dict[str, Tokenizer]:
-    """A tokenizer of each variant."""
+    """Name of a variant -> its tokenizer."""
     return {name: train(kind, texts, **options) for name, (kind, options) in VARIANTS.items()}

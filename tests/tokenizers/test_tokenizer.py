@@ -1,4 +1,4 @@
-"""Ids equal the Hugging Face library's on every text; text cannot forge a special token; files load everywhere."""
+"""Ids equal Hugging Face's on every text, text never becomes a special token, and saved files load in transformers."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Library
 
 from megaptm.errors import UserError
 from megaptm.tokenizers import Tokenizer, load
-from megaptm.tokenizers.special import role_names, special_tokens
+from megaptm.tokenizers.special import find_role_names, read_special_tokens
 from megaptm.tokenizers.word_cache import MARK, ids_and_ends
 from tests.tokenizers.conftest import VARIANTS
 
@@ -33,23 +33,20 @@ ODD = [
 ]
 
 
-def names_of(tokenizer: Tokenizer) -> dict[str, int]:
-    return tokenizer.library.get_vocab(with_added_tokens=True)
-
-
-def id_of(tokenizer: Tokenizer, role: str) -> int | None:
-    return names_of(tokenizer).get(role_names(tokenizer.config, names_of(tokenizer)).get(role, ""))
+def role_id(tokenizer: Tokenizer, role: str) -> int | None:
+    ids = tokenizer.library.get_vocab(with_added_tokens=True)
+    return ids.get(find_role_names(tokenizer.config, ids).get(role, ""))
 
 
 @pytest.fixture(scope="module")
 def library_files() -> list[str]:
-    """Real files with all that Python's own tests hold: every script, odd spaces, thousands of lines."""
+    """Return files of Python's standard library."""
     root = Path(sysconfig.get_path("stdlib"))
     return [path.read_bytes().decode("utf-8", "ignore") for path in sorted(root.glob("[a-j]*.py"))]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_ids_of_real_files_are_those_of_hugging_face(name, trained, library_files):
+def test_ids_of_real_files_equal_hugging_face(name, trained, library_files):
     tokenizer = trained[name]
     assert tokenizer._gigatoken or tokenizer._words
     texts = library_files[:: 1 if name == "byte-bpe" else 16] + ODD
@@ -67,7 +64,7 @@ TEXTS = st.text() | st.lists(SPACES_AND_MARKS | st.text(max_size=3), max_size=40
 @pytest.mark.parametrize("name", VARIANTS)
 @settings(max_examples=200, deadline=None)
 @given(text=TEXTS)
-def test_ids_and_ends_are_those_of_hugging_face_on_any_text(name, text, trained):
+def test_ids_and_ends_of_random_texts_equal_hugging_face(name, text, trained):
     tokenizer = trained[name]
     encoding = tokenizer.library.encode(text, add_special_tokens=False)
     [(ids, ends)] = tokenizer.encode_batch_with_ends([text])
@@ -81,86 +78,85 @@ def test_ids_and_ends_are_those_of_hugging_face_on_any_text(name, text, trained)
 @pytest.mark.parametrize("name", ["byte-bpe", "RoBERTa", "DeBERTa"])
 @settings(max_examples=300, deadline=None)
 @given(text=TEXTS)
-def test_bytes_come_back_as_the_text(name, text, trained):
+def test_byte_bpe_restores_text(name, text, trained):
     assert trained[name].decode(trained[name].encode(text)) == text
 
 
 @settings(max_examples=300, deadline=None)
 @given(text=TEXTS)
-def test_what_bpe_spells_in_bytes_comes_back_as_the_text(text, trained):
-    """But for SentencePiece's own space, and a first space, which is there in any case."""
+def test_bpe_with_byte_fallback_restores_text(text, trained):
+    """Exceptions are SentencePiece's mark of a space, and a space at the start, which is always added."""
     text = text.replace(MARK, "_").removeprefix(" ")
     text = f"x{text}" if text.startswith(" ") else text
     assert trained["bpe"].decode(trained["bpe"].encode(text)) == text
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_one_text_and_a_batch_agree(name, trained):
+def test_encode_equals_encode_batch(name, trained):
     tokenizer = trained[name]
     for text, ids in zip(ODD, tokenizer.encode_batch(ODD), strict=True):
         assert ids.dtype == np.int32
         assert ids.tolist() == tokenizer.encode(text).tolist()
 
 
-def test_a_token_is_shown_as_text_where_its_name_is_bytes(trained):
+def test_format_token_decodes_byte_level_names(trained):
     bytes_, words = trained["byte-bpe"], trained["wordpiece"]
-    assert [bytes_.shown(int(id_)) for id_ in bytes_.encode("\n")] == [repr("\n")]
-    assert bytes_.shown(int(bytes_.encode("a b")[1]))[:2] == "' "
-    assert words.shown(int(words.encode("a")[0])) == "a"
+    assert [bytes_.format_token(int(id_)) for id_ in bytes_.encode("\n")] == [repr("\n")]
+    assert bytes_.format_token(int(bytes_.encode("a b")[1]))[:2] == "' "
+    assert words.format_token(int(words.encode("a")[0])) == "a"
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_text_cannot_forge_a_special_token(name, trained):
+def test_text_never_becomes_a_special_token(name, trained):
     tokenizer = trained[name]
     forged = "see <|endoftext|>, </s>, <s><pad>, <extra_id_3>, <mask> <mask>, [CLS], [MASK] and [PAD] here"
-    assert set(tokenizer.encode(forged).tolist()) & tokenizer.special.specials <= {id_of(tokenizer, "unknown")}
+    assert set(tokenizer.encode(forged).tolist()) & tokenizer.special.specials <= {role_id(tokenizer, "unknown")}
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_saved_tokenizer_loads_here_and_in_transformers_with_the_same_ids(name, trained, tmp_path):
+def test_saved_tokenizer_loads_with_same_ids(name, trained, tmp_path):
+    """`load` and transformers read the ids, the special tokens and the vocabulary size."""
     from transformers import AutoTokenizer
 
     trained[name].save(tmp_path)
-    again, theirs = load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    loaded, hf_tokenizer = load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     text = "class Parser: # The parser's 1st naïve test\n    return [self.name, 'x']\n"
     ids = trained[name].encode(text).tolist()
-    assert again.encode(text).tolist() == ids
-    assert theirs(text, add_special_tokens=False).input_ids == ids
-    assert (again.fingerprint, again.special, again.kind) == (
-        trained[name].fingerprint,
-        trained[name].special,
-        VARIANTS[name][0],
-    )
-    assert (theirs.pad_token_id, theirs.eos_token_id) == (again.special.pad, again.special.end)
-    assert (theirs.cls_token_id, theirs.sep_token_id, theirs.mask_token_id) == (
-        again.special.cls,
-        again.special.sep,
-        again.special.mask,
-    )
-    assert (theirs.bos_token_id, theirs.unk_token_id) == (again.special.begin, id_of(again, "unknown"))
-    assert len(theirs) == again.vocabulary
+    assert loaded.encode(text).tolist() == ids
+    assert loaded.fingerprint == trained[name].fingerprint
+    assert loaded.special == trained[name].special
+    assert loaded.kind == VARIANTS[name][0]
+    assert hf_tokenizer(text, add_special_tokens=False).input_ids == ids
+    assert hf_tokenizer.pad_token_id == loaded.special.pad
+    assert hf_tokenizer.bos_token_id == loaded.special.begin
+    assert hf_tokenizer.eos_token_id == loaded.special.end
+    assert hf_tokenizer.cls_token_id == loaded.special.cls
+    assert hf_tokenizer.sep_token_id == loaded.special.sep
+    assert hf_tokenizer.mask_token_id == loaded.special.mask
+    assert hf_tokenizer.unk_token_id == role_id(loaded, "unknown")
+    assert len(hf_tokenizer) == loaded.vocabulary
 
 
-def test_transformers_adds_what_the_published_tokenizers_add(trained, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("wordpiece", ["[CLS]", "return", "self", "[SEP]"]), ("unigram", ["▁return", "▁self", "</s>"])],
+)
+def test_transformers_adds_special_tokens_of_published_tokenizers(kind, expected, trained, tmp_path):
     from transformers import AutoTokenizer
 
-    def wrapped(kind: str) -> list[str]:
-        trained[kind].save(tmp_path / kind)
-        theirs = AutoTokenizer.from_pretrained(tmp_path / kind)
-        ids = theirs("return self")
-        return [theirs.decode(id_) for id_ in (ids.input_ids[0], ids.input_ids[-1])]
-
-    assert wrapped("wordpiece") == ["[CLS]", "[SEP]"]
-    assert wrapped("unigram")[-1] == "</s>"
+    trained[kind].save(tmp_path)
+    hf_tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert hf_tokenizer.convert_ids_to_tokens(hf_tokenizer("return self").input_ids) == expected
 
 
-def test_a_bare_file_finds_its_roles_by_their_usual_names(trained, tmp_path):
+def test_bare_tokenizer_json_has_roles_by_usual_names(trained, tmp_path):
     trained["wordpiece"].save(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     assert load(tmp_path / "tokenizer.json").special == trained["wordpiece"].special
 
 
-def test_the_fingerprint_ignores_spacing_and_saved_padding_and_sees_one_changed_merge(trained, tmp_path):
+def test_fingerprint_depends_on_merges_only(trained, tmp_path):
+    """White space in the file, and saved padding and truncation, do not change it."""
     trained["byte-bpe"].save(tmp_path)
     file = tmp_path / "tokenizer.json"
     padded = Library.from_file(str(file))
@@ -176,30 +172,30 @@ def test_the_fingerprint_ignores_spacing_and_saved_padding_and_sees_one_changed_
 
 
 @pytest.mark.parametrize("written", ["", "[]", "{}", '{"model": {"type": "BPE"}}', '{"version": "1.0", "model": 3}'])
-def test_a_file_that_is_no_tokenizer_is_named(written, tmp_path):
+def test_invalid_tokenizer_json_is_rejected(written, tmp_path):
     file = tmp_path / "tokenizer.json"
     file.write_text(written)
     with pytest.raises(UserError, match=r"tokenizer\.json"):
         load(tmp_path)
 
 
-def test_a_missing_tokenizer_is_named(tmp_path):
+def test_missing_tokenizer_is_rejected(tmp_path):
     with pytest.raises(UserError, match="nowhere"):
         load(tmp_path / "nowhere")
 
 
-def test_importing_the_package_loads_no_library():
+def test_import_loads_no_tokenizer_library():
     heavy = "{'tokenizers', 'gigatoken', 'sentencepiece', 'transformers', 'torch'}"
     code = f"import sys, megaptm.tokenizers; print({heavy} & sys.modules.keys())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
 
 
-@pytest.mark.parametrize("before", ["", "▁"])
-def test_sentinels_are_known_as_t5_and_as_mt5_spell_them(before):
-    ids = {"<pad>": 0, "</s>": 1, "▁a": 2, **{f"{before}<extra_id_{number}>": 12 - number for number in range(10)}}
-    special = special_tokens({}, {}, ids)
+@pytest.mark.parametrize("prefix", ["", "▁"], ids=["T5", "mT5"])
+def test_sentinels_are_recognized(prefix):
+    ids = {"<pad>": 0, "</s>": 1, "▁a": 2, **{f"{prefix}<extra_id_{index}>": 12 - index for index in range(10)}}
+    special = read_special_tokens({}, {}, ids)
     assert special.sentinels == (*range(12, 2, -1),)
     assert special.specials == {0, 1, *special.sentinels}
-    # Of both, those that its family's class has added.
+    # Sentinels that the family's class added take precedence.
     both = {**ids, "<extra_id_0>": 14, "<extra_id_1>": 13}
-    assert special_tokens({}, {}, both).sentinels[:2] == (14, 13)
+    assert read_special_tokens({}, {}, both).sentinels[:2] == (14, 13)

@@ -1,4 +1,4 @@
-"""The classes of families in transformers read our folders, and give the ids that we give."""
+"""Tokenizer classes of transformers read saved folders and give the same ids."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegac
 
 from megaptm.hub.tokenizer import read_tokenizer
 from megaptm.tokenizers import Tokenizer, load, train
-from megaptm.tokenizers.normalization import library_normalizer, plain
+from megaptm.tokenizers.normalization import collapse_precompiled, make_library_normalizer
 from megaptm.tokenizers.probe import probe_texts
 from tests.tokenizers.conftest import VARIANTS
 
@@ -37,64 +37,68 @@ ROLES = (
 
 
 def without_names(texts, tokenizer: Tokenizer) -> list[str]:
-    """Texts in which transformers, which seeks their names, finds no special token."""
+    """Return the texts without names of special tokens, which transformers would convert to their ids."""
     names = [token["content"] for token in tokenizer.content["added_tokens"]]
     return [text for text in texts if not any(name in text for name in names)]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_nasty_texts_have_the_same_ids_in_the_general_class(name, trained, tmp_path):
+def test_general_class_gives_same_ids(name, trained, tmp_path):
     trained[name].save(tmp_path)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    hf_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     texts = without_names(probe_texts(), trained[name])
-    found = theirs(texts, add_special_tokens=False).input_ids
-    for text, ids, expected in zip(texts, trained[name].encode_batch(texts), found, strict=True):
+    hf_ids = hf_tokenizer(texts, add_special_tokens=False).input_ids
+    for text, ids, expected in zip(texts, trained[name].encode_batch(texts), hf_ids, strict=True):
         assert ids.tolist() == expected, text[:80]
 
 
-def normalized_alike(texts, tokenizer: Tokenizer) -> list[str]:
-    """Texts that a bare `Precompiled` normalizes as SentencePiece does: T5Tokenizer and AlbertTokenizer make their
-    normalizer anew of the table in tokenizer.json, and nothing can be added to it there."""
+def same_with_bare_table(texts, tokenizer: Tokenizer) -> list[str]:
+    """Return the texts that a bare `Precompiled` normalizes as SentencePiece does.
+
+    T5Tokenizer and AlbertTokenizer make their normalizer from the table in tokenizer.json, without our components.
+    """
     if tokenizer.kind != "unigram":
         return texts
-    bare = library_normalizer(plain(tokenizer.content["normalizer"]))
-    ours = tokenizer.library.normalizer
-    return [text for text in texts if bare.normalize_str(text) == ours.normalize_str(text)]
+    bare = make_library_normalizer(collapse_precompiled(tokenizer.content["normalizer"]))
+    expanded = tokenizer.library.normalizer
+    return [text for text in texts if bare.normalize_str(text) == expanded.normalize_str(text)]
 
 
-@pytest.mark.parametrize(("name", "kind"), CLASSES)
-def test_the_class_of_the_family_gives_the_same_ids(name, kind, trained, texts, tmp_path):
+@pytest.mark.parametrize(("name", "class_name"), CLASSES)
+def test_family_class_gives_same_ids(name, class_name, trained, texts, tmp_path):
     trained[name].save(tmp_path)
     general = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    theirs = getattr(transformers, kind).from_pretrained(tmp_path)
-    tried = normalized_alike([*without_names(probe_texts(), trained[name]), *texts], trained[name])
-    found = theirs(tried, add_special_tokens=False).input_ids
-    for text, ids, expected in zip(tried, trained[name].encode_batch(tried), found, strict=True):
+    of_family = getattr(transformers, class_name).from_pretrained(tmp_path)
+    all_texts = same_with_bare_table([*without_names(probe_texts(), trained[name]), *texts], trained[name])
+    hf_ids = of_family(all_texts, add_special_tokens=False).input_ids
+    for text, ids, expected in zip(all_texts, trained[name].encode_batch(all_texts), hf_ids, strict=True):
         assert ids.tolist() == expected, text[:80]
-    assert len(theirs) == len(general)
+    assert len(of_family) == len(general)
     for role in ROLES:
         if getattr(general, role) is not None:
-            assert getattr(theirs, role) == getattr(general, role), role
-    # DebertaTokenizer puts two [SEP] between texts, where DeBERTa has one.
-    if (general.sep_token is not None and kind != "DebertaTokenizer") or kind == "T5Tokenizer":
-        assert theirs("return", "self").input_ids == general("return", "self").input_ids
+            assert getattr(of_family, role) == getattr(general, role), role
+    # DebertaTokenizer puts two [SEP] between texts, but DeBERTa has one.
+    if (general.sep_token is not None and class_name != "DebertaTokenizer") or class_name == "T5Tokenizer":
+        assert of_family("return", "self").input_ids == general("return", "self").input_ids
     if general.mask_token is not None:
         masked = f"return {general.mask_token} self"
-        assert theirs(masked).input_ids == general(masked).input_ids
+        assert of_family(masked).input_ids == general(masked).input_ids
 
 
-def test_roberta_wraps_texts_as_published_and_its_mask_takes_the_space_before_it(trained, tmp_path):
+def test_roberta_adds_published_special_tokens(trained, tmp_path):
+    """The mask token includes the space before it."""
     trained["RoBERTa"].save(tmp_path)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    hf_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     encode = trained["RoBERTa"].encode
-    begin, end, mask = theirs.bos_token_id, theirs.eos_token_id, theirs.mask_token_id
-    one, two = encode("the self").tolist(), encode("is it").tolist()
-    assert theirs("the self", "is it").input_ids == [begin, *one, end, end, *two, end]
-    assert theirs("the <mask> self").input_ids == [begin, *encode("the").tolist(), mask, *encode(" self").tolist(), end]
+    begin, end, mask = hf_tokenizer.bos_token_id, hf_tokenizer.eos_token_id, hf_tokenizer.mask_token_id
+    the, space_self = encode("the").tolist(), encode(" self").tolist()
+    pair = hf_tokenizer("the self", "is it").input_ids
+    assert pair == [begin, *encode("the self").tolist(), end, end, *encode("is it").tolist(), end]
+    assert hf_tokenizer("the <mask> self").input_ids == [begin, *the, mask, *space_self, end]
 
 
-def old_files(name: str, tokenizer: Tokenizer, folder: Path) -> None:
-    """The files of a model's first release, without a tokenizer.json."""
+def write_old_files(name: str, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the files of a model's first release, which had no tokenizer.json."""
     model = tokenizer.content["model"]
     vocabulary = tokenizer.library.get_vocab(with_added_tokens=True)
     if name == "wordpiece":
@@ -108,17 +112,17 @@ def old_files(name: str, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["RoBERTa", "char-bpe", "wordpiece"])
-def test_folders_of_first_releases_are_read(name, trained, texts, tmp_path):
-    old_files(name, trained[name], tmp_path)
-    again = read_tokenizer(tmp_path)
-    assert again.kind == trained[name].kind
+def test_files_of_first_releases_are_read(name, trained, texts, tmp_path):
+    write_old_files(name, trained[name], tmp_path)
+    loaded = read_tokenizer(tmp_path)
+    assert loaded.kind == trained[name].kind
     for text in texts:
-        assert again.encode(text).tolist() == trained[name].encode(text).tolist()
-    if name != "char-bpe":  # GPT's has no end of a text
-        assert again.special == trained[name].special
+        assert loaded.encode(text).tolist() == trained[name].encode(text).tolist()
+    if name != "char-bpe":  # GPT has no end-of-text token
+        assert loaded.special == trained[name].special
 
 
-def test_a_bare_roberta_knows_what_masks_begins_and_separates(trained, tmp_path):
+def test_roberta_without_roles_in_config_has_usual_roles(trained, tmp_path):
     trained["RoBERTa"].save(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 512}')
     assert load(tmp_path).special == trained["RoBERTa"].special
@@ -128,27 +132,27 @@ CHINESE = "北京大学在海淀区。学生们喜欢读书,也喜欢 Python 3.1
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_chinese_characters_are_words_as_in_berts_own_code(lowercase, tmp_path):
+def test_chinese_characters_are_words_as_in_bert(lowercase, tmp_path):
     tokenizer = train("wordpiece", [CHINESE], vocabulary=400, lowercase=lowercase)
     vocabulary = tokenizer.content["model"]["vocab"]
     (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in sorted(vocabulary, key=vocabulary.get)))
-    theirs = BertTokenizerLegacy(tmp_path / "vocab.txt", do_lower_case=lowercase)
+    reference = BertTokenizerLegacy(tmp_path / "vocab.txt", do_lower_case=lowercase)
     for text in (CHINESE, "大学Python大3语.言", "喜欢喜", "𠀀㐀a", *CHINESE.split()):
-        assert tokenizer.encode(text).tolist() == theirs.encode(text, add_special_tokens=False)
-    tokens = [tokenizer.library.id_to_token(number) for number in tokenizer.encode("北京大学Python").tolist()]
+        assert tokenizer.encode(text).tolist() == reference.encode(text, add_special_tokens=False)
+    tokens = [tokenizer.library.id_to_token(id_) for id_ in tokenizer.encode("北京大学Python").tolist()]
     assert tokens[:4] == [*"北京大学"]
-    # Nothing goes on with a Chinese character, so no ids are wasted on that.
+    # A Chinese character never continues a word, so no ids are wasted on `##` forms.
     assert not {f"##{character}" for character in "北京大学"} & vocabulary.keys()
     assert "##ら" in vocabulary
 
 
-def test_every_chinese_character_of_unicode_is_one():
-    """But for 256 rare ones, which the tokenizers library forgets, and so all that is built on it."""
+def test_every_chinese_character_of_unicode_is_a_word():
+    """Except 256 rare characters, which the tokenizers library omits."""
     from tokenizers import normalizers
 
-    forgotten = range(0x2B820, 0x2B920)
-    apart = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
+    omitted = range(0x2B820, 0x2B920)
+    normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
     is_chinese = transformers.models.bert.tokenization_bert_legacy.BasicTokenizer()._is_chinese_char
-    for number in (*range(0xD800), *range(0xE000, 0x30000)):
-        expected = is_chinese(number) and number not in forgotten
-        assert (apart.normalize_str(chr(number)) == f" {chr(number)} ") == expected, hex(number)
+    for code in (*range(0xD800), *range(0xE000, 0x30000)):
+        expected = is_chinese(code) and code not in omitted
+        assert (normalizer.normalize_str(chr(code)) == f" {chr(code)} ") == expected, hex(code)

@@ -1,4 +1,4 @@
-"""Words looked up: which tokenizers allow it, and that their ids are those of whole texts."""
+"""Word cache: the tokenizers that support it, and equality of its ids with those of complete texts."""
 
 import json
 
@@ -9,24 +9,24 @@ from megaptm.tokenizers.probe import probe_texts
 
 
 def bert(**options) -> dict:
-    plain = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}
-    return {"normalizer": {"type": "BertNormalizer", **plain, **options}}
+    defaults = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}
+    return {"normalizer": {"type": "BertNormalizer", **defaults, **options}}
 
 
 def metaspace(**options) -> dict:
     return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True, **options}
 
 
-BY_WORDS = {
+CACHED = {
     "BERT": ("wordpiece", {}),
     "BERT cased": ("wordpiece", bert(lowercase=False)),
-    "BERT that keeps accents and controls": ("wordpiece", bert(clean_text=False, strip_accents=False)),
+    "BERT with accents and control characters": ("wordpiece", bert(clean_text=False, strip_accents=False)),
     "words and punctuation": ("wordpiece", {"normalizer": {"type": "NFKD"}, "pre_tokenizer": {"type": "Whitespace"}}),
     "GPT": ("char-bpe", {}),
-    "whole words": ("words", {}),
+    "words": ("words", {}),
     "T5": ("unigram", {}),
     "ALBERT": ("ALBERT", {}),
-    "spaces made one first": (
+    "repeated spaces collapsed": (
         "unigram",
         {
             "normalizer": {
@@ -42,11 +42,11 @@ BY_WORDS = {
         },
     ),
 }
-WHOLE = {
-    "lines kept": ("unigram", {"normalizer": {"type": "NFKC"}, "pre_tokenizer": metaspace()}),
+NOT_CACHED = {
+    "lines preserved": ("unigram", {"normalizer": {"type": "NFKC"}, "pre_tokenizer": metaspace()}),
     "not split": ("unigram", {"pre_tokenizer": metaspace(split=False)}),
-    "no space before": ("unigram", {"pre_tokenizer": metaspace(prepend_scheme="never")}),
-    "a rule of its own": (
+    "no prefix space": ("unigram", {"pre_tokenizer": metaspace(prepend_scheme="never")}),
+    "own split pattern": (
         "wordpiece",
         {
             "pre_tokenizer": {
@@ -57,35 +57,36 @@ WHOLE = {
             }
         },
     ),
-    "replaced across spaces": (
+    "replacement across spaces": (
         "wordpiece",
         {"normalizer": {"type": "Replace", "pattern": {"String": "New York"}, "content": "NY"}},
     ),
 }
 
 
-@pytest.mark.parametrize("name", [*BY_WORDS, *WHOLE])
-def test_ids_are_those_of_hugging_face_whatever_the_parts(name, trained, texts):
-    kind, change = (BY_WORDS | WHOLE)[name]
+@pytest.mark.parametrize("name", [*CACHED, *NOT_CACHED])
+def test_ids_equal_hugging_face(name, trained, texts):
+    """Words are cached exactly for the tokenizers in CACHED."""
+    kind, change = (CACHED | NOT_CACHED)[name]
     tokenizer = Tokenizer(json.loads(json.dumps({**trained[kind].content, **change})), {})
-    assert (tokenizer._words is not None) == (name in BY_WORDS)
-    tried = [*probe_texts(), *texts, "in New York", "New\u3000 York"]
-    expected = tokenizer.library.encode_batch_fast(tried, add_special_tokens=False)
-    for text, ids, encoding in zip(tried, tokenizer.encode_batch(tried), expected, strict=True):
+    assert (tokenizer._words is not None) == (name in CACHED)
+    all_texts = [*probe_texts(), *texts, "in New York", "New\u3000 York"]
+    expected = tokenizer.library.encode_batch_fast(all_texts, add_special_tokens=False)
+    for text, ids, encoding in zip(all_texts, tokenizer.encode_batch(all_texts), expected, strict=True):
         assert ids.tolist() == encoding.ids, text[:80]
 
 
-def test_what_is_remembered_stays_small(trained, texts, monkeypatch):
-    monkeypatch.setattr(word_cache, "MOST", 500)
+def test_cache_is_cleared_at_its_maximum(trained, texts, monkeypatch):
+    monkeypatch.setattr(word_cache, "MAX_WORDS", 500)
     tokenizer = Tokenizer(trained["wordpiece"].content, {})
     expected = [trained["wordpiece"].encode(text).tolist() for text in texts]
     for _ in range(2):
         for text, ids in zip(texts, expected, strict=True):
             assert tokenizer.encode(text).tolist() == ids
-            assert len(tokenizer._words._known) <= 500
+            assert len(tokenizer._words._encoded) <= 500
 
 
-def test_long_words_are_not_remembered(trained):
+def test_long_words_are_not_cached(trained):
     tokenizer = Tokenizer(trained["wordpiece"].content, {})
     tokenizer.encode("short " + "long" * 30)
-    assert list(tokenizer._words._known) == [b"short"]
+    assert list(tokenizer._words._encoded) == [b"short"]

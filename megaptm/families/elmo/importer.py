@@ -26,7 +26,7 @@ from megaptm.spec import ModelSpec, Size
 from megaptm.storage import Record, read_json_object, regular_file, validate
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
-from megaptm.tokenizers.listed_words import tokenizer_of_words
+from megaptm.tokenizers.listed_words import make_word_tokenizer
 
 HEAD = "head.bidirectional-lm"
 REMEDY = "give the options.json that came with the weights"
@@ -178,7 +178,7 @@ def _read_tokenizer(words: Path) -> Tokenizer:
     if words.is_dir():
         return load_tokenizer(words)
     try:
-        return tokenizer_of_words(
+        return make_word_tokenizer(
             regular_file(words).read_text(encoding="utf-8").removesuffix("\n").split("\n"), str(words)
         )
     except (OSError, UnicodeDecodeError) as error:

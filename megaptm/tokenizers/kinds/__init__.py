@@ -6,40 +6,40 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from megaptm.tokenizers.kinds.bpe import learn_bpe
-from megaptm.tokenizers.kinds.byte_bpe import learn_byte_bpe
-from megaptm.tokenizers.kinds.char_bpe import learn_char_bpe
+from megaptm.tokenizers.kinds.bpe import train_bpe
+from megaptm.tokenizers.kinds.byte_bpe import train_byte_bpe
+from megaptm.tokenizers.kinds.char_bpe import train_char_bpe
 from megaptm.tokenizers.kinds.request import VocabularyRequest
-from megaptm.tokenizers.kinds.unigram import learn_unigram
-from megaptm.tokenizers.kinds.wordpiece import learn_wordpiece
-from megaptm.tokenizers.kinds.words import learn_words
+from megaptm.tokenizers.kinds.unigram import train_unigram
+from megaptm.tokenizers.kinds.wordpiece import train_wordpiece
+from megaptm.tokenizers.kinds.words import train_words
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
     """Algorithm that divides texts into tokens."""
 
-    learn: Callable[[Iterable[str], VocabularyRequest], Any]
+    train: Callable[[Iterable[str], VocabularyRequest], Any]
     """Training function: returns a `tokenizers.Tokenizer`, without the special tokens in `last`."""
     specials: str
     """Default set of special tokens: that of the family known for this kind."""
     lowercase: bool | None
     """Default of case folding; None if it is not supported."""
-    unknown: bool = True
+    needs_unknown: bool = True
     """Whether the kind needs an unknown token."""
-    digits: bool = False
+    splits_digits: bool = False
     """Whether each digit can be a separate token."""
-    spaces: bool = False
+    includes_spaces: bool = False
     """Whether tokens include the space before them, as the mask token must then, too."""
 
 
 KINDS: dict[str, Kind] = {
-    "bpe": Kind(learn=learn_bpe, specials="llama", lowercase=None, digits=True, spaces=True),
-    "byte-bpe": Kind(learn=learn_byte_bpe, specials="gpt2", lowercase=None, unknown=False, spaces=True),
-    "char-bpe": Kind(learn=learn_char_bpe, specials="gpt", lowercase=True),
-    "wordpiece": Kind(learn=learn_wordpiece, specials="bert", lowercase=True),
-    "unigram": Kind(learn=learn_unigram, specials="t5", lowercase=False, digits=True, spaces=True),
-    "words": Kind(learn=learn_words, specials="llama", lowercase=False),
+    "bpe": Kind(train=train_bpe, specials="llama", lowercase=None, splits_digits=True, includes_spaces=True),
+    "byte-bpe": Kind(train=train_byte_bpe, specials="gpt2", lowercase=None, needs_unknown=False, includes_spaces=True),
+    "char-bpe": Kind(train=train_char_bpe, specials="gpt", lowercase=True),
+    "wordpiece": Kind(train=train_wordpiece, specials="bert", lowercase=True),
+    "unigram": Kind(train=train_unigram, specials="t5", lowercase=False, splits_digits=True, includes_spaces=True),
+    "words": Kind(train=train_words, specials="llama", lowercase=False),
 }
 
 __all__ = ["KINDS", "Kind", "VocabularyRequest"]

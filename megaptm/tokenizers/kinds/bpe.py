@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from megaptm.tokenizers.kinds.characters import alphabet_of, lines_of
+from megaptm.tokenizers.kinds.characters import find_alphabet, normalize_lines
 from megaptm.tokenizers.kinds.request import VocabularyRequest
 
 
-def learn_bpe(texts: Iterable[str], request: VocabularyRequest) -> Any:
-    """Learn 256 bytes, characters, then merges.
+def train_bpe(texts: Iterable[str], request: VocabularyRequest) -> Any:
+    """Train 256 bytes, characters, then merges.
 
     A space is added before a text, so that a word has the same tokens at the start and within.
     """
@@ -19,16 +19,16 @@ def learn_bpe(texts: Iterable[str], request: VocabularyRequest) -> Any:
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
     # Lines, as in SentencePiece: a line end is encoded as a byte and never part of a word.
-    lines = list(lines_of(texts, lambda line: line))
+    lines = list(normalize_lines(texts, lambda line: line))
     first = [*request.first, *(f"<0x{byte:02X}>" for byte in range(256))]
-    alphabet = ["▁", *alphabet_of(lines)]
-    request.require(256 + len(alphabet), f"256 bytes and {len(alphabet)} characters")
+    alphabet = ["▁", *find_alphabet(lines)]
+    request.require_room(256 + len(alphabet), f"256 bytes and {len(alphabet)} characters")
     library = Library(models.BPE(unk_token=request.unknown, byte_fallback=True, fuse_unk=True))
     words = pre_tokenizers.Metaspace(prepend_scheme="first")
-    apart = [pre_tokenizers.Digits(individual_digits=True)] if request.digits else []
-    library.pre_tokenizer = pre_tokenizers.Sequence([*apart, words])
+    digits = [pre_tokenizers.Digits(individual_digits=True)] if request.digits else []
+    library.pre_tokenizer = pre_tokenizers.Sequence([*digits, words])
     trainer = trainers.BpeTrainer(
-        vocab_size=request.room,
+        vocab_size=request.trained_size,
         special_tokens=first,
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
@@ -37,14 +37,14 @@ def learn_bpe(texts: Iterable[str], request: VocabularyRequest) -> Any:
     library.train_from_iterator(lines, trainer)
     # Afterwards, only merges keep digits apart. As in SentencePiece, digits are split during training only.
     library.pre_tokenizer = words
-    library = without_special(library, {*request.first, *request.last})
+    library = remove_special_tokens(library, {*request.first, *request.last})
     library.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     return library
 
 
-def without_special(library: Any, names: Iterable[str]) -> Any:
+def remove_special_tokens(library: Any, names: Iterable[str]) -> Any:
     """Return the tokenizer without the tokens that its trainer marked as special.
 
     Merges that spell one of `names` are removed as well, so that text never becomes a special token.

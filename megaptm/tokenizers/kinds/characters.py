@@ -11,23 +11,23 @@ CHARACTER_COVERAGE = 0.9995
 LONGEST_LINE = 10_000
 
 
-def alphabet_of(texts: list[str]) -> list[str]:
+def find_alphabet(texts: list[str]) -> list[str]:
     """Return the characters that cover nearly all of the text, sorted by code point."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text)
     counts = Counter({character: n for character, n in counts.items() if not character.isspace()})
-    rest = sum(counts.values()) * CHARACTER_COVERAGE
-    kept = []
+    remaining = sum(counts.values()) * CHARACTER_COVERAGE
+    alphabet = []
     for character, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        if rest <= 0:
+        if remaining <= 0:
             break
-        kept.append(character)
-        rest -= n
-    return sorted(kept)
+        alphabet.append(character)
+        remaining -= n
+    return sorted(alphabet)
 
 
-def lines_of(texts: Iterable[str], normalize: Callable[[str], str]) -> Iterable[str]:
+def normalize_lines(texts: Iterable[str], normalize: Callable[[str], str]) -> Iterable[str]:
     """Yield the normalized lines of the texts."""
     for text in texts:
         for line in text.splitlines():

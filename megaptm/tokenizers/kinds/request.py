@@ -9,7 +9,7 @@ from megaptm.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyRequest:
-    """Parameters of a vocabulary to learn."""
+    """Parameters of a vocabulary to train."""
 
     vocabulary: int
     """Vocabulary size, including special tokens."""
@@ -24,15 +24,16 @@ class VocabularyRequest:
     """Whether each digit is a separate token."""
 
     @property
-    def room(self) -> int:
+    def trained_size(self) -> int:
         """Vocabulary size without `last`."""
         return self.vocabulary - len(self.last)
 
-    def require(self, ids: int, what: str) -> None:
+    def require_room(self, num_ids: int, description: str) -> None:
         """Raise `UserError` if the vocabulary is too small for this many ids and the special tokens."""
-        count = len(self.first) + len(self.last)
-        if self.vocabulary < count + ids:
+        num_specials = len(self.first) + len(self.last)
+        if self.vocabulary < num_specials + num_ids:
             raise UserError(
-                f"vocabulary ({self.vocabulary}) has no room for {count} special token{'s' if count > 1 else ''}"
-                f" and {what}: ask for more than {count + ids}."
+                f"vocabulary ({self.vocabulary}) is too small for {num_specials} special "
+                f"token{'s' if num_specials > 1 else ''} and {description}: set it to more than "
+                f"{num_specials + num_ids}."
             )

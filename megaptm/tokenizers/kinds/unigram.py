@@ -12,16 +12,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from megaptm.errors import UserError
-from megaptm.tokenizers.kinds.characters import CHARACTER_COVERAGE, LONGEST_LINE, lines_of
+from megaptm.tokenizers.kinds.characters import CHARACTER_COVERAGE, LONGEST_LINE, normalize_lines
 from megaptm.tokenizers.kinds.request import VocabularyRequest
-from megaptm.tokenizers.normalization import exact, library_normalizer, nmt_nfkc
+from megaptm.tokenizers.normalization import expand_precompiled, make_library_normalizer, make_nmt_nfkc
 
 # SentencePiece sums probabilities per thread, so the number of threads affects the result.
 SENTENCEPIECE_THREADS = 2
 
 
-def learn_unigram(texts: Iterable[str], request: VocabularyRequest) -> Any:
-    """Learn pieces, the most likely first."""
+def train_unigram(texts: Iterable[str], request: VocabularyRequest) -> Any:
+    """Train pieces, the most likely first."""
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, pre_tokenizers
 
@@ -29,9 +29,11 @@ def learn_unigram(texts: Iterable[str], request: VocabularyRequest) -> Any:
     # ALBERT's folds, applied before the table.
     quotes = [{"type": "Replace", "pattern": {"String": quote}, "content": '"'} for quote in ("``", "''")]
     folds = [*quotes, *({"type": kind} for kind in ("NFKD", "StripAccents", "Lowercase"))] if request.lowercase else []
-    table = nmt_nfkc()
-    normalizer = library_normalizer(exact({"type": "Sequence", "normalizers": [*folds, table]} if folds else table))
-    pieces = _pieces(lines_of(texts, normalizer.normalize_str), request)
+    table = make_nmt_nfkc()
+    normalizer = make_library_normalizer(
+        expand_precompiled({"type": "Sequence", "normalizers": [*folds, table]} if folds else table)
+    )
+    pieces = _train_pieces(normalize_lines(texts, normalizer.normalize_str), request)
     # A special token must not be a piece, even if its name is frequent in the text.
     names = {*request.first, *request.last}
     scored = [*((name, 0.0) for name in request.first), *(piece for piece in pieces if piece[0] not in names)]
@@ -42,8 +44,8 @@ def learn_unigram(texts: Iterable[str], request: VocabularyRequest) -> Any:
     return library
 
 
-def _pieces(lines: Iterable[str], request: VocabularyRequest) -> list[tuple[str, float]]:
-    """Return pieces and their log probabilities, learned from normalized lines."""
+def _train_pieces(lines: Iterable[str], request: VocabularyRequest) -> list[tuple[str, float]]:
+    """Return pieces and their log probabilities, trained by SentencePiece on normalized lines."""
     import sentencepiece
     from sentencepiece import sentencepiece_model_pb2
 
@@ -53,7 +55,7 @@ def _pieces(lines: Iterable[str], request: VocabularyRequest) -> list[tuple[str,
             sentence_iterator=lines,
             model_writer=model,
             model_type="unigram",
-            vocab_size=request.room,
+            vocab_size=request.trained_size,
             hard_vocab_limit=False,
             normalization_rule_name="identity",
             character_coverage=CHARACTER_COVERAGE,
@@ -62,17 +64,17 @@ def _pieces(lines: Iterable[str], request: VocabularyRequest) -> list[tuple[str,
             num_threads=SENTENCEPIECE_THREADS,
             minloglevel=2,
             # Reserves ids for special tokens, under names with a space, which no piece has.
-            control_symbols=[f"special {number}" for number in range(1, len(request.first))],
+            control_symbols=[f"special {index}" for index in range(1, len(request.first))],
             unk_id=0,
             bos_id=-1,
             eos_id=-1,
             pad_id=-1,
         )
     except RuntimeError as error:
-        why = str(error).splitlines()[-1].strip()
+        reason = str(error).splitlines()[-1].strip()
         raise UserError(
-            f"a unigram vocabulary of {request.vocabulary} ({len(request.last)} of them special, at the end) cannot be "
-            f"learnt from this text ({why}): change the vocabulary or give more text."
+            f"SentencePiece cannot train a unigram vocabulary of {request.vocabulary} ids ({len(request.last)} of them "
+            f"special tokens at the end) on this text ({reason}): change the vocabulary or give more text."
         ) from None
-    found = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())  # type: ignore[attr-defined]  # generated
-    return [(piece.piece, piece.score) for piece in found.pieces[len(request.first) :]]
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())  # type: ignore[attr-defined]  # generated
+    return [(piece.piece, piece.score) for piece in proto.pieces[len(request.first) :]]
