@@ -1,4 +1,4 @@
-"""Tiny random corpora for tests, written with the writer that real ones use."""
+"""Small random corpora for tests, written with the product's shard writer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.storage import RetryPolicy
 
 SPECIALS = 106
-"""The first ids of `tiny_special` are special; `tiny_corpus` draws its tokens from the rest."""
+"""Number of special tokens of `tiny_special`, the smallest ids; `tiny_corpus` samples from the other ids."""
 
 
 def tiny_special(vocabulary: int = 1000) -> SpecialTokens:
-    """Every special token an objective may ask for: ids 0 to 5, and 100 sentinels."""
+    """Return all special tokens that an objective may need: ids 0 to 5, and 100 sentinels."""
     return SpecialTokens(
         size=vocabulary,
         pad=0,
@@ -46,9 +46,9 @@ def tiny_corpus(
     seed: int = 0,
     fingerprint: str = "tiny",
 ) -> Manifest:
-    """Write a corpus of random documents into `folder`; `validation` documents come on top of `documents`.
+    """Write a corpus of random documents: `documents` in the training split, and `validation` in the other.
 
-    With `parts` each document is of two, its halves.
+    With `parts`, the two halves of each document are its parts.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
@@ -65,15 +65,15 @@ def tiny_corpus(
             with ShardWriter(folder / f"{split}-{part:06d}.tar", "uint16", fields) as writer:
                 for _ in keys:
                     tokens = rng.integers(SPECIALS, vocabulary, rng.integers(*lengths, endpoint=True))
-                    # A sentence every ten tokens or so; the first always starts at 0.
+                    # Sentences of ten tokens on average. The first starts at 0.
                     starts = np.flatnonzero(rng.random(len(tokens)) < 0.1)
-                    known = {"sentences": np.union1d([0], starts)} if sentences else {}
+                    annotations = {"sentences": np.union1d([0], starts)} if sentences else {}
                     if words:
-                        known["words"] = word_starts(tokens)
-                        known["capitals"] = np.flatnonzero(tokens % 5 == 0)
+                        annotations["words"] = word_starts(tokens)
+                        annotations["capitals"] = np.flatnonzero(tokens % 5 == 0)
                     if parts:
-                        known["parts"] = np.array([0, len(tokens) // 2])
-                    writer.add(key, tokens, known, meta={"source": split}, text_bytes=4 * len(tokens))
+                        annotations["parts"] = np.array([0, len(tokens) // 2])
+                    writer.add(key, tokens, annotations, meta={"source": split}, text_bytes=4 * len(tokens))
                     key += 1
             splits[split].append(writer.close())
     return write_manifest(
@@ -87,12 +87,16 @@ def tiny_corpus(
 
 
 def word_starts(tokens: np.ndarray) -> np.ndarray:
-    """Two of three ids begin a word; the first token always does."""
+    """Return the tokens that start a word: the first, and two thirds of the ids."""
     return np.union1d([0], np.flatnonzero(tokens % 3))
 
 
+def equal_samples(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
+    return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
+
+
 def publish(folder: Path, url: str, retry: RetryPolicy) -> None:
-    """Copy a finished corpus to a URL as a build does: the manifest goes last."""
+    """Upload a finished corpus as a build does, the manifest last."""
     manifest = read_manifest(folder)
     storage.remove_file(storage.join_path(url, MANIFEST), retry)
     for name in storage.list_files(storage.join_path(folder, "tokenizer")):

@@ -1,4 +1,4 @@
-"""The file of URLs of shards that stay elsewhere: what it may name, and what it may not."""
+"""File with the URLs of shards that a corpus does not copy."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ from megaptm.errors import UserError
 ZERO = "0" * 64
 TABLE = [ShardInfo(name="train-000000.tar", samples=1, tokens=1, bytes=1, size=1, sha256=ZERO, index_sha256=ZERO)]
 URL = "s3://bucket/laion/00000.tar"
+LOCATION = "s3://b/train.addresses.jsonl"
 
 
-PLACE = "s3://b/train.addresses.jsonl"
-
-
-def test_shards_have_the_addresses_that_were_written(tmp_path: Path) -> None:
+def test_urls_are_read_as_written(tmp_path: Path) -> None:
     path = tmp_path / addresses_name("train")
     write_addresses(tmp_path, "train", [URL])
-    assert read_addresses(path, TABLE, PLACE) == {"train-000000.tar": URL}
+    assert read_addresses(path, TABLE, LOCATION) == {"train-000000.tar": URL}
     write_addresses(tmp_path, "train", [URL, URL])
-    with pytest.raises(UserError, match=f"^{PLACE} has 2 URLs for 1 shards"):
-        read_addresses(path, TABLE, PLACE)
+    with pytest.raises(UserError, match=f"^{LOCATION} has 2 URLs for 1 shards"):
+        read_addresses(path, TABLE, LOCATION)
 
 
 @pytest.mark.parametrize(
@@ -35,14 +33,13 @@ def test_shards_have_the_addresses_that_were_written(tmp_path: Path) -> None:
         *('"/etc/passwd"', "3", '"s3://key:secret@b/a.tar"', r'"s3://b/\n.tar"'),
     ],
 )
-def test_a_place_that_no_corpus_may_name_is_refused(line: str, tmp_path: Path) -> None:
-    """By its own sentence: the number of addresses is right."""
+def test_unsafe_url_is_rejected(line: str, tmp_path: Path) -> None:
     (tmp_path / "copy").write_text(line + "\n")
-    with pytest.raises(UserError, match=f"^{PLACE} has .*, which is not the URL of a shard"):
-        read_addresses(tmp_path / "copy", TABLE, PLACE)
+    with pytest.raises(UserError, match=f"^{LOCATION} has .*, which is not the URL of a shard"):
+        read_addresses(tmp_path / "copy", TABLE, LOCATION)
 
 
-def test_what_is_no_json_is_refused(tmp_path: Path) -> None:
+def test_invalid_json_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "copy").write_text("{\n")
-    with pytest.raises(UserError, match=f"^{PLACE} cannot be read"):
-        read_addresses(tmp_path / "copy", TABLE, PLACE)
+    with pytest.raises(UserError, match=f"^{LOCATION} cannot be read"):
+        read_addresses(tmp_path / "copy", TABLE, LOCATION)

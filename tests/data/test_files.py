@@ -1,3 +1,5 @@
+"""Tar headers and .npy arrays are written and read as by tarfile and NumPy."""
+
 import io
 import tarfile
 
@@ -13,7 +15,7 @@ from megaptm.data.files import npy_bytes, open_tar, tar_header, tar_members
     name=st.text(st.characters(codec="utf-8", exclude_characters="\0/"), min_size=1, max_size=100),
     size=st.integers(0, 8**11 - 1),
 )
-def test_a_header_is_that_of_tarfile(name, size):
+def test_tar_header_equals_tarfile(name, size):
     try:
         expected = tarfile.TarInfo(name)
         expected.size = size
@@ -25,25 +27,25 @@ def test_a_header_is_that_of_tarfile(name, size):
         assert tar_header(name, size) == written
 
 
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize(
     ("size", "pax"),
     [(-512, {}), (1 << 61, {}), (0, {"GNU.sparse.size": "0,1"}), (0, {"GNU.sparse.major": "1", "size": "-1"})],
 )
-def test_a_tar_that_cannot_be_told_ends_with_an_error_of_tarfile(size, pax, first, tmp_path):
-    with (tmp_path / "it.tar").open("wb") as file:
-        if not first:
+def test_invalid_tar_raises_tar_error(size, pax, is_first, tmp_path):
+    with (tmp_path / "invalid.tar").open("wb") as file:
+        if not is_first:
             file.write(tarfile.TarInfo("good").tobuf())
         member = tarfile.TarInfo("bad")
         member.size, member.pax_headers = size, pax
         file.write(member.tobuf(tarfile.PAX_FORMAT if pax else tarfile.GNU_FORMAT) + bytes(1024))
-    with pytest.raises(tarfile.TarError), open_tar(tmp_path / "it.tar") as tar:
+    with pytest.raises(tarfile.TarError), open_tar(tmp_path / "invalid.tar") as tar:
         assert len([*tar_members(tar)]) < 3
 
 
 @pytest.mark.parametrize("dtype", ["<u2", "<u4", "<i4"])
 @pytest.mark.parametrize("shape", [(0,), (7,), (5, 3)])
-def test_an_array_is_written_as_numpy_writes_it(dtype, shape):
+def test_npy_bytes_equal_numpy(dtype, shape):
     array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
     buffer = io.BytesIO()
     np.lib.format.write_array(buffer, array, version=(1, 0))

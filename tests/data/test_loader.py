@@ -1,4 +1,4 @@
-"""What a step holds: the same for any ranks, workers, micro-batches and restarts."""
+"""The samples of a step do not depend on ranks, workers, micro-batches or restarts."""
 
 import itertools
 import multiprocessing
@@ -27,40 +27,42 @@ def mix(tmp_path_factory):
     )
 
 
-def rows(batches):
-    """A step's micro-batches end to end: field -> [samples, ...]."""
+def concatenate(batches):
+    """Return field -> [samples, ...] of several batches."""
     return {field: torch.cat([batch[field] for batch in batches]) for field in batches[0]}
 
 
 def read(mix, *, ranks=1, start=0, steps=STEPS, microbatch=1, workers=0):
-    """The global batch of each step, put together from what each rank reads."""
-    steps_of_ranks = []
+    """Return the global batch of each step, concatenated from the batches of all ranks."""
+    steps_by_rank = []
     for rank in range(ranks):
         with Loader(
             mix, start_step=start, batch=BATCH, microbatch=microbatch, rank=rank, ranks=ranks, workers=workers
         ) as loader:
-            taken = list(itertools.islice(loader, steps))
-        assert [step for step, _ in taken] == list(range(start, start + steps))
-        assert all(len(batch["tokens"]) == microbatch for _, batches in taken for batch in batches)
-        steps_of_ranks.append([rows(batches) for _, batches in taken])
-    return [rows(list(step)) for step in zip(*steps_of_ranks, strict=True)]
+            loaded = list(itertools.islice(loader, steps))
+        assert [step for step, _ in loaded] == list(range(start, start + steps))
+        assert all(len(batch["tokens"]) == microbatch for _, batches in loaded for batch in batches)
+        steps_by_rank.append([concatenate(batches) for _, batches in loaded])
+    return [concatenate(list(step)) for step in zip(*steps_by_rank, strict=True)]
 
 
-def assert_same(first, second):
-    assert len(first) == len(second)
-    for one, other in zip(first, second, strict=True):
-        assert one.keys() == other.keys()
-        for field in one:
-            assert torch.equal(one[field], other[field]), field
+def assert_same(batches, expected):
+    assert len(batches) == len(expected)
+    for batch, expected_batch in zip(batches, expected, strict=True):
+        assert batch.keys() == expected_batch.keys()
+        for field in batch:
+            assert torch.equal(batch[field], expected_batch[field]), field
 
 
 @pytest.fixture(scope="module")
 def expected(mix):
-    def step(number):
-        samples = [mix.sample(number * BATCH + at) for at in range(BATCH)]
+    """Global batches of ten steps, from the samples of the mix."""
+
+    def stack(step):
+        samples = [mix.sample(step * BATCH + index) for index in range(BATCH)]
         return {field: torch.stack([torch.tensor(sample[field]) for sample in samples]) for field in samples[0]}
 
-    return [step(number) for number in range(10)]
+    return [stack(step) for step in range(10)]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -76,19 +78,19 @@ def test_workers_do_not_change_the_samples(mix, expected, workers, ranks):
 
 
 @pytest.mark.parametrize("start", [1, 4, 7])
-def test_any_step_can_be_the_first(mix, expected, start):
+def test_loader_starts_at_any_step(mix, expected, start):
     assert_same(read(mix, start=start), expected[start : start + STEPS])
     assert_same(read(mix, start=start, ranks=2, workers=1), expected[start : start + STEPS])
 
 
-def test_a_start_far_away_needs_nothing_before_it(mix):
+def test_loader_starts_at_step_a_billion(mix):
     step = 10**9
     (batch,) = read(mix, start=step, steps=1)
     assert torch.equal(batch["tokens"][5], torch.tensor(mix.sample(step * BATCH + 5)["tokens"]))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_the_generator_of_dropout_is_left_alone(mix, workers):
+def test_loader_does_not_use_torch_generator(mix, workers):
     torch.manual_seed(0)
     before = torch.get_rng_state()
     read(mix, workers=workers, steps=1)
@@ -96,7 +98,7 @@ def test_the_generator_of_dropout_is_left_alone(mix, workers):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_damaged_shard_reaches_the_consumer_as_one_sentence(tmp_path, workers):
+def test_damaged_shard_raises_user_error(tmp_path, workers):
     info = tiny_corpus(tmp_path).splits["train"].shards[0]
     content = bytearray((tmp_path / info.name).read_bytes())
     content[-2000] ^= 1
@@ -109,13 +111,13 @@ def test_a_damaged_shard_reaches_the_consumer_as_one_sentence(tmp_path, workers)
         next(loader)
 
 
-def test_a_batch_that_cannot_be_divided_is_refused(mix):
+def test_indivisible_batch_is_rejected(mix):
     with pytest.raises(UserError, match=r"train\.batch \(12\) must be a multiple of layout\.data \(5\)"):
         Loader(mix, batch=12, microbatch=1, ranks=5)
 
 
 @pytest.fixture(scope="module")
-def held_out(mix):
+def validation_mix(mix):
     return open_mix(
         dict.fromkeys(mix.names, 1),
         split="validation",
@@ -126,14 +128,18 @@ def held_out(mix):
     )
 
 
-def test_validation_is_finite_and_always_the_same(held_out):
-    whole = [rows(batches) for batches in validation_batches(held_out, batch=4, microbatch=2)]
-    assert len(whole) == held_out.fresh_samples // 4 > 1
-    assert_same([rows(batches) for batches in validation_batches(held_out, batch=4, microbatch=2)], whole)
-    parts = [validation_batches(held_out, batch=4, microbatch=1, rank=rank, ranks=2, max_steps=2) for rank in (0, 1)]
-    assert_same([rows([*first, *second]) for first, second in zip(*parts, strict=True)], whole[:2])
+def test_validation_batches_are_finite_and_reproducible(validation_mix):
+    expected = [concatenate(batches) for batches in validation_batches(validation_mix, batch=4, microbatch=2)]
+    assert len(expected) == validation_mix.fresh_samples // 4 > 1
+    assert_same(
+        [concatenate(batches) for batches in validation_batches(validation_mix, batch=4, microbatch=2)], expected
+    )
+    by_rank = [
+        validation_batches(validation_mix, batch=4, microbatch=1, rank=rank, ranks=2, max_steps=2) for rank in (0, 1)
+    ]
+    assert_same([concatenate([*first, *second]) for first, second in zip(*by_rank, strict=True)], expected[:2])
 
 
-def test_a_validation_split_smaller_than_a_batch_is_refused(held_out):
+def test_validation_split_smaller_than_a_batch_is_rejected(validation_mix):
     with pytest.raises(UserError, match="less than one batch of 1000: build the corpus with a larger validation split"):
-        validation_batches(held_out, batch=1000, microbatch=1)
+        validation_batches(validation_mix, batch=1000, microbatch=1)

@@ -1,4 +1,4 @@
-"""Samples that an objective of the user's does not make as it says: one sentence, with the sample's number."""
+"""Invalid samples of a user's objective: the error names the sample."""
 
 import numpy as np
 import pytest
@@ -13,43 +13,46 @@ from megaptm.plugins import PluginError
 from tests.data.corpora import tiny_corpus, tiny_special
 
 
-def leave(sample):
+def exit_process(sample):
     raise SystemExit(3)
 
 
-SPOILED = {
+FAILURES = {
     "raises": (lambda sample: sample["nothing"], r"KeyError: 'nothing', \S+test_plugins\.py:\d+"),
-    "leaves": (leave, r"SystemExit: 3, \S+"),
-    "none": (lambda sample: None, "TypeError: spoiled returned a NoneType, not a dict of arrays"),
-    "no field": (lambda sample: {"tokens": sample["tokens"]}, "TypeError: spoiled returned no document_ids, but .*"),
-    "one more": (
+    "exits": (exit_process, r"SystemExit: 3, \S+"),
+    "returns None": (lambda sample: None, "TypeError: failing returned a NoneType, not a dict of arrays"),
+    "missing field": (
+        lambda sample: {"tokens": sample["tokens"]},
+        "TypeError: failing returned no document_ids, but .*",
+    ),
+    "additional field": (
         lambda sample: sample | {"odd": sample["tokens"]},
         "TypeError: .* returned odd, which its batch specification lacks",
     ),
-    "no array": (lambda sample: sample | {"labels": [1]}, "TypeError: .* returned labels as a list, .*"),
-    "shorter": (
+    "list": (lambda sample: sample | {"labels": [1]}, "TypeError: .* returned labels as a list, .*"),
+    "wrong shape": (
         lambda sample: sample | {"labels": sample["labels"][1:]},
-        r"TypeError: spoiled returned labels as int64 \[31\], but its batch specification has int64 \[32\]",
+        r"TypeError: failing returned labels as int64 \[31\], but its batch specification has int64 \[32\]",
     ),
-    "other numbers": (
+    "wrong dtype": (
         lambda sample: sample | {"labels": sample["labels"].astype(np.float64)},
-        r"TypeError: spoiled returned labels as float64 \[32\], .*",
+        r"TypeError: failing returned labels as float64 \[32\], .*",
     ),
 }
 
 
-class Spoiled(CausalLM):
-    """Its sample 3 is not what it says."""
+class FailingObjective(CausalLM):
+    """Objective whose sample 3 is invalid."""
 
-    name = "spoiled"
+    name = "failing"
 
-    def __init__(self, how):
-        self.how, self.made = how, 0
+    def __init__(self, failure):
+        self.failure, self.num_made = failure, 0
 
-    def make(self, *given):
-        self.made += 1
-        sample = super().make(*given)
-        return SPOILED[self.how][0](sample) if self.made == 4 else sample
+    def make(self, *arguments):
+        self.num_made += 1
+        sample = super().make(*arguments)
+        return FAILURES[self.failure][0](sample) if self.num_made == 4 else sample
 
 
 @pytest.fixture(scope="module")
@@ -63,51 +66,51 @@ def opened(corpus, objective):
     return open_mix({corpus: 1}, objective=objective, sequence=32, seed=0, special=tiny_special())
 
 
-@pytest.mark.parametrize("how", SPOILED)
+@pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_any_sample_of_a_batch_is_looked_at(corpus, how, workers):
-    said = rf"^sample 3, of \S+: objective spoiled failed \({SPOILED[how][1]}\): fix it\.$"
-    with Loader(opened(corpus, Spoiled(how)), batch=8, microbatch=4, workers=workers) as loader:
-        with pytest.raises(PluginError, match=said) as caught:
+def test_invalid_sample_is_named(corpus, failure, workers):
+    message = rf"^sample 3, of \S+: objective failing failed \({FAILURES[failure][1]}\): fix it\.$"
+    with Loader(opened(corpus, FailingObjective(failure)), batch=8, microbatch=4, workers=workers) as loader:
+        with pytest.raises(PluginError, match=message) as caught:
             next(loader)
         assert "Traceback" in caught.value.traceback
 
 
-def test_of_several_tasks_each_is_held_to_what_it_says_itself(corpus):
-    tasks = Composed((Task("short", Spoiled("no field"), CONSTANT_ONE),), {"lm": CONSTANT_ONE})
+def test_each_task_is_checked_against_its_own_batch_spec(corpus):
+    tasks = Composed((Task("short", FailingObjective("missing field"), CONSTANT_ONE),), {"lm": CONSTANT_ONE})
     with pytest.raises(
-        PluginError, match=r"objective spoiled failed \(TypeError: spoiled returned no document_ids, but its batch"
+        PluginError, match=r"objective failing failed \(TypeError: failing returned no document_ids, but its batch"
     ):
-        _ = [opened(corpus, tasks).sample(number) for number in (0, 0, 0, 0)]
+        _ = [opened(corpus, tasks).sample(index) for index in (0, 0, 0, 0)]
 
 
-def test_a_data_set_says_it_as_well(corpus):
-    data = MixDataset(opened(corpus, Spoiled("none")))
+def test_dataset_names_invalid_sample(corpus):
+    dataset = MixDataset(opened(corpus, FailingObjective("returns None")))
     with pytest.raises(PluginError, match="sample 3, of"):
-        _ = [data[number] for number in range(4)]
+        _ = [dataset[index] for index in range(4)]
 
 
-class SaysOnly(BaseObjective):
-    """A user's that forgot whose class to be: it makes no samples."""
+class NoSamples(BaseObjective):
+    """Objective of a base class that makes no samples."""
 
-    name, losses = "says-only", CausalLM.losses
+    name, losses = "no-samples", CausalLM.losses
     raw_length, batch = CausalLM.raw_length, CausalLM.batch
 
 
-class MakesOnly(SampleObjective):
-    """A user's that reads the stream, and does not say how it is cut."""
+class NoCut(SampleObjective):
+    """Objective that reads the stream but has no method `cut`."""
 
-    name, losses = "makes-only", CausalLM.losses
+    name, losses = "no-cut", CausalLM.losses
     raw_length, batch, make = CausalLM.raw_length, CausalLM.batch, CausalLM.make
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("objective", "message"),
     [
-        (SaysOnly, r"^objective says-only makes no samples: its class must be a `megaptm\.objectives\.Objective`"),
-        (MakesOnly, "objective makes-only has unit stream but no method `cut`: its class must be a"),
+        (NoSamples, r"^objective no-samples makes no samples: its class must be a `megaptm\.objectives\.Objective`"),
+        (NoCut, "objective no-cut has unit stream but no method `cut`: its class must be a"),
     ],
 )
-def test_an_objective_of_too_small_a_class_is_told(corpus, kind, said):
-    with pytest.raises(UserError, match=said):
-        opened(corpus, kind())
+def test_objective_of_wrong_base_class_is_rejected(corpus, objective, message):
+    with pytest.raises(UserError, match=message):
+        opened(corpus, objective())

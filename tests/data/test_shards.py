@@ -1,4 +1,4 @@
-"""What is written can be read: by the reader, by `tar`, by webdataset; and damage is told apart from data."""
+"""Shards are read as they were written, also by `tar` and webdataset, and damaged shards are rejected."""
 
 import errno
 import os
@@ -25,37 +25,40 @@ def shard(tmp_path):
     return tmp_path, writer.close()
 
 
-def test_random_access_equals_what_was_written(shard):
+def test_documents_are_read_in_any_order(shard):
     folder, info = shard
     opened = Shard.open(folder, info, "uint16", FIELDS, verify="hash")
     assert [opened.tokens(i).tolist() for i in (2, 0, 1)] == [DOCUMENTS[i][0] for i in (2, 0, 1)]
     assert [opened.sentences(i).tolist() for i in range(3)] == [[0], [0, 2], [0]]
     assert opened.tokens(1, 1, 3).tolist() == [0, 9]
-    assert (info.samples, info.tokens, info.bytes) == (3, 8, 30)
+    assert info.samples == 3
+    assert info.tokens == 8
+    assert info.bytes == 30
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
-def test_a_disk_that_fails_once_is_asked_again_and_never_takes_a_shard_for_damaged(shard, monkeypatch, number):
+@pytest.mark.parametrize("error", [errno.EIO, errno.ESTALE])
+def test_failed_open_is_retried(shard, monkeypatch, error):
+    """An error of the disk is never reported as a damaged shard."""
     folder, info = shard
-    fails, opened = 1, Path.open
+    failures, open_path = 1, Path.open
 
-    def open_badly(path, *arguments, **more):
-        nonlocal fails
-        if path.name == info.name and fails:
-            fails -= 1
-            raise OSError(number, os.strerror(number), str(path))
-        return opened(path, *arguments, **more)
+    def fail_or_open(path, *arguments, **options):
+        nonlocal failures
+        if path.name == info.name and failures:
+            failures -= 1
+            raise OSError(error, os.strerror(error), str(path))
+        return open_path(path, *arguments, **options)
 
-    monkeypatch.setattr(Path, "open", open_badly)
+    monkeypatch.setattr(Path, "open", fail_or_open)
     assert len(Shard.open(folder, info, "uint16", FIELDS)) == 3
-    assert fails == 0
-    fails = -1
+    assert failures == 0
+    failures = -1
     monkeypatch.setattr("megaptm.data.shards.RETRY", RetryPolicy(seconds=0.0))
     with pytest.raises(UserError, match=r"check that its disk or server responds, and start again\."):
         Shard.open(folder, info, "uint16", FIELDS)
 
 
-def test_a_shard_that_is_cut_short_while_it_is_read_is_a_sentence(shard):
+def test_shard_truncated_while_open_is_reported(shard):
     folder, info = shard
     opened = Shard.open(folder, info, "uint16", FIELDS)
     os.truncate(folder / info.name, 520)
@@ -65,7 +68,7 @@ def test_a_shard_that_is_cut_short_while_it_is_read_is_a_sentence(shard):
         opened.tokens(2)
 
 
-def test_plain_tar_reads_the_shard(shard, tmp_path):
+def test_tar_reads_the_shard(shard, tmp_path):
     folder, info = shard
     listed = subprocess.run(["tar", "-tf", folder / info.name], capture_output=True, text=True, check=True)
     assert listed.stdout.split()[:3] == [
@@ -78,7 +81,7 @@ def test_plain_tar_reads_the_shard(shard, tmp_path):
     assert np.load(tmp_path / "out" / "000000000001.tokens.npy").tolist() == DOCUMENTS[1][0]
 
 
-def test_plain_webdataset_reads_the_shard(shard):
+def test_webdataset_reads_the_shard(shard):
     webdataset = pytest.importorskip("webdataset")
     folder, info = shard
     samples = list(webdataset.WebDataset(str(folder / info.name), shardshuffle=False).decode())
@@ -87,7 +90,7 @@ def test_plain_webdataset_reads_the_shard(shard):
     assert samples[2]["json"] == {"source": "ü"}
 
 
-def test_the_same_documents_make_the_same_bytes(tmp_path):
+def test_same_documents_give_same_bytes(tmp_path):
     first, second = tiny_corpus(tmp_path / "a"), tiny_corpus(tmp_path / "b")
     assert first == second
     name = first.splits["train"].shards[0].name
@@ -95,7 +98,7 @@ def test_the_same_documents_make_the_same_bytes(tmp_path):
     assert first.id != tiny_corpus(tmp_path / "c", seed=1).id
 
 
-def test_a_writer_that_fails_leaves_nothing(tmp_path):
+def test_failed_writer_leaves_no_files(tmp_path):
     with pytest.raises(ValueError, match="non-empty"), ShardWriter(tmp_path / "train-000000.tar") as writer:
         writer.add(0, [])
     assert list(tmp_path.iterdir()) == []
@@ -114,13 +117,13 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path):
         ([1, 2], {"words": [0]}, r"document 0: words is not one of the fields \('tokens', 'sentences', 'tags'\)\."),
     ],
 )
-def test_documents_that_cannot_be_stored_are_refused(tmp_path, tokens, annotations, message):
+def test_invalid_documents_are_rejected(tmp_path, tokens, annotations, message):
     fields = ("tokens", "sentences", "tags")
     with pytest.raises(ValueError, match=message), ShardWriter(tmp_path / "t.tar", "uint16", fields) as writer:
         writer.add(0, tokens, annotations)
 
 
-def test_annotations_and_blobs_come_back_as_they_were(tmp_path):
+def test_annotations_and_blobs_are_read_as_written(tmp_path):
     fields = ("tokens", "words", "tags", "jpg")
     with ShardWriter(tmp_path / "train-000000.tar", "uint16", fields) as writer:
         writer.add(0, [7, 8, 9], {"words": [0, 2], "tags": [[0, 1, 5], [0, 3, 6]]}, {"jpg": b"not a picture"})
@@ -135,7 +138,7 @@ def test_annotations_and_blobs_come_back_as_they_were(tmp_path):
     assert listed.stdout == b"not a picture"
 
 
-def test_a_truncated_shard_is_named(tmp_path):
+def test_truncated_shard_is_rejected(tmp_path):
     info = tiny_corpus(tmp_path).splits["train"].shards[1]
     path = tmp_path / info.name
     path.write_bytes(path.read_bytes()[:-512])
@@ -144,7 +147,7 @@ def test_a_truncated_shard_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".index.npy"])
-def test_one_flipped_bit_is_found_by_hash(tmp_path, suffix):
+def test_flipped_bit_is_detected_by_hash(tmp_path, suffix):
     info = tiny_corpus(tmp_path).splits["train"].shards[0]
     path = tmp_path / info.name.replace(".tar", suffix)
     content = bytearray(path.read_bytes())
@@ -155,20 +158,20 @@ def test_one_flipped_bit_is_found_by_hash(tmp_path, suffix):
         check_shard(tmp_path, info, "hash")
 
 
-def test_a_missing_shard_is_named(tmp_path):
+def test_missing_shard_is_rejected(tmp_path):
     info = tiny_corpus(tmp_path).splits["train"].shards[0]
     (tmp_path / info.name).unlink()
     with pytest.raises(UserError, match=r"train-000000\.tar is missing"):
         check_shard(tmp_path, info, "size")
 
 
-def test_a_folder_without_a_manifest_is_not_a_corpus(tmp_path):
+def test_folder_without_manifest_is_rejected(tmp_path):
     with pytest.raises(UserError, match="not a finished corpus"):
         read_manifest(tmp_path)
 
 
 @pytest.mark.parametrize(("before", "after"), [('"seed": 0', '"seed": 1'), ("corpus-2", "corpus-0"), ("{", "")])
-def test_an_edited_manifest_is_refused(tmp_path, before, after):
+def test_edited_manifest_is_rejected(tmp_path, before, after):
     tiny_corpus(tmp_path)
     path = tmp_path / "manifest.json"
     path.write_text(path.read_text().replace(before, after, 1))
@@ -176,13 +179,13 @@ def test_an_edited_manifest_is_refused(tmp_path, before, after):
         read_manifest(tmp_path)
 
 
-def test_a_split_without_documents_is_refused(tmp_path):
+def test_empty_split_is_rejected(tmp_path):
     tiny_corpus(tmp_path, validation=0)
     with pytest.raises(UserError, match="no documents in its split `validation`"):
         Corpus.open(tmp_path).split("validation")
 
 
-def test_a_truncated_index_is_named(tmp_path):
+def test_truncated_index_is_rejected(tmp_path):
     info = tiny_corpus(tmp_path).splits["train"].shards[0]
     path = tmp_path / info.index_name
     path.write_bytes(path.read_bytes()[:-8])

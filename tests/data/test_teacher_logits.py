@@ -1,4 +1,4 @@
-"""Kept logits of a teacher that are not what was written, or that nobody wrote: one sentence, and no memory."""
+"""Files of teacher logits: damaged, invalid and unfinished ones are rejected."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from megaptm.data.teacher_logits import (
 from megaptm.errors import UserError
 from megaptm.storage import RetryPolicy
 
-SAID = {
+MANIFEST_CONTENT = {
     "format": FORMAT,
-    "teacher": "it",
+    "teacher": "teacher",
     "step": 1,
     "head": "mlm",
     "positions": "all",
@@ -45,26 +45,26 @@ SAID = {
     "samples": {"train": 2},
     "files": {},
 }
-SAMPLES = [{"tokens": np.arange(number, number + 8)} for number in range(2)]
+SAMPLES = [{"tokens": np.arange(start, start + 8)} for start in range(2)]
 
 
-def written(folder: Path) -> Path:
-    """The file of two samples."""
+def write_samples(folder: Path) -> Path:
+    """Write the logits of two samples, and return the file."""
     ids = np.arange(16, dtype=np.int32).reshape(8, 2)
-    kept = SampleLogits(np.arange(8, dtype=np.int32), ids, -ids.astype(np.float16))
-    write_file(path := folder / file_name("train", 0), [sample_digest(one) for one in SAMPLES], [kept] * 2)
+    logits = SampleLogits(np.arange(8, dtype=np.int32), ids, -ids.astype(np.float16))
+    write_file(path := folder / file_name("train", 0), [sample_digest(sample) for sample in SAMPLES], [logits] * 2)
     return path
 
 
-def sealed(folder: Path, **said: Any) -> TeacherLogits:
-    """With a manifest that is right about its file, whatever is in it."""
+def open_with_manifest(folder: Path, **changes: Any) -> TeacherLogits:
+    """Write a manifest with the hash of the file as it is, and open the folder."""
     path = folder / file_name("train", 0)
-    (folder / MANIFEST).write_text(json.dumps(SAID | {"files": {path.name: file_hash(path)}} | said))
+    (folder / MANIFEST).write_text(json.dumps(MANIFEST_CONTENT | {"files": {path.name: file_hash(path)}} | changes))
     return TeacherLogits.open(folder)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("top", 21, r"top \(21\) is more than vocabulary \(20\)"),
         ("vocabulary", -1, r"top \(2\) is more than vocabulary \(-1\)"),
@@ -72,9 +72,9 @@ def sealed(folder: Path, **said: Any) -> TeacherLogits:
         ("dtype", "float64", r"dtype \('float64'\) must be float16 or float32"),
     ],
 )
-def test_a_manifest_that_says_what_cannot_be_is_refused(name: str, value: Any, said: str, tmp_path: Path) -> None:
-    (tmp_path / MANIFEST).write_text(json.dumps(SAID | {name: value}))
-    with pytest.raises(UserError, match=said):
+def test_invalid_manifest_is_rejected(name: str, value: Any, message: str, tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).write_text(json.dumps(MANIFEST_CONTENT | {name: value}))
+    with pytest.raises(UserError, match=message):
         read_manifest(tmp_path / MANIFEST)
 
 
@@ -95,59 +95,57 @@ def test_a_manifest_that_says_what_cannot_be_is_refused(name: str, value: Any, s
         ("logits", None),
     ],
 )
-def test_a_file_that_holds_something_else_is_refused_and_written_again(name: str, array: Any, tmp_path: Path) -> None:
-    path, first = written(tmp_path), sample_digest(SAMPLES[0])
-    manifest = TeacherLogitsManifest.model_validate(SAID)
+def test_invalid_file_is_rejected_and_incomplete(name: str, array: Any, tmp_path: Path) -> None:
+    path, first = write_samples(tmp_path), sample_digest(SAMPLES[0])
+    manifest = TeacherLogitsManifest.model_validate(MANIFEST_CONTENT)
     assert is_complete_file(path, manifest, 2, first)
     assert not is_complete_file(path, manifest, 3, first)
     assert not is_complete_file(path, manifest, 2, sample_digest(SAMPLES[1]))
-    assert sealed(tmp_path).split("train").fields(0, SAMPLES[0])[TEACHER_IDS].tolist()[1] == [2, 3]
+    assert open_with_manifest(tmp_path).split("train").fields(0, SAMPLES[0])[TEACHER_IDS].tolist()[1] == [2, 3]
     arrays = load(path.read_bytes()) | {name: np.asarray(array)}
     if array is None:
         del arrays[name]
     path.write_bytes(save(arrays))
     assert not is_complete_file(path, manifest, 2, first)
     with pytest.raises(UserError, match="is not a file of logits: remove it, and write it with"):
-        sealed(tmp_path).split("train").fields(0, SAMPLES[0])
+        open_with_manifest(tmp_path).split("train").fields(0, SAMPLES[0])
 
 
-def test_a_disk_that_fails_once_is_asked_again_and_named_where_it_goes_on_failing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, fails, really = written(tmp_path), 1, Path.read_bytes
-    kept = sealed(tmp_path)
+def test_failed_read_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, failures, read_bytes = write_samples(tmp_path), 1, Path.read_bytes
+    logits = open_with_manifest(tmp_path)
 
-    def read_badly(one: Path) -> bytes:
-        nonlocal fails
-        if one == path and fails:
-            fails -= 1
-            raise OSError(errno.EIO, os.strerror(errno.EIO))  # of reading, which names no file
-        return really(one)
+    def fail_or_read(file: Path) -> bytes:
+        nonlocal failures
+        if file == path and failures:
+            failures -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))  # an error of reading does not name the file
+        return read_bytes(file)
 
-    monkeypatch.setattr(Path, "read_bytes", read_badly)
-    assert kept.split("train").fields(0, SAMPLES[0])[TEACHER_IDS].tolist()[1] == [2, 3]
-    fails = -1
+    monkeypatch.setattr(Path, "read_bytes", fail_or_read)
+    assert logits.split("train").fields(0, SAMPLES[0])[TEACHER_IDS].tolist()[1] == [2, 3]
+    failures = -1
     monkeypatch.setattr("megaptm.data.shards.RETRY", RetryPolicy(seconds=0.0))
     with pytest.raises(UserError, match=rf"{path} could not be reached for \d+ s .* check that its disk"):
-        kept.split("train").fields(0, SAMPLES[0])
+        logits.split("train").fields(0, SAMPLES[0])
 
 
-def test_a_folder_that_is_added_to_is_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that was not full is written again then; of another teacher it is another."""
-    path = written(tmp_path)
-    kept = sealed(tmp_path)
+def test_extended_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`megaptm cache-logits` may replace an incomplete file while a student reads the folder."""
+    path = write_samples(tmp_path)
+    logits = open_with_manifest(tmp_path)
     unfinished = path.with_name(UNFINISHED)
     unfinished.write_text("{}")
     ids = np.ones((8, 2), np.int32)
     longer = [SampleLogits(np.arange(8, dtype=np.int32), ids, ids.astype(np.float16))] * 3
-    write_file(path, [sample_digest(one) for one in (*SAMPLES, {"tokens": ids})], longer)
-    # It ends while the student looks: what was read of the folder before is of no account.
+    write_file(path, [sample_digest(sample) for sample in (*SAMPLES, {"tokens": ids})], longer)
+    # The extension ends while the student computes the hash.
     monkeypatch.setattr(SplitLogits, "_hash_now", lambda *_: unfinished.unlink())
     with pytest.raises(UserError, match="is being extended by `megaptm cache-logits` for a longer run"):
-        kept.split("train").fields(0, SAMPLES[0])
+        logits.split("train").fields(0, SAMPLES[0])
     monkeypatch.undo()
-    sealed(tmp_path, teacher="another")
+    open_with_manifest(tmp_path, teacher="another")
     with pytest.raises(UserError, match="is damaged"):
-        kept.split("train").fields(0, SAMPLES[0])
-    sealed(tmp_path, samples={"train": 3})
-    assert kept.split("train").fields(0, SAMPLES[0])[TEACHER_IDS].tolist() == ids.tolist()
+        logits.split("train").fields(0, SAMPLES[0])
+    open_with_manifest(tmp_path, samples={"train": 3})
+    assert logits.split("train").fields(0, SAMPLES[0])[TEACHER_IDS].tolist() == ids.tolist()

@@ -1,5 +1,5 @@
-"""Words and regions of images learn to be known by each other: hidden ones of either kind, and whether they belong
-together, on held-out images."""
+"""Pretraining on words and image regions: masked words and regions are predicted from each other, and matching pairs
+are recognized, on validation images."""
 
 from __future__ import annotations
 
@@ -28,43 +28,41 @@ from tests.engines import filled_engine
 from tests.ranks import run_ranks
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-MOST = {
+MAX_RATIOS = {
     "uniter": {"itm": 0.6, "mlm": 0.1, "mrfr": 0.4, "mrc-kl": 0.7},
-    # Some of its words are asked without an image.
+    # Some masked words of UNIMO are in texts without images.
     "unimo": {"cmcl": 0.3, "mlm": 0.3, "mrfr": 0.4, "mrc-kl": 0.7},
 }
-"""Loss -> the share of a guess's that is left; of features and classes it is the noise of the detector."""
+"""Loss -> maximum ratio to the loss of constant predictions. The noise of the detector limits features and classes."""
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """Means of losses on held-out rows."""
+    """Mean losses on validation samples."""
 
     before: dict[str, float]
     after: dict[str, float]
-    guessed: dict[str, float]
-    """By who knows how often each answer comes: of hidden regions apart for shapes and for the ground, which boxes
-    tell."""
-    words: float
-    """Of hidden words of texts with their images."""
-    words_beside_others: float
-    """The same where an image is that of another row."""
+    constant: dict[str, float]
+    """Losses of constant predictions, for regions one of shapes and one of the background, whose boxes differ."""
+    mlm_with_own_image: float
+    mlm_with_other_image: float
+    """Loss of masked words with the image of another sample."""
 
 
-def learn(config_file: str, corpus: str, vocabulary: int) -> Lesson:
-    """Train a config. Runs in a rank's process."""
+def train_and_evaluate(config_file: str, corpus: str, vocabulary: int) -> Lesson:
+    """Train a config. Runs in the process of a rank."""
     from megaptm.config.learning_rate import learning_rate
     from megaptm.train.loop import mean_losses
 
     config = load(config_file, [f"data.mix={{{corpus}: 1}}", f"model.vocabulary={vocabulary}"])
-    rows = {"batch": config.train.batch, "microbatch": config.layout.microbatch}
-    told = {"objective": config.built_objective, "sequence": config.data.sequence, "seed": config.train.seed}
-    told |= {"special": load_tokenizer(Path(corpus) / "tokenizer").special}
-    held_out = validation_batches(open_mix(config.data.mix, split="validation", **told), **rows, max_steps=24)
-    [words] = [one.objective for one in tasks_of(config.built_objective) if isinstance(one.objective, RegionMaskedLM)]
-    pairs = validation_batches(
-        open_mix(config.data.mix, split="validation", **told | {"objective": words}), **rows, max_steps=8
-    )
+    batch_sizes = {"batch": config.train.batch, "microbatch": config.layout.microbatch}
+    options = {"objective": config.built_objective, "sequence": config.data.sequence, "seed": config.train.seed}
+    options |= {"special": load_tokenizer(Path(corpus) / "tokenizer").special}
+    validation_mix = open_mix(config.data.mix, split="validation", **options)
+    validation = validation_batches(validation_mix, **batch_sizes, max_steps=24)
+    [mlm] = [task.objective for task in tasks_of(config.built_objective) if isinstance(task.objective, RegionMaskedLM)]
+    mlm_mix = open_mix(config.data.mix, split="validation", **options | {"objective": mlm})
+    with_own_image = validation_batches(mlm_mix, **batch_sizes, max_steps=8)
     engine = filled_engine(
         resolve_model(config),
         config.layout,
@@ -72,80 +70,82 @@ def learn(config_file: str, corpus: str, vocabulary: int) -> Lesson:
         losses=config.built_objective.losses,
         seed=config.train.seed,
     )
-    guessed, before = guesses([*chain.from_iterable(held_out)]), mean_losses(engine, iter(held_out))
-    mix = open_mix(config.data.mix, split="train", schedule=BatchSchedule(config.train.batch), **told)
-    with Loader(mix, **rows) as loader:
+    constant, before = constant_losses([*chain.from_iterable(validation)]), mean_losses(engine, iter(validation))
+    mix = open_mix(config.data.mix, split="train", schedule=BatchSchedule(config.train.batch), **options)
+    with Loader(mix, **batch_sizes) as loader:
         for step, batches in islice(loader, config.train.steps):
             engine.train_step(batches, step=step, lr=learning_rate(step, config.optimizer, steps=config.train.steps))
-    after = mean_losses(engine, iter(held_out))
-    others = [[with_other_images(batch) for batch in step] for step in pairs]
-    of_own, of_others = (mean_losses(engine, iter(batches))["mlm"] for batches in (pairs, others))
-    return Lesson(before, after, guessed, of_own, of_others)
+    after = mean_losses(engine, iter(validation))
+    with_other_image = [[roll_images(batch) for batch in step] for step in with_own_image]
+    own, other = (mean_losses(engine, iter(batches))["mlm"] for batches in (with_own_image, with_other_image))
+    return Lesson(before, after, constant, own, other)
 
 
-def with_other_images(batch: MicroBatch) -> MicroBatch:
-    """Each row's text with the regions of the row before it."""
-    behind = batch["tokens"].shape[1] - batch["region_boxes"].shape[1]
-    moved = {name: batch[name].roll(1, 0) for name in ("region_features", "region_boxes")}
+def roll_images(batch: MicroBatch) -> MicroBatch:
+    """Return each sample's text with the regions of the sample before it."""
+    first_region = batch["tokens"].shape[1] - batch["region_boxes"].shape[1]
+    rolled = {name: batch[name].roll(1, 0) for name in ("region_features", "region_boxes")}
     for name in ("tokens", "document_ids"):
-        moved[name] = torch.cat([batch[name][:, :behind], batch[name][:, behind:].roll(1, 0)], 1)
-    return batch | moved
+        rolled[name] = torch.cat([batch[name][:, :first_region], batch[name][:, first_region:].roll(1, 0)], 1)
+    return batch | rolled
 
 
-def guesses(batches: list[MicroBatch]) -> dict[str, float]:
+def constant_losses(batches: list[MicroBatch]) -> dict[str, float]:
+    """Return the losses of the best constant predictions."""
     labels = torch.cat([batch["labels"].flatten() for batch in batches])
-    features, likely = ([*of_kinds(batches, field)] for field in ("masked_region_features", "region_distributions"))
-    far = [(one - one.mean(0)).square() for one in features]
-    apart = [F.kl_div(one.mean(0).log().expand_as(one), one, reduction="none") for one in likely]
+    features = list(split_by_region_kind(batches, "masked_region_features"))
+    distributions = list(split_by_region_kind(batches, "region_distributions"))
+    errors = [(values - values.mean(0)).square() for values in features]
+    divergences = [
+        F.kl_div(values.mean(0).log().expand_as(values), values, reduction="none") for values in distributions
+    ]
     return {
         "itm": math.log(2),
-        "cmcl": found_by_chance(batches),
+        "cmcl": uniform_contrast_loss(batches),
         "mlm": unigram_loss(labels[labels != IGNORED].bincount().numpy()),
-        "mrfr": torch.cat(far).mean().item(),
-        "mrc-kl": torch.cat(apart).mean().item(),
+        "mrfr": torch.cat(errors).mean().item(),
+        "mrc-kl": torch.cat(divergences).mean().item(),
     }
 
 
-def found_by_chance(batches: list[MicroBatch]) -> float:
-    """Nats of who takes any text of the batch or another image for right; each batch is compared by itself."""
-    found = []
+def uniform_contrast_loss(batches: list[MicroBatch]) -> float:
+    """Return the contrastive loss of equal scores for all texts of a batch and all other images."""
+    losses = []
     for batch in batches:
-        if (asked := batch.get("num_positive_texts", torch.zeros(0)) > 0).any():
-            texts = batch["text_starts"][asked] != IGNORED
-            found += (
-                math.log(int(texts.sum()) + int(asked.sum()) - 1) - batch["num_positive_texts"][asked].log()
-            ).tolist()
-    return sum(found) / len(found) if found else math.nan
+        if (has_positives := batch.get("num_positive_texts", torch.zeros(0)) > 0).any():
+            texts = batch["text_starts"][has_positives] != IGNORED
+            num_candidates = int(texts.sum()) + int(has_positives.sum()) - 1
+            losses += (math.log(num_candidates) - batch["num_positive_texts"][has_positives].log()).tolist()
+    return sum(losses) / len(losses) if losses else math.nan
 
 
-def of_kinds(batches: list[MicroBatch], field: str) -> Iterator[Tensor]:
-    """[N, ...]: answers about hidden shapes, and about hidden ground, whose boxes are wide."""
-    answers, wide = [], []
+def split_by_region_kind(batches: list[MicroBatch], field: str) -> Iterator[Tensor]:
+    """Yield labels [N, ...] of masked shapes, then of masked backgrounds, whose boxes are wide."""
+    labels, is_wide = [], []
     for batch in batches:
         boxes = batch["region_boxes"]
-        places = batch["masked_positions"][:, : batch[field].shape[1]] - (batch["tokens"].shape[1] - boxes.shape[1])
-        rows = torch.arange(len(places))[:, None]
-        asked = batch[field][:, :, 0] != IGNORED
-        answers.append(batch[field][asked].float())
-        wide.append(boxes[rows, places.clamp(min=0), 4][asked] > 0.5)
+        regions = batch["masked_positions"][:, : batch[field].shape[1]] - (batch["tokens"].shape[1] - boxes.shape[1])
+        samples = torch.arange(len(regions))[:, None]
+        is_label = batch[field][:, :, 0] != IGNORED
+        labels.append(batch[field][is_label].float())
+        is_wide.append(boxes[samples, regions.clamp(min=0), 4][is_label] > 0.5)
     for kind in (False, True):
-        yield torch.cat(answers)[torch.cat(wide) == kind]
+        yield torch.cat(labels)[torch.cat(is_wide) == kind]
 
 
 @pytest.mark.drill
-@pytest.mark.parametrize("family", MOST)
-def test_words_regions_and_what_belongs_together_are_learned_by_the_tiny_config(family: str, tmp_path: Path) -> None:
-    """Far below who sees no other kind."""
+@pytest.mark.parametrize("family", MAX_RATIOS)
+def test_tiny_config_learns_from_words_and_regions(family: str, tmp_path: Path) -> None:
     region_corpus(tmp_path / "corpus", tokenizer=TOKENIZERS[family], validation=0.2)
-    # Captions are rewritten by phrases in tokens of this corpus.
+    # Phrases for rewriting captions, in tokens of this corpus.
     meanings, tokenizer = tmp_path / "meanings.json", load_tokenizer(tmp_path / "corpus/tokenizer")
     write_meanings(read_meanings(CONFIGS / "unimo/shapes.tsv"), tokenizer, meanings)
     config = (CONFIGS / family / "tiny.yaml").read_text().replace("../", f"{CONFIGS}/")
     (tmp_path / "tiny.yaml").write_text(config.replace("corpora/shapes.json", str(meanings)))
-    told = (str(tmp_path / "tiny.yaml"), str(tmp_path / "corpus"), TOKENIZERS[family].vocabulary)
-    [lesson] = run_ranks(1, learn, *told)
+    arguments = (str(tmp_path / "tiny.yaml"), str(tmp_path / "corpus"), TOKENIZERS[family].vocabulary)
+    [lesson] = run_ranks(1, train_and_evaluate, *arguments)
     print(lesson)
-    for loss, most in MOST[family].items():
-        assert lesson.before[loss] > 0.9 * lesson.guessed[loss], loss
-        assert lesson.after[loss] < most * lesson.guessed[loss], loss
-    assert lesson.words < 0.2 * lesson.words_beside_others, "words are known by their image"
+    for loss, max_ratio in MAX_RATIOS[family].items():
+        assert lesson.before[loss] > 0.9 * lesson.constant[loss], loss
+        assert lesson.after[loss] < max_ratio * lesson.constant[loss], loss
+    assert lesson.mlm_with_own_image < 0.2 * lesson.mlm_with_other_image

@@ -1,5 +1,5 @@
-"""Images and captions learn to find each other by contrast, with captions that the lists rewrite: held-out ones too,
-against others' and against their own broken ones."""
+"""Contrastive learning with rewritten captions: images find their captions among those of others, and prefer them to
+their negatives."""
 
 from __future__ import annotations
 
@@ -19,52 +19,59 @@ REWRITER = Rewriter(
     }
 )
 VOCABULARY = ["a", "and", "kind", "of", *COLORS, *(f"{color}ish" for color in COLORS), *SHAPES]
-PAIRS, LEARNED, FEATURES, WIDTH, STEPS = 160, 128, 12, 16, 60
+PAIRS, TRAINING_PAIRS, FEATURES, WIDTH, STEPS = 160, 128, 12, 16, 60
 
 
-def some_pairs() -> tuple[Tensor, list[list[Text]]]:
-    """Images [N, F], sums of what their two things look like, and noise; of each its caption, one that says the same,
-    one that does not."""
+def make_pairs() -> tuple[Tensor, list[list[Text]]]:
+    """Return images [N, F] (the sum of the features of two objects, and noise), and for each its caption, a paraphrase
+    and a negative."""
     rng = np.random.default_rng(0)
-    looks = rng.normal(size=(len(COLORS) + len(SHAPES), FEATURES))
+    features = rng.normal(size=(len(COLORS) + len(SHAPES), FEATURES))
     images, texts = [], []
     for _ in range(PAIRS):
         colors, shapes = rng.permutation(len(COLORS))[:2], rng.permutation(len(SHAPES))[:2]
-        there = np.concatenate([looks[colors], looks[len(COLORS) + shapes]])
-        images.append(there.sum(0) + 0.1 * rng.normal(size=FEATURES))
+        parts = np.concatenate([features[colors], features[len(COLORS) + shapes]])
+        images.append(parts.sum(0) + 0.1 * rng.normal(size=FEATURES))
         names = [("a", COLORS[color], SHAPES[shape]) for color, shape in zip(colors, shapes, strict=True)]
         caption = (*names[0], "and", *names[1])
         texts.append([caption, *REWRITER.paraphrases(caption, rng), *REWRITER.negatives(caption, rng)])
     return torch.tensor(np.array(images), dtype=torch.float32), texts
 
 
-def test_they_find_each_other_and_tell_right_from_wrong():
+def test_contrast_learns_captions_and_negatives():
     torch.manual_seed(0)
-    images, texts = some_pairs()
-    assert all(len(three) == 3 for three in texts)
-    bags = torch.tensor([[[text.count(word) for word in VOCABULARY] for text in three] for three in texts]).float()
-    read_image, read_text = nn.Linear(FEATURES, WIDTH), nn.Linear(len(VOCABULARY), WIDTH)
-    adam = torch.optim.Adam([*read_image.parameters(), *read_text.parameters()], lr=0.02)
+    images, texts = make_pairs()
+    assert all(len(versions) == 3 for versions in texts)
+    bags = torch.tensor([[[text.count(word) for word in VOCABULARY] for text in versions] for versions in texts])
+    image_encoder, text_encoder = nn.Linear(FEATURES, WIDTH), nn.Linear(len(VOCABULARY), WIDTH)
+    optimizer = torch.optim.Adam([*image_encoder.parameters(), *text_encoder.parameters()], lr=0.02)
 
-    def vectors(rows: slice) -> tuple[Tensor, Tensor]:
-        return F.normalize(read_image(images[rows]), dim=-1), F.normalize(read_text(bags[rows]), dim=-1)
+    def encode(samples: slice) -> tuple[Tensor, Tensor]:
+        image_vectors, text_vectors = image_encoder(images[samples]), text_encoder(bags[samples].float())
+        return F.normalize(image_vectors, dim=-1), F.normalize(text_vectors, dim=-1)
 
     for step in range(STEPS):
-        first = 32 * step % LEARNED
-        looked, said = vectors(slice(first, first + 32))
-        right, seen = torch.full((32,), 2), torch.ones(32, 1, dtype=torch.bool)
-        adam.zero_grad()
-        of_all = cross_modal_contrast(
-            looked[:, None], said, right, seen, seen.expand(-1, 3), slice(0, 32), temperature=0.1
+        first = 32 * step % TRAINING_PAIRS
+        image_vectors, text_vectors = encode(slice(first, first + 32))
+        num_positives, valid = torch.full((32,), 2), torch.ones(32, 1, dtype=torch.bool)
+        optimizer.zero_grad()
+        losses = cross_modal_contrast(
+            image_vectors[:, None],
+            text_vectors,
+            num_positives,
+            valid,
+            valid.expand(-1, 3),
+            slice(0, 32),
+            temperature=0.1,
         )
-        of_all.mean().backward()
-        adam.step()
+        losses.mean().backward()
+        optimizer.step()
 
     with torch.no_grad():
-        looked, said = vectors(slice(LEARNED, PAIRS))
-        cosines = torch.einsum("re,rke->rk", looked, said)
-        ranks = (looked @ said[:, 0].t()).argsort(1, descending=True)
-    found = (ranks[:, :3] == torch.arange(len(ranks))[:, None]).any(1).float().mean().item()
-    assert found > 0.5  # by chance one in ten
-    assert (cosines[:, 0] > cosines[:, 2]).float().mean().item() > 0.85  # by chance a half
+        image_vectors, text_vectors = encode(slice(TRAINING_PAIRS, PAIRS))
+        cosines = torch.einsum("re,rke->rk", image_vectors, text_vectors)
+        ranking = (image_vectors @ text_vectors[:, 0].t()).argsort(1, descending=True)
+    recall_at_3 = (ranking[:, :3] == torch.arange(len(ranking))[:, None]).any(1).float().mean().item()
+    assert recall_at_3 > 0.5  # chance: 0.1
+    assert (cosines[:, 0] > cosines[:, 2]).float().mean().item() > 0.85  # chance: 0.5
     assert (cosines[:, 1] > cosines[:, 2]).float().mean().item() > 0.8

@@ -15,7 +15,7 @@ from megaptm.losses.transport import cosine_costs, transport_distance, transport
 GOLDEN = Path(__file__).parents[1] / "golden/uniter_transport.safetensors"
 
 
-def plan_by_a_loop(costs: list[list[float]], rounds: int) -> Tensor:
+def plan_by_loop(costs: list[list[float]], rounds: int) -> Tensor:
     """Run algorithm 1 of arXiv:1802.04307 with one inner iteration in Python floats: words [T] to regions [R]."""
     words, regions = range(len(costs)), range(len(costs[0]))
     plan = [[1.0 for _ in regions] for _ in words]
@@ -43,8 +43,8 @@ def test_transport_plan_equals_a_loop(rounds):
     costs = cosine_costs(words, regions)
     plans = transport_plan(costs, valid_words, valid_regions, rounds=rounds)
     for plan, cost, num_words, num_regions in zip(plans, costs, valid_words.sum(1), valid_regions.sum(1), strict=True):
-        known = plan_by_a_loop(cost[:num_words, :num_regions].tolist(), rounds)
-        assert torch.allclose(plan[:num_words, :num_regions], known, rtol=0, atol=1e-12)
+        expected = plan_by_loop(cost[:num_words, :num_regions].tolist(), rounds)
+        assert torch.allclose(plan[:num_words, :num_regions], expected, rtol=0, atol=1e-12)
         assert plan.sum().item() == pytest.approx(1, abs=1e-12)
         assert plan[num_words:].count_nonzero() == plan[:, num_regions:].count_nonzero() == 0
 
@@ -61,29 +61,29 @@ def test_transport_plan_row_sums_are_exact_and_column_sums_converge():
 
 
 def test_transport_equals_released_code():
-    known = load_file(GOLDEN)
-    words, regions = (known[name].requires_grad_() for name in ("text", "image"))
-    valid_words, valid_regions = (known[name] == 0 for name in ("text_pad", "image_pad"))
+    golden = load_file(GOLDEN)
+    words, regions = (golden[name].requires_grad_() for name in ("text", "image"))
+    valid_words, valid_regions = (golden[name] == 0 for name in ("text_pad", "image_pad"))
     pairs = valid_words[:, :, None] & valid_regions[:, None, :]
     costs = cosine_costs(words, regions).detach()
-    assert torch.allclose(costs * pairs, known["cost"] * pairs, atol=1e-6)
+    assert torch.allclose(costs * pairs, golden["cost"] * pairs, atol=1e-6)
     for rounds in (1, 5, 50, 200):
         plan = transport_plan(costs, valid_words, valid_regions, rounds=rounds)
-        assert torch.allclose(plan, known[f"plan_{rounds}"].transpose(1, 2), atol=1e-6), rounds
+        assert torch.allclose(plan, golden[f"plan_{rounds}"].transpose(1, 2), atol=1e-6), rounds
     distances = transport_distance(words, regions, valid_words, valid_regions)
-    assert torch.allclose(distances, known["distance"], atol=1e-6)
+    assert torch.allclose(distances, golden["distance"], atol=1e-6)
     distances.sum().backward()
-    assert torch.allclose(words.grad, known["grad_text"], atol=1e-6)
-    assert torch.allclose(regions.grad, known["grad_image"], atol=1e-6)
+    assert torch.allclose(words.grad, golden["grad_text"], atol=1e-6)
+    assert torch.allclose(regions.grad, golden["grad_image"], atol=1e-6)
 
 
-def test_nothing_is_moved_where_regions_are_the_words_in_another_order():
+def test_distance_of_a_permutation_is_zero():
     words = torch.eye(4, dtype=torch.float64)[None] * torch.tensor([1.0, 2.0, 3.0, 4.0])[:, None]
     valid = torch.ones(1, 4, dtype=torch.bool)
     assert transport_distance(words, words.flip(1), valid, valid).item() == pytest.approx(0, abs=1e-12)
 
 
-def test_one_word_goes_everywhere_and_a_row_of_nothing_is_0():
+def test_distance_of_one_word_is_mean_cost_and_of_no_regions_zero():
     words, regions, valid_words, valid_regions = padded_case()
     valid_words[2], valid_regions[2] = torch.arange(6) < 1, torch.arange(9) < 5
     valid_regions[1] = False
