@@ -21,7 +21,7 @@ from megaptm.models import Model, fill
 from megaptm.models.distill import DistillationLosses
 from megaptm.spec import Distillation, ModelSpec, Size, change
 from tests.models.tiny import distilled_losses, tiny_batch, tiny_spec
-from tests.parity.reference import labels_everywhere
+from tests.parity.reference import scatter_labels
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -240,7 +240,7 @@ def test_the_model_trains_by_the_closed_form_of_the_triple_loss() -> None:
     said, told = student.logits(batch)["mlm"][real], teacher.logits(batch)["mlm"][real]
     p, q = (told / 2).softmax(-1), (said / 2).softmax(-1)
     divergence = 4 * (p * (p / q).log()).sum(-1).mean()
-    asked = labels_everywhere(batch)[real]
+    asked = scatter_labels(batch)[real]
     chosen = said.softmax(-1).gather(1, asked.clamp(min=0)[:, None])[:, 0]
     masked = -chosen.log()[asked >= 0].mean()
     one, two = student.encode(batch)[real], teacher.encode(batch)[real]

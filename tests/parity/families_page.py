@@ -1,7 +1,7 @@
-"""Generator of docs/families.md, from the tables of families and from recorded differences.
+"""Generator of docs/families.md from the tables of families and the recorded differences from reference models.
 
 python -m tests.parity.families_page            # with the recorded differences
-python -m tests.parity.families_page --measure  # measures them again (tests/parity/differences.yaml)
+python -m tests.parity.families_page --measure  # measure them again (tests/parity/differences.yaml)
 """
 
 # ruff: noqa: E501
@@ -57,11 +57,10 @@ Tables and small networks ([word vectors](word-vectors.md)). Parameters are for 
 """
 
 
-OF_TEXT = "RobertaForMaskedLM, of a text alone (gradients: the token table's)"
+TEXT_ONLY = "RobertaForMaskedLM, of a text alone (gradients: the token table's)"
 
 
-def page() -> str:
-    """The whole of it."""
+def render_page() -> str:
     recorded = yaml.safe_load(RECORD.read_text(encoding="utf-8"))
     seconds = yaml.safe_load(SECONDS.read_text(encoding="utf-8")) or {}
     rows = (
@@ -73,7 +72,7 @@ def page() -> str:
 
 
 def _word_row(family: WordFamily) -> str:
-    """Of all words, at the published sizes."""
+    """Return the table row of a family of word vectors, with the published number of words."""
     specs = {
         size: WordSpec(family=family, size=table, vocabulary=family.vocabulary) for size, table in family.sizes.items()
     }
@@ -82,24 +81,24 @@ def _word_row(family: WordFamily) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
-def _row(family: Family, seen: dict[str, str], spent: dict[str, object] | None) -> str:
+def _row(family: Family, differences: dict[str, str], seconds: dict[str, object] | None) -> str:
     sizes = ", ".join(f"{size} {count_parameters(published(family, size)):,}" for size in family.sizes)
     layouts = sum(name == family.name for name, _ in CASES)
     difference = ", ".join(
-        f"{what} {seen[what]}" for what in ("logits", "losses", "vectors", "gradients") if what in seen
+        f"{name} {differences[name]}" for name in ("logits", "losses", "vectors", "gradients") if name in differences
     )
-    if "from" in seen:
-        difference += f", from {seen['from']}"
+    if "from" in differences:
+        difference += f", from {differences['from']}"
     cells = (
         *(f"{family.name} ({family.paper})", sizes, ", ".join(family.objectives), str(layouts)),
         *(" and ".join(hugging_face_models(family)) or "none", difference),
-        f"{spent['cpu']} s ({spent['date']}, {spent['commit']})" if spent else "not recorded yet",
+        f"{seconds['cpu']} s ({seconds['date']}, {seconds['commit']})" if seconds else "not recorded yet",
     )
     return f"| {' | '.join(cells)} |\n"
 
 
 def measure() -> dict[str, dict[str, str]]:
-    """Family -> the differences from its reference, and what that is where it is not Hugging Face's model."""
+    """Return family -> differences from its reference, and the name of the reference if Hugging Face has none."""
     from tests.families import (
         test_clip,
         test_cove,
@@ -114,36 +113,52 @@ def measure() -> dict[str, dict[str, str]]:
     from tests.parity import test_elmo, test_gpt_neo, test_transformer_xl
     from tests.parity.reference import differences
 
-    def said(what: str, seen: tuple[float, float], reference: str = "") -> dict[str, str]:
-        numbers = {name: f"{one:.0e}" if one else "0" for name, one in zip((what, "gradients"), seen, strict=True)}
-        return numbers | ({"from": reference} if reference else {})
+    def format_differences(name: str, values: tuple[float, float], reference: str = "") -> dict[str, str]:
+        texts = [f"{value:.0e}" if value else "0" for value in values]
+        return dict(zip((name, "gradients"), texts, strict=True)) | ({"from": reference} if reference else {})
 
-    of_contexts = [test_unilm.differences(context) for context in test_unilm.CONTEXTS]
-    worst = max(logits for logits, _ in of_contexts), max(gradients for _, gradients in of_contexts)
-    neo, authors, written = (one.differences() for one in (test_gpt_neo, test_electra, test_deberta_v3))
-    found = {name: said("logits", differences(name)) for name in CATALOGUE if has_counterpart(name, with_decoder=False)}
+    contexts = [test_unilm.differences(context) for context in test_unilm.CONTEXTS]
+    unilm = max(logits for logits, _ in contexts), max(gradients for _, gradients in contexts)
+    gpt_neo, electra, deberta_v3 = (test.differences() for test in (test_gpt_neo, test_electra, test_deberta_v3))
+    with_counterpart = {
+        name: format_differences("logits", differences(name))
+        for name in CATALOGUE
+        if has_counterpart(name, with_decoder=False)
+    }
     with TemporaryDirectory() as folder:
-        of_images = test_vit.differences(Path(folder, "theirs"))
-        of_pairs = test_clip.differences(Path(folder, "pairs"))
-    return found | {
-        "vit": said("logits", of_images),
-        "clip": said("vectors", of_pairs),
-        "uniter": said(
+        vit = test_vit.differences(Path(folder, "vit"))
+        clip = test_clip.differences(Path(folder, "clip"))
+    return with_counterpart | {
+        "vit": format_differences("logits", vit),
+        "clip": format_differences("vectors", clip),
+        "uniter": format_differences(
             "losses", test_uniter.differences(), "six losses of the released code (gradients: of two tables)"
         ),
-        "unimo": said("logits", test_unimo.differences(), OF_TEXT),
-        "elmo": said("losses", test_elmo.differences(), ELMO_STEPS),
-        "cove": said("vectors", test_cove.differences(), "torch.nn.LSTM over each text (gradients: the encoder's)"),
-        "gpt3-banded": said("logits", neo, "GPTNeoForCausalLM with its scale (gradients: the token table's)"),
-        "unilm": said("logits", worst, "BertForPreTraining that is given the mask (gradients: the token table's)"),
-        "electra": said("losses", authors, "a training step of the authors' code, whose gradients reach 25"),
-        "transformer-xl": said("logits", test_transformer_xl.differences(clusters=True), GOLDEN_XL),
-        "transformer-xl-bytes": said("logits", test_transformer_xl.differences(clusters=False), GOLDEN_XL),
-        "deberta-v3": said("losses", written, "a training step written out in plain torch, whose gradients reach 15"),
+        "unimo": format_differences("logits", test_unimo.differences(), TEXT_ONLY),
+        "elmo": format_differences("losses", test_elmo.differences(), ELMO_STEPS),
+        "cove": format_differences(
+            "vectors", test_cove.differences(), "torch.nn.LSTM over each text (gradients: the encoder's)"
+        ),
+        "gpt3-banded": format_differences(
+            "logits", gpt_neo, "GPTNeoForCausalLM with its scale (gradients: the token table's)"
+        ),
+        "unilm": format_differences(
+            "logits", unilm, "BertForPreTraining that is given the mask (gradients: the token table's)"
+        ),
+        "electra": format_differences(
+            "losses", electra, "a training step of the authors' code, whose gradients reach 25"
+        ),
+        "transformer-xl": format_differences("logits", test_transformer_xl.differences(clusters=True), GOLDEN_XL),
+        "transformer-xl-bytes": format_differences(
+            "logits", test_transformer_xl.differences(clusters=False), GOLDEN_XL
+        ),
+        "deberta-v3": format_differences(
+            "losses", deberta_v3, "a training step written out in plain torch, whose gradients reach 15"
+        ),
     }
 
 
 if __name__ == "__main__":
     if "--measure" in sys.argv[1:]:
         RECORD.write_text(yaml.safe_dump(measure(), sort_keys=False), encoding="utf-8")
-    PAGE.write_text(page(), encoding="utf-8")
+    PAGE.write_text(render_page(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Hugging Face's model with the random weights of ours, and what the two say of the same batch."""
+"""Hugging Face model with the weights of a megaptm model, and comparison of the two on one batch."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from megaptm.spec import ModelSpec, change
 from tests.models.tiny import last_prefix, tiny_batch, tiny_model
 
 
-def reference_of(model: Model) -> PreTrainedModel:
-    """Theirs in eval mode and fp32, with plain (eager) attention, holding copies of our weights."""
+def make_reference(model: Model) -> PreTrainedModel:
+    """Return the Hugging Face model with copies of the weights, in eval mode and fp32, with eager attention."""
     counterpart = find_counterpart(model.spec)
     config = hugging_face_config(model.spec, **{k: v for k, v in counterpart.special_ids.items() if v == 0})
     config._attn_implementation = "eager"
-    theirs = getattr(transformers, counterpart.model)(config)
+    reference = getattr(transformers, counterpart.model)(config)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    given = export_weights(counterpart.rules, model.spec, weights) | zeros_of(model.spec)
-    missing, unexpected = theirs.load_state_dict(given, strict=False)
+    exported = export_weights(counterpart.rules, model.spec, weights) | make_zero_parameters(model.spec)
+    missing, unexpected = reference.load_state_dict(exported, strict=False)
     assert not unexpected
     assert {name for name in missing if not name.startswith(counterpart.unused_prefixes)} <= set(counterpart.tied)
-    return tied_as_said(theirs, counterpart).eval()
+    return tie_reference(reference, counterpart).eval()
 
 
-def tied_as_said(theirs: PreTrainedModel, counterpart: Counterpart) -> PreTrainedModel:
-    """With the parameters that are one, and no others: a config may say less than their class would tie."""
-    present = {f"{path}.{leaf}" for path, module in theirs.named_modules() for leaf in module._parameters}
+def tie_reference(reference: PreTrainedModel, counterpart: Counterpart) -> PreTrainedModel:
+    """Tie exactly the parameters that the counterpart names. The class itself may tie more."""
+    present = {f"{path}.{leaf}" for path, module in reference.named_modules() for leaf in module._parameters}
     tied = {name: source for name, source in counterpart.tied.items() if {name, source} <= present}
     for name, source in tied.items():
         module, _, last = name.rpartition(".")
-        setattr(theirs.get_submodule(module), last, theirs.get_parameter(source))
-    theirs._tied_weights_keys = {**(theirs._tied_weights_keys or {}), **tied}
-    return theirs
+        setattr(reference.get_submodule(module), last, reference.get_parameter(source))
+    reference._tied_weights_keys = {**(reference._tied_weights_keys or {}), **tied}
+    return reference
 
 
-def zeros_of(spec: ModelSpec) -> dict[str, Tensor]:
-    """Their parameters that ours has not."""
+def make_zero_parameters(spec: ModelSpec) -> dict[str, Tensor]:
+    """Return zeros for the parameters that only the Hugging Face model has."""
     return {name: torch.zeros(shape) for name, shape in find_counterpart(spec).zero_parameters(spec).items()}
 
 
-def model_of(spec: ModelSpec, weights: dict[str, Tensor]) -> Model:
-    """With these weights; a head that theirs has not begins as a new one does."""
+def build_with_weights(spec: ModelSpec, weights: dict[str, Tensor]) -> Model:
+    """Build a model with these weights. A head that the reference lacks is initialized at random."""
     model = build_model(spec)
     fill(model, seed=7)
     parameters = dict(model.named_parameters())
@@ -63,79 +63,82 @@ def model_of(spec: ModelSpec, weights: dict[str, Tensor]) -> Model:
     return model.eval()
 
 
-def inputs_of(family: str, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same inputs by their names."""
+def convert_inputs(family: str, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the batch under the argument names of Hugging Face models."""
     names = {
         "tokens": "input_ids",
         "segments": "token_type_ids",
         "global_tokens": "global_attention_mask",
         "decoder_tokens": "decoder_input_ids",
     }
-    inputs = {theirs: batch[ours] for ours, theirs in names.items() if ours in batch}
+    inputs = {hf_name: batch[name] for name, hf_name in names.items() if name in batch}
     if "task_ids" in batch:
         inputs["task_type_ids"] = batch["task_ids"][:, None].expand_as(batch["tokens"])
     for prefix in CATALOGUE[family].prefixes.values():
         inputs[f"{prefix}attention_mask"] = (batch[f"{prefix}document_ids"] > 0).long()
     if "order" in batch and CATALOGUE[family].first_block.query_stream:
-        # What their text sees of itself it sees whatever the mask says.
+        # In the content stream of transformers, a position always attends to itself.
         order = batch["order"]
-        unseen = order[:, None, :] > order[:, :, None]
-        inputs["perm_mask"] = unseen.float()
+        inputs["perm_mask"] = (order[:, None, :] > order[:, :, None]).float()
     return inputs
 
 
-def inputs_with_queries(family: str, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """And a query at each place that is asked about. One mask serves both streams there, in which no place is before
-    itself."""
-    inputs, length = inputs_of(family, batch), batch["order"].shape[1]
-    places = F.one_hot(batch["masked_positions"], length)
-    itself = torch.diag_embed(places.amax(1)).float()
-    mapping = places * (batch["labels"] != -100)[:, :, None]
-    return inputs | {"perm_mask": torch.maximum(inputs["perm_mask"], itself), "target_mapping": mapping.float()}
+def convert_inputs_with_queries(family: str, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the inputs with a query at each target position.
+
+    transformers uses one mask for both streams, so it must mask each target position for itself.
+    """
+    inputs, length = convert_inputs(family, batch), batch["order"].shape[1]
+    targets = F.one_hot(batch["masked_positions"], length)
+    diagonal = torch.diag_embed(targets.amax(1)).float()
+    mapping = targets * (batch["labels"] != -100)[:, :, None]
+    return inputs | {"perm_mask": torch.maximum(inputs["perm_mask"], diagonal), "target_mapping": mapping.float()}
 
 
-def labels_everywhere(batch: dict[str, Tensor]) -> Tensor:
-    """A label for each place, where the batch may have places asked and a label for each."""
+def scatter_labels(batch: dict[str, Tensor]) -> Tensor:
+    """Return a label for each position: the batch may have labels for its target positions only."""
     if "masked_positions" not in batch:
         return batch["labels"]
     labels = torch.full_like(batch["tokens"], -100)
-    rows, slots = (batch["labels"] != -100).nonzero(as_tuple=True)
-    labels[rows, batch["masked_positions"][rows, slots]] = batch["labels"][rows, slots]
+    samples, slots = (batch["labels"] != -100).nonzero(as_tuple=True)
+    labels[samples, batch["masked_positions"][samples, slots]] = batch["labels"][samples, slots]
     return labels
 
 
-def without_decoder(model: Model) -> Model:
-    """The same weights, with a last layer that runs once."""
+def replace_mask_decoder(model: Model) -> Model:
+    """Return a model with the same weights whose last layer is an ordinary one, as in transformers' DeBERTa."""
     stacks = {name: change(block, last_layer="once") for name, block in model.spec.family.stacks.items()}
     weights = {name: p.detach().clone() for name, p in model.named_parameters() if "place_table" not in name}
-    return model_of(replace(model.spec, family=change(model.spec.family, stacks=stacks)), weights)
+    return build_with_weights(replace(model.spec, family=change(model.spec.family, stacks=stacks)), weights)
 
 
 def differences(family: str) -> tuple[float, float]:
-    """PARITY of a tiny model: the largest absolute difference of its main head's logits and loss, and of the gradient
-    of any parameter."""
-    model, batch = without_decoder(tiny_model(family)), tiny_batch(family)
-    theirs, head = reference_of(model), CATALOGUE[family].heads[0]
-    if CATALOGUE[family].first_block.reversible:  # theirs has a backward pass in train mode alone, of its longest rows
-        batch, theirs = tiny_batch(family, sequence=model.spec.context), theirs.train()
+    """Compare a tiny model with Hugging Face's. Return the largest absolute difference of the logits and the loss of
+    the first head, and of the gradient of any parameter."""
+    model, batch = replace_mask_decoder(tiny_model(family)), tiny_batch(family)
+    reference, head = make_reference(model), CATALOGUE[family].heads[0]
+    # transformers' Reformer has a backward pass only in train mode and for sequences of maximum length.
+    if CATALOGUE[family].first_block.reversible:
+        batch, reference = tiny_batch(family, sequence=model.spec.context), reference.train()
     real = batch[f"{last_prefix(family)}document_ids"] > 0
-    logits = theirs(**inputs_of(family, batch))[0]
+    expected_logits = reference(**convert_inputs(family, batch))[0]
     if CATALOGUE[family].first_block.query_stream:
-        said = theirs(**inputs_with_queries(family, batch))[0]
-        expected = F.cross_entropy(said.flatten(0, 1), batch["labels"].flatten())
+        query_logits = reference(**convert_inputs_with_queries(family, batch))[0]
+        expected_loss = F.cross_entropy(query_logits.flatten(0, 1), batch["labels"].flatten())
     else:
-        expected = F.cross_entropy(logits.flatten(0, 1), labels_everywhere(batch).flatten())
+        expected_loss = F.cross_entropy(expected_logits.flatten(0, 1), scatter_labels(batch).flatten())
     loss, count = model(batch).losses[head]
     (loss / count).backward()
-    expected.backward()
+    expected_loss.backward()
 
-    ours = {name: _gradient(parameter) for name, parameter in model.named_parameters()}
-    assert ours["embed.token.weight"][model.spec.vocabulary :].abs().max() == 0
-    their_parameters = dict(theirs.named_parameters())
-    converted = export_weights(find_counterpart(model.spec).rules, model.spec, ours)
-    said = torch.stack([(model.logits(batch)[head][real] - logits[real]).abs().max(), (loss / count - expected).abs()])
-    return said.max().item(), max(
-        (gradient - _gradient(their_parameters[name])).abs().max().item() for name, gradient in converted.items()
+    gradients = {name: _gradient(parameter) for name, parameter in model.named_parameters()}
+    assert gradients["embed.token.weight"][model.spec.vocabulary :].abs().max() == 0
+    reference_parameters = dict(reference.named_parameters())
+    exported = export_weights(find_counterpart(model.spec).rules, model.spec, gradients)
+    logit_difference = (model.logits(batch)[head][real] - expected_logits[real]).abs().max()
+    loss_difference = (loss / count - expected_loss).abs()
+    return torch.maximum(logit_difference, loss_difference).item(), max(
+        (gradient - _gradient(reference_parameters[name])).abs().max().item() for name, gradient in exported.items()
     )
 
 
@@ -143,36 +146,37 @@ def _gradient(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
-def gradient_of_table(loss: Tensor, table: Tensor) -> Tensor:
+def table_gradient(loss: Tensor, table: Tensor) -> Tensor:
     (gradient,) = torch.autograd.grad(loss, table)
     return gradient
 
 
-def assert_close(ours: Tensor, theirs: Tensor) -> None:
-    """PARITY: largest absolute difference 1e-5."""
-    assert ours.shape == theirs.shape
-    assert (ours - theirs).abs().max() <= 1e-5
+def assert_close(actual: Tensor, expected: Tensor) -> None:
+    """Assert an absolute difference of at most 1e-5."""
+    assert actual.shape == expected.shape
+    assert (actual - expected).abs().max() <= 1e-5
 
 
-def random_reference(spec: ModelSpec) -> PreTrainedModel:
-    """Theirs with a random initialization of their own, moved so that no bias is 0 and no norm 1."""
+def make_random_reference(spec: ModelSpec) -> PreTrainedModel:
+    """Return the Hugging Face model with random weights: its initialization plus noise, so that no bias is 0 and no
+    norm 1."""
     torch.manual_seed(5)
     counterpart = find_counterpart(spec)
     config = hugging_face_config(spec, **{k: v for k, v in counterpart.special_ids.items() if v == 0})
     config._attn_implementation = "eager"
-    theirs = tied_as_said(getattr(transformers, counterpart.model)(config), counterpart)
+    reference = tie_reference(getattr(transformers, counterpart.model)(config), counterpart)
     with torch.no_grad():
-        for parameter in theirs.parameters():
+        for parameter in reference.parameters():
             if parameter.requires_grad:
                 parameter += 0.1 * torch.randn(parameter.shape)
         if not spec.family.tied:
-            # Else T5's logits are so large that rounding shows.
-            theirs.get_output_embeddings().weight *= spec.width**-0.5
-    theirs.load_state_dict(zeros_of(spec), strict=False)
-    return theirs.eval()
+            # Otherwise T5's logits are so large that rounding errors exceed the tolerance.
+            reference.get_output_embeddings().weight *= spec.width**-0.5
+    reference.load_state_dict(make_zero_parameters(spec), strict=False)
+    return reference.eval()
 
 
-def through_a_saved_folder(theirs: PreTrainedModel, folder: Path) -> Model:
-    theirs.save_pretrained(folder)
-    found = from_hugging_face(folder)
-    return model_of(found.spec, found.weights)
+def save_and_import(reference: PreTrainedModel, folder: Path) -> Model:
+    reference.save_pretrained(folder)
+    imported = from_hugging_face(folder)
+    return build_with_weights(imported.spec, imported.weights)

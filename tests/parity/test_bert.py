@@ -1,4 +1,4 @@
-"""Our BERT against `transformers.BertForPreTraining`, both heads."""
+"""BERT against `transformers.BertForPreTraining`, with both heads."""
 
 from __future__ import annotations
 
@@ -9,26 +9,23 @@ import torch
 from tests.models.tiny import mean_losses, tiny_batch, tiny_model, tiny_spec
 from tests.parity.reference import (
     assert_close,
-    gradient_of_table,
-    random_reference,
-    reference_of,
-    through_a_saved_folder,
+    make_random_reference,
+    make_reference,
+    save_and_import,
+    scatter_labels,
+    table_gradient,
 )
 
 
-def test_logits_loss_and_gradient() -> None:
+def test_logits_loss_and_gradient_equal_hugging_face() -> None:
     model, batch = tiny_model("bert"), tiny_batch("bert")
-    theirs = reference_of(model)
+    reference = make_reference(model)
     real = batch["document_ids"] > 0
-    # They want a label for each position, where we have positions asked and a label for each.
-    labels = torch.full_like(batch["tokens"], -100)
-    rows, slots = (batch["labels"] != -100).nonzero(as_tuple=True)
-    labels[rows, batch["masked_positions"][rows, slots]] = batch["labels"][rows, slots]
-    out = theirs(
+    out = reference(
         input_ids=batch["tokens"],
         token_type_ids=batch["segments"],
         attention_mask=real.long(),
-        labels=labels,
+        labels=scatter_labels(batch),
         next_sentence_label=batch["next_sentence"],
     )
 
@@ -38,38 +35,35 @@ def test_logits_loss_and_gradient() -> None:
 
     loss = mean_losses(model(batch).losses)
     assert_close(loss, out.loss)
-    ours = gradient_of_table(loss, model.embed.token.weight)
-    expected = gradient_of_table(out.loss, theirs.bert.embeddings.word_embeddings.weight)
-    assert_close(ours[: model.spec.vocabulary], expected)
-    assert ours[model.spec.vocabulary :].abs().max() == 0
+    gradient = table_gradient(loss, model.embed.token.weight)
+    expected = table_gradient(out.loss, reference.bert.embeddings.word_embeddings.weight)
+    assert_close(gradient[: model.spec.vocabulary], expected)
+    assert gradient[model.spec.vocabulary :].abs().max() == 0
 
 
-def test_vectors_of_tokens_and_of_the_row_are_theirs() -> None:
+def test_hidden_states_and_pooler_output_equal_hugging_face() -> None:
     model, batch = tiny_model("bert"), tiny_batch("bert")
     real = batch["document_ids"] > 0
-    theirs = reference_of(model).bert
-    out = theirs(input_ids=batch["tokens"], token_type_ids=batch["segments"], attention_mask=real.long())
+    reference = make_reference(model).bert
+    out = reference(input_ids=batch["tokens"], token_type_ids=batch["segments"], attention_mask=real.long())
     vectors_BSD = model.encode(batch)
     assert_close(vectors_BSD[real], out.last_hidden_state[real])
     pooler = model.head["next-sentence"].pooler
     assert_close(torch.tanh(pooler(vectors_BSD[:, 0])), out.pooler_output)
 
 
-def test_asking_some_positions_equals_labeling_them() -> None:
+def test_loss_of_target_positions_equals_loss_of_labels_everywhere() -> None:
     model, batch = tiny_model("bert"), tiny_batch("bert")
-    labels = torch.full_like(batch["tokens"], -100)
-    rows, slots = (batch["labels"] != -100).nonzero(as_tuple=True)
-    labels[rows, batch["masked_positions"][rows, slots]] = batch["labels"][rows, slots]
-    everywhere = {name: value for name, value in batch.items() if name != "masked_positions"} | {"labels": labels}
-    loss, count = model(everywhere).losses["mlm"]
+    everywhere = {name: value for name, value in batch.items() if name != "masked_positions"}
+    loss, count = model(everywhere | {"labels": scatter_labels(batch)}).losses["mlm"]
     expected, expected_count = model(batch).losses["mlm"]
     assert_close(loss, expected)
     assert count == expected_count
 
 
-def test_a_model_of_theirs_comes_in_through_a_folder(tmp_path: Path) -> None:
-    theirs, batch = random_reference(tiny_spec("bert")), tiny_batch("bert", rows=1)
-    ours = through_a_saved_folder(theirs, tmp_path).logits(batch)
-    out = theirs(input_ids=batch["tokens"], token_type_ids=batch["segments"])
-    assert_close(ours["mlm"], out.prediction_logits)
-    assert_close(ours["next-sentence"], out.seq_relationship_logits)
+def test_both_heads_are_imported(tmp_path: Path) -> None:
+    reference, batch = make_random_reference(tiny_spec("bert")), tiny_batch("bert", rows=1)
+    logits = save_and_import(reference, tmp_path).logits(batch)
+    out = reference(input_ids=batch["tokens"], token_type_ids=batch["segments"])
+    assert_close(logits["mlm"], out.prediction_logits)
+    assert_close(logits["next-sentence"], out.seq_relationship_logits)

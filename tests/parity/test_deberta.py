@@ -1,4 +1,4 @@
-"""DeBERTa: its mask decoder as in the released code, and what `transformers`, which has none, makes of an export."""
+"""DeBERTa's mask decoder against the released code, and exports to `transformers`, which has no mask decoder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from torch import Tensor
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from megaptm.errors import UserError
@@ -22,41 +21,43 @@ from megaptm.layers.disentangled import distance_rows
 from megaptm.models import build_model
 from megaptm.spec import DisentangledSpec, Family, ModelSpec, Size, change
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
-from tests.parity.reference import assert_close, inputs_of, model_of, without_decoder
+from tests.parity.reference import assert_close, build_with_weights, convert_inputs, replace_mask_decoder
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-def with_layer(family: Family, **words: object) -> Family:
-    return change(family, stacks={"encoder": change(family.last_block, **words)})
+def change_layers(family: Family, **changes: object) -> Family:
+    return change(family, stacks={"encoder": change(family.last_block, **changes)})
 
 
 @pytest.mark.parametrize("family", ["deberta", "deberta-v2"])
-def test_an_exported_folder_encodes_the_same_and_comes_back(family: str, tmp_path: Path) -> None:
+def test_exported_model_encodes_the_same_and_is_imported(family: str, tmp_path: Path) -> None:
     model, batch = tiny_model(family), tiny_batch(family, rows=1)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     to_hugging_face(model.spec, weights, None, tmp_path / "out")
-    theirs, info = getattr(transformers, find_counterpart(model.spec).model).from_pretrained(
+    reference, info = getattr(transformers, find_counterpart(model.spec).model).from_pretrained(
         tmp_path / "out", output_loading_info=True
     )
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     with torch.no_grad():
-        assert_close(model.encode(batch), theirs.eval().base_model(**inputs_of(family, batch))[0])
-        assert_close(without_decoder(model).logits(batch)["mlm"], theirs(**inputs_of(family, batch)).logits)
-    found = from_hugging_face(tmp_path / "out")
-    assert found.spec.family == model.spec.family
-    assert found.weights.keys() == weights.keys()
-    assert all(found.weights[name].equal(weight) for name, weight in weights.items())
-    theirs.save_pretrained(tmp_path / "theirs")  # which has no table of places
-    again = from_hugging_face(tmp_path / "theirs")
+        assert_close(model.encode(batch), reference.eval().base_model(**convert_inputs(family, batch))[0])
+        expected_logits = reference(**convert_inputs(family, batch)).logits
+        assert_close(replace_mask_decoder(model).logits(batch)["mlm"], expected_logits)
+    imported = from_hugging_face(tmp_path / "out")
+    assert imported.spec.family == model.spec.family
+    assert imported.weights.keys() == weights.keys()
+    assert all(imported.weights[name].equal(weight) for name, weight in weights.items())
+    reference.save_pretrained(tmp_path / "reference")  # without the position table of the mask decoder
+    again = from_hugging_face(tmp_path / "reference")
     assert not again.absent
-    assert_close(model_of(again.spec, again.weights).logits(batch)["mlm"], theirs(**inputs_of(family, batch)).logits)
+    logits = build_with_weights(again.spec, again.weights).logits(batch)["mlm"]
+    assert_close(logits, reference(**convert_inputs(family, batch)).logits)
 
 
 @pytest.mark.parametrize("family", ["deberta", "deberta-v2"])
-def test_a_config_as_it_was_released_is_understood(family: str) -> None:
-    """As the file has it: a config that was made of it has a list in the place of the words."""
+def test_released_config_is_read(family: str) -> None:
+    """Released files have `pos_att_type` as a text, transformers writes a list."""
     spec = replace(tiny_spec(family), context=512)
     config = hugging_face_config(spec).to_dict() | {"max_relative_positions": -1, "pos_att_type": "p2c|c2p"}
     assert describe_config(config)[1].size == spec.size
@@ -66,8 +67,8 @@ def test_a_config_as_it_was_released_is_understood(family: str) -> None:
         describe_config(config | {"position_biased_input": True})
 
 
-def golden_rows(case: str) -> tuple[TensorRule, ...]:
-    """Both versions are of one class there, which names projections as the second."""
+def golden_rules(case: str) -> tuple[TensorRule, ...]:
+    """Return rules for the released code, whose class has the projection names of version 2 for both versions."""
     attention = "deberta.encoder.layer.{n}.attention.self"
     rows = [row for row in COUNTERPART.rules if not row.name.startswith("head")]
     if case != "v2":
@@ -86,14 +87,14 @@ def golden_rows(case: str) -> tuple[TensorRule, ...]:
 
 def golden_spec(case: str) -> ModelSpec:
     first = {"attention": {"bias": True, "max_distance": 16}}
-    # With places at the input the released code has no mask decoder.
-    words = {
+    # With positions at the input, the released code has no mask decoder.
+    changes = {
         "v1": first,
         "v1_short_span": {"attention": {"bias": True, "max_distance": 4}},
         "plain_positions": first | {"position": "learned", "last_layer": "once"},
         "v2": {"attention": {"max_distance": 16, "num_distance_buckets": 4}},
     }
-    family = with_layer(DEBERTA_V2 if case == "v2" else DEBERTA, **words[case])
+    family = change_layers(DEBERTA_V2 if case == "v2" else DEBERTA, **changes[case])
     if case == "v1_short_span":
         family = change(family, inputs=("token", "segment"), segments=2)
     size = Size(layers=3, width=24, heads=3, ffn=32)
@@ -101,45 +102,44 @@ def golden_spec(case: str) -> ModelSpec:
 
 
 @pytest.mark.parametrize("case", ["v1", "v1_short_span", "plain_positions", "v2"])
-def test_the_mask_decoder_is_that_of_the_released_code(case: str) -> None:
+def test_mask_decoder_equals_released_code(case: str) -> None:
     golden, spec = load_file(GOLDEN / f"deberta_{case}.safetensors"), golden_spec(case)
-    theirs = {name.removeprefix("weight."): value for name, value in golden.items() if name.startswith("weight.")}
-    weights, missing = import_weights(golden_rows(case), spec, theirs)
+    released = {name.removeprefix("weight."): value for name, value in golden.items() if name.startswith("weight.")}
+    weights, missing = import_weights(golden_rules(case), spec, released)
     assert not missing
-    model = model_of(spec, weights)
-    asked = golden["labels"] > 0
+    model = build_with_weights(spec, weights)
+    is_target = golden["labels"] > 0
     batch = {"tokens": golden["ids"], "document_ids": golden["mask"]}
     if case == "v1_short_span":
         batch["segments"] = torch.zeros_like(golden["ids"])
     assert_close(model.encode(batch)[golden["mask"] > 0], golden["layers"][golden["mask"] > 0])
-    assert_close(model.logits(batch)["mlm"][asked], golden["logits"])
+    assert_close(model.logits(batch)["mlm"][is_target], golden["logits"])
 
-    loss, count = model({**batch, "labels": golden["labels"].masked_fill(~asked, -100)}).losses["mlm"]
+    loss, count = model({**batch, "labels": golden["labels"].masked_fill(~is_target, -100)}).losses["mlm"]
     torch.testing.assert_close(loss / count, golden["losses"].mean(), rtol=0, atol=1e-5)
     (loss / count).backward()
-    ours = {name: parameter.grad for name, parameter in model.named_parameters()}
-    gradients = export_weights(golden_rows(case), spec, ours)
-    wanted = {name.removeprefix("grad."): value for name, value in golden.items() if name.startswith("grad.")}
-    assert len(wanted) >= 8
-    for name, gradient in wanted.items():
-        torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    exported = export_weights(golden_rules(case), spec, gradients)
+    expected = {name.removeprefix("grad."): value for name, value in golden.items() if name.startswith("grad.")}
+    assert len(expected) >= 8
+    for name, gradient in expected.items():
+        torch.testing.assert_close(exported[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_distances_beyond_the_table_are_its_last() -> None:
+def test_distances_are_clamped_to_the_table() -> None:
     rows = distance_rows(12, DisentangledSpec(max_distance=4))
     assert rows[5].tolist() == [7, 7, 7, 6, 5, 4, 3, 2, 1, 0, 0, 0]
     assert all(rows.diagonal(offset).unique().numel() == 1 for offset in range(-11, 12))
 
 
-def test_distances_fall_in_the_same_bins() -> None:
-    places = torch.arange(1100)
-    bins = make_log_bucket_position(places[:, None] - places, 256, 512)
-    rows = distance_rows(len(places), DisentangledSpec(max_distance=512, num_distance_buckets=256))
+def test_distance_buckets_equal_hugging_face() -> None:
+    positions = torch.arange(1100)
+    bins = make_log_bucket_position(positions[:, None] - positions, 256, 512)
+    rows = distance_rows(len(positions), DisentangledSpec(max_distance=512, num_distance_buckets=256))
     assert rows.equal((bins + 256).clamp(0, 511).long())
 
 
-def test_an_encoded_text_does_not_know_where_it_stands() -> None:
-    """Only the mask decoder does: the encoder knows distances alone."""
+def test_only_the_mask_decoder_uses_absolute_positions() -> None:
     model, batch = tiny_model("deberta"), tiny_batch("deberta", rows=1)
     moved = {**batch, "positions": torch.arange(12)[None] + 7}
     with torch.no_grad():
@@ -147,18 +147,16 @@ def test_an_encoded_text_does_not_know_where_it_stands() -> None:
         assert (model.logits(moved)["mlm"] - model.logits(batch)["mlm"]).abs().max() > 1e-2
 
 
-def test_a_convolution_does_not_reach_into_another_document() -> None:
+def test_convolution_stays_within_documents() -> None:
     model = tiny_model("deberta-v2")
     tokens = tiny_batch("deberta-v2", rows=1)["tokens"]
     documents = torch.tensor([[1] * 5 + [2] * 7])
     packed = {"tokens": tokens, "document_ids": documents, "positions": torch.tensor([[*range(5), *range(7)]])}
 
-    def alone(span: slice) -> Tensor:
-        return model.encode({"tokens": tokens[:, span]})
-
     with torch.no_grad():
-        assert_close(model.encode(packed), torch.cat([alone(slice(0, 5)), alone(slice(5, 12))], 1))
+        unpacked = [model.encode({"tokens": tokens[:, span]}) for span in (slice(0, 5), slice(5, 12))]
+        assert_close(model.encode(packed), torch.cat(unpacked, 1))
 
 
-def test_the_last_layer_decodes_masks() -> None:
+def test_last_layer_is_the_mask_decoder() -> None:
     assert build_model(tiny_spec("deberta-v2")).stack("encoder").decodes

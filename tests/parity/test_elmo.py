@@ -1,5 +1,5 @@
-"""ELMo against the released code, by the golden files: every layer over batches whose states go on, losses and
-gradients of a training step with carried states."""
+"""ELMo against golden values of the released code: all layers over consecutive batches with recurrent state, and losses
+and gradients of training steps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def golden(case: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     return arrays, json.loads(str(arrays["options_json"]))
 
 
-def spec_of(options: Mapping[str, Any]) -> ModelSpec:
+def make_spec(options: Mapping[str, Any]) -> ModelSpec:
     lstm, cnn = options["lstm"], options["char_cnn"]
     block = change(ELMO.last_block, recurrent={"cell_clip": lstm["cell_clip"], "projection_clip": lstm["proj_clip"]})
     size = Size(
@@ -57,74 +57,73 @@ def spec_of(options: Mapping[str, Any]) -> ModelSpec:
     return ModelSpec(family=family, size=size, vocabulary=options.get("n_tokens_vocab", 1), context=20, dropout=0.0)
 
 
-def weights_of(arrays: Mapping[str, np.ndarray], prefix: str, spec: ModelSpec) -> dict[str, Tensor]:
-    """Their weights, or gradients of them, under our names; those of training have other names of cells."""
+def convert_tensors(arrays: Mapping[str, np.ndarray], prefix: str, spec: ModelSpec) -> dict[str, Tensor]:
+    """Return the released weights or gradients under megaptm's names. `RENAMED` are other cell names in training."""
     tensors = {
-        name.removeprefix(prefix): torch.from_numpy(one) for name, one in arrays.items() if name.startswith(prefix)
+        name.removeprefix(prefix): torch.from_numpy(array) for name, array in arrays.items() if name.startswith(prefix)
     }
     for old, new in RENAMED.items():
         tensors = {re.sub(old, new, name): tensor for name, tensor in tensors.items()}
-    found, pad = from_bilm(tensors, spec), spec.padded_vocabulary - spec.vocabulary
+    weights, pad = from_bilm(tensors, spec), spec.padded_vocabulary - spec.vocabulary
     if "softmax/W" in tensors:
-        found[f"{HEAD}.table.weight"] = F.pad(tensors["softmax/W"], (0, 0, 0, pad))
-        found[f"{HEAD}.vocabulary.bias"] = F.pad(tensors["softmax/b"], (0, pad))
-    return found
+        weights[f"{HEAD}.table.weight"] = F.pad(tensors["softmax/W"], (0, 0, 0, pad))
+        weights[f"{HEAD}.vocabulary.bias"] = F.pad(tensors["softmax/b"], (0, pad))
+    return weights
 
 
-def model_of(arrays: Mapping[str, np.ndarray], spec: ModelSpec) -> Model:
+def build_released(arrays: Mapping[str, np.ndarray], spec: ModelSpec) -> Model:
+    """Build a model with the released weights. A head that the file lacks is zero."""
     model = build_model(spec)
-    weights = weights_of(arrays, "weight/", spec)
-    blank = {f"{HEAD}.table.weight": torch.zeros(128, spec.size.width), f"{HEAD}.vocabulary.bias": torch.zeros(128)}
-    model.load_state_dict(blank | weights)
+    head = {f"{HEAD}.table.weight": torch.zeros(128, spec.size.width), f"{HEAD}.vocabulary.bias": torch.zeros(128)}
+    model.load_state_dict(head | convert_tensors(arrays, "weight/", spec))
     return model
 
 
 def check_states(arrays: Mapping[str, np.ndarray], prefix: str, pasts: Mapping[str, Past]) -> None:
-    for stack, theirs in zip(DIRECTIONS, ("forward", "backward"), strict=True):
+    for stack, released_name in zip(DIRECTIONS, ("forward", "backward"), strict=True):
         for layer, state_1BF in pasts[stack].states.items():
-            expected = np.concatenate([arrays[f"{prefix}/{theirs}/{layer}/{part}"] for part in "hc"], -1)
+            expected = np.concatenate([arrays[f"{prefix}/{released_name}/{layer}/{part}"] for part in "hc"], -1)
             assert_close(state_1BF[0], expected)
 
 
-def assert_close(ours: Tensor, theirs: np.ndarray, *, rtol: float = 1e-5) -> None:
-    torch.testing.assert_close(ours, torch.from_numpy(np.asarray(theirs)), rtol=rtol, atol=1e-5)
+def assert_close(actual: Tensor, expected: np.ndarray, *, rtol: float = 1e-5) -> None:
+    torch.testing.assert_close(actual, torch.from_numpy(np.asarray(expected)), rtol=rtol, atol=1e-5)
 
 
-def test_every_layer_of_batches_whose_states_go_on() -> None:
-    """Rows of many lengths, of which the last batch has fewer; both clips act."""
+def test_layers_and_states_of_consecutive_batches_equal_released_code() -> None:
+    """Texts have different lengths, the last batch is smaller, and both clips have an effect."""
     arrays, options = golden("inference")
-    model = model_of(arrays, spec_of(options)).eval()
+    model = build_released(arrays, make_spec(options)).eval()
     pasts = model.empty_pasts(4)
-    for number in range(3):
-        characters = torch.from_numpy(arrays[f"batch/{number}/char_ids"])
+    for index in range(3):
+        characters = torch.from_numpy(arrays[f"batch/{index}/char_ids"])
         lengths = (characters > 0).any(-1).sum(-1)
-        rows = len(lengths)
-        mine = {
-            stack: Past({layer: state[:, :rows] for layer, state in past.states.items()}, past.filled[:rows])
+        size = len(lengths)
+        batch_pasts = {
+            stack: Past({layer: state[:, :size] for layer, state in past.states.items()}, past.filled[:size])
             for stack, past in pasts.items()
         }
         with torch.no_grad():
-            said = every_layer(model, characters, lengths, pasts=mine)
-        for row, length in enumerate(lengths.tolist()):  # theirs lacks both ends
-            expected = arrays[f"batch/{number}/layers"][row, :, : length - 2]
-            assert_close(said[:, row, 1 : length - 1], expected)
-        for stack, past in mine.items():  # rows past the batch keep theirs
-            moved = past.moved_on()
-            for layer, state in moved.states.items():
-                pasts[stack].states[layer][:, :rows] = state
-            pasts[stack].filled[:rows] = 1
-        check_states(arrays, f"batch/{number}/state_after", pasts)
+            layers = every_layer(model, characters, lengths, pasts=batch_pasts)
+        for sample, length in enumerate(lengths.tolist()):  # the released code omits the first and last position
+            expected = arrays[f"batch/{index}/layers"][sample, :, : length - 2]
+            assert_close(layers[:, sample, 1 : length - 1], expected)
+        for stack, past in batch_pasts.items():  # samples that the batch lacks keep their state
+            for layer, state in past.moved_on().states.items():
+                pasts[stack].states[layer][:, :size] = state
+            pasts[stack].filled[:size] = 1
+        check_states(arrays, f"batch/{index}/state_after", pasts)
 
 
-def training_losses() -> tuple[Model, list[Tensor], list[dict[str, Past]]]:
+def run_training_steps() -> tuple[Model, list[Tensor], list[dict[str, Past]]]:
     arrays, options = golden("training")
-    model = model_of(arrays, spec_of(options))
+    model = build_released(arrays, make_spec(options))
     pasts, losses, states = model.empty_pasts(2), [], []
     for step in range(3):
         batch = {}
-        both = (torch.from_numpy(arrays[f"step/{step}/{name}"]) for name in ("char_ids", "targets"))
-        for prefix, characters, labels in zip(("", "backwards_"), *both, strict=True):
-            # Ids of training lack that of what stands behind a text.
+        inputs = (torch.from_numpy(arrays[f"step/{step}/{name}"]) for name in ("char_ids", "targets"))
+        for prefix, characters, labels in zip(("", "backwards_"), *inputs, strict=True):
+            # Character ids of the training code do not include padding.
             fields = {"tokens": labels.long(), "characters": characters + 1, "labels": labels.long()}
             batch |= {f"{prefix}{name}": field for name, field in fields.items()}
         total, count = model(batch, pasts=pasts).losses["bidirectional-lm"]
@@ -135,39 +134,41 @@ def training_losses() -> tuple[Model, list[Tensor], list[dict[str, Past]]]:
 
 
 def differences() -> tuple[float, float]:
-    """The largest of a loss, and of a gradient of a step that goes on where another ended."""
+    """Return the largest absolute difference of losses, and of gradients of the second step."""
     arrays, options = golden("training")
-    model, losses, _ = training_losses()
-    gaps = [abs(loss.item() - float(arrays[f"step/{step}/total_loss"])) for step, loss in enumerate(losses)]
+    model, losses, _ = run_training_steps()
+    loss_differences = [abs(loss.item() - float(arrays[f"step/{step}/total_loss"])) for step, loss in enumerate(losses)]
     (losses[1] * options["unroll_steps"]).backward()
-    expected = weights_of(arrays, "step/1/grad/", model.spec)
+    expected = convert_tensors(arrays, "step/1/grad/", model.spec)
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return max(gaps), max((gradients[name] - theirs).abs().max().item() for name, theirs in expected.items())
+    return max(loss_differences), max(
+        (gradients[name] - gradient).abs().max().item() for name, gradient in expected.items()
+    )
 
 
-def test_losses_states_and_every_gradient_of_steps_in_training() -> None:
+def test_losses_states_and_gradients_of_training_equal_released_code() -> None:
     arrays, options = golden("training")
-    model, losses, states = training_losses()
+    model, losses, states = run_training_steps()
     for step in range(3):
         assert_close(losses[step], arrays[f"step/{step}/total_loss"])
         check_states(arrays, f"step/{step}/state", states[step])
-    # Theirs is of the loss times the steps that are unrolled.
+    # The released gradient is that of the loss times the number of unrolled steps.
     (losses[1] * options["unroll_steps"]).backward()
-    expected = weights_of(arrays, "step/1/grad/", model.spec)
+    expected = convert_tensors(arrays, "step/1/grad/", model.spec)
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert gradients.keys() == expected.keys()
-    for name, theirs in expected.items():
-        assert_close(gradients[name], theirs.numpy(), rtol=1e-4)
+    for name, gradient in expected.items():
+        assert_close(gradients[name], gradient.numpy(), rtol=1e-4)
 
 
-def test_their_file_and_back() -> None:
+def test_released_file_is_imported_and_exported() -> None:
     arrays, options = golden("inference")
-    theirs = {
-        name.removeprefix("weight/"): torch.from_numpy(one)
-        for name, one in arrays.items()
+    released = {
+        name.removeprefix("weight/"): torch.from_numpy(array)
+        for name, array in arrays.items()
         if name.startswith("weight/")
     }
-    spec = spec_of(options)
-    found = to_bilm(from_bilm(theirs, spec), spec)
-    assert found.keys() == theirs.keys()
-    assert all(found[name].equal(one) for name, one in theirs.items())
+    spec = make_spec(options)
+    exported = to_bilm(from_bilm(released, spec), spec)
+    assert exported.keys() == released.keys()
+    assert all(exported[name].equal(tensor) for name, tensor in released.items())

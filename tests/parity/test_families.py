@@ -1,4 +1,4 @@
-"""PARITY: each family against the model of Hugging Face's that computes the same, in logits and in every gradient."""
+"""Logits and gradients of each family equal those of its Hugging Face model."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import yaml
 from megaptm.families import CATALOGUE, RECURRENT, VISION
 from megaptm.hub.counterparts import hugging_face_models
 from tests.models.tiny import has_counterpart, tiny_batch, tiny_spec
-from tests.parity.families_page import PAGE, RECORD, page
-from tests.parity.reference import assert_close, differences, inputs_of, random_reference, through_a_saved_folder
+from tests.parity.families_page import PAGE, RECORD, render_page
+from tests.parity.reference import assert_close, convert_inputs, differences, make_random_reference, save_and_import
 
 FAMILIES = [name for name in CATALOGUE if has_counterpart(name)]
 COMPARED = [name for name in CATALOGUE if has_counterpart(name, with_decoder=False)]
 
 
 @pytest.mark.parametrize("family", COMPARED)
-def test_logits_loss_and_every_gradient(family: str) -> None:
+def test_logits_loss_and_gradients_equal_hugging_face(family: str) -> None:
     assert max(differences(family)) <= 1e-5
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_of_theirs_comes_in_through_a_folder(family: str, tmp_path: Path) -> None:
-    theirs, batch = random_reference(tiny_spec(family)), tiny_batch(family, rows=1)
-    ours = through_a_saved_folder(theirs, tmp_path)
-    assert_close(ours.logits(batch)[CATALOGUE[family].heads[0]], theirs(**inputs_of(family, batch))[0])
+def test_saved_hugging_face_model_is_imported(family: str, tmp_path: Path) -> None:
+    reference, batch = make_random_reference(tiny_spec(family)), tiny_batch(family, rows=1)
+    model = save_and_import(reference, tmp_path)
+    assert_close(model.logits(batch)[CATALOGUE[family].heads[0]], reference(**convert_inputs(family, batch))[0])
 
 
-def test_the_page_of_families_is_what_tables_and_records_say() -> None:
-    """Else: `python -m tests.parity.families_page`; with `--measure` where a family is new."""
-    assert PAGE.read_text(encoding="utf-8") == page()
+def test_families_page_is_up_to_date() -> None:
+    """Remedy: `python -m tests.parity.families_page`, with `--measure` for a new family."""
+    assert PAGE.read_text(encoding="utf-8") == render_page()
     recorded = yaml.safe_load(RECORD.read_text(encoding="utf-8"))
     assert {*recorded} == {*CATALOGUE, *RECURRENT, *VISION}
-    of_images = {name for name, family in VISION.items() if hugging_face_models(family)}
-    assert {name for name, seen in recorded.items() if "from" not in seen} == {*COMPARED, *of_images}
+    vision = {name for name, family in VISION.items() if hugging_face_models(family)}
+    assert {name for name, values in recorded.items() if "from" not in values} == {*COMPARED, *vision}

@@ -1,4 +1,4 @@
-"""Dense and banded layers in turn: with GPT-Neo's other words, a table says what GPT-Neo computes."""
+"""GPT-3's alternating dense and banded layers against GPT-Neo, with GPT-Neo's attention scale and biases."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from megaptm.models import build_model
 from megaptm.spec import change
 from tests.models.tiny import VOCABULARY as WORDS
 from tests.models.tiny import tiny_batch, tiny_spec
-from tests.parity.reference import gradient_of_table
+from tests.parity.reference import table_gradient
 
-# GPT-Neo does not divide scores, and of attention's maps only the last has a bias, which is zero here.
+# GPT-Neo does not scale scores. Of the projections of attention only the last has a bias, which is zero here.
 NEO = change(
     GPT3_BANDED, stacks={"decoder": change(GPT3_BANDED.last_block, attention={"scale": "none", "bias": False})}
 )
 LAYER = "transformer.h.{n}"
 ATTENTION = f"{LAYER}.attn.attention"
-ROWS = (
+RULES = (
     TensorRule("embed.token.weight", ("transformer.wte.weight",), VOCABULARY),
     TensorRule("embed.position.weight", ("transformer.wpe.weight",)),
     *pair("decoder.{n}.attention_norm", f"{LAYER}.ln_1"),
@@ -35,12 +35,12 @@ ROWS = (
 
 
 def differences() -> tuple[float, float]:
-    """The largest of logits and loss, and of the token table's gradient."""
+    """Return the largest absolute difference of logits and loss, and of the gradient of the token table."""
     spec = replace(tiny_spec("gpt3-banded", layers=4), family=NEO)
-    ours = build_model(spec).eval()
+    model = build_model(spec).eval()
     torch.manual_seed(3)
     with torch.no_grad():
-        for parameter in ours.parameters():
+        for parameter in model.parameters():
             parameter.copy_(0.2 * torch.randn(parameter.shape) + (parameter.dim() == 1))
     config = transformers.GPTNeoConfig(
         vocab_size=WORDS,
@@ -53,23 +53,24 @@ def differences() -> tuple[float, float]:
         attention_types=[[["global", "local"], 2]],
         attn_implementation="eager",
     )
-    theirs = transformers.GPTNeoForCausalLM(config).eval()
-    weights = {name: parameter.detach() for name, parameter in ours.named_parameters()}
-    missing, unexpected = theirs.load_state_dict(export_weights(ROWS, spec, weights), strict=False)
-    theirs.tie_weights()
+    reference = transformers.GPTNeoForCausalLM(config).eval()
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    missing, unexpected = reference.load_state_dict(export_weights(RULES, spec, weights), strict=False)
+    reference.tie_weights()
     assert not unexpected
     assert all(name.endswith("out_proj.bias") or name == "lm_head.weight" for name in missing)
-    assert not any(theirs.get_parameter(name).any() for name in missing if name.endswith("bias"))
+    assert not any(reference.get_parameter(name).any() for name in missing if name.endswith("bias"))
 
     tokens = tiny_batch("gpt3-banded")["tokens"]
     batch = {"tokens": tokens, "labels": tokens.roll(-1, 1).index_fill(1, torch.tensor([11]), -100)}
-    said = theirs(input_ids=tokens, labels=tokens)
-    loss, count = ours(batch).losses["lm"]
-    logits = (ours.logits(batch)["lm"] - said.logits).abs().max()
-    mine = gradient_of_table(loss / count, ours.embed.token.weight)
-    gradient = (mine[:WORDS] - gradient_of_table(said.loss, theirs.transformer.wte.weight)).abs().max()
-    return torch.maximum(logits, (loss / count - said.loss).abs()).item(), gradient.item()
+    expected = reference(input_ids=tokens, labels=tokens)
+    loss, count = model(batch).losses["lm"]
+    logit_difference = (model.logits(batch)["lm"] - expected.logits).abs().max()
+    loss_difference = (loss / count - expected.loss).abs()
+    gradient = table_gradient(loss / count, model.embed.token.weight)[:WORDS]
+    expected_gradient = table_gradient(expected.loss, reference.transformer.wte.weight)
+    return torch.maximum(logit_difference, loss_difference).item(), (gradient - expected_gradient).abs().max().item()
 
 
-def test_logits_and_gradient() -> None:
+def test_logits_and_gradient_equal_gpt_neo() -> None:
     assert max(differences()) <= 1e-5

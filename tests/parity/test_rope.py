@@ -1,4 +1,4 @@
-"""Queries and keys turned by place: with Llama's other words, a table says what Llama computes."""
+"""Rotary position embeddings against `transformers.LlamaForCausalLM`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megaptm.models import Model, build_model
 from megaptm.spec import AttentionSpec, Block, FFNSpec, NormSpec, change
 from tests.models.tiny import VOCABULARY as WORDS
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
-from tests.parity.reference import assert_close, gradient_of_table
+from tests.parity.reference import assert_close, table_gradient
 
 LLAMA = change(
     GPT2,
@@ -33,7 +33,7 @@ LLAMA = change(
 )
 LAYER = "model.layers.{n}"
 ATTENTION = f"{LAYER}.self_attn"
-ROWS = (
+RULES = (
     TensorRule("embed.token.weight", ("model.embed_tokens.weight",), VOCABULARY),
     TensorRule("head.lm.table.weight", ("lm_head.weight",), VOCABULARY),
     TensorRule("decoder.{n}.attention_norm.weight", (f"{LAYER}.input_layernorm.weight",)),
@@ -45,22 +45,23 @@ ROWS = (
     TensorRule("decoder.{n}.ffn.down.weight", (f"{LAYER}.mlp.down_proj.weight",)),
     TensorRule("decoder.final.weight", ("model.norm.weight",)),
 )
-OF_ALL_HEADS = (
+QKV_RULES = (
     TensorRule("decoder.{n}.attention.qkv.weight", tuple(f"{ATTENTION}.{name}_proj.weight" for name in "qkv"), QKV),
 )
-OF_GROUPS = (
+GROUPED_QUERY_RULES = (
     TensorRule("decoder.{n}.attention.query.weight", (f"{ATTENTION}.q_proj.weight",)),
     TensorRule("decoder.{n}.attention.kv.weight", tuple(f"{ATTENTION}.{name}_proj.weight" for name in "kv"), KV),
 )
 
 
-def pair(kv_heads: int | None = None) -> tuple[Model, transformers.PreTrainedModel]:
+def build_pair(kv_heads: int | None = None) -> tuple[Model, transformers.PreTrainedModel]:
+    """Return a model and Hugging Face's with the same random weights."""
     spec = tiny_spec("gpt2")
     spec = replace(spec, family=LLAMA, size=change(spec.size, kv_heads=kv_heads))
-    ours = build_model(spec)
+    model = build_model(spec)
     torch.manual_seed(3)
     with torch.no_grad():
-        for parameter in ours.parameters():
+        for parameter in model.parameters():
             parameter.copy_(0.2 * torch.randn(parameter.shape) + (parameter.dim() == 1))
     config = transformers.LlamaConfig(
         vocab_size=WORDS,
@@ -72,43 +73,43 @@ def pair(kv_heads: int | None = None) -> tuple[Model, transformers.PreTrainedMod
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},
         attn_implementation="eager",
     )
-    theirs = transformers.LlamaForCausalLM(config)
-    weights = {name: parameter.detach() for name, parameter in ours.named_parameters()}
-    rows = (*ROWS, *(OF_GROUPS if kv_heads else OF_ALL_HEADS))
-    theirs.load_state_dict(export_weights(rows, spec, weights), strict=True)
-    return ours.eval(), theirs.eval()
+    reference = transformers.LlamaForCausalLM(config)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    rules = (*RULES, *(GROUPED_QUERY_RULES if kv_heads else QKV_RULES))
+    reference.load_state_dict(export_weights(rules, spec, weights), strict=True)
+    return model.eval(), reference.eval()
 
 
 @pytest.mark.parametrize("kv_heads", [None, 1, 2])
-@pytest.mark.parametrize("places", [None, [3, 9, 4, 5, 6, 7, 20, 21, 22, 23, 24, 40]], ids=["in order", "given"])
-def test_logits_and_gradient(places: list[int] | None, kv_heads: int | None) -> None:
-    ours, theirs = pair(kv_heads)
+@pytest.mark.parametrize(
+    "positions", [None, [3, 9, 4, 5, 6, 7, 20, 21, 22, 23, 24, 40]], ids=["default positions", "given positions"]
+)
+def test_logits_and_gradient_equal_llama(positions: list[int] | None, kv_heads: int | None) -> None:
+    model, reference = build_pair(kv_heads)
     batch = {name: tiny_batch("gpt2")[name] for name in ("tokens", "labels")}
     batch["labels"] = batch["tokens"].roll(-1, 1)
     batch["labels"][:, -1] = -100
-    more = {}
-    if places is not None:
-        batch["positions"] = torch.tensor(places).expand(3, -1)
-        more["position_ids"] = batch["positions"]
-    assert_close(ours.logits(batch)["lm"], theirs(input_ids=batch["tokens"], **more).logits)
-    (loss, count), reference = (
-        ours(batch).losses["lm"],
-        theirs(input_ids=batch["tokens"], labels=batch["tokens"], **more).loss,
-    )
-    assert_close(loss / count, reference)
-    mine = gradient_of_table(loss / count, ours.embed.token.weight)
-    assert_close(mine[:WORDS], gradient_of_table(reference, theirs.model.embed_tokens.weight))
+    options = {}
+    if positions is not None:
+        batch["positions"] = torch.tensor(positions).expand(3, -1)
+        options["position_ids"] = batch["positions"]
+    expected = reference(input_ids=batch["tokens"], labels=batch["tokens"], **options)
+    loss, count = model(batch).losses["lm"]
+    assert_close(model.logits(batch)["lm"], expected.logits)
+    assert_close(loss / count, expected.loss)
+    gradient = table_gradient(loss / count, model.embed.token.weight)
+    assert_close(gradient[:WORDS], table_gradient(expected.loss, reference.model.embed_tokens.weight))
 
 
-def test_only_distances_count() -> None:
-    """So places in the row serve documents that are packed into one."""
-    model, batch = pair()[0], {"tokens": tiny_batch("gpt2")["tokens"]}
+def test_logits_depend_on_distances_only() -> None:
+    """Therefore packed documents can use the positions of their sequence."""
+    model, batch = build_pair()[0], {"tokens": tiny_batch("gpt2")["tokens"]}
     shifted = {**batch, "positions": torch.arange(12).expand(3, -1) + 100}
     torch.testing.assert_close(model.logits(shifted)["lm"], model.logits(batch)["lm"], rtol=0, atol=1e-4)
 
 
-def test_angles_of_far_places_stay_apart_in_bfloat16() -> None:
-    model = pair()[0].bfloat16()
+def test_distant_positions_are_accurate_in_bfloat16() -> None:
+    model = build_pair()[0].bfloat16()
     tokens = tiny_batch("gpt2")["tokens"]
     last = {}
     for start in (0, 4096):
@@ -117,20 +118,18 @@ def test_angles_of_far_places_stay_apart_in_bfloat16() -> None:
     assert (last[4096] - last[0]).abs().mean() < 0.05 * last[0].abs().mean()
 
 
-def test_heads_of_keys_divide_those_of_queries() -> None:
+def test_kv_heads_that_do_not_divide_heads_are_rejected() -> None:
     with pytest.raises(UserError, match=r"4 heads, which kv_heads \(3\) must divide"):
-        pair(kv_heads=3)
+        build_pair(kv_heads=3)
 
 
-def test_features_of_a_head_come_in_pairs() -> None:
+def test_odd_head_width_is_rejected() -> None:
     spec = replace(tiny_spec("gpt2"), family=LLAMA)
     with pytest.raises(UserError, match="rope, which rotates pairs of features, but heads have 5"):
         build_model(replace(spec, size=change(spec.size, head_width=5)))
 
 
-def test_a_tiny_model_of_the_catalogue_is_not_turned() -> None:
-    batch = tiny_batch("t5")
-    assert_close(
-        tiny_model("t5").logits(batch)["lm"],
-        tiny_model("t5").logits({**batch, "positions": torch.full_like(batch["tokens"], 7)})["lm"],
-    )
+def test_model_without_rope_ignores_positions() -> None:
+    model, batch = tiny_model("t5"), tiny_batch("t5")
+    with_positions = {**batch, "positions": torch.full_like(batch["tokens"], 7)}
+    assert_close(model.logits(batch)["lm"], model.logits(with_positions)["lm"])

@@ -1,4 +1,4 @@
-"""The Transformer, besides Hugging Face's Marian (`test_families`): torch's own, with our places at its input."""
+"""Transformer against `torch.nn.Transformer` with the same input embeddings (`test_families` compares with Marian)."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from tests.models.tiny import tiny_batch, tiny_model
 from tests.parity.reference import assert_close
 
 
-def fused(ours: str, theirs: str) -> tuple[TensorRule, ...]:
-    """Rows of a self-attention, whose three maps are one in theirs as well, in another order."""
-    parts = tuple(f"{theirs}.{name}" for name in "qkv")
+def attention_rules(name: str, torch_name: str) -> tuple[TensorRule, ...]:
+    """Return the rules of a self-attention. `export_parameters` joins its `.q`, `.k` and `.v`."""
+    parts = tuple(f"{torch_name}.{part}" for part in "qkv")
     return (
-        TensorRule(f"{ours}.qkv.weight", parts, QKV),
-        TensorRule(f"{ours}.output.weight", (f"{theirs}.out_proj.weight",)),
+        TensorRule(f"{name}.qkv.weight", parts, QKV),
+        TensorRule(f"{name}.output.weight", (f"{torch_name}.out_proj.weight",)),
     )
 
 
-def stack_rows(stack: str, *, last_norm: int) -> tuple[TensorRule, ...]:
-    ours, layer = f"{stack}.{{n}}", f"{stack}.layers.{{n}}"
+def stack_rules(stack: str, *, last_norm: int) -> tuple[TensorRule, ...]:
+    name, layer = f"{stack}.{{n}}", f"{stack}.layers.{{n}}"
     return (
-        *fused(f"{ours}.attention", f"{layer}.self_attn"),
-        *pair(f"{ours}.attention_norm", f"{layer}.norm1"),
-        *pair(f"{ours}.ffn.up", f"{layer}.linear1"),
-        *pair(f"{ours}.ffn.down", f"{layer}.linear2"),
-        *pair(f"{ours}.ffn_norm", f"{layer}.norm{last_norm}"),
+        *attention_rules(f"{name}.attention", f"{layer}.self_attn"),
+        *pair(f"{name}.attention_norm", f"{layer}.norm1"),
+        *pair(f"{name}.ffn.up", f"{layer}.linear1"),
+        *pair(f"{name}.ffn.down", f"{layer}.linear2"),
+        *pair(f"{name}.ffn_norm", f"{layer}.norm{last_norm}"),
     )
 
 
 CROSS = "decoder.layers.{n}.multihead_attn"
-ROWS = (
-    *stack_rows("encoder", last_norm=2),
-    *stack_rows("decoder", last_norm=3),
+RULES = (
+    *stack_rules("encoder", last_norm=2),
+    *stack_rules("decoder", last_norm=3),
     TensorRule("decoder.{n}.cross.query.weight", (f"{CROSS}.q",)),
     TensorRule("decoder.{n}.cross.kv.weight", (f"{CROSS}.k", f"{CROSS}.v"), KV),
     TensorRule("decoder.{n}.cross.output.weight", (f"{CROSS}.out_proj.weight",)),
@@ -47,62 +47,64 @@ ROWS = (
 )
 
 
-def converted(spec: ModelSpec, ours: dict[str, Tensor]) -> dict[str, Tensor]:
-    """By their names; queries', keys' and values' maps one above the other."""
-    given = export_weights(ROWS, spec, {name: one for name, one in ours.items() if not name.startswith("embed.")})
-    for name in [name for name in given if name.endswith(".q")]:
+def export_parameters(spec: ModelSpec, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of the stacks under torch's names, with concatenated query, key and value projections."""
+    stacks = {name: tensor for name, tensor in tensors.items() if not name.startswith("embed.")}
+    exported = export_weights(RULES, spec, stacks)
+    for name in [name for name in exported if name.endswith(".q")]:
         attention = name.removesuffix(".q")
-        given[f"{attention}.in_proj_weight"] = torch.cat([given.pop(f"{attention}.{part}") for part in "qkv"])
-    return given
+        exported[f"{attention}.in_proj_weight"] = torch.cat([exported.pop(f"{attention}.{part}") for part in "qkv"])
+    return exported
 
 
-def torchs_own(model: Model) -> nn.Transformer:
-    """With our weights, without a norm after the last layer; the paper's attention has biases in no place."""
+def make_torch_transformer(model: Model) -> nn.Transformer:
+    """Return torch's Transformer with the model's weights, without final norms. Its attention biases are zero, since
+    the paper has none."""
     size = model.spec.size
     shape = {"d_model": size.width, "nhead": size.heads, "dim_feedforward": size.ffn, "dropout": 0.0}
     encoder = nn.TransformerEncoder(
         nn.TransformerEncoderLayer(**shape, batch_first=True), size.layers, enable_nested_tensor=False
     )
     decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**shape, batch_first=True), size.layers)
-    theirs = nn.Transformer(size.width, size.heads, custom_encoder=encoder, custom_decoder=decoder, batch_first=True)
-    given = converted(model.spec, {name: one.detach() for name, one in model.named_parameters()})
-    missing, unexpected = theirs.load_state_dict(given, strict=False)
+    reference = nn.Transformer(size.width, size.heads, custom_encoder=encoder, custom_decoder=decoder, batch_first=True)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    missing, unexpected = reference.load_state_dict(export_parameters(model.spec, weights), strict=False)
     assert not unexpected
     assert all(name.endswith(("in_proj_bias", "out_proj.bias")) for name in missing)
     for name in missing:
-        nn.init.zeros_(theirs.get_parameter(name))
-    return theirs.train()  # in eval mode it may take another path, which has no gradients
+        nn.init.zeros_(reference.get_parameter(name))
+    return reference.train()  # its fast path in eval mode has no gradients
 
 
-def test_torchs_own_transformer_says_the_same_with_the_same_gradients() -> None:
+def test_logits_loss_and_gradients_equal_torch() -> None:
     model, batch = tiny_model("transformer"), tiny_batch("transformer")
-    theirs, table = torchs_own(model), model.get_parameter("embed.token.weight").detach().clone().requires_grad_()
+    reference = make_torch_transformer(model)
+    table = model.get_parameter("embed.token.weight").detach().clone().requires_grad_()
 
-    def read(tokens: Tensor) -> Tensor:
+    def embed(tokens: Tensor) -> Tensor:
         width = model.spec.width
-        places = sinusoid(torch.arange(tokens.shape[1])[:, None], width=width)[:, 0].float()
-        return table[tokens] * math.sqrt(width) + places
+        positions = sinusoid(torch.arange(tokens.shape[1])[:, None], width=width)[:, 0].float()
+        return table[tokens] * math.sqrt(width) + positions
 
     padded, decoder_padded = (batch[f"{prefix}document_ids"] == 0 for prefix in ("", "decoder_"))
     length = batch["decoder_tokens"].shape[1]
-    said = theirs(
-        read(batch["tokens"]),
-        read(batch["decoder_tokens"]),
+    hidden_states = reference(
+        embed(batch["tokens"]),
+        embed(batch["decoder_tokens"]),
         tgt_mask=torch.ones(length, length).triu(1).bool(),
         src_key_padding_mask=padded,
         memory_key_padding_mask=padded,
         tgt_key_padding_mask=decoder_padded,
     )
-    logits = (said @ table.t())[..., : model.spec.vocabulary]
-    ours = model.logits(batch)["lm"]
-    assert_close(ours[~decoder_padded], logits[~decoder_padded])
+    expected_logits = (hidden_states @ table.t())[..., : model.spec.vocabulary]
+    assert_close(model.logits(batch)["lm"][~decoder_padded], expected_logits[~decoder_padded])
 
     loss, count = model(batch).losses["lm"]
-    expected = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
-    assert_close(loss / count, expected)
+    expected_loss = F.cross_entropy(expected_logits.flatten(0, 1), batch["labels"].flatten())
+    assert_close(loss / count, expected_loss)
     (loss / count).backward()
-    expected.backward()
-    gradients = {name: one.grad for name, one in model.named_parameters()}
+    expected_loss.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert_close(gradients.pop("embed.token.weight"), table.grad)
-    for name, gradient in converted(model.spec, gradients).items():
-        assert_close(gradient, theirs.get_parameter(name).grad)
+    for name, gradient in export_parameters(model.spec, gradients).items():
+        assert_close(gradient, reference.get_parameter(name).grad)
