@@ -1,14 +1,14 @@
-"""Saving and loading a checkpoint beside megatron-core's and torch's own, same tensors, same disk, same minute.
+"""Saving and loading of checkpoints, compared with megatron-core and torch on the same tensors and disk.
 
     python benchmarks/checkpoint.py [--rounds 5] [--folder FOLDER]
 
-The tensors are the weights and moments of a GPT-2 of width 768, about 400 MB in fp32, in one process. All three put
-the data on the disk before they say that it is saved. Each also saves in the background, where the stall counts: the
-seconds until the tensors may change, which here they do at once. Without a GPU megatron-core need not copy: it forks.
-Ours also hashes every byte while saving and compares it with its hash before it loads; the others do not, so loading is
-shown with and without. Contenders take turns, each begins with nothing left to be written back, and the fastest of each
-one's rounds counts: whatever else uses the machine and its disk only adds. Files are read back from the page cache by
-all.
+The tensors are the weights and moments of a GPT-2 of width 768 (about 400 MB in fp32) in one process. All contenders
+flush the data to the disk before a checkpoint counts as saved. In the background, the stall is measured: the seconds
+until the tensors may change. They change at once here. Without a GPU, megatron-core forks instead of copying.
+
+megaptm hashes all bytes while saving and verifies them before loading. The others do not, so loading is also measured
+without verification. Contenders take turns, each after `sync`. The fastest round counts, because other load only adds
+time. All read the files from the page cache.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ KINDS = ("weight", "exp_avg", "exp_avg_sq")
 @dataclass
 class Contender:
     save: Callable[[Path], Callable[[], object] | None]
-    """Return when the tensors may change: everything is saved then, or after a call of the returned function."""
+    """Function that returns when the tensors may change. If it returns a function, a call of that completes saving."""
     load: Callable[[Path], object]
     stalling: list[float] = field(default_factory=list)
     saving: list[float] = field(default_factory=list)
     loading: list[float] = field(default_factory=list)
 
 
-def made_up_tensors(width: int) -> dict[str, Tensor]:
+def make_tensors(width: int) -> dict[str, Tensor]:
     shapes = {"token.weight": (VOCABULARY, width)}
     for layer in range(LAYERS):
         matrices = {"qkv": (3 * width, width), "output": (width, width), "up": (4 * width, width)}
@@ -57,7 +57,7 @@ def made_up_tensors(width: int) -> dict[str, Tensor]:
     }
 
 
-def ours(tensors: dict[str, Tensor], *, verify: bool = False, background: bool = False) -> Contender:
+def megaptm(tensors: dict[str, Tensor], *, verify: bool = False, background: bool = False) -> Contender:
     from megaptm.checkpoint.host_staging import HostStaging
     from megaptm.checkpoint.store import Store
     from megaptm.checkpoint.tensors import TensorPiece
@@ -99,17 +99,17 @@ def megatron(tensors: dict[str, Tensor], *, background: bool = False) -> Contend
         return {name: ShardedTensor.from_rank_offsets(name, tensor) for name, tensor in tensors.items()}
 
     def read(folder: Path) -> None:
-        found = load(sharded(), str(folder))
+        loaded = load(sharded(), str(folder))
         for name, tensor in tensors.items():
             # Read in place, as its optimizer requests; some versions copy.
-            if found[name].data_ptr() != tensor.data_ptr():
-                tensor.copy_(found[name])
+            if loaded[name].data_ptr() != tensor.data_ptr():
+                tensor.copy_(loaded[name])
 
-    def begin(folder: Path) -> Callable[[], object]:
+    def save_async(folder: Path) -> Callable[[], object]:
         queue.schedule_async_request(save(sharded(), str(folder), async_sharded_save=True))
         return lambda: queue.maybe_finalize_async_calls(blocking=True)
 
-    return Contender(begin if background else lambda folder: save(sharded(), str(folder)), read)
+    return Contender(save_async if background else lambda folder: save(sharded(), str(folder)), read)
 
 
 def torch_dcp(tensors: dict[str, Tensor], *, background: bool = False) -> Contender:
@@ -151,30 +151,30 @@ def run_round(contender: Contender, tensors: dict[str, Tensor], folder: Path) ->
 def main() -> None:
     arguments = Options(__doc__)
     arguments.add("--rounds", default=5, short=1)
-    arguments.add("--width", default=768, short=64, help="of the model whose tensors are saved")
-    arguments.add_argument("--folder", type=Path, help="on the disk to measure; a temporary folder by default")
+    arguments.add("--width", default=768, short=64, help="width of the model whose tensors are saved")
+    arguments.add_argument("--folder", type=Path, help="folder on the disk to measure; default: a temporary folder")
     options = arguments.read()
     warnings.simplefilter("ignore")
 
     join_alone()
-    tensors = made_up_tensors(options.width)
+    tensors = make_tensors(options.width)
     contenders = {
-        "megaptm": ours(tensors, verify=True),
-        "megaptm, not verifying": ours(tensors, verify=False),
-        "megaptm, background": ours(tensors, background=True),
+        "megaptm": megaptm(tensors, verify=True),
+        "megaptm, not verifying": megaptm(tensors, verify=False),
+        "megaptm, background": megaptm(tensors, background=True),
         "megatron-core": megatron(tensors),
         "megatron-core, background": megatron(tensors, background=True),
         "torch DCP": torch_dcp(tensors),
         "torch DCP, background": torch_dcp(tensors, background=True),
     }
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        for number in range(options.rounds + 1):
+        for round_index in range(options.rounds + 1):
             # A new order in each round, because the disk may still be busy with the previous contender.
-            for contender in random.Random(number).sample(list(contenders.values()), len(contenders)):
+            for contender in random.Random(round_index).sample(list(contenders.values()), len(contenders)):
                 run_round(contender, tensors, Path(folder) / "run")
-                if number == 0:  # warms up
-                    for measured in (contender.stalling, contender.saving, contender.loading):
-                        measured.clear()
+                if round_index == 0:  # warm-up
+                    for seconds in (contender.stalling, contender.saving, contender.loading):
+                        seconds.clear()
     print_results(contenders, sum(tensor.nbytes for tensor in tensors.values()) / 1e6)
 
 
@@ -187,17 +187,17 @@ def print_results(contenders: dict[str, Contender], megabytes: float) -> None:
             fastest = min(seconds)
             cells.append(f"{fastest:>8.2f}{statistics.median(seconds):>8.2f}{megabytes / fastest:>8.0f}")
         print(f"{name:<26}{''.join(cells)}")
-    own, plain = contenders["megaptm"], contenders["megaptm, not verifying"]
+    own, unverified = contenders["megaptm"], contenders["megaptm, not verifying"]
     stall = min(contenders["megaptm, background"].stalling)
     print(f"METRIC checkpoint_stall_share {stall / min(own.saving):.3f} ratio goal <=0.2")
     for name, label in (("megatron-core", "megatron"), ("torch DCP", "dcp")):
         save = min(contenders[name].saving) / min(own.saving)
-        load = min(contenders[name].loading) / min(plain.loading)
+        load = min(contenders[name].loading) / min(unverified.loading)
         stalls = min(contenders[f"{name}, background"].stalling) / stall
         print(f"METRIC checkpoint_stall_over_{label} {stalls:.3f} ratio goal >=1.0")
         print(f"METRIC checkpoint_save_over_{label} {save:.3f} ratio goal >=1.0")
         print(f"METRIC checkpoint_load_over_{label} {load:.3f} ratio goal >=1.0")
-    verifying = max(min(own.loading) - min(plain.loading), 1e-6)
+    verifying = max(min(own.loading) - min(unverified.loading), 1e-6)
     print(f"METRIC checkpoint_verify_speed {megabytes / verifying:.0f} MB/s goal >=1000")
 
 

@@ -1,10 +1,10 @@
-"""Speed of each cleaning step, and of the usual chain of them, on one core.
+"""Speed of each cleaning step, and of a usual chain of steps, on one core.
 
     python benchmarks/clean.py [--megabytes 32] [--rounds 3]
 
 The text is docstrings of Python and of the installed packages: prose with lists, tables and examples. It is split at
 blank lines into documents of up to 4,000 characters, about the length of web pages. The result is the best round, in
-seconds of processor time.
+seconds of CPU time.
 """
 
 from __future__ import annotations
@@ -41,36 +41,36 @@ GOALS = {
 }
 
 
-def documents(size: int) -> list[Document]:
-    """About `size` characters of text, fewer if this machine has no more."""
-    found: list[Document] = []
+def make_documents(size: int) -> list[Document]:
+    """Return documents of about `size` characters together; fewer if this machine has less text."""
+    documents: list[Document] = []
     cut = CutLong(PAGE)
     for folder in (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")):
         for path in sorted(Path(folder).rglob("*.py")):
             if size < 0:
-                return found
+                return documents
             source = path.read_text(encoding="utf-8", errors="replace")
             text = "\n\n".join(inspect.cleandoc(docstring) for docstring in DOCSTRING.findall(source))
             pages = [page for page in cut([Document(text, path.name)], Dropped()) if len(page.text) > PAGE // 4]
             size -= sum(len(page.text) for page in pages)
-            found += pages
-    return found
+            documents += pages
+    return documents
 
 
-def steps(evaluation: Path) -> Iterator[tuple[str, CleaningStep]]:
+def make_steps(evaluation: Path) -> Iterator[tuple[str, CleaningStep]]:
     for name in GOALS:
         options = {"against": (str(evaluation),)} if name == "decontaminate" else {}
         yield name, STEPS[name](**options)
 
 
-def rate(run, pages: list[Document], *, rounds: int) -> float:
-    """Megabytes per second of one core, the best of the rounds."""
+def measure_rate(run, pages: list[Document], *, rounds: int) -> float:
+    """Return megabytes per second of CPU time in the best round."""
     megabytes = sum(len(page.text.encode()) for page in pages) / 1e6
     best = float("inf")
     for _ in range(rounds):
-        begun = time.process_time()
+        start = time.process_time()
         run()
-        best = min(best, time.process_time() - begun)
+        best = min(best, time.process_time() - start)
     return megabytes / best
 
 
@@ -79,25 +79,25 @@ def main() -> None:
     arguments.add("--megabytes", default=32, short=1)
     arguments.add("--rounds", default=3, short=1)
     options = arguments.read()
-    pages = documents(options.megabytes * 1_000_000)
+    pages = make_documents(options.megabytes * 1_000_000)
     print(f"{len(pages):,} documents, {sum(len(page.text) for page in pages):,} characters")
-    print(f"{'step':<24}{'MB/s':>8}{'kept':>8}")
+    print(f"{'step':<24}{'MB/s':>8}{'retained':>9}")
 
-    def words() -> None:
+    def count_ngrams() -> None:
         for page in pages:
             Words(page.text).ngrams(5)
 
-    measured = {"words": rate(words, pages, rounds=options.rounds)}
-    print(f"{'words and 5-grams':<24}{measured['words']:>8.0f}")
+    rates = {"words": measure_rate(count_ngrams, pages, rounds=options.rounds)}
+    print(f"{'words and 5-grams':<24}{rates['words']:>8.0f}")
     evaluation = Path(__file__)
     chain = [STEPS[name]() for name in CHAIN]
-    for name, run in [*((name, [step]) for name, step in steps(evaluation)), ("chain", chain)]:
-        for warm in run:  # models and tables are read before the clock starts
-            list(warm(pages[:1], Dropped()))
-        kept = sum(1 for _ in run_steps(run, pages, Dropped()))
-        measured[name] = rate(lambda run=run: list(run_steps(run, pages, Dropped())), pages, rounds=options.rounds)
-        print(f"{name:<24}{measured[name]:>8.0f}{kept / len(pages):>8.1%}")
-    for name, value in measured.items():
+    for name, run in [*((name, [step]) for name, step in make_steps(evaluation)), ("chain", chain)]:
+        for step in run:  # models and tables are read before the measurement
+            list(step(pages[:1], Dropped()))
+        num_retained = sum(1 for _ in run_steps(run, pages, Dropped()))
+        rates[name] = measure_rate(lambda run=run: list(run_steps(run, pages, Dropped())), pages, rounds=options.rounds)
+        print(f"{name:<24}{rates[name]:>8.0f}{num_retained / len(pages):>9.1%}")
+    for name, value in rates.items():
         goal = {"words": 50, "chain": 10, **GOALS}[name]
         print(f"METRIC clean_{name.replace('-', '_')}_mb_s {value:.0f} MB/s goal >={goal}")
 

@@ -1,10 +1,10 @@
-"""Packed GPT rows delivered, compared with the needs of a training step, and with other loaders on the same documents.
+"""Packed GPT sequences per second, compared with the needs of a training step and with other loaders.
 
     python benchmarks/loader.py [--seconds 3] [--peers FOLDER] [--only step|peers|s3]
 
 A corpus of random documents (about 450 tokens each, as in files of source text) is written, then read through `Loader`
-with a thread and with a worker process, packed with per-document attention into rows of 512 tokens. The training step
-is that of `benchmarks/step.py`. Peers read the same tar files, or the same documents in their own format, in the
+with a thread and with a worker process, packed with document masks into sequences of 512 tokens. The training step is
+that of `benchmarks/step.py`. Peers read the same tar files, or the same documents in their own format, in the
 consumer itself and with one worker process, as megaptm does for this comparison, and deliver only tokens and labels,
 without positions and documents. Finally the same corpus is read from an S3 server on this machine, with a full cache.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from common.alone import join_alone
-from common.environments import CACHE, python_of, run_peer
+from common.environments import CACHE, find_python, run_peer
 from common.options import Options
 from common.s3 import serve
 
@@ -44,14 +44,14 @@ PEERS: dict[str, tuple[str | None, float]] = {
 }
 
 
-def write_corpus(folder: Path, shards_wanted: int) -> SpecialTokens:
+def write_corpus(folder: Path, num_shards: int) -> SpecialTokens:
     rng = np.random.default_rng(0)
     shards = []
-    for number in range(shards_wanted):
-        with ShardWriter(folder / f"train-{number:06d}.tar", dtype="uint16") as writer:
+    for index in range(num_shards):
+        with ShardWriter(folder / f"train-{index:06d}.tar", dtype="uint16") as writer:
             for document in range(DOCUMENTS):
                 tokens = rng.integers(1, VOCABULARY, rng.integers(50, 850))
-                writer.add(number * DOCUMENTS + document, tokens, text_bytes=4 * len(tokens))
+                writer.add(index * DOCUMENTS + document, tokens, text_bytes=4 * len(tokens))
         shards.append(writer.close())
     tokenizer = {"kind": "byte-bpe", "vocabulary": VOCABULARY, "fingerprint": "random"}
     write_manifest(
@@ -70,45 +70,49 @@ def write_corpus(folder: Path, shards_wanted: int) -> SpecialTokens:
     )
 
 
-def rows_per_second(corpus: str, special: SpecialTokens, *, workers: int, seconds: float) -> float:
+def measure_loader(corpus: str, special: SpecialTokens, *, workers: int, seconds: float) -> float:
     mix = open_mix({corpus: 1.0}, objective="causal-lm", sequence=LENGTH, seed=0, special=special)
     with Loader(mix, batch=BATCH, microbatch=BATCH, workers=workers) as loader:
         next(loader)  # opens shards, starts the worker
-        begun, rows = time.perf_counter(), 0
-        while time.perf_counter() - begun < seconds:
+        start, samples = time.perf_counter(), 0
+        while time.perf_counter() - start < seconds:
             next(loader)
-            rows += BATCH
-        return rows / (time.perf_counter() - begun)
+            samples += BATCH
+        return samples / (time.perf_counter() - start)
 
 
-def rows_made_here(corpus: str, special: SpecialTokens, seconds: float) -> float:
-    """Without a thread: the rows of a consumer that makes its own batches, as peers without workers do."""
+def measure_without_loader(corpus: str, special: SpecialTokens, seconds: float) -> float:
+    """Return samples per second of a consumer that makes its own batches, as peers without workers do."""
     mix = open_mix({corpus: 1.0}, objective="causal-lm", sequence=LENGTH, seed=0, special=special)
     as_tensors(stacked(mix, range(BATCH)))
-    begun, rows = time.perf_counter(), BATCH
-    while time.perf_counter() - begun < seconds:
-        as_tensors(stacked(mix, range(rows, rows + BATCH)))
-        rows += BATCH
-    return (rows - BATCH) / (time.perf_counter() - begun)
+    start, samples = time.perf_counter(), BATCH
+    while time.perf_counter() - start < seconds:
+        as_tensors(stacked(mix, range(samples, samples + BATCH)))
+        samples += BATCH
+    return (samples - BATCH) / (time.perf_counter() - start)
 
 
-def like_peers(corpus: str, special: SpecialTokens, seconds: float) -> list[float]:
-    rates = [rows_made_here(corpus, special, seconds), rows_per_second(corpus, special, workers=1, seconds=seconds)]
-    table_row("megaptm", rates, PEER_MODES)
+def measure_as_peers(corpus: str, special: SpecialTokens, seconds: float) -> list[float]:
+    rates = [
+        measure_without_loader(corpus, special, seconds),
+        measure_loader(corpus, special, workers=1, seconds=seconds),
+    ]
+    print_row("megaptm", rates, PEER_MODES)
     return rates
 
 
-def ours(corpus: str, special: SpecialTokens, seconds: float) -> list[float]:
-    return [rows_per_second(corpus, special, workers=workers, seconds=seconds) for workers in MODES]
+def measure_megaptm(corpus: str, special: SpecialTokens, seconds: float) -> list[float]:
+    return [measure_loader(corpus, special, workers=workers, seconds=seconds) for workers in MODES]
 
 
-def table_row(name: str, rates: list[float], modes: dict[int, str] = MODES) -> None:
+def print_row(name: str, rates: list[float], modes: dict[int, str] = MODES) -> None:
     print(
-        f"{name:<32}" + "".join(f"{rate:>10,.0f} rows/s ({modes[mode]})" for mode, rate in enumerate(rates)), flush=True
+        f"{name:<32}" + "".join(f"{rate:>10,.0f} samples/s ({modes[mode]})" for mode, rate in enumerate(rates)),
+        flush=True,
     )
 
 
-def beside_step(delivered: list[float], *, short: bool) -> list[str]:
+def compare_with_step(delivered: list[float], *, short: bool) -> list[str]:
     import step as step_benchmark
 
     torch.set_num_threads(2)
@@ -116,15 +120,17 @@ def beside_step(delivered: list[float], *, short: bool) -> list[str]:
     shape = step_benchmark.SHORT if short else step_benchmark.Shape()
     metrics = []
     for precision in ("fp32", "bf16"):
-        seconds = step_benchmark.median_seconds({precision: step_benchmark.ours(precision, shape)}, rounds=3)[precision]
-        consumed = step_benchmark.ROWS * shape.length / seconds
+        seconds = step_benchmark.median_seconds(
+            {precision: step_benchmark.measure_megaptm(precision, shape)}, rounds=3
+        )[precision]
+        consumed = step_benchmark.BATCH * shape.length / seconds
         print(f"{'a training step, ' + precision:<32}{consumed:>10,.0f} tokens/s")
         ratio = min(delivered) * LENGTH / consumed
         metrics.append(f"METRIC loader_over_step_{precision} {ratio:.0f} ratio goal >=20")
     return metrics
 
 
-def beside_peers(
+def compare_with_peers(
     folder: Path, measure: Callable[[], list[float]], seconds: float, environments: Path | None
 ) -> list[str]:
     """`environments` is the folder of the peers' environments; None skips peers that need one."""
@@ -132,25 +138,25 @@ def beside_peers(
     for name, (environment, goal) in PEERS.items():
         if environment is not None and environments is None:
             continue
-        python = sys.executable if environment is None else python_of(environment, environments)
+        python = sys.executable if environment is None else find_python(environment, environments)
         if python is None:
             continue
         with tempfile.TemporaryDirectory() as scratch:
             shards = [str(shard) for shard in sorted(folder.glob("*.tar"))]
-            given = {"shards": shards, "length": LENGTH, "batch": BATCH, "seconds": seconds, "vocabulary": VOCABULARY}
-            theirs = run_peer(python, f"loader_{name}", folder=scratch, **given)
-        table_row(name, theirs, PEER_MODES)
-        mine = measure()  # measured again for each peer: machines are noisy
-        ratio = min(our / their for our, their in zip(mine, theirs, strict=True))
+            arguments = {"shards": shards, "length": LENGTH, "batch": BATCH, "seconds": seconds}
+            rates = run_peer(python, f"loader_{name}", folder=scratch, vocabulary=VOCABULARY, **arguments)
+        print_row(name, rates, PEER_MODES)
+        own_rates = measure()  # measured again for each peer: machines are noisy
+        ratio = min(own / peer for own, peer in zip(own_rates, rates, strict=True))
         metrics.append(f"METRIC loader_over_{name} {ratio:.2f} ratio goal >={goal}")
     return metrics
 
 
-def beside_s3(folder: Path, special: SpecialTokens, local: list[float], seconds: float) -> list[str]:
+def compare_with_s3(folder: Path, special: SpecialTokens, local: list[float], seconds: float) -> list[str]:
     with tempfile.TemporaryDirectory() as cache, serve(folder, cache) as url:
         for name in ("from S3, into the cache", "from S3, cached"):
-            rates = ours(url, special, seconds)
-            table_row(name, rates)
+            rates = measure_megaptm(url, special, seconds)
+            print_row(name, rates)
     ratio = min(remote / here for remote, here in zip(rates, local, strict=True))
     return [f"METRIC loader_s3_cached_over_local {ratio:.2f} ratio goal >=0.5"]
 
@@ -159,24 +165,24 @@ def main() -> None:
     arguments = Options(__doc__)
     arguments.add("--seconds", default=3.0, short=0.2)
     arguments.add("--shards", default=8, short=2)
-    arguments.add("--peers", default=CACHE / "peers", short=None, type=Path)
+    arguments.add("--peers", default=CACHE / "peers", short=None, type=Path, help="folder of the peers' environments")
     arguments.add_argument("--only", choices=("step", "peers", "s3"))
     options = arguments.read()
 
     metrics = []
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as corpus:
+        folder = Path(corpus)
         special = write_corpus(folder, options.shards)
-        delivered = ours(place, special, options.seconds)
-        table_row("megaptm", delivered)
+        delivered = measure_megaptm(corpus, special, options.seconds)
+        print_row("megaptm", delivered)
         if options.only in (None, "peers"):
-            metrics += beside_peers(
-                folder, lambda: like_peers(place, special, options.seconds), options.seconds, options.peers
+            metrics += compare_with_peers(
+                folder, lambda: measure_as_peers(corpus, special, options.seconds), options.seconds, options.peers
             )
         if options.only in (None, "s3"):
-            metrics += beside_s3(folder, special, delivered, options.seconds)
+            metrics += compare_with_s3(folder, special, delivered, options.seconds)
         if options.only in (None, "step"):
-            metrics += beside_step(delivered, short=options.short)
+            metrics += compare_with_step(delivered, short=options.short)
     print("\n".join(metrics))
 
 

@@ -1,19 +1,21 @@
-"""What attention over long rows costs: operations and memory as rows grow, and time beside dense fused attention.
+"""Cost of attention over long sequences: operations and memory by length, and time compared with dense fused attention.
 
     python benchmarks/long_inputs.py [--lengths 1024 2048 4096 8192 16384] [--timed 8192] [--heads 4] [--rounds 3]
 
-One layer's attention, forward and backward, one row, heads 64 wide. Operations are those of products that torch
-counts; memory is the most that is allocated at a time, queries, keys and values left out. A slope is that of the
-logarithms, from the shortest row to the longest: 2 is quadratic, 1 linear. `scores` is attention that keeps all
-scores, in one head: of 16,384 places they take 3 GiB; `fused` is torch's own, whose memory is linear too, but whose
-operations are not. Reformer's four hashes are chosen for rows of 65,536 places and more: a place is compared with
-2,048 others however short its row. Transformer-XL reads a text of so many places segment after segment; its maps are
-counted, too, and what each segment keeps for its backward pass is kept to the end of the text, where a run lets go of
-it after each.
+Measured are forward and backward passes of the attention of one layer, for one sequence and heads of width 64.
 
-Then a training step's peak of memory in whole models that differ in their number of layers alone: Reformer's, whose
-layers are computed back, and the same layers as a sum, of which autograd keeps all. What was there before, weights and
-room for their gradients, is left out.
+- Operations are those of the matrix products that torch counts.
+- Memory is the peak of allocated memory, without queries, keys and values.
+- A slope is the slope in logarithms from the shortest to the longest sequence: 2 is quadratic, 1 is linear.
+- `scores` is attention that stores all scores, with one head (3 GiB for 16,384 positions).
+- `fused` is torch's fused attention: its memory is linear, but its operations are quadratic.
+- Reformer's four hashes are meant for 65,536 positions or more. Each query is compared with 2,048 keys in sequences of
+  any length.
+- Transformer-XL reads the sequence in segments. Its projections are counted as well. All activations are stored until
+  the end of the sequence, whereas a run frees them after each segment.
+
+The last part is the peak memory of a training step of models with different numbers of layers: Reformer's reversible
+layers, and the same layers with ordinary residual connections. Weights and gradients are not included.
 """
 
 from __future__ import annotations
@@ -43,12 +45,12 @@ from megaptm.spec import ModelSpec, Size, change
 
 KEY, SEGMENT = 64, 512
 SCORED_HEADS = 1
-"""Of attention that keeps all scores."""
+"""Number of heads of attention that stores all scores."""
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Of queries, keys and values [S, 1, H, K]."""
+"""Function of queries, keys and values [S, 1, H, K]."""
 
 
-def by_tiles(pattern: Pattern) -> Attention:
+def attend_tiles(pattern: Pattern) -> Attention:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mask = Mask((len(q), len(q)), q.device, causal=pattern in CAUSAL, pattern=pattern)
         return attend_by_tiles(q, k, v, mask, None, scale=KEY**-0.5, dropout=0.0)
@@ -56,15 +58,16 @@ def by_tiles(pattern: Pattern) -> Attention:
     return attend
 
 
-def by_hashes(heads: int) -> Attention:
-    """As the third layer of Reformer on enwik8; keys are queries."""
+def attend_hashes(heads: int) -> Attention:
+    """Return the LSH attention of the third layer of Reformer on enwik8. Queries are also the keys."""
     block, size = CATALOGUE["reformer"].last_block.at(2), Size(layers=1, width=heads * KEY, heads=heads, ffn=1)
     attend = HashedAttend(HashedAttentionBrick(block, size, size.width), dropout=0.0)
     return lambda q, k, v: attend.forward(q, v, None, attend.buckets(q))
 
 
-def by_segments(heads: int) -> Attention:
-    """As Transformer-XL reads a text: each segment sees itself and the one before. Keys and values are its own."""
+def attend_segments(heads: int) -> Attention:
+    """Return the attention of Transformer-XL: each segment attends to itself and the previous one. Only queries are
+    used, as hidden states."""
     block, size = CATALOGUE["transformer-xl"].last_block, Size(layers=1, width=heads * KEY, heads=heads, ffn=1)
     layer = RelativeAttention(RelativeAttentionBrick(block, size, size.width), dropout=0.0)
     for parameter in layer.parameters():
@@ -72,74 +75,74 @@ def by_segments(heads: int) -> Attention:
     bias = torch.zeros(KEY, heads)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        found, past = [], q.new_zeros(0, 1, size.width)
+        outputs, past = [], q.new_zeros(0, 1, size.width)
         for segment in q.flatten(2).split(SEGMENT):
-            seen = torch.ones(len(segment), len(past) + len(segment), dtype=torch.bool).tril(len(past))
+            mask = torch.ones(len(segment), len(past) + len(segment), dtype=torch.bool).tril(len(past))
             sines = distance_sines(len(segment), len(past), width=size.width, both_sides=False)
-            found.append(layer(segment, seen[None, None], sines, None, past, bias, bias))
+            outputs.append(layer(segment, mask[None, None], sines, None, past, bias, bias))
             past = segment.detach()
-        return torch.cat(found)
+        return torch.cat(outputs)
 
     return attend
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(*(one.permute(1, 2, 0, 3) for one in (q, k, v)))
+def attend_fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(*(tensor.permute(1, 2, 0, 3) for tensor in (q, k, v)))
 
 
-def with_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attend_with_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     with sdpa_kernel(SDPBackend.MATH):
-        return dense(q, k, v)
+        return attend_fused(q, k, v)
 
 
 BANDED, LOCAL = SlidingWindow(255, 0), ChunkPairs(128)
 CAUSAL = (BANDED, LOCAL)
 
 
-def contenders(heads: int) -> dict[str, Attention]:
-    """As the families have them."""
+def sparse_attentions(heads: int) -> dict[str, Attention]:
+    """Return name of a family -> its attention."""
     return {
-        "longformer": by_tiles(SlidingWindow(256, 256)),
-        "longformer_dilated": by_tiles(SlidingWindow(256, 256, dilation=2)),
-        "bigbird": by_tiles(SparseBlocks(64, 3, heads=range(heads))),
-        "gpt3_banded": by_tiles(BANDED),
-        "reformer_local": by_tiles(LOCAL),
-        "reformer_hashed": by_hashes(heads),
-        "transformer_xl": by_segments(heads),
+        "longformer": attend_tiles(SlidingWindow(256, 256)),
+        "longformer_dilated": attend_tiles(SlidingWindow(256, 256, dilation=2)),
+        "bigbird": attend_tiles(SparseBlocks(64, 3, heads=range(heads))),
+        "gpt3_banded": attend_tiles(BANDED),
+        "reformer_local": attend_tiles(LOCAL),
+        "reformer_hashed": attend_hashes(heads),
+        "transformer_xl": attend_segments(heads),
     }
 
 
-def given(length: int, heads: int) -> list[Tensor]:
-    joint = torch.randn(length, 1, heads, 3, KEY, generator=torch.Generator().manual_seed(0))
-    return [one.detach().requires_grad_() for one in joint.unbind(3)]
+def make_inputs(length: int, heads: int) -> list[Tensor]:
+    qkv = torch.randn(length, 1, heads, 3, KEY, generator=torch.Generator().manual_seed(0))
+    return [tensor.detach().requires_grad_() for tensor in qkv.unbind(3)]
 
 
-def step(attend: Attention, x: list[Tensor]) -> Callable[[], object]:
-    back = torch.ones(()).expand(attend(*x).shape)
-    return lambda: torch.autograd.grad(attend(*x), x, back, allow_unused=True)
+def make_step(attend: Attention, x: list[Tensor]) -> Callable[[], object]:
+    d_out = torch.ones(()).expand(attend(*x).shape)
+    return lambda: torch.autograd.grad(attend(*x), x, d_out, allow_unused=True)
 
 
-def operations(attend: Attention, length: int, heads: int) -> int:
-    x = given(length, heads)
+def count_operations(attend: Attention, length: int, heads: int) -> int:
+    x = make_inputs(length, heads)
     with FlopCounterMode(display=False) as counter:
-        mixed = attend(*x)
-        torch.autograd.grad(mixed, x, torch.ones_like(mixed), allow_unused=True)
-    counted: int = counter.get_total_flops()
-    return counted
+        output = attend(*x)
+        torch.autograd.grad(output, x, torch.ones_like(output), allow_unused=True)
+    flops: int = counter.get_total_flops()
+    return flops
 
 
-def attention_bytes(attend: Attention, length: int, heads: int) -> int:
-    x = given(length, heads)
+def measure_attention(attend: Attention, length: int, heads: int) -> int:
+    x = make_inputs(length, heads)
 
-    def there_and_back() -> object:
-        mixed = attend(*x)
-        return mixed, torch.autograd.grad(mixed, x, torch.ones_like(mixed), allow_unused=True)
+    def run() -> object:
+        output = attend(*x)
+        return output, torch.autograd.grad(output, x, torch.ones_like(output), allow_unused=True)
 
-    return peak_bytes(there_and_back)
+    return peak_bytes(run)
 
 
-def step_bytes(residual: str, layers: int, length: int) -> int:
-    """Of a row of so many bytes, in a model of Reformer's layers on enwik8, 256 wide."""
+def measure_model(residual: str, layers: int, length: int) -> int:
+    """Return the peak memory of a step of a model with Reformer's layers for enwik8 and width 256, for one sequence."""
     table = CATALOGUE["reformer"]
     block = change(table.last_block, residual=residual, position="learned")
     family = change(table, stacks={"decoder": block})
@@ -157,7 +160,7 @@ def step_bytes(residual: str, layers: int, length: int) -> int:
     return peak_bytes(step)
 
 
-def slope(values: dict[int, int]) -> float:
+def log_slope(values: dict[int, int]) -> float:
     (first, low), (last, high) = min(values.items()), max(values.items())
     return math.log(high / low) / math.log(last / first)
 
@@ -165,47 +168,47 @@ def slope(values: dict[int, int]) -> float:
 def main() -> None:
     parser = Options(__doc__)
     parser.add("--lengths", default=[1024, 2048, 4096, 8192, 16384], short=[1024, 2048], nargs="+", type=int)
-    parser.add("--timed", default=8192, short=1024)
+    parser.add("--timed", default=8192, short=1024, help="length of the timed sequence")
     parser.add("--heads", default=4, short=1)
     parser.add("--layers", default=[4, 8, 12, 16], short=[1, 2], nargs="+", type=int)
-    parser.add("--deep", default=4096, short=512)
+    parser.add("--deep", default=4096, short=512, help="length of the sequence in the memory of models")
     parser.add("--rounds", default=3, short=1)
     parser.add("--threads", default=1, short=1)
     options = parser.read()
     torch.set_num_threads(options.threads)
     cpu_tuning.install()
-    sparse = contenders(options.heads)
-    print(f"{'':20} {'places':>8} {'GFLOP':>8} {'MiB':>8}")
+    sparse = sparse_attentions(options.heads)
+    print(f"{'':20} {'positions':>9} {'GFLOP':>8} {'MiB':>8}")
     slopes: dict[str, tuple[float, float]] = {}
-    for name, attend in {**sparse, "scores": with_scores}.items():
-        heads = SCORED_HEADS if attend is with_scores else options.heads
-        counted = {n: operations(attend, n, heads) for n in options.lengths}
-        taken = {n: attention_bytes(attend, n, heads) for n in options.lengths}
+    for name, attend in {**sparse, "scores": attend_with_scores}.items():
+        heads = SCORED_HEADS if attend is attend_with_scores else options.heads
+        flops = {n: count_operations(attend, n, heads) for n in options.lengths}
+        memory = {n: measure_attention(attend, n, heads) for n in options.lengths}
         for n in options.lengths:
-            print(f"{name:20} {n:8,} {counted[n] / 1e9:8.2f} {taken[n] / 2**20:8.1f}")
-        slopes[name] = slope(counted), slope(taken)
-    for name, (of_operations, of_memory) in slopes.items():
-        print(f"{name:20} slopes: operations {of_operations:.2f}, memory {of_memory:.2f}")
+            print(f"{name:20} {n:9,} {flops[n] / 1e9:8.2f} {memory[n] / 2**20:8.1f}")
+        slopes[name] = log_slope(flops), log_slope(memory)
+    for name, (flops_slope, memory_slope) in slopes.items():
+        print(f"{name:20} slopes: operations {flops_slope:.2f}, memory {memory_slope:.2f}")
 
-    x = given(options.timed, options.heads)
+    x = make_inputs(options.timed, options.heads)
     seconds = median_seconds(
-        {name: step(attend, x) for name, attend in {**sparse, "fused": dense}.items()}, options.rounds
+        {name: make_step(attend, x) for name, attend in {**sparse, "fused": attend_fused}.items()}, options.rounds
     )
-    for name, taken_seconds in seconds.items():
-        print(f"{name:20} {options.timed:8,} places {taken_seconds * 1e3:8.1f} ms")
+    for name, value in seconds.items():
+        print(f"{name:20} {options.timed:8,} positions {value * 1e3:8.1f} ms")
     growth = {}
     for residual in ("reversible", "sum"):
-        taken = {layers: step_bytes(residual, layers, options.deep) for layers in options.layers}
-        for layers, most in taken.items():
-            print(f"{residual:20} {options.deep:8,} places {layers:4} layers {most / 2**20:8.1f} MiB")
-        (shallow, low), (deep, high) = min(taken.items()), max(taken.items())
+        memory = {layers: measure_model(residual, layers, options.deep) for layers in options.layers}
+        for layers, peak in memory.items():
+            print(f"{residual:20} {options.deep:8,} positions {layers:4} layers {peak / 2**20:8.1f} MiB")
+        (shallow, low), (deep, high) = min(memory.items()), max(memory.items())
         growth[residual] = (high - low) / (deep - shallow) / low
-    print(f"a layer more of the sum takes {growth['sum']:.3f} of what {min(options.layers)} layers take")
+    print(f"each ordinary layer adds {growth['sum']:.3f} of the memory of {min(options.layers)} layers")
     print(f"METRIC reversible_memory_of_a_layer {growth['reversible']:.4f} ratio goal <=0.05")
     for name in sparse:
-        of_operations, of_memory = slopes[name]
-        print(f"METRIC {name}_operations_slope {of_operations:.3f} ratio goal <=1.2")
-        print(f"METRIC {name}_memory_slope {of_memory:.3f} ratio goal <=1.15")
+        flops_slope, memory_slope = slopes[name]
+        print(f"METRIC {name}_operations_slope {flops_slope:.3f} ratio goal <=1.2")
+        print(f"METRIC {name}_memory_slope {memory_slope:.3f} ratio goal <=1.15")
         if name not in ("reformer_hashed", "transformer_xl"):
             print(f"METRIC {name}_over_fused {seconds['fused'] / seconds[name]:.2f} ratio goal >=3")
 

@@ -1,11 +1,11 @@
-"""Rows per second of each objective, its noise included, compared with the needs of a training step of its family.
+"""Samples per second of each objective, with its noise, compared with the needs of a training step of its family.
 
     python benchmarks/noise.py [--families bert t5] [--objectives deshuffling] [--seconds 2] [--layers 4] [--width 768]
 
 Random documents of about 450 tokens, with sentences, words, capitals and parts, are read by each objective that a
-family was published with, in rows of 512 tokens, by one thread and without prefetching: rows per second of processor
-time. The step is that of `benchmarks/families.py`, megaptm's engine in fp32 on one thread, measured in the same way;
-where a family has a second model that generates, BERT's step is used, which is faster. Rows that continue earlier ones
+family was published with, in sequences of 512 tokens, by one thread and without prefetching: samples per second of CPU
+time. The step is that of `benchmarks/families.py`, megaptm's engine in fp32 on one thread, measured in the same way.
+For families with a generator, BERT's step is used, which is faster. Objectives whose samples continue earlier ones
 (Transformer-XL, XLNet) are skipped.
 """
 
@@ -20,7 +20,7 @@ import torch
 from common.alone import join_alone
 from common.options import Options
 from common.rounds import median_seconds
-from families import batch_of, ours, spec_of
+from families import make_batch, make_spec, megaptm_step
 
 from megaptm.data import ShardWriter, open_mix, write_manifest
 from megaptm.data.loader import as_tensors, stacked
@@ -28,7 +28,7 @@ from megaptm.families import CATALOGUE
 from megaptm.objectives import OBJECTIVES, SpecialTokens, build_objective
 from megaptm.objectives.objective import BaseObjective
 
-LENGTH, ROWS = 512, 8
+LENGTH, BATCH = 512, 8
 VOCABULARY, SPECIALS = 30_522, 106
 FIELDS = ("tokens", "sentences", "words", "capitals", "parts")
 SPECIAL = SpecialTokens(
@@ -45,20 +45,20 @@ SPECIAL = SpecialTokens(
 SIMILAR = "masked-lm-ngrams-similar-words-sentence-order"
 
 
-def alike(word: tuple[int, ...]) -> np.ndarray:
-    """Similar words, for MacBERT: [words, tokens]."""
+def find_similar(word: tuple[int, ...]) -> np.ndarray:
+    """Return similar words [words, tokens] for MacBERT."""
     return (np.array([word]) + np.arange(1, 9)[:, None]) % (VOCABULARY - SPECIALS) + SPECIALS
 
 
-def objective(name: str) -> BaseObjective:
-    """The objective of a name; MacBERT's with similar words."""
+def build_named_objective(name: str) -> BaseObjective:
+    """Return the objective of a name. MacBERT's uses `find_similar`."""
     if name != SIMILAR:
         return OBJECTIVES[name]
     masks = {
         "hide": "ngrams",
         "length_weights": [0.4, 0.3, 0.2, 0.1],
         "show": "similar-words",
-        "similar": "noise:alike",
+        "similar": "noise:find_similar",
     }
     return build_objective({"masked-lm": masks, "sentence-order": {}})
 
@@ -68,13 +68,13 @@ def write_corpus(folder: Path, documents: int) -> None:
     with ShardWriter(folder / "train-000000.tar", "uint16", FIELDS) as writer:
         for key in range(documents):
             tokens = rng.integers(SPECIALS, VOCABULARY, rng.integers(50, 850))
-            known = {
+            annotations = {
                 "sentences": np.union1d([0], np.flatnonzero(rng.random(len(tokens)) < 0.05)),
                 "words": np.union1d([0], np.flatnonzero(tokens % 3)),
                 "capitals": np.flatnonzero(tokens % 10 == 0),
                 "parts": np.array([0, len(tokens) // 2]),
             }
-            writer.add(key, tokens, known, text_bytes=4 * len(tokens))
+            writer.add(key, tokens, annotations, text_bytes=4 * len(tokens))
     write_manifest(
         folder,
         dtype="uint16",
@@ -85,65 +85,66 @@ def write_corpus(folder: Path, documents: int) -> None:
     )
 
 
-def rows_per_second(corpus: str, made: BaseObjective, seconds: float) -> float:
-    mix = open_mix({corpus: 1.0}, objective=made, sequence=LENGTH, seed=0, special=SPECIAL)
-    as_tensors(stacked(mix, range(ROWS)))
-    begun, rows = time.process_time(), ROWS
-    while time.process_time() - begun < seconds:
-        as_tensors(stacked(mix, range(rows, rows + ROWS)))
-        rows += ROWS
-    return (rows - ROWS) / (time.process_time() - begun)
+def measure_objective(corpus: str, objective: BaseObjective, seconds: float) -> float:
+    """Return samples per second of CPU time."""
+    mix = open_mix({corpus: 1.0}, objective=objective, sequence=LENGTH, seed=0, special=SPECIAL)
+    as_tensors(stacked(mix, range(BATCH)))
+    start, samples = time.process_time(), BATCH
+    while time.process_time() - start < seconds:
+        as_tensors(stacked(mix, range(samples, samples + BATCH)))
+        samples += BATCH
+    return (samples - BATCH) / (time.process_time() - start)
 
 
-def step_rows_per_second(family: str, *, layers: int, width: int, rounds: int) -> float:
+def measure_step(family: str, *, layers: int, width: int, rounds: int) -> float:
     table = CATALOGUE[family]
-    spec = spec_of("bert" if table.drawn else family, layers=layers, width=width, length=LENGTH)
-    rows = 2
-    batch = batch_of(spec, spec.family.heads, rows, LENGTH)
-    step = ours(spec, spec.family.heads, "fp32", batch)
-    return rows / median_seconds({"step": step}, rounds, time.process_time)["step"]
+    spec = make_spec("bert" if table.drawn else family, layers=layers, width=width, length=LENGTH)
+    samples = 2
+    batch = make_batch(spec, spec.family.heads, samples, LENGTH)
+    step = megaptm_step(spec, spec.family.heads, "fp32", batch)
+    return samples / median_seconds({"step": step}, rounds, time.process_time)["step"]
 
 
-def cases(families: list[str], names: list[str]) -> dict[str, list[str]]:
-    """Family -> its published objectives; each once, with the first family that has it."""
-    found: dict[str, list[str]] = {}
-    seen: set[str] = set()
+def select_objectives(families: list[str], names: list[str]) -> dict[str, list[str]]:
+    """Return family -> its published objectives. Each objective is listed once, for the first family that has it."""
+    objectives: dict[str, list[str]] = {}
+    listed: set[str] = set()
     for family, table in CATALOGUE.items():
         if families and family not in families:
             continue
         new = [
             name
             for name in table.objectives
-            if name not in seen and (not names or name in names) and OBJECTIVES[name].unit != "lane"
+            if name not in listed and (not names or name in names) and OBJECTIVES[name].unit != "lane"
         ]
-        seen |= {*new}
+        listed |= {*new}
         if new:
-            found[family] = new
-    return found
+            objectives[family] = new
+    return objectives
 
 
 def main() -> None:
     arguments = Options(__doc__)
     arguments.add("--seconds", default=2.0, short=0.2)
-    arguments.add("--layers", default=4, short=2, help="of all stacks")
+    arguments.add("--layers", default=4, short=2, help="number of layers of all stacks together")
     arguments.add("--width", default=768, short=64)
     arguments.add("--rounds", default=3, short=1)
     arguments.add("--documents", default=4000, short=400)
-    arguments.add("--families", default=[], short=["bert", "t5"], nargs="+", type=str, help="instead of all")
-    arguments.add("--objectives", default=[], short=[], nargs="+", type=str, help="instead of all")
+    arguments.add("--families", default=[], short=["bert", "t5"], nargs="+", type=str, help="default: all")
+    arguments.add("--objectives", default=[], short=[], nargs="+", type=str, help="default: all")
     options = arguments.read()
     torch.set_num_threads(1)
     join_alone()
     metrics = []
     with tempfile.TemporaryDirectory() as corpus:
         write_corpus(Path(corpus), options.documents)
-        print(f"{'rows/s of the processor':<56}{'made':>8}{'taken':>8}{'ratio':>8}")
-        for family, names in cases(options.families, options.objectives).items():
-            taken = step_rows_per_second(family, layers=options.layers, width=options.width, rounds=options.rounds)
+        print(f"{'samples per CPU second':<56}{'made':>8}{'needed':>8}{'ratio':>8}")
+        for family, names in select_objectives(options.families, options.objectives).items():
+            needed = measure_step(family, layers=options.layers, width=options.width, rounds=options.rounds)
             for name in names:
-                made = rows_per_second(corpus, objective(name), options.seconds)
-                print(f"{f'{family}: {name}':<56}{made:>8,.0f}{taken:>8.2f}{made / taken:>8,.0f}", flush=True)
-                metrics.append(f"METRIC noise_{name.replace('-', '_')}_over_step {made / taken:.1f} ratio goal >=20")
+                made = measure_objective(corpus, build_named_objective(name), options.seconds)
+                print(f"{f'{family}: {name}':<56}{made:>8,.0f}{needed:>8.2f}{made / needed:>8,.0f}", flush=True)
+                metrics.append(f"METRIC noise_{name.replace('-', '_')}_over_step {made / needed:.1f} ratio goal >=20")
     print("\n".join(metrics))
 
 

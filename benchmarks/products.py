@@ -1,10 +1,11 @@
-"""Products and attention of a layer on this CPU, as a run computes them (`megaptm.cpu_tuning`), beside torch's own.
+"""Matrix products and attention of a layer on this CPU, compared with torch.
 
     python benchmarks/products.py [--rounds 9] [--threads 1]
 
-A linear map of 1,024 rows with its two gradients, and attention of 12 heads of 64, forward and backward, in fp32 and
-bf16. Where nothing is tuned on this processor, both are the same. Rounds alternate, and ratios are of medians; freed
-memory stays with the process, for both.
+Compared are a linear layer on 1,024 rows with its two gradients (`layers.product.linear` and `F.linear`), and attention
+with 12 heads of width 64, forward and backward (the kernel selected by `bricks.kernels`, and torch's fused kernel), in
+fp32 and bf16. If megaptm uses torch's kernel on this processor, the ratio is 1. Rounds alternate, and ratios are of
+medians. Both keep freed memory (`keep_freed_memory`).
 """
 
 from __future__ import annotations
@@ -15,40 +16,46 @@ import torch
 import torch.nn.functional as F
 from common.options import Options
 from common.rounds import median_seconds
+from torch import Tensor
 
-from megaptm import cpu_tuning
+from megaptm.bricks.kernels import FUSED, choose
+from megaptm.layers.kernels import attend_by, device_of, work_of
+from megaptm.layers.mask import Mask
+from megaptm.layers.product import linear
+from megaptm.processes import keep_freed_memory
 
 HEADS, HEAD = 12, 64
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def maps(dtype: torch.dtype, rows: int, width: int) -> dict[str, Callable[[], object]]:
-    """A feed-forward's first map, and the gradients of its input and weight."""
+def make_products(dtype: torch.dtype, rows: int, width: int) -> dict[str, Callable[[], object]]:
+    """Return the first linear layer of a feed-forward, with the gradients of its input and weight."""
     x, weight = (torch.randn(n, width).to(dtype).requires_grad_() for n in (rows, 4 * width))
     d_out = torch.randn(rows, 4 * width).to(dtype)
 
-    return tuned_and_plain(lambda: torch.autograd.grad(F.linear(x, weight), (x, weight), d_out))
+    def with_gradients(multiply: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(multiply(x, weight), (x, weight), d_out)
+
+    return {"megaptm": with_gradients(linear), "torch": with_gradients(F.linear)}
 
 
-def attentions(dtype: torch.dtype, rows: int, length: int, *, causal: bool) -> dict[str, Callable[[], object]]:
+def make_attentions(dtype: torch.dtype, rows: int, length: int, *, causal: bool) -> dict[str, Callable[[], object]]:
     q, k, v = (torch.randn(length, rows, HEADS, HEAD).to(dtype).requires_grad_() for _ in range(3))
     d_out, scale = torch.randn(length, rows, HEADS, HEAD).to(dtype), HEAD**-0.5
+    mask = Mask((length, length), q.device, causal=causal)
+    kernel = choose(work_of(q, mask, None, 0.0), device_of(q.device)).kernel
 
-    def attend() -> object:
+    def fused() -> Tensor:
         heads = (x.permute(1, 2, 0, 3) for x in (q, k, v))
-        out = F.scaled_dot_product_attention(*heads, is_causal=causal, scale=scale).permute(2, 0, 1, 3)
-        return torch.autograd.grad(out, (q, k, v), d_out)
+        return F.scaled_dot_product_attention(*heads, is_causal=causal, scale=scale).permute(2, 0, 1, 3)
 
-    return tuned_and_plain(attend)
+    def selected() -> Tensor:
+        return fused() if kernel == FUSED else attend_by(kernel, q, k, v, mask, None, scale=scale, dropout=0.0)
 
+    def with_gradients(attend: Callable[[], Tensor]) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(attend(), (q, k, v), d_out)
 
-def tuned_and_plain(compute: Callable[[], object]) -> dict[str, Callable[[], object]]:
-    def tuned() -> None:
-        restore = cpu_tuning.install()  # takes less than a millisecond
-        compute()
-        restore()
-
-    return {"megaptm": tuned, "torch": compute}
+    return {"megaptm": with_gradients(selected), "torch": with_gradients(fused)}
 
 
 def main() -> None:
@@ -58,26 +65,27 @@ def main() -> None:
     arguments.add_argument("--threads", type=int, default=1)
     options = arguments.read()
     torch.set_num_threads(options.threads)
-    cpu_tuning.keep_freed_memory()
+    keep_freed_memory()
     rows, metrics = 1024, []
     print(f"{'':<28}{'megaptm':>12}{'torch':>12}{'ratio':>8}")
     for name, dtype in FORMATS.items():
-        seconds = median_seconds(maps(dtype, rows, options.width), options.rounds)
+        seconds = median_seconds(make_products(dtype, rows, options.width), options.rounds)
         operations = 3 * 2 * rows * options.width * 4 * options.width
         ratio = seconds["torch"] / seconds["megaptm"]
-        cells = "".join(f"{operations / one / 1e9:>12.0f}" for one in seconds.values())
-        print(f"{f'map {name}, GFLOP/s':<28}{cells}{ratio:>8.2f}")
+        cells = "".join(f"{operations / value / 1e9:>12.0f}" for value in seconds.values())
+        print(f"{f'linear {name}, GFLOP/s':<28}{cells}{ratio:>8.2f}")
         metrics.append(f"METRIC map_{name}_over_torch {ratio:.3f} ratio goal >=0.95")
     for texts, length in ((8, 128), (4, 197), (2, 512), (1, 1024)):
         for name, dtype in FORMATS.items():
-            for word, causal in (("full", False), ("causal", True)):
+            for mask_name, causal in (("full", False), ("causal", True)):
                 if options.short and length > 197:
                     continue
-                seconds = median_seconds(attentions(dtype, texts, length, causal=causal), options.rounds)
+                seconds = median_seconds(make_attentions(dtype, texts, length, causal=causal), options.rounds)
                 ratio = seconds["torch"] / seconds["megaptm"]
-                cells = "".join(f"{one * 1e3:>12.1f}" for one in seconds.values())
-                print(f"{f'{word} {texts} x {length} {name}, ms':<28}{cells}{ratio:>8.2f}")
-                metrics.append(f"METRIC attention_{word}_{length}_{name}_over_torch {ratio:.3f} ratio goal >=0.95")
+                cells = "".join(f"{value * 1e3:>12.1f}" for value in seconds.values())
+                print(f"{f'{mask_name} {texts} x {length} {name}, ms':<28}{cells}{ratio:>8.2f}")
+                metric = f"attention_{mask_name}_{length}_{name}_over_torch"
+                metrics.append(f"METRIC {metric} {ratio:.3f} ratio goal >=0.95")
     print("\n".join(metrics))
 
 

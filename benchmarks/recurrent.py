@@ -1,11 +1,11 @@
-"""Tokens per second of layers that go through a text word after word, and of one that sees it at once, by length.
+"""Tokens per second of ELMo's LSTMs and of a Transformer layer, by sequence length.
 
     python benchmarks/recurrent.py [--tokens 4096] [--lengths 16 64 256 1024] [--rounds 3]
 
-ELMo's LSTMs, one from either end, and an encoder's layer of BERT's with as many parameters, forward and backward, each
-step of as many tokens: many short rows, or few long ones; one thread, by processor time. What an LSTM says of a word
-waits for what it said of the one before, so longer rows are more steps of less work; a layer of BERT's has one step
-whatever the length, of which attention's share grows.
+Measured are forward and backward passes of two LSTMs, one per direction, and of a BERT layer with as many parameters,
+on one thread, in CPU time. All batches have the same number of tokens: many short sequences or few long ones. An LSTM
+processes positions one after the other, so long sequences mean more and smaller products. A BERT layer processes all
+positions at once, but the share of attention grows with the length.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from megaptm.spec import Size
 
 WIDTH = 128
 ENCODER = Size(layers=1, width=WIDTH, heads=4, ffn=4 * WIDTH)
-# A layer of BERT's has 12 x 128 x 128 weights; two LSTMs of C cells, each of which gives 128 numbers, 2 x 9 x 128 x C.
+# A BERT layer has 12 x 128 x 128 weights. Two LSTMs of C cells with 128 outputs each have 2 x 9 x 128 x C.
 LSTM = Size(layers=1, width=WIDTH, heads=1, ffn=85, memory=1)
 
 
-def filled(module: nn.Module) -> nn.Module:
+def fill_random(module: nn.Module) -> nn.Module:
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.05)
     return module
 
 
-def layers() -> dict[str, nn.ModuleList]:
+def build_layers() -> dict[str, nn.ModuleList]:
     encoder = Stack(CATALOGUE["bert"].first_block, ENCODER, range(1), dropout=0.0)
-    both = [RecurrentStack(LAYER, LSTM, range(1), dropout=0.0) for _ in range(2)]
-    return {"lstm": filled(nn.ModuleList(both)), "encoder": filled(nn.ModuleList([encoder]))}
+    directions = [RecurrentStack(LAYER, LSTM, range(1), dropout=0.0) for _ in range(2)]
+    return {"lstm": fill_random(nn.ModuleList(directions)), "encoder": fill_random(nn.ModuleList([encoder]))}
 
 
-def step(stacks: nn.ModuleList, x_SBD: Tensor) -> Callable[[], None]:
+def make_step(stacks: nn.ModuleList, x_SBD: Tensor) -> Callable[[], None]:
     mask = Mask((len(x_SBD), len(x_SBD)), x_SBD.device)
 
-    def once() -> None:
-        for stack, read in zip(stacks, (x_SBD, x_SBD.flip(0)), strict=False):
-            stack(read, mask).sum().backward()
+    def step() -> None:
+        for stack, inputs in zip(stacks, (x_SBD, x_SBD.flip(0)), strict=False):
+            stack(inputs, mask).sum().backward()
 
-    return once
+    return step
 
 
 def main() -> None:
@@ -62,17 +62,17 @@ def main() -> None:
     options = parser.read()
     torch.set_num_threads(1)
     cpu_tuning.install()
-    found = layers()
-    counted = {name: sum(p.numel() for p in stacks.parameters()) for name, stacks in found.items()}
-    print(f"{'':10}{'parameters':>12}" + "".join(f"{f'rows of {n}':>16}" for n in options.lengths))
-    speeds: dict[str, list[float]] = {name: [] for name in found}
+    layers = build_layers()
+    num_parameters = {name: sum(p.numel() for p in stacks.parameters()) for name, stacks in layers.items()}
+    print(f"{'':10}{'parameters':>12}" + "".join(f"{f'length {n}':>16}" for n in options.lengths))
+    speeds: dict[str, list[float]] = {name: [] for name in layers}
     for length in options.lengths:
         x_SBD = torch.randn(length, options.tokens // length, WIDTH, generator=torch.Generator().manual_seed(0))
-        steps = {name: step(stacks, x_SBD) for name, stacks in found.items()}
+        steps = {name: make_step(stacks, x_SBD) for name, stacks in layers.items()}
         for name, seconds in median_seconds(steps, options.rounds, time.process_time).items():
             speeds[name].append(options.tokens / seconds)
-    for name, of_lengths in speeds.items():
-        print(f"{name:10}{counted[name]:>12,}" + "".join(f"{speed:>9,.0f} token/s" for speed in of_lengths))
+    for name, values in speeds.items():
+        print(f"{name:10}{num_parameters[name]:>12,}" + "".join(f"{speed:>8,.0f} tokens/s" for speed in values))
     print(f"METRIC encoder_over_lstm_of_long_rows {speeds['encoder'][-1] / speeds['lstm'][-1]:.2f} ratio goal >=2")
 
 

@@ -95,10 +95,10 @@ IMPORTED: dict[str, dict[str, Any]] = {
     "deberta-v2": {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
     | {"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"},
 }
-"""Families whose published folders have a SentencePiece model, and how that numbers its special tokens."""
+"""Family whose published folders have a SentencePiece model -> training options for its special tokens."""
 
 Encode = Callable[[str], list[str]]
-"""Pieces of a text; an unknown one by its name in megaptm's tokenizer."""
+"""Function that returns the pieces of a text. Unknown pieces have their name in megaptm's tokenizer."""
 
 
 @dataclass
@@ -106,26 +106,26 @@ class Case:
     """A tokenizer, and the reference for its pieces."""
 
     name: str
-    ours: Tokenizer
+    tokenizer: Tokenizer
     reference: Encode
     folder: Path
 
 
-def without_accents(text: str) -> str:
-    """XLNet's own code, before SentencePiece."""
+def fold_as_xlnet(text: str) -> str:
+    """Fold a text as XLNet's Python code does before SentencePiece."""
     text = unicodedata.normalize("NFKD", text.replace("``", '"').replace("''", '"'))
     return "".join(character for character in text if not unicodedata.combining(character))
 
 
-def albert(text: str) -> str:
-    """ALBERT's own code."""
-    return without_accents(text).lower()
+def fold_as_albert(text: str) -> str:
+    """Fold a text as ALBERT's Python code does before SentencePiece."""
+    return fold_as_xlnet(text).lower()
 
 
-FOLDS = {"albert": albert, "xlnet": without_accents}
+FOLDS = {"albert": fold_as_albert, "xlnet": fold_as_xlnet}
 
 
-def pieces_of(model: sentencepiece.SentencePieceProcessor, unknown: str, fold: Callable[[str], str]) -> Encode:
+def encode_with(model: sentencepiece.SentencePieceProcessor, unknown: str, fold: Callable[[str], str]) -> Encode:
     def encode(text: str) -> list[str]:
         ids = model.encode(fold(text))
         return [unknown if id_ == model.unk_id() else model.id_to_piece(id_) for id_ in ids]
@@ -133,8 +133,8 @@ def pieces_of(model: sentencepiece.SentencePieceProcessor, unknown: str, fold: C
     return encode
 
 
-def sentencepiece_of(tokenizer: Tokenizer) -> sentencepiece.SentencePieceProcessor:
-    """SentencePiece with the pieces of a tokenizer of megaptm, and with SentencePiece's own normalization."""
+def make_sentencepiece(tokenizer: Tokenizer) -> sentencepiece.SentencePieceProcessor:
+    """Return SentencePiece with the pieces of megaptm's tokenizer, and with SentencePiece's normalization."""
     model, content = io.BytesIO(), tokenizer.content["model"]
     unigram = content["type"] == "Unigram"
     sentencepiece.SentencePieceTrainer.train(
@@ -164,24 +164,24 @@ def sentencepiece_of(tokenizer: Tokenizer) -> sentencepiece.SentencePieceProcess
     return sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
 
 
-def reference_of(tokenizer: Tokenizer, folder: Path, *, lowercase: bool) -> Encode:
+def make_reference(tokenizer: Tokenizer, folder: Path, *, lowercase: bool) -> Encode:
     kind = tokenizer.kind
     if kind in ("unigram", "bpe"):
-        fold = albert if lowercase else str
-        return pieces_of(sentencepiece_of(tokenizer), tokenizer.name(tokenizer.unknown), fold)
+        fold = fold_as_albert if lowercase else str
+        return encode_with(make_sentencepiece(tokenizer), tokenizer.name(tokenizer.unknown), fold)
     vocabulary = tokenizer.content["model"]["vocab"]
     if kind in ("wordpiece", "words") and not lowercase:
-        # The Python code in transformers composes text first, which neither Google's code nor its own class does.
-        theirs = transformers.BertTokenizer(
+        # The Python code in transformers composes text first, unlike Google's code and the class of transformers.
+        hf_tokenizer = transformers.BertTokenizer(
             vocab=vocabulary, unk_token=tokenizer.name(tokenizer.unknown), do_lower_case=False
         )
-        steps, unknown = theirs.backend_tokenizer, tokenizer.name(tokenizer.unknown)
+        steps, unknown = hf_tokenizer.backend_tokenizer, tokenizer.name(tokenizer.unknown)
 
-        def words_of(text: str) -> list[str]:
+        def split_words(text: str) -> list[str]:
             split = steps.pre_tokenizer.pre_tokenize_str(steps.normalizer.normalize_str(text))
             return [word if word in vocabulary else unknown for word, _ in split]
 
-        return words_of if kind == "words" else lambda text: theirs.tokenize(text)
+        return split_words if kind == "words" else lambda text: hf_tokenizer.tokenize(text)
     if kind == "wordpiece":
         file = folder / "vocab.txt"
         file.write_text("".join(f"{word}\n" for word in sorted(vocabulary, key=vocabulary.__getitem__)))
@@ -193,82 +193,84 @@ def reference_of(tokenizer: Tokenizer, folder: Path, *, lowercase: bool) -> Enco
     name = {"byte-bpe": "GPT2Tokenizer", "char-bpe": "OpenAIGPTTokenizer"}[kind]
     if kind == "char-bpe" and not lowercase:
         name = "PreTrainedTokenizerFast"
-    theirs = getattr(transformers, name).from_pretrained(folder)
-    return lambda text: theirs.convert_ids_to_tokens(theirs(text, add_special_tokens=False).input_ids)
+    hf_tokenizer = getattr(transformers, name).from_pretrained(folder)
+    return lambda text: hf_tokenizer.convert_ids_to_tokens(hf_tokenizer(text, add_special_tokens=False).input_ids)
 
 
-def cases(folder: Path, names: list[str]) -> Iterator[Case]:
+def make_cases(folder: Path, names: list[str]) -> Iterator[Case]:
     texts = [unicodedata.normalize("NFC", text) for text in SCRIPTS.values()]
     for name, (kind, options) in VARIANTS.items():
         if names and name not in names:
             continue
-        ours = train(kind, texts * 2, vocabulary=4000, **options)
-        place = folder / re.sub(r"\W+", "-", name)
-        ours.save(place)
+        tokenizer = train(kind, texts * 2, vocabulary=4000, **options)
+        saved = folder / re.sub(r"\W+", "-", name)
+        tokenizer.save(saved)
         lowercase = options.get("lowercase", kind in ("wordpiece", "char-bpe"))
-        yield Case(name, ours, reference_of(ours, place, lowercase=lowercase), place)
-    for family, numbers in IMPORTED.items():
+        yield Case(name, tokenizer, make_reference(tokenizer, saved, lowercase=lowercase), saved)
+    for family, options in IMPORTED.items():
         name = f"imported {family}"
         if names and name not in names:
             continue
-        source, place = folder / f"from-{family}", folder / family
+        source, saved = folder / f"from-{family}", folder / family
         source.mkdir()
         file = source / ("spm.model" if family == "deberta-v2" else "spiece.model")
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter([*texts, *map(albert, texts)]),
+            sentence_iterator=iter([*texts, *map(fold_as_albert, texts)]),
             model_prefix=str(file.with_suffix("")),
             vocab_size=1200,
             hard_vocab_limit=False,
             character_coverage=1.0,
             minloglevel=2,
-            **numbers,
+            **options,
         )
         (source / "config.json").write_text(json.dumps({"model_type": family}))
-        ours = read_tokenizer(source)
+        tokenizer = read_tokenizer(source)
         # The general class, as in an export: the class of a family would make its own normalizer.
-        Tokenizer(ours.content, {**ours.config, "tokenizer_class": "PreTrainedTokenizerFast"}).save(place)
+        Tokenizer(tokenizer.content, {**tokenizer.config, "tokenizer_class": "PreTrainedTokenizerFast"}).save(saved)
         model = sentencepiece.SentencePieceProcessor(model_file=str(file))
-        unknown = ours.name(ours.unknown)
-        yield Case(name, ours, pieces_of(model, unknown, FOLDS.get(family, str)), place)
+        unknown = tokenizer.name(tokenizer.unknown)
+        yield Case(name, tokenizer, encode_with(model, unknown, FOLDS.get(family, str)), saved)
 
 
-def normalized(tokenizer: Tokenizer, text: str) -> str:
+def normalize(tokenizer: Tokenizer, text: str) -> str:
     normalizer = tokenizer.library.normalizer
     return text if normalizer is None else normalizer.normalize_str(text)
 
 
-def cell(case: Case, general: Any, text: str) -> tuple[bool, str]:
-    """Whether the ids are equal, and the cell of the table."""
-    ids = case.ours.encode(text).tolist()
-    pieces = [case.ours.name(id_) for id_ in ids]
+def compare_text(case: Case, general: Any, text: str) -> tuple[bool, str]:
+    """Return whether the ids are equal, and the cell of the table."""
+    ids = case.tokenizer.encode(text).tolist()
+    pieces = [case.tokenizer.name(id_) for id_ in ids]
     equal = pieces == case.reference(text) and ids == general(text, add_special_tokens=False).input_ids
-    decoded = case.ours.decode(ids)
-    kept = "".join(decoded.split()) == "".join(normalized(case.ours, text).split())
-    trip = "text" if decoded == text else "folded" if kept else "lost"
-    unknown = ids.count(case.ours.unknown) / max(1, len(ids)) if case.ours.unknown is not None else 0.0
-    return equal, f"{'=' if equal else '≠'} {trip} {unknown:.1%}"
+    decoded = case.tokenizer.decode(ids)
+    is_folded = "".join(decoded.split()) == "".join(normalize(case.tokenizer, text).split())
+    round_trip = "text" if decoded == text else "folded" if is_folded else "lost"
+    unknown = ids.count(case.tokenizer.unknown) / max(1, len(ids)) if case.tokenizer.unknown is not None else 0.0
+    return equal, f"{'=' if equal else '≠'} {round_trip} {unknown:.1%}"
 
 
 def main() -> None:
     arguments = Options(__doc__)
-    arguments.add("--names", default=[], short=["unigram (T5)", "wordpiece (BERT)"], nargs="+", type=str)
-    arguments.add("--page", default="", short="", help="write the table there too, as Markdown")
+    arguments.add(
+        "--names", default=[], short=["unigram (T5)", "wordpiece (BERT)"], nargs="+", type=str, help="default: all"
+    )
+    arguments.add("--page", default="", short="", help="Markdown file to which the tables are written")
     options = arguments.read()
     rows: dict[str, list[str]] = {script: [] for script in SCRIPTS}
     different = 0
     with tempfile.TemporaryDirectory() as folder:
-        for case in cases(Path(folder), options.names):
+        for case in make_cases(Path(folder), options.names):
             general = transformers.AutoTokenizer.from_pretrained(case.folder)
             for script, text in SCRIPTS.items():
-                cells = [cell(case, general, form(text)) for form in FORMS.values()]
+                cells = [compare_text(case, general, form(text)) for form in FORMS.values()]
                 different += sum(not equal for equal, _ in cells)
-                rows[script].append(f"| {case.name} | {' | '.join(shown for _, shown in cells)} |")
+                rows[script].append(f"| {case.name} | {' | '.join(content for _, content in cells)} |")
     head = f"| tokenizer | {' | '.join(FORMS)} |\n|---|{'---|' * len(FORMS)}"
     tables = "\n\n".join(f"## {script}\n\n{head}\n" + "\n".join(lines) for script, lines in rows.items())
     print(tables)
     if options.page:
-        title, command, *explained = (__doc__ or "").strip().split("\n\n")
-        page = [f"# {title.rstrip('.')}", f"Printed by `{command.strip()}`.", *explained, tables]
+        title, command, *explanation = (__doc__ or "").strip().split("\n\n")
+        page = [f"# {title.rstrip('.')}", f"Printed by `{command.strip()}`.", *explanation, tables]
         Path(options.page).write_text("\n\n".join(page) + "\n", encoding="utf-8")
     print(f"METRIC scripts_cells_that_differ {different} cells goal <=2")
 

@@ -28,7 +28,7 @@ def megaptm(*arguments: object) -> None:
     command = [sys.executable, "-m", "megaptm", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+        raise SystemExit(f"{' '.join(command)} failed with exit code {done.returncode}:\n{done.stderr}")
 
 
 def help_seconds() -> float:
@@ -68,16 +68,16 @@ def main() -> None:
         corpus = make_corpus(folder)
         for processes in (1, 2):
             waits[f"first step, processes: {processes}"] = [
-                first_step_seconds(corpus, folder / f"run-{processes}-{number}", processes=processes)
-                for number in rounds
+                first_step_seconds(corpus, folder / f"run-{processes}-{round_index}", processes=processes)
+                for round_index in rounds
             ]
     print(f"{'':<28}{'fastest s':>10}{'slowest s':>10}")
     for measurement, seconds in waits.items():
         print(f"{measurement:<28}{min(seconds):>10.2f}{max(seconds):>10.2f}")
-    shown, one, two = (min(seconds) for seconds in waits.values())
-    print(f"METRIC help_seconds {shown:.3f} s goal <=0.5")
-    print(f"METRIC first_step_seconds {one:.2f} s goal <=15")
-    print(f"METRIC first_step_two_processes_seconds {two:.2f} s goal <=15")
+    help_wait, one_process, two_processes = (min(seconds) for seconds in waits.values())
+    print(f"METRIC help_seconds {help_wait:.3f} s goal <=0.5")
+    print(f"METRIC first_step_seconds {one_process:.2f} s goal <=15")
+    print(f"METRIC first_step_two_processes_seconds {two_processes:.2f} s goal <=15")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,20 @@
-"""The package in numbers: what is there, who imports whom, and what `megaptm train` enters before its first step.
+"""Structure of the package in numbers: sizes, imports, and the files that `megaptm train` enters before its first step.
 
     python benchmarks/structure.py [--commit COMMIT]
 
-Of the working tree, or of a commit, unpacked into a temporary folder. A package here is a folder, or a single module,
-directly under `megaptm/`, as in the table of imports (docs/architecture.md). Counted in `megaptm/` alone:
+The numbers are those of the working tree, or of a commit, which is unpacked into a temporary folder. A package is a
+folder or a module directly under `megaptm/`, as in the table of imports (docs/architecture.md). Counted in `megaptm/`:
 
-- folders, files, lines: folders with modules, modules, and their lines, empty ones and comments too;
-- largest package: lines of the one that has most;
-- names twice: public classes that have the name of another;
-- imports: pairs of packages of which one imports the other, inside functions too; import statements: all that do so;
-- files entered: those in which a function ran in the main thread of the command or of rank 0, until rank 0 enters
-  `Engine.step` for the first time (a tiny GPT-2, one process, a fresh run), but not while a module is imported;
-- on the way: those of them on the call stack where the command starts rank 0, and where rank 0 enters the step;
-- packages entered: those of the files entered; back edges: how often a package that is entered for the first time
-  imports, itself or through others, the one that was before it.
+- folders, files, lines: folders with modules, modules, and their lines, with empty lines and comments
+- largest package: lines of the largest package
+- names twice: names of several public classes
+- imports: pairs of packages of which one imports the other, also inside functions
+- import statements: all statements with such an import
+- files entered: files in which a function runs in the main thread of the command or of rank 0, until rank 0 enters
+  `Engine.step` for the first time (tiny GPT-2, one process, new run). Code that runs during an import is not counted.
+- on the way: those of these files on the call stack when the command starts rank 0, and when rank 0 enters the step
+- packages entered: packages of the files entered
+- back edges: number of packages entered that import, directly or indirectly, the package entered before them
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ TRACER = '''
 import os, sys
 from importlib.util import find_spec
 ROOT, OUT = os.environ["TRACE_ROOT"], os.environ["TRACE_OUT"]
-seen = set()
+entered = set()
 
-def ours(frame):
-    """Files of functions on the stack, innermost first; None where an import is under way."""
-    found = []
+def package_files(frame):
+    """Return the files of functions on the stack, innermost first; None during an import."""
+    files = []
     while frame is not None:
         code, name = frame.f_code, frame.f_code.co_filename
         if code.co_name == "<module>" and frame.f_globals.get("__name__") != "__main__":
             return None
         if name.startswith(ROOT):
-            found.append(name[len(ROOT):])
+            files.append(name[len(ROOT):])
         frame = frame.f_back
-    return found
+    return files
 
 def write(kind, names):
     with open(OUT, "a") as file:
@@ -62,11 +63,11 @@ def enter(frame, event, argument):
     if not path.startswith(ROOT) or not code.co_flags & 1:
         return
     first_step = code.co_name == "step" and path == ROOT + "parallel/engine.py"
-    if path in seen and not first_step:
+    if path in entered and not first_step:
         return
-    if (stack := ours(frame)) is None:
+    if (stack := package_files(frame)) is None:
         return
-    seen.add(path)
+    entered.add(path)
     write("entered", stack[:1])
     if first_step:
         sys.settrace(None)
@@ -74,12 +75,12 @@ def enter(frame, event, argument):
 
 def start(event, arguments):
     if event == "subprocess.Popen" and "megaptm.train.worker" in arguments[1]:
-        write("way", dict.fromkeys(reversed(ours(sys._getframe()))))
+        write("way", dict.fromkeys(reversed(package_files(sys._getframe()))))
 
 if any(word in ("megaptm", "megaptm.train.worker") for word in sys.orig_argv):
     sys.addaudithook(start)
     os.register_at_fork(after_in_child=lambda: sys.settrace(None))
-    # Not sys.setprofile, which hears of every return and of C too; this hears of calls alone, as `enter` returns None.
+    # sys.setprofile would also report returns and C functions. This reports calls only, because `enter` returns None.
     sys.settrace(enter)
 '''
 
@@ -112,7 +113,8 @@ def enter(tree: Path, folder: Path) -> dict[str, list[str]]:
         command = [sys.executable, "-m", "megaptm", *map(str, words)]
         done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
         if done.returncode:
-            raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+            message = f"{' '.join(command)} failed with exit code {done.returncode}:"
+            raise SystemExit(f"{message}\n{done.stdout}{done.stderr}")
 
     corpus = folder / "corpus"
     keys = {"out": corpus, "tokenizer.vocabulary": 512, "limit_bytes": 1_000_000, "workers": 0}
@@ -162,7 +164,7 @@ def count(tree: Path, folder: Path) -> dict[str, int]:
         "files entered": len(set(entered["entered"])),
         "on the way": len(set(entered["way"])),
         "packages entered": len(packages),
-        "back edges": sum(one in below(other, set()) for one, other in pairwise(packages)),
+        "back edges": sum(before in below(after, set()) for before, after in pairwise(packages)),
     }
 
 
@@ -178,9 +180,9 @@ def main() -> None:
             archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
             subprocess.run(["tar", "x", "-C", str(tree)], input=archive, check=True)
         counts = count(tree, folder)
-    print("counts:", *(f"{what:<20}{number:>8,}" for what, number in counts.items()), sep="\n  ")
-    for what, most in GOALS.items():
-        print(f"METRIC structure_{what.replace(' ', '_')} {counts[what]} count goal <={most}")
+    print("counts:", *(f"{name:<20}{value:>8,}" for name, value in counts.items()), sep="\n  ")
+    for name, maximum in GOALS.items():
+        print(f"METRIC structure_{name.replace(' ', '_')} {counts[name]} count goal <={maximum}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Skip-gram words per second on one core and on two, beside gensim on the same text with the same settings.
+"""Skip-gram words per second on one core and on two, compared with gensim on the same text and settings.
 
-    python benchmarks/words.py [--words 2000000] [--row 100000] [--rounds 3]
+    python benchmarks/words.py [--words 2000000] [--sequence 100000] [--rounds 3]
 
-Words come as often as in a language (by Zipf's law, 50,000 of them), in documents of 1,000; width 100, window 5, five
-words of noise, none passed over. Ours reads shards by its loader, on one rank and on two, and as two runs at once that
-have nothing to do with each other, which is all that two cores can do; gensim has them as lists, for one worker and
-two. All take turns; a round is the whole text once. Beside words for each second there are words for each second of the
-processors, of all threads and processes together, which other work on the machine changes less.
+The text has 50,000 distinct words with frequencies by Zipf's law, in documents of 1,000 words. Vectors have width 100;
+the window is 5 words with five negative samples, without subsampling. megaptm reads shards by its loader on one rank
+and on two, and as two independent runs at once, which is the most that two cores can do. gensim has lists of words in
+memory, with one worker and two. All take turns; a round is one pass over the text. Words per second of CPU time, of all
+threads and processes together, depend less on other load of the machine.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ TASK = SkipGram(min_count=1, subsample=0.0)
 SPECIAL = SpecialTokens(size=VOCABULARY + 1, end=0, specials=frozenset({0}))
 
 
-class Took(NamedTuple):
-    """Seconds of a round, and seconds of the processors."""
+class Times(NamedTuple):
+    """Wall time and CPU time in seconds."""
 
     wall: float
     cpu: float
 
 
-def timed(learn: Callable[[], object]) -> Took:
+def measure_call(train: Callable[[], object]) -> Times:
     wall, cpu = time.perf_counter(), time.process_time()
-    learn()
-    return Took(time.perf_counter() - wall, time.process_time() - cpu)
+    train()
+    return Times(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def draw(words: int) -> np.ndarray:
-    """int64 [documents, 1000]"""
-    chances = 1 / np.arange(1, VOCABULARY + 1)
+def sample_text(words: int) -> np.ndarray:
+    """Return int64 [documents, 1000]."""
+    frequencies = 1 / np.arange(1, VOCABULARY + 1)
     rng = np.random.default_rng(0)
-    return 1 + rng.choice(VOCABULARY, size=(words // DOCUMENT, DOCUMENT), p=chances / chances.sum())
+    return 1 + rng.choice(VOCABULARY, size=(words // DOCUMENT, DOCUMENT), p=frequencies / frequencies.sum())
 
 
-def write(folder: Path, text: np.ndarray) -> None:
+def write_corpus(folder: Path, text: np.ndarray) -> None:
     with ShardWriter(folder / "train-000000.tar", dtype="uint16") as writer:
         for key, document in enumerate(text):
             writer.add(key, document, text_bytes=6 * len(document))
@@ -72,10 +72,10 @@ def write(folder: Path, text: np.ndarray) -> None:
     )
 
 
-def rank(
-    place: int, ranks: int, folder: str, row: int, words: int, rounds: multiprocessing.connection.Connection
+def run_rank(
+    rank: int, ranks: int, folder: str, sequence: int, words: int, pipe: multiprocessing.connection.Connection
 ) -> None:
-    """A rank that learns the text once each time it is told to, and says how long it took."""
+    """Train on the text once for each message `True`, and reply with the times. Any other message ends the process."""
     from megaptm import cpu_tuning
     from megaptm.parallel.groups import join
     from megaptm.words.engine import WordEngine
@@ -83,51 +83,52 @@ def rank(
     torch.set_num_threads(1)
     cpu_tuning.install()
     join(
-        rank=place,
+        rank=rank,
         world=ranks,
-        local_rank=place,
+        local_rank=rank,
         init_method=f"file://{folder}/meeting-{os.getpid() if ranks == 1 else ranks}",
     )
-    mix = open_mix({folder: 1.0}, objective=TASK, sequence=row, seed=1, special=SPECIAL)
-    counts = np.bincount(draw(words).reshape(-1), minlength=SPECIAL.size)
+    mix = open_mix({folder: 1.0}, objective=TASK, sequence=sequence, seed=1, special=SPECIAL)
+    counts = np.bincount(sample_text(words).reshape(-1), minlength=SPECIAL.size)
     spec = WordSpec(family=WORD2VEC, size=WordSize(width=WIDTH), vocabulary=SPECIAL.size)
     engine = WordEngine(spec, Layout(data=ranks), TASK, seed=1, special=SPECIAL.specials, count_words=lambda *_: counts)
     engine.fill()
-    with Loader(mix, batch=ranks, microbatch=1, rank=place, ranks=ranks) as loader:
+    with Loader(mix, batch=ranks, microbatch=1, rank=rank, ranks=ranks) as loader:
 
-        def once_through() -> None:
-            for _ in range(words // (row * ranks)):
+        def train_once() -> None:
+            for _ in range(words // (sequence * ranks)):
                 step, batches = next(loader)
                 engine.train_step(batches, step=step, lr=0.025)
 
-        while rounds.recv():
-            rounds.send(timed(once_through))
+        while pipe.recv():
+            pipe.send(measure_call(train_once))
     os._exit(0)
 
 
-class Ours:
-    """Ranks that wait to be told to begin."""
+class MegaptmRun:
+    """Ranks that wait for a message to start a round."""
 
-    def __init__(self, ranks: int, folder: Path, row: int, words: int) -> None:
+    def __init__(self, ranks: int, folder: Path, sequence: int, words: int) -> None:
         spawn = multiprocessing.get_context("spawn")
         pairs = [spawn.Pipe() for _ in range(ranks)]
-        self.pipes = [mine for mine, _ in pairs]
-        self.words = words // (row * ranks) * row * ranks
-        for place, (_, theirs) in enumerate(pairs):
-            spawn.Process(target=rank, args=(place, ranks, str(folder), row, words, theirs), daemon=True).start()
+        self.pipes = [pipe for pipe, _ in pairs]
+        self.words = words // (sequence * ranks) * sequence * ranks
+        for rank, (_, child_pipe) in enumerate(pairs):
+            arguments = (rank, ranks, str(folder), sequence, words, child_pipe)
+            spawn.Process(target=run_rank, args=arguments, daemon=True).start()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         for pipe in self.pipes:
             pipe.send(True)
 
-    def took(self) -> Took:
-        """Seconds a word."""
-        self.begin()
-        return self.ended()
+    def measure(self) -> Times:
+        """Return the times of a round per word."""
+        self.start()
+        return self.wait()
 
-    def ended(self) -> Took:
+    def wait(self) -> Times:
         walls, cpus = zip(*(pipe.recv() for pipe in self.pipes), strict=True)
-        return Took(max(walls) / self.words, sum(cpus) / self.words)
+        return Times(max(walls) / self.words, sum(cpus) / self.words)
 
     def close(self) -> None:
         for pipe in self.pipes:
@@ -135,24 +136,24 @@ class Ours:
 
 
 class TwoRuns:
-    """Two runs of one rank at once, which learn the text once each."""
+    """Two independent runs of one rank at the same time."""
 
-    def __init__(self, folder: Path, row: int, words: int) -> None:
-        self.runs = [Ours(1, folder, row, words) for _ in range(2)]
+    def __init__(self, folder: Path, sequence: int, words: int) -> None:
+        self.runs = [MegaptmRun(1, folder, sequence, words) for _ in range(2)]
 
-    def took(self) -> Took:
+    def measure(self) -> Times:
         for run in self.runs:
-            run.begin()
-        both = [run.ended() for run in self.runs]
-        return Took(max(took.wall for took in both) / 2, sum(took.cpu for took in both) / 2)
+            run.start()
+        times = [run.wait() for run in self.runs]
+        return Times(max(run.wall for run in times) / 2, sum(run.cpu for run in times) / 2)
 
     def close(self) -> None:
         for run in self.runs:
             run.close()
 
 
-class Gensim:
-    """The same text as lists of strings."""
+class GensimRun:
+    """gensim, which gets the text as lists of strings."""
 
     def __init__(self, workers: int, text: list[list[str]]) -> None:
         self.text = text
@@ -161,50 +162,51 @@ class Gensim:
         )
         self.model.build_vocab(text)
 
-    def took(self) -> Took:
-        took = timed(lambda: self.model.train(self.text, total_examples=len(self.text), epochs=1))
+    def measure(self) -> Times:
+        times = measure_call(lambda: self.model.train(self.text, total_examples=len(self.text), epochs=1))
         words = sum(map(len, self.text))
-        return Took(took.wall / words, took.cpu / words)
+        return Times(times.wall / words, times.cpu / words)
 
 
 def main() -> None:
     arguments = Options(__doc__)
     arguments.add("--words", default=2_000_000, short=40_000)
-    arguments.add("--row", default=100_000, short=10_000)
+    arguments.add("--sequence", default=100_000, short=10_000, help="words per sequence")
     arguments.add("--rounds", default=3, short=1)
     options = arguments.read()
-    text = draw(options.words)
+    text = sample_text(options.words)
     lists = [[str(word) for word in document] for document in text.tolist()]
-    seen: dict[str, list[Took]] = {}
+    times: dict[str, list[Times]] = {}
     with tempfile.TemporaryDirectory() as name:
-        write(Path(name), text)
-        ours: dict[str, Ours | TwoRuns] = {
-            f"ours, ranks: {ranks}": Ours(ranks, Path(name), options.row, options.words) for ranks in (1, 2)
+        write_corpus(Path(name), text)
+        own: dict[str, MegaptmRun | TwoRuns] = {
+            f"megaptm, ranks: {ranks}": MegaptmRun(ranks, Path(name), options.sequence, options.words)
+            for ranks in (1, 2)
         }
-        ours["ours, two runs"] = TwoRuns(Path(name), options.row, options.words)
-        contenders = {**ours, **{f"gensim, workers: {workers}": Gensim(workers, lists) for workers in (1, 2)}}
-        for contender in ours.values():
-            contender.took()  # compiles
+        own["megaptm, two runs"] = TwoRuns(Path(name), options.sequence, options.words)
+        contenders = {**own, **{f"gensim, workers: {workers}": GensimRun(workers, lists) for workers in (1, 2)}}
+        for contender in own.values():
+            contender.measure()  # compiles
         for _ in range(options.rounds):
             for name_, contender in contenders.items():
-                seen.setdefault(name_, []).append(contender.took())
-        for contender in ours.values():
+                times.setdefault(name_, []).append(contender.measure())
+        for contender in own.values():
             contender.close()
     print(f"{'':<20}{'words/s, median':>18}{'slowest':>12}{'fastest':>12}{'words/CPU s, median':>22}")
-    for name_, rounds in seen.items():
-        speeds, of_processors = [1 / took.wall for took in rounds], [1 / took.cpu for took in rounds]
+    for name_, rounds in times.items():
+        speeds, cpu_speeds = [1 / round_.wall for round_ in rounds], [1 / round_.cpu for round_ in rounds]
         print(f"{name_:<20}{statistics.median(speeds):>18,.0f}{min(speeds):>12,.0f}{max(speeds):>12,.0f}", end="")
-        print(f"{statistics.median(of_processors):>22,.0f}")
+        print(f"{statistics.median(cpu_speeds):>22,.0f}")
     for clock, suffix in (("wall", ""), ("cpu", "_by_cpu")):
-        one, two, apart, their_one, their_two = (
-            statistics.median(1 / getattr(took, clock) for took in rounds) for rounds in seen.values()
+        one_rank, two_ranks, two_runs, one_worker, two_workers = (
+            statistics.median(1 / getattr(round_, clock) for round_ in rounds) for rounds in times.values()
         )
-        # Where two ranks need as many seconds of the processors as one they are twice as fast on as many cores.
-        scaled = two / one * (1 if clock == "wall" else 2)
-        print(f"METRIC words_over_gensim_one_core{suffix} {one / their_one:.2f} ratio goal >=1.0")
-        print(f"METRIC words_over_gensim_two_cores{suffix} {two / their_two:.2f} ratio goal >=1.0")
+        # With the CPU time of one rank, two ranks are twice as fast on two cores.
+        scaled = two_ranks / one_rank * (1 if clock == "wall" else 2)
+        print(f"METRIC words_over_gensim_one_core{suffix} {one_rank / one_worker:.2f} ratio goal >=1.0")
+        print(f"METRIC words_over_gensim_two_cores{suffix} {two_ranks / two_workers:.2f} ratio goal >=1.0")
         print(f"METRIC words_two_ranks_over_one{suffix} {scaled:.2f} ratio goal >=1.3")
-        print(f"METRIC words_two_ranks_over_two_runs{suffix} {two / apart:.2f} ratio goal >=0.9")
+        print(f"METRIC words_two_ranks_over_two_runs{suffix} {two_ranks / two_runs:.2f} ratio goal >=0.9")
     sys.stdout.flush()
 
 

@@ -7,11 +7,8 @@ import tempfile
 
 
 def join_alone() -> None:
-    """Rendezvous by a file, because two benchmarks at once could use the same port. Tune the process as a run does."""
-    from megaptm import cpu_tuning
-    from megaptm.parallel.groups import device, join
+    """Join a process group of one. The rendezvous is a file, because concurrent benchmarks could use the same port."""
+    from megaptm.parallel.groups import join
 
     rendezvous = os.path.join(tempfile.mkdtemp(), "rendezvous")
     join(rank=0, world=1, local_rank=0, init_method=f"file://{rendezvous}")
-    if device().type == "cpu":
-        cpu_tuning.install()

@@ -1,5 +1,5 @@
-"""A batch of any family as benchmarks and tests feed it to a model: the fields that its stacks read, and those that its
-heads ask for; and the numbers of a size that some families have and others do not."""
+"""Random batches of any family, for benchmarks and tests: the inputs of its stacks and the labels of its heads. Also
+the options of a size that only some families have."""
 
 # B samples, S positions of a sample, K target positions
 
@@ -20,10 +20,15 @@ from megaptm.spec import Block, Family, LSHSpec, Reading, change, with_attention
 Fields = dict[str, Tensor]
 
 
-def numbers_of(family: Family, *, embedding: int, band: int, memory: int = 0) -> dict[str, Any]:
-    """Those of a small size that the family says and most do not: the width of its token table, the places of a band
-    and those that are remembered, of those given; its heads of keys, as many as were published; and clusters of a
-    hundred words and more."""
+def family_size_options(family: Family, *, embedding: int, band: int, memory: int = 0) -> dict[str, Any]:
+    """Return the options of a small size that only some families have.
+
+    - `embedding`: width of the token table
+    - `band`: width of banded attention
+    - `memory`: length of the recurrence cache; 0 to leave it out
+
+    The number of key-value heads is the published one. Cutoffs of adaptive softmax suit a vocabulary of about 100.
+    """
     sizes, values = family.sizes.values(), {}
     if all(size.embedding is not None for size in sizes):
         values["embedding"] = embedding
@@ -58,86 +63,92 @@ def _chunk_options(block: Block, chunk: int, hashed_chunk: int) -> dict[str, Any
 
 
 @dataclass(frozen=True)
-class Draw:
-    """Random tokens, and labels for classification heads."""
+class TokenSampler:
+    """Sampler of random token ids, and of labels for classification heads."""
 
     generator: torch.Generator
     vocabulary: int
-    lowest: int = 0
-    """Smallest sampled id."""
+    min_id: int = 0
+    """Minimum id."""
 
     def tokens(self, *shape: int) -> Tensor:
-        return torch.randint(self.lowest, self.vocabulary, shape, generator=self.generator)
+        return torch.randint(self.min_id, self.vocabulary, shape, generator=self.generator)
 
-    def classes(self, number: int, *shape: int) -> Tensor:
-        return torch.randint(number, shape, generator=self.generator)
+    def classes(self, num_classes: int, *shape: int) -> Tensor:
+        return torch.randint(num_classes, shape, generator=self.generator)
 
 
-def read_fields(family: Family, documents: Mapping[str, Tensor], draw: Draw) -> Fields:
-    """Tokens of the streams whose documents [B, S] are given by prefix; and who sees whom, where rows say it: a third
-    of a row sees itself whole, and then each place what is before it; of what is asked by queries beside the text, each
-    place sees what is behind it; and which tokens see all, where some do."""
+def make_input_fields(family: Family, documents: Mapping[str, Tensor], sampler: TokenSampler) -> Fields:
+    """Return the input fields of the stacks. `documents`: prefix -> document ids [B, S].
+
+    Families with a per-sample attention order get a prefix of a third of the sequence with full attention, then causal
+    attention; with a query stream, they get reversed causal attention. Families with global tokens get some.
+    """
     fields: Fields = {}
-    for prefix, numbers in documents.items():
-        fields |= {f"{prefix}tokens": draw.tokens(*numbers.shape), f"{prefix}document_ids": numbers}
+    for prefix, document_ids in documents.items():
+        fields |= {f"{prefix}tokens": sampler.tokens(*document_ids.shape), f"{prefix}document_ids": document_ids}
         if any(block.ordered for block in family.stacks.values()):
-            rows, length = numbers.shape
+            samples, length = document_ids.shape
             order = (torch.arange(length) - length // 3).clamp(min=0)
             if any(block.query_stream for block in family.stacks.values()):
                 order = torch.arange(length).flip(0)
-            fields[f"{prefix}order"] = order.expand(rows, -1).clone()
+            fields[f"{prefix}order"] = order.expand(samples, -1).clone()
         if any(block.segment_scores for block in family.stacks.values()):
             fields[f"{prefix}segments"] = (
-                (torch.arange(numbers.shape[1]) * 3 // numbers.shape[1]).expand_as(numbers).clone()
+                (torch.arange(document_ids.shape[1]) * 3 // document_ids.shape[1]).expand_as(document_ids).clone()
             )
         records = [record for block in family.stacks.values() for record in block.attentions]
         if any(record.kind == "window" or not getattr(record, "edge_blocks", True) for record in records):
-            marks = torch.zeros_like(numbers)
-            marks[:, 0] = marks[1::2, numbers.shape[1] // 2] = 1
-            fields[f"{prefix}global_tokens"] = marks
+            global_tokens = torch.zeros_like(document_ids)
+            global_tokens[:, 0] = global_tokens[1::2, document_ids.shape[1] // 2] = 1
+            fields[f"{prefix}global_tokens"] = global_tokens
     return fields
 
 
-def head_fields(
+def make_label_fields(
     family: Family,
-    read: Fields,
-    draw: Draw,
+    inputs: Fields,
+    sampler: TokenSampler,
     *,
     positions: Callable[[], tuple[Tensor, Tensor]],
-    answers: Callable[[type[HeadBrick]], Tensor],
+    row_labels: Callable[[type[HeadBrick]], Tensor],
 ) -> Fields:
-    """What the family's heads ask of rows with the documents in `read`, nothing of padding. `places` says where a head
-    asks that asks about some places, int64 [B, K], and which of these it does, bool [B, K]; `answers` what the rows
-    answer, [B], to one that asks about rows."""
+    """Return the label fields of the family's heads. Padding in `inputs` has no labels.
+
+    - `positions`: returns target positions int64 [B, K], and which of them have a label, bool [B, K]
+    - `row_labels`: returns the labels [B] of a head that classifies samples
+    """
     fields: Fields = {}
     for head in family.heads:
-        fields |= _fields_of_head(HEADS[head], read[f"{_prefix(family, head)}document_ids"], draw, positions, answers)
+        fields |= _fields_of_head(
+            HEADS[head], inputs[f"{_prefix(family, head)}document_ids"], sampler, positions, row_labels
+        )
     if family.drawn:
-        fields["uniforms"] = torch.rand(fields["labels"].shape, generator=draw.generator)
+        fields["uniforms"] = torch.rand(fields["labels"].shape, generator=sampler.generator)
     return fields
 
 
 def _fields_of_head(
     brick: type[HeadBrick],
     documents: Tensor,
-    draw: Draw,
+    sampler: TokenSampler,
     positions: Callable[[], tuple[Tensor, Tensor]],
-    answers: Callable[[type[HeadBrick]], Tensor],
+    row_labels: Callable[[type[HeadBrick]], Tensor],
 ) -> Fields:
     if issubclass(brick, SpanBoundaryHeadBrick):
-        return _boundaries(draw.tokens(len(documents), 3))
+        return _boundaries(sampler.tokens(len(documents), 3))
     if brick.predicted_only:
         at, targets = positions()
-        return {"masked_positions": at, brick.answers: draw.tokens(*at.shape).masked_fill(~targets, IGNORED)}
+        return {"masked_positions": at, brick.answers: sampler.tokens(*at.shape).masked_fill(~targets, IGNORED)}
     if brick.judges_draws:
-        of_tokens = torch.zeros_like(documents)
+        labels = torch.zeros_like(documents)
     elif brick.projects:
-        of_tokens = draw.tokens(*documents.shape)
+        labels = sampler.tokens(*documents.shape)
     elif issubclass(brick, TokenClassHeadBrick):
-        of_tokens = draw.classes(brick.classes, *documents.shape)
+        labels = sampler.classes(brick.classes, *documents.shape)
     else:
-        return {brick.answers: answers(brick)}
-    return {brick.answers: of_tokens.masked_fill(documents == 0, IGNORED)}
+        return {brick.answers: row_labels(brick)}
+    return {brick.answers: labels.masked_fill(documents == 0, IGNORED)}
 
 
 def _prefix(family: Family, head: str) -> str:
@@ -148,11 +159,11 @@ def _prefix(family: Family, head: str) -> str:
 
 def _boundaries(labels: Tensor) -> Fields:
     """Return two positions of a span and one of another, which has no label in every second sample; `labels` [B, 3]."""
-    rows = len(labels)
-    unasked = torch.arange(rows)[:, None] % 2 * torch.tensor([0, 0, 1])
+    samples = len(labels)
+    unlabeled = torch.arange(samples)[:, None] % 2 * torch.tensor([0, 0, 1])
     return {
-        "span_left": torch.tensor([2, 2, 5]).repeat(rows, 1) * (1 - unasked),
-        "span_right": torch.tensor([5, 5, 7]).repeat(rows, 1) * (1 - unasked),
-        "span_offset": torch.tensor([0, 1, 0]).repeat(rows, 1),
-        "span_labels": labels.masked_fill(unasked == 1, IGNORED),
+        "span_left": torch.tensor([2, 2, 5]).repeat(samples, 1) * (1 - unlabeled),
+        "span_right": torch.tensor([5, 5, 7]).repeat(samples, 1) * (1 - unlabeled),
+        "span_offset": torch.tensor([0, 1, 0]).repeat(samples, 1),
+        "span_labels": labels.masked_fill(unlabeled == 1, IGNORED),
     }

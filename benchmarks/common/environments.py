@@ -32,7 +32,7 @@ ENVIRONMENTS = {
 }
 
 
-def python_of(name: str, folder: Path) -> str | None:
+def find_python(name: str, folder: Path) -> str | None:
     """Return the interpreter of a peer's environment, and create the environment if it is missing. Print a line and
     return None if that fails."""
     python = folder / name / "bin" / "python"
@@ -41,12 +41,13 @@ def python_of(name: str, folder: Path) -> str | None:
         if not (folder / name / "ready").exists():
             folder.mkdir(parents=True, exist_ok=True)
             _uv("venv", "--clear", "--python", sys.executable, str(folder / name))
-            found = [] if not environment.find_links else ["--find-links", os.environ.get("PIP_FIND_LINKS", "")]
-            _uv("pip", "install", "--python", str(python), *(found if found[1:] != [""] else []), *environment.packages)
+            links = os.environ.get("PIP_FIND_LINKS") if environment.find_links else None
+            find_links = ["--find-links", links] if links else []
+            _uv("pip", "install", "--python", str(python), *find_links, *environment.packages)
             _run([str(python), "-c", f"import {environment.imports}"])
             (folder / name / "ready").touch()
     except subprocess.CalledProcessError as error:
-        print(f"{name} is left out, it does not install here: {error.stderr.strip().splitlines()[-1:]}")
+        print(f"{name} is skipped because its installation failed: {error.stderr.strip().splitlines()[-1:]}")
         return None
     return str(python)
 
@@ -65,5 +66,5 @@ def _run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         print(done.stderr[-2000:], file=sys.stderr)
-        raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr or "no word")
+        raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr or "no message")
     return done.stdout

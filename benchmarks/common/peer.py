@@ -9,20 +9,22 @@ import torch
 
 
 def training_step(model: Any, precision: str, **inputs: Any) -> Callable[[], float]:
-    """Forward, backward, clipping and fused AdamW on fixed inputs; returns the loss. `precision`: fp32, `bf16 autocast`
-    over fp32 weights, or `all bf16`."""
+    """Return a function that runs forward, backward, clipping and fused AdamW on fixed inputs, and returns the loss.
+
+    `precision`: `fp32`, `bf16 autocast` (with fp32 weights), or `all bf16`.
+    """
     model.train()
     if precision == "all bf16":
         model.to(torch.bfloat16)
-    adam = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
 
     def step() -> float:
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16 autocast"):
             loss = model(**inputs).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        adam.step()
-        adam.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         return float(loss.item())
 
     return step

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-FORGOTTEN = "forget"
+CLEAR = "clear"
 
 
 class PeerProcess:
@@ -25,19 +25,19 @@ class PeerProcess:
 
     def build(self, maker: Callable[..., Callable[[], object]], *args: object, **words: object) -> PeerStep:
         """Build a step in the process: the result of `maker`, a module-level function, with these arguments."""
-        return PeerStep(self, self.ask((maker, args, words)))
+        return PeerStep(self, self.request((maker, args, words)))
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Remove all steps."""
-        self.ask(FORGOTTEN)
+        self.request(CLEAR)
 
-    def ask(self, question: object) -> Any:
-        """Return the reply; raise `RuntimeError` if the reply is an error."""
-        self._pipe.send(question)
-        answer = self._pipe.recv()
-        if isinstance(answer, Exception):
-            raise RuntimeError(str(answer)) from answer
-        return answer
+    def request(self, message: object) -> Any:
+        """Send a message and return the reply; raise `RuntimeError` if the reply is an error."""
+        self._pipe.send(message)
+        reply = self._pipe.recv()
+        if isinstance(reply, Exception):
+            raise RuntimeError(str(reply)) from reply
+        return reply
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class PeerStep:
     """A step in the process, timed there."""
 
     process: PeerProcess
-    number: int
+    index: int
 
     def __call__(self) -> None:
-        self.process.ask((self.number, None))
+        self.process.request((self.index, None))
 
     def seconds(self, clock: Callable[[], float]) -> float:
         """Return the seconds of one call by that process's clock."""
-        return float(self.process.ask((self.number, clock)))
+        return float(self.process.request((self.index, clock)))
 
 
 def _serve(pipe: Any, threads: int, keeps_memory: bool) -> None:
@@ -64,24 +64,24 @@ def _serve(pipe: Any, threads: int, keeps_memory: bool) -> None:
     steps: list[Callable[[], object]] = []
     while True:
         try:
-            question = pipe.recv()
+            message = pipe.recv()
         except EOFError:
             return
         try:
-            pipe.send(_answer(question, steps))
+            pipe.send(_handle(message, steps))
         except Exception:
             pipe.send(RuntimeError(traceback.format_exc()))
 
 
-def _answer(question: Any, steps: list[Callable[[], object]]) -> float | None:
-    if question == FORGOTTEN:
+def _handle(message: Any, steps: list[Callable[[], object]]) -> float | None:
+    if message == CLEAR:
         steps.clear()
         return None
-    if len(question) == 3:
-        maker, args, words = question
+    if len(message) == 3:
+        maker, args, words = message
         steps.append(maker(*args, **words))
         return len(steps) - 1
-    number, clock = question
+    index, clock = message
     started = clock() if clock else 0.0
-    steps[number]()
+    steps[index]()
     return clock() - started if clock else None

@@ -28,11 +28,11 @@ def with_datasketch(texts: list[str]) -> tuple[float, int]:
     encoded = ([shingle.encode() for shingle in shingles(text)] for text in texts)
     signatures = list(MinHash.generator(encoded, num_perm=HASHES))
     signed = time.perf_counter() - started
-    index, found = MinHashLSH(num_perm=HASHES, params=(BANDS, ROWS)), 0
+    index, num_duplicates = MinHashLSH(num_perm=HASHES, params=(BANDS, ROWS)), 0
     for number, signature in enumerate(signatures):
-        found += bool(index.query(signature))
+        num_duplicates += bool(index.query(signature))
         index.insert(number, signature)
-    return signed, found
+    return signed, num_duplicates
 
 
 def with_rensa(texts: list[str]) -> tuple[float, int]:
@@ -49,9 +49,10 @@ def main() -> None:
     name, path = sys.argv[1:]
     texts = json.loads(Path(path).read_text())
     started = time.perf_counter()
-    signed, found = {"datasketch": with_datasketch, "rensa": with_rensa}[name](texts)
-    whole = time.perf_counter() - started
-    print(json.dumps({"signed": len(texts) / signed, "found": len(texts) / whole, "duplicates": found}))
+    signing, num_duplicates = {"datasketch": with_datasketch, "rensa": with_rensa}[name](texts)
+    total = time.perf_counter() - started
+    rates = {"signed": len(texts) / signing, "deduplicated": len(texts) / total}
+    print(json.dumps({**rates, "duplicates": num_duplicates}))
 
 
 if __name__ == "__main__":

@@ -17,9 +17,13 @@ ASPECT = (math.log(3 / 4), math.log(4 / 3))
 
 
 class Crop:
-    """uint8 [3, size, size] of the bytes of a JPEG: `random`, some part of it, stretched by up to a third and every
-    second time mirrored; or `square`, the largest at some place. A part is scaled from the smallest of the scales at
-    which JPEG itself is decoded."""
+    """Convert the bytes of a JPEG to uint8 [3, size, size].
+
+    - `random`: a random crop, with an aspect ratio from 3/4 to 4/3, flipped with a probability of one half
+    - other kinds: a random square crop of maximum size
+
+    The JPEG decoder downscales as far as possible before the crop is resized.
+    """
 
     def __init__(self, kind: str, size: int):
         self.kind, self.size = kind, size

@@ -16,13 +16,13 @@ class Rows(IterableDataset):
         self.options = options
 
     def __iter__(self):
-        given = self.options
+        options = self.options
         # Each worker reads all shards, so that one shard list serves any number of workers.
         samples = webdataset.WebDataset(
-            given["shards"], shardshuffle=100, nodesplitter=None, workersplitter=None, empty_check=False
+            options["shards"], shardshuffle=100, nodesplitter=None, workersplitter=None, empty_check=False
         )
         documents = (np.load(io.BytesIO(sample["tokens.npy"])) for sample in samples.shuffle(1000).repeat())
-        return batches(rows(documents, given["length"]), given["batch"])
+        return batches(rows(documents, options["length"]), options["batch"])
 
 
 def main() -> None:

@@ -28,8 +28,8 @@ def rows(documents: Iterable[np.ndarray], length: int) -> Iterator[dict[str, tor
 
 def batches(samples: Iterator[dict[str, torch.Tensor]], batch: int) -> Iterator[dict[str, torch.Tensor]]:
     while True:
-        some = [next(samples) for _ in range(batch)]
-        yield {field: torch.stack([sample[field] for sample in some]) for field in some[0]}
+        selected = [next(samples) for _ in range(batch)]
+        yield {field: torch.stack([sample[field] for sample in selected]) for field in selected[0]}
 
 
 def per_second(loader: Iterable[dict[str, torch.Tensor]], length: int, seconds: float) -> float:

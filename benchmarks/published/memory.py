@@ -24,7 +24,7 @@ SOFTWARE = Software(attention="materialized", chunked_logits=False)
 
 @dataclass(frozen=True)
 class Shape:
-    """What all tests of one family have in common: Megatron-LM's variant of it, its size, its rows."""
+    """Common values of all tests of one family: Megatron-LM's variant, its size, its batch."""
 
     family: Family
     size: Size
@@ -51,7 +51,7 @@ class Row(Section):
 
     name: str
     test: str
-    """Its folder in Megatron-LM."""
+    """Folder of the test in Megatron-LM."""
     shape: Literal["bert", "gpt", "t5"]
     tensor: Count = 1
     pipeline: Count = 1
@@ -62,10 +62,10 @@ class Row(Section):
     distributed_optimizer: bool = False
     recompute: Literal["none", "full"] = "none"
     peak: float
-    """Megabytes that torch had allocated at most, on the last rank."""
+    """Peak memory that torch allocated on the last rank, in megabytes."""
 
     def work(self) -> Workload:
-        """The step that the test ran."""
+        """Return the workload of the test."""
         shape = SHAPES[self.shape]
         layout = Layout(
             tensor=self.tensor,
@@ -92,17 +92,17 @@ class Row(Section):
         )
 
     def planned(self) -> float:
-        """Megabytes of the last rank, as the planner computes them."""
+        """Return the planned megabytes of the last rank."""
         return estimate_memory(self.work())[-1].total / 1e6
 
 
 def rows(path: Path = FILE) -> list[Row]:
-    """The runs in `memory.yaml`."""
-    return [Row.model_validate(one) for one in yaml.safe_load(path.read_text(encoding="utf-8"))]
+    """Return the runs in `memory.yaml`."""
+    return [Row.model_validate(entry) for entry in yaml.safe_load(path.read_text(encoding="utf-8"))]
 
 
 def markdown() -> str:
-    """The comparison as a table."""
+    """Return the comparison as a table."""
     lines = ["| run | recorded | planned | |", "|---|---:|---:|---:|"]
     for row in rows():
         planned = row.planned()

@@ -34,7 +34,7 @@ MISSES = {
     (_BLOOM, "184B, 64 heads, 8 x 6, 2 rows"),
     (_BLOOM, "178B, 104 heads, 4 x 12, 2 rows"),
 }
-"""Rows for which the planner's error exceeds a fifth; docs/planner.md has the known causes."""
+"""(source, name) of rows for which the planner's error exceeds a fifth. Known causes are in docs/planner.md."""
 RESULTS = ("seconds", "layer_milliseconds", "tflops", "hardware_tflops", "tokens_per_second", "mfu")
 
 
@@ -50,7 +50,7 @@ class Row(Section):
     vocabulary: Count
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)]
     num_predicted: Count | None = None
-    """Positions of a row that BERT's masked-token head reads."""
+    """Number of target positions of a sequence, for BERT's masked-token head."""
     precision: Literal["fp16", "bf16"]
     devices: Count
     batch: Count
@@ -70,28 +70,28 @@ class Row(Section):
 
 
 class Source(Section):
-    """A table in a paper: its machine, its software, what its rows have in common."""
+    """Table of a paper: its machine, its software, and the common values of its rows."""
 
     source: str
     machine: str
     inter_node: dict[str, float] = Field(default_factory=dict)
-    """Differences of the network between nodes from the machine's."""
+    """Values of the network between nodes that differ from the machine's."""
     confirmed: str
     """Which values of the rows were compared with the cited page, and which are from memory."""
     note: str = ""
     common: dict[str, Any] = Field(default_factory=dict)
     open: dict[str, list[int]] = Field(default_factory=dict)
-    """What is not printed: the values that the planner chooses from."""
+    """Option that is not printed -> values that the planner chooses from."""
     software: dict[str, Any]
     shapes: dict[str, dict[str, int]] = Field(default_factory=dict)
     """Layers, width and heads by the name of a size, for long tables."""
     columns: list[str] = Field(default_factory=list)
-    """The columns of rows that are lists."""
+    """Names of the values of rows that are lists."""
     rows: list[dict[str, Any] | list[Any]]
 
     @property
     def engine(self) -> Software:
-        """The software of the run."""
+        """Software of the run."""
         return Software(**{name: value for name, value in self.software.items() if name != "sharding"})
 
     @property
@@ -101,14 +101,14 @@ class Source(Section):
 
     def estimate_memory(self, work: Workload) -> float:
         """Return the planned bytes of the fullest rank."""
-        return max(one.total for one in (sharded_memory(work) if self.is_sharded else estimate_memory(work)))
+        return max(rank.total for rank in (sharded_memory(work) if self.is_sharded else estimate_memory(work)))
 
     def estimate_step(self, machine: Machine, work: Workload) -> StepTime:
         """Return the planned time of a step."""
         return sharded_step(machine, work) if self.is_sharded else estimate_step(machine, work)
 
     def printed(self) -> Iterator[dict[str, Any]]:
-        """Rows, completed by what they have in common."""
+        """Yield the rows, completed by their common values."""
         for row in self.rows:
             values = {**self.common, **(row if isinstance(row, dict) else dict(zip(self.columns, row, strict=True)))}
             if shape := values.pop("shape", None):
@@ -119,7 +119,7 @@ class Source(Section):
 
 @dataclass(frozen=True)
 class Compared:
-    """A row with the planner's answer, in the printed unit."""
+    """Published and planned value of a row, in the printed unit."""
 
     source: str
     name: str
@@ -131,13 +131,13 @@ class Compared:
 
 
 def sources(path: Path = FILE) -> list[Source]:
-    """The tables in `runs.yaml`."""
-    return [Source.model_validate(one) for one in yaml.safe_load(path.read_text(encoding="utf-8"))]
+    """Return the tables in `runs.yaml`."""
+    return [Source.model_validate(entry) for entry in yaml.safe_load(path.read_text(encoding="utf-8"))]
 
 
 def compare_all() -> list[Compared]:
-    """Every row of every table."""
-    return [one for source in sources() for one in compare(source)]
+    """Compare all rows of all tables."""
+    return [row for source in sources() for row in compare(source)]
 
 
 UNITS = {
@@ -151,7 +151,7 @@ UNITS = {
 
 
 def markdown(rows: list[Compared]) -> str:
-    """The comparison as a table."""
+    """Return the comparison as a table."""
     lines = ["| run | printed | planned | | time |", "|---|---:|---:|---|---:|"]
     source = ""
     for row in rows:
@@ -164,7 +164,7 @@ def markdown(rows: list[Compared]) -> str:
 
 
 def summary(rows: list[Compared]) -> str:
-    """One line per source: how accurate the planner is, and what was compared with the page."""
+    """Return a table with a row per source: the errors of the planner, and the values compared with the page."""
     lines = ["| source | runs | median | worst | compared with the page |", "|---|---:|---:|---:|---|"]
     for source in sources():
         errors = [row.error for row in rows if row.source == source.source]
@@ -178,7 +178,7 @@ def _rounded(value: float) -> str:
 
 
 def compare(source: Source) -> Iterator[Compared]:
-    """The rows of one table."""
+    """Yield the rows of one table. Of several possible layouts, the one that is planned to be fastest is used."""
     machine = load_machine(source.machine)
     machine = machine.model_copy(update={"inter_node": machine.inter_node.model_copy(update=source.inter_node)})
     for printed in source.printed():
@@ -186,11 +186,11 @@ def compare(source: Source) -> Iterator[Compared]:
             row for row in _choices(printed, source.open) if not source.open or _is_possible(source, machine, row)
         ]
         assert candidates, f"no layout of {printed['name']} is possible"
-        yield min((_compared(source, machine, row) for row in candidates), key=lambda one: one.error)
+        yield min((_compared(source, machine, row) for row in candidates), key=lambda compared: compared.error)
 
 
 def work_of_row(row: Row, software: Software) -> Workload:
-    """The step of a published row."""
+    """Return the workload of a published row."""
     return Workload(
         spec=ModelSpec(
             family=CATALOGUE[row.family],
@@ -219,8 +219,8 @@ def work_of_row(row: Row, software: Software) -> Workload:
 
 def _choices(values: Mapping[str, Any], free: Mapping[str, list[int]]) -> Iterator[Row]:
     names = [name for name in free if name not in values]
-    for chosen in product(*(free[name] for name in names)):
-        yield Row.model_validate({**values, **dict(zip(names, chosen, strict=True))})
+    for selected in product(*(free[name] for name in names)):
+        yield Row.model_validate({**values, **dict(zip(names, selected, strict=True))})
 
 
 def _is_possible(source: Source, machine: Machine, row: Row) -> bool:
@@ -238,13 +238,13 @@ def _compared(source: Source, machine: Machine, row: Row) -> Compared:
     work = work_of_row(row, source.engine)
     unit = next(name for name in RESULTS if getattr(row, name) is not None)
     published = getattr(row, unit)
-    planned = _answer(source, machine, work, unit)
+    planned = _planned_value(source, machine, work, unit)
     is_time = unit in ("seconds", "layer_milliseconds")
     error = planned / published - 1 if is_time else published / planned - 1
     return Compared(source.source, row.name, unit, published, planned, error)
 
 
-def _answer(source: Source, machine: Machine, work: Workload, unit: str) -> float:
+def _planned_value(source: Source, machine: Machine, work: Workload, unit: str) -> float:
     if unit == "layer_milliseconds":
         return costs.time_layer(machine, work, next(iter(work.lengths))).total * 1e3
     timed = source.estimate_step(machine, work)

@@ -14,7 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.common.batches import Draw, head_fields, numbers_of, read_fields, small_patterns
+from benchmarks.common.batches import (
+    TokenSampler,
+    family_size_options,
+    make_input_fields,
+    make_label_fields,
+    small_patterns,
+)
 from megaptm.batch import IGNORED
 from megaptm.bricks import HeadBrick
 from megaptm.checkpoint.tensors import TensorPiece
@@ -55,7 +61,7 @@ def tiny(family: str, *, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
     # Four layers in all, so that every schedule has something to cut.
     narrow = Size(layers=layers // len(table.stacks), width=16, heads=2, ffn=32)
     stacks = generators(table, narrow)
-    numbers = tiny_numbers(table) | numbers_of(table, embedding=16, band=5, memory=24)
+    numbers = tiny_numbers(table) | family_size_options(table, embedding=16, band=5, memory=24)
     size = Size(layers=layers // len(table.stacks), width=32, heads=4, ffn=64, stacks=stacks, **numbers)
     # With initial weights of 0.02 a recurrence cache or hashes would affect only the fifth digit of the loss.
     if size.remembered or "lsh" in table.last_block.kinds:
@@ -85,7 +91,7 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
         of_images = {"vit": vit_batch, "clip": clip_batch, "uniter": uniter_batch, "unimo": unimo_batch}
         return of_images[family](ROWS, seed=100 + step)
     table, generator = table_of(family), torch.Generator().manual_seed(100 + step)
-    draw = Draw(generator, VOCABULARY)
+    draw = TokenSampler(generator, VOCABULARY)
 
     def draw_positions() -> tuple[Tensor, Tensor]:
         target_positions = torch.stack([torch.randperm(LENGTH - 3, generator=generator)[:3] for _ in range(ROWS)])
@@ -115,14 +121,14 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
         numbers[:, length // 2 :] = 2
         numbers[index::3, -padding[index] :] = 0
         documents[prefix] = numbers
-    fields = read_fields(table, documents, draw)
+    fields = make_input_fields(table, documents, draw)
     if len(documents) == 1:
         fields["positions"] = torch.arange(LENGTH).expand(ROWS, -1).clone()
     if "segment" in table.inputs:
         fields["segments"] = (fields["document_ids"] == 2).long() % table.segments
     if "task" in table.inputs:
         fields["task_ids"] = torch.arange(ROWS) % table.tasks
-    fields |= head_fields(table, fields, draw, positions=draw_positions, answers=draw_labels)
+    fields |= make_label_fields(table, fields, draw, positions=draw_positions, row_labels=draw_labels)
     if any(size.memory for size in table.sizes.values()):
         # The recurrence cache spans documents. Some sequences start anew, others continue.
         del fields["document_ids"]

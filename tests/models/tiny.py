@@ -7,7 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common.batches import Draw, head_fields, numbers_of, read_fields, small_patterns
+from benchmarks.common.batches import (
+    TokenSampler,
+    family_size_options,
+    make_input_fields,
+    make_label_fields,
+    small_patterns,
+)
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.hub.counterparts import find_counterpart
@@ -48,7 +54,7 @@ def generators(table: Family, narrow: Size) -> dict[str, Size]:
 
 def tiny_numbers(table: Family) -> dict[str, Any]:
     """Of a tiny size, where the family has others than most."""
-    return numbers_of(table, embedding=16, band=5)
+    return family_size_options(table, embedding=16, band=5)
 
 
 def tiny_spec(family: str, *, layers: int = 2, dropout: float = 0.0) -> ModelSpec:
@@ -78,7 +84,7 @@ def tiny_batch(family: str, *, rows: int = 3, sequence: int = 12, target: int = 
     """Rows of one document and, from the second row on, some padding at the end."""
     table = CATALOGUE[family]
     # Never the pad token, by which some models of Hugging Face's know places.
-    draw = Draw(torch.Generator().manual_seed(seed), VOCABULARY, lowest=max(1, table.first_position))
+    draw = TokenSampler(torch.Generator().manual_seed(seed), VOCABULARY, min_id=max(1, table.first_position))
 
     def documents(length: int) -> Tensor:
         kept = length - 2 * torch.arange(rows)[:, None]
@@ -89,13 +95,13 @@ def tiny_batch(family: str, *, rows: int = 3, sequence: int = 12, target: int = 
         return at, at > 0
 
     lengths = zip(dict.fromkeys(table.prefixes.values()), (sequence, target), strict=False)
-    batch = read_fields(table, {prefix: documents(length) for prefix, length in lengths}, draw)
+    batch = make_input_fields(table, {prefix: documents(length) for prefix, length in lengths}, draw)
     if "segment" in table.inputs:
         batch["segments"] = draw.classes(table.segments, rows, sequence)
     if "task" in table.inputs:
         batch["task_ids"] = draw.classes(table.tasks, rows)
     answers = torch.tensor([0, 1, 1])[:rows]
-    return batch | head_fields(table, batch, draw, positions=places, answers=lambda brick: answers)
+    return batch | make_label_fields(table, batch, draw, positions=places, row_labels=lambda brick: answers)
 
 
 def distilled_losses(student: Model, teacher: Model | None, batch: dict[str, Tensor]) -> dict[str, Loss]:

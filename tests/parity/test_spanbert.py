@@ -107,7 +107,7 @@ class FixedPositions(SpanBoundary):
 
 @pytest.mark.parametrize("case", SPANS["cases"], ids=lambda case: str(case["spans"]))
 def test_spans_equal_released_code(case, monkeypatch):
-    monkeypatch.setattr(span_boundary, "LONGEST", SPANS["max_targets"])
+    monkeypatch.setattr(span_boundary, "MAX_OFFSET", SPANS["max_targets"])
     task = FixedPositions(rate=0.5)
     object.__setattr__(task, "positions", np.flatnonzero(case["target"]) + 1)  # cls precedes the text
     text = np.array([SPECIAL.cls, *(200 + np.array(SPANS["sentence"])), SPECIAL.sep])
