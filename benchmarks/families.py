@@ -18,8 +18,8 @@ Rounds alternate, and ratios are of medians.
   models that `common/replaced.py` trains together.
 
 The peer runs in a process of its own, because megaptm's engine changes the allocator of its process
-(`megaptm.processes.keep_freed_memory`), which would make the peer faster, too. `--peer-keeps-memory` changes the peer's
-allocator as well.
+(`megaptm.cpu_tuning.keep_freed_memory`), which would make the peer faster, too. `--peer-keeps-memory` changes the
+peer's allocator as well.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Matrix products and attention of a layer on this CPU, compared with torch.
+"""Matrix products and attention of a layer on this CPU, with and without the tuning of a run (`megaptm.cpu_tuning`).
 
     python benchmarks/products.py [--rounds 9] [--threads 1]
 
-Compared are a linear layer on 1,024 rows with its two gradients (`layers.product.linear` and `F.linear`), and attention
-with 12 heads of width 64, forward and backward (the kernel selected by `bricks.kernels`, and torch's fused kernel), in
-fp32 and bf16. If megaptm uses torch's kernel on this processor, the ratio is 1. Rounds alternate, and ratios are of
+Measured are a linear layer on 1,024 rows with its two gradients, and attention with 12 heads of width 64, forward and
+backward, in fp32 and bf16. If nothing is tuned on this processor, the ratio is 1. Rounds alternate, and ratios are of
 medians. Both keep freed memory (`keep_freed_memory`).
 """
 
@@ -16,13 +15,8 @@ import torch
 import torch.nn.functional as F
 from common.options import Options
 from common.rounds import median_seconds
-from torch import Tensor
 
-from megaptm.bricks.kernels import FUSED, choose
-from megaptm.layers.kernels import attend_by, device_of, work_of
-from megaptm.layers.mask import Mask
-from megaptm.layers.product import linear
-from megaptm.processes import keep_freed_memory
+from megaptm import cpu_tuning
 
 HEADS, HEAD = 12, 64
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -33,29 +27,28 @@ def make_products(dtype: torch.dtype, rows: int, width: int) -> dict[str, Callab
     x, weight = (torch.randn(n, width).to(dtype).requires_grad_() for n in (rows, 4 * width))
     d_out = torch.randn(rows, 4 * width).to(dtype)
 
-    def with_gradients(multiply: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], object]:
-        return lambda: torch.autograd.grad(multiply(x, weight), (x, weight), d_out)
-
-    return {"megaptm": with_gradients(linear), "torch": with_gradients(F.linear)}
+    return with_and_without_tuning(lambda: torch.autograd.grad(F.linear(x, weight), (x, weight), d_out))
 
 
 def make_attentions(dtype: torch.dtype, rows: int, length: int, *, causal: bool) -> dict[str, Callable[[], object]]:
     q, k, v = (torch.randn(length, rows, HEADS, HEAD).to(dtype).requires_grad_() for _ in range(3))
     d_out, scale = torch.randn(length, rows, HEADS, HEAD).to(dtype), HEAD**-0.5
-    mask = Mask((length, length), q.device, causal=causal)
-    kernel = choose(work_of(q, mask, None, 0.0), device_of(q.device)).kernel
 
-    def fused() -> Tensor:
+    def attend() -> object:
         heads = (x.permute(1, 2, 0, 3) for x in (q, k, v))
-        return F.scaled_dot_product_attention(*heads, is_causal=causal, scale=scale).permute(2, 0, 1, 3)
+        out = F.scaled_dot_product_attention(*heads, is_causal=causal, scale=scale).permute(2, 0, 1, 3)
+        return torch.autograd.grad(out, (q, k, v), d_out)
 
-    def selected() -> Tensor:
-        return fused() if kernel == FUSED else attend_by(kernel, q, k, v, mask, None, scale=scale, dropout=0.0)
+    return with_and_without_tuning(attend)
 
-    def with_gradients(attend: Callable[[], Tensor]) -> Callable[[], object]:
-        return lambda: torch.autograd.grad(attend(), (q, k, v), d_out)
 
-    return {"megaptm": with_gradients(selected), "torch": with_gradients(fused)}
+def with_and_without_tuning(compute: Callable[[], object]) -> dict[str, Callable[[], object]]:
+    def tuned() -> None:
+        restore = cpu_tuning.install()  # takes less than a millisecond
+        compute()
+        restore()
+
+    return {"megaptm": tuned, "torch": compute}
 
 
 def main() -> None:
@@ -65,7 +58,7 @@ def main() -> None:
     arguments.add_argument("--threads", type=int, default=1)
     options = arguments.read()
     torch.set_num_threads(options.threads)
-    keep_freed_memory()
+    cpu_tuning.keep_freed_memory()
     rows, metrics = 1024, []
     print(f"{'':<28}{'megaptm':>12}{'torch':>12}{'ratio':>8}")
     for name, dtype in FORMATS.items():

@@ -24,7 +24,6 @@ from common.peer_process import PeerProcess
 from common.rounds import median_seconds
 
 from megaptm.families import CATALOGUE
-from megaptm.layers.product import matmul
 from megaptm.plan.count import step_flops
 from megaptm.spec import ModelSpec, Size
 
@@ -83,7 +82,7 @@ def measure_matmul(dtype: torch.dtype, shape: Shape) -> float:
     times = []
     for _ in range(20):
         start = time.perf_counter()
-        matmul(a, b)
+        a @ b
         times.append(time.perf_counter() - start)
     return 2 * rows * width * 4 * width / statistics.median(times)
 

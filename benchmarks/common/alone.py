@@ -7,8 +7,14 @@ import tempfile
 
 
 def join_alone() -> None:
-    """Join a process group of one. The rendezvous is a file, because concurrent benchmarks could use the same port."""
-    from megaptm.parallel.groups import join
+    """Join a process group of one, and tune the process as a run does.
+
+    The rendezvous is a file, because concurrent benchmarks could use the same port.
+    """
+    from megaptm import cpu_tuning
+    from megaptm.parallel.groups import device, join
 
     rendezvous = os.path.join(tempfile.mkdtemp(), "rendezvous")
     join(rank=0, world=1, local_rank=0, init_method=f"file://{rendezvous}")
+    if device().type == "cpu":
+        cpu_tuning.install()

@@ -9,7 +9,7 @@ from typing import Any
 
 from megaptm.storage import read_json_object
 from megaptm.tokenizers import Tokenizer
-from megaptm.tokenizers.labels import label_tokenizer
+from megaptm.tokenizers.labels import make_label_tokenizer
 
 
 def label_names(tokenizer: Tokenizer | None, labels: int) -> dict[int, str]:
@@ -28,4 +28,6 @@ def read_labels(folder: Path, config_file: str, *, remedy: str, labels: int) -> 
     table = id2label if isinstance(id2label, Mapping) else {}
     names = [str(table.get(str(label), f"LABEL_{label}")) for label in range(labels)]
     duplicates = {name for name, count in Counter(names).items() if count > 1}
-    return label_tokenizer([f"{name} ({label})" if name in duplicates else name for label, name in enumerate(names)])
+    return make_label_tokenizer(
+        [f"{name} ({label})" if name in duplicates else name for label, name in enumerate(names)]
+    )

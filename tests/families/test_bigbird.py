@@ -16,7 +16,7 @@ from megaptm.models import Model, build_model
 from megaptm.spec import change
 from tests.hub.reloaded import use_own_random_values
 from tests.models.tiny import tiny_batch, tiny_model
-from tests.parity.reference import labels_everywhere, reference_of
+from tests.parity.reference import make_reference, scatter_labels
 
 BLOCK, NUM_RANDOM_BLOCKS, LENGTH = 4, 1, 64
 
@@ -38,10 +38,10 @@ def build_long_model(**options: Any) -> Model:
 
 def test_logits_and_gradients_match_hugging_face() -> None:
     model, batch = build_long_model(), tiny_batch("bigbird", sequence=LENGTH)
-    reference = use_own_random_values(reference_of(model))
+    reference = use_own_random_values(make_reference(model))
     mask = (batch["document_ids"] > 0).long()
     logits = reference(input_ids=batch["tokens"], token_type_ids=batch["segments"], attention_mask=mask)[0]
-    expected = F.cross_entropy(logits.flatten(0, 1), labels_everywhere(batch).flatten())
+    expected = F.cross_entropy(logits.flatten(0, 1), scatter_labels(batch).flatten())
     loss, count = model(batch).losses["mlm"]
     (loss / count).backward()
     expected.backward()

@@ -30,7 +30,7 @@ from megaptm.spec import Size, change, published
 from megaptm.tokenizers import train
 from tests import ROOT
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
-from tests.parity.reference import inputs_of
+from tests.parity.reference import convert_inputs
 
 WEIGHTS = {"mlm": 1.0, "replaced-token": 50.0}
 TOKENS, DIFFERENCE = "embed.token.weight", "embed.discriminator_difference.weight"
@@ -234,7 +234,7 @@ def export_tiny_model(folder: Path, tokenizer: Path | None = None, vocabulary: i
 
 def test_export_and_import_round_trip(tmp_path: Path) -> None:
     model, batch = export_tiny_model(tmp_path / "out"), tiny_batch("deberta-v3", rows=1)
-    inputs = inputs_of("deberta-v3", batch)
+    inputs = convert_inputs("deberta-v3", batch)
     discriminator, info = transformers.AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert type(discriminator).__name__ == "DebertaV2Model"
     assert not info["missing_keys"]
@@ -268,7 +268,7 @@ def test_exported_generator_lacks_the_mask_decoder(tmp_path: Path) -> None:
     once.load_state_dict({name: p for name, p in model.named_parameters() if "place_table" not in name})
     bare = {name: field for name, field in batch.items() if name != "uniforms"}
     with torch.no_grad():
-        logits = reference(**inputs_of("deberta-v3", batch)).logits
+        logits = reference(**convert_inputs("deberta-v3", batch)).logits
         assert (once.eval().logits(bare)["mlm"] - logits).abs().max() <= 1e-5
         assert (model.logits(bare)["mlm"] - logits).abs().max() > 1e-2
 

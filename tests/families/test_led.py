@@ -13,19 +13,19 @@ from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.spec import AttentionSpec, WindowSpec, published
 from tests.models.tiny import VOCABULARY, tiny_batch, tiny_model, tiny_spec
-from tests.parity.reference import inputs_of, model_of, random_reference, reference_of
+from tests.parity.reference import build_with_weights, convert_inputs, make_random_reference, make_reference
 
 
 def test_import_from_bart() -> None:
     """Logits equal BART's on its positions. Further encoder positions repeat the table, and global projections are
     copies."""
-    reference, batch = random_reference(tiny_spec("bart")), tiny_batch("bart", sequence=24, target=20)
+    reference, batch = make_random_reference(tiny_spec("bart")), tiny_batch("bart", sequence=24, target=20)
     imported = from_hugging_face(reference, family="led")
-    spec, model = imported.spec, model_of(imported.spec, imported.weights)
+    spec, model = imported.spec, build_with_weights(imported.spec, imported.weights)
     assert (spec.name, spec.context_of("encoder"), spec.context_of("decoder")) == ("led", 16_384, 24)
     assert not imported.absent
     is_token = batch["decoder_document_ids"] > 0
-    logits = reference(**inputs_of("bart", batch)).logits
+    logits = reference(**convert_inputs("bart", batch)).logits
     assert (model.logits(batch)["lm"] - logits)[is_token].abs().max() <= 1e-5
     first, table = reference.model.encoder.embed_positions.weight[2:], imported.weights["embed.position.weight"]
     assert len(table) == 16_384
@@ -78,7 +78,7 @@ SUMMARIES = {"add_begin_token": True, "global_tokens": 1, "max_target_length": 1
 def test_summary_loss_matches_hugging_face() -> None:
     """The loss equals Hugging Face's, which derives the decoder's inputs from the labels."""
     model = tiny_model("led")
-    reference = reference_of(model)
+    reference = make_reference(model)
     reference.config.decoder_start_token_id = special_tokens().end
     rows = [
         make_sample(SUMMARIES | {"packed": False}, pairs(both, seed=n), 24) for n, both in enumerate([(19, 6), (12, 8)])

@@ -17,18 +17,18 @@ from megaptm.layers.sparse import marked_places
 from megaptm.parallel.global_tokens import GlobalTokensHook
 from megaptm.spec import published
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
-from tests.parity.reference import inputs_of, model_of, random_reference
+from tests.parity.reference import build_with_weights, convert_inputs, make_random_reference
 
 
 def test_longformer_import_from_roberta() -> None:
     """Logits equal RoBERTa's on its positions. Further positions repeat the table, and global projections are
     copies."""
-    reference, batch = random_reference(tiny_spec("roberta")), tiny_batch("roberta", sequence=24)
+    reference, batch = make_random_reference(tiny_spec("roberta")), tiny_batch("roberta", sequence=24)
     imported = from_hugging_face(reference, family="longformer")
-    model = model_of(imported.spec, imported.weights)
+    model = build_with_weights(imported.spec, imported.weights)
     assert (imported.spec.name, imported.spec.context, imported.absent) == ("longformer", 4096, {})
     is_token = batch["document_ids"] > 0
-    logits = reference(**inputs_of("roberta", batch)).logits
+    logits = reference(**convert_inputs("roberta", batch)).logits
     assert (model.logits(batch)["mlm"] - logits)[is_token].abs().max() <= 1e-5
     table = imported.weights["embed.position.weight"]
     assert len(table) == 4098
@@ -46,12 +46,12 @@ def test_longformer_import_from_roberta() -> None:
 
 def test_bigbird_import_from_roberta() -> None:
     """Logits are close but not equal: activation and epsilon of norms differ."""
-    reference, batch = random_reference(tiny_spec("roberta")), tiny_batch("roberta", sequence=24)
+    reference, batch = make_random_reference(tiny_spec("roberta")), tiny_batch("roberta", sequence=24)
     imported = from_hugging_face(reference, family="bigbird")
-    model = model_of(imported.spec, imported.weights)
+    model = build_with_weights(imported.spec, imported.weights)
     assert (imported.spec.name, imported.spec.context, imported.absent) == ("bigbird", 4096, {})
     is_token = batch["document_ids"] > 0
-    logits = reference(**inputs_of("roberta", batch)).logits
+    logits = reference(**convert_inputs("roberta", batch)).logits
     assert (model.logits(batch)["mlm"] - logits)[is_token].abs().max() < 0.01 * logits[is_token].std()
     assert imported.weights["embed.position.weight"][24:48].equal(imported.weights["embed.position.weight"][:24])
 

@@ -28,7 +28,7 @@ from megaptm.spec import change, with_attention_options
 from tests.hub.reloaded import use_own_random_values
 from tests.layouts.cases import train_and_save
 from tests.models.tiny import tiny_batch, tiny_spec
-from tests.parity.reference import reference_of
+from tests.parity.reference import make_reference
 from tests.ranks import run_ranks
 
 LENGTH = 48
@@ -61,7 +61,7 @@ def test_logits_and_gradients_match_hugging_face() -> None:
     """Compare in float64: Hugging Face adds -1e5 to the score of a position with itself, which loses digits in
     float32."""
     model, batch = build_model_with_large_weights().double(), tiny_batch("reformer", sequence=LENGTH)
-    reference = use_own_random_values(reference_of(model)).double().train()  # its backward pass needs train mode
+    reference = use_own_random_values(make_reference(model)).double().train()  # its backward pass needs train mode
     mask = (batch["document_ids"] > 0).long()
     logits = reference(input_ids=batch["tokens"], attention_mask=mask)[0]
     expected = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())

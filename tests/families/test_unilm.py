@@ -25,7 +25,7 @@ from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.objectives.ordered import SEGMENTS, OrderedMaskedLM
 from megaptm.spec import ModelSpec
 from tests.models.tiny import tiny_model, tiny_spec
-from tests.parity.reference import random_reference
+from tests.parity.reference import make_random_reference
 
 GOLDEN = Path(__file__).parents[1] / "golden/unilm_masks.npz"
 """Masks and segments of microsoft/unilm (unilm-v1, MIT)."""
@@ -52,7 +52,7 @@ def attention_mask(arrays: dict[str, np.ndarray]) -> Tensor:
 def test_import_from_bert(tmp_path: Path) -> None:
     """Segment embeddings are copied as in the released code: id 1 and id 5 from BERT's second segment, the others from
     its first."""
-    reference = random_reference(tiny_spec("bert"))
+    reference = make_random_reference(tiny_spec("bert"))
     reference.save_pretrained(tmp_path)
     imported = from_hugging_face(tmp_path, family="unilm")
     assert (imported.spec.name, imported.absent) == ("unilm", {})

@@ -24,7 +24,7 @@ from megaptm.spec import ModelSpec, change, published
 from tests.models.regions import CLASSES, FEATURES, TEXT
 from tests.models.tiny import tiny_spec
 from tests.models.unified import LENGTHS, OTHER, tiny_unimo, unimo_batch, unimo_model
-from tests.parity.reference import model_of, random_reference
+from tests.parity.reference import build_with_weights, make_random_reference
 
 CONFIGS = Path(__file__).parents[2] / "configs/unimo"
 
@@ -53,7 +53,7 @@ def test_parameter_count_equals_built_model() -> None:
 def differences() -> tuple[float, float]:
     """Return the largest difference of logits, and of the gradient of the token table, from RoBERTa on text. RoBERTa's
     one segment embedding is added to positions."""
-    reference = random_reference(roberta := tiny_spec("roberta"))
+    reference = make_random_reference(roberta := tiny_spec("roberta"))
     imported = from_hugging_face(reference, family="unimo", detector=(FEATURES, CLASSES))
     assert (imported.spec.name, imported.spec.context, imported.spec.size.detector) == (
         "unimo",
@@ -64,7 +64,7 @@ def differences() -> tuple[float, float]:
     assert imported.weights["encoder.1.ffn.up.weight"].equal(
         reference.roberta.encoder.layer[1].intermediate.dense.weight
     )
-    model = model_of(imported.spec, complete_weights(imported, seed=0))
+    model = build_with_weights(imported.spec, complete_weights(imported, seed=0))
     tokens = torch.randint(3, roberta.vocabulary, (3, 12), generator=torch.Generator().manual_seed(0))
     actual = model.logits({"tokens": tokens, "order": torch.zeros_like(tokens)})["mlm"][..., : roberta.vocabulary]
     expected = reference(tokens).logits

@@ -30,7 +30,7 @@ from megaptm.spec import ModelSpec, Size, change, published
 from tests.models.regions import ALL, CLASSES, FEATURES, REGIONS, TEXT, tiny_uniter, uniter_batch, uniter_model
 from tests.models.test_parts import equals_the_whole
 from tests.models.tiny import tiny_batch, tiny_spec
-from tests.parity.reference import inputs_of, model_of, random_reference
+from tests.parity.reference import build_with_weights, convert_inputs, make_random_reference
 
 CONFIGS = Path(__file__).parents[2] / "configs/uniter"
 GOLDEN = Path(__file__).parents[1] / "golden/uniter_losses.safetensors"
@@ -62,7 +62,7 @@ RULES = (
 def test_import_from_bert() -> None:
     """Logits equal BERT's on text. BERT's pooler becomes that of image-text matching, and all modules of regions are
     initialized."""
-    reference, batch = random_reference(tiny_spec("bert")), tiny_batch("bert")
+    reference, batch = make_random_reference(tiny_spec("bert")), tiny_batch("bert")
     imported = from_hugging_face(reference, family="uniter", detector=(FEATURES, CLASSES))
     assert (imported.spec.name, imported.spec.context, imported.spec.size.detector) == (
         "uniter",
@@ -73,9 +73,9 @@ def test_import_from_bert() -> None:
     new = ("embed.region.", "head.itm.classify.", "head.mrfr.", "head.mrc-kl.")
     assert all(name.startswith(new) for name in imported.absent)
     assert all(any(name.startswith(prefix) for name in imported.absent) for prefix in new)
-    model = model_of(imported.spec, complete_weights(imported, seed=0))
+    model = build_with_weights(imported.spec, complete_weights(imported, seed=0))
     is_token = batch["document_ids"] > 0
-    logits = reference(**inputs_of("bert", batch)).prediction_logits
+    logits = reference(**convert_inputs("bert", batch)).prediction_logits
     fields = {name: batch[name] for name in ("tokens", "segments", "document_ids")}
     assert (model.logits(fields)["mlm"][..., : logits.shape[-1]] - logits)[is_token].abs().max() <= 1e-5
     without_pooler = type(reference.bert)(reference.config, add_pooling_layer=False)

@@ -28,7 +28,7 @@ from megaptm.models import Model, build_model, fill
 from megaptm.plan.count import count_parameters, step_flops
 from megaptm.spec import change, published
 from megaptm.tokenizers import load as load_tokenizer
-from megaptm.tokenizers.labels import label_tokenizer
+from megaptm.tokenizers.labels import make_label_tokenizer
 from tests.data_pipeline.images.pictures import digits
 from tests.families.vision import load_reference, pixel_values, weights_of
 from tests.models.test_parts import equals_the_whole
@@ -103,7 +103,7 @@ def test_logits_and_gradients_match_hugging_face(tmp_path):
 def test_export_and_import_round_trip(tmp_path):
     model = vit_model(both=True)
     names = [f"kind {number}" for number in range(VOCABULARY - 1)]
-    label_tokenizer(names).save(tmp_path / "names")
+    make_label_tokenizer(names).save(tmp_path / "names")
     exported = to_hugging_face(model.spec, weights_of(model), tmp_path / "names", tmp_path / "out")
     assert exported.left_out == ("masked-patch",)
     reference = load_reference(tmp_path / "out", transformers.ViTForImageClassification)
@@ -129,7 +129,7 @@ def test_export_and_import_round_trip(tmp_path):
 
 def test_import_as_a_run(tmp_path):
     model = vit_model(both=False)
-    label_tokenizer([f"kind {number}" for number in range(VOCABULARY)]).save(tmp_path / "names")
+    make_label_tokenizer([f"kind {number}" for number in range(VOCABULARY)]).save(tmp_path / "names")
     to_hugging_face(model.spec, weights_of(model), tmp_path / "names", tmp_path / "out")
     result = CliRunner().invoke(main, ["import", "hf", str(tmp_path / "out"), str(tmp_path / "run")])
     assert result.exit_code == 0, result.output

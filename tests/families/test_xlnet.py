@@ -11,7 +11,7 @@ from megaptm.families import CATALOGUE
 from megaptm.models import Model, build_model, fill
 from megaptm.spec import ModelSpec, Size, change
 from tests.models.tiny import VOCABULARY, tiny_batch, tiny_model
-from tests.parity.reference import inputs_with_queries, reference_of
+from tests.parity.reference import convert_inputs_with_queries, make_reference
 
 LENGTH, POSITIONS = 12, (1, 4, 7, 10)
 
@@ -105,14 +105,14 @@ def test_text_order_is_a_causal_model() -> None:
 @pytest.mark.parametrize("queries", [False, True])
 def test_recurrence_cache_matches_hugging_face(queries: bool) -> None:
     model = tiny_model("xlnet")
-    reference = reference_of(model)
+    reference = make_reference(model)
     reference.transformer.mem_len, reference.transformer.reuse_len = 9, LENGTH // 2
     pasts, mems = model.empty_pasts(2, places=9), None
     for seed in range(3):
         batch = make_batch(seed=seed) | {"labels": torch.ones(2, len(POSITIONS), dtype=torch.long)}
         batch["order"] = torch.arange(LENGTH).flip(0).expand(2, -1)
         batch["document_ids"] = torch.ones_like(batch["tokens"])
-        inputs = inputs_with_queries("xlnet", batch)
+        inputs = convert_inputs_with_queries("xlnet", batch)
         del batch["document_ids"], inputs["attention_mask"]
         if not queries:
             del inputs["target_mapping"]
@@ -129,11 +129,11 @@ def test_recurrence_cache_matches_hugging_face(queries: bool) -> None:
 def test_backward_samples_have_reversed_distances() -> None:
     """Hugging Face reverses the second half of a batch if `bi_data` is set."""
     model, batch = tiny_model("xlnet"), make_batch(4)
-    reference = reference_of(model)
+    reference = make_reference(model)
     reference.transformer.bi_data = True
     batch["order"] = torch.arange(LENGTH).flip(0).expand(4, -1)
     batch |= {"labels": torch.ones(4, len(POSITIONS), dtype=torch.long), "backward": torch.tensor([0, 0, 1, 1])}
-    inputs = inputs_with_queries("xlnet", batch | {"document_ids": torch.ones_like(batch["tokens"])})
+    inputs = convert_inputs_with_queries("xlnet", batch | {"document_ids": torch.ones_like(batch["tokens"])})
     with torch.no_grad():
         torch.testing.assert_close(query_logits(model, batch), reference(**inputs).logits, rtol=0, atol=1e-5)
     forward = query_logits(model, batch | {"backward": torch.zeros(4, dtype=torch.long)})

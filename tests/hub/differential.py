@@ -30,7 +30,7 @@ from tests.families.vision import pixel_values
 from tests.hub.reloaded import use_own_random_values
 from tests.models.tiny import tiny_batch, tiny_spec
 from tests.models.vision import clip_batch, tiny_clip, tiny_vit, vit_batch
-from tests.parity.reference import inputs_of, model_of, tied_as_said, without_decoder
+from tests.parity.reference import build_with_weights, convert_inputs, replace_mask_decoder, tie_reference
 
 TOLERANCE = 1e-5
 ARCHITECTURES = {
@@ -192,7 +192,7 @@ def build_reference(name: str, config: Mapping[str, Any]) -> PreTrainedModel | N
         for key, parameter in model.named_parameters():
             if _without_layer_index(key) in zeros:
                 parameter.zero_()
-    return use_own_random_values(tied_as_said(model, counterpart).eval())
+    return use_own_random_values(tie_reference(model, counterpart).eval())
 
 
 def _without_layer_index(key: str) -> str:
@@ -217,7 +217,7 @@ def reference_outputs(name: str, reference_model: PreTrainedModel, batch: dict[s
                 return [reference_model(**inputs, return_dict=True).logits]
             output = reference_model(input_ids=batch["text_tokens"], **inputs, return_dict=True)
             return [output.image_embeds, output.text_embeds, output.logits_per_image]
-        output = reference_model(**inputs_of(ARCHITECTURES[name].family, batch), return_dict=True)
+        output = reference_model(**convert_inputs(ARCHITECTURES[name].family, batch), return_dict=True)
     except Exception:  # of many types
         return None
     if name == "bert" or name == "ernie":
@@ -252,8 +252,8 @@ def compare(name: str, case: Case | None, folder: Path) -> str:
         imported = from_hugging_face(folder)
     except UserError as error:
         return f"refused: {error}"
-    own_model = model_of(imported.spec, complete_weights(imported, seed=0))
-    own_model = without_decoder(own_model) if "deberta" in name else own_model
+    own_model = build_with_weights(imported.spec, complete_weights(imported, seed=0))
+    own_model = replace_mask_decoder(own_model) if "deberta" in name else own_model
     try:
         actual = model_outputs(name, own_model, batch)
     except Exception as error:

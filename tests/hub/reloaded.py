@@ -26,7 +26,7 @@ from megaptm.bricks.pattern import SparseBlocks
 from megaptm.layers.lsh import EVALUATION, rotations
 from megaptm.losses.token import cumulative_shares, pick
 from megaptm.spec import Family, ModelSpec
-from tests.parity.reference import inputs_with_queries, labels_everywhere
+from tests.parity.reference import convert_inputs_with_queries, scatter_labels
 
 Batch = dict[str, Tensor]
 MAX_DOCUMENTS = 32
@@ -88,7 +88,7 @@ def split_documents(family: Family, batch: Batch) -> Iterator[Batch]:
     per_token = {name: batch[name] for name in batch if batch[name].dim() == 2 and _is_per_token(name, family, batch)}
     per_sample = {name: batch[name] for name in batch if batch[name].dim() == 1}
     if "labels" in batch:
-        per_token["labels"] = labels_everywhere(batch)
+        per_token["labels"] = scatter_labels(batch)
     if "uniforms" in batch:
         per_token["uniforms"] = _uniforms_per_token(batch)
     by_lengths: dict[tuple[int, ...], list[Batch]] = defaultdict(list)
@@ -175,7 +175,7 @@ def evaluate_recurrent_losses(model: PreTrainedModel, spec: ModelSpec, batches: 
         rows = batch["backward"].argsort(stable=True)
         ordered = {name: field[rows] for name, field in batch.items()}
         ordered["document_ids"] = torch.ones_like(ordered["tokens"])
-        inputs = inputs_with_queries(spec.name, ordered)
+        inputs = convert_inputs_with_queries(spec.name, ordered)
         del inputs["attention_mask"]
         output = model(**inputs, mems=mems, use_mems=True)
         mems, labels = output.mems, ordered["labels"]

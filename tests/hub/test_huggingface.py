@@ -23,7 +23,7 @@ from megaptm.spec import Distillation, ModelSpec, Size, change, published
 from megaptm.tokenizers import train
 from tests.hub.reloaded import use_own_random_values
 from tests.models.tiny import FAMILIES, has_counterpart, tiny_batch, tiny_model, tiny_spec
-from tests.parity.reference import inputs_of
+from tests.parity.reference import convert_inputs
 
 
 def weights_of(model: Model) -> dict[str, Tensor]:
@@ -50,7 +50,10 @@ def test_export_equals_transformers_and_round_trips(family: str, tmp_path: Path)
 
     reference = load(tmp_path / "out", model.spec)
     with torch.no_grad():
-        logits, expected = model.logits(batch)[model.spec.family.heads[0]], reference(**inputs_of(family, batch))[0]
+        logits, expected = (
+            model.logits(batch)[model.spec.family.heads[0]],
+            reference(**convert_inputs(family, batch))[0],
+        )
     assert (logits - expected).abs().max() <= 1e-5
 
     imported = from_hugging_face(tmp_path / "out")
