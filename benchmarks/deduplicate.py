@@ -143,7 +143,7 @@ def main() -> None:
         sketched, deduplicated = len(documents) / sketching, len(documents) / deduplication
         speeds = f"{sketched:>14,.0f}{megabytes / sketching:>10.1f}"
         print(f"{'megaptm':<24}{speeds}{deduplicated:>18,.0f}{megabytes / deduplication:>10.1f}")
-        peers = measure_peers(options.measure_peers, documents, Path(folder)) if options.measure_peers else {}
+        peers = measure_peers(options.peers, documents, Path(folder)) if options.peers else {}
     size = megabytes / len(documents)
     for name, rates in peers.items():
         signed, deduplicated_ = rates["signed"], rates["deduplicated"]
