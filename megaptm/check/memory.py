@@ -60,7 +60,7 @@ def _check_tables(config: Config, machine: Machine, spec: WordSpec) -> Finding:
     """Return the finding for word vectors, whose tables are in host memory, sharded over ranks on all nodes. Networks
     are small."""
     on_node = min(machine.devices, config.layout.processes)
-    needed = spec.bytes * on_node // (1 if spec.family.network else config.layout.processes)
+    needed = spec.bytes * on_node // (1 if spec.family.is_network else config.layout.processes)
     message, details = f"the embedding tables take {_gib(needed)} GiB of a node's memory", {"bytes": needed}
     if machine.host_gib is None:
         return Finding(TOPIC, "ok", f"{message}.", details)

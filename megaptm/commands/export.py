@@ -10,7 +10,7 @@ import click
 from megaptm.commands.family_commands import family_commands
 from megaptm.commands.output import echo
 
-READ_BY = {
+READING_NOTES = {
     "word2vec": "; in Python: gensim.models.KeyedVectors.load_word2vec_format({!r})",
     "word2vec-binary": "; in Python: gensim.models.KeyedVectors.load_word2vec_format({!r}, binary=True)",
     "glove": "; in Python: gensim.models.KeyedVectors.load_word2vec_format({!r}, no_header=True)",
@@ -40,7 +40,7 @@ def export() -> None:
 @click.option(
     "--format",
     "format_",
-    type=click.Choice([*READ_BY]),
+    type=click.Choice([*READING_NOTES]),
     default="word2vec",
     show_default=True,
 )
@@ -60,7 +60,7 @@ def words(run: Path, file: Path, step: int | None, format_: str) -> None:
     writable_path(file, "FILE")
     checkpoint = open_checkpoint(run, step=step)
     write(checkpoint, file, format_)
-    echo(f"step {checkpoint.step} of {run} is in {file}{READ_BY[format_].format(str(file))}")
+    echo(f"step {checkpoint.step} of {run} is in {file}{READING_NOTES[format_].format(str(file))}")
 
 
 @export.command("hf")

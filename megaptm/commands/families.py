@@ -87,7 +87,7 @@ def _show_words(family: WordFamily) -> None:
 
     title = f"{family.name}: word vectors, {family.vocabulary:,} words, {family.paper}; {', '.join(family.objectives)}"
     table = Table("size", title=title, title_justify="left")
-    columns = ("parameters", *family.numbers)
+    columns = ("parameters", *family.size_fields)
     for column in columns:
         table.add_column(column, justify="right")
     for size, row in _word_family_json(family)["sizes"].items():

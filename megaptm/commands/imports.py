@@ -58,21 +58,23 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...], tokenizer: 
     from megaptm.plan.count import count_parameters
 
     tell(f"reading {source}")
-    done = import_run(source, run, overrides, tokenizer=tokenizer)
-    config = done.config
-    if heads := [name for name in done.fresh if name not in done.decoders]:
+    imported = import_run(source, run, overrides, tokenizer=tokenizer)
+    config = imported.config
+    if heads := [name for name in imported.fresh if name not in imported.decoders]:
         echo(f"{source} has no {', '.join(heads)}: initialized from train.seed={config.train.seed}")
-    if done.decoders:
+    if imported.decoders:
         echo(
-            f"{source} has no {', '.join(done.decoders)}: transformers has no mask decoder, but megaptm's "
+            f"{source} has no {', '.join(imported.decoders)}: transformers has no mask decoder, but megaptm's "
             f"{config.model.family} has one. It is initialized anew, so logits of masked tokens differ from "
             "transformers"
         )
-    if done.unused:
-        names = ", ".join(done.unused[:4]) + (f" and {len(done.unused) - 4} more" if len(done.unused) > 4 else "")
+    if imported.unused:
+        names = ", ".join(imported.unused[:4]) + (
+            f" and {len(imported.unused) - 4} more" if len(imported.unused) > 4 else ""
+        )
         echo(f"{source} has weights that no objective here trains: {names}; an export writes them unchanged")
-    if done.differing_dropouts:
-        rates = " and ".join(done.differing_dropouts)
+    if imported.differing_dropouts:
+        rates = " and ".join(imported.differing_dropouts)
         echo(f"{source} was trained with {rates}: here one rate applies to all, model.dropout={config.model.dropout}")
     spec = resolve_model(config)
     size = f"{config.model.family}/{config.model.size}, {count_parameters(spec):,} parameters"

@@ -93,7 +93,7 @@ def resolve_model(config: Config) -> ModelSpec:
 def word_spec(model: ModelConfig, family: WordFamily) -> WordSpec:
     """Return the word vectors that a section `model` describes."""
     table = family.sizes.get(model.size, next(iter(family.sizes.values())))
-    configured = {name: value for name in family.numbers if (value := getattr(model, name)) is not None}
+    configured = {name: value for name in family.size_fields if (value := getattr(model, name)) is not None}
     vocabulary = family.vocabulary if model.vocabulary is None else model.vocabulary
     return WordSpec(family=family, size=replace(table, **configured), vocabulary=vocabulary)
 
@@ -167,7 +167,7 @@ def with_resolved_model(config: Config) -> Config:
     run."""
     spec = resolve(config)
     if isinstance(spec, WordSpec):
-        model_values = {name: getattr(spec.size, name) for name in spec.family.numbers}
+        model_values = {name: getattr(spec.size, name) for name in spec.family.size_fields}
         model_values |= {"vocabulary": spec.vocabulary}
         return config.model_copy(update={"model": config.model.model_copy(update=model_values)})
     shape = {name: getattr(spec.size, name) for name in (*SHAPE_KEYS, "embedding", *CLUSTER_KEYS)}

@@ -50,7 +50,7 @@ def _unused_keys(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
     """Yield an error for each key that the family does not use."""
     configured = model.model_dump(mode="json", exclude_none=True)
     for key in {*WORD_VECTOR_KEYS} & {*configured}:
-        readers = " or ".join(name for name, other in WORDS.items() if key in other.numbers)
+        readers = " or ".join(name for name, other in WORDS.items() if key in other.size_fields)
         yield f"model.{key} is not used by {model_title(model)}: remove it, or use {readers}."
     for keys, reason in _reasons(spec):
         for key in keys:

@@ -50,9 +50,9 @@ def word_model_errors(model: ModelConfig) -> Iterator[str]:
     family = find_family(model.family)
     assert isinstance(family, WordFamily)
     for key, value in model:
-        if key in (*COMMON_KEYS, *family.numbers) or value in (None, {}):
+        if key in (*COMMON_KEYS, *family.size_fields) or value in (None, {}):
             continue
-        readers = [name for name, other in WORDS.items() if key in other.numbers]
+        readers = [name for name, other in WORDS.items() if key in other.size_fields]
         if readers:
             yield f"model.{key} is not used by {model.family}: remove it, or use {' or '.join(readers)}."
         else:
@@ -64,13 +64,13 @@ def word_model_errors(model: ModelConfig) -> Iterator[str]:
         )
     if family.model == "ranking" and model.hidden == 0:
         yield f"model.hidden (0) must be 1 or more for {family.name}: hidden units read its window."
-    if "ngrams" in family.numbers and model.ngrams is not None and model.ngrams[0] > model.ngrams[1]:
+    if "ngrams" in family.size_fields and model.ngrams is not None and model.ngrams[0] > model.ngrams[1]:
         yield f"model.ngrams ({model.ngrams[0]}, {model.ngrams[1]}) must be the minimum and then the maximum."
 
 
 def _layout(config: Config) -> Iterator[str]:
     layout, family = config.layout, config.model.family
-    usual, network = Layout(), _family(config).network
+    usual, network = Layout(), _family(config).is_network
     why = "which each data rank holds in full" if network else "whose tables are divided among data ranks"
     for key in OTHER_PARALLELISM_KEYS:
         if getattr(layout, key) != getattr(usual, key):
@@ -106,7 +106,7 @@ def _optimizer(config: Config) -> Iterator[str]:
     rule, known, why = "sgd", SCHEDULE_KEYS, "whose vectors are updated by the gradient alone"
     if pairs:
         rule, known, why = "adagrad", ADAGRAD_KEYS, "whose elements have a learning rate each"
-    elif family.network:
+    elif family.is_network:
         known, why = NETWORK_KEYS, "which is updated by the gradient alone"
     if optimizer.name != rule:
         yield f"optimizer.name ({optimizer.name}) must be {rule} for {family.name}, as published: set it."

@@ -56,7 +56,7 @@ class WordFamily:
     """Kind of tokenizer, one of `tokenizers.KINDS`."""
     specials: str | None = None
     """Special tokens of the tokenizer; None: the default of its kind."""
-    initial: float
+    init_bound: float
     """Bound of uniform initial values: divided by the width for an input table, multiplied by `Network.bound` of
     `words.networks` for the parameters of a network."""
     objectives: tuple[str, ...]
@@ -64,16 +64,16 @@ class WordFamily:
     sizes: dict[str, WordSize] = field(default_factory=dict)
 
     @property
-    def network(self) -> bool:
+    def is_network(self) -> bool:
         """Whether the family is a network, trained with the gradient of a whole step."""
         return self.model in ("next-word", "ranking")
 
     @property
-    def numbers(self) -> tuple[str, ...]:
+    def size_fields(self) -> tuple[str, ...]:
         """Names of the `WordSize` fields that the family uses."""
         pieces = ("buckets", "ngrams") if any(size.buckets for size in self.sizes.values()) else ()
-        of_model = {"next-word": ("hidden", "before", "direct"), "ranking": ("hidden", "before", "after")}
-        return ("width", *pieces, *of_model.get(self.model, ()))
+        network_fields = {"next-word": ("hidden", "before", "direct"), "ranking": ("hidden", "before", "after")}
+        return ("width", *pieces, *network_fields.get(self.model, ()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class WordSpec:
         return self.size.before + (1 + self.size.after if self.family.model == "ranking" else 0)
 
     @property
-    def read(self) -> int:
+    def output_width(self) -> int:
         """Width of a next-word network's output weights: the hidden units and, with direct connections, the vectors of
         the window."""
         return self.size.hidden + self.size.direct * self.window * self.size.width
@@ -109,7 +109,7 @@ class WordSpec:
         words, size = self.vocabulary, self.size
         maps = size.hidden * (self.window * size.width + 1)
         if self.family.model == "next-word":
-            return words * size.width + maps + words * (self.read + 1)
+            return words * size.width + maps + words * (self.output_width + 1)
         if self.family.model == "ranking":
             filters = size.hidden * (TAG_FILTER * size.width + 1 + TAG_DISTANCES)
             tagging = filters + (size.hidden + 1) * (size.hidden + 1 + self.tags)
@@ -127,7 +127,7 @@ WORD2VEC = WordFamily(
     name="word2vec",
     paper="arXiv:1310.4546",
     vocabulary=3_000_000,
-    initial=0.5,
+    init_bound=0.5,
     objectives=("skip-gram", "cbow"),
     sizes={"small": WordSize(width=100), "google-news": WordSize(width=300)},
 )
@@ -138,7 +138,7 @@ GLOVE = WordFamily(
     paper="aclanthology.org/D14-1162",
     vocabulary=400_000,
     model="pairs",
-    initial=0.5,
+    init_bound=0.5,
     objectives=("glove",),
     sizes={f"{width}d": WordSize(width=width) for width in (50, 100, 200, 300)},
 )
@@ -149,7 +149,7 @@ FASTTEXT = WordFamily(
     name="fasttext",
     paper="arXiv:1607.04606",
     vocabulary=2_000_000,
-    initial=1.0,
+    init_bound=1.0,
     objectives=("skip-gram", "cbow"),
     sizes={
         "small": WordSize(width=100, buckets=2_000_000, ngrams=(3, 6)),
@@ -164,7 +164,7 @@ NNLM = WordFamily(
     paper="jmlr.org/papers/v3/bengio03a",
     vocabulary=17_964,
     model="next-word",
-    initial=1.0,
+    init_bound=1.0,
     objectives=("causal-lm",),
     sizes={
         "brown": WordSize(width=30, hidden=100, before=4),
@@ -178,7 +178,7 @@ CW = WordFamily(
     paper="10.1145/1390156.1390177",
     vocabulary=30_000,
     model="ranking",
-    initial=3**0.5,
+    init_bound=3**0.5,
     objectives=("window-ranking",),
     sizes={"small": WordSize(width=50, hidden=100, before=5, after=5)},
 )

@@ -18,7 +18,7 @@ from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import Config, UncheckedConfig, dump, load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, VISION
-from megaptm.hub.config_fields import MAX_VALUE, field_name
+from megaptm.hub.config_fields import MAX_VALUE, SHARING_VALUES, field_name
 from megaptm.hub.counterparts import COUNTERPARTS
 from megaptm.hub.download import find_or_download
 from megaptm.hub.folder import CONFIG as HF_CONFIG
@@ -66,7 +66,6 @@ FAMILIES = CATALOGUE | VISION
 """Families that can be imported from Hugging Face."""
 UNUSED = "unused.safetensors"
 """File of a run with `ImportedModel.unused`, which an export writes again."""
-SHARING_VALUES = ("groups", "cycle")
 
 
 @dataclass(frozen=True)
@@ -279,43 +278,39 @@ def _default_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
         stack: _size_values(size) | ({} if size.context is None else {"context": size.context})
         for stack, size in spec.size.stacks.items()
     }
-    shape = _size_values(spec.size) | {"stacks": stacks}
-    model = {"family": spec.name, "size": _size_name(spec), **shape}
-    numbers = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
-    numbers |= {"tasks": spec.family.tasks} if "task" in spec.family.inputs else {}
-    usual, block = FAMILIES[spec.name].first_block, spec.family.first_block
+    model: dict[str, Any] = {"family": spec.name, "size": _size_name(spec), **_size_values(spec.size), "stacks": stacks}
+    model |= {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
+    if "task" in spec.family.inputs:
+        model["tasks"] = spec.family.tasks
+    default_block, block = FAMILIES[spec.name].first_block, spec.family.first_block
     sharing = {name: getattr(block.sharing, name) for name in SHARING_VALUES}
-    numbers |= {name: value for name, value in sharing.items() if value != getattr(usual.sharing, name)}
-    options = attention_options(usual)
+    model |= {name: value for name, value in sharing.items() if value != getattr(default_block.sharing, name)}
+    options = attention_options(default_block)
     if changed := {name: value for name, value in attention_options(block).items() if value != options.get(name)}:
-        numbers["attention"] = changed
-    objective: dict[str, Any] = {}
-    if (name := _choose_objective(imported)) != FAMILIES[spec.name].objectives[0]:
-        objective = {"objective": name}
-    longest = min(MAX_SEQUENCE, *map(spec.context_of, spec.family.stacks))
-    data: dict[str, Any] = {"mix": {str(run / "corpus"): 1.0}, "sequence": longest}
+        model["attention"] = changed
+    default_objective, objective = FAMILIES[spec.name].objectives[0], _choose_objective(imported)
+    values: dict[str, Any] = {} if objective == default_objective else {"objective": objective}
+    sequence = min(MAX_SEQUENCE, *map(spec.context_of, spec.family.stacks))
+    data: dict[str, Any] = {"mix": {str(run / "corpus"): 1.0}, "sequence": sequence}
     if spec.family.reads_images:
         assert spec.size.patch is not None
-        data |= {"sequence": spec.context}
+        data["sequence"] = spec.context
         image_options: dict[str, Any] = {"size": spec.grid * spec.size.patch, **imported.image_options}
+        image_options |= {"text_length": spec.longest} if spec.family.has_tokens else {}
         if spec.own_pixels is not None:
-            numbers |= {"pixel_mean": [*spec.own_pixels.mean], "pixel_std": [*spec.own_pixels.std]}
-        name = FAMILIES[spec.name].objectives[0]
-        objective = {
-            "objective": {name: image_options | ({"text_length": spec.longest} if spec.family.has_tokens else {})}
-        }
-        return {"run": str(run), "model": {**model, **numbers}, "data": data, **objective, **RECIPE}
-    if spec.family.reads_regions:
+            model |= {"pixel_mean": [*spec.own_pixels.mean], "pixel_std": [*spec.own_pixels.std]}
+        values["objective"] = {default_objective: image_options}
+    elif spec.family.reads_regions:
         # Regions follow the text. A text of a text-only task may span several documents.
-        mixture = build_objective(spec.family.objectives[0])
-        data |= {"sequence": data["sequence"] + mixture.batch(4096, False).num_regions, "document_mask": False}
+        mixture = build_objective(default_objective)
+        data |= {"sequence": sequence + mixture.batch(4096, False).num_regions, "document_mask": False}
         assert isinstance(mixture, NamedMixture)
         assert spec.size.detector is not None
         features, classes = spec.size.detector
         # The objective's name alone stands for the papers' detector.
-        if (own := mixture_config(mixture, features=features, classes=classes)) != mixture_config(mixture):
-            return {"run": str(run), "model": {**model, **numbers}, "data": data, "objective": own, **RECIPE}
-    return {"run": str(run), "model": {**model, **numbers}, "data": data, **objective, **RECIPE}
+        if (written := mixture_config(mixture, features=features, classes=classes)) != mixture_config(mixture):
+            values["objective"] = written
+    return {"run": str(run), "model": model, "data": data, **values, **RECIPE}
 
 
 def _choose_objective(imported: ImportedModel) -> str:

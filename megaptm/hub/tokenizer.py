@@ -112,17 +112,14 @@ def _with_template(tokenizer: Tokenizer, objective: BaseObjective, *, segments: 
     """Return tokenizer.json with the objective's special tokens around one and two texts, unchanged if it already has
     them.
 
-    If training never had two texts and the model no segments, the tokenizer's own layout of pairs is kept (RoBERTa: two
-    `</s>` between them).
+    If training never had two texts and the model has no segments, the tokenizer's own template of pairs is retained
+    (RoBERTa: two `</s>` between them).
     """
     content = tokenizer.content
     with_template = {**content, "post_processor": _template(objective, tokenizer.special, tokenizer.library)}
     num_compared = 2 if segments or objective.num_segments > 1 else 1
-    return (
-        content
-        if _encode_samples(content, segments)[:num_compared] == _encode_samples(with_template, segments)[:num_compared]
-        else with_template
-    )
+    current, trained = (_encode_samples(each, segments)[:num_compared] for each in (content, with_template))
+    return content if current == trained else with_template
 
 
 def _encode_samples(content: dict[str, Any], segments: bool) -> list[tuple[list[int], list[int]]]:

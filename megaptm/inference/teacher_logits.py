@@ -201,7 +201,9 @@ def _teacher_logits(
             target_BS = compared_places(tensors, prefix_of(model.spec, manifest.head), manifest.positions)
             # Projected positions are in the order (S, B).
             indices = torch.arange(target_BS.numel(), device=device).view(*reversed(target_BS.shape)).t()[target_BS]
-            best = [_largest(projected.of(chunk), model.spec, manifest.top) for chunk in indices.split(ROWS_PROJECTED)]
+            best = [
+                _largest(projected.select(chunk), model.spec, manifest.top) for chunk in indices.split(ROWS_PROJECTED)
+            ]
         ids, logits = (torch.cat(parts).cpu().numpy() for parts in zip(*best, strict=True))
         targets_BS = target_BS.cpu().numpy()
         ends = np.cumsum(targets_BS.sum(axis=1))

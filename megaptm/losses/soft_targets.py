@@ -29,7 +29,7 @@ class Projected(NamedTuple):
     bias: Tensor | None
     """Bias [V]."""
 
-    def of(self, rows: Any) -> Projected:
+    def select(self, rows: Any) -> Projected:
         """Return a subset of the samples."""
         return self._replace(hidden=self.hidden[rows])
 
@@ -50,7 +50,7 @@ class LargestLogits(NamedTuple):
     words: int
     """Number of vocabulary ids of this rank."""
 
-    def of(self, rows: Any) -> LargestLogits:
+    def select(self, rows: Any) -> LargestLogits:
         """Return a subset of the samples."""
         return self._replace(ids=self.ids[rows], values=self.values[rows])
 
@@ -99,7 +99,7 @@ class SoftTargetLoss(nn.Module):
         are treated as its complete distribution."""
         if drops_unlabeled(student.hidden):
             rows = is_target_N.nonzero().squeeze(1)
-            student, teacher, is_target_N = student.of(rows), teacher.of(rows), is_target_N[rows]
+            student, teacher, is_target_N = student.select(rows), teacher.select(rows), is_target_N[rows]
         loss: Tensor = _SoftTargets.apply(*student, teacher, is_target_N, self, torch.is_grad_enabled())
         return loss
 
@@ -166,7 +166,7 @@ class _SoftTargets(torch.autograd.Function):
         for start in range(0, len(hidden_ND), ROWS_PROJECTED):
             rows = slice(start, start + ROWS_PROJECTED)
             is_target_C1 = is_target_N[rows, None]
-            losses_C1, d_CV = module.chunk(student.of(rows).logits(), teacher.of(rows).logits())
+            losses_C1, d_CV = module.chunk(student.select(rows).logits(), teacher.select(rows).logits())
             loss += (losses_C1 * is_target_C1).sum()
             if not wants_gradient:
                 continue

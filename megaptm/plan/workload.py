@@ -114,8 +114,8 @@ def make_workload(config: Config) -> Workload:
     if isinstance(spec, WordSpec):
         raise UserError(
             f"{config.model.family} has no layers to plan for: it has {spec.parameters:,} parameters in {spec.bytes:,} "
-            f"bytes, {'on each data rank' if spec.family.network else 'divided among data ranks'}; measure its speed "
-            "with a few steps of `megaptm train`."
+            f"bytes, {'on each data rank' if spec.family.is_network else 'divided among data ranks'}; measure its "
+            "speed with a few steps of `megaptm train`."
         )
     objective = config.built_objective
     batch = config.batch_spec

@@ -40,7 +40,7 @@ def build_engine(
     """Build an engine without weights; a checkpoint or `fill` sets them. Sampling values of a large model takes
     minutes."""
     if isinstance(spec, WordSpec):
-        if spec.family.network:
+        if spec.family.is_network:
             from megaptm.words.network_engine import NetworkEngine
 
             return NetworkEngine(spec, config, corpora, timeout_minutes=timeout_minutes)

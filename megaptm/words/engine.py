@@ -91,7 +91,7 @@ class WordEngine:
     def fill(self) -> None:
         """Count the words of the corpora and set the initial vectors."""
         self._set_counts(self._count_words(self.exchange))
-        self._in.fill(self.seed, self.spec.family.initial / self.spec.size.width)
+        self._in.fill(self.seed, self.spec.family.init_bound / self.spec.size.width)
         if self.spec.positions:  # position weights start at 1
             row_ids = self._in.row_ids()
             self._in.flat[(row_ids >= self._position_row) & (row_ids < self._in.rows)] = 1.0

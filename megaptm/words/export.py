@@ -13,7 +13,7 @@ from megaptm.errors import UserError
 from megaptm.run.checkpoint import RunCheckpoint
 from megaptm.storage import AtomicFile
 from megaptm.words.fasttext_file import fasttext_model
-from megaptm.words.vectors import WordVectors, vectors_of
+from megaptm.words.vectors import WordVectors, read_vectors
 from megaptm.words.vocabulary import written_word
 
 
@@ -59,7 +59,7 @@ FORMATS: dict[str, Callable[[WordVectors], Iterator[bytes]]] = {
 
 def export(checkpoint: RunCheckpoint, path: Path, format_: str) -> None:
     """Write a file atomically."""
-    content = fasttext_model(checkpoint) if format_ == "fasttext-bin" else FORMATS[format_](vectors_of(checkpoint))
+    content = fasttext_model(checkpoint) if format_ == "fasttext-bin" else FORMATS[format_](read_vectors(checkpoint))
     if path.is_dir():
         raise UserError(f"{path} is a folder: give the path of a file.")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -54,7 +54,7 @@ class NetworkEngine:
             self.spec.vocabulary, self.ranks.data, self.ranks.data_size, _all_reduce_counts
         )
         self._set_counts(counts, step=0)
-        self.network.fill(self.config.train.seed, self.spec.family.initial)
+        self.network.fill(self.config.train.seed, self.spec.family.init_bound)
 
     def pieces(self) -> Iterator[TensorPiece]:
         """Yield this rank's share of the rows; all ranks have the same values."""

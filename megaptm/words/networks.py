@@ -57,7 +57,7 @@ class NextWord(Network):
     def __init__(self, spec: WordSpec) -> None:
         super().__init__(spec)
         self.direct = spec.size.direct
-        self.output = nn.Parameter(torch.empty(spec.vocabulary, spec.read))
+        self.output = nn.Parameter(torch.empty(spec.vocabulary, spec.output_width))
         self.bias = nn.Parameter(torch.empty(spec.vocabulary))
         self.project = TokenLoss(spec.vocabulary)
 

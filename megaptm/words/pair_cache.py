@@ -119,7 +119,7 @@ class PairCache:
         if not isinstance(checkpoint, Checkpoint):
             raise UserError(checkpoint)
         if checkpoint.state.get("description") != self.description:
-            raise UserError("the cache is of other text, or of other settings of the objective.")
+            raise UserError("the cache was built from other text, or with other settings of the objective.")
         pairs = {split: self._read_split(checkpoint, split) for split in SPLITS}
         return WordAndPairCounts(read_counts(checkpoint.reader, self.vocabulary), pairs)
 

@@ -120,7 +120,7 @@ class PairEngine:
         num_weights = self.spec.size.width + 1
         for table in (self._words, self._contexts):
             seed = int(generator(self.config.train.seed, self.spec.name, table.name).integers(1 << 62))
-            table.fill(seed, self.spec.family.initial / num_weights)
+            table.fill(seed, self.spec.family.init_bound / num_weights)
             table.flat[:, num_weights:] = self.config.optimizer.initial_accumulator
 
     def pieces(self) -> Iterator[TensorPiece]:

@@ -124,10 +124,10 @@ def read_questions(path: Path) -> list[tuple[str, str, str, str]]:
 
 def load_words(run: str | Path, *, step: int | None = None) -> WordVectors:
     """Load the word vectors of a run; `step`: the checkpoint, by default the newest."""
-    return vectors_of(open_checkpoint(run, step=step))
+    return read_vectors(open_checkpoint(run, step=step))
 
 
-def vectors_of(checkpoint: RunCheckpoint) -> WordVectors:
+def read_vectors(checkpoint: RunCheckpoint) -> WordVectors:
     """Return the vectors of the words that took part in training. For GloVe, the sum of word and context vectors
     (section 4.2 of the paper)."""
     spec = word_spec_of(checkpoint)
@@ -139,7 +139,7 @@ def vectors_of(checkpoint: RunCheckpoint) -> WordVectors:
     if isinstance(task, GloVe):
         both = (read_table(checkpoint, name)[ids, : spec.size.width] for name in ("word", "context"))
         return WordVectors(words, counts[ids], sum(both, np.zeros(spec.size.width, np.float32)))
-    if spec.family.network:
+    if spec.family.is_network:
         return WordVectors(words, counts[ids], checkpoint.weights()["vectors"].numpy()[ids])
     table = read_table(checkpoint, "input")
     if not spec.size.buckets:

@@ -163,11 +163,11 @@ def test_resume_is_bit_identical_on_other_ranks(before, after, tmp_path):
         assert (join_table(results, name) == join_table(train_on_one_rank("skip-gram"), name)).all()
 
 
-def test_in_place_step_matches_separate_step():
-    (in_place,) = run_ranks(1, train, "skip-gram", 1, None, 0, 1, 1)
+def test_fused_step_matches_separate_step():
+    (fused,) = run_ranks(1, train, "skip-gram", 1, None, 0, 1, 1)
     (separate,) = run_ranks(1, train_separately, "skip-gram")
     for name in ("in", "out"):
-        assert np.abs(in_place["tables"][name][1] - separate[name]).max() < 1e-6
+        assert np.abs(fused["tables"][name][1] - separate[name]).max() < 1e-6
 
 
 def train_separately(task: str) -> dict[str, np.ndarray]:

@@ -149,10 +149,10 @@ def resume_with_other_text(run: str, corpus: str) -> tuple[str, int]:
 
 def test_three_ranks_are_bit_identical_to_one(corpus):
     """3 does not divide the 128 lanes."""
-    one, three = (run_ranks(ranks, train_steps, str(corpus), ranks, 2) for ranks in (1, 3))
-    assert [losses for losses, _ in three] == [one[0][0]] * 3
-    assert (join_table(one, 0) == join_table(three, 0)).all()
-    assert (join_table(one, 1) == join_table(three, 1)).all()
+    single, three = (run_ranks(ranks, train_steps, str(corpus), ranks, 2) for ranks in (1, 3))
+    assert [losses for losses, _ in three] == [single[0][0]] * 3
+    assert (join_table(single, 0) == join_table(three, 0)).all()
+    assert (join_table(single, 1) == join_table(three, 1)).all()
 
 
 def test_glove_loss_decreases(run):

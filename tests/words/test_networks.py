@@ -105,7 +105,7 @@ def test_nnlm_gradient_matches_finite_differences():
 
 def test_hinge_loss_and_gradient_match_autograd():
     network, windows = build_filled(RANKING), torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8], [9, 1, 2, 2]])
-    others, replaced = torch.tensor([9, 0, 1]), torch.tensor([[1, 9, 3, 4], [5, 0, 7, 8], [9, 1, 2, 2]])
+    replacements, replaced = torch.tensor([9, 0, 1]), torch.tensor([[1, 9, 3, 4], [5, 0, 7, 8], [9, 1, 2, 2]])
     weights = {key: value.detach().clone().requires_grad_() for key, value in network.named_parameters()}
 
     def score(windows):
@@ -116,7 +116,7 @@ def test_hinge_loss_and_gradient_match_autograd():
     terms = (1 - score(windows) + score(replaced)).clamp(min=0)
     terms.sum().backward()
     assert terms[2].item() == 1  # the middle word is replaced by itself
-    loss = network.loss(windows, others)
+    loss = network.loss(windows, replacements)
     loss.backward()
     assert loss.item() == pytest.approx(terms.sum().item(), rel=1e-12)
     for name, parameter in network.named_parameters():
@@ -124,7 +124,7 @@ def test_hinge_loss_and_gradient_match_autograd():
     with torch.no_grad():
         network.score.weight *= 1e3
         margins = network.scores(windows) - network.scores(replaced)
-        assert network.loss(windows, others).item() == pytest.approx((1 - margins).clamp(min=0).sum().item())
+        assert network.loss(windows, replacements).item() == pytest.approx((1 - margins).clamp(min=0).sum().item())
 
 
 def test_tag_loss_matches_a_plain_loop():
@@ -183,9 +183,9 @@ def test_tags_are_learned_with_the_ranking_loss(tmp_path):
     assert losses["tags"] < tag_entropy - 0.05
     assert tag_entropy < initial_tag_loss
     assert losses["ranking"] < 0.9
-    one, two = (run_ranks(ranks, train_steps, str(corpus), "cw", ranks, "", 0, 4, objective) for ranks in (1, 2))
-    assert two[0][0] == pytest.approx(one[0][0], rel=1e-5)
-    assert np.abs(two[1][2]["tagger.distances"] - one[0][2]["tagger.distances"]).max() < 1e-6
+    single, both = (run_ranks(ranks, train_steps, str(corpus), "cw", ranks, "", 0, 4, objective) for ranks in (1, 2))
+    assert both[0][0] == pytest.approx(single[0][0], rel=1e-5)
+    assert np.abs(both[1][2]["tagger.distances"] - single[0][2]["tagger.distances"]).max() < 1e-6
 
 
 def train_tags(corpus: str, objective: str) -> tuple[dict[str, float], float, float]:
@@ -219,9 +219,9 @@ def test_windows_stay_within_documents():
     windows, labels = next_words(batch, SIZES["hidden"], outside=1)
     assert windows.tolist() == [[1, 4], [4, 5], [1, 7], [7, 8]]
     assert labels.tolist() == [5, 6, 8, 9]
-    windows, others = ranked_windows(batch, RANKING, 1, torch.tensor([5, 4, 8]), unknown=0)
+    windows, replacements = ranked_windows(batch, RANKING, 1, torch.tensor([5, 4, 8]), unknown=0)
     assert windows.tolist() == [[1, 4, 5, 0], [4, 5, 0, 1], [0, 8, 1, 1]]
-    assert others.tolist() == [5, 5, 8]
+    assert replacements.tolist() == [5, 5, 8]
 
 
 def settings(run: str | Path, corpus: str | Path, *more: str) -> list[str]:
@@ -335,9 +335,9 @@ def ranking_accuracy(corpus: str) -> list[float]:
     for step in range(801):
         batches = next(steps)
         if step in (0, 800):
-            windows, others = engine._windows(batches[0])["ranking"]
-            replaced, changed = windows.clone(), others != windows[:, engine.spec.size.before]
-            replaced[:, engine.spec.size.before] = others
+            windows, replacements = engine._windows(batches[0])["ranking"]
+            replaced, changed = windows.clone(), replacements != windows[:, engine.spec.size.before]
+            replaced[:, engine.spec.size.before] = replacements
             with torch.no_grad():
                 is_above = engine.network.scores(windows) > engine.network.scores(replaced)
             accuracies.append(float(is_above[changed].float().mean()))

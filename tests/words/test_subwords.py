@@ -24,10 +24,10 @@ EMPTY, FULL_TABLE = np.zeros(0, np.int64), np.zeros(0, np.int32)
 def test_subword_buckets_match_fasttext(name, ngrams, buckets):
     """The released code has no result for the empty word."""
     records = [record for record in WORD_RECORDS if record["word"]]
-    starts, found = subword_buckets([record["word"] for record in records], ngrams, buckets)
+    starts, rows = subword_buckets([record["word"] for record in records], ngrams, buckets)
     assert len(records) == 28
     for record, first, last in zip(records, starts, starts[1:], strict=False):
-        assert found[first:last].tolist() == record[name]["buckets"], record["word"]
+        assert rows[first:last].tolist() == record[name]["buckets"], record["word"]
 
 
 def test_subword_rows_match_a_fasttext_model():
