@@ -96,7 +96,7 @@ def config_values(counterpart: Counterpart, spec: ModelSpec) -> dict[str, Any]:
 
 
 def nest_sections(counterpart: Counterpart, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields of sections, such as `text_config.hidden_size`, as nest_sections dictionaries."""
+    """Return fields of sections, such as `text_config.hidden_size`, as nested dictionaries."""
     config: dict[str, Any] = {}
     for name, value in values.items():
         section, _, field = name.rpartition(".")
@@ -105,7 +105,7 @@ def nest_sections(counterpart: Counterpart, values: Mapping[str, Any]) -> dict[s
 
 
 def flatten_sections(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nest_sections sections as fields; the inverse of `nest_sections`."""
+    """Return nested sections as fields; the inverse of `nest_sections`."""
     fields: dict[str, Any] = {}
     for name, value in config.items():
         if name in counterpart.sections:

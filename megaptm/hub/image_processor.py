@@ -168,7 +168,7 @@ class ProcessorFields:
         return ImageProcessor(self.parse_pixels(), RESAMPLINGS[resample], crop, crop_side / scaled_side)
 
     def parse_pixels(self) -> PixelStatistics:
-        """Return the statistics that normalize pixels from 0 to 1 equally."""
+        """Return the mean and standard deviation that give the same normalization for pixels scaled to [0, 1]."""
         factor = self.values["rescale_factor"] if self.parse_flag("do_rescale") else 1
         if type(factor) not in (int, float) or not 1 / MOST_OF_PIXELS <= factor <= MOST_OF_PIXELS:
             self.refuse("rescale_factor", f"a number from {1 / MOST_OF_PIXELS:g} to {MOST_OF_PIXELS:,.0f}")
