@@ -17,9 +17,9 @@ NO_TORCH = {
     "plugins": (),
     "batch": (),
     "batch_schedule": (),
-    "objectives": ("plugins", "batch"),
     "families": ("spec", "plugins"),
-    "bricks": ("spec", "plugins", "batch"),
+    "objectives": ("plugins", "batch", "families"),
+    "bricks": ("spec", "plugins", "batch", "families"),
     "config": ("spec", "plugins", "batch", "batch_schedule", "bricks", "objectives", "families"),
     "plan": ("spec", "families", "bricks", "config"),
 }

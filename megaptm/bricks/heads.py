@@ -18,6 +18,7 @@ from megaptm.bricks.region_heads import (
     WordRegionHeadBrick,
 )
 from megaptm.errors import UserError
+from megaptm.families import Registry, contributions
 from megaptm.plugins import is_plugin
 from megaptm.spec import ModelSpec
 
@@ -292,7 +293,7 @@ class TokenDocumentHeadBrick(TokenClassHeadBrick):
     answers = "token_document"
 
 
-HEADS: dict[str, type[HeadBrick]] = {
+_HEADS: dict[str, type[HeadBrick]] = {
     head.name: head
     for head in (
         *(LanguageHeadBrick, MaskedHeadBrick, SpanBoundaryHeadBrick, NextSentenceHeadBrick, SentenceOrderHeadBrick),
@@ -305,7 +306,10 @@ HEADS: dict[str, type[HeadBrick]] = {
         *(RegionFeatureHeadBrick, RegionLabelHeadBrick, RegionDistributionHeadBrick),
     )
 }
-
+HEADS: Registry[type[HeadBrick]] = Registry(
+    _HEADS, lambda: ((head.name, head) for heads in contributions("heads", "HEADS") for head in heads)
+)
+"""Heads by name."""
 
 H = TypeVar("H", bound=type[HeadBrick])
 
@@ -318,7 +322,7 @@ def register_head(head: H) -> H:
         raise TypeError(f"{head.__name__}.module ({head.module!r}) must be written `package.module:NAME`.")
     if head.contrasts and not head.features:
         raise TypeError(f"{head.__name__} does not say what its comparison costs: give it `features`, a row's numbers.")
-    known = HEADS.setdefault(head.name, head)
+    known = HEADS.register(head.name, head)
     if (known.__module__, known.__qualname__) != (head.__module__, head.__qualname__):
         raise TypeError(f"there is a head called {head.name!r} already: {known.__name__}.")
     return head

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from megaptm.commands.family_commands import family_commands
 from megaptm.commands.output import echo
+from megaptm.families import contributions
 
 READING_NOTES = {
     "word2vec": "; in Python: gensim.models.KeyedVectors.load_word2vec_format({!r})",
@@ -130,5 +130,5 @@ def hugging_face(run: Path, folder: Path, step: int | None, average: int, dtype:
         echo(f"warning: {warning}")
 
 
-for command in family_commands("EXPORT"):
+for command in contributions("commands", "EXPORT"):
     export.add_command(command)

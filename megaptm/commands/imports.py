@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
-from megaptm.commands.family_commands import family_commands, print_next_commands
+from megaptm.commands.next_commands import print_next_commands
 from megaptm.commands.options import overrides_argument
 from megaptm.commands.output import echo
+from megaptm.families import contributions
 
 
 @click.group("import")
@@ -82,5 +83,5 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...], tokenizer: 
     print_next_commands(config, run)
 
 
-for command in family_commands("IMPORT"):
+for command in contributions("commands", "IMPORT"):
     imports.add_command(command)

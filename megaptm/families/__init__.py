@@ -1,47 +1,24 @@
 """The catalogue of families. Each family is a folder of this package with everything that its paper brought.
 
-A folder's `__init__.py` has the tables, `FAMILIES`, and loads no torch. `huggingface.py`, if there is one, maps them to
-`transformers` (`hub.counterparts`). Nothing outside the folder imports it by name, except other families.
+Only other families import such a folder by name. Its modules are found by their names:
+
+- `__init__.py`: the tables, `FAMILIES`. Loads no torch.
+- `heads.py`: `HEADS`, classes of `bricks.HeadBrick`. Loads no torch.
+- `objectives.py`: `TASKS` and `OBJECTIVES`, as in `objectives.registry`. Loads no torch.
+- `huggingface.py`: `COUNTERPARTS` in `transformers` (`hub.counterparts`).
+- `commands.py`: `IMPORT` and `EXPORT`, commands for files of the paper's code.
 """
 
 from importlib import import_module
 
 from megaptm.errors import UserError
 from megaptm.families.own import refuse_invalid_family
+from megaptm.families.registry import FOLDERS, Registry, contributions
 from megaptm.families.words import WORDS, WordFamily
 from megaptm.plugins import is_plugin, load_plugin
 from megaptm.spec import Family
 
-FOLDERS = (
-    "transformer",
-    "gpt",
-    "palm",
-    "bert",
-    "roberta",
-    "albert",
-    "spanbert",
-    "macbert",
-    "deberta",
-    "electra",
-    "ernie",
-    "t5",
-    "bart",
-    "transformer_xl",
-    "xlnet",
-    "unilm",
-    "distilbert",
-    "longformer",
-    "led",
-    "bigbird",
-    "reformer",
-    "elmo",
-    "cove",
-    "vit",
-    "clip",
-    "uniter",
-    "unimo",
-)
-"""Folders of families, in the order in which families are listed."""
+__all__ = ["CATALOGUE", "FAMILIES", "FOLDERS", "RECURRENT", "VISION", "Registry", "contributions", "find_family"]
 
 _TABLES: tuple[Family, ...] = tuple(
     table for folder in FOLDERS for table in import_module(f"megaptm.families.{folder}").FAMILIES

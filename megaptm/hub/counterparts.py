@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from importlib import import_module
-from importlib.util import find_spec
+from itertools import chain
 from typing import Any
 
 from megaptm.errors import UserError
-from megaptm.families import FOLDERS
+from megaptm.families import contributions
 from megaptm.hub.counterpart import FFN_RATIO, Counterpart
 from megaptm.spec import AttentionSpec, Block, Family, ModelSpec, Size, attention_options, change
 
-COUNTERPARTS: tuple[Counterpart, ...] = tuple(
-    counterpart
-    for folder in FOLDERS
-    if find_spec(f"megaptm.families.{folder}.huggingface")
-    for counterpart in import_module(f"megaptm.families.{folder}.huggingface").COUNTERPARTS
-)
+COUNTERPARTS: tuple[Counterpart, ...] = tuple(chain.from_iterable(contributions("huggingface", "COUNTERPARTS")))
 """Counterparts of all families that have a `huggingface.py`."""
 # Fields that sizes or training recipes may change within one architecture.
 FREE_FIELDS = (

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from megaptm.families import Registry, contributions
 from megaptm.objectives.bidirectional import BidirectionalLM
 from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.continued import ContinuedCausalLM
@@ -35,7 +38,7 @@ from megaptm.objectives.unified import (
 )
 from megaptm.objectives.windows import CBOW, SkipGram
 
-TASKS: dict[str, type[BaseObjective]] = {
+_TASKS: dict[str, type[BaseObjective]] = {
     "bidirectional-lm": BidirectionalLM,
     "capitalization": Capitalization,
     "causal-lm": CausalLM,
@@ -74,7 +77,7 @@ TASKS: dict[str, type[BaseObjective]] = {
     "translation-lm": TranslationLM,
     "window-ranking": WindowRanking,
 }
-OBJECTIVES: dict[str, BaseObjective] = {
+_OBJECTIVES: dict[str, BaseObjective] = {
     objective.name: objective
     for objective in (
         CausalLM(),
@@ -135,3 +138,19 @@ OBJECTIVES: dict[str, BaseObjective] = {
         UNIMO,
     )
 }
+
+
+def _tasks() -> Iterator[tuple[str, type[BaseObjective]]]:
+    for tasks in contributions("objectives", "TASKS"):
+        yield from tasks.items()
+
+
+def _objectives() -> Iterator[tuple[str, BaseObjective]]:
+    for objectives in contributions("objectives", "OBJECTIVES"):
+        yield from ((objective.name, objective) for objective in objectives)
+
+
+TASKS: Registry[type[BaseObjective]] = Registry(_TASKS, _tasks)
+"""Classes of tasks of which a config composes an objective, by name."""
+OBJECTIVES: Registry[BaseObjective] = Registry(_OBJECTIVES, _objectives)
+"""Named objectives."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from megaptm.commands.family_commands import print_next_commands
+from megaptm.commands.next_commands import print_next_commands
 from megaptm.commands.options import overrides_argument
 from megaptm.commands.output import echo
 

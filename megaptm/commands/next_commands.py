@@ -1,29 +1,14 @@
-"""Commands that families add: `megaptm import FAMILY` and `megaptm export FAMILY`, for files of their papers' code."""
+"""Commands printed after an import."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from megaptm.commands.output import echo
-from megaptm.families import FOLDERS
 
 if TYPE_CHECKING:
     from megaptm.config import Config
-
-
-def family_commands(name: str) -> Iterator[click.Command]:
-    """Yield the command `IMPORT` or `EXPORT` of each family whose `commands.py` has one."""
-    for folder in FOLDERS:
-        if find_spec(module := f"megaptm.families.{folder}.commands"):
-            command = getattr(import_module(module), name, None)
-            if command is not None:
-                yield command
 
 
 def print_next_commands(config: Config, run: Path) -> None:

@@ -1,0 +1,80 @@
+"""What the folders of families add to the registries of the project: heads, objectives, counterparts, commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+V = TypeVar("V")
+
+FOLDERS = (
+    "transformer",
+    "gpt",
+    "palm",
+    "bert",
+    "roberta",
+    "albert",
+    "spanbert",
+    "macbert",
+    "deberta",
+    "electra",
+    "ernie",
+    "t5",
+    "bart",
+    "transformer_xl",
+    "xlnet",
+    "unilm",
+    "distilbert",
+    "longformer",
+    "led",
+    "bigbird",
+    "reformer",
+    "elmo",
+    "cove",
+    "vit",
+    "clip",
+    "uniter",
+    "unimo",
+)
+"""Folders of families, in the order in which families are listed."""
+
+
+def contributions(module: str, name: str) -> Iterator[Any]:
+    """Yield the attribute `name` of `families.FOLDER.module`, for each folder that has both."""
+    for folder in FOLDERS:
+        path = f"megaptm.families.{folder}.{module}"
+        if find_spec(path):
+            found = getattr(import_module(path), name, None)
+            if found is not None:
+                yield found
+
+
+class Registry(Mapping[str, V]):
+    """Entries by name: those of the core, then those of families, which are loaded at the first look-up."""
+
+    def __init__(self, core: Mapping[str, V], of_families: Callable[[], Iterable[tuple[str, V]]]) -> None:
+        self._entries, self._of_families, self._complete = dict(core), of_families, False
+
+    def __getitem__(self, name: str) -> V:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def register(self, name: str, entry: V) -> V:
+        """Add an entry, unless the name is taken. Return the entry of the name."""
+        return self._all().setdefault(name, entry)
+
+    def _all(self) -> dict[str, V]:
+        if not self._complete:
+            self._complete = True
+            for name, entry in self._of_families():
+                if name in self._entries:
+                    raise TypeError(f"two families register {name!r}: rename one.")
+                self._entries[name] = entry
+        return self._entries
