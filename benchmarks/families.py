@@ -69,7 +69,7 @@ def make_spec(name: str, *, layers: int, width: int, length: int) -> ModelSpec:
     table = FAMILIES[name]
     if table.reads_images:
         return image_spec(table, layers=layers, width=width, length=length)
-    stacks = {stack: change(block, last_layer="once") for stack, block in table.stacks.items()}
+    stacks = {stack: block.for_encoding for stack, block in table.stacks.items()}
     # Hugging Face pads sequences to a multiple of the window, even beyond the maximum length.
     stacks = {
         stack: with_attention_options(block, {"window": min(length, window)})

@@ -33,12 +33,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from megaptm import cpu_tuning
-from megaptm.bricks.attention import HashedAttentionBrick, RelativeAttentionBrick
-from megaptm.bricks.pattern import ChunkPairs, Pattern, SlidingWindow, SparseBlocks
+from megaptm.bricks.pattern import Pattern, SlidingWindow
 from megaptm.families import CATALOGUE
-from megaptm.layers.lsh import HashedAttend
+from megaptm.families.bigbird.pattern import SparseBlocks
+from megaptm.families.reformer.attention import HashedAttend
+from megaptm.families.reformer.costs import HashedAttentionBrick
+from megaptm.families.reformer.pattern import ChunkPairs
+from megaptm.families.transformer_xl.attention import RelativeAttention, distance_sines
+from megaptm.families.transformer_xl.costs import RelativeAttentionBrick
 from megaptm.layers.mask import Mask
-from megaptm.layers.relative import RelativeAttention, distance_sines
 from megaptm.layers.sparse import attend_by_tiles
 from megaptm.models import build_model, fill
 from megaptm.spec import ModelSpec, Size, change

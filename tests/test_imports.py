@@ -144,7 +144,20 @@ MAY_IMPORT = {
         "check",
     ),
 }
-FAMILY_MAY_IMPORT = ("spec", "batch", "hub", "config", "plan", "models", "storage", "tokenizers", "run", "commands")
+FAMILY_MAY_IMPORT = (
+    "spec",
+    "batch",
+    "bricks",
+    "layers",
+    "models",
+    "hub",
+    "config",
+    "plan",
+    "storage",
+    "tokenizers",
+    "run",
+    "commands",
+)
 """Packages that the folder of a family may import, besides other families. Only families may import it: the rest of the
 project finds its tables through the catalogue, `megaptm.families`."""
 ENTRY_POINTS = ("__main__", "api", "commands", "demo")

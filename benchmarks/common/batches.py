@@ -15,7 +15,8 @@ from torch import Tensor
 from megaptm.batch import IGNORED
 from megaptm.bricks import HEADS, HeadBrick
 from megaptm.bricks.heads import SpanBoundaryHeadBrick, TokenClassHeadBrick
-from megaptm.spec import Block, Family, LSHSpec, Reading, change, with_attention_options
+from megaptm.families.reformer.spec import LSHSpec
+from megaptm.spec import Block, Family, Reading, change, with_attention_options
 
 Fields = dict[str, Tensor]
 

@@ -1,13 +1,12 @@
 """Bricks: linear layers and costs of each module of a model, as numbers. No torch."""
 
 from megaptm.bricks import attention, feedforward, recurrent
-from megaptm.bricks.brick import BRICKS, Brick, Map, MemoryTraffic, SavedBytes, brick_of, register
+from megaptm.bricks.brick import BRICKS, Brick, Map, MemoryTraffic, SavedBytes, attention_costs, brick_of, register
 from megaptm.bricks.chunk import ModelChunk, chunks
 from megaptm.bricks.head import HeadBrick
 from megaptm.bricks.heads import HEADS, heads, register_head
 from megaptm.bricks.layer import (
     SubLayer,
-    convolution_map,
     kinds,
     layer_parameters,
     memory_width,
@@ -28,9 +27,9 @@ __all__ = [
     "SavedBytes",
     "SubLayer",
     "attention",
+    "attention_costs",
     "brick_of",
     "chunks",
-    "convolution_map",
     "feedforward",
     "heads",
     "kinds",

@@ -7,11 +7,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 from megaptm.bricks.pattern import Pattern
 from megaptm.errors import UserError
-from megaptm.plugins import is_plugin
+from megaptm.plugins import is_plugin, load_plugin
 from megaptm.spec import AttentionSpec, Block, Size
 
 WHOLE = ("none", "shared")
@@ -148,8 +149,8 @@ class Brick(ABC):
 
 
 B = TypeVar("B", bound=type[Brick])
-BRICKS: dict[str, dict[str, type[Brick]]] = {"attention": {}, "cross": {}, "ffn": {}, "recurrent": {}}
-"""Slot -> name -> brick."""
+BRICKS: dict[str, dict[str, type[Brick]]] = {"cross": {}, "ffn": {}, "recurrent": {}}
+"""Slot -> name -> brick. Kinds of attention name theirs: `AttentionSpec.costs`."""
 
 
 def register(slot: str, *words: str) -> Callable[[B], B]:
@@ -167,8 +168,16 @@ def register(slot: str, *words: str) -> Callable[[B], B]:
     return add
 
 
+@cache
+def attention_costs(record: AttentionSpec) -> Any:
+    """Return the class with the costs of a kind of attention, a subclass of `bricks.attention.SelfAttentionBrick`."""
+    return load_plugin(record.costs, f"{type(record).__name__}.costs", "class")
+
+
 def brick_of(slot: str, word: str, block: Block, size: Size, memory: int | None = None) -> Brick:
     """Return the brick of a name. Raise UserError with the known names if it is unknown."""
+    if slot == "attention":
+        return attention_costs(block.attentions[0])(block, size, size.width)
     known = BRICKS[slot]
     if slot == "ffn" and is_plugin(word):  # a user-defined function is assumed to cost as much as gelu
         word = "gelu"

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 
-from megaptm.bricks.brick import Brick, Map, brick_of
+from megaptm.bricks.brick import Brick, Map, attention_costs, brick_of
 from megaptm.bricks.characters import character_maps
 from megaptm.bricks.patches import patch_maps
 from megaptm.bricks.regions import region_maps, region_norms
-from megaptm.spec import BIAS_BUCKETS, Block, DisentangledSpec, Family, ModelSpec, RelativeSpec, Size
+from megaptm.spec import BIAS_BUCKETS, Block, Family, ModelSpec, Size
 
 NORMS = {"layer": 2, "layer-no-shift": 1, "layer-fixed": 0, "rms": 1}
 """Value of `NormSpec.kind` -> parameters per feature."""
@@ -72,12 +73,10 @@ def kinds(block: Block, layers: range) -> dict[Block, int]:
 
 
 def runs(block: Block, size: Size, layers: range) -> dict[Block, int]:
-    """Return the distinct blocks of these layers, and how often a pass runs each; a mask decoder runs its layer
-    twice."""
-    found = dict(kinds(block, layers))
-    if block.last_layer == "mask-decoder" and size.layers - 1 in layers:
-        found[block.at(size.layers - 1)] += 1
-    return found
+    """Return the distinct blocks of these layers, and how often a pass runs each."""
+    repeated = (attention_costs(record).repeated_layers(record, size) for record in {*block.attentions})
+    more = Counter(block.at(layer) for layer in {*chain.from_iterable(repeated)} if layer in layers)
+    return {kind: count + more[kind] for kind, count in kinds(block, layers).items()}
 
 
 @dataclass(frozen=True)
@@ -118,46 +117,27 @@ def own_sublayers(block: Block, size: Size, layers: range, memory: int | None = 
 
 
 def maps_beside(block: Block, size: Size, layers: range) -> Iterator[Map]:
-    """Yield what a stack has besides its layers: tables of score biases and of distances (as linear layers from their
-    width to their rows), and a convolution."""
+    """Yield what a stack has besides its layers: tables of score biases, and what its kinds of attention add."""
     if not layers:
         return
     if block.score_bias:
         yield Map(size.heads, BIAS_BUCKETS, False, "rows")
-    if block.distance_rows:
-        yield Map(size.width, block.distance_rows, False)
-    if block.convolution and 0 in layers:
-        yield convolution_map(size.width)
-    if isinstance(record := block.attentions[0], RelativeSpec):
-        yield from _of_relative(record, block, size, layers)
-
-
-def _of_relative(record: RelativeSpec, block: Block, size: Size, layers: range) -> Iterator[Map]:
-    """Yield the query biases of relative attention, and the vectors of segments."""
-    one = Map(size.heads, size.key_width, False, "rows")
-    shared = "attention" in block.sharing.sublayers
-    own = {block.sharing.owner(layer, size.layers) for layer in layers} if shared else layers
-    yield from [one] * (2 if record.biases == "stack" else 2 * len(own))
-    if record.segments:
-        yield from [one, Map(size.heads, 2 * size.key_width, False, "rows")] * len(own)
+    for record in dict.fromkeys(block.attentions):
+        yield from attention_costs(record).stack_maps(record, block, size, layers)
 
 
 def norms_beside(block: Block, layers: range) -> int:
     """Return the number of norms of a stack besides those of its layers."""
-    normed = any(isinstance(record, DisentangledSpec) and record.norm for record in block.attentions)
-    return (bool(layers) and normed) + (block.convolution and 0 in layers)
+    return sum(attention_costs(record).stack_norms(record, layers) for record in dict.fromkeys(block.attentions))
 
 
-def convolution_map(width: int) -> Map:
-    """Return the linear layer of a convolution over a position and its two neighbors."""
-    return Map(3 * width, width, bias=True)
-
-
-def mask_decoder_table(spec: ModelSpec, stack: str, layers: range) -> int:
-    """Return the parameters of the position table of a mask decoder, which is used only in pre-training."""
-    size = spec.size_of(stack)
-    decodes = spec.family.stacks[stack].last_layer == "mask-decoder" and size.layers - 1 in layers
-    return spec.context * size.width if decodes else 0
+def pretraining_table(spec: ModelSpec, stack: str, layers: range) -> Map | None:
+    """Return the table of positions that some layers of a stack have in pre-training only, or None."""
+    block, size = spec.family.stacks[stack], spec.size_of(stack)
+    for record in block.attentions:
+        if table := attention_costs(record).position_table(record, size, layers, spec.context):
+            return table
+    return None
 
 
 def norm_parameters(block: Block, width: int) -> int:

@@ -102,7 +102,9 @@ def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[
             "it marks global tokens (global_tokens), and this family's attention pattern masks no position from any "
             "other"
         )
-    if "reset_state" in batch.fields and not any(block.relative or _is_lstm(block) for block in family.stacks.values()):
+    if "reset_state" in batch.fields and not any(
+        block.caches_states or _is_lstm(block) for block in family.stacks.values()
+    ):
         yield "its sequences continue from step to step, and this family has no recurrence cache"
     if bool(family.drawn) != ("uniforms" in batch.fields):
         yield (
@@ -111,7 +113,12 @@ def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[
             else ("it samples no tokens for the second model")
         )
     relative_stack = next(
-        (name for name, block in family.stacks.items() if block.score_bias or block.distance_rows), None
+        (
+            name
+            for name, block in family.stacks.items()
+            if block.score_bias or any(record.scores_distances for record in block.attentions)
+        ),
+        None,
     )
     if task.resets_positions and relative_stack is not None:
         yield f"its second texts restart positions, and the {relative_stack} uses relative positions"

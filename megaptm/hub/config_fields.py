@@ -10,18 +10,7 @@ from megaptm.errors import UserError
 from megaptm.hub.counterpart import FFN_RATIO, LEGACY_FIELDS, Counterpart
 from megaptm.hub.counterparts import check_sharing
 from megaptm.hub.folder import CONFIG
-from megaptm.spec import (
-    AttentionSpec,
-    Block,
-    LocalSpec,
-    LSHSpec,
-    ModelSpec,
-    Size,
-    WindowSpec,
-    attention_options,
-    change,
-    with_attention_options,
-)
+from megaptm.spec import Block, ModelSpec, Size, attention_options, change, with_attention_options
 
 # Bound of layers, heads, widths and ids: no model has more, and tensors have fewer than 2^63 elements.
 MAX_VALUE = 1 << 20
@@ -30,7 +19,7 @@ SHARING_VALUES = ("groups", "cycle")
 ATTENTION_VALUES = ("window", "block_size", "num_random_blocks")
 
 
-def megaptm_values(spec: ModelSpec) -> dict[str, Any]:
+def megaptm_values(spec: ModelSpec, counterpart: Counterpart) -> dict[str, Any]:
     """Return megaptm's values by the names that `Counterpart.fields` uses."""
     size, block = spec.size_of(next(iter(spec.family.stacks))), spec.family.first_block
     return {
@@ -48,7 +37,7 @@ def megaptm_values(spec: ModelSpec) -> dict[str, Any]:
         "norm_eps": block.norm.eps,
         "groups": block.sharing.groups,
         "cycle": block.sharing.cycle,
-        **_attention_values(block, size),
+        **_attention_values(block, size, counterpart),
         "patch": size.patch,
         "image": spec.grid * (size.patch or 1),
         "axial": [*spec.axial],
@@ -66,27 +55,15 @@ def megaptm_values(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _attention_values(block: Block, size: Size) -> dict[str, Any]:
-    """Return the options of attention.
-
-    `local_chunk_length`, `lsh_chunk_length`: if no layer has this kind, the length of the other. `num_hashes`,
-    `num_buckets`: if no layer hashes, the defaults.
-    """
-    hashing = {"num_hashes": LSHSpec.num_hashes, "num_buckets": LSHSpec.num_buckets}
-    records = [block.attention_at(layer) for layer in range(size.layers)]
-    lengths = {record.kind: record.chunk_length for record in records if isinstance(record, LocalSpec)}
-    values = hashing | attention_options(block) | {"attention": [record.kind for record in records]}
-    values |= {f"{kind}_chunk_length": lengths.get(kind, next(iter(lengths.values()), 0)) for kind in ("local", "lsh")}
-    if isinstance(factors := values.get("num_buckets"), tuple):
-        values["num_buckets"] = [*factors]
-    if "window" in values:
-        values["window"] = [record.window for record in records if isinstance(record, WindowSpec)]
-    return values
+def _attention_values(block: Block, size: Size, counterpart: Counterpart) -> dict[str, Any]:
+    """Return the options of attention."""
+    kinds = [block.attention_at(layer).kind for layer in range(size.layers)]
+    return attention_options(block) | {"attention": kinds, **counterpart.attention_values(block, size)}
 
 
 def config_values(counterpart: Counterpart, spec: ModelSpec) -> dict[str, Any]:
     """Return the fields of the Hugging Face config of this model."""
-    own_values = megaptm_values(spec)
+    own_values = megaptm_values(spec, counterpart)
     fields = {**counterpart.fields, **counterpart.dropout_fields}
     values = {field: own_values[name] for field, name in fields.items()}
     # The config class derives these itself.
@@ -244,8 +221,9 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
     stacks = {
         name: with_attention_options(change(block, **differences), options) for name, block in family.stacks.items()
     }
-    if "attention" in values:
-        stacks = {name: change(block, attention=_attention_in_turn(block, values)) for name, block in stacks.items()}
+    if counterpart.read_attention is not None:
+        read = counterpart.read_attention
+        stacks = {name: change(block, attention=read(block, values)) for name, block in stacks.items()}
     check_pad(counterpart, config.get("pad_token_id"), f"{CONFIG}: ")
     context = (
         values["positions"] - family.first_position if "positions" in values else values.get("context", family.context)
@@ -279,7 +257,7 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
             f"{CONFIG}: the product of axial_pos_shape ({values['axial']}) is not max_position_embeddings "
             f"({spec.context}); restore it."
         )
-    scale = megaptm_values(spec)["logit_scale"]
+    scale = megaptm_values(spec, counterpart)["logit_scale"]
     if abs(values.get("logit_scale", scale) / scale - 1) > 1e-6:
         raise UserError(
             f"{CONFIG}: logit_scale is {values['logit_scale']} ({family.name} has {scale:.6g} for hidden_size "
@@ -287,23 +265,6 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
         )
     check_sharing(counterpart, spec)
     return spec
-
-
-def _attention_in_turn(block: Block, values: Mapping[str, Any]) -> AttentionSpec | tuple[AttentionSpec, ...]:
-    """Return the kinds of attention that a config lists by layer (Reformer), as the shortest repeating cycle."""
-    factors, bias = values["num_buckets"], block.attentions[0].bias
-    kinds = {
-        "local": LocalSpec(bias=bias, chunk_length=values["local_chunk_length"]),
-        "lsh": LSHSpec(
-            bias=bias,
-            chunk_length=values["lsh_chunk_length"],
-            num_hashes=values["num_hashes"],
-            num_buckets=tuple(factors) if _is_list(factors) else factors,
-        ),
-    }
-    layers = [kinds[kind] for kind in values["attention"]]
-    cycle = next(n for n in range(1, len(layers) + 1) if layers == [layers[i % n] for i in range(len(layers))])
-    return tuple(layers[:cycle]) if cycle > 1 else layers[0]
 
 
 def check_pad(counterpart: Counterpart, pad: int | None, where: str = "") -> None:

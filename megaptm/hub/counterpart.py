@@ -8,7 +8,7 @@ from typing import Any
 
 from megaptm.families import find_family
 from megaptm.hub.tensor_rules import TensorRule
-from megaptm.spec import Family, ModelSpec
+from megaptm.spec import AttentionSpec, Block, Family, ModelSpec, Size
 
 FFN_RATIO = 4
 """Ratio of feed-forward width to model width, if config.json has no field for it."""
@@ -40,6 +40,11 @@ class Counterpart:
     must then agree."""
     derived: dict[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
     """Fields of `fields` that no config has under that name -> function of the config that returns the value."""
+    attention_values: Callable[[Block, Size], Mapping[str, Any]] = lambda block, size: {}
+    """Function that returns megaptm's values of the attention of a stack, where they are not its options by name."""
+    read_attention: Callable[[Block, Mapping[str, Any]], AttentionSpec | tuple[AttentionSpec, ...]] | None = None
+    """Function that returns the kinds of attention that layers use in turn, from megaptm's values of a config that
+    lists them by layer."""
     dropout_fields: dict[str, str] = field(default_factory=dict)
     """Dropout field -> megaptm's value, if values may differ: an export writes it, and an import reports
     differences."""

@@ -21,12 +21,10 @@ FREE_FIELDS = (
 )
 
 # The same for blocks, as arguments of `change`.
-FREE_BLOCK_VALUES: dict[str, Any] = {"norm": {"eps": 0.0}, "sharing": {"groups": 1, "cycle": 1}, "last_layer": "once"}
+FREE_BLOCK_VALUES: dict[str, Any] = {"norm": {"eps": 0.0}, "sharing": {"groups": 1, "cycle": 1}}
 UNEXPORTED_OPTIONS = {"seed", "dropout"}
 """Options of attention that any exported model may have. The class of `transformers` samples random blocks in its own
 way."""
-KINDS_BY_LAYER = {"local", "lsh"}
-"""Kinds of attention that config.json lists by layer, so that the order is a value of the config."""
 
 
 def find_counterpart(spec: ModelSpec) -> Counterpart:
@@ -168,7 +166,7 @@ def _shape(family: Family, counterpart: Counterpart) -> dict[str, Any]:
 def _attention_shape(block: Block, counterpart: Counterpart) -> object:
     """Return the kinds of attention that layers use in turn, without the values that a config.json gives."""
     records = [_without_options(record, counterpart) for record in block.attentions]
-    if {*block.kinds} <= KINDS_BY_LAYER:
+    if counterpart.read_attention is not None and {*block.kinds} <= {*counterpart.table.first_block.kinds}:
         return "by layer", frozenset((record.bias, record.scale, record.dropout) for record in records)
     return records[0] if len({*records}) == 1 else tuple(records)
 
@@ -177,4 +175,4 @@ def _without_options(record: AttentionSpec, counterpart: Counterpart) -> Attenti
     options: dict[str, Any] = {field.name: field.default for field in fields(record) if field.name in record.options}
     if "attention_dropout" not in counterpart.fields.values():
         del options["dropout"]
-    return replace(record, **options)
+    return replace(record.for_encoding(), **options)

@@ -226,8 +226,7 @@ def _drop_absent_mask_decoder(model: ImportedModel) -> ImportedModel:
     if not lacking:
         return model
     stacks = {
-        name: change(block, last_layer="once") if name in lacking else block
-        for name, block in model.spec.family.stacks.items()
+        name: block.for_encoding if name in lacking else block for name, block in model.spec.family.stacks.items()
     }
     absent = {name: shape for name, shape in model.absent.items() if not name.endswith(".place_table.weight")}
     return replace(model, spec=replace(model.spec, family=change(model.spec.family, stacks=stacks)), absent=absent)
@@ -262,8 +261,8 @@ def _join_stacks(model: ImportedModel, counterpart: Counterpart, folder: Path) -
         return model
     parts = {**{stack: from_hugging_face(folder / stack) for stack in other_stacks}, counterpart.stack: model}
     spec = join_specs(family, {stack: part.spec for stack, part in parts.items()}, str(folder))
-    decoders = {stack: part.spec.family.last_block.last_layer for stack, part in parts.items()}
-    stacks = {stack: change(block, last_layer=decoders[stack]) for stack, block in spec.family.stacks.items()}
+    records = {stack: part.spec.family.last_block.attention for stack, part in parts.items()}
+    stacks = {stack: change(block, attention=records[stack]) for stack, block in spec.family.stacks.items()}
     spec = replace(spec, family=change(spec.family, stacks=stacks))
     weights = join_weights(family, {stack: part.weights for stack, part in parts.items()}, str(folder))
     absent = rename_to_full(family, {stack: part.absent for stack, part in parts.items()})

@@ -115,9 +115,7 @@ def import_run(
 def _with_mask_decoder(model: ImportedModel) -> tuple[ImportedModel, tuple[str, ...]]:
     """Return the model with its family's mask decoders, and the modules of these that it lacks."""
     spec, table = model.spec, FAMILIES[model.spec.name]
-    stacks = {
-        name: change(block, last_layer=table.stacks[name].last_layer) for name, block in spec.family.stacks.items()
-    }
+    stacks = {name: block.for_pretraining(table.stacks[name]) for name, block in spec.family.stacks.items()}
     spec = replace(spec, family=change(spec.family, stacks=stacks))
     if spec == model.spec:
         return model, ()

@@ -241,7 +241,7 @@ def _check_options(loaded: TrainedModel, options: EvaluationOptions) -> None:
         )
     if options.farthest is not None and loaded.spec.family.is_recurrent:
         raise UserError(f"farthest needs relative positions, which {loaded.spec.name} does not have: remove it.")
-    if options.same_length and not (has_lanes and block.relative and block.causal):
+    if options.same_length and not (has_lanes and block.caches_states and block.causal):
         raise UserError(
             f"same_length needs a decoder with a recurrence cache, which {loaded.spec.name} does not have: remove it."
         )

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +108,7 @@ def continue_ids(loaded: TrainedModel, ids: list[int], *, tokens: int, sampler: 
     limit = loaded.spec.longest
     decoder = loaded.model.stack(generating_stack(loaded))
     assert isinstance(decoder, Stack)
-    if decoder.block.relative:
+    if decoder.block.caches_states:
         yield from _continue_with_recurrence(loaded, ids, tokens=tokens, sampler=sampler)
         return
     block = decoder.block
@@ -233,7 +234,7 @@ def with_cache(stack: Stack) -> Iterator[KeyValueCache]:
     """Enable the key-value cache of the stack's self-attention in this context; cross-attention keys and values are
     computed once."""
     layers = [layer for layer in stack.values() if isinstance(layer, Layer)]
-    cache = KeyValueCache([CachedAttend(layer.attention.attend) for layer in layers])
+    cache = KeyValueCache([CachedAttend(cast(Attend, layer.attention.attend)) for layer in layers])
     try:
         for layer, cached in zip(layers, cache.layers, strict=True):
             layer.attention.attend = cached  # type: ignore[assignment]  # same inputs and outputs

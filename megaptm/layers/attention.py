@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -18,7 +17,6 @@ from torch._guards import detect_fake_mode
 from megaptm.bricks import Brick
 from megaptm.bricks.custom_pattern import CustomPattern, check_alike
 from megaptm.bricks.kernels import AUTO, FUSED, choose
-from megaptm.bricks.pattern import SparseBlocks
 from megaptm.layers.kernels import attend_by, device_of, for_heads, work_of
 from megaptm.layers.mask import Mask
 from megaptm.layers.positions import rotate
@@ -32,7 +30,20 @@ MOST_COMPARED = 256
 """Largest number of positions at which the two forms of a custom pattern are compared."""
 
 
-class Attend(nn.Module):
+class AttentionCore(nn.Module):
+    """Attention between queries, keys and values, without projections. A kind may depend on the layer and heads."""
+
+    num_heads: int = 0
+    """Number of heads of all tensor ranks, for a kind whose heads differ."""
+
+    def assign(self, *, layer: int | None = None, heads: range | None = None) -> None:
+        """Set the layer index, or the heads of this rank. Kinds that sample something per layer and head use them."""
+
+    def set_seed_key(self, key: str | None) -> None:
+        """Set the seed key of what the kind samples in each step. None: the key for evaluation."""
+
+
+class Attend(AttentionCore):
     """Scaled dot product attention with dropout on the attention weights."""
 
     def __init__(self, *, causal: bool, scale: float, dropout: float) -> None:
@@ -99,17 +110,15 @@ class PatternAttend(Attend):
     def __init__(self, brick: Brick, *, dropout: float) -> None:
         rate = brick.attention.dropout_rate(dropout)
         super().__init__(causal=brick.block.causal, scale=score_scale(brick), dropout=rate)
-        self.pattern, self.visibility, self.heads = brick.pattern, brick.block.visibility, brick.size.heads
+        self.pattern, self.visibility, self.num_heads = brick.pattern, brick.block.visibility, brick.size.heads
         self.kernel = AUTO
         """Configured kernel."""
         if isinstance(self.pattern, CustomPattern) and detect_fake_mode() is None:
             _check_alike_once(self.pattern)
 
-    def is_of(self, *, layer: int | None = None, heads: range | None = None) -> None:
-        """Set the layer index and the heads of this rank, on which random blocks depend."""
-        if isinstance(self.pattern, SparseBlocks):
-            layer = self.pattern.layer if layer is None else layer
-            self.pattern = replace(self.pattern, layer=layer, heads=self.pattern.heads if heads is None else heads)
+    def assign(self, *, layer: int | None = None, heads: range | None = None) -> None:
+        if self.pattern is not None:
+            self.pattern = self.pattern.for_heads(layer=layer, heads=heads)
 
     def marks(self, numbers: Tensor | None) -> bool:
         """Whether these numbers include marks of global tokens."""
@@ -152,7 +161,24 @@ def score_scale(brick: Brick) -> float:
     return 1 / math.sqrt(terms[scale] * brick.size.key_width) if (scale := brick.attention.scale) in terms else 1.0
 
 
-class SelfAttention(nn.Module):
+class AttentionModule(nn.Module):
+    """Self-attention of a kind, with projections. `forward` takes x [S, B, D], a mask, a position state, an input of
+    keys and values if it is not x, and further arguments of the kind; it returns [S, B, D]."""
+
+    attend: AttentionCore
+
+    def train_global_projections(self, enabled: bool) -> None:
+        """Set whether projections that only global tokens use are trained; batches without such tokens never use
+        them."""
+
+    def reuse(
+        self, x_SBD: Tensor, mask: Tensor | None, position_state: Tensor | None, choice: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output, and a choice of pairs that the same call must repeat when it is recomputed."""
+        return self(x_SBD, mask, position_state), None
+
+
+class SelfAttention(AttentionModule):
     """Self-attention.
 
     Rows of `qkv` are ordered (head, [q, k, v], K), so that a contiguous slice holds complete heads. If keys and values

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -13,37 +14,16 @@ from torch import Tensor, nn
 from megaptm.bricks import BRICKS, SubLayer, sublayers
 from megaptm.bricks.kernels import AUTO, FUSED
 from megaptm.errors import UserError
-from megaptm.layers.attention import CrossAttention, PatternAttend, SelfAttention
-from megaptm.layers.convolution import Convolution
-from megaptm.layers.disentangled import DisentangledAttention, distance_rows
+from megaptm.layers.attention import AttentionModule, CrossAttention, SelfAttention
 from megaptm.layers.draws import Again, remember_draws
 from megaptm.layers.feedforward import FeedForward
-from megaptm.layers.lsh import HashedAttend, HashedAttention
 from megaptm.layers.mask import Mask
 from megaptm.layers.norm import FinalNorm, Norm
 from megaptm.layers.positions import rotation, score_bias
-from megaptm.layers.relative import RelativeAttention, distance_sines
 from megaptm.layers.reversible import LayerInputs, run_reversible
-from megaptm.layers.split import Dropout, Embedding, HeadTable
-from megaptm.layers.window import WindowAttention
-from megaptm.plugins import is_plugin
-from megaptm.spec import BIAS_BUCKETS, Block, DisentangledSpec, RelativeSpec, Size, value_errors
-
-# Modules by slot and kind. `bricks.BRICKS` has the same keys. `ffn` has one module for all kinds.
-MODULES: dict[str, dict[str, Callable[..., nn.Module]]] = {
-    "attention": {
-        "dot": SelfAttention,
-        "banded": SelfAttention,
-        "window": WindowAttention,
-        "blocks": SelfAttention,
-        "pattern": SelfAttention,
-        "local": SelfAttention,
-        "lsh": HashedAttention,
-        "disentangled": DisentangledAttention,
-        "relative": RelativeAttention,
-    },
-    "cross": {"dot": CrossAttention},
-}
+from megaptm.layers.split import Dropout, HeadTable, SequenceHooks, same
+from megaptm.plugins import is_plugin, load_plugin
+from megaptm.spec import BIAS_BUCKETS, AttentionSpec, Block, Size, value_errors
 
 
 def check_block(block: Block, size: Size) -> None:
@@ -79,8 +59,8 @@ def _stack_errors(block: Block, size: Size) -> Iterator[str]:
             f"position is {block.position}, a bias on the scores of all pairs, but {', '.join(sorted(own_masks))} "
             "attention computes only some: use another position, or all pairs."
         )
-    if size.remembered and not block.relative:
-        yield f"attention is {block.kinds[0]}, but only relative attention has a recurrence cache: set memory to 0."
+    if size.remembered and not block.caches_states:
+        yield f"attention is {block.kinds[0]}, which has no recurrence cache: set memory to 0."
 
 
 def _reversible_errors(block: Block) -> Iterator[str]:
@@ -88,11 +68,9 @@ def _reversible_errors(block: Block) -> Iterator[str]:
     conflicts = {
         f"norm.position is {block.norm.position}": block.norm.position != "pre",
         f"position is {block.position}": block.score_bias,
-        f"attention is {block.kinds[0]}": block.relative or bool(block.distance_rows),
+        f"attention is {block.kinds[0]}": any(record.stack != AttentionSpec.stack for record in block.attentions),
         f"cross is {block.cross}": block.cross is not None,
-        f"last_layer is {block.last_layer}": block.last_layer != "once",
         f"sharing.sublayers is {block.sharing.sublayers}": bool(block.sharing.sublayers),
-        "convolution is true": block.convolution,
     }
     for conflict in (conflict for conflict, exists in conflicts.items() if exists and block.reversible):
         yield f"{conflict}, which reversible layers do not support: change it, or use residual=sum."
@@ -105,7 +83,7 @@ class Layer(nn.Module):
     """
 
     attention_norm: Norm
-    attention: SelfAttention
+    attention: AttentionModule
     cross_norm: Norm
     cross: CrossAttention
     ffn_norm: Norm
@@ -128,10 +106,8 @@ class Layer(nn.Module):
         for sub in sublayers(block, size, memory):
             if sub.has_norm:
                 self.add_module(f"{sub.name}_norm", Norm(size.width, block.norm))
-            made = FeedForward if sub.name == "ffn" else MODULES[sub.name][sub.word]
-            self.add_module(sub.name, made(sub.brick, dropout=dropout))
-        if isinstance(attend := self.attention.attend, (PatternAttend, HashedAttend)):
-            attend.is_of(layer=number)
+            self.add_module(sub.name, _module_class(sub)(sub.brick, dropout=dropout))
+        self.attention.attend.assign(layer=number)
         self.dropout = Dropout(dropout, region="residual")
         for name, child in (shared or {}).items():
             setattr(self, name, child)
@@ -169,14 +145,10 @@ class Layer(nn.Module):
     def mixed(
         self, x: Tensor, mask: Tensor | None, position_state: Tensor | None, chosen: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output of the attention branch of a reversible layer, and its hash buckets. If buckets are given
-        they are reused."""
-        attention, normed = cast(nn.Module, self.attention), self.attention_norm(x)
-        if isinstance(attention, HashedAttention):
-            found, chosen = attention.by_buckets(normed, mask, position_state, chosen)
-        else:
-            found = attention(normed, mask, position_state)
-        return self.dropout(found), chosen
+        """Return the output of the attention branch of a reversible layer, and its choice of pairs. A choice that is
+        given is reused."""
+        mixed, chosen = self.attention.reuse(self.attention_norm(x), mask, position_state, chosen)
+        return self.dropout(mixed), chosen
 
     def fed(self, x: Tensor) -> Tensor:
         """Return the output of the feed-forward branch, for any subset of positions."""
@@ -195,14 +167,41 @@ def _attentions(block: Block, size: Size) -> Iterator[SubLayer]:
         yield sublayers(block.at(layer), size)[0]
 
 
-def _marked(mask: Mask, word: str) -> tuple[Tensor | None, ...]:
-    """Return the arguments that tell attention the positions of global tokens."""
-    return () if mask.marked_places is None or word == "lsh" else (None, mask.marked_places)
+def _module_class(sub: SubLayer) -> Callable[..., nn.Module]:
+    if sub.name == "attention":
+        record = sub.brick.attention
+        return load_plugin(record.module, f"{type(record).__name__}.module", "class")
+    return FeedForward if sub.name == "ffn" else CrossAttention
 
 
-def same(x: Tensor) -> Tensor:
-    """Return x. Default of hooks that move tensors between ranks."""
-    return x
+def stack_class(block: Block) -> type[Stack]:
+    """Return the class of a stack with these layers."""
+    if block.reversible:
+        return ReversibleStack
+    record = next((record for record in block.attentions if record.stack != AttentionSpec.stack), AttentionSpec())
+    return load_plugin(record.stack, f"{type(record).__name__}.stack", "class")
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """Arguments of the attention of one kind, equal for all layers of a stack."""
+
+    mask: Tensor | None
+    position_state: Tensor | None
+    further: tuple[Tensor | None, ...] = ()
+    """Further arguments, after `keys` and `past`."""
+
+
+@dataclass(frozen=True)
+class StackInputs:
+    """Arguments of a pass through a stack."""
+
+    mask: Mask
+    attention: Mapping[AttentionSpec, AttentionInputs]
+    memory: Tensor | None
+    memory_mask: Tensor | None
+    positions: Tensor | None
+    decode: bool
 
 
 def run(layer: Callable[..., Tensor], *tensors: Any) -> Tensor:
@@ -210,14 +209,12 @@ def run(layer: Callable[..., Tensor], *tensors: Any) -> Tensor:
     return layer(*tensors)
 
 
-class Stack(nn.ModuleDict):
+class Stack(SequenceHooks, nn.ModuleDict):
     """Consecutive layers of an encoder or decoder, under their global indices.
 
-    Children: `bias_table` (score bias, shared by the stack), `content_bias` and `place_bias` (relative attention, if
-    shared by the stack), `distance_table` and `distance_norm` (shared), `convolution` (beside the first layer),
-    `place_table` (mask decoder), `shared` (shared sub-layers, by index of the first layer that uses them), `0` ...
-    `L-1`, and `final` after the last layer of a pre-norm stack. A pipeline chunk holds some of these children, under
-    the same names.
+    Children: `bias_table` (score bias, shared by the stack), what a kind of attention adds (`add_tables`), `shared`
+    (shared sub-layers, by index of the first layer that uses them), `0` ... `L-1`, and `final` after the last layer of
+    a pre-norm stack. A pipeline chunk holds some of these children, under the same names.
     """
 
     def __init__(
@@ -243,33 +240,16 @@ class Stack(nn.ModuleDict):
         self.run_layer: Callable[..., Tensor] = run
         self.copy_to_tensor_ranks: Callable[[Tensor], Tensor] = same
         """Hook for tensors that every tensor rank has and uses with its own heads."""
-        self.scatter_sequence: Callable[[Tensor], Tensor] = same
-        """Hook that returns this rank's part of a tensor along the sequence."""
-        self.gather_sequence: Callable[[Tensor], Tensor] = same
-        """Hook that returns the full sequence from this rank's part."""
         self.remember_draws: Callable[[], Again] = remember_draws
         """Hook with which reversible layers repeat their dropout masks."""
-        if block.score_bias and layers:
-            self["bias_table"] = HeadTable(BIAS_BUCKETS, size.heads)
-        if isinstance(record := block.attentions[0], RelativeSpec) and layers:
-            self["place_dropout"] = Dropout(dropout, region="replicated")
-            for name in ("content_bias", "place_bias") if record.biases == "stack" else ():
-                self[name] = HeadTable(size.key_width, size.heads)
-        if block.distance_rows and layers:
-            self["distance_table"] = Embedding(block.distance_rows, size.width)
-            if any(isinstance(record, DisentangledSpec) and record.norm for record in block.attentions):
-                self["distance_norm"] = Norm(size.width, block.norm)
-        if block.convolution and 0 in layers:
-            self["convolution"] = Convolution(block, size.width, dropout=dropout)
-        self.decodes = block.last_layer == "mask-decoder" and size.layers - 1 in layers
-        if self.decodes:
-            self["place_table"] = Embedding(context, size.width)
+        if layers:
+            self.add_tables(dropout=dropout, context=context)
         # Created before the layers, so that shared parameters have the same names in every chunk.
         shared = self._shared(layers, dropout, memory) if block.sharing.sublayers and layers else {}
         for number in layers:
-            theirs = shared.get(block.sharing.owner(number, size.layers))
+            of_layer = shared.get(block.sharing.owner(number, size.layers))
             self[str(number)] = Layer(
-                block.at(number), size, dropout=dropout, memory=memory, shared=theirs, number=number
+                block.at(number), size, dropout=dropout, memory=memory, shared=of_layer, number=number
             )
         if block.norm.position == "post" and block.final_dropout and size.layers - 1 in layers:
             self["final"] = Dropout(dropout, region="residual")
@@ -279,6 +259,11 @@ class Stack(nn.ModuleDict):
                 block.norm,
                 dropout=dropout if block.final_dropout else 0.0,
             )
+
+    def add_tables(self, *, dropout: float, context: int) -> None:
+        """Add the children that layers of this chunk share, besides shared sub-layers."""
+        if self.block.score_bias:
+            self["bias_table"] = HeadTable(BIAS_BUCKETS, self.size.heads)
 
     def _shared(self, layers: range, dropout: float, memory: int | None) -> dict[int, Mapping[str, nn.Module]]:
         """Return first layer index -> modules that it shares with others, registered under that index."""
@@ -310,84 +295,45 @@ class Stack(nn.ModuleDict):
         """Return [S, B, D] from [S, B, D].
 
         `memory` [M, B, D]: encoder output for cross-attention. `positions` [B, S]; None: 0, 1, 2 ... `outputs` receives
-        the outputs of the layers in `read`. Without `decode` a mask decoder runs as an ordinary layer.
+        the outputs of the layers in `read`. Without `decode` layers run as for encoding.
         """
-        if self.block.relative:
-            return self._run_relative(x, mask, outputs)
-        if self.block.reversible:
-            return self._run_reversible(x, mask, positions)
-        scores = self._scores(mask)
         memory_scores = memory_mask.scores(None) if memory_mask is not None else None
-        turned, table = self._rotation(mask, positions), self._distances()
-        # Computed once for all layers: it takes about twenty operations.
-        rows = {
-            record: distance_rows(mask.length[0], record, device=mask.device)
-            for record in self.block.attentions
-            if isinstance(record, DisentangledSpec)
-        }
+        attention = self.attention_inputs(mask, positions)
+        inputs = StackInputs(mask, attention, memory, memory_scores, positions, decode)
         for number in self.numbers:
-            layer, record, before = self[str(number)], self.block.attention_at(number), x
-            word = record.kind
-            position_state = table if isinstance(record, DisentangledSpec) else turned
-            known = (None, rows[record]) if isinstance(record, DisentangledSpec) else _marked(mask, word)
-            if self.decodes and decode and number == self.size.layers - 1:
-                x = x + self._decoder_positions(mask, positions)
-                for _ in range(2):
-                    x = self.run_layer(layer, x, scores[word], memory, memory_scores, position_state, before, *known)
-            else:
-                x = self.run_layer(layer, x, scores[word], memory, memory_scores, position_state, None, *known)
-            if number == 0 and "convolution" in self:
-                documents = None if mask.documents is None else mask.documents[0]
-                x = cast(Convolution, self["convolution"])(before, x, documents)
+            x = self.run_at(number, x, inputs)
             if outputs is not None and number in self.read:
                 outputs[number] = x
         return self["final"](x) if "final" in self else x
+
+    def run_at(self, number: int, x: Tensor, inputs: StackInputs) -> Tensor:
+        """Run one layer."""
+        return self.run_attention(number, x, inputs, None)
+
+    def run_attention(self, number: int, x: Tensor, inputs: StackInputs, keys: Tensor | None) -> Tensor:
+        """Run one layer, whose keys and values are projected from `keys`, if given."""
+        own = inputs.attention[self.block.attention_at(number)]
+        return self.run_layer(
+            self[str(number)], x, own.mask, inputs.memory, inputs.memory_mask, own.position_state, keys, *own.further
+        )
+
+    def attention_inputs(self, mask: Mask, positions: Tensor | None) -> dict[AttentionSpec, AttentionInputs]:
+        """Return the inputs of each kind of attention."""
+        scores, turned = self._scores(mask), self._rotation(mask, positions)
+        # Every kind but those without global tokens takes their positions.
+        marked = () if mask.marked_places is None else (None, mask.marked_places)
+        return {
+            record: AttentionInputs(scores[record.kind], turned, marked if record.takes_global_positions else ())
+            for record in self.block.attentions
+        }
 
     def attention_scores(self, number: int, x: Tensor, mask: Mask, positions: Tensor | None = None) -> Tensor:
         """Return the scores of a `dot` attention layer with input x [S, B, D], before the softmax: [B, H, S, S]
         float32; zero if masked or at most `LEAST_SCORE`."""
         layer = cast(Layer, self[str(number)])
         read = x if layer.norm_position == "post" else layer.attention_norm(x)
-        return layer.attention.scores(read, mask.scores(self._score_bias(mask)), self._rotation(mask, positions))
-
-    def _run_relative(self, x: Tensor, mask: Mask, outputs: dict[int, Tensor] | None) -> Tensor:
-        """Run layers with relative attention. The input of each layer enters its recurrence cache."""
-        past = mask.past
-        sines = distance_sines(
-            mask.length[0],
-            past.length if past else 0,
-            width=self.size.width,
-            both_sides=not self.block.causal,
-            farthest=past.farthest if past else None,
-            backward_B=mask.backward,
-            device=mask.device,
-        )
-        told = self["place_dropout"](sines.to(x.dtype))
-        names = ("content_bias", "place_bias")
-        biases = [cast(HeadTable, self[name]).weight if name in self else None for name in names]
-        record = cast(RelativeSpec, self.block.attentions[0])
-        num_cached = mask.length[0] // 2 if record.cached == "half" else mask.length[0]
-        for number in self.numbers:
-            before = None
-            if past is not None:
-                before = past.states[number]
-                with torch.no_grad():
-                    past.seen[number] = self.gather_sequence(x.detach())[:num_cached]
-            x = self.run_layer(
-                self[str(number)], x, mask.dense, None, None, told, None, before, *biases, mask.apart, mask.asked
-            )
-            if outputs is not None and number in self.read:
-                outputs[number] = x
-        return self["final"](x) if "final" in self else x
-
-    def _run_reversible(self, x: Tensor, mask: Mask, positions: Tensor | None) -> Tensor:
-        """Run reversible layers. Both residual streams start as x and are concatenated along the sequence, [2S, B, D],
-        between chunks. The final norm reads them along the width, [S, B, 2D]."""
-        x1, x2 = (x, x) if 0 in self.numbers else x.chunk(2)
-        scores, turned = self._scores(mask), self._rotation(mask, positions)
-        layers = [LayerInputs(self[str(n)], scores[self.block.attention_at(n).kind], turned) for n in self.numbers]  # type: ignore
-        streams = [y.to(x.dtype) for y in run_reversible(x1, x2, layers, self.remember_draws)]
-        return self["final"](torch.cat(streams, -1)) if "final" in self else torch.cat(streams)
+        attention = cast(SelfAttention, layer.attention)
+        return attention.scores(read, mask.scores(self._score_bias(mask)), self._rotation(mask, positions))
 
     def _scores(self, mask: Mask) -> dict[Any, Tensor | None]:
         """Return kind of attention -> mask or bias of its scores, or the numbers from which the module builds its own
@@ -399,8 +345,7 @@ class Stack(nn.ModuleDict):
             if word in self.own_masks or self.kernel not in (AUTO, FUSED):
                 found[word] = mask.numbers
             else:
-                # A bias on the scores replaces the causal fast path, so the mask must include causality.
-                found[word] = mask.dense if word == "disentangled" and mask.causal else mask.scores(bias)
+                found[word] = mask.scores(bias)
         return found
 
     def _rotation(self, mask: Mask, positions: Tensor | None) -> Tensor | None:
@@ -411,23 +356,33 @@ class Stack(nn.ModuleDict):
             positions = torch.arange(mask.length[0], device=mask.device)[None]
         return rotation(positions, features=self.size.key_width, base=self.block.rope_base)
 
-    def _distances(self) -> Tensor | None:
-        """Return the distance table of the stack. None if there is none."""
-        if "distance_table" not in self:
-            return None
-        table = cast(Embedding, self["distance_table"]).weight
-        return self.copy_to_tensor_ranks(self["distance_norm"](table) if "distance_norm" in self else table)
-
-    def _decoder_positions(self, mask: Mask, positions: Tensor | None) -> Tensor:
-        """Return the position embeddings of a mask decoder, [S, B or 1, D]."""
-        if positions is None:
-            positions = torch.arange(mask.length[0], device=mask.device)[None]
-        told: Tensor = self["place_table"](self.scatter_sequence(positions.t()))
-        return told
-
     def _score_bias(self, mask: Mask) -> Tensor | None:
         """Return the learned bias of the scores, [1, H, Q, K]. None if there is none."""
         if "bias_table" not in self:
             return None
         table = cast(HeadTable, self["bias_table"])
         return score_bias(table, *mask.length, bidirectional=self.block.position == "t5-bias")
+
+
+class ReversibleStack(Stack):
+    """Reversible layers. Both residual streams start as x and are concatenated along the sequence, [2S, B, D], between
+    chunks. The final norm reads them along the width, [S, B, 2D]."""
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Mask,
+        memory: Tensor | None = None,
+        memory_mask: Mask | None = None,
+        positions: Tensor | None = None,
+        outputs: dict[int, Tensor] | None = None,
+        decode: bool = True,
+    ) -> Tensor:
+        x1, x2 = (x, x) if 0 in self.numbers else x.chunk(2)
+        attention = self.attention_inputs(mask, positions)
+        layers = []
+        for number in self.numbers:
+            inputs = attention[self.block.attention_at(number)]
+            layers.append(LayerInputs(cast(Layer, self[str(number)]), inputs.mask, inputs.position_state))
+        streams = [y.to(x.dtype) for y in run_reversible(x1, x2, layers, self.remember_draws)]
+        return self["final"](torch.cat(streams, -1)) if "final" in self else torch.cat(streams)

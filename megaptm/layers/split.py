@@ -48,6 +48,20 @@ class Linear(nn.Linear):
         return F.linear(x, self.weight, self.bias)
 
 
+def same(x: Tensor) -> Tensor:
+    """Return x. Default of hooks that move tensors between ranks."""
+    return x
+
+
+class SequenceHooks:
+    """Mixin of modules that need the full sequence of a tensor of which a rank may hold a part."""
+
+    scatter_sequence: Callable[[Tensor], Tensor] = staticmethod(same)
+    """Hook that returns this rank's part of a tensor along the sequence."""
+    gather_sequence: Callable[[Tensor], Tensor] = staticmethod(same)
+    """Hook that returns the full sequence from this rank's part."""
+
+
 class Embedding(nn.Module):
     """Embedding table [rows, D]; `split` is `vocabulary` or `none`."""
 

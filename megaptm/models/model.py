@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from megaptm.batch import IGNORED
 from megaptm.bricks import HEADS, ModelChunk, chunks, memory_width, past_width
 from megaptm.errors import UserError
-from megaptm.layers.layer import Stack, same
-from megaptm.layers.lsh import EVALUATION, HashedAttend
+from megaptm.layers.attention import AttentionCore
+from megaptm.layers.layer import Stack, same, stack_class
 from megaptm.layers.mask import cross_mask, self_mask
 from megaptm.layers.past import Past
 from megaptm.layers.recurrent import RecurrentStack
@@ -60,7 +60,7 @@ def _stack(spec: ModelSpec, name: str, block: Block, layers: range) -> Stack | R
     memory = memory_width(spec, name)
     if block.is_recurrent:
         return RecurrentStack(block, size, layers, dropout=spec.dropout, memory=memory)
-    return Stack(block, size, layers, dropout=spec.dropout, memory=memory, context=spec.context_of(name))
+    return stack_class(block)(block, size, layers, dropout=spec.dropout, memory=memory, context=spec.context_of(name))
 
 
 def _no_engine(stream: Tensor, losses: dict[str, Loss]) -> Tensor:
@@ -173,8 +173,8 @@ class Model(nn.Module):
     def hash_by(self, key: str | None) -> None:
         """Set the seed key of hash rotations. None: the key for evaluation."""
         for module in self.modules():
-            if isinstance(module, HashedAttend):
-                module.key = EVALUATION if key is None else key
+            if isinstance(module, AttentionCore):
+                module.set_seed_key(key)
 
     def encode(self, batch: dict[str, Tensor]) -> Tensor:
         """Return hidden states [B, S, D] of the first stack, or of the stack that reads sampled tokens (ELECTRA's
@@ -237,7 +237,7 @@ class Model(nn.Module):
             size = self.spec.size_of(name)
             length = size.remembered if places is None else places
             block = self.spec.family.stacks[name]
-            if layers and length and (block.relative or block.is_recurrent):
+            if layers and length and (block.caches_states or block.is_recurrent):
                 shape = (1 if block.is_recurrent else length, rows, past_width(block, size))
                 found[name] = Past.empty(layers, shape, like=like.detach(), farthest=farthest)
         return found

@@ -27,11 +27,9 @@ from megatron.core.tensor_parallel.layers import linear_with_grad_accumulation_a
 from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
-from megaptm.layers.attention import PatternAttend
-from megaptm.layers.convolution import Convolution
+from megaptm.layers.attention import AttentionCore
 from megaptm.layers.layer import Stack
-from megaptm.layers.lsh import HashedAttend
-from megaptm.layers.split import Dropout, Embedding, HeadBias, HeadTable, Linear, VocabularyBias
+from megaptm.layers.split import Dropout, Embedding, HeadBias, HeadTable, Linear, SequenceHooks, VocabularyBias
 from megaptm.losses.soft_targets import SoftTargetLoss, VocabularyRanks
 from megaptm.losses.token import SAMPLING_CHUNK, ReplicatedTokenLoss, TokenLoss, cumulative_shares, pick
 from megaptm.models.model import Model
@@ -218,15 +216,12 @@ def _set_stacks(model: Model, *, sequence_parallel: bool, ranks: int, rank: int)
             # With sequence parallelism gradients of replicated parameters are summed anyway
             # (`_mark_sequence_parallel`).
             module.copy_to_tensor_ranks = copy_to_tensor_model_parallel_region
-        if isinstance(module, (Stack, Convolution)) and sequence_parallel:
+        if isinstance(module, SequenceHooks) and sequence_parallel:
             module.scatter_sequence = lambda x: x.chunk(ranks)[rank]
-        if isinstance(module, Stack) and sequence_parallel:
             module.gather_sequence = gather_from_sequence_parallel_region
-        if isinstance(module, Convolution) and sequence_parallel:
-            module.gather = gather_from_sequence_parallel_region
-        if isinstance(module, (PatternAttend, HashedAttend)):
-            heads = len(module.heads) if isinstance(module, HashedAttend) else module.heads
-            module.is_of(heads=range(heads * rank // ranks, heads * (rank + 1) // ranks))
+        if isinstance(module, AttentionCore) and module.num_heads:
+            heads = module.num_heads
+            module.assign(heads=range(heads * rank // ranks, heads * (rank + 1) // ranks))
 
 
 def mark_parameters(model: Model, config: ModelParallelConfig, placements: dict[str, Placement]) -> None:

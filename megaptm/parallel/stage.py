@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from megaptm.bricks import ModelChunk
 from megaptm.bricks.kernels import AUTO
 from megaptm.config import CommunicationConfig, Layout
-from megaptm.layers.attention import PatternAttend
+from megaptm.layers.attention import AttentionModule, PatternAttend
 from megaptm.layers.draws import Again
 from megaptm.layers.layer import Stack
-from megaptm.layers.window import WindowAttention
 from megaptm.models.model import Model, even_chunks
 from megaptm.models.output import ModelOutput
 from megaptm.parallel.groups import Ranks, device
@@ -159,8 +158,8 @@ def _build(
     for loss, head in model.head.items() if model.head is not None else ():
         head.requires_grad_(loss in losses)
     for module in model.modules():
-        if isinstance(module, WindowAttention):
-            module.global_qkv.requires_grad_(global_tokens)
+        if isinstance(module, AttentionModule):
+            module.train_global_projections(global_tokens)
         if isinstance(module, (Stack, PatternAttend)):
             module.kernel = kernel
     for module in model.modules():

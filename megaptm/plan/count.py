@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from megaptm.bricks import heads, layer_parameters, memory_width, runs, sublayers, widening
 from megaptm.bricks.adaptive import cluster_maps, token_parameters
 from megaptm.bricks.characters import word_products
-from megaptm.bricks.layer import embedding_tables, final_norm, mask_decoder_table
+from megaptm.bricks.layer import embedding_tables, final_norm, pretraining_table
 from megaptm.bricks.patches import patch_products
 from megaptm.bricks.regions import region_products
 from megaptm.families.words import WordSpec
@@ -36,7 +36,8 @@ def count_parameters(spec: ModelSpec | WordSpec, *, with_heads: bool = False) ->
         size = spec.size_of(name)
         layers = layer_parameters(block, size, range(size.layers), memory_width(spec, name))
         total += layers.divided + layers.whole + final_norm(block, size)
-        total += mask_decoder_table(spec, name, range(size.layers)) if with_heads else 0
+        if with_heads and (table := pretraining_table(spec, name, range(size.layers))):
+            total += table.weights
     return total + sum(head.parameters if with_heads else head.published for head in heads(spec).values())
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from megaptm.bricks import Map, ModelChunk, chunks, memory_width, past_width
 from megaptm.bricks import heads as heads_of
 from megaptm.bricks.adaptive import cluster_maps, clusters
-from megaptm.bricks.layer import input_maps, maps_beside, mask_decoder_table, own_sublayers
+from megaptm.bricks.layer import input_maps, maps_beside, own_sublayers, pretraining_table
 from megaptm.bricks.regions import feature_map
 from megaptm.config import Config, OptimizerConfig, resolve_model
 from megaptm.spec import ModelSpec
@@ -104,5 +104,5 @@ def _layer_matrices(spec: ModelSpec, chunk: ModelChunk) -> Iterator[Map]:
         for sub in own_sublayers(block, size, layers, memory_width(spec, name)):
             yield from sub.brick.maps.values()
         yield from maps_beside(block, size, layers)
-        if table := mask_decoder_table(spec, name, layers):
-            yield Map(size.width, table // size.width, False)
+        if table := pretraining_table(spec, name, layers):
+            yield table

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from megaptm.bricks import ModelChunk, chunks, layer_parameters, memory_width
 from megaptm.bricks.adaptive import clusters, token_parameters
-from megaptm.bricks.layer import embedding_tables, final_norm, kinds, mask_decoder_table, sublayers
+from megaptm.bricks.layer import embedding_tables, final_norm, kinds, pretraining_table, sublayers
 from megaptm.bricks.regions import feature_map
 from megaptm.plan.optimizer import StateSize, count_state
 from megaptm.plan.workload import Workload
@@ -63,7 +63,8 @@ def count_rank_parameters(work: Workload, local: list[ModelChunk]) -> Parameters
             block = spec.family.stacks[name]
             size, memory = spec.size_of(name), memory_width(spec, name)
             layer_counts = layer_parameters(block, size, layers, memory)
-            trained += layer_counts.divided // tensor + layer_counts.whole + mask_decoder_table(spec, name, layers)
+            table = pretraining_table(spec, name, layers)
+            trained += layer_counts.divided // tensor + layer_counts.whole + (table.weights if table else 0)
             subs = [sub for kind in kinds(block, layers) for sub in sublayers(kind, size, memory)]
             largest = max([largest, *(linear.weights for sub in subs for linear in sub.brick.maps.values())])
         trained += sum(final_norm(spec.family.stacks[name], spec.size_of(name)) for name in chunk.finals)

@@ -4,17 +4,7 @@ A family is the table of its paper. The code that builds a model reads only thes
 supports is an error when the model is built (`layers.layer`), never ignored.
 """
 
-from megaptm.spec.attention import (
-    AttentionSpec,
-    BandedSpec,
-    BlockSparseSpec,
-    DisentangledSpec,
-    LocalSpec,
-    LSHSpec,
-    PatternSpec,
-    RelativeSpec,
-    WindowSpec,
-)
+from megaptm.spec.attention import AtLeastOne, AttentionSpec, BandedSpec, PatternSpec
 from megaptm.spec.block import (
     BIAS_BUCKETS,
     BIAS_FARTHEST,
@@ -47,27 +37,22 @@ __all__ = [
     "SCORE_BIASES",
     "VISIBILITIES",
     "VOCABULARY_MULTIPLE",
+    "AtLeastOne",
     "AttentionSpec",
     "BandedSpec",
     "Block",
-    "BlockSparseSpec",
-    "DisentangledSpec",
     "Distillation",
     "FFNSpec",
     "Family",
-    "LSHSpec",
     "LSTMSpec",
-    "LocalSpec",
     "ModelSpec",
     "NormSpec",
     "PatternSpec",
     "PixelStatistics",
     "Reading",
-    "RelativeSpec",
     "SharingSpec",
     "Size",
     "Visibility",
-    "WindowSpec",
     "attention_options",
     "change",
     "published",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from math import lcm
 from typing import Any, Literal, NamedTuple, get_type_hints
@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from megaptm.errors import UserError
-from megaptm.spec.attention import AttentionSpec, DisentangledSpec
+from megaptm.spec.attention import AttentionSpec
 
 # arXiv:1910.10683, section 2.1: a learned score bias is a table of 32 distances by heads; all distances from 128 on
 # share the last bucket.
@@ -147,12 +147,6 @@ class Block:
     streams, concatenated along the width."""
     recurrent: LSTMSpec | None = None
     """Recurrent layers instead of attention and feed-forward."""
-    convolution: bool = False
-    """Whether a convolution of width 3 runs beside the first layer (DeBERTa-v2)."""
-    last_layer: Literal["once", "mask-decoder"] = "once"
-    """How the last layer runs: `once`, or as DeBERTa's enhanced `mask-decoder`: twice on the output of the layer before
-    it, with queries that start from that output plus a position table. Used in pre-training only: a text is encoded
-    with `once`."""
     final_dropout: bool = False
     """Dropout after the last layer and its final norm, if any (T5, Transformer-XL)."""
     sharing: SharingSpec = field(default=SharingSpec())
@@ -206,14 +200,21 @@ class Block:
         return 2 if self.reversible else 1
 
     @property
-    def distance_rows(self) -> int:
-        """Number of rows of the distance table; 0 if there is none."""
-        return next((record.table_rows for record in self.attentions if isinstance(record, DisentangledSpec)), 0)
+    def caches_states(self) -> bool:
+        """Whether layers also attend to a recurrence cache."""
+        return any(record.caches_states for record in self.attentions)
 
     @property
-    def relative(self) -> bool:
-        """Whether all layers use `relative` attention."""
-        return self.kinds == ("relative",)
+    def for_encoding(self) -> Block:
+        """The block without what only pre-training computes."""
+        records = tuple(record.for_encoding() for record in self.attentions)
+        return replace(self, attention=records[0] if isinstance(self.attention, AttentionSpec) else records)
+
+    def for_pretraining(self, table: Block) -> Block:
+        """Return the block with what only pre-training computes, as in a family's table."""
+        pairs = zip(self.attentions, table.attentions, strict=True)
+        records = tuple(record.for_pretraining(other) for record, other in pairs)
+        return replace(self, attention=records[0] if isinstance(self.attention, AttentionSpec) else records)
 
     @property
     def query_stream(self) -> bool:
@@ -291,5 +292,5 @@ def value_errors(record: Any, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name} is {value!r}: {problem[:1].lower()}{problem[1:]}."
             continue
         for nested in value if isinstance(value, tuple) else (value,):
-            if isinstance(nested, AttentionSpec | NormSpec | FFNSpec | SharingSpec | LSTMSpec):
+            if is_dataclass(nested):
                 yield from value_errors(nested, f"{prefix}{name}.")

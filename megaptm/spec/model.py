@@ -136,7 +136,7 @@ class ModelSpec:
     def longest(self) -> int | None:
         """Length of the longest text in tokens for learned positions. None: unlimited."""
         blocks = self.family.stacks.values()
-        tables = any(block.position in ("learned", "axial") or block.last_layer == "mask-decoder" for block in blocks)
+        tables = any(block.position in ("learned", "axial") or block != block.for_encoding for block in blocks)
         of_text = (name for name in self.family.stacks if not self.family.reads_patches(name))
         return self.context_of(next(of_text, next(iter(self.family.stacks)))) if tables else None
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megaptm.bricks.pattern import SparseBlocks
+from megaptm.families.bigbird.pattern import SparseBlocks
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.models import Model, build_model

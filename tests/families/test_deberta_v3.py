@@ -262,7 +262,7 @@ def test_exported_generator_lacks_the_mask_decoder(tmp_path: Path) -> None:
     """Hidden states are equal to those of a model whose last layer runs once."""
     model, batch = export_tiny_model(tmp_path / "out"), tiny_batch("deberta-v3", rows=1)
     reference = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out/generator").eval()
-    block = change(model.spec.family.stacks["generator"], last_layer="once")
+    block = model.spec.family.stacks["generator"].for_encoding
     stacks = {**model.spec.family.stacks, "generator": block}
     once = build_model(replace(model.spec, family=change(model.spec.family, stacks=stacks)))
     once.load_state_dict({name: p for name, p in model.named_parameters() if "place_table" not in name})

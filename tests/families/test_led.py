@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from megaptm.families import CATALOGUE
+from megaptm.families.longformer.spec import WindowSpec
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.objectives import build_objective
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.objectives.vocabulary import SpecialTokens
-from megaptm.spec import AttentionSpec, WindowSpec, published
+from megaptm.spec import AttentionSpec, published
 from tests.models.tiny import VOCABULARY, tiny_batch, tiny_model, tiny_spec
 from tests.parity.reference import build_with_weights, convert_inputs, make_random_reference, make_reference
 

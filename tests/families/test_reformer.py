@@ -17,11 +17,11 @@ from torch import Tensor
 from benchmarks.common.memory import peak_bytes
 from megaptm.config import Layout
 from megaptm.errors import UserError
+from megaptm.families.reformer.attention import HashedAttend, rotations
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.layers import layer as layers_of_stacks
 from megaptm.layers.draws import Again
-from megaptm.layers.lsh import HashedAttend, rotations
 from megaptm.layers.reversible import LayerInputs
 from megaptm.models import Model, build_model, fill
 from megaptm.spec import change, with_attention_options

@@ -22,8 +22,8 @@ from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAtt
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention, ReformerOnlyLMHead
 
 from megaptm.batch import IGNORED
-from megaptm.bricks.pattern import SparseBlocks
-from megaptm.layers.lsh import EVALUATION, rotations
+from megaptm.families.bigbird.pattern import SparseBlocks
+from megaptm.families.reformer.attention import EVALUATION, rotations
 from megaptm.losses.token import cumulative_shares, pick
 from megaptm.spec import Family, ModelSpec
 from tests.parity.reference import convert_inputs_with_queries, scatter_labels

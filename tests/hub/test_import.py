@@ -19,12 +19,12 @@ from megaptm.commands.export import export
 from megaptm.commands.imports import imports
 from megaptm.config import load
 from megaptm.errors import UserError
+from megaptm.families.longformer.spec import WindowSpec
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.import_run import check_text_end, import_run
 from megaptm.hub.imported_weights import ImportedModel
 from megaptm.models import build_model, fill
 from megaptm.run.compatibility import compatibility, refuse_another
-from megaptm.spec import WindowSpec
 from megaptm.tokenizers import train
 from tests.commands import run_command
 from tests.hub.exported import ExportedTiny, export_tiny

@@ -14,8 +14,9 @@ from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import create_block_mask
 
 from megaptm.bricks.kernels import KERNELS, AttentionWork, ComputeDevice, choose
-from megaptm.bricks.pattern import ChunkPairs, Pattern
+from megaptm.bricks.pattern import Pattern
 from megaptm.errors import UserError
+from megaptm.families.reformer.pattern import ChunkPairs
 from megaptm.layers import kernels
 from megaptm.layers.attention import PatternAttend
 from megaptm.layers.kernels import attend_by, block_mask, device_of, window_of

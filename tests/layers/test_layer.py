@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from megaptm.bricks import brick_of
+from megaptm.families.reformer.attention import HashedAttend
 from megaptm.layers.attention import Attend
 from megaptm.layers.feedforward import FeedForward, gelu_tanh
 from megaptm.layers.layer import Layer, Stack
-from megaptm.layers.lsh import HashedAttend
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Dropout
 from megaptm.models import build_model
@@ -128,7 +128,7 @@ def test_dropout_draws_from_the_stream_of_its_region(family: str) -> None:
     assert torch.get_rng_state().equal(before)
     blocks = model.spec.family.stacks.values()
     heads = ["heads"] if any(block.attentions[0].dropout or block.ffn.dropout for block in blocks) else []
-    tables = ["replicated"] if any(block.distance_rows or block.relative for block in blocks) else []
+    tables = ["replicated"] if any(record.scores_distances for block in blocks for record in block.attentions) else []
     assert set(drawn) == {"residual", *heads, *tables}
 
 

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megaptm.bricks.attention import SelfAttentionBrick
-from megaptm.layers.disentangled import distance_rows
+from megaptm.families.deberta.attention import distance_rows
+from megaptm.families.deberta.spec import DisentangledSpec
 from megaptm.layers.positions import bias_buckets, rotate, rotation, score_bias
 from megaptm.layers.split import HeadTable
-from megaptm.spec import BIAS_BUCKETS, Block, DisentangledSpec, Size
+from megaptm.spec import BIAS_BUCKETS, Block, Size
 
 SIZE = Size(layers=1, width=512, heads=8, ffn=512)
 

@@ -29,9 +29,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megaptm.families import CATALOGUE
-from megaptm.layers.lsh import HashedAttend
+from megaptm.families.reformer.attention import HashedAttend
+from megaptm.families.reformer.spec import LSHSpec
 from megaptm.models import Model, build_model, fill
-from megaptm.spec import AttentionSpec, LSHSpec, ModelSpec, Size, change
+from megaptm.spec import AttentionSpec, ModelSpec, Size, change
 
 LENGTH, BATCH, STEPS, LAYERS = 128, 8, 200, 2
 SEEDS = (1, 2)

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from megaptm.batch import IGNORED
 from megaptm.families import CATALOGUE
+from megaptm.families.bigbird.spec import BlockSparseSpec
 from megaptm.models import build_model, fill
-from megaptm.spec import AttentionSpec, BlockSparseSpec, ModelSpec, Size, change
+from megaptm.spec import AttentionSpec, ModelSpec, Size, change
 
 LENGTH, BLOCK, BATCH, STEPS = 64, 4, 32, 200
 TARGETS = slice(24, 40)

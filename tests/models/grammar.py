@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from megaptm.families import CATALOGUE
 from megaptm.families.bert import BERT
 from megaptm.families.gpt import GPT2
+from megaptm.families.longformer.spec import WindowSpec
 from megaptm.families.t5 import T5
 from megaptm.spec import (
     AttentionSpec,
@@ -19,7 +20,6 @@ from megaptm.spec import (
     NormSpec,
     PatternSpec,
     Size,
-    WindowSpec,
     change,
 )
 from tests.models import exits, pairs

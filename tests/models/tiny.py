@@ -37,7 +37,7 @@ def last_prefix(family: str) -> str:
 
 def has_counterpart(family: str, *, with_decoder: bool = True) -> bool:
     """Whether Hugging Face has a model that computes the same. It has no mask decoder: `with_decoder` asks for one."""
-    if with_decoder and any(block.last_layer == "mask-decoder" for block in CATALOGUE[family].stacks.values()):
+    if with_decoder and any(block != block.for_encoding for block in CATALOGUE[family].stacks.values()):
         return False
     try:
         find_counterpart(tiny_spec(family))

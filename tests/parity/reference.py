@@ -107,7 +107,7 @@ def scatter_labels(batch: dict[str, Tensor]) -> Tensor:
 
 def replace_mask_decoder(model: Model) -> Model:
     """Return a model with the same weights whose last layer is an ordinary one, as in transformers' DeBERTa."""
-    stacks = {name: change(block, last_layer="once") for name, block in model.spec.family.stacks.items()}
+    stacks = {name: block.for_encoding for name, block in model.spec.family.stacks.items()}
     weights = {name: p.detach().clone() for name, p in model.named_parameters() if "place_table" not in name}
     return build_with_weights(replace(model.spec, family=change(model.spec.family, stacks=stacks)), weights)
 

@@ -13,13 +13,14 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 
 from megaptm.errors import UserError
 from megaptm.families.deberta import DEBERTA, DEBERTA_V2
+from megaptm.families.deberta.attention import distance_rows
 from megaptm.families.deberta.huggingface import DEBERTA_V2 as COUNTERPART
+from megaptm.families.deberta.spec import DisentangledSpec
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.huggingface import describe_config, from_hugging_face, hugging_face_config, to_hugging_face
 from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, export_weights, import_weights, pair
-from megaptm.layers.disentangled import distance_rows
 from megaptm.models import build_model
-from megaptm.spec import DisentangledSpec, Family, ModelSpec, Size, change
+from megaptm.spec import Family, ModelSpec, Size, change
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
 from tests.parity.reference import assert_close, build_with_weights, convert_inputs, replace_mask_decoder
 
@@ -91,7 +92,7 @@ def golden_spec(case: str) -> ModelSpec:
     changes = {
         "v1": first,
         "v1_short_span": {"attention": {"bias": True, "max_distance": 4}},
-        "plain_positions": first | {"position": "learned", "last_layer": "once"},
+        "plain_positions": {"attention": first["attention"] | {"mask_decoder": False}, "position": "learned"},
         "v2": {"attention": {"max_distance": 16, "num_distance_buckets": 4}},
     }
     family = change_layers(DEBERTA_V2 if case == "v2" else DEBERTA, **changes[case])

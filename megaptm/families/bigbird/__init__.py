@@ -2,7 +2,8 @@
 blocks."""
 
 from megaptm.families.bert import BERT
-from megaptm.spec import BlockSparseSpec, change
+from megaptm.families.bigbird.spec import BlockSparseSpec
+from megaptm.spec import change
 
 # Section 3: with one global position, which attends to all and is attended by all, an encoder approximates any
 # continuous function of a sequence, and an encoder with a decoder is Turing complete, as with full attention. However,

@@ -1,11 +1,11 @@
 """DeBERTa (He et al., 2020), its version 2, and version 3 (2021), which is trained on replaced token detection."""
 
-from megaptm.spec import Block, DisentangledSpec, Family, NormSpec, Size, change
+from megaptm.families.deberta.spec import DisentangledSpec
+from megaptm.spec import Block, Family, NormSpec, Size, change
 
 LAYER = Block(
-    attention=DisentangledSpec(bias="no-keys", scale="sqrt-3"),
+    attention=DisentangledSpec(bias="no-keys", scale="sqrt-3", mask_decoder=True),
     norm=NormSpec(position="post", eps=1e-7),
-    last_layer="mask-decoder",
 )
 
 DEBERTA = Family(
@@ -28,8 +28,13 @@ DEBERTA = Family(
 
 LAYER_V2 = change(
     LAYER,
-    attention={"bias": True, "num_distance_buckets": 256, "norm": True, "projections": "tokens"},
-    convolution=True,
+    attention={
+        "bias": True,
+        "num_distance_buckets": 256,
+        "norm": True,
+        "projections": "tokens",
+        "convolution": True,
+    },
 )
 
 # Version 5 of the same paper, section 5.2, and the released code. The second size is the paper's 1.5B.
@@ -46,7 +51,7 @@ DEBERTA_V2 = change(
     },
 )
 
-LAYER_V3 = change(LAYER_V2, convolution=False)
+LAYER_V3 = change(LAYER_V2, attention={"convolution": False})
 
 
 def _beside(discriminator: Size) -> Size:
@@ -59,7 +64,7 @@ DEBERTA_V3: Family = change(
     DEBERTA_V2,
     name="deberta-v3",
     paper="arXiv:2111.09543",
-    stacks={"generator": LAYER_V3, "discriminator": change(LAYER_V3, last_layer="once")},
+    stacks={"generator": LAYER_V3, "discriminator": LAYER_V3.for_encoding},
     heads=("mlm", "replaced-token"),
     reads={"mlm": "generator"},
     drawn={"discriminator": "mlm"},

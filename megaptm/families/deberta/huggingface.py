@@ -18,7 +18,7 @@ from megaptm.spec import ModelSpec
 
 def decodes_masks(spec: ModelSpec) -> bool:
     """Whether the model ends with a mask decoder."""
-    return spec.family.last_block.last_layer == "mask-decoder"
+    return spec.family.last_block != spec.family.last_block.for_encoding
 
 
 LAYER = "deberta.encoder.layer.{n}"

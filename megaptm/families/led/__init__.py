@@ -2,7 +2,8 @@
 encoder."""
 
 from megaptm.families.bart import BART, LAYER
-from megaptm.spec import WindowSpec, change
+from megaptm.families.longformer.spec import WindowSpec
+from megaptm.spec import change
 
 # Initialized from BART, with its 1,024 positions copied sixteen times for the encoder (`megaptm import hf`). The
 # decoder has BART's full attention and number of positions. Position ids start at 0.

@@ -4,6 +4,7 @@ initialized."""
 from dataclasses import replace
 
 from megaptm.families.bart.huggingface import BART
+from megaptm.families.longformer.huggingface import window_values
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.tensor_rules import QKV, Form, TensorRule, pair
 
@@ -34,6 +35,7 @@ LED = Counterpart(
         "max_decoder_position_embeddings": "decoder.context",
         "attention_window": "window",
     },
+    attention_values=window_values,
     dropout_fields=BART.dropout_fields,
     fixed={name: value for name, value in BART.fixed.items() if name != "scale_embedding"},
     rules=(

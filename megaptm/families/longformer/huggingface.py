@@ -1,17 +1,28 @@
 """Counterparts of Longformer: `LongformerForMaskedLM`; and `RobertaForMaskedLM`, from which it is initialized."""
 
 from dataclasses import replace
+from typing import Any
 
 from megaptm.families.bert.huggingface import encoder
+from megaptm.families.longformer.spec import WindowSpec
 from megaptm.families.roberta.huggingface import ROBERTA
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, pair
+from megaptm.spec import Block, Size
+
+
+def window_values(block: Block, size: Size) -> dict[str, Any]:
+    """Return the windows of all layers."""
+    records = (block.attention_at(layer) for layer in range(size.layers))
+    return {"window": [record.window for record in records if isinstance(record, WindowSpec)]}
+
 
 ATTENTION = "longformer.encoder.layer.{n}.attention.self"
 LONGFORMER = Counterpart(
     family="longformer",
     model="LongformerForMaskedLM",
     fields={**ROBERTA.fields, "attention_window": "window"},
+    attention_values=window_values,
     fixed={"hidden_act": "gelu", "type_vocab_size": 1, "tie_word_embeddings": True},
     rules=(
         *encoder("longformer"),

@@ -1,7 +1,8 @@
 """Reformer (Kitaev et al., 2020): a decoder for long texts, with attention among positions with equal hashes (LSH), and
 reversible layers that store no activations for the backward pass."""
 
-from megaptm.spec import Block, Family, FFNSpec, LocalSpec, LSHSpec, NormSpec, Size, change
+from megaptm.families.reformer.spec import LocalSpec, LSHSpec
+from megaptm.spec import Block, Family, FFNSpec, NormSpec, Size, change
 
 LOCAL = LocalSpec(bias=False, chunk_length=128)
 

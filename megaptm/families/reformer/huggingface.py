@@ -7,8 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from megaptm.families.reformer.spec import LocalSpec, LSHSpec
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, Form, TensorRule, pair
+from megaptm.spec import AttentionSpec, Block, Size
 
 LAYER = "reformer.encoder.layers.{n}"
 ATTENTION = f"{LAYER}.attention.self_attention"
@@ -22,9 +24,45 @@ def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"num_hidden_layers is {num_layers!r}, but attn_layers has {len(kinds)} entries (reformer: one per layer)"
 
 
+def _attention_values(block: Block, size: Size) -> dict[str, Any]:
+    """Return the options of attention.
+
+    `local_chunk_length`, `lsh_chunk_length`: if no layer has this kind, the length of the other. `num_hashes`,
+    `num_buckets`: if no layer hashes, the defaults.
+    """
+    records = [record for layer in range(size.layers) if isinstance(record := block.attention_at(layer), LocalSpec)]
+    lengths = {record.kind: record.chunk_length for record in records}
+    hashing = next((record for record in records if isinstance(record, LSHSpec)), LSHSpec())
+    buckets = hashing.num_buckets
+    return {
+        "num_hashes": hashing.num_hashes,
+        "num_buckets": [*buckets] if isinstance(buckets, tuple) else buckets,
+        **{f"{kind}_chunk_length": lengths.get(kind, next(iter(lengths.values()), 0)) for kind in ("local", "lsh")},
+    }
+
+
+def _read_attention(block: Block, values: Mapping[str, Any]) -> AttentionSpec | tuple[AttentionSpec, ...]:
+    """Return the kinds of attention that `attn_layers` lists, as the shortest repeating cycle."""
+    factors, bias = values["num_buckets"], block.attentions[0].bias
+    kinds = {
+        "local": LocalSpec(bias=bias, chunk_length=values["local_chunk_length"]),
+        "lsh": LSHSpec(
+            bias=bias,
+            chunk_length=values["lsh_chunk_length"],
+            num_hashes=values["num_hashes"],
+            num_buckets=tuple(factors) if isinstance(factors, list | tuple) else factors,
+        ),
+    }
+    layers = [kinds[kind] for kind in values["attention"]]
+    cycle = next(n for n in range(1, len(layers) + 1) if layers == [layers[i % n] for i in range(len(layers))])
+    return tuple(layers[:cycle]) if cycle > 1 else layers[0]
+
+
 REFORMER = Counterpart(
     family="reformer",
     model="ReformerModelWithLMHead",
+    attention_values=_attention_values,
+    read_attention=_read_attention,
     fields={
         "attn_layers": "attention",
         "hidden_size": "width",

@@ -1,6 +1,7 @@
 """Transformer-XL (Dai et al., 2019): a decoder that attends to the hidden states of earlier steps."""
 
-from megaptm.spec import Block, Family, FFNSpec, NormSpec, RelativeSpec, Size, change
+from megaptm.families.transformer_xl.spec import RelativeSpec
+from megaptm.spec import Block, Family, FFNSpec, NormSpec, Size, change
 
 LAYER = Block(
     visibility="causal",

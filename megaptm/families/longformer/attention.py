@@ -23,6 +23,9 @@ class WindowAttention(SelfAttention):
         super().__init__(brick, dropout=dropout)
         self.global_qkv = Linear.of(brick.maps["global_qkv"])
 
+    def train_global_projections(self, enabled: bool) -> None:
+        self.global_qkv.requires_grad_(enabled)
+
     def forward(
         self,
         x_SBD: Tensor,

@@ -10,10 +10,10 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from megaptm.bricks import Brick
-from megaptm.layers.attention import Attend, score_scale
+from megaptm.layers.attention import Attend, AttentionModule, score_scale
 from megaptm.layers.split import HeadTable, Linear
 
 
@@ -43,7 +43,7 @@ def distance_sines(
     return torch.cat([angles.sin(), angles.cos()], -1)
 
 
-class RelativeAttention(nn.Module):
+class RelativeAttention(AttentionModule):
     """Relative self-attention. Rows of `qkv` are ordered (head, [q, k, v], F). Queries of the query stream, at the end,
     have no keys.
 
@@ -51,6 +51,7 @@ class RelativeAttention(nn.Module):
     added, where e is one of two vectors: same segment or different segment.
     """
 
+    attend: Attend
     content_bias: HeadTable
     place_bias: HeadTable
     segment_bias: HeadTable

@@ -4,19 +4,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megaptm.bricks import convolution_map
+from megaptm.families.deberta.costs import convolution_map
 from megaptm.layers.norm import Norm
-from megaptm.layers.split import Dropout, Linear
+from megaptm.layers.split import Dropout, Linear, SequenceHooks
 from megaptm.spec import Block
 
 
-class Convolution(nn.Module):
+class Convolution(SequenceHooks, nn.Module):
     """Convolution of width 3 within a document, GELU, added to the output of a layer; then a norm (DeBERTa-v2).
 
     Columns of `map` are ordered (neighbor, D): previous, own, next position.
@@ -27,14 +25,10 @@ class Convolution(nn.Module):
         self.map = Linear.of(convolution_map(width))
         self.norm = Norm(width, block.norm)
         self.dropout = Dropout(dropout, region="residual")
-        self.gather: Callable[[Tensor], Tensor] = lambda x: x
-        """Hook that returns the full sequence from this rank's part."""
-        self.scatter_sequence: Callable[[Tensor], Tensor] = lambda x: x
-        """Hook that returns this rank's part of the sequence."""
 
     def forward(self, x_SBD: Tensor, said_SBD: Tensor, documents_BS: Tensor | None) -> Tensor:
         """Return [S, B, D] from the input and the output of a layer."""
-        whole = self.gather(x_SBD)
+        whole = self.gather_sequence(x_SBD)
         before, after = F.pad(whole[:-1], (0, 0, 0, 0, 1, 0)), F.pad(whole[1:], (0, 0, 0, 0, 0, 1))
         if documents_BS is not None:
             same_SB1 = (documents_BS[:, 1:] == documents_BS[:, :-1]).t()[:, :, None]

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megaptm.bricks import Brick
+from megaptm.families.deberta.spec import DisentangledSpec
 from megaptm.layers.attention import SelfAttention
 from megaptm.layers.positions import ROUNDING
 from megaptm.layers.split import Dropout, Linear
-from megaptm.spec import DisentangledSpec
 
 
 def distance_rows(length: int, record: DisentangledSpec, *, device: torch.device | None = None) -> Tensor:

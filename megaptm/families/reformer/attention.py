@@ -19,12 +19,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from megaptm.bricks import Brick
-from megaptm.bricks.attention import HashedAttentionBrick
+from megaptm.families.reformer.costs import HashedAttentionBrick
 from megaptm.layers.accumulate import sum_dtype
+from megaptm.layers.attention import AttentionCore, AttentionModule
 from megaptm.layers.draws import seed_of_stream, sent
 from megaptm.layers.positions import rotate
 from megaptm.layers.split import Dropout, Linear
@@ -48,20 +49,22 @@ def rotations(key: str, layer: int, heads: range, shape: tuple[int, ...]) -> Ten
     return torch.from_numpy(np.stack(made))
 
 
-class HashedAttend(nn.Module):
+class HashedAttend(AttentionCore):
     """LSH attention: average of the hash rounds, weighted by their normalizers."""
 
     def __init__(self, brick: HashedAttentionBrick, *, dropout: float) -> None:
         super().__init__()
         self.brick, self.causal = brick, brick.block.causal
-        self.layer, self.heads = 0, range(brick.size.heads)
+        self.layer, self.heads, self.num_heads = 0, range(brick.size.heads), brick.size.heads
         self.key = EVALUATION
         """Seed key of rotations, besides layer and head."""
         self.dropout = Dropout(brick.attention.dropout_rate(dropout), region="heads")
         self._drawn: tuple[tuple[Any, ...], Tensor] | None = None
 
-    def is_of(self, *, layer: int | None = None, heads: range | None = None) -> None:
-        """Set the layer index and the heads of this rank."""
+    def set_seed_key(self, key: str | None) -> None:
+        self.key = EVALUATION if key is None else key
+
+    def assign(self, *, layer: int | None = None, heads: range | None = None) -> None:
         self.layer, self.heads = self.layer if layer is None else layer, self.heads if heads is None else heads
 
     def buckets(self, q_SBHK: Tensor) -> Tensor | None:
@@ -121,8 +124,10 @@ class HashedAttend(nn.Module):
         return torch.cat(found, 2)
 
 
-class HashedAttention(nn.Module):
+class HashedAttention(AttentionModule):
     """LSH self-attention. Rows of `qv` are ordered (head, [q, v], K)."""
+
+    attend: HashedAttend
 
     def __init__(self, brick: Brick, *, dropout: float) -> None:
         super().__init__()
@@ -135,23 +140,19 @@ class HashedAttention(nn.Module):
     ) -> Tensor:
         """Return [S, B, D]. `mask`: numbers of a batch (`Mask.numbers`)."""
         assert keys is None, "keys are queries"
-        return self.by_buckets(x_SBD, mask, position_state)[0]
+        return self.reuse(x_SBD, mask, position_state, None)[0]
 
-    def by_buckets(
-        self,
-        x_SBD: Tensor,
-        mask: Tensor | None,
-        position_state: Tensor | None = None,
-        buckets_BHRS: Tensor | None = None,
+    def reuse(
+        self, x_SBD: Tensor, mask: Tensor | None, position_state: Tensor | None, choice: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the attention output and the buckets.
+        """Return the attention output and the hash buckets [B, H, R, S].
 
         Recomputation passes the buckets of the first pass: its input may differ in the last bits, which could change a
         bucket.
         """
         q, v = self.qv(x_SBD).unflatten(-1, (-1, 2, self.key_width)).unbind(3)
         q = q if position_state is None else rotate(q, position_state)
-        buckets_BHRS = self.attend.buckets(q) if buckets_BHRS is None else buckets_BHRS
+        buckets_BHRS = self.attend.buckets(q) if choice is None else choice
         return self.output(self.attend(q, v, mask, buckets_BHRS)), buckets_BHRS
 
 

@@ -1,0 +1,18 @@
+"""Linear layers and costs of block-sparse attention."""
+
+from __future__ import annotations
+
+from megaptm.bricks.attention import SelfAttentionBrick
+from megaptm.families.bigbird.pattern import SparseBlocks
+from megaptm.spec import Block, Size
+
+
+class BlockAttentionBrick(SelfAttentionBrick):
+    """Block-sparse self-attention."""
+
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
+        record = self.attention
+        self.pattern = SparseBlocks(
+            record.block_size, record.num_random_blocks, record.edge_blocks, heads=range(size.heads), seed=record.seed
+        )

@@ -1,0 +1,57 @@
+"""Linear layers and costs of disentangled attention, and of what its stacks have besides layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megaptm.bricks import Map
+from megaptm.bricks.attention import SelfAttentionBrick
+from megaptm.families.deberta.spec import DisentangledSpec
+from megaptm.spec import Block, Size
+
+
+class DisentangledAttentionBrick(SelfAttentionBrick):
+    """Attention with content and distance scores. Rows of the distance table are projected to keys and queries."""
+
+    scored = True
+
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
+        if self.attention.projections == "own":
+            bias = self.attention.bias
+            self.maps = {
+                **self.maps,
+                "position_key": Map(size.width, self.features, bias is True, "columns", of_distances=True),
+                "position_query": Map(size.width, self.features, bool(bias), "columns", of_distances=True),
+            }
+
+    @classmethod
+    def stack_maps(cls, record: DisentangledSpec, block: Block, size: Size, layers: range) -> Iterator[Map]:
+        """Yield the distance table and the convolution beside the first layer."""
+        yield Map(size.width, record.table_rows, False)
+        if record.convolution and 0 in layers:
+            yield convolution_map(size.width)
+
+    @classmethod
+    def stack_norms(cls, record: DisentangledSpec, layers: range) -> int:
+        """Return the number of norms: of the distance table, and of the convolution."""
+        return (bool(layers) and record.norm) + (record.convolution and 0 in layers)
+
+    @classmethod
+    def repeated_layers(cls, record: DisentangledSpec, size: Size) -> tuple[int, ...]:
+        """Return the last layer, which a mask decoder runs twice."""
+        return (size.layers - 1,) if record.mask_decoder else ()
+
+    @classmethod
+    def position_table(cls, record: DisentangledSpec, size: Size, layers: range, positions: int) -> Map | None:
+        """Return the position table of a mask decoder."""
+        return Map(size.width, positions, False) if record.mask_decoder and size.layers - 1 in layers else None
+
+    def pairs(self, queries: int, keys: int) -> int:
+        """Return the pairs of queries and keys, and of each query or key with every possible distance."""
+        return queries * keys + queries * min(2 * keys, self.attention.table_rows)
+
+
+def convolution_map(width: int) -> Map:
+    """Return the linear layer of a convolution over a position and its two neighbors."""
+    return Map(3 * width, width, bias=True)

@@ -1,0 +1,49 @@
+"""Options of disentangled attention (DeBERTa, arXiv:2006.03654)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from megaptm.spec import AtLeastOne, AttentionSpec, Block, Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisentangledSpec(AttentionSpec):
+    """Attention with scores of content and distance, from a distance table of the stack (DeBERTa, arXiv:2006.03654)."""
+
+    kind = "disentangled"
+    costs = "megaptm.families.deberta.costs:DisentangledAttentionBrick"
+    module = "megaptm.families.deberta.attention:DisentangledAttention"
+    stack = "megaptm.families.deberta.stack:DisentangledStack"
+    scores_distances = True
+
+    max_distance: AtLeastOne = 512
+    """Largest distance to each side."""
+    num_distance_buckets: AtLeastOne | None = None
+    """Distance buckets to each side, logarithmic for large distances. None: one per distance."""
+    norm: bool = False
+    """Whether the distance table is normalized (DeBERTa-v2)."""
+    projections: Literal["own", "tokens"] = "own"
+    """Projections of the distance table: its `own`, or those of the `tokens`."""
+    convolution: bool = False
+    """Whether a convolution of width 3 runs beside the first layer (DeBERTa-v2)."""
+    mask_decoder: bool = False
+    """Whether the last layer is the enhanced mask decoder: it runs twice on the output of the layer before it, with
+    queries that start from that output plus a position table. Used in pre-training only."""
+
+    @property
+    def table_rows(self) -> int:
+        """Number of rows of the distance table."""
+        return 2 * (self.max_distance if self.num_distance_buckets is None else self.num_distance_buckets)
+
+    def for_encoding(self) -> DisentangledSpec:
+        return replace(self, mask_decoder=False)
+
+    def for_pretraining(self, table: AttentionSpec) -> DisentangledSpec:
+        return replace(self, mask_decoder=isinstance(table, DisentangledSpec) and table.mask_decoder)
+
+    def errors(self, block: Block, size: Size) -> Iterator[str]:
+        if block.score_bias:
+            yield f"position is {block.position}, but disentangled attention encodes distances itself: use none."

@@ -1,0 +1,30 @@
+"""Options of window attention (Longformer, arXiv:2004.05150)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from megaptm.spec import AtLeastOne, AttentionSpec, Block, Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowSpec(AttentionSpec):
+    """Attention in a sliding window, and of positions that the batch's field `global_tokens` marks, which have
+    projections of their own (Longformer, arXiv:2004.05150)."""
+
+    kind = "window"
+    costs = "megaptm.families.longformer.costs:WindowAttentionBrick"
+    module = "megaptm.families.longformer.attention:WindowAttention"
+    options = (*AttentionSpec.options, "window", "dilation")
+    reads_global_tokens = True
+
+    window: AtLeastOne = 512
+    """Number of attended positions besides the query's own. Half of them are on each side; with causal `visibility` all
+    are before it."""
+    dilation: AtLeastOne = 1
+    """Step between attended positions."""
+
+    def errors(self, block: Block, size: Size) -> Iterator[str]:
+        if self.window % 2 and not block.causal:
+            yield f"attention.window ({self.window}) must be even: half of the window is on each side."

@@ -1,0 +1,62 @@
+"""Linear layers and costs of local and LSH attention."""
+
+from __future__ import annotations
+
+from megaptm.bricks import Map, MemoryTraffic, SavedBytes
+from megaptm.bricks.attention import SelfAttentionBrick
+from megaptm.families.reformer.pattern import ChunkPairs
+from megaptm.spec import Block, Size
+
+
+class LocalAttentionBrick(SelfAttentionBrick):
+    """Self-attention within chunks; a query also attends to the previous chunk."""
+
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
+        self.pattern = ChunkPairs(self.attention.chunk_length)
+
+
+class HashedAttentionBrick(SelfAttentionBrick):
+    """LSH attention, between positions with similar hashes. Keys are queries of length one. Rows of `qv` are ordered
+    (head, [q, v], key width)."""
+
+    own_mask = True
+
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
+        self.chunk, self.hashes = self.attention.chunk_length, self.attention.num_hashes
+        self.factors = self.attention.bucket_factors
+        qv = Map(size.width, 2 * self.features, bool(self.attention.bias), "columns", matrices=2, turn=size.key_width)
+        self.maps, self.biases = {"qv": qv, "output": self.maps["output"]}, 0
+
+    def chunks(self, queries: int) -> int:
+        """Return the number of chunks of a sorted sequence; 0 if it is so short that all pairs are computed."""
+        return -(-queries // self.chunk) if queries > self.chunk else 0
+
+    def pairs(self, queries: int, keys: int) -> int:
+        """Return the pairs of all hash rounds: each chunk with itself and the previous one."""
+        chunks = self.chunks(queries)
+        return self.hashes * chunks * 2 * self.chunk**2 if chunks else queries * keys
+
+    def tiled(self, queries: int) -> bool:
+        return True
+
+    def masked(self, queries: int) -> bool:
+        return False
+
+    def hashing(self, queries: int) -> int:
+        return queries * self.features * self.hashes * sum(self.factors) // 2 if self.chunks(queries) else 0
+
+    def chosen_bytes(self, queries: int) -> int:
+        """Return the bytes of bucket ids: 4 per position, head and hash round."""
+        return 4 * queries * self.size.heads * self.hashes if self.chunks(queries) else 0
+
+    def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
+        """Return the bytes of queries and values in both orders, of the outputs of each hash round in both orders, and
+        of their combination."""
+        return SavedBytes(own=self.features * element * (3 + 4 * self.hashes))
+
+    def memory_traffic(self, element: int) -> MemoryTraffic:
+        """Return the traffic of sorting and unsorting in each hash round."""
+        features = self.features * element * (2 + 6 * self.hashes)
+        return MemoryTraffic(forward=features, backward=2 * features)

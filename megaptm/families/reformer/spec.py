@@ -1,0 +1,69 @@
+"""Options of local and LSH attention (Reformer, arXiv:2001.04451)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Annotated
+
+from pydantic import Field
+
+from megaptm.spec import AtLeastOne, AttentionSpec, Block, Size
+
+MAX_BUCKETS = 1 << 31
+"""Bound of the number of hash buckets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSpec(AttentionSpec):
+    """Attention to the chunk of the query and the chunk before it (Reformer, arXiv:2001.04451)."""
+
+    kind = "local"
+    costs = "megaptm.families.reformer.costs:LocalAttentionBrick"
+    options = (*AttentionSpec.options, "chunk_length")
+    reads_global_tokens = True
+    caches_keys = False
+
+    chunk_length: AtLeastOne = 64
+    """Positions of a chunk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LSHSpec(LocalSpec):
+    """Local attention after sorting positions by hashes of shared queries and keys (Reformer, arXiv:2001.04451)."""
+
+    kind = "lsh"
+    takes_global_positions = False
+    costs = "megaptm.families.reformer.costs:HashedAttentionBrick"
+    module = "megaptm.families.reformer.attention:HashedAttention"
+    options = (*LocalSpec.options, "num_hashes", "num_buckets")
+    reads_global_tokens = False
+
+    num_hashes: Annotated[int, Field(ge=1, le=1 << 10)] = 1
+    """Number of hash rounds, each with its own random rotations."""
+    num_buckets: AtLeastOne | Annotated[tuple[AtLeastOne, ...], Field(min_length=1)] = 64
+    """Number of hash buckets, even; a tuple of factors for a factorized hash."""
+
+    @property
+    def bucket_factors(self) -> tuple[int, ...]:
+        """Factors of the number of buckets."""
+        return (self.num_buckets,) if isinstance(self.num_buckets, int) else self.num_buckets
+
+    def errors(self, block: Block, size: Size) -> Iterator[str]:
+        if odd := [factor for factor in self.bucket_factors if factor % 2]:
+            yield f"attention.num_buckets ({odd[0]}) must be even: half of the buckets are the negatives of the others."
+        if prod(self.bucket_factors) >= MAX_BUCKETS:
+            yield (
+                f"attention.num_buckets has a product of {prod(self.bucket_factors):,}, and must be below "
+                f"{MAX_BUCKETS:,}: lower it."
+            )
+        if block.ordered:
+            yield (
+                f"attention is LSH, whose keys are its queries, and visibility is {block.visibility}: use full or "
+                "causal visibility."
+            )
+        if self.bias == "no-keys":
+            yield "attention.bias is no-keys, but the keys of LSH attention are its queries: use true or false."
+        if size.key_heads != size.heads:
+            yield f"kv_heads ({size.key_heads}): the keys of LSH attention are its queries; leave kv_heads out."
