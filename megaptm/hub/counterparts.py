@@ -166,7 +166,7 @@ def _shape(family: Family, counterpart: Counterpart) -> dict[str, Any]:
 def _attention_shape(block: Block, counterpart: Counterpart) -> object:
     """Return the kinds of attention that layers use in turn, without the values that a config.json gives."""
     records = [_without_options(record, counterpart) for record in block.attentions]
-    if counterpart.read_attention is not None and {*block.kinds} <= {*counterpart.table.first_block.kinds}:
+    if counterpart.read_attention is not None and {*block.kinds} <= {*counterpart.family_table.first_block.kinds}:
         return "by layer", frozenset((record.bias, record.scale, record.dropout) for record in records)
     return records[0] if len({*records}) == 1 else tuple(records)
 
