@@ -147,8 +147,10 @@ MAY_IMPORT = {
 FAMILY_MAY_IMPORT = (
     "spec",
     "batch",
+    "objectives",
     "bricks",
     "layers",
+    "losses",
     "models",
     "hub",
     "config",

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from megaptm.batch import IGNORED
 from megaptm.bricks import HEADS, HeadBrick
-from megaptm.bricks.heads import SpanBoundaryHeadBrick, TokenClassHeadBrick
+from megaptm.bricks.heads import TokenClassHeadBrick
 from megaptm.families.reformer.spec import LSHSpec
+from megaptm.families.spanbert.heads import SpanBoundaryHeadBrick
 from megaptm.spec import Block, Family, Reading, change, with_attention_options
 
 Fields = dict[str, Tensor]

@@ -7,7 +7,7 @@ from typing import ClassVar, TypeVar
 
 from megaptm.bricks.adaptive import cluster_maps, projections
 from megaptm.bricks.brick import Map
-from megaptm.bricks.contrast_heads import CrossModalHeadBrick, InfoMaxHeadBrick
+from megaptm.bricks.contrast_heads import CrossModalHeadBrick
 from megaptm.bricks.head import ROWS_PROJECTED, HeadBrick, LossBytes, table_gradient_bytes
 from megaptm.bricks.image_heads import ImageLabelHeadBrick, ImageTextHeadBrick, MaskedPatchHeadBrick
 from megaptm.bricks.layer import norm_parameters
@@ -93,81 +93,6 @@ class MaskedHeadBrick(HeadBrick):
         return norm_parameters(self.block, self.table_width)
 
 
-class BidirectionalHeadBrick(HeadBrick):
-    """Bidirectional language model head (ELMo, arXiv:1802.05365, 3.1): next token in each direction, each by its own
-    stack, with a shared table and bias. Papers do not count it."""
-
-    name = "bidirectional-lm"
-    next_token = True
-
-    def __init__(self, spec: ModelSpec) -> None:
-        super().__init__(spec)
-        if len(self.readings) != 2 or spec.family.tied:
-            raise UserError(
-                f"{spec.name}: the {self.name} head reads two stacks, by a table of its own: give it two in `reads`, "
-                "and tied=False."
-            )
-
-    @property
-    def maps(self) -> Mapping[str, Map]:
-        return {}
-
-    @property
-    def rows(self) -> int:
-        return self.spec.size.table_width + 1
-
-    @property
-    def projections(self) -> list[tuple[int, int]]:
-        """Projections of both directions; on sampled tokens if the family has `negatives`."""
-        words = self.spec.family.negatives or self.spec.vocabulary
-        return [(self.spec.size.table_width, words)] * 2
-
-    def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
-        """Return the bytes. With sampled tokens: logits, two float32 copies of them, and vectors of labels and
-        samples."""
-        if not (drawn := self.spec.family.negatives):
-            return super().loss_bytes(2 * positions, element, tensor=tensor, chunked=chunked)
-        width = self.spec.size.table_width
-        return LossBytes(2 * positions * (drawn * (element + 8) + 3 * width * element) + 2 * drawn * width * element)
-
-
-class PermutationHeadBrick(HeadBrick):
-    """Permutation language model head (XLNet): tokens predicted in an order from the query stream, by token table and
-    bias."""
-
-    name = "permutation-lm"
-    predicted_only = True
-    rows = 1
-
-    @property
-    def maps(self) -> Mapping[str, Map]:
-        return {}
-
-
-class SpanBoundaryHeadBrick(HeadBrick):
-    """Span boundary head (SpanBERT, arXiv:1907.10529, 3.2): tokens of a masked span from the two positions around it.
-    Two layers with norms, then token table and bias."""
-
-    name = "span-boundary"
-    answers = "span_labels"
-    predicted_only = True
-    rows = 1
-    offsets: ClassVar[int] = 20
-    """Positions of a span that are distinguished: `objectives.span_boundary.LONGEST`."""
-    offset_width: ClassVar[int] = 200
-    """Width of the position table, for any model width (as in the released code)."""
-
-    @property
-    def maps(self) -> Mapping[str, Map]:
-        width, table = self.width, self.table_width
-        return {"first": Map(2 * width + self.offset_width, width, True), "second": Map(width, table, True)}
-
-    @property
-    def others(self) -> int:
-        norms = sum(norm_parameters(self.block, one.outputs) for one in self.maps.values())
-        return self.offsets * self.offset_width + norms
-
-
 class RowClassHeadBrick(HeadBrick):
     """Base of heads that classify a text or pair of texts, from the first position through BERT's pooler."""
 
@@ -198,20 +123,6 @@ class TokenClassHeadBrick(HeadBrick):
         return {"classify": Map(self.width, self.classes, True)}
 
 
-class ReplacedHeadBrick(HeadBrick):
-    """Replaced token detection (ELECTRA, arXiv:2003.10555, section 2): linear layer and one logit per position."""
-
-    name = "replaced-token"
-    answers = "replaced"
-    projects = False
-    judges_draws = True
-
-    @property
-    def maps(self) -> Mapping[str, Map]:
-        width = self.width
-        return {"transform": Map(width, width, True), "classify": Map(width, 1, True)}
-
-
 class NextSentenceHeadBrick(RowClassHeadBrick):
     """Next sentence prediction: whether the second text follows the first (BERT, arXiv:1810.04805, 3.1)."""
 
@@ -228,48 +139,6 @@ class SentenceOrderHeadBrick(RowClassHeadBrick):
     pooler_published = True
 
 
-class SentenceDistanceHeadBrick(RowClassHeadBrick):
-    """Sentence distance: neighbors, same document, or different documents (ERNIE 2.0, arXiv:1907.12412, 4.2.2)."""
-
-    name = "sentence-distance"
-    answers = "sentence_distance"
-    classes = 3
-
-
-class DialogueHeadBrick(RowClassHeadBrick):
-    """Dialogue language model: whether all turns are of one dialogue (ERNIE 1.0, arXiv:1904.09223, 3.3)."""
-
-    name = "dialogue"
-    answers = "dialogue"
-
-
-class DiscourseHeadBrick(RowClassHeadBrick):
-    """Discourse relation: which of 174 connectives joined two texts, by labels of a corpus (ERNIE 2.0,
-    arXiv:1907.12412, 4.2.3; Discovery, arXiv:1903.11850)."""
-
-    name = "discourse"
-    answers = "discourse"
-    classes = 174
-
-
-class RelevanceHeadBrick(RowClassHeadBrick):
-    """IR relevance: whether a title was clicked for a query, only shown, or neither, by labels of a corpus (ERNIE 2.0,
-    arXiv:1907.12412, 4.2.3)."""
-
-    name = "relevance"
-    answers = "relevance"
-    classes = 3
-
-
-class SentenceReorderingHeadBrick(RowClassHeadBrick):
-    """Sentence reordering: order of up to three segments of a document (ERNIE 2.0, arXiv:1907.12412, 4.2.2)."""
-
-    name = "sentence-reordering"
-    answers = "sentence_reordering"
-    classes = 9
-    pooler_published = True
-
-
 class ImageTextMatchHeadBrick(RowClassHeadBrick):
     """ITM: whether an image's regions match a text (UNITER, arXiv:1909.11740, section 3.2)."""
 
@@ -278,31 +147,12 @@ class ImageTextMatchHeadBrick(RowClassHeadBrick):
     pooler_published = True
 
 
-class CapitalizationHeadBrick(TokenClassHeadBrick):
-    """Capitalization prediction: whether a token's word is capitalized (ERNIE 2.0, arXiv:1907.12412, 4.2.1)."""
-
-    name = "capitalization"
-    answers = "capitalization"
-
-
-class TokenDocumentHeadBrick(TokenClassHeadBrick):
-    """Token-document relation: whether a token also occurs in the rest of its document (ERNIE 2.0, arXiv:1907.12412,
-    4.2.1)."""
-
-    name = "token-document"
-    answers = "token_document"
-
-
 _HEADS: dict[str, type[HeadBrick]] = {
     head.name: head
     for head in (
-        *(LanguageHeadBrick, MaskedHeadBrick, SpanBoundaryHeadBrick, NextSentenceHeadBrick, SentenceOrderHeadBrick),
-        *(BidirectionalHeadBrick, PermutationHeadBrick),
-        *(ReplacedHeadBrick, CapitalizationHeadBrick, TokenDocumentHeadBrick),
-        *(SentenceReorderingHeadBrick, SentenceDistanceHeadBrick, DialogueHeadBrick),
-        *(DiscourseHeadBrick, RelevanceHeadBrick),
+        *(LanguageHeadBrick, MaskedHeadBrick, NextSentenceHeadBrick, SentenceOrderHeadBrick),
         *(ImageLabelHeadBrick, MaskedPatchHeadBrick, ImageTextHeadBrick),
-        *(ImageTextMatchHeadBrick, WordRegionHeadBrick, CrossModalHeadBrick, InfoMaxHeadBrick),
+        *(ImageTextMatchHeadBrick, WordRegionHeadBrick, CrossModalHeadBrick),
         *(RegionFeatureHeadBrick, RegionLabelHeadBrick, RegionDistributionHeadBrick),
     )
 }
@@ -322,7 +172,7 @@ def register_head(head: H) -> H:
         raise TypeError(f"{head.__name__}.module ({head.module!r}) must be written `package.module:NAME`.")
     if head.contrasts and not head.features:
         raise TypeError(f"{head.__name__} does not say what its comparison costs: give it `features`, a row's numbers.")
-    known = HEADS.register(head.name, head)
+    known = HEADS.setdefault(head.name, head)
     if (known.__module__, known.__qualname__) != (head.__module__, head.__qualname__):
         raise TypeError(f"there is a head called {head.name!r} already: {known.__name__}.")
     return head

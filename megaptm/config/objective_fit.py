@@ -15,6 +15,7 @@ from megaptm.objectives.encoder_decoder import EncoderDecoder
 from megaptm.objectives.pairs import GloVe
 from megaptm.objectives.ranking import WindowRanking
 from megaptm.objectives.windows import WordWindows
+from megaptm.plugins import is_builtin
 from megaptm.spec import Block, Family, Reading
 
 """Attention patterns in which positions attend to only some others, so that global tokens have an effect."""
@@ -123,7 +124,7 @@ def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[
     if task.resets_positions and relative_stack is not None:
         yield f"its second texts restart positions, and the {relative_stack} uses relative positions"
     for loss in task.losses:
-        if loss in HEADS and not HEADS[loss].module:
+        if loss in HEADS and is_builtin(HEADS[loss]):
             yield from _attended_labels(loss, family)
 
 

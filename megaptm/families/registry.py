@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -37,6 +37,7 @@ FOLDERS = (
     "clip",
     "uniter",
     "unimo",
+    "infoword",
 )
 """Folders of families, in the order in which families are listed."""
 
@@ -51,7 +52,7 @@ def contributions(module: str, name: str) -> Iterator[Any]:
                 yield found
 
 
-class Registry(Mapping[str, V]):
+class Registry(MutableMapping[str, V]):
     """Entries by name: those of the core, then those of families, which are loaded at the first look-up."""
 
     def __init__(self, core: Mapping[str, V], of_families: Callable[[], Iterable[tuple[str, V]]]) -> None:
@@ -66,9 +67,11 @@ class Registry(Mapping[str, V]):
     def __len__(self) -> int:
         return len(self._all())
 
-    def register(self, name: str, entry: V) -> V:
-        """Add an entry, unless the name is taken. Return the entry of the name."""
-        return self._all().setdefault(name, entry)
+    def __setitem__(self, name: str, entry: V) -> None:
+        self._all()[name] = entry
+
+    def __delitem__(self, name: str) -> None:
+        del self._all()[name]
 
     def _all(self) -> dict[str, V]:
         if not self._complete:

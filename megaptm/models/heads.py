@@ -8,20 +8,14 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megaptm.batch import IGNORED
 from megaptm.bricks import HeadBrick, heads
-from megaptm.bricks.contrast_heads import CrossModalHeadBrick, InfoMaxHeadBrick
+from megaptm.bricks.contrast_heads import CrossModalHeadBrick
 from megaptm.bricks.heads import (
-    BidirectionalHeadBrick,
     LanguageHeadBrick,
     MaskedHeadBrick,
-    PermutationHeadBrick,
-    ReplacedHeadBrick,
     RowClassHeadBrick,
-    SpanBoundaryHeadBrick,
     TokenClassHeadBrick,
 )
 from megaptm.bricks.image_heads import ImageLabelHeadBrick, ImageTextHeadBrick, MaskedPatchHeadBrick
@@ -32,20 +26,17 @@ from megaptm.bricks.region_heads import (
     WordRegionHeadBrick,
 )
 from megaptm.errors import UserError
-from megaptm.layers.draws import sent
 from megaptm.layers.feedforward import GATES, activation_of
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
-from megaptm.losses.sampled import NegativeSamples, sample_negatives, sampled_cross_entropy
 from megaptm.losses.soft_targets import Projected
 from megaptm.models.adaptive import AdaptiveHead
 from megaptm.models.cross_modal import CrossModalHead
 from megaptm.models.draw import UNIFORMS
 from megaptm.models.image_heads import ImageLabelHead, MaskedPatchHead
 from megaptm.models.image_text import ImageTextHead
-from megaptm.models.infomax import InfoMaxHead
 from megaptm.models.loss import Loss, class_loss, count_labels, token_loss
-from megaptm.models.places import asked_places, at_places
+from megaptm.models.places import asked_places
 from megaptm.models.region_heads import (
     RegionDistributionHead,
     RegionFeatureHead,
@@ -103,63 +94,6 @@ class LanguageHead(nn.Module):
         return weight
 
 
-class BidirectionalHead(nn.Module):
-    """Next-token head of forward and backward language models (ELMo): one table and one bias for both. The loss is the
-    mean of both directions, which have equal numbers of labels.
-
-    In training a sampled softmax may be used, with the same negatives for all samples of a step, different in each
-    direction.
-    """
-
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
-        super().__init__()
-        self.prefixes = [spec.family.prefixes[reading.stack] for reading in brick.readings]
-        self.number, self.size = spec.family.negatives, spec.vocabulary
-        if self.number >= self.size:
-            raise UserError(
-                f"model.negatives ({self.number}) must be less than the {self.size} words of the vocabulary, of which "
-                "they are drawn: lower it, or say 0, and all are compared."
-            )
-        self.negatives: list[tuple[NegativeSamples, Tensor]] = []
-        """Negatives of each direction, and their ids on the model's device."""
-        self.table = Embedding(spec.padded_vocabulary, spec.size.table_width, split="vocabulary")
-        self.vocabulary = VocabularyBias(spec.padded_vocabulary)
-        self.project = token_loss(spec)
-
-    def loss(self, *streams_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        labels = [batch[f"{prefix}labels"].t() for prefix in self.prefixes]
-        pairs = zip(streams_SBD, labels, strict=True)
-        losses = [
-            self._loss(number, x_SBD.flatten(0, 1), labels_SB.reshape(-1))
-            for number, (x_SBD, labels_SB) in enumerate(pairs)
-        ]
-        return torch.stack(losses).mean(), count_labels(labels[0])
-
-    def draw(self, *, seed: int, step: int) -> None:
-        """Sample the negatives of a step, a function of seed and step."""
-        drawn = [
-            sample_negatives(self.number, self.size, key=f"{seed}:negatives:{step}:{prefix}")
-            for prefix in self.prefixes
-            if self.number
-        ]
-        self.negatives = [(one, sent(torch.from_numpy(one.ids), self.table.weight.device)) for one in drawn]
-
-    def _loss(self, direction: int, x_ND: Tensor, labels_N: Tensor) -> Tensor:
-        if not (self.training and self.number):
-            return self.project(x_ND, self.table.weight, self.vocabulary.bias, labels_N)
-        negatives, ids_K = self.negatives[direction]
-        # One lookup for labels and negatives: its gradient bypasses autograd and goes to the engine's buffer.
-        both = torch.cat([labels_N.clamp(min=0), ids_K])
-        rows, biases = self.table(both), self.vocabulary.bias[both]
-        right, drawn = zip(rows.tensor_split([len(labels_N)]), biases.tensor_split([len(labels_N)]), strict=True)
-        return sampled_cross_entropy(x_ND, labels_N, positive=right, negative=drawn, ids_K=ids_K, negatives=negatives)
-
-    def logits(self, *streams_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return logits [B, 2, S, V]."""
-        x_B2SD = torch.stack([x_SBD.transpose(0, 1) for x_SBD in streams_SBD], 1)
-        return self.project.logits(x_B2SD, self.table.weight, self.vocabulary.bias)
-
-
 class MaskedHead(nn.Module):
     """Masked-language-model head as in BERT: transform, norm, tied token table and bias. Reads target positions
     only."""
@@ -169,7 +103,7 @@ class MaskedHead(nn.Module):
         block = brick.block
         if not spec.family.tied:
             raise UserError(f"{spec.name}: the `mlm` head projects on the token table; set tied=True.")
-        self.activation = _plain(spec, brick)
+        self.activation = plain_activation(spec, brick)
         self.transform = Linear.of(brick.maps["transform"])
         self.norm = Norm(brick.table_width, block.norm)
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
@@ -200,92 +134,6 @@ class MaskedHead(nn.Module):
 
     def _read(self, x: Tensor) -> Tensor:
         return self.norm(self.activation(self.transform(x)))
-
-
-class PermutationHead(nn.Module):
-    """Permutation-language-model head as in XLNet. Reads the query stream, at the end of the sequence, or the content
-    stream if the batch has no target positions."""
-
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
-        super().__init__()
-        if not spec.family.tied or spec.size.table_width != brick.width:
-            raise UserError(
-                f"{spec.name}: the `permutation-lm` head projects on a token table as wide as the stream; set "
-                "tied=True, and leave model.embedding out."
-            )
-        self.vocabulary = VocabularyBias(spec.padded_vocabulary)
-        self.project = token_loss(spec)
-
-    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        labels_BA = batch["labels"]
-        assert tied is not None
-        x = x_SBD[len(x_SBD) - labels_BA.shape[1] :].transpose(0, 1).flatten(0, 1)
-        return self.project(x, tied, self.vocabulary.bias, labels_BA.reshape(-1)), count_labels(labels_BA)
-
-    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return logits [B, S, V] of all given positions."""
-        assert tied is not None
-        return self.project.logits(x_SBD.transpose(0, 1), tied, self.vocabulary.bias)
-
-
-class SpanBoundaryHead(nn.Module):
-    """Span boundary head as in SpanBERT: predicts tokens of a masked span from the two positions around it and the
-    offset in the span."""
-
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
-        super().__init__()
-        assert isinstance(brick, SpanBoundaryHeadBrick)
-        block = brick.block
-        if not spec.family.tied:
-            raise UserError(f"{spec.name}: the `span-boundary` head projects on the token table; set tied=True.")
-        self.activation = _plain(spec, brick)
-        self.offset = Embedding(brick.offsets, brick.offset_width)
-        self.first, self.second = (Linear.of(brick.maps[name]) for name in ("first", "second"))
-        self.first_norm = Norm(self.first.out_features, block.norm)
-        self.second_norm = Norm(self.second.out_features, block.norm)
-        self.vocabulary = VocabularyBias(spec.padded_vocabulary)
-        self.project = token_loss(spec)
-
-    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        x_BSD, labels = x_SBD.transpose(0, 1), batch["span_labels"]
-        left, right = (at_places(x_BSD, batch[name]) for name in ("span_left", "span_right"))
-        assert tied is not None
-        read = self._read(left, right, batch["span_offset"])
-        return self.project(read.flatten(0, 1), tied, self.vocabulary.bias, labels.reshape(-1)), count_labels(labels)
-
-    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return logits [B, S, V] of each position as a span of length 1 between its neighbors."""
-        x_BSD = x_SBD.transpose(0, 1)
-        left, right = torch.cat([x_BSD[:, :1], x_BSD[:, :-1]], 1), torch.cat([x_BSD[:, 1:], x_BSD[:, -1:]], 1)
-        assert tied is not None
-        offsets = torch.zeros(left.shape[:2], dtype=torch.int64, device=left.device)
-        return self.project.logits(self._read(left, right, offsets), tied, self.vocabulary.bias)
-
-    def _read(self, left: Tensor, right: Tensor, offsets: Tensor) -> Tensor:
-        x = torch.cat([left, right, self.offset(offsets)], -1)
-        x = self.first_norm(self.activation(self.first(x)))
-        return self.second_norm(self.activation(self.second(x)))
-
-
-class ReplacedHead(nn.Module):
-    """Replaced-token-detection head (ELECTRA, arXiv:2003.10555, section 2)."""
-
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
-        super().__init__()
-        self.answers = brick.answers
-        self.activation = _plain(spec, brick)
-        self.transform, self.classify = Linear.of(brick.maps["transform"]), Linear.of(brick.maps["classify"])
-
-    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        answers_BS = batch[self.answers]
-        losses_BS = F.binary_cross_entropy_with_logits(
-            self.logits(x_SBD, tied).float(), answers_BS.clamp(min=0).float(), reduction="none"
-        )
-        return (losses_BS * (answers_BS != IGNORED)).sum(), count_labels(answers_BS)
-
-    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return logits [B, S]."""
-        return self.classify(self.activation(self.transform(x_SBD)))[:, :, 0].t()
 
 
 class TokenClassHead(nn.Module):
@@ -340,11 +188,7 @@ def language_head(spec: ModelSpec, brick: HeadBrick) -> nn.Module:
 
 MODULES: dict[type[HeadBrick], Callable[[ModelSpec, HeadBrick], nn.Module]] = {
     LanguageHeadBrick: language_head,
-    BidirectionalHeadBrick: BidirectionalHead,
     MaskedHeadBrick: MaskedHead,
-    PermutationHeadBrick: PermutationHead,
-    SpanBoundaryHeadBrick: SpanBoundaryHead,
-    ReplacedHeadBrick: ReplacedHead,
     RowClassHeadBrick: RowClassHead,
     TokenClassHeadBrick: TokenClassHead,
     ImageLabelHeadBrick: ImageLabelHead,
@@ -355,7 +199,6 @@ MODULES: dict[type[HeadBrick], Callable[[ModelSpec, HeadBrick], nn.Module]] = {
     RegionDistributionHeadBrick: RegionDistributionHead,
     WordRegionHeadBrick: WordRegionHead,
     CrossModalHeadBrick: CrossModalHead,
-    InfoMaxHeadBrick: InfoMaxHead,
 }
 """Modules of brick classes that name no module of their own."""
 
@@ -372,7 +215,7 @@ def _module(brick: HeadBrick) -> Callable[[ModelSpec, HeadBrick], nn.Module]:
     return next(module for kind, module in MODULES.items() if isinstance(brick, kind))
 
 
-def _plain(spec: ModelSpec, brick: HeadBrick) -> Callable[[Tensor], Tensor]:
+def plain_activation(spec: ModelSpec, brick: HeadBrick) -> Callable[[Tensor], Tensor]:
     """Return the activation of the last layer that a head reads."""
     act = brick.block.at(brick.size.layers - 1).ffn.activation
     assert isinstance(act, str), "`at` a layer there is one word"

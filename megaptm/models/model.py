@@ -25,7 +25,7 @@ from megaptm.models.contrast import ContrastHead
 from megaptm.models.distill import DistillationLosses
 from megaptm.models.draw import REPLACED, DrawingHead, draw_tokens
 from megaptm.models.embed import Embed
-from megaptm.models.heads import BidirectionalHead, Head, build_heads
+from megaptm.models.heads import Head, build_heads
 from megaptm.models.loss import Loss
 from megaptm.models.output import ModelOutput, States
 from megaptm.spec import EMBEDDED, Block, Distillation, Family, ModelSpec, Reading
@@ -195,8 +195,8 @@ class Model(nn.Module):
     def begin_step(self, *, seed: int, step: int) -> None:
         """Sample what heads need in a training step, equal for all its samples (negatives of a sampled softmax)."""
         for head in self._heads().values():
-            if isinstance(head, BidirectionalHead):
-                head.draw(seed=seed, step=step)
+            if begin_step := getattr(head, "begin_step", None):
+                begin_step(seed=seed, step=step)
 
     def answered(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the batch with labels that depend on sampling (ELECTRA: which tokens were replaced). The model must be

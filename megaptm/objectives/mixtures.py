@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from megaptm.objectives.composed import CONSTANT_ONE, Composed, StepValue, Task
 from megaptm.objectives.contrast import CrossModalContrast
-from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
-from megaptm.objectives.ordered import OrderedMaskedLM
-from megaptm.objectives.questions import Capitalization, TextQuestion, TokenDocument
 from megaptm.objectives.regions import ImageTextMatching, MaskedRegions, RegionMaskedLM
 from megaptm.objectives.unified import (
     ImageTextFragments,
@@ -30,51 +27,18 @@ class NamedMixture(Composed):
         return self.label
 
 
-def _third(parts: int = 1) -> StepValue:
+def third(parts: int = 1) -> StepValue:
+    """Return the share of one of `parts` equal parts of a third."""
     return StepValue((0,), (1 / (3 * parts),))
 
-
-# arXiv:1905.03197, 2.3: 80% of masked spans are one token, 10% bigrams, 10% trigrams.
-MASKED_NGRAMS = OrderedMaskedLM(hide="token-ngrams", length_weights=(0.8, 0.1, 0.1))
-
-
-# Same section: a third bidirectional with next-sentence prediction, a third sequence-to-sequence, a sixth for each
-# direction.
-UNILM = NamedMixture(
-    tasks=(
-        Task("bidirectional", MaskedLMWithQuestion("next-sentence", MASKED_NGRAMS), _third()),
-        Task("sequence-to-sequence", replace(MASKED_NGRAMS, context="sequence-to-sequence"), _third()),
-        Task("left-to-right", replace(MASKED_NGRAMS, context="left-to-right"), _third(2)),
-        Task("right-to-left", replace(MASKED_NGRAMS, context="right-to-left"), _third(2)),
-    ),
-    weights_by_step={"mlm": CONSTANT_ONE, "next-sentence": CONSTANT_ONE},
-    label="unilm",
-)
-
-# arXiv:1907.12412, 4.2: the tasks without labeled pairs, all at once. configs/ernie-2 learns them one after the other.
-ERNIE_2 = NamedMixture(
-    tasks=(
-        Task("knowledge", MaskedLM(hide="independent"), CONSTANT_ONE, 0),
-        Task("capitals", Capitalization(), CONSTANT_ONE, 1),
-        Task("tokens-of-documents", TokenDocument(), CONSTANT_ONE, 2),
-        Task("reordering", TextQuestion("sentence-reordering"), CONSTANT_ONE, 3),
-    ),
-    weights_by_step={
-        "mlm": CONSTANT_ONE,
-        "capitalization": CONSTANT_ONE,
-        "token-document": CONSTANT_ONE,
-        "sentence-reordering": CONSTANT_ONE,
-    },
-    label="ernie-2",
-)
 
 # arXiv:1909.11740, section 3.2, and released configs: 2 : 2 : 1 : 1, one task per batch, transport weight 0.1.
 UNITER = NamedMixture(
     tasks=(
-        Task("matching", ImageTextMatching(), _third()),
-        Task("words", RegionMaskedLM(), _third()),
-        Task("features", MaskedRegions(), _third(2)),
-        Task("classes", MaskedRegions(target="distribution"), _third(2)),
+        Task("matching", ImageTextMatching(), third()),
+        Task("words", RegionMaskedLM(), third()),
+        Task("features", MaskedRegions(), third(2)),
+        Task("classes", MaskedRegions(target="distribution"), third(2)),
     ),
     weights_by_step={
         "itm": CONSTANT_ONE,

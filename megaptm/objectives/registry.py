@@ -5,26 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaptm.families import Registry, contributions
-from megaptm.objectives.bidirectional import BidirectionalLM
 from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.continued import ContinuedCausalLM
 from megaptm.objectives.contrast import CrossModalContrast
-from megaptm.objectives.denoising import Denoising
 from megaptm.objectives.fragments import FragmentGeneration
 from megaptm.objectives.images import ImageLabels, ImageText, MaskedPatches
-from megaptm.objectives.infomax import DeepInfoMax
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
-from megaptm.objectives.mixtures import ERNIE_2, UNILM, UNIMO, UNITER
+from megaptm.objectives.mixtures import UNIMO, UNITER
 from megaptm.objectives.objective import BaseObjective
-from megaptm.objectives.ordered import OrderedMaskedLM
 from megaptm.objectives.pairs import GloVe
-from megaptm.objectives.permutation import PermutationLM
-from megaptm.objectives.questions import Capitalization, TokenDocument
 from megaptm.objectives.ranking import WindowRanking
 from megaptm.objectives.regions import ImageTextMatching, MaskedRegions, RegionMaskedLM
-from megaptm.objectives.replaced import ReplacedTokens
-from megaptm.objectives.restored import Deshuffling, DroppedTokens, MaskedText, PrefixLM
-from megaptm.objectives.span_boundary import SpanBoundary
 from megaptm.objectives.spans import SpanCorruption
 from megaptm.objectives.text_to_text import TextToText
 from megaptm.objectives.translation import Translation
@@ -39,15 +30,10 @@ from megaptm.objectives.unified import (
 from megaptm.objectives.windows import CBOW, SkipGram
 
 _TASKS: dict[str, type[BaseObjective]] = {
-    "bidirectional-lm": BidirectionalLM,
-    "capitalization": Capitalization,
     "causal-lm": CausalLM,
     "cbow": CBOW,
     "continued-causal-lm": ContinuedCausalLM,
     "cross-modal-contrast": CrossModalContrast,
-    "denoising": Denoising,
-    "deshuffling": Deshuffling,
-    "dropped-tokens": DroppedTokens,
     "fragment-generation": FragmentGeneration,
     "glove": GloVe,
     "image-labels": ImageLabels,
@@ -56,23 +42,15 @@ _TASKS: dict[str, type[BaseObjective]] = {
     "image-text-masked-lm": RegionMaskedLM,
     "image-text-matching": ImageTextMatching,
     "image-text-spans": ImageTextSpans,
-    "infomax": DeepInfoMax,
     "masked-areas": MaskedAreas,
     "masked-lm": MaskedLM,
-    "masked-lm-span-boundary": SpanBoundary,
     "masked-patches": MaskedPatches,
     "masked-regions": MaskedRegions,
-    "masked-text": MaskedText,
-    "ordered-masked-lm": OrderedMaskedLM,
-    "permutation-lm": PermutationLM,
-    "prefix-lm": PrefixLM,
-    "replaced-token-detection": ReplacedTokens,
     "skip-gram": SkipGram,
     "span-corruption": SpanCorruption,
     "text-fragments": TextFragments,
     "text-spans": TextSpans,
     "text-to-text": TextToText,
-    "token-document": TokenDocument,
     "translation": Translation,
     "translation-lm": TranslationLM,
     "window-ranking": WindowRanking,
@@ -82,7 +60,6 @@ _OBJECTIVES: dict[str, BaseObjective] = {
     for objective in (
         CausalLM(),
         ContinuedCausalLM(),
-        BidirectionalLM(),
         MaskedLM(),
         MaskedLM(hide="whole-words"),
         MaskedLMWithQuestion("next-sentence"),
@@ -93,26 +70,11 @@ _OBJECTIVES: dict[str, BaseObjective] = {
             "sentence-order", MaskedLM(hide="ngrams", length_weights=(0.4, 0.3, 0.2, 0.1), show="similar-words")
         ),
         MaskedLMWithQuestion("next-sentence", MaskedLM(hide="independent", units="tokens")),
-        SpanBoundary(),
-        DeepInfoMax(),
         SpanCorruption(),
         TextToText(),
         SpanCorruption(hide="tokens"),
-        PrefixLM(),
-        MaskedText(),
-        MaskedText(mask_token_prob=1.0, random_token_prob=0.0),
-        MaskedText(mask_token_prob=0.8, random_token_prob=0.1, ask="hidden"),
-        MaskedText(rate=0.5, mask_token_prob=0.8, random_token_prob=0.1, hide="span", ask="hidden"),
-        Deshuffling(),
-        DroppedTokens(),
-        Denoising(),
-        Denoising(hide="whole-words", poisson_lambda=3.5, random_token_prob=0.1),
-        ReplacedTokens(),
         Translation(),
-        PermutationLM(),
         TranslationLM(),
-        UNILM,
-        ERNIE_2,
         SkipGram(),
         CBOW(),
         GloVe(),

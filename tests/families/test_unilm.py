@@ -15,6 +15,7 @@ from torch import Tensor
 from megaptm.batch import IGNORED
 from megaptm.families.bert import BERT
 from megaptm.families.bert.huggingface import BERT as COUNTERPART
+from megaptm.families.unilm.objectives import SEGMENTS, OrderedMaskedLM
 from megaptm.hub.config_fields import config_values
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.tensor_rules import export_weights
@@ -22,7 +23,6 @@ from megaptm.layers.mask import self_mask
 from megaptm.models import build_model
 from megaptm.objectives import OBJECTIVES, SpecialTokens
 from megaptm.objectives.objective import DocumentSlice, SampleContext
-from megaptm.objectives.ordered import SEGMENTS, OrderedMaskedLM
 from megaptm.spec import ModelSpec
 from tests.models.tiny import tiny_model, tiny_spec
 from tests.parity.reference import make_random_reference

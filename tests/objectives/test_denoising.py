@@ -8,8 +8,8 @@ import pytest
 
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
+from megaptm.families.bart.objectives import Denoising, permuted_sentences, span_lengths
 from megaptm.objectives import OBJECTIVES, SpecialTokens, build_objective
-from megaptm.objectives.denoising import Denoising, permuted_sentences, span_lengths
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from tests.objectives.samples import SPECIAL, random_slice, split_documents
 

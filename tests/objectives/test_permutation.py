@@ -15,9 +15,9 @@ from megaptm.data import open_mix
 from megaptm.data.mix import Mix
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
+from megaptm.families.xlnet.objectives import PermutationLM, attention_order, choose_spans
 from megaptm.layers.mask import self_mask
 from megaptm.objectives.objective import DocumentSlice, SampleContext
-from megaptm.objectives.permutation import PermutationLM, attention_order, choose_spans
 from tests.data.corpora import tiny_corpus, tiny_special
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden/xlnet_masks.npz")

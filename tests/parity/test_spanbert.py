@@ -12,15 +12,15 @@ from safetensors.torch import load_file
 
 from megaptm.batch import IGNORED
 from megaptm.bricks import HEADS
-from megaptm.bricks.heads import SpanBoundaryHeadBrick
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
+from megaptm.families.spanbert import objectives as span_boundary
+from megaptm.families.spanbert.heads import SpanBoundaryHeadBrick
+from megaptm.families.spanbert.objectives import MAX_OFFSET, SpanBoundary
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.models.heads import build_heads
-from megaptm.objectives import span_boundary
 from megaptm.objectives.masked import TextSequence
 from megaptm.objectives.objective import SampleContext
-from megaptm.objectives.span_boundary import MAX_OFFSET, SpanBoundary
 from megaptm.spec import ModelSpec, Size
 from tests.models.tiny import tiny_spec
 from tests.objectives.samples import SPECIAL

@@ -16,11 +16,11 @@ from megaptm.config.schema import AdafactorConfig
 from megaptm.families import CATALOGUE
 from megaptm.families.bert import BERT
 from megaptm.families.gpt import GPT3
+from megaptm.families.infoword.head_modules import InfoMaxHead
 from megaptm.losses import token
 from megaptm.models import Model, fill
 from megaptm.models.contrast import ContrastHead
 from megaptm.models.heads import build_heads
-from megaptm.models.infomax import InfoMaxHead
 from megaptm.plan import activations
 from megaptm.plan.memory import estimate_memory, state_bytes
 from megaptm.plan.software import Software

@@ -121,3 +121,20 @@ class DroppedTokens(EncoderDecoder):
 
     def target_length(self, raw: int) -> int:
         return num_masked_tokens(raw, rate=self.rate) + 1
+
+
+TASKS = {
+    "deshuffling": Deshuffling,
+    "dropped-tokens": DroppedTokens,
+    "masked-text": MaskedText,
+    "prefix-lm": PrefixLM,
+}
+OBJECTIVES = (
+    PrefixLM(),
+    MaskedText(),
+    MaskedText(mask_token_prob=1.0, random_token_prob=0.0),
+    MaskedText(mask_token_prob=0.8, random_token_prob=0.1, ask="hidden"),
+    MaskedText(rate=0.5, mask_token_prob=0.8, random_token_prob=0.1, hide="span", ask="hidden"),
+    Deshuffling(),
+    DroppedTokens(),
+)

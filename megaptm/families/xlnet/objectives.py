@@ -209,3 +209,7 @@ def attention_order(ordered: np.ndarray, *permutations: np.ndarray) -> np.ndarra
         order[part] = first + number + np.where(ordered[part], 1 + permutation, 0)
         first = part.stop
     return order
+
+
+TASKS = {"permutation-lm": PermutationLM}
+OBJECTIVES = (PermutationLM(),)

@@ -174,3 +174,7 @@ def span_lengths(total: int, *, poisson_lambda: float, rng: np.random.Generator)
     lengths[-1:] -= lengths.sum() - total
     # At most as many masks as masked tokens, so that no sequence grows: a short text may have sampled many zeros.
     return lengths[np.argsort(lengths == 0, kind="stable")][:total]
+
+
+TASKS = {"denoising": Denoising}
+OBJECTIVES = (Denoising(), Denoising(hide="whole-words", poisson_lambda=3.5, random_token_prob=0.1))

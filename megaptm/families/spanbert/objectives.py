@@ -63,3 +63,7 @@ def span_boundaries(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
     span = np.cumsum(first) - 1
     start, stop = positions[first][span], positions[last][span]
     return start - 1, stop + 1, positions - start
+
+
+TASKS = {"masked-lm-span-boundary": SpanBoundary}
+OBJECTIVES = (SpanBoundary(),)

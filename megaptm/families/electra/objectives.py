@@ -47,3 +47,7 @@ class ReplacedTokens(MaskedLM):
         sample["uniforms"] = context.rng.random(len(sample["labels"]), dtype=np.float32)
         sample["replaced"] = np.where(sample["document_ids"] > 0, 0, IGNORED)
         return sample
+
+
+TASKS = {"replaced-token-detection": ReplacedTokens}
+OBJECTIVES = (ReplacedTokens(),)

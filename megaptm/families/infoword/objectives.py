@@ -79,3 +79,7 @@ class DeepInfoMax(SampleObjective):
         return text_sequence.fields(text_sequence.text, special, context.sequence) | {
             "ngram_start": np.array(start, dtype=np.int64)
         }
+
+
+TASKS = {"infomax": DeepInfoMax}
+OBJECTIVES = (DeepInfoMax(),)

@@ -95,3 +95,7 @@ def _text(parts: Sequence[DocumentSlice], special: SpecialTokens) -> np.ndarray:
         only_begin = index == 0 and part.slots == 1 and not len(part.tokens) and len(parts) > 1
         documents += [part.tokens.astype(np.int64), between[1:] if only_begin else between[: part.slots]]
     return np.concatenate(documents)
+
+
+TASKS = {"bidirectional-lm": BidirectionalLM}
+OBJECTIVES = (BidirectionalLM(),)

@@ -8,7 +8,9 @@ from typing import Literal
 import numpy as np
 
 from megaptm.batch import BatchSpec, fields
-from megaptm.objectives.masked import MaskedLM, TextSequence
+from megaptm.objectives.composed import CONSTANT_ONE, Task
+from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion, TextSequence
+from megaptm.objectives.mixtures import NamedMixture, third
 from megaptm.objectives.objective import Piece, Sample, SampleContext, SequenceWindow, pad_pieces
 from megaptm.objectives.text_questions import LabeledTexts
 
@@ -96,3 +98,25 @@ class OrderedMaskedLM(MaskedLM):
             case "sequence-to-sequence" if index:
                 return np.arange(1, length + 1)
         return np.zeros(length, dtype=np.int64)
+
+
+# arXiv:1905.03197, 2.3: 80% of masked spans are one token, 10% bigrams, 10% trigrams.
+MASKED_NGRAMS = OrderedMaskedLM(hide="token-ngrams", length_weights=(0.8, 0.1, 0.1))
+
+
+# Same section: a third bidirectional with next-sentence prediction, a third sequence-to-sequence, a sixth for each
+# direction.
+UNILM = NamedMixture(
+    tasks=(
+        Task("bidirectional", MaskedLMWithQuestion("next-sentence", MASKED_NGRAMS), third()),
+        Task("sequence-to-sequence", replace(MASKED_NGRAMS, context="sequence-to-sequence"), third()),
+        Task("left-to-right", replace(MASKED_NGRAMS, context="left-to-right"), third(2)),
+        Task("right-to-left", replace(MASKED_NGRAMS, context="right-to-left"), third(2)),
+    ),
+    weights_by_step={"mlm": CONSTANT_ONE, "next-sentence": CONSTANT_ONE},
+    label="unilm",
+)
+
+
+TASKS = {"ordered-masked-lm": OrderedMaskedLM}
+OBJECTIVES = (UNILM,)

@@ -1,0 +1,36 @@
+"""Head of ELECTRA."""
+
+# S sequence, B batch, D width, A target positions of a sample, V vocabulary
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megaptm.batch import IGNORED
+from megaptm.bricks import HeadBrick
+from megaptm.layers.split import Linear
+from megaptm.models.heads import plain_activation
+from megaptm.models.loss import Loss, count_labels
+from megaptm.spec import ModelSpec
+
+
+class ReplacedHead(nn.Module):
+    """Replaced-token-detection head (ELECTRA, arXiv:2003.10555, section 2)."""
+
+    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+        super().__init__()
+        self.answers = brick.answers
+        self.activation = plain_activation(spec, brick)
+        self.transform, self.classify = Linear.of(brick.maps["transform"]), Linear.of(brick.maps["classify"])
+
+    def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
+        answers_BS = batch[self.answers]
+        losses_BS = F.binary_cross_entropy_with_logits(
+            self.logits(x_SBD, tied).float(), answers_BS.clamp(min=0).float(), reduction="none"
+        )
+        return (losses_BS * (answers_BS != IGNORED)).sum(), count_labels(answers_BS)
+
+    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
+        """Return logits [B, S]."""
+        return self.classify(self.activation(self.transform(x_SBD)))[:, :, 0].t()

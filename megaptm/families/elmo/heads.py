@@ -1,0 +1,52 @@
+"""Costs of the heads of ELMo."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megaptm.bricks import HeadBrick, Map
+from megaptm.bricks.head import LossBytes
+from megaptm.errors import UserError
+from megaptm.spec import ModelSpec
+
+
+class BidirectionalHeadBrick(HeadBrick):
+    """Bidirectional language model head (ELMo, arXiv:1802.05365, 3.1): next token in each direction, each by its own
+    stack, with a shared table and bias. Papers do not count it."""
+
+    name = "bidirectional-lm"
+    module = "megaptm.families.elmo.head_modules:BidirectionalHead"
+    next_token = True
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        if len(self.readings) != 2 or spec.family.tied:
+            raise UserError(
+                f"{spec.name}: the {self.name} head reads two stacks, by a table of its own: give it two in `reads`, "
+                "and tied=False."
+            )
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        return {}
+
+    @property
+    def rows(self) -> int:
+        return self.spec.size.table_width + 1
+
+    @property
+    def projections(self) -> list[tuple[int, int]]:
+        """Projections of both directions; on sampled tokens if the family has `negatives`."""
+        words = self.spec.family.negatives or self.spec.vocabulary
+        return [(self.spec.size.table_width, words)] * 2
+
+    def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
+        """Return the bytes. With sampled tokens: logits, two float32 copies of them, and vectors of labels and
+        samples."""
+        if not (drawn := self.spec.family.negatives):
+            return super().loss_bytes(2 * positions, element, tensor=tensor, chunked=chunked)
+        width = self.spec.size.table_width
+        return LossBytes(2 * positions * (drawn * (element + 8) + 3 * width * element) + 2 * drawn * width * element)
+
+
+HEADS = (BidirectionalHeadBrick,)

@@ -1,0 +1,73 @@
+"""Costs of the heads of ERNIE."""
+
+from __future__ import annotations
+
+from megaptm.bricks.heads import RowClassHeadBrick, TokenClassHeadBrick
+
+
+class SentenceDistanceHeadBrick(RowClassHeadBrick):
+    """Sentence distance: neighbors, same document, or different documents (ERNIE 2.0, arXiv:1907.12412, 4.2.2)."""
+
+    name = "sentence-distance"
+    answers = "sentence_distance"
+    classes = 3
+
+
+class DialogueHeadBrick(RowClassHeadBrick):
+    """Dialogue language model: whether all turns are of one dialogue (ERNIE 1.0, arXiv:1904.09223, 3.3)."""
+
+    name = "dialogue"
+    answers = "dialogue"
+
+
+class DiscourseHeadBrick(RowClassHeadBrick):
+    """Discourse relation: which of 174 connectives joined two texts, by labels of a corpus (ERNIE 2.0,
+    arXiv:1907.12412, 4.2.3; Discovery, arXiv:1903.11850)."""
+
+    name = "discourse"
+    answers = "discourse"
+    classes = 174
+
+
+class RelevanceHeadBrick(RowClassHeadBrick):
+    """IR relevance: whether a title was clicked for a query, only shown, or neither, by labels of a corpus (ERNIE 2.0,
+    arXiv:1907.12412, 4.2.3)."""
+
+    name = "relevance"
+    answers = "relevance"
+    classes = 3
+
+
+class SentenceReorderingHeadBrick(RowClassHeadBrick):
+    """Sentence reordering: order of up to three segments of a document (ERNIE 2.0, arXiv:1907.12412, 4.2.2)."""
+
+    name = "sentence-reordering"
+    answers = "sentence_reordering"
+    classes = 9
+    pooler_published = True
+
+
+class CapitalizationHeadBrick(TokenClassHeadBrick):
+    """Capitalization prediction: whether a token's word is capitalized (ERNIE 2.0, arXiv:1907.12412, 4.2.1)."""
+
+    name = "capitalization"
+    answers = "capitalization"
+
+
+class TokenDocumentHeadBrick(TokenClassHeadBrick):
+    """Token-document relation: whether a token also occurs in the rest of its document (ERNIE 2.0, arXiv:1907.12412,
+    4.2.1)."""
+
+    name = "token-document"
+    answers = "token_document"
+
+
+HEADS = (
+    SentenceDistanceHeadBrick,
+    DialogueHeadBrick,
+    DiscourseHeadBrick,
+    RelevanceHeadBrick,
+    SentenceReorderingHeadBrick,
+    CapitalizationHeadBrick,
+    TokenDocumentHeadBrick,
+)

@@ -1,0 +1,42 @@
+"""Costs of the head of InfoWord."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megaptm.bricks import HeadBrick, Map
+
+
+class InfoMaxHeadBrick(HeadBrick):
+    """Contrast of a text with an n-gram that was masked in it, over the whole batch (InfoWord, arXiv:1910.08350,
+    section 4). One projection for both."""
+
+    name = "infomax"
+    module = "megaptm.families.infoword.head_modules:InfoMaxHead"
+    answers = "ngram_start"
+    projects = False
+    contrasts = True
+
+    @property
+    def features(self) -> int:  # type: ignore[override]  # a constant of other heads
+        return 2 * self.width
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        return {"project": Map(self.width, self.width, False)}
+
+    def mapped(self, positions: int) -> int:
+        """Return the number of projected positions: the first of text and n-gram."""
+        return 2
+
+    def compare_bytes(self, own: int, rows: int) -> int:
+        """Return the peak bytes, during the scores: features, gradient of the own ones, and per pair five values of its
+        score and the masks of positives and of existing pairs."""
+        return 4 * ((rows + own) * self.features + 5 * own * rows) + 2 * own * rows
+
+    def compare_multiply_adds(self, own: int, rows: int) -> int:
+        """Return the multiply-adds of texts with n-grams, in one direction."""
+        return own * rows * self.width
+
+
+HEADS = (InfoMaxHeadBrick,)

@@ -1,0 +1,37 @@
+"""Costs of the heads of SpanBERT."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from megaptm.bricks import HeadBrick, Map
+from megaptm.bricks.layer import norm_parameters
+
+
+class SpanBoundaryHeadBrick(HeadBrick):
+    """Span boundary head (SpanBERT, arXiv:1907.10529, 3.2): tokens of a masked span from the two positions around it.
+    Two layers with norms, then token table and bias."""
+
+    name = "span-boundary"
+    module = "megaptm.families.spanbert.head_modules:SpanBoundaryHead"
+    answers = "span_labels"
+    predicted_only = True
+    rows = 1
+    offsets: ClassVar[int] = 20
+    """Positions of a span that are distinguished: `objectives.span_boundary.LONGEST`."""
+    offset_width: ClassVar[int] = 200
+    """Width of the position table, for any model width (as in the released code)."""
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        width, table = self.width, self.table_width
+        return {"first": Map(2 * width + self.offset_width, width, True), "second": Map(width, table, True)}
+
+    @property
+    def others(self) -> int:
+        norms = sum(norm_parameters(self.block, one.outputs) for one in self.maps.values())
+        return self.offsets * self.offset_width + norms
+
+
+HEADS = (SpanBoundaryHeadBrick,)

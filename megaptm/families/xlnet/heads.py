@@ -1,0 +1,24 @@
+"""Costs of the heads of XLNet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megaptm.bricks import HeadBrick, Map
+
+
+class PermutationHeadBrick(HeadBrick):
+    """Permutation language model head (XLNet): tokens predicted in an order from the query stream, by token table and
+    bias."""
+
+    name = "permutation-lm"
+    module = "megaptm.families.xlnet.head_modules:PermutationHead"
+    predicted_only = True
+    rows = 1
+
+    @property
+    def maps(self) -> Mapping[str, Map]:
+        return {}
+
+
+HEADS = (PermutationHeadBrick,)
