@@ -191,7 +191,7 @@ def test_text_options_are_refused(options, message):
     [
         ("data.sequence=50", r"data.sequence \(50\) must be model.context \(197\)"),
         ("model.patch=32", r"other patches than model.patch \(32\): its option `size`.* must be 448"),
-        ("model.context=200", r"model.context \(200\) must be a square number.*197 or 226"),
+        ("model.context=200", r"model.context \(200\) must be one more than a square.*197 or 226"),
         ("objective=masked-lm", "it provides text, and this family reads images"),
         ("model.cutoffs=[3]", r"model.cutoffs \(\[3\]\) is not used by vit"),
         ("objective={image-labels: {size: 200}}", "in pixels, must be 224"),

@@ -171,7 +171,7 @@ class RayCluster:
 
     def finish(self, job: str) -> Job:
         """Wait until the job has ended; return it."""
-        wait_for(lambda: self.is_over(job), told=lambda: self.log(job))
+        wait_for(lambda: self.is_over(job), describe=lambda: self.log(job))
         info = self._client.get_job_info(job)
         return Job(str(info.status), info.driver_exit_code, self.log(job))
 
@@ -199,7 +199,7 @@ class RayCluster:
             self._nodes[address] = node
             wait_for(
                 lambda node=node: node.poll() is not None or (STARTED in log.read_text() and ready()),
-                told=log.read_text,
+                describe=log.read_text,
             )
             if node.poll() is None:
                 return

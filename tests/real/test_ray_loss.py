@@ -31,7 +31,7 @@ def lose_a_node(ray, number, run) -> str:
     """Kill a node with ranks that is not the head, after a checkpoint; return its address."""
     [placed] = wait_for(lambda: re.findall("^Start 1: .*", ray.log(number), re.MULTILINE))
     lost = next(node for node in re.findall(r" on ([\d.]+)", placed) if not node.endswith(".101"))
-    wait_for(lambda: checkpoints(run), told=lambda: ray.log(number))
+    wait_for(lambda: checkpoints(run), describe=lambda: ray.log(number))
     ray.kill(lost)
     return lost
 

@@ -40,7 +40,7 @@ def test_second_job_stop_and_failed_rank(ray, corpus, tmp_path):
     run = tmp_path / "run"
     words = small("gpt2", run, corpus, "layout.data=3", "layout.microbatch=2", "train.steps=100000")
     number = ray.submit(*words)
-    wait_for(lambda: last_step(run) > 1, told=lambda: ray.log(number))
+    wait_for(lambda: last_step(run) > 1, describe=lambda: ray.log(number))
     another = ray.finish(ray.submit(*words))
     assert (another.status, another.code) == ("FAILED", 2)
     assert re.search(f"^error: .*{run}.* is in use by ", another.log, re.MULTILINE), another.log
@@ -53,7 +53,7 @@ def test_second_job_stop_and_failed_rank(ray, corpus, tmp_path):
 
     number = ray.submit(*words, "--retries", "0")
     done = last_step(run)
-    wait_for(lambda: last_step(run) > done, told=lambda: ray.log(number))
+    wait_for(lambda: last_step(run) > done, describe=lambda: ray.log(number))
     assert resumed_at(run) == [done]
     ray.ranks()[1].send_signal(signal.SIGKILL)
     job = ray.finish(number)
