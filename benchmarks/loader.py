@@ -120,9 +120,9 @@ def compare_with_step(delivered: list[float], *, short: bool) -> list[str]:
     shape = step_benchmark.SHORT if short else step_benchmark.Shape()
     metrics = []
     for precision in ("fp32", "bf16"):
-        seconds = step_benchmark.median_seconds(
-            {precision: step_benchmark.megaptm_step(precision, shape)}, rounds=3
-        )[precision]
+        seconds = step_benchmark.median_seconds({precision: step_benchmark.megaptm_step(precision, shape)}, rounds=3)[
+            precision
+        ]
         consumed = step_benchmark.BATCH * shape.length / seconds
         print(f"{'a training step, ' + precision:<32}{consumed:>10,.0f} tokens/s")
         ratio = min(delivered) * LENGTH / consumed
