@@ -34,7 +34,7 @@ from megaptm.spec import published
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data_pipeline.images.pictures import build, picture
 from tests.families.vision import load_reference, pixel_values, weights_of
-from tests.models.test_parts import equals_the_whole
+from tests.models.test_parts import assert_parts_equal_model
 from tests.models.vision import TEXT, clip_batch, clip_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -61,7 +61,7 @@ def test_parameter_count_equals_built_model():
 def test_step_flops_equal_torch_counter():
     """Pixels get no gradient, and each sequence has one projected position. The comparison of all pairs is counted per
     step."""
-    model, batch = clip_model(), clip_batch(3, seed=1, all_asked=True)
+    model, batch = clip_model(), clip_batch(3, seed=1, all_paired=True)
     # The counter does not know the fused kernel of the CPU, but plain matrix products.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(batch).losses[HEAD][0].backward()
@@ -76,7 +76,7 @@ def test_step_flops_equal_torch_counter():
 
 def differences(folder: Path) -> tuple[float, float]:
     """Return the largest difference of features, logits and loss, and that of gradients."""
-    model, batch = clip_model(), clip_batch(5, seed=5, all_asked=True)
+    model, batch = clip_model(), clip_batch(5, seed=5, all_paired=True)
     to_hugging_face(model.spec, weights_of(model), None, folder)
     reference = load_reference(folder, transformers.CLIPModel)
     output = reference(
@@ -105,7 +105,7 @@ def test_features_loss_and_gradients_match_hugging_face(tmp_path):
 
 def test_loss_is_mean_of_both_cross_entropies():
     """Formula of figure 3 of the paper: the positive pairs are the diagonal of cosines divided by the temperature."""
-    model, batch = clip_model(), clip_batch(5, seed=5, all_asked=True)
+    model, batch = clip_model(), clip_batch(5, seed=5, all_paired=True)
     features = model(batch, features=True).features[HEAD]
     images, texts, scale = features.split([(features.shape[1] - 1) // 2] * 2 + [1], -1)
     assert torch.allclose(images.norm(dim=-1), torch.ones(5))
@@ -171,7 +171,7 @@ def test_chunked_loss_equals_full_loss(monkeypatch):
 
 
 def test_tokens_after_text_end_are_ignored():
-    model, batch = clip_model(), clip_batch(4, seed=3, all_asked=True)
+    model, batch = clip_model(), clip_batch(4, seed=3, all_paired=True)
     other = batch["text_tokens"].clone()
     other[torch.arange(TEXT) > batch["text_end"][:, None]] = 7
     with torch.no_grad():
@@ -179,7 +179,7 @@ def test_tokens_after_text_end_are_ignored():
 
 
 def test_pipeline_stages_equal_full_model():
-    equals_the_whole(clip_model(), clip_batch(4, seed=4), 4)
+    assert_parts_equal_model(clip_model(), clip_batch(4, seed=4), 4)
 
 
 def test_initial_values_are_those_of_the_paper():

@@ -23,7 +23,7 @@ from megaptm.plan.count import count_parameters
 from megaptm.spec import ModelSpec, change, published
 from tests.models.regions import CLASSES, FEATURES, TEXT
 from tests.models.tiny import tiny_spec
-from tests.models.unified import LENGTHS, OTHER, tiny_unimo, unimo_batch, unimo_model
+from tests.models.unified import LENGTHS, OTHER_IMAGE, tiny_unimo, unimo_batch, unimo_model
 from tests.parity.reference import build_with_weights, make_random_reference
 
 CONFIGS = Path(__file__).parents[2] / "configs/unimo"
@@ -174,7 +174,7 @@ def test_images_and_texts_are_encoded_separately() -> None:
             other["tokens"][:, text_starts[text] + LENGTHS[text] - 1] += 1
             other["tokens"] %= 150
         else:
-            other["region_features"][:, OTHER * changed : OTHER * (1 + changed)] += 1.0
+            other["region_features"][:, OTHER_IMAGE * changed : OTHER_IMAGE * (1 + changed)] += 1.0
         after = features(other)
         is_unchanged = [
             torch.allclose(vector, changed_vector, atol=1e-6)

@@ -27,8 +27,17 @@ from megaptm.models import Model, build_model, fill
 from megaptm.models.model import even_chunks
 from megaptm.plan.count import count_parameters
 from megaptm.spec import ModelSpec, Size, change, published
-from tests.models.regions import ALL, CLASSES, FEATURES, REGIONS, TEXT, tiny_uniter, uniter_batch, uniter_model
-from tests.models.test_parts import equals_the_whole
+from tests.models.regions import (
+    CLASSES,
+    FEATURES,
+    REGIONS,
+    TEXT,
+    UNITER_ALL_HEADS,
+    tiny_uniter,
+    uniter_batch,
+    uniter_model,
+)
+from tests.models.test_parts import assert_parts_equal_model
 from tests.models.tiny import tiny_batch, tiny_spec
 from tests.parity.reference import build_with_weights, convert_inputs, make_random_reference
 
@@ -117,7 +126,11 @@ def golden_model() -> Model:
         detector=(meta["img_dim"], meta["classes"]),
     )
     spec = ModelSpec(
-        family=ALL, size=size, vocabulary=config["vocab_size"], context=config["max_position_embeddings"], dropout=0.0
+        family=UNITER_ALL_HEADS,
+        size=size,
+        vocabulary=config["vocab_size"],
+        context=config["max_position_embeddings"],
+        dropout=0.0,
     )
     model = build_model(spec).eval()
     released = {name.removeprefix("weight."): value for name, value in tensors.items() if name.startswith("weight.")}
@@ -325,7 +338,7 @@ def test_regions_have_no_order_and_are_optional():
 def test_pipeline_stages_share_the_feature_projection():
     """The last stage uses the transposed projection."""
     model = uniter_model(layers=4)
-    equals_the_whole(model, uniter_batch(4, seed=4), 2)
+    assert_parts_equal_model(model, uniter_batch(4, seed=4), 2)
     first, last = (
         {name for name, _ in Model(model.spec, chunk).named_parameters()} for chunk in even_chunks(model.spec, 2)
     )
@@ -403,8 +416,8 @@ def test_detector_of_another_family_is_refused():
 @pytest.mark.parametrize(
     ("family", "message"),
     [
-        (change(ALL, segments=1), "less than two segments"),
-        (change(ALL, inputs=("token", "region")), "less than two segments"),
+        (change(UNITER_ALL_HEADS, segments=1), "less than two segments"),
+        (change(UNITER_ALL_HEADS, inputs=("token", "region")), "less than two segments"),
     ],
 )
 def test_regions_need_two_segments(family, message):
@@ -422,7 +435,11 @@ def change_family(spec: ModelSpec, family: Any) -> ModelSpec:
 def test_size_without_detector_is_refused():
     spec = tiny_uniter()
     bare = ModelSpec(
-        family=ALL, size=change(spec.size, detector=None), vocabulary=150, context=spec.context, dropout=0.0
+        family=UNITER_ALL_HEADS,
+        size=change(spec.size, detector=None),
+        vocabulary=150,
+        context=spec.context,
+        dropout=0.0,
     )
     with pytest.raises(UserError, match=r"has no detector: give model\.detector"):
         build_model(bare)

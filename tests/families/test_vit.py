@@ -31,7 +31,7 @@ from megaptm.tokenizers import load as load_tokenizer
 from megaptm.tokenizers.labels import make_label_tokenizer
 from tests.data_pipeline.images.pictures import digits
 from tests.families.vision import load_reference, pixel_values, weights_of
-from tests.models.test_parts import equals_the_whole
+from tests.models.test_parts import assert_parts_equal_model
 from tests.models.vision import GRID, SIDE, VOCABULARY, tiny_vit, vit_batch, vit_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -169,7 +169,7 @@ def test_masked_patch_is_ignored():
 
 
 def test_pipeline_stages_equal_full_model():
-    equals_the_whole(vit_model(layers=4), vit_batch(3, seed=4), 4)
+    assert_parts_equal_model(vit_model(layers=4), vit_batch(3, seed=4), 4)
 
 
 @pytest.mark.parametrize(

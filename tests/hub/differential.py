@@ -201,7 +201,7 @@ def _without_layer_index(key: str) -> str:
 
 def make_batch(name: str) -> dict[str, Tensor]:
     if name == "clip":
-        return clip_batch(3, seed=5, all_asked=True)
+        return clip_batch(3, seed=5, all_paired=True)
     return vit_batch(3, seed=5, both=False) if name == "vit" else tiny_batch(ARCHITECTURES[name].family, rows=1)
 
 

@@ -84,7 +84,7 @@ def model_output(model: Model, objective: dict[str, Any]) -> torch.Tensor:
     with torch.no_grad():
         if model.spec.name == "vit":
             return model.logits(batch)["image-label"]
-        batch |= {name: field for name, field in clip_batch(1, seed=0, all_asked=True).items() if "text" in name}
+        batch |= {name: field for name, field in clip_batch(1, seed=0, all_paired=True).items() if "text" in name}
         return model(batch, features=True).features["image-text"][:, : model.spec.size_of("text").width]
 
 
@@ -94,7 +94,7 @@ def reference_output(folder: Path, model_class: type[transformers.PreTrainedMode
     with torch.no_grad():
         if model_class is transformers.ViTForImageClassification:
             return load_reference(folder, model_class)(**inputs).logits
-        texts = {"input_ids": clip_batch(1, seed=0, all_asked=True)["text_tokens"]}
+        texts = {"input_ids": clip_batch(1, seed=0, all_paired=True)["text_tokens"]}
         return load_reference(folder, model_class)(**inputs, **texts).image_embeds
 
 

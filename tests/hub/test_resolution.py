@@ -40,7 +40,7 @@ def test_larger_images_equal_hugging_face(tmp_path, family):
         if family == "vit":
             actual, expected = model.logits(batch)["image-label"], reference(**images).logits
         else:
-            texts = {name: field for name, field in clip_batch(2, seed=3, all_asked=True).items() if "text" in name}
+            texts = {name: field for name, field in clip_batch(2, seed=3, all_paired=True).items() if "text" in name}
             output = reference(input_ids=texts["text_tokens"], **images)
             features, expected = model(batch | texts, features=True).features["image-text"], output.image_embeds
             actual = features[:, : expected.shape[1]]

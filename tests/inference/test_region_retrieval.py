@@ -23,7 +23,7 @@ from megaptm.objectives.objective import SampleContext
 from megaptm.objectives.regions import ImageTextMatching
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus
-from tests.models.vision import moved
+from tests.models.vision import fill_with_noise
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FIRST = 5
@@ -38,7 +38,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     options = [f"data.mix={{{root}/corpus: 1}}", f"model.vocabulary={tokenizer.vocabulary}"]
     config = load(CONFIGS / request.param / "tiny.yaml", options)
     fill(model := build_model(resolve_model(config)), seed=0)
-    return LoadedModel(root, config, 0, moved(model, 0.1).eval(), tokenizer, root / "corpus/tokenizer")
+    return LoadedModel(root, config, 0, fill_with_noise(model, 0.1).eval(), tokenizer, root / "corpus/tokenizer")
 
 
 def test_scores_match_single_samples(loaded: LoadedModel) -> None:

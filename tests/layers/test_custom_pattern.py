@@ -129,7 +129,7 @@ def test_what_is_broken_is_said(pattern: CustomPattern, told: str) -> None:
         ("tests.models.strided:SPARSE", "has no pattern `SPARSE`"),
         ("tests.models.strided:near_or_first", "is not a `megaptm.bricks.custom_pattern.CustomPattern`"),
         ("tests.models.strided:LOOKED_UP", "of torch's tensors its mask gives a bool ndarray"),
-        ("tests.models.strided:SO_LARGE", "the block of .* is 1000000000: give a whole number from 1 to 4,096"),
+        ("tests.models.strided:TOO_LARGE_BLOCKS", "the block of .* is 1000000000: give a whole number from 1 to 4,096"),
         ("mine", "must be written `package.module:pattern`"),
     ],
 )

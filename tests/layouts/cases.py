@@ -30,10 +30,10 @@ from megaptm.spec import Family, ModelSpec, Size, change
 from tests.engines import filled_engine
 from tests.models.grammar import VARIANTS, variant
 from tests.models.recurrent import elmo_batch, tiny_cove, tiny_elmo
-from tests.models.regions import ALL, tiny_uniter, uniter_batch
-from tests.models.tiny import generators, tiny_numbers
+from tests.models.regions import UNITER_ALL_HEADS, tiny_uniter, uniter_batch
+from tests.models.tiny import scaffold_sizes, tiny_size_options
 from tests.models.unified import tiny_unimo, unimo_batch
-from tests.models.vision import BOTH, clip_batch, tiny_clip, tiny_vit, vit_batch
+from tests.models.vision import VIT_BOTH_HEADS, clip_batch, tiny_clip, tiny_vit, vit_batch
 
 VOCABULARY = 150  # pads to 256: a tensor rank can hold nothing but padding
 ROWS = 8
@@ -60,8 +60,8 @@ def tiny(family: str, *, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
     table = small_patterns(CATALOGUE[family], window=(4, 2), block=1, chunk=4, hashed_chunk=4)
     # Four layers in all, so that every schedule has something to cut.
     narrow = Size(layers=layers // len(table.stacks), width=16, heads=2, ffn=32)
-    stacks = generators(table, narrow)
-    numbers = tiny_numbers(table) | family_size_options(table, embedding=16, band=5, memory=24)
+    stacks = scaffold_sizes(table, narrow)
+    numbers = tiny_size_options(table) | family_size_options(table, embedding=16, band=5, memory=24)
     size = Size(layers=layers // len(table.stacks), width=32, heads=4, ffn=64, stacks=stacks, **numbers)
     # With initial weights of 0.02 a recurrence cache or hashes would affect only the fifth digit of the loss.
     if size.remembered or "lsh" in table.last_block.kinds:
@@ -78,7 +78,7 @@ def table_of(family: str) -> Family:
     if family in RECURRENT:
         return RECURRENT[family]
     if family in VISION:
-        return {"vit": BOTH, "uniter": ALL}.get(family, VISION[family])
+        return {"vit": VIT_BOTH_HEADS, "uniter": UNITER_ALL_HEADS}.get(family, VISION[family])
     return VARIANTS[family].family if family in VARIANTS else CATALOGUE[family]
 
 
@@ -86,7 +86,7 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
     """Return the global batch of a step: packed sequences with documents and padding, equal in every layout. The number
     of labels differs between samples, so that a mean of means would be wrong."""
     if family == "elmo":
-        return elmo_batch(ROWS, LENGTH, seed=100 + step, begins=slice(step % ROWS, None, 3))
+        return elmo_batch(ROWS, LENGTH, seed=100 + step, resets=slice(step % ROWS, None, 3))
     if family in VISION:
         of_images = {"vit": vit_batch, "clip": clip_batch, "uniter": uniter_batch, "unimo": unimo_batch}
         return of_images[family](ROWS, seed=100 + step)

@@ -17,12 +17,12 @@ from megaptm.bricks import HEADS
 from megaptm.config import CommunicationConfig, Layout
 from tests.engines import filled_engine
 from tests.layouts.cases import ADAM, batch, losses_of, micro_batches, tiny
-from tests.models.regions import ALL
+from tests.models.regions import UNITER_ALL_HEADS
 from tests.ranks import run_ranks
 
 LABELS = ("matched", "labels", "masked_region_features", "region_distributions", "labels", "matched", "region_labels")
 """Labels of each step. megatron-core learns the order of gradients from the first steps."""
-ALL_LABELS = {HEADS[name].answers for name in ALL.heads}
+ALL_LABELS = {HEADS[name].answers for name in UNITER_ALL_HEADS.heads}
 LAYOUTS = {
     "alone": Layout(microbatch=2),
     "DP2": Layout(microbatch=2, data=2),
@@ -72,13 +72,13 @@ def count_runs(head: torch.nn.Module, name: str, heads_run: list[set[str]]) -> N
 
 
 def heads_of(label: str) -> set[str]:
-    return {name for name in ALL.heads if HEADS[name].answers == label}
+    return {name for name in UNITER_ALL_HEADS.heads if HEADS[name].answers == label}
 
 
 @cache
 def with_all_heads() -> dict[str, Any]:
     [expected] = run_ranks(1, train, Layout(microbatch=2), False, True)
-    assert expected["ran"] == [{*ALL.heads}] * len(LABELS)
+    assert expected["ran"] == [{*UNITER_ALL_HEADS.heads}] * len(LABELS)
     return expected
 
 

@@ -24,7 +24,7 @@ from tests.layouts.cases import ADAM, ROWS, batch, losses_of, micro_batches, tin
 from tests.models.pairs import PairsHead
 from tests.ranks import run_ranks
 
-FAMILY = "two towers, compared over all rows"
+FAMILY = "two-towers-contrast"
 
 
 def first_step(layout: Layout, dropout: float, communication: CommunicationConfig | None = None) -> dict[str, Any]:

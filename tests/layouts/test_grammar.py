@@ -23,8 +23,8 @@ def single_process_runs():
 
 
 LOSS_VARIANTS = (
-    *("two towers, compared over all rows", "an n-gram that its text finds"),
-    *("a loss inside a stack", "a head that reads the encoder"),
+    *("two-towers-contrast", "infomax"),
+    *("early-exit", "head-on-encoder"),
 )
 """Variants of losses. Variants of layers do not differ on data ranks, which the drills test."""
 
@@ -45,7 +45,7 @@ def test_layout_changes_no_result(single_process_runs, name, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ["two towers, compared over all rows", "queries and keys turned by place"])
+@pytest.mark.parametrize("name", ["two-towers-contrast", "rope"])
 def test_bf16_is_close_to_fp32(name, layout):
     single_process = run_ranks(1, train_steps, name, Layout(microbatch=2), 3, "bf16")[0]
     for result in run_ranks(LAYOUTS[layout].processes, train_steps, name, LAYOUTS[layout], 3, "bf16"):

@@ -1,4 +1,4 @@
-"""A head of a test's own: the next token, said from the middle of a stack (early exit)."""
+"""A head registered by a test: it predicts the next token from the middle of a stack (early exit)."""
 
 from megaptm.bricks import register_head
 from megaptm.bricks.heads import LanguageHeadBrick

@@ -1,4 +1,4 @@
-"""Families that no paper has: each says one thing that the grammar of tables can say and the catalogue does not yet."""
+"""Variants of families: each uses one option of the tables that no family of the catalogue uses yet."""
 
 from __future__ import annotations
 
@@ -24,41 +24,39 @@ from megaptm.spec import (
 )
 from tests.models import exits, pairs
 
-assert (exits.ExitBrick.name, pairs.PairsBrick.name) == ("exit", "pairs")  # importing them makes them known
+assert (exits.ExitBrick.name, pairs.PairsBrick.name) == ("exit", "pairs")  # the imports register the heads
 
 
 class Variant(NamedTuple):
     base: str
-    """The family whose batches it takes."""
+    """Family whose batches fit the variant."""
     family: Family
     size: dict[str, Any]
 
 
-def bert(**words: Any) -> Family:
-    return change(BERT, stacks={"encoder": change(BERT.last_block, **words)})
+def bert(**options: Any) -> Family:
+    return change(BERT, stacks={"encoder": change(BERT.last_block, **options)})
 
 
-def gpt(**words: Any) -> Family:
-    return change(GPT2, stacks={"decoder": change(GPT2.last_block, **words)})
+def gpt(**options: Any) -> Family:
+    return change(GPT2, stacks={"decoder": change(GPT2.last_block, **options)})
 
 
 TOWERS = {
     "encoder": Block(position="learned", norm=NormSpec(position="post")),
     "decoder": Block(visibility="causal", position="rope", ffn=FFNSpec(activation="swiglu")),
 }
-# BigBird's ETC: tokens that a batch marks, in the place of the first and the last block.
-MARKED_BLOCKS = change(
+# BigBird's ETC: global tokens marked by the batch, instead of the first and the last block.
+ETC_BLOCK = change(
     CATALOGUE["bigbird"].last_block, attention={"edge_blocks": False, "block_size": 2, "num_random_blocks": 1}
 )
 BOTH = ("attention", "ffn")
 WINDOWS = tuple(WindowSpec(window=(2, 3, 5)[n % 3], dilation=1 + n % 2) for n in range(6))
 VARIANTS = {
-    "all layers are one": Variant("bert", bert(sharing={"sublayers": BOTH}), {}),
-    "layers share attention, in two groups": Variant(
-        "bert", bert(sharing={"sublayers": ("attention",), "groups": 2}), {}
-    ),
-    "two layers in turn are all": Variant("bert", bert(sharing={"sublayers": BOTH, "cycle": 2}), {}),
-    "a decoder's layers share all": Variant(
+    "shared-layers": Variant("bert", bert(sharing={"sublayers": BOTH}), {}),
+    "shared-attention-2-groups": Variant("bert", bert(sharing={"sublayers": ("attention",), "groups": 2}), {}),
+    "shared-cycle-2": Variant("bert", bert(sharing={"sublayers": BOTH, "cycle": 2}), {}),
+    "shared-decoder-layers": Variant(
         "t5",
         change(
             T5,
@@ -69,46 +67,40 @@ VARIANTS = {
         ),
         {},
     ),
-    "feed-forwards in turn": Variant("gpt2", gpt(ffn={"activation": ("gelu", "swiglu")}), {}),
-    "narrow tables of an encoder": Variant("bert", BERT, {"embedding": 16}),
-    "narrow tables of a decoder": Variant("gpt2", GPT2, {"embedding": 16}),
-    "narrow tables, one for the output": Variant("gpt2", change(GPT2, tied=False), {"embedding": 16}),
-    "a shallower and narrower decoder": Variant(
+    "alternating-ffn": Variant("gpt2", gpt(ffn={"activation": ("gelu", "swiglu")}), {}),
+    "factorized-embedding-encoder": Variant("bert", BERT, {"embedding": 16}),
+    "factorized-embedding-decoder": Variant("gpt2", GPT2, {"embedding": 16}),
+    "factorized-embedding-untied": Variant("gpt2", change(GPT2, tied=False), {"embedding": 16}),
+    "smaller-decoder": Variant(
         "t5", T5, {"stacks": {"decoder": Size(layers=2, width=16, heads=2, ffn=96)}, "layers": 2}
     ),
-    "a head that reads the encoder": Variant(
+    "head-on-encoder": Variant(
         "t5", change(T5, heads=("lm", "sentence-order"), reads={"sentence-order": "encoder"}), {}
     ),
-    "one norm before parallel sub-layers": Variant("gpt2", gpt(norm={"position": "parallel"}), {}),
-    "parallel sub-layers that layers share": Variant(
-        "gpt2", gpt(norm={"position": "parallel"}, sharing={"sublayers": BOTH}), {}
-    ),
-    "norms without a shift": Variant("gpt2", gpt(norm={"kind": "layer-no-shift"}), {}),
-    "norms without parameters": Variant("bert", bert(norm={"kind": "layer-fixed"}), {}),
-    "two towers, compared over all rows": Variant(
+    "parallel-sublayers": Variant("gpt2", gpt(norm={"position": "parallel"}), {}),
+    "parallel-shared-sublayers": Variant("gpt2", gpt(norm={"position": "parallel"}, sharing={"sublayers": BOTH}), {}),
+    "norm-without-shift": Variant("gpt2", gpt(norm={"kind": "layer-no-shift"}), {}),
+    "norm-without-parameters": Variant("bert", bert(norm={"kind": "layer-fixed"}), {}),
+    "two-towers-contrast": Variant(
         "t5",
         change(T5, stacks=TOWERS, heads=("lm", "pairs"), reads={"pairs": ("encoder", "decoder")}, init="normal"),
         {"stacks": {"encoder": Size(layers=2, width=16, heads=2, ffn=32)}},
     ),
-    "an n-gram that its text finds": Variant("bert", change(BERT, heads=("mlm", "infomax")), {}),
-    "a loss inside a stack": Variant("gpt2", change(GPT2, heads=("lm", "exit"), reads={"exit": "decoder.1"}), {}),
-    "queries and keys turned by place": Variant("gpt2", gpt(position="rope", visibility="causal"), {}),
-    "queries that share heads of keys": Variant("gpt2", gpt(position="rope"), {"kv_heads": 2}),
-    "one head of keys, and a normalizer near one": Variant(
+    "infomax": Variant("bert", change(BERT, heads=("mlm", "infomax")), {}),
+    "early-exit": Variant("gpt2", change(GPT2, heads=("lm", "exit"), reads={"exit": "decoder.1"}), {}),
+    "rope": Variant("gpt2", gpt(position="rope", visibility="causal"), {}),
+    "grouped-queries": Variant("gpt2", gpt(position="rope"), {"kv_heads": 2}),
+    "banded-multi-query-z-loss": Variant(
         "bert", change(bert(attention=(BandedSpec(), AttentionSpec())), z_loss=1e-2), {"kv_heads": 1, "band": 3}
     ),
-    "windows of a decoder, wider and dilated from layer to layer": Variant("gpt2", gpt(attention=WINDOWS), {}),
-    "blocks, and tokens that see all": Variant(
-        "bigbird", change(CATALOGUE["bigbird"], stacks={"encoder": MARKED_BLOCKS}), {}
-    ),
-    "a pattern of one's own": Variant(
-        "bert", bert(attention=PatternSpec(pattern="tests.models.strided:NEAR_OR_FIRST")), {}
-    ),
-    "no bias in attention": Variant("bert", bert(attention={"bias": False}), {}),
+    "dilated-windows": Variant("gpt2", gpt(attention=WINDOWS), {}),
+    "blocks-global-tokens": Variant("bigbird", change(CATALOGUE["bigbird"], stacks={"encoder": ETC_BLOCK}), {}),
+    "custom-pattern": Variant("bert", bert(attention=PatternSpec(pattern="tests.models.strided:NEAR_OR_FIRST")), {}),
+    "attention-without-bias": Variant("bert", bert(attention={"bias": False}), {}),
 }
 
 
 def variant(spec: ModelSpec, name: str) -> ModelSpec:
-    """A spec of the variant's base, as the variant."""
+    """Return a variant's spec, made from a spec of its base."""
     _, family, size = VARIANTS[name]
     return replace(spec, family=family, size=change(spec.size, **size))

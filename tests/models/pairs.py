@@ -1,4 +1,4 @@
-"""A head of a test's own: each row's two texts find each other among those of all rows, both ways (CLIP's loss)."""
+"""A head registered by a test: the two texts of each sample match each other within the batch (CLIP's loss)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDTH = 8
 
 @register_head
 class PairsBrick(HeadBrick):
-    """Reads the first place of each of two stacks."""
+    """Reads the first position of each of two stacks."""
 
     name = "pairs"
     answers = "pairs"
@@ -32,7 +32,7 @@ class PairsBrick(HeadBrick):
     @property
     def maps(self) -> Mapping[str, Map]:
         return {
-            stack: Map(self.spec.size_of(stack).width, WIDTH, False) for stack in [one.stack for one in self.readings]
+            reading.stack: Map(self.spec.size_of(reading.stack).width, WIDTH, False) for reading in self.readings
         } | {"temperature": Map(1, 1, True)}
 
     def multiply_adds(self, places: int) -> int:
@@ -42,7 +42,7 @@ class PairsBrick(HeadBrick):
 class PairsHead(ContrastHead):
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__(spec, brick)
-        self.sides = nn.ModuleDict({one.stack: Linear.of(brick.maps[one.stack]) for one in brick.readings})
+        self.sides = nn.ModuleDict({reading.stack: Linear.of(brick.maps[reading.stack]) for reading in brick.readings})
         self.temperature = Linear.of(brick.maps["temperature"])
 
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
@@ -52,13 +52,13 @@ class PairsHead(ContrastHead):
         scale = self.temperature(torch.ones_like(streams_SBD[0][0, :, :1])).float().exp()
         return torch.cat([*sides, scale], dim=-1)
 
-    def compare(self, features_NF: Tensor, answers_N: Tensor, own: slice) -> Tensor:
-        one, other, scale = features_NF.split([WIDTH, WIDTH, 1], dim=-1)
-        asked = answers_N != IGNORED
-        right = torch.arange(len(one), device=one.device)[own]
+    def compare(self, features_NF: Tensor, labels_N: Tensor, own: slice) -> Tensor:
+        left, right, scale = features_NF.split([WIDTH, WIDTH, 1], dim=-1)
+        labeled = labels_N != IGNORED
+        expected = torch.arange(len(left), device=left.device)[own]
         losses = []
-        for mine, theirs in ((one[own], other), (other[own], one)):
-            scores = (scale.mean() * mine @ theirs.t()).masked_fill(~asked[None, :], float("-inf"))
-            scores = scores.masked_fill(~asked[own, None], 0.0)
-            losses.append(F.cross_entropy(scores, right, reduction="none").masked_fill(~asked[own], 0.0))
+        for queries, keys in ((left[own], right), (right[own], left)):
+            scores = (scale.mean() * queries @ keys.t()).masked_fill(~labeled[None, :], float("-inf"))
+            scores = scores.masked_fill(~labeled[own, None], 0.0)
+            losses.append(F.cross_entropy(scores, expected, reduction="none").masked_fill(~labeled[own], 0.0))
         return (losses[0] + losses[1]) / 2

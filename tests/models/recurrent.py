@@ -15,7 +15,7 @@ FILTERS = ((1, 4), (2, 6), (3, 6))
 
 
 def elmo_table() -> Family:
-    """With a softmax of few words, and weights that let the states weigh."""
+    """Return ELMo's family with a sampled softmax of few words."""
     return change(ELMO, negatives=20)
 
 
@@ -30,8 +30,8 @@ def tiny_cove(*, dropout: float = 0.0) -> ModelSpec:
     return ModelSpec(family=COVE, size=size, vocabulary=VOCABULARY, context=20, dropout=dropout)
 
 
-def elmo_batch(rows: int, length: int, *, seed: int, begins: slice | None = None) -> dict[str, Tensor]:
-    """Rows of both directions, of which some `begin` anew where others go on."""
+def elmo_batch(rows: int, length: int, *, seed: int, resets: slice | None = None) -> dict[str, Tensor]:
+    """Return sequences of both directions. Those of `resets` start with an empty recurrent state."""
     generator = torch.Generator().manual_seed(seed)
     batch = {"reset_state": torch.zeros(rows, dtype=torch.int64)}
     for prefix in ("", "backwards_"):
@@ -39,6 +39,6 @@ def elmo_batch(rows: int, length: int, *, seed: int, begins: slice | None = None
         letters = torch.randint(1, 262, (rows, length, NUM_CHARACTERS), generator=generator, dtype=torch.int16)
         fields = {"tokens": text[:, :-1], "characters": letters, "labels": text[:, 1:]}
         batch |= {f"{prefix}{name}": field for name, field in fields.items()}
-    if begins is not None:
-        batch["reset_state"][begins] = 1
+    if resets is not None:
+        batch["reset_state"][resets] = 1
     return batch

@@ -1,4 +1,4 @@
-"""A tiny model that reads regions of images behind a text, and batches for it."""
+"""A tiny model that reads image regions after a text, and batches for it."""
 
 from __future__ import annotations
 
@@ -9,59 +9,62 @@ from megaptm.batch import IGNORED, MASKED_REGION, NUM_BOX_VALUES, REGION
 from megaptm.families.uniter import UNITER
 from megaptm.models import Model, build_model
 from megaptm.spec import ModelSpec, Size, change
-from tests.models.vision import moved
+from tests.models.vision import fill_with_noise
 
 VOCABULARY = 150
-TEXT, REGIONS, ASKED = 8, 6, 3
-"""Places of a text, regions of an image, and how many of them are asked about."""
+TEXT, REGIONS, NUM_MASKED = 8, 6, 3
+"""Positions of a text, regions of an image, and masked regions."""
 FEATURES, CLASSES = 12, 7
-ALL = change(UNITER, heads=(*UNITER.heads, "mrc"))
-"""Asked all six questions."""
+UNITER_ALL_HEADS = change(UNITER, heads=(*UNITER.heads, "mrc"))
+"""UNITER with all six heads."""
 
 
 def tiny_uniter(*, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
     size = Size(layers=layers, width=32, heads=4, ffn=64, detector=(FEATURES, CLASSES))
-    return ModelSpec(family=ALL, size=size, vocabulary=VOCABULARY, context=TEXT + REGIONS, dropout=dropout)
+    return ModelSpec(family=UNITER_ALL_HEADS, size=size, vocabulary=VOCABULARY, context=TEXT + REGIONS, dropout=dropout)
 
 
 def uniter_batch(rows: int, *, seed: int) -> dict[str, Tensor]:
-    """Noise of several lengths, asked everything at once: regions hidden, of which some rows are asked less; every
-    fourth row is not asked whether it matches, and texts are asked at one place more than regions."""
+    """Return random texts and regions of several lengths, with labels of all heads at once.
+
+    Some samples have fewer labels of regions, every fourth has no label of matching, and texts have one target position
+    more than regions.
+    """
     generator = torch.Generator().manual_seed(seed)
 
-    def some(number: int, *shape: int) -> Tensor:
+    def random_ids(number: int, *shape: int) -> Tensor:
         return torch.randint(number, shape, generator=generator)
 
-    places = torch.stack([torch.randperm(REGIONS, generator=generator)[:ASKED] for _ in range(rows)])
-    kinds = torch.full((rows, REGIONS), REGION).scatter(1, places, MASKED_REGION)
+    masked_regions = torch.stack([torch.randperm(REGIONS, generator=generator)[:NUM_MASKED] for _ in range(rows)])
+    kinds = torch.full((rows, REGIONS), REGION).scatter(1, masked_regions, MASKED_REGION)
     documents = torch.ones(rows, TEXT + REGIONS, dtype=torch.int64)
     documents[::3, TEXT - 3 : TEXT] = 0
     documents[1::2, -1] = 0
-    asked = torch.ones(rows, ASKED, dtype=torch.bool)
-    asked[::3, -1] = False
-    labels = some(VOCABULARY, rows, ASKED + 1)
+    has_label = torch.ones(rows, NUM_MASKED, dtype=torch.bool)
+    has_label[::3, -1] = False
+    labels = random_ids(VOCABULARY, rows, NUM_MASKED + 1)
     labels[1::4, -2:] = IGNORED
-    matched = some(2, rows)
+    matched = random_ids(2, rows)
     matched[1::4] = IGNORED
-    likely = torch.randn(rows, ASKED, CLASSES, generator=generator).softmax(-1)
+    distributions = torch.randn(rows, NUM_MASKED, CLASSES, generator=generator).softmax(-1)
     return {
-        "tokens": torch.cat([some(VOCABULARY, rows, TEXT), kinds], 1),
+        "tokens": torch.cat([random_ids(VOCABULARY, rows, TEXT), kinds], 1),
         "segments": (torch.arange(TEXT + REGIONS) >= TEXT).long().expand(rows, -1).clone(),
         "positions": torch.arange(TEXT + REGIONS).expand(rows, -1).clone(),
         "document_ids": documents,
         "region_features": torch.randn(rows, REGIONS, FEATURES, generator=generator),
         "region_boxes": torch.rand(rows, REGIONS, NUM_BOX_VALUES, generator=generator),
-        "masked_positions": torch.cat([places + TEXT, some(TEXT, rows, 1)], 1),
+        "masked_positions": torch.cat([masked_regions + TEXT, random_ids(TEXT, rows, 1)], 1),
         "labels": labels,
-        "masked_region_features": torch.randn(rows, ASKED, FEATURES, generator=generator).masked_fill(
-            ~asked[:, :, None], IGNORED
+        "masked_region_features": torch.randn(rows, NUM_MASKED, FEATURES, generator=generator).masked_fill(
+            ~has_label[:, :, None], IGNORED
         ),
-        "region_labels": some(CLASSES, rows, ASKED).masked_fill(~asked, IGNORED),
-        "region_distributions": likely.masked_fill(~asked[:, :, None], IGNORED),
+        "region_labels": random_ids(CLASSES, rows, NUM_MASKED).masked_fill(~has_label, IGNORED),
+        "region_distributions": distributions.masked_fill(~has_label[:, :, None], IGNORED),
         "matched": matched,
     }
 
 
 def uniter_model(*, layers: int = 2, noise: float = 0.1) -> Model:
-    """As `vit_model`."""
-    return moved(build_model(tiny_uniter(layers=layers)), noise)
+    """Return a model for tests, as `vit_model`."""
+    return fill_with_noise(build_model(tiny_uniter(layers=layers)), noise)

@@ -1,4 +1,4 @@
-"""Patterns of a test's own."""
+"""Attention patterns defined by tests."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from megaptm.bricks.custom_pattern import CustomPattern
 
 
 def near_or_first(query: Any, key: Any) -> Any:
-    """A place sees its neighbors, and all see the first two."""
+    """Each position attends to its neighbors and to the first two positions."""
     return (abs(query - key) < 2) | (key < 2)
 
 
 def strided(query: Any, key: Any) -> Any:
-    """Of what is before it a place sees its own run of eight, and the last of each (arXiv:1904.10509, section 4.2)."""
+    """Attend to earlier positions of the run of eight, and to the last of each run (arXiv:1904.10509, section 4.2)."""
     return (key <= query) & ((query // 8 == key // 8) | (key % 8 == 7))
 
 
@@ -25,13 +25,13 @@ def every_third(query: Any, key: Any) -> Any:
 
 
 def cross(blocks: int) -> np.ndarray:
-    """Of blocks that see themselves, and those that lie as far from the other end."""
+    """Return the mask of blocks that attend to themselves and to the block mirrored at the middle."""
     itself = np.eye(blocks, dtype=bool)
     return itself | itself[::-1]
 
 
 def of_rank(query: Any, key: Any) -> Any:
-    """Another window on each process."""
+    """Attend within a window whose width is the process's rank: invalid, because ranks differ."""
     return abs(query - key) <= dist.get_rank()
 
 
@@ -40,4 +40,4 @@ STRIDED = CustomPattern(strided, block=8)
 CROSS = CustomPattern(every_third, cross, block=4)
 LOOKED_UP = CustomPattern(lambda query, key: np.asarray(key <= query), block=2)
 OF_RANK = CustomPattern(of_rank, cross, block=4)
-SO_LARGE = CustomPattern(near_or_first, block=10**9)
+TOO_LARGE_BLOCKS = CustomPattern(near_or_first, block=10**9)

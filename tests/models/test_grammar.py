@@ -1,4 +1,4 @@
-"""What tables can say beyond the catalogue: counted as built, and cut into parts as whole."""
+"""Variants beyond the catalogue: parameter counts and pipeline parts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from megaptm.models import build_model, fill
 from megaptm.plan.count import count_parameters
 from megaptm.spec import ModelSpec, change
 from tests.models.grammar import VARIANTS, variant
-from tests.models.test_parts import equals_the_whole
+from tests.models.test_parts import assert_parts_equal_model
 from tests.models.tiny import tiny_batch, tiny_spec
 
 TABLES = ("embed.token.weight", "head.lm.table.weight", "head.mlm.vocabulary.bias")
-"""Those with rows that pad the vocabulary."""
+"""Tables with padding of the vocabulary."""
 
 
 def spec_of(name: str, layers: int = 4) -> ModelSpec:
@@ -26,7 +26,7 @@ def spec_of(name: str, layers: int = 4) -> ModelSpec:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_formula_counts_what_is_built(name: str) -> None:
+def test_parameter_count_equals_built_model(name: str) -> None:
     spec = spec_of(name)
     parameters = dict(build_model(spec).named_parameters())
     padding = sum(parameters[table][spec.vocabulary :].numel() for table in TABLES if table in parameters)
@@ -35,7 +35,7 @@ def test_the_formula_counts_what_is_built(name: str) -> None:
 
 @pytest.mark.parametrize("num_parts", [2, 4])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_chain_of_parts_equals_the_whole(name: str, num_parts: int) -> None:
+def test_parts_equal_the_model(name: str, num_parts: int) -> None:
     model = build_model(spec_of(name)).eval()
     fill(model, seed=7)
     batch = tiny_batch(VARIANTS[name].base)
@@ -48,27 +48,27 @@ def test_the_chain_of_parts_equals_the_whole(name: str, num_parts: int) -> None:
     for prefix, block in zip(model.spec.family.prefixes.values(), model.spec.family.stacks.values(), strict=True):
         if "window" in block.kinds:
             batch[f"{prefix}global_tokens"] = (batch[f"{prefix}tokens"] % 5 == 0).long()
-    equals_the_whole(model, batch, num_parts)
+    assert_parts_equal_model(model, batch, num_parts)
 
 
-def test_shared_layers_are_one() -> None:
-    names = {name for name, _ in build_model(spec_of("all layers are one")).named_parameters() if "encoder" in name}
+def test_shared_layers_have_one_set_of_parameters() -> None:
+    names = {name for name, _ in build_model(spec_of("shared-layers")).named_parameters() if "encoder" in name}
     assert names
     assert all(name.startswith("encoder.shared.0.") for name in names)
     groups = {
         name.split(".")[2]
-        for name, _ in build_model(spec_of("layers share attention, in two groups")).named_parameters()
+        for name, _ in build_model(spec_of("shared-attention-2-groups")).named_parameters()
         if "shared" in name
     }
     assert groups == {"0", "2"}
 
 
-def test_layers_take_words_in_turn() -> None:
-    block = spec_of("feed-forwards in turn").family.last_block
+def test_options_alternate_between_layers() -> None:
+    block = spec_of("alternating-ffn").family.last_block
     assert [block.at(layer).ffn.activation for layer in range(3)] == ["gelu", "swiglu", "gelu"]
 
 
-def test_a_brick_that_does_not_say_what_it_costs_is_refused() -> None:
+def test_brick_without_costs_is_rejected() -> None:
     class Free(Brick):
         def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
             return SavedBytes(0)
@@ -77,8 +77,8 @@ def test_a_brick_that_does_not_say_what_it_costs_is_refused() -> None:
         register("ffn", "free")(Free)
 
 
-def test_a_head_is_where_the_layer_is_that_it_reads() -> None:
-    spec = spec_of("a loss inside a stack")
+def test_head_is_in_the_part_of_its_layer() -> None:
+    spec = spec_of("early-exit")
     assert [chunk.heads for chunk in chunks(spec, 4)] == [(), ("exit",), (), ("lm",)]
     assert [chunk.heads for chunk in chunks(spec, 1)] == [("lm", "exit")]
     pieces = [build_model(spec, chunk) for chunk in chunks(spec, 4)]
@@ -86,10 +86,10 @@ def test_a_head_is_where_the_layer_is_that_it_reads() -> None:
     assert list(map(bool, tables)) == [True, True, False, True]
 
 
-def test_a_head_reads_layers_that_are_there_and_together() -> None:
-    def reading(*words: str) -> ModelSpec:
-        spec = spec_of("a loss inside a stack")
-        return replace(spec, family=change(spec.family, reads={"exit": words}))
+def test_head_rejects_missing_and_divided_layers() -> None:
+    def reading(*layers: str) -> ModelSpec:
+        spec = spec_of("early-exit")
+        return replace(spec, family=change(spec.family, reads={"exit": layers}))
 
     with pytest.raises(UserError, match="head exit reads layer 4 of the decoder, which has 0 to 3"):
         build_model(reading("decoder.4"))

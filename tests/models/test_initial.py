@@ -1,4 +1,4 @@
-"""Initial values: the published spreads, and a function of seed and name alone."""
+"""Initial values: the published standard deviations; they depend only on the seed and the parameter name."""
 
 from __future__ import annotations
 
@@ -26,68 +26,69 @@ def filled(family: Family, **size: int) -> tuple[ModelSpec, dict[str, Tensor]]:
     return spec, {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def spread(tensor: Tensor) -> float:
+def std(tensor: Tensor) -> float:
     return float(tensor.std())
 
 
-def test_gpt2_shrinks_what_is_summed_into_the_stream() -> None:
+def test_gpt2_scales_residual_projections() -> None:
     _, weights = filled(GPT2, width=128, heads=4, ffn=512)
     residual = 0.02 / math.sqrt(2 * 2)
-    assert spread(weights["decoder.1.attention.output.weight"]) == pytest.approx(residual, rel=0.03)
-    assert spread(weights["decoder.0.ffn.down.weight"]) == pytest.approx(residual, rel=0.03)
-    assert spread(weights["decoder.0.attention.qkv.weight"]) == pytest.approx(0.02, rel=0.03)
-    assert spread(weights["embed.position.weight"]) == pytest.approx(0.02, rel=0.03)
+    assert std(weights["decoder.1.attention.output.weight"]) == pytest.approx(residual, rel=0.03)
+    assert std(weights["decoder.0.ffn.down.weight"]) == pytest.approx(residual, rel=0.03)
+    assert std(weights["decoder.0.attention.qkv.weight"]) == pytest.approx(0.02, rel=0.03)
+    assert std(weights["embed.position.weight"]) == pytest.approx(0.02, rel=0.03)
 
 
-def test_roberta_is_two_hundredths_everywhere() -> None:
+def test_roberta_has_std_002() -> None:
     _, weights = filled(ROBERTA, width=128, heads=4, ffn=512)
     for name in ("encoder.0.attention.output.weight", "encoder.1.ffn.down.weight", "head.mlm.transform.weight"):
-        assert spread(weights[name]) == pytest.approx(0.02, rel=0.03), name
+        assert std(weights[name]) == pytest.approx(0.02, rel=0.03), name
         assert weights[name].abs().max() > 0.06
 
 
-def test_bert_is_roberta_without_what_lies_beyond_two_deviations() -> None:
+def test_bert_truncates_at_two_standard_deviations() -> None:
     _, weights = filled(BERT, width=128, heads=4, ffn=512)
     _, normal = filled(ROBERTA, width=128, heads=4, ffn=512)
-    # Of a normal that is cut at a: 1 - 2 a p(a) / (P(a) - P(-a)), with a = 2.
-    spread_left = 0.02 * math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(math.sqrt(2)))
+    # Variance of a normal truncated at a: 1 - 2 a p(a) / (P(a) - P(-a)), with a = 2.
+    truncated_std = 0.02 * math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(math.sqrt(2)))
     for name in ("encoder.0.attention.output.weight", "encoder.1.ffn.down.weight", "head.mlm.transform.weight"):
-        assert spread(weights[name]) == pytest.approx(spread_left, rel=0.03), name
+        assert std(weights[name]) == pytest.approx(truncated_std, rel=0.03), name
         assert weights[name].abs().max() <= 0.04
-        kept = normal[name].abs() <= 0.04
-        assert torch.equal(weights[name][kept], normal[name][kept])
+        inside = normal[name].abs() <= 0.04
+        assert torch.equal(weights[name][inside], normal[name][inside])
 
 
 def test_t5_follows_mesh_tensorflow() -> None:
     spec, weights = filled(T5, width=128, heads=4, ffn=512, head_width=64)
     queries, keys, values = weights["decoder.0.attention.qkv.weight"].view(4, 3, 64, 128).unbind(1)
-    assert spread(queries) == pytest.approx((128 * 64) ** -0.5, rel=0.03)
-    assert spread(keys) == pytest.approx(128**-0.5, rel=0.03)
-    assert spread(values) == pytest.approx(128**-0.5, rel=0.03)
-    assert spread(weights["decoder.0.cross.query.weight"]) == pytest.approx((128 * 64) ** -0.5, rel=0.03)
-    assert spread(weights["decoder.1.cross.output.weight"]) == pytest.approx((4 * 64) ** -0.5, rel=0.03)
-    assert spread(weights["encoder.1.ffn.down.weight"]) == pytest.approx(512**-0.5, rel=0.03)
-    assert spread(weights["embed.token.weight"][: spec.vocabulary]) == pytest.approx(1.0, rel=0.03)
-    assert spread(weights["encoder.bias_table.weight"]) == pytest.approx(128**-0.5, rel=0.2)
+    assert std(queries) == pytest.approx((128 * 64) ** -0.5, rel=0.03)
+    assert std(keys) == pytest.approx(128**-0.5, rel=0.03)
+    assert std(values) == pytest.approx(128**-0.5, rel=0.03)
+    assert std(weights["decoder.0.cross.query.weight"]) == pytest.approx((128 * 64) ** -0.5, rel=0.03)
+    assert std(weights["decoder.1.cross.output.weight"]) == pytest.approx((4 * 64) ** -0.5, rel=0.03)
+    assert std(weights["encoder.1.ffn.down.weight"]) == pytest.approx(512**-0.5, rel=0.03)
+    assert std(weights["embed.token.weight"][: spec.vocabulary]) == pytest.approx(1.0, rel=0.03)
+    assert std(weights["encoder.bias_table.weight"]) == pytest.approx(128**-0.5, rel=0.2)
 
 
-def test_a_head_of_its_own_gives_t5_logits_of_about_1() -> None:
+def test_untied_t5_head_scales_logits_to_1() -> None:
     spec, weights = filled(T5_V1_1, width=128, heads=4, ffn=512)
-    assert spread(weights["head.lm.table.weight"][: spec.vocabulary]) == pytest.approx(128**-0.5, rel=0.03)
-    assert spread(weights["embed.token.weight"][: spec.vocabulary]) == pytest.approx(1.0, rel=0.03)
+    assert std(weights["head.lm.table.weight"][: spec.vocabulary]) == pytest.approx(128**-0.5, rel=0.03)
+    assert std(weights["embed.token.weight"][: spec.vocabulary]) == pytest.approx(1.0, rel=0.03)
 
 
-def test_palm_scales_maps_by_their_inputs() -> None:
+def test_palm_scales_by_fan_in() -> None:
     spec, weights = filled(PALM, width=128, heads=4, ffn=512, head_width=64, kv_heads=1)
-    assert spread(weights["embed.token.weight"][: spec.vocabulary]) == pytest.approx(1.0, rel=0.03)
+    assert std(weights["embed.token.weight"][: spec.vocabulary]) == pytest.approx(1.0, rel=0.03)
     for name, inputs in {"query": 128, "kv": 128, "output": 4 * 64}.items():
-        assert spread(weights[f"decoder.0.attention.{name}.weight"]) == pytest.approx(inputs**-0.5, rel=0.03), name
-    assert spread(weights["decoder.1.ffn.up.weight"]) == pytest.approx(128**-0.5, rel=0.03)
-    assert spread(weights["decoder.1.ffn.down.weight"]) == pytest.approx(512**-0.5, rel=0.03)
+        assert std(weights[f"decoder.0.attention.{name}.weight"]) == pytest.approx(inputs**-0.5, rel=0.03), name
+    assert std(weights["decoder.1.ffn.up.weight"]) == pytest.approx(128**-0.5, rel=0.03)
+    assert std(weights["decoder.1.ffn.down.weight"]) == pytest.approx(512**-0.5, rel=0.03)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_shifts_and_differences_start_at_zero_norms_at_one_and_padded_rows_at_zero(family: str) -> None:
+def test_biases_start_at_zero_and_norms_at_one(family: str) -> None:
+    """Differences and padding of the vocabulary start at zero too."""
     spec = tiny_spec(family)
     model = build_model(spec)
     fill(model, seed=1)
@@ -102,31 +103,31 @@ def test_shifts_and_differences_start_at_zero_norms_at_one_and_padded_rows_at_ze
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_part_starts_as_the_whole_does(family: str) -> None:
+def test_parts_start_with_the_values_of_the_model(family: str) -> None:
     spec = tiny_spec(family)
-    whole = build_model(spec)
-    fill(whole, seed=3)
+    full_model = build_model(spec)
+    fill(full_model, seed=3)
     for part in even_chunks(spec, 2):
         model = build_model(spec, part)
         fill(model, seed=3)
         for name, parameter in model.named_parameters():
-            assert parameter.equal(whole.get_parameter(name)), name
+            assert parameter.equal(full_model.get_parameter(name)), name
 
 
-def test_another_seed_or_name_gives_other_values() -> None:
+def test_initial_values_differ_by_seed_and_name() -> None:
     spec = tiny_spec("gpt2")
     names = ("decoder.0.ffn.up.weight", "decoder.1.ffn.up.weight")
-    drawn = [initial_value(spec, name, (64, 32), seed) for seed in (0, 1) for name in names]
-    assert all(not a.equal(b) for i, a in enumerate(drawn) for b in drawn[:i])
+    values = [initial_value(spec, name, (64, 32), seed) for seed in (0, 1) for name in names]
+    assert all(not a.equal(b) for i, a in enumerate(values) for b in values[:i])
 
 
-def test_a_config_may_say_how_far_weights_begin_from_zero() -> None:
-    """All but what has a rule of its own, by the same numbers drawn."""
+def test_init_std_is_an_option() -> None:
+    """It scales the same random numbers. Parameters with a rule of their own keep it."""
     for family, name in (("bert", "encoder.0.ffn.up.weight"), ("gpt2", "decoder.0.ffn.down.weight")):
         spec = tiny_spec(family)
         wide = replace(spec, family=change(spec.family, init_std=0.1))
-        usual, far = (initial_value(one, name, (64, 32), seed=1) for one in (spec, wide))
-        assert torch.allclose(far, 5 * usual, rtol=1e-5)
+        usual, scaled = (initial_value(each, name, (64, 32), seed=1) for each in (spec, wide))
+        assert torch.allclose(scaled, 5 * usual, rtol=1e-5)
     spec = tiny_spec("t5")
     wide = replace(spec, family=change(spec.family, init_std=0.1))
     assert initial_value(wide, name, (64, 32), seed=1).equal(initial_value(spec, name, (64, 32), seed=1))

@@ -1,4 +1,4 @@
-"""A model cut into parts says what the whole model says."""
+"""Pipeline parts of a model compute the same as the model."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tests.models.tiny import FAMILIES, mean_losses, tiny_batch, tiny_model, tin
 
 @pytest.mark.parametrize("num_parts", [1, 2, 4])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_chain_of_parts_equals_the_whole(family: str, num_parts: int) -> None:
+def test_parts_equal_the_model(family: str, num_parts: int) -> None:
     layers = 4 // len(CATALOGUE[family].stacks)
-    whole, batch = tiny_model(family, layers=layers), tiny_batch(family)
-    equals_the_whole(whole, batch, num_parts)
+    model, batch = tiny_model(family, layers=layers), tiny_batch(family)
+    assert_parts_equal_model(model, batch, num_parts)
 
 
-def equals_the_whole(whole: Model, batch: dict[str, Tensor], num_parts: int) -> None:
-    """Loss and gradients, each parameter's summed over the parts that hold it."""
-    expected = mean_losses(whole(batch).losses)
+def assert_parts_equal_model(full_model: Model, batch: dict[str, Tensor], num_parts: int) -> None:
+    """Compare losses and gradients. Gradients of a parameter are summed over the parts that hold it."""
+    expected = mean_losses(full_model(batch).losses)
     expected.backward()
-    weights = dict(whole.named_parameters())
+    weights = dict(full_model.named_parameters())
 
-    chain = [build_model(whole.spec, part).eval() for part in even_chunks(whole.spec, num_parts)]
+    chain = [build_model(full_model.spec, part).eval() for part in even_chunks(full_model.spec, num_parts)]
     for model in chain:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -56,7 +56,7 @@ def equals_the_whole(whole: Model, batch: dict[str, Tensor], num_parts: int) -> 
         torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_the_stream_between_parts_is_encoder_then_decoder() -> None:
+def test_hidden_states_between_parts_are_encoder_then_decoder() -> None:
     spec = tiny_spec("t5")
     first = build_model(spec, even_chunks(spec, 2)[0])
     with torch.no_grad():
@@ -65,8 +65,8 @@ def test_the_stream_between_parts_is_encoder_then_decoder() -> None:
     assert first(tiny_batch("t5")).stream.shape == (12 + 7, 3, 32)
 
 
-def test_a_stream_split_over_ranks_is_cut_in_proportion() -> None:
-    """Half of each stream's sequence arrives where two ranks share it: 6 of 12, 4 of 8."""
+def test_divided_hidden_states_are_split_by_stream() -> None:
+    """With two sequence parallel ranks, half of each stream arrives: 6 of 12 and 4 of 8 positions."""
     spec = tiny_spec("t5")
     batch = tiny_batch("t5", target=8)
     middle = build_model(spec, even_chunks(spec, 4)[3])
@@ -74,7 +74,7 @@ def test_a_stream_split_over_ranks_is_cut_in_proportion() -> None:
     assert (len(encoder), len(decoder)) == (6, 4)
 
 
-def test_each_part_holds_only_its_own_parameters() -> None:
+def test_parts_hold_only_their_own_parameters() -> None:
     spec = tiny_spec("t5", layers=4)
     names = [{name for name, _ in build_model(spec, part).named_parameters()} for part in even_chunks(spec, 4)]
     tops = [
@@ -88,7 +88,7 @@ def test_each_part_holds_only_its_own_parameters() -> None:
     ]
 
 
-def test_the_last_part_of_a_tied_model_holds_the_token_table_and_no_positions() -> None:
+def test_last_part_of_a_tied_model_holds_the_token_table() -> None:
     spec = tiny_spec("bert")
     names = {name for name, _ in build_model(spec, even_chunks(spec, 2)[1]).named_parameters() if "embed" in name}
     assert names == {"embed.token.weight"}
@@ -97,34 +97,36 @@ def test_the_last_part_of_a_tied_model_holds_the_token_table_and_no_positions() 
 @pytest.mark.parametrize(
     "family", [name for name in FAMILIES if CATALOGUE[name].tied and not tiny_spec(name).size.cutoffs]
 )
-def test_a_whole_tied_model_has_one_table_of_tokens_on_which_heads_project(family: str) -> None:
-    # As many tokens as nothing else of it is wide.
+def test_tied_model_projects_with_its_token_table(family: str) -> None:
+    # A vocabulary size that no other dimension of the model has.
     spec, batch = replace(tiny_spec(family), vocabulary=300), tiny_batch(family)
     model = build_model(spec).eval()
     fill(model, seed=7)
-    tables = [name for name, one in model.named_parameters() if len(one) == spec.padded_vocabulary and one.dim() == 2]
-    # What DeBERTa-v3's discriminator reads is the same and a difference, on which nothing projects.
+    tables = [
+        name for name, weight in model.named_parameters() if len(weight) == spec.padded_vocabulary and weight.dim() == 2
+    ]
+    # DeBERTa-v3's discriminator reads the table plus a difference, which no head projects with.
     assert [name for name in tables if not name.endswith("_difference.weight")] == ["embed.token.weight"]
     with torch.no_grad():
         before = model.logits(batch)
         model.get_parameter("embed.token.weight")[299, 0] += 1.0
         after = model.logits(batch)
-    of_words = [name for name, one in before.items() if one.shape[-1] == 300]
-    assert of_words
-    for name in of_words:
+    language_heads = [name for name, logits in before.items() if logits.shape[-1] == 300]
+    assert language_heads
+    for name in language_heads:
         assert (after[name] - before[name])[..., 299].abs().min() > 0, name
 
 
-def test_layers_that_the_parts_do_not_divide_are_refused() -> None:
+def test_indivisible_layers_are_rejected() -> None:
     with pytest.raises(UserError, match=r"t5 has 6 layers \(3 encoder \+ 3 decoder\), which 4 pipeline chunks"):
         even_chunks(tiny_spec("t5", layers=3), 4)
 
 
-@pytest.mark.parametrize("number", ["label_smoothing", "z_loss"])
-def test_every_head_that_projects_takes_the_family_s_numbers_of_its_loss(number: str) -> None:
+@pytest.mark.parametrize("option", ["label_smoothing", "z_loss"])
+def test_language_heads_take_loss_options_of_the_family(option: str) -> None:
     spec = tiny_spec("spanbert")
-    told = replace(spec, family=change(spec.family, **{number: 0.1}))
+    changed = replace(spec, family=change(spec.family, **{option: 0.1}))
     for name, brick in heads(spec).items():
         if brick.projects:
-            module = build_heads(told, [name])[name]
-            assert getattr(module.project, number) == 0.1, name
+            module = build_heads(changed, [name])[name]
+            assert getattr(module.project, option) == 0.1, name

@@ -1,4 +1,4 @@
-"""Two towers and their task, as a user's own module has them: which right half of a text belongs to which left half?"""
+"""A family of two towers and its objective, as in a user's own module: match the two halves of a text."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.models import pairs
 
 
 class Halves(Objective):
-    """The inverse cloze task (arXiv:1906.00300, section 5), its pieces of equal length."""
+    """The inverse cloze task (arXiv:1906.00300, section 5) with halves of equal length."""
 
     name = "halves"
     losses: ClassVar = {"pairs": 1.0}
-    draws = False
-    needs = ("cls", "pad")
+    uses_rng = False
+    required_tokens = ("cls", "pad")
 
     def raw_length(self, sequence):
         return 2 * sequence - 2

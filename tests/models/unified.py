@@ -1,4 +1,4 @@
-"""A tiny model that reads texts, images and both, and batches for it."""
+"""A tiny model that reads texts, images and pairs of both, and batches for it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from megaptm.families.unimo import UNIMO
 from megaptm.models import Model, build_model
 from megaptm.spec import ModelSpec, Size
 from tests.models.regions import CLASSES, FEATURES, TEXT, VOCABULARY, uniter_batch
-from tests.models.vision import moved
+from tests.models.vision import fill_with_noise
 
 LENGTHS = (3, 2, 2)
-"""Of the texts of a row, with one place of padding."""
-OTHER = 3
-"""Regions before another image that some rows have."""
+"""Lengths of the texts of a sample; one position of padding follows."""
+OTHER_IMAGE = 3
+"""Number of regions before the second image of a sample."""
 
 
 def tiny_unimo(*, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
@@ -24,9 +24,11 @@ def tiny_unimo(*, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
 
 
 def unimo_batch(rows: int, *, seed: int) -> dict[str, Tensor]:
-    """As `uniter_batch`, asked all that UNIMO is: rows of three texts, each a document, of which two or one say what
-    the image shows; some have two, and every fourth asks nothing of them. Two of three rows have another image behind
-    their own. Some see what an order says."""
+    """Return a batch as `uniter_batch`, with the fields of all heads of UNIMO.
+
+    A sample has two or three texts, each a document, of which one or two are positive; every fourth has no label of
+    contrast. Two of three samples have a second image. Every second one has an attention order.
+    """
     batch = uniter_batch(rows, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     for name in ("segments", "region_labels", "matched"):
@@ -35,19 +37,24 @@ def unimo_batch(rows: int, *, seed: int) -> dict[str, Tensor]:
     batch["document_ids"][:, : len(texts)] = texts
     batch["document_ids"][:, len(texts) : TEXT] = 0
     batch["positions"][:, : len(texts)] = torch.cat([torch.arange(length) for length in LENGTHS])
-    places = torch.full((rows, MAX_COMPARED_TEXTS), IGNORED)
-    places[:, :3] = torch.tensor([0, LENGTHS[0], sum(LENGTHS[:2])])
-    images = torch.full((rows, MAX_COMPARED_IMAGES), IGNORED)
-    images[:, 0], images[1::3, 1], images[2::3, 1] = TEXT, TEXT + OTHER, TEXT + OTHER
-    regions = batch["document_ids"][:, TEXT + OTHER :]
-    regions[(regions > 0) & (images[:, 1:2] != IGNORED)] = 9
-    right = 1 + torch.randint(2, (rows,), generator=generator)
-    places[2::3, 2], right[1::4] = IGNORED, IGNORED
+    text_starts = torch.full((rows, MAX_COMPARED_TEXTS), IGNORED)
+    text_starts[:, :3] = torch.tensor([0, LENGTHS[0], sum(LENGTHS[:2])])
+    image_starts = torch.full((rows, MAX_COMPARED_IMAGES), IGNORED)
+    image_starts[:, 0], image_starts[1::3, 1], image_starts[2::3, 1] = TEXT, TEXT + OTHER_IMAGE, TEXT + OTHER_IMAGE
+    regions = batch["document_ids"][:, TEXT + OTHER_IMAGE :]
+    regions[(regions > 0) & (image_starts[:, 1:2] != IGNORED)] = 9
+    num_positive = 1 + torch.randint(2, (rows,), generator=generator)
+    text_starts[2::3, 2], num_positive[1::4] = IGNORED, IGNORED
     order = torch.zeros_like(batch["tokens"])
     order[1::2, :TEXT] = torch.arange(TEXT)
-    return batch | {"order": order, "image_starts": images, "text_starts": places, "num_positive_texts": right}
+    return batch | {
+        "order": order,
+        "image_starts": image_starts,
+        "text_starts": text_starts,
+        "num_positive_texts": num_positive,
+    }
 
 
 def unimo_model(*, layers: int = 2, noise: float = 0.1) -> Model:
-    """As `vit_model`."""
-    return moved(build_model(tiny_unimo(layers=layers)), noise)
+    """Return a model for tests, as `vit_model`."""
+    return fill_with_noise(build_model(tiny_unimo(layers=layers)), noise)

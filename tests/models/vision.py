@@ -13,20 +13,20 @@ from megaptm.spec import ModelSpec, Size, change
 
 VOCABULARY = 150
 GRID, SIDE = 3, 2
-"""Patches of a side of an image, and pixels of a side of a patch: ten places, which two ranks divide."""
-ASKED = 4
-BOTH = change(VIT, heads=("image-label", "masked-patch"), init="normal")
-"""Asked for labels and for what is hidden, with weights of which none is zero."""
+"""Patches per side of an image, and pixels per side of a patch. The ten positions are divisible by two ranks."""
+NUM_MASKED = 4
+VIT_BOTH_HEADS = change(VIT, heads=("image-label", "masked-patch"), init="normal")
+"""ViT with heads for labels and masked patches. No initial weight is zero."""
 
 
 def tiny_vit(*, dropout: float = 0.0, layers: int = 4, both: bool = True) -> ModelSpec:
     size = Size(layers=layers, width=32, heads=4, ffn=64, patch=SIDE)
-    family = BOTH if both else change(VIT, init="normal")
+    family = VIT_BOTH_HEADS if both else change(VIT, init="normal")
     return ModelSpec(family=family, size=size, vocabulary=VOCABULARY, context=GRID**2 + 1, dropout=dropout)
 
 
 def vit_batch(rows: int, *, seed: int, both: bool = True) -> dict[str, Tensor]:
-    """Images of noise; some rows ask no label, and some patches no color."""
+    """Return random images. Some have no label, and some masked patches no color."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.full((rows, GRID**2 + 1), PATCH)
     tokens[:, 0] = IMAGE
@@ -37,50 +37,50 @@ def vit_batch(rows: int, *, seed: int, both: bool = True) -> dict[str, Tensor]:
     batch = {"tokens": tokens, "patches": patches, "image_label": labels}
     if not both:
         return batch
-    places = torch.stack([torch.randperm(GRID**2, generator=generator)[:ASKED] for _ in range(rows)]) + 1
-    tokens.scatter_(1, places[:, 1:], MASKED_PATCH)
-    colors = torch.randint(512, places.shape, generator=generator)
+    positions = torch.stack([torch.randperm(GRID**2, generator=generator)[:NUM_MASKED] for _ in range(rows)]) + 1
+    tokens.scatter_(1, positions[:, 1:], MASKED_PATCH)
+    colors = torch.randint(512, positions.shape, generator=generator)
     colors[::3, -1] = IGNORED
-    return batch | {"masked_positions": places, "patch_colors": colors}
+    return batch | {"masked_positions": positions, "patch_colors": colors}
 
 
 def vit_model(*, layers: int = 2, both: bool = True, noise: float = 0.1) -> Model:
-    """In eval mode, its weights moved so that no bias is 0 and no norm 1."""
-    return moved(build_model(tiny_vit(layers=layers, both=both)), noise)
+    """Return a model in eval mode, with noise added to its weights."""
+    return fill_with_noise(build_model(tiny_vit(layers=layers, both=both)), noise)
 
 
 TEXT = 8
-"""Places of a text."""
+"""Positions of a text."""
 END = VOCABULARY - 1
-"""The id that ends a text, the largest, as in CLIP's vocabulary."""
+"""Id of the end token: the largest, as in CLIP's vocabulary."""
 
 
 def tiny_clip(*, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
-    """Half of the layers are of either side; texts are narrower."""
+    """Return a spec with half of the layers on each side. The text stack is narrower."""
     text = Size(layers=layers // 2, width=16, heads=2, ffn=32, context=TEXT)
     size = Size(layers=layers // 2, width=32, heads=4, ffn=64, patch=SIDE, stacks={"text": text})
     return ModelSpec(family=CLIP, size=size, vocabulary=VOCABULARY, context=GRID**2 + 1, dropout=dropout)
 
 
-def clip_batch(rows: int, *, seed: int, all_asked: bool = False) -> dict[str, Tensor]:
-    """Images of noise with texts of noise, of several lengths; every third image has none."""
+def clip_batch(rows: int, *, seed: int, all_paired: bool = False) -> dict[str, Tensor]:
+    """Return random images and texts of several lengths. Every third image has no text, unless `all_paired`."""
     images = vit_batch(rows, seed=seed, both=False)
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(1, END, (rows, TEXT), generator=generator)
     end = torch.randint(2, TEXT, (rows,), generator=generator)
     tokens[torch.arange(TEXT) >= end[:, None]] = END
-    if not all_asked:
+    if not all_paired:
         end[1::3] = IGNORED
     return {"tokens": images["tokens"], "patches": images["patches"], "text_tokens": tokens, "text_end": end}
 
 
 def clip_model(*, layers: int = 4, noise: float = 0.1) -> Model:
-    """As `vit_model`."""
-    return moved(build_model(tiny_clip(layers=layers)), noise)
+    """Return a model for tests, as `vit_model`."""
+    return fill_with_noise(build_model(tiny_clip(layers=layers)), noise)
 
 
-def moved(model: Model, noise: float) -> Model:
-    """In eval mode, its weights moved so that no bias is 0 and no norm 1; words that pad the table stay 0."""
+def fill_with_noise(model: Model, noise: float) -> Model:
+    """Fill a model and add noise, so that no bias is 0 and no norm 1. Padding of the vocabulary stays 0."""
     fill(model, seed=7)
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():

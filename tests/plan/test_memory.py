@@ -243,8 +243,8 @@ def peak_bytes(work: Callable[[], object]) -> int:
     return max(accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
 
 
-TOWERS = VARIANTS["two towers, compared over all rows"].family
-NGRAMS = VARIANTS["an n-gram that its text finds"].family
+TOWERS = VARIANTS["two-towers-contrast"].family
+NGRAMS = VARIANTS["infomax"].family
 
 
 @pytest.mark.parametrize(("family", "module"), [(TOWERS, PairsHead), (NGRAMS, InfoMaxHead)])

@@ -21,27 +21,29 @@ from megaptm.plan.stages import stage_chunks
 from megaptm.plan.step import estimate_step
 from megaptm.plan.workload import Workload, make_workload
 from megaptm.spec import ModelSpec, Size, change
-from tests.models.regions import ALL, ASKED, REGIONS, TEXT, tiny_uniter, uniter_batch
+from tests.models.regions import NUM_MASKED, REGIONS, TEXT, UNITER_ALL_HEADS, tiny_uniter, uniter_batch
 
 CONFIGS = Path(__file__).parents[2] / "configs/uniter"
 
 
 def test_flops_equal_torch():
     """Features get a gradient, for the vector of masked regions; boxes do not."""
-    spec = replace(tiny_uniter(layers=2), family=change(ALL, heads=("mrfr",)))
+    spec = replace(tiny_uniter(layers=2), family=change(UNITER_ALL_HEADS, heads=("mrfr",)))
     model, batch = build_model(spec), uniter_batch(3, seed=1)
     fill(model, seed=1)
     # torch's counter does not know the fused kernel of the CPU.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(batch).losses["mrfr"][0].backward()
     lengths = {"encoder": TEXT + REGIONS}
-    assert counter.get_total_flops() == step_flops(spec, rows=3, lengths=lengths, num_predicted=ASKED, regions=REGIONS)
+    assert counter.get_total_flops() == step_flops(
+        spec, rows=3, lengths=lengths, num_predicted=NUM_MASKED, regions=REGIONS
+    )
 
 
 def test_activations_of_regions_equal_autograd():
     """To 2%, because norms also save two values per position, and masked regions their mask."""
     size = Size(layers=1, width=256, heads=4, ffn=64, detector=(512, 7))
-    spec = ModelSpec(family=ALL, size=size, vocabulary=150, context=14, dropout=0.0)
+    spec = ModelSpec(family=UNITER_ALL_HEADS, size=size, vocabulary=150, context=14, dropout=0.0)
     regions, saved = ImageRegions(spec), []
     rows, positions = 5, 6
     kinds, segments = torch.randint(2, (positions, rows)), torch.randn(positions, rows, 256)

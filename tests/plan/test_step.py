@@ -107,7 +107,7 @@ def test_lengths_of_encoder_and_decoder():
 
 
 def test_contrastive_loss_needs_another_forward_pass():
-    spec = replace(published(CATALOGUE["t5"], "base"), family=VARIANTS["two towers, compared over all rows"].family)
+    spec = replace(published(CATALOGUE["t5"], "base"), family=VARIANTS["two-towers-contrast"].family)
     lengths = {"encoder": 512, "decoder": 512}
     contrast = Workload(spec=spec, lengths=lengths, layout=work(pipeline=1, virtual=1).layout, batch=1536)
     without = estimate_step(A100, replace(contrast, trained_heads=("lm",)))
@@ -119,7 +119,7 @@ def test_contrastive_loss_needs_another_forward_pass():
 
 def test_gradient_reduction_does_not_overlap_with_the_features_pass() -> None:
     """Gradients exist only after it."""
-    spec = replace(published(CATALOGUE["t5"], "base"), family=VARIANTS["two towers, compared over all rows"].family)
+    spec = replace(published(CATALOGUE["t5"], "base"), family=VARIANTS["two-towers-contrast"].family)
     layout = work(pipeline=1, virtual=1, tensor=1, data=64, microbatch=1, sequence_parallel=False).layout
     contrast = Workload(spec=spec, lengths={"encoder": 64, "decoder": 64}, layout=layout, batch=64)
     without = estimate_step(A100, replace(contrast, trained_heads=("lm",)))
@@ -129,7 +129,7 @@ def test_gradient_reduction_does_not_overlap_with_the_features_pass() -> None:
 
 
 def test_data_ranks_divide_the_contrastive_comparison() -> None:
-    spec = replace(published(CATALOGUE["t5"], "base"), family=VARIANTS["two towers, compared over all rows"].family)
+    spec = replace(published(CATALOGUE["t5"], "base"), family=VARIANTS["two-towers-contrast"].family)
     layout = work(pipeline=1, virtual=1, tensor=1, data=8, microbatch=1, sequence_parallel=False).layout
     contrast = Workload(spec=spec, lengths={"encoder": 64, "decoder": 64}, layout=layout, batch=32768)
     without = estimate_step(A100, replace(contrast, trained_heads=("lm",)))
