@@ -75,7 +75,7 @@ import torch._inductor.utils
 import torch.utils._triton
 
 interface: Any = interfaces.CudaInterface
-for name, answer in {
+for name, result in {
     "is_available": True,
     "current_device": 0,
     "get_device_properties": H100,
@@ -83,12 +83,12 @@ for name, answer in {
     "is_triton_capable": True,
     "raise_if_triton_unavailable": None,
 }.items():
-    setattr(interface, name, staticmethod(lambda *args, answer=answer: answer))
+    setattr(interface, name, staticmethod(lambda *args, result=result: result))
 interface.Worker.get_device_properties = staticmethod(lambda *args: H100)
 interface.Worker.current_device = staticmethod(lambda: 0)
 for module in (torch.utils._triton, torch._inductor.utils):
-    there: Any = module
-    there.has_triton = there.has_triton_package = lambda *args, **kwargs: True
+    patched: Any = module
+    patched.has_triton = patched.has_triton_package = lambda *args, **kwargs: True
 torch._inductor.config.compile_threads = 1
 
 import torch._inductor.runtime.triton_heuristics as heuristics
@@ -113,10 +113,10 @@ PATTERNS: dict[str, tuple[Pattern, bool, bool]] = {
     "window of documents": (SlidingWindow(255, 255), False, True),
     "dilated window, causal": (SlidingWindow(255, 0, dilation=2), True, True),
     "chunks": (ChunkPairs(64), False, False),
-    "one's own, of documents": (CustomPattern(near_or_first), False, True),
+    "custom, documents": (CustomPattern(near_or_first), False, True),
 }
 """Name -> pattern, whether it is causal, whether a sequence has several documents."""
-TOLD = {
+KERNEL_OPTIONS = {
     "PRESCALE_QK": False,
     "ROWS_GUARANTEED_SAFE": False,
     "BLOCKS_ARE_CONTIGUOUS": False,
@@ -126,7 +126,7 @@ TOLD = {
 }
 
 
-def written(name: str, mode: FakeTensorMode) -> dict[str, str]:
+def generate_code(name: str, mode: FakeTensorMode) -> dict[str, str]:
     """Return the code that torch generates for a forward and a backward pass."""
     pattern, causal, packed = PATTERNS[name]
     shape = (ROWS, HEADS, LENGTH, WIDTH)
@@ -140,61 +140,76 @@ def written(name: str, mode: FakeTensorMode) -> dict[str, str]:
             pattern=pattern,
         )
         q, k, v, out, grad = (torch.empty(shape, dtype=torch.bfloat16, device="cuda") for _ in range(5))
-        said = torch.empty(shape[:3], dtype=torch.float32, device="cuda")
+        logsumexp = torch.empty(shape[:3], dtype=torch.float32, device="cuda")
         blocks = block_mask(mask).as_tuple()
     read = [*([documents] if packed else []), *([] if mask.table is None else [mask.table])]
 
-    def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor, *given: Tensor) -> Tensor:
-        asked = copy.copy(mask)
+    def attends(batch: Tensor, head: Tensor, query: Tensor, key: Tensor, *inputs: Tensor) -> Tensor:
+        mask_of_inputs = copy.copy(mask)
         if packed:
-            object.__setattr__(asked, "documents", (given[0], given[0]))
+            object.__setattr__(mask_of_inputs, "documents", (inputs[0], inputs[0]))
         if mask.table is not None:
-            object.__setattr__(asked, "table", given[-1])
-        return asked.seen(batch, head, query, key)
+            object.__setattr__(mask_of_inputs, "table", inputs[-1])
+        return mask_of_inputs.seen(batch, head, query, key)
 
-    tensors = [one for one in blocks if isinstance(one, Tensor)]
+    tensors = [value for value in blocks if isinstance(value, Tensor)]
 
-    def told(given: tuple[Tensor, ...]) -> tuple[Any, ...]:
-        left = iter(given)
-        return (*(next(left) if isinstance(one, Tensor) else one for one in blocks[:-1]), seen)
+    def with_tensors(tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
+        remaining = iter(tensors)
+        return (*(next(remaining) if isinstance(value, Tensor) else value for value in blocks[:-1]), attends)
 
-    def forward(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> list[Tensor]:
-        of_mask, of_blocks = rest[: len(read)], rest[len(read) :]
-        return [*flex_attention(q, k, v, _identity, told(of_blocks), 0.125, TOLD, (), of_mask)[:2]]
+    def forward(q: Tensor, k: Tensor, v: Tensor, *inputs: Tensor) -> list[Tensor]:
+        mask_inputs, block_inputs = inputs[: len(read)], inputs[len(read) :]
+        return [
+            *flex_attention(q, k, v, _identity, with_tensors(block_inputs), 0.125, KERNEL_OPTIONS, (), mask_inputs)[:2]
+        ]
 
     def backward(
-        q: Tensor, k: Tensor, v: Tensor, out: Tensor, said: Tensor, grad: Tensor, *rest: Tensor
+        q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, grad: Tensor, *inputs: Tensor
     ) -> list[Tensor]:
-        of_mask, of_blocks = rest[: len(read)], rest[len(read) :]
-        places = [torch.zeros((), dtype=torch.int32, device="cuda") for _ in range(4)]
+        mask_inputs, block_inputs = inputs[: len(read)], inputs[len(read) :]
+        indices = [torch.zeros((), dtype=torch.int32, device="cuda") for _ in range(4)]
         score = torch.zeros((), dtype=torch.bfloat16, device="cuda", requires_grad=True)
-        ahead, back = create_fw_bw_graph(_identity, (score, *places), ())
-        found = flex_attention_backward(
-            q, k, v, out, said, grad, None, ahead, back, told(of_blocks), 0.125, TOLD, (), of_mask
+        ahead, back = create_fw_bw_graph(_identity, (score, *indices), ())
+        gradients = flex_attention_backward(
+            q,
+            k,
+            v,
+            out,
+            logsumexp,
+            grad,
+            None,
+            ahead,
+            back,
+            with_tensors(block_inputs),
+            0.125,
+            KERNEL_OPTIONS,
+            (),
+            mask_inputs,
         )
-        return [*found[:3]]
+        return [*gradients[:3]]
 
     return {
-        "forward": lowered(forward, [q, k, v, *read, *tensors], mode),
-        "backward": lowered(backward, [q, k, v, out, said, grad, *read, *tensors], mode),
+        "forward": lower(forward, [q, k, v, *read, *tensors], mode),
+        "backward": lower(backward, [q, k, v, out, logsumexp, grad, *read, *tensors], mode),
     }
 
 
-def lowered(function: Callable[..., Any], given: list[Tensor], mode: FakeTensorMode) -> str:
+def lower(function: Callable[..., Any], inputs: list[Tensor], mode: FakeTensorMode) -> str:
     with mode:
-        traced = make_fx(function, decomposition_table=select_decomp_table(), tracing_mode="fake")(*given)
+        traced = make_fx(function, decomposition_table=select_decomp_table(), tracing_mode="fake")(*inputs)
     with V.set_fake_mode(mode), torch.no_grad(), V.set_debug_handler(DebugContext()):
         graph = GraphLowering(traced)
         with V.set_graph_handler(graph), V.set_extern_kernel_nodes([]):
-            graph.run(*given)
+            graph.run(*inputs)
             code: Any = graph.codegen()
     code = code[0] if isinstance(code, tuple) else code
     return str(getattr(code, "value", code))
 
 
 class Kernel:
-    def __init__(self, function: Any, told: dict[str, Any]) -> None:
-        self.function, self.told = function, told
+    def __init__(self, function: Any, options: dict[str, Any]) -> None:
+        self.function, self.options = function, options
 
 
 def kernels(code: str) -> Iterator[Kernel]:
@@ -210,26 +225,26 @@ def kernels(code: str) -> Iterator[Kernel]:
             assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
-            [found] = [one for one in vars(module).values() if isinstance(one, Kernel)]
-            found.function.src  # noqa: B018 - read while the file is there
-            yield found
+            [kernel] = [value for value in vars(module).values() if isinstance(value, Kernel)]
+            kernel.function.src  # noqa: B018 - read before the file is deleted
+            yield kernel
 
 
 def machine_code(kernel: Kernel, target: GPUTarget) -> int:
     """Return the size of the machine code in bytes."""
-    meta = kernel.told["triton_meta"]
+    meta = kernel.options["triton_meta"]
     names = kernel.function.arg_names
     constants = {(names.index(name),): value for name, value in meta.get("constants", {}).items()}
     source = ASTSource(
         fn=kernel.function, signature=dict(meta["signature"]), constexprs=constants, attrs=meta["configs"][0]
     )
-    options = {name: kernel.told[name] for name in ("num_warps", "num_stages")}
-    return len(triton.compile(source, target=target, options=options).asm["cubin"])
+    compile_options = {name: kernel.options[name] for name in ("num_warps", "num_stages")}
+    return len(triton.compile(source, target=target, options=compile_options).asm["cubin"])
 
 
 if __name__ == "__main__":
     replaced: Any = heuristics
-    replaced.template = lambda **told: lambda function: Kernel(function, told)
+    replaced.template = lambda **options: lambda function: Kernel(function, options)
     replaced = helpers
     replaced.set_driver_to_gpu = lambda *args: None
     fake = FakeTensorMode()
@@ -237,8 +252,8 @@ if __name__ == "__main__":
         json.dumps(
             {
                 name: {
-                    f"{way} on {gpu}": [machine_code(one, target) for one in kernels(code)]
-                    for way, code in written(name, fake).items()
+                    f"{way} on {gpu}": [machine_code(kernel, target) for kernel in kernels(code)]
+                    for way, code in generate_code(name, fake).items()
                     for gpu, target in TARGETS.items()
                 }
                 for name in sys.argv[1:]

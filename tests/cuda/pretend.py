@@ -19,12 +19,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-found = importlib.util.find_spec("torch")
-assert found is not None
-assert found.origin is not None
+torch_spec = importlib.util.find_spec("torch")
+assert torch_spec is not None
+assert torch_spec.origin is not None
 assert "torch" not in sys.modules
 for library in ("libc10.so", "libtorch_cpu.so"):
-    ctypes.CDLL(str(Path(found.origin).parent / "lib" / library))
+    ctypes.CDLL(str(Path(torch_spec.origin).parent / "lib" / library))
 ctypes.CDLL(os.environ["GUARD"])
 
 import torch

@@ -89,34 +89,34 @@ def build_stages(*args: Any, **kwargs: Any) -> list[stage.Stage]:
         made: dict[int, nn.Parameter] = {}
         with mode:
             for module in model.modules():
-                for name, one in module._parameters.items():
-                    if one is not None and id(one) not in made:
-                        memory = torch.empty(one.shape, dtype=one.dtype, device=device)
-                        made[id(one)] = nn.Parameter(memory, requires_grad=one.requires_grad)
-                    if one is not None:
-                        module._parameters[name] = made[id(one)]
+                for name, parameter in module._parameters.items():
+                    if parameter is not None and id(parameter) not in made:
+                        memory = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+                        made[id(parameter)] = nn.Parameter(memory, requires_grad=parameter.requires_grad)
+                    if parameter is not None:
+                        module._parameters[name] = made[id(parameter)]
 
     with unset_fake_temporarily(), patch.object(Model, "to_empty", to_empty):
         return stage.build_stages(*args, **kwargs)
 
 
-def nothing_of_others(out: list[Any], value: Any, group: Any = None) -> None:
+def gather_nothing(out: list[Any], value: Any, group: Any = None) -> None:
     out[:] = [[] for _ in out]
 
 
-def here(work: Callable[[], T]) -> T:
+def run_in_this_thread(work: Callable[[], T]) -> T:
     return work()
 
 
-def pretend_more() -> None:
+def patch_models() -> None:
     for module in (model, teacher):
         replaced: Any = module
         replaced.build_stages = build_stages
-    reading: Any = teacher
-    reading.run_on_all_ranks = here  # tensors are fake in this thread only
-    dist.all_gather_object = nothing_of_others
+    patched: Any = teacher
+    patched.run_on_all_ranks = run_in_this_thread  # tensors are fake in this thread only
+    dist.all_gather_object = gather_nothing
 
 
 if __name__ == "__main__":
-    pretend_more()
+    patch_models()
     print(json.dumps({name: second_step(CASES[name]) for name in sys.argv[1:]}))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.drill
-PATTERNS = ("window of documents", "dilated window, causal", "chunks", "one's own, of documents")
+PATTERNS = ("window of documents", "dilated window, causal", "chunks", "custom, documents")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
-"""What is chosen for tensors on a GPU, and what FlexAttention's compiled form gives: a program, for where there is no
-GPU `megaptm.parallel` makes CUDA's names answer for the CPU, in the whole process that has loaded it.
+"""Choice of kernels for tensors on a GPU, and results of compiled FlexAttention.
 
-    python -m tests.layers.on_a_gpu
+Run as a program: `megaptm.parallel` replaces CUDA functions in its process if there is no GPU. python -m
+tests.layers.on_a_gpu
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tests.layers.test_sparse import HEADS, SCALE
 ALL_PACKAGES = frozenset(MODULES.values())
 
 
-def on_a_gpu(
+def work_on_gpu(
     *, pattern: Pattern | None, dtype: torch.dtype = torch.bfloat16, packed: bool = False, key_width: int = 64
 ) -> AttentionWork:
-    """What is asked of tensors on one, which have shapes and no numbers."""
+    """Return the work of fake tensors on a GPU."""
     with FakeTensorMode():
         query = torch.empty(4096, 2, 4, key_width, dtype=dtype, device="cuda")
         documents = torch.ones(2, 4096, dtype=torch.long, device="cuda")
@@ -59,33 +59,35 @@ CHOICES: dict[str, tuple[dict[str, Any], dict[str, Any], frozenset[str], str]] =
 }
 
 
-def choices() -> dict[str, list[str]]:
-    """Case -> the kernel on a GPU, why, and the one on a CPU."""
-    made = {}
-    for case, (tensors, besides, packages, _) in CHOICES.items():
-        work = replace(on_a_gpu(**tensors), **besides)
+def choose_kernels() -> dict[str, list[str]]:
+    """Return case -> kernel on a GPU, reason, and kernel on a CPU."""
+    result = {}
+    for case, (tensors, changes, packages, _) in CHOICES.items():
+        work = replace(work_on_gpu(**tensors), **changes)
         chosen = choose(work, ComputeDevice("cuda", packages))
-        elsewhere = ComputeDevice("cpu", packages)
-        made[case] = [chosen.kernel, chosen.why, choose(work, elsewhere).kernel]
-    return made
+        cpu = ComputeDevice("cpu", packages)
+        result[case] = [chosen.kernel, chosen.why, choose(work, cpu).kernel]
+    return result
 
 
-def differences() -> list[float]:
-    """Largest, of three batches, between the compiled form, compiled once, and the mask of all pairs; on CPUs there is
-    one of the forward pass."""
+def max_differences() -> list[float]:
+    """Return the largest difference between the compiled kernel, compiled once, and the full mask, for three batches.
+
+    On CPUs only the forward pass has a compiled form.
+    """
     length, block, cpu = 256, 64, torch.device("cpu")
     compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
     joint = torch.randn(3, 2, HEADS, length, 16, generator=torch.Generator().manual_seed(0))
-    found = []
+    max_differences = []
     for border in (50, 100, 200):
         documents = 1 + (torch.arange(length) >= border).long().expand(2, -1)
         mask = Mask((length, length), cpu, (documents, documents), causal=True, pattern=SlidingWindow(40, 0))
         with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=1):
             mixed = compiled(*joint, block_mask=block_mask(mask, block=block), scale=SCALE)
             expected = F.scaled_dot_product_attention(*joint, attn_mask=mask.dense, scale=SCALE)
-        found.append(float((mixed - expected).abs().max()))
-    return found
+        max_differences.append(float((mixed - expected).abs().max()))
+    return max_differences
 
 
 if __name__ == "__main__":
-    print(json.dumps({"choices": choices(), "differences": differences()}))
+    print(json.dumps({"choices": choose_kernels(), "differences": max_differences()}))

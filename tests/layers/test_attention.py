@@ -1,4 +1,4 @@
-"""Attention equals its formula, and a slice of its rows is some of its heads."""
+"""Attention equals its formula, and a slice of its weights computes some of its heads."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def filled(module: nn.Module) -> nn.Module:
     return module.eval()
 
 
-def brick(slot: str, *, heads: int = HEADS, kv_heads: int | None = None, **words: Any) -> Brick:
+def brick(slot: str, *, heads: int = HEADS, kv_heads: int | None = None, **options: Any) -> Brick:
     size = Size(layers=1, width=WIDTH, heads=heads, ffn=8, head_width=KEY, kv_heads=kv_heads)
-    return brick_of(slot, "dot", Block(**words), size)
+    return brick_of(slot, "dot", Block(**options), size)
 
 
 def self_attention(*, causal: bool = False) -> SelfAttention:
@@ -38,15 +38,15 @@ def self_attention(*, causal: bool = False) -> SelfAttention:
     return module
 
 
-def by_formula(q_BHSK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, seen: Tensor) -> Tensor:
-    """softmax(q k / sqrt(K)) v, as [S, B, H*K]."""
+def by_formula(q_BHSK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Tensor) -> Tensor:
+    """Return softmax(q k / sqrt(K)) v, [S, B, H*K]."""
     scores = q_BHSK @ k_BHSK.transpose(-1, -2) / math.sqrt(KEY)
-    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
     return (weights @ v_BHSK).permute(2, 0, 1, 3).flatten(2)
 
 
-def heads_of(x_SBE: Tensor) -> Tensor:
-    """[S, B, H*K] -> [B, H, S, K]"""
+def split_heads(x_SBE: Tensor) -> Tensor:
+    """Reshape [S, B, H*K] to [B, H, S, K]."""
     return x_SBE.unflatten(-1, (-1, KEY)).permute(1, 2, 0, 3)
 
 
@@ -56,40 +56,40 @@ def test_self_attention_equals_its_formula() -> None:
     for causal in (False, True):
         module = self_attention(causal=causal)
         q, k, v = (
-            heads_of(x @ module.qkv.weight[rows[:, n].flatten()].t() + module.qkv.bias[rows[:, n].flatten()])
+            split_heads(x @ module.qkv.weight[rows[:, n].flatten()].t() + module.qkv.bias[rows[:, n].flatten()])
             for n in range(3)
         )
-        seen = torch.ones(6, 6, dtype=torch.bool)
-        expected = module.output(by_formula(q, k, v, seen.tril() if causal else seen))
+        mask = torch.ones(6, 6, dtype=torch.bool)
+        expected = module.output(by_formula(q, k, v, mask.tril() if causal else mask))
         torch.testing.assert_close(module(x, None), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_slice_of_rows_is_whole_heads() -> None:
-    """Two ranks, each with half of the rows of `qkv` and the columns of `output`, sum to the whole."""
-    whole, x = self_attention(), torch.randn(5, 2, WIDTH)
-    total = whole.output.bias
+def test_tensor_slices_sum_to_the_module() -> None:
+    """Two ranks with half of the rows of `qkv` and of the columns of `output` sum to the full module."""
+    full_module, x = self_attention(), torch.randn(5, 2, WIDTH)
+    total = full_module.output.bias
     for rank in range(2):
         half = SelfAttention(brick("attention", heads=HEADS // 2), dropout=0.0).eval()
         with torch.no_grad():
-            half.qkv.weight.copy_(whole.qkv.weight.chunk(2)[rank])
-            half.qkv.bias.copy_(whole.qkv.bias.chunk(2)[rank])
-            half.output.weight.copy_(whole.output.weight.chunk(2, 1)[rank])
+            half.qkv.weight.copy_(full_module.qkv.weight.chunk(2)[rank])
+            half.qkv.bias.copy_(full_module.qkv.bias.chunk(2)[rank])
+            half.output.weight.copy_(full_module.output.weight.chunk(2, 1)[rank])
             half.output.bias.zero_()
         total = total + half(x, None)
-    torch.testing.assert_close(total, whole(x, None), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(total, full_module(x, None), rtol=1e-5, atol=1e-5)
 
 
-def test_cross_attention_reads_queries_here_and_values_there() -> None:
+def test_cross_attention_equals_its_formula() -> None:
     module = CrossAttention(brick("cross", attention=AttentionSpec(bias=False)), dropout=0.0)
     filled(module)
     x, memory = torch.randn(3, 2, WIDTH), torch.randn(7, 2, WIDTH)
     rows = torch.arange(HEADS * 2 * KEY).view(HEADS, 2, KEY)
-    k, v = (heads_of(memory @ module.kv.weight[rows[:, n].flatten()].t()) for n in range(2))
-    expected = module.output(by_formula(heads_of(module.query(x)), k, v, torch.ones(3, 7, dtype=torch.bool)))
+    k, v = (split_heads(memory @ module.kv.weight[rows[:, n].flatten()].t()) for n in range(2))
+    expected = module.output(by_formula(split_heads(module.query(x)), k, v, torch.ones(3, 7, dtype=torch.bool)))
     torch.testing.assert_close(module(x, memory, None), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_attention_drops_weights_in_training_only() -> None:
+def test_dropout_is_active_in_training_only() -> None:
     module = SelfAttention(brick("attention", visibility="causal", attention=AttentionSpec(scale="none")), dropout=0.5)
     filled(module)
     x = torch.randn(6, 2, WIDTH)
@@ -98,7 +98,7 @@ def test_attention_drops_weights_in_training_only() -> None:
     assert not module(x, None).equal(module(x, None))
 
 
-def test_a_mask_is_its_own_documents_and_the_past() -> None:
+def test_mask_of_packed_causal_sequence() -> None:
     documents = torch.tensor([[1, 1, 2, 2, 0]])
     mask = Mask((5, 5), documents.device, (documents, documents), causal=True)
     expected = torch.tensor(
@@ -107,7 +107,7 @@ def test_a_mask_is_its_own_documents_and_the_past() -> None:
     assert mask.dense[0, 0].equal(expected)
 
 
-def test_without_documents_and_bias_there_is_nothing_to_add_to_scores() -> None:
+def test_scores_are_absent_without_documents_and_bias() -> None:
     bias = torch.zeros(1, 2, 4, 4)
     causal, full = (Mask((4, 4), bias.device, causal=direction) for direction in (True, False))
     assert causal.scores(None) is None
@@ -116,53 +116,53 @@ def test_without_documents_and_bias_there_is_nothing_to_add_to_scores() -> None:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_band_hides_what_is_far(causal: bool) -> None:
-    """A banded layer is a dense one with the band in its mask, within documents too."""
+def test_band_masks_distant_positions(causal: bool) -> None:
+    """A banded layer equals a dense one whose mask has the band, also within documents."""
     module = self_attention(causal=causal)
     x, documents = torch.randn(7, 2, WIDTH), torch.tensor([[1, 1, 1, 1, 1, 2, 2], [1, 1, 1, 1, 1, 1, 1]])
     distance = torch.arange(7)[:, None] - torch.arange(7)
     near = (distance < 3) & (distance >= 0 if causal else distance > -3)
-    for given in (None, (documents, documents)):
-        mask = Mask((7, 7), documents.device, given, causal=causal)
-        seen = near & (documents[:, None, :, None] == documents[:, None, None]) if given else near[None, None]
-        assert mask.within(SlidingWindow(2, 2)).dense.equal(seen)
+    for ids in (None, (documents, documents)):
+        mask = Mask((7, 7), documents.device, ids, causal=causal)
+        dense_mask = near & (documents[:, None, :, None] == documents[:, None, None]) if ids else near[None, None]
+        assert mask.within(SlidingWindow(2, 2)).dense.equal(dense_mask)
         torch.testing.assert_close(
-            module(x, mask.within(SlidingWindow(2, 2)).scores(None)), module(x, seen), rtol=0, atol=1e-6
+            module(x, mask.within(SlidingWindow(2, 2)).scores(None)), module(x, dense_mask), rtol=0, atol=1e-6
         )
         assert mask.within(SlidingWindow(6, 6)) is mask
 
 
-def test_a_slice_of_queries_shares_a_head_of_keys() -> None:
-    """Two ranks, each with half of the queries and all of the one head of keys and values, sum to the whole."""
+def test_tensor_slices_of_multi_query_attention_sum_to_the_module() -> None:
+    """Two ranks with half of the queries and the same single head of keys and values sum to the full module."""
     grouped = brick("attention", kv_heads=1)
-    whole, x = SelfAttention(grouped, dropout=0.0), torch.randn(5, 2, WIDTH)
-    filled(whole)
-    k, v = (x @ whole.kv.weight.t() + whole.kv.bias).unflatten(-1, (1, 2, KEY)).permute(3, 1, 2, 0, 4)
-    seen = torch.ones(5, 5, dtype=torch.bool)
-    expected = whole.output(by_formula(heads_of(whole.query(x)), k, v, seen))
-    torch.testing.assert_close(whole(x, None), expected, rtol=1e-5, atol=1e-5)
-    total = whole.output.bias
+    full_module, x = SelfAttention(grouped, dropout=0.0), torch.randn(5, 2, WIDTH)
+    filled(full_module)
+    k, v = (x @ full_module.kv.weight.t() + full_module.kv.bias).unflatten(-1, (1, 2, KEY)).permute(3, 1, 2, 0, 4)
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    expected = full_module.output(by_formula(split_heads(full_module.query(x)), k, v, mask))
+    torch.testing.assert_close(full_module(x, None), expected, rtol=1e-5, atol=1e-5)
+    total = full_module.output.bias
     for rank in range(2):
         half = SelfAttention(brick("attention", heads=HEADS // 2, kv_heads=1), dropout=0.0).eval()
         with torch.no_grad():
-            half.query.weight.copy_(whole.query.weight.chunk(2)[rank])
-            half.query.bias.copy_(whole.query.bias.chunk(2)[rank])
-            half.kv.load_state_dict(whole.kv.state_dict())
-            half.output.weight.copy_(whole.output.weight.chunk(2, 1)[rank])
+            half.query.weight.copy_(full_module.query.weight.chunk(2)[rank])
+            half.query.bias.copy_(full_module.query.bias.chunk(2)[rank])
+            half.kv.load_state_dict(full_module.kv.state_dict())
+            half.output.weight.copy_(full_module.output.weight.chunk(2, 1)[rank])
             half.output.bias.zero_()
         total = total + half(x, None)
-    torch.testing.assert_close(total, whole(x, None), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(total, full_module(x, None), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-def test_what_is_masked_takes_no_kernel_of_cudnn(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
-    """And where nothing is, whatever torch was told."""
+def test_masked_attention_disables_cudnn(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
+    """Without a mask torch's setting is respected, and it is restored after each call."""
     before = torch.backends.cuda.cudnn_sdp_enabled()
-    really, asked = attention.F.scaled_dot_product_attention, []
+    original, is_cudnn_enabled = attention.F.scaled_dot_product_attention, []
 
     def watched(*args: Any, **kwargs: Any) -> Tensor:
-        asked.append(torch.backends.cuda.cudnn_sdp_enabled())
-        return really(*args, **kwargs)
+        is_cudnn_enabled.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return original(*args, **kwargs)
 
     monkeypatch.setattr(attention.F, "scaled_dot_product_attention", watched)
     module, x = self_attention(), torch.randn(5, 2, WIDTH)
@@ -171,7 +171,7 @@ def test_what_is_masked_takes_no_kernel_of_cudnn(monkeypatch: pytest.MonkeyPatch
         module(x, None)
         module(x, torch.ones(2, 1, 5, 5, dtype=torch.bool))
         module(x, torch.zeros(2, HEADS, 5, 5))
-        asked.append(torch.backends.cuda.cudnn_sdp_enabled())
+        is_cudnn_enabled.append(torch.backends.cuda.cudnn_sdp_enabled())
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
-    assert asked == [allowed, False, False, allowed]
+    assert is_cudnn_enabled == [allowed, False, False, allowed]

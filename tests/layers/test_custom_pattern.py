@@ -1,7 +1,7 @@
-"""A pattern of the user's own: what it costs, which kernels take it, and what is said where it is broken.
+"""Custom attention patterns: cost, choice of kernels, and messages about mistakes.
 
-That each kernel gives what its whole mask gives is in test_sparse.py and test_kernels.py; that a family trains with one
-on all layouts, with the other variants of tables (tests/models/grammar.py).
+That kernels equal the dense mask is tested in test_sparse.py and test_kernels.py; that a family trains with a custom
+pattern in all layouts, with the other variants (tests/models/grammar.py).
 """
 
 from __future__ import annotations
@@ -29,58 +29,56 @@ from tests.layers.on_a_gpu import ALL_PACKAGES
 from tests.models.strided import CROSS, NEAR_OR_FIRST, every_third, near_or_first
 
 SIZE = Size(layers=1, width=32, heads=2, ffn=64)
-WORD = "tests.models.strided:NEAR_OR_FIRST"
+PATTERN_NAME = "tests.models.strided:NEAR_OR_FIRST"
 GPU = ComputeDevice("cuda", ALL_PACKAGES)
 
 
-def test_it_costs_the_pairs_of_its_blocks() -> None:
-    """Blocks of two: each its own, its neighbors and the first, of 32."""
-    brick = brick_of("attention", "pattern", Block(attention=PatternSpec(pattern=WORD)), SIZE)
+def test_cost_counts_pairs_of_attended_blocks() -> None:
+    """Blocks of two positions: each of the 32 attends to itself, its neighbors and the first."""
+    brick = brick_of("attention", "pattern", Block(attention=PatternSpec(pattern=PATTERN_NAME)), SIZE)
     blocks = 2 + 3 + 29 * 4 + 3
     assert brick.pairs(64, 64) == 4 * blocks
     assert brick.tiled(64)
     assert CROSS.pairs(40) == 4 * 4 * (2 * 10)
 
 
-def test_what_it_sees_is_what_its_mask_and_its_blocks_say() -> None:
-    places, table = np.arange(40), CROSS.table(40)
-    seen = CROSS.sees(0, places[:, None], places[None], table)
-    blocks = (places[:, None] // 4 == places // 4) | (places[:, None] // 4 == 9 - places // 4)
-    assert (seen == (every_third(places[:, None], places) & blocks)).all()
+def test_mask_and_block_mask_are_combined() -> None:
+    positions, table = np.arange(40), CROSS.table(40)
+    attended = CROSS.sees(0, positions[:, None], positions[None], table)
+    blocks = (positions[:, None] // 4 == positions // 4) | (positions[:, None] // 4 == 9 - positions // 4)
+    assert (attended == (every_third(positions[:, None], positions) & blocks)).all()
 
 
-def test_the_example_of_the_page_is_one_with_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_of_the_page_works_in_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
     [example] = re.findall(
         r"^```python\n(.*?)^```$", (ROOT / "docs/configs.md").read_text(encoding="utf-8"), re.M | re.S
     )
     monkeypatch.setitem(sys.modules, "mine", module := ModuleType("mine"))
     exec(compile(example, "docs/configs.md", "exec"), vars(module))
     spec = resolve_model(load("gpt2/tiny", ["model.family=mine:SPARSE"]))
-    assert (spec.name, spec.family.last_block.attention) == (
-        "sparse",
-        (PatternSpec(pattern="mine:SINKS"), AttentionSpec()),
-    )
+    assert spec.name == "sparse"
+    assert spec.family.last_block.attention == (PatternSpec(pattern="mine:SINKS"), AttentionSpec())
     assert load_pattern("mine:SINKS").pairs(256) == (1 + 2 + 3 + 3) * 64 * 64
 
 
-def test_nothing_is_asked_of_a_gpu() -> None:
-    """Of no number of a tensor, which the host would wait for in each tile of each layer."""
-    places, asked = torch.arange(40), []
+def test_pattern_does_not_wait_for_the_device() -> None:
+    """The host never reads a value of a tensor: it would wait for the device in each tile of each layer."""
+    positions, operations = torch.arange(40), []
 
-    class Asked(TorchDispatchMode):
+    class RecordedOperations(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            asked.append(func.overloadpacket.__name__)
+            operations.append(func.overloadpacket.__name__)
             return func(*args, **(kwargs or {}))
 
-    with Asked():
-        CROSS.sees(places.new_zeros(()), places[:, None], places, torch.ones(1, 10, 10, dtype=torch.bool))
-    assert "index" in asked
-    assert "_local_scalar_dense" not in asked
+    with RecordedOperations():
+        CROSS.sees(positions.new_zeros(()), positions[:, None], positions, torch.ones(1, 10, 10, dtype=torch.bool))
+    assert "index" in operations
+    assert "_local_scalar_dense" not in operations
 
 
-def test_kernels_take_it_that_can_say_it() -> None:
-    asked: dict[str, Any] = {"queries": 64, "key_width": 16, "precision": "bf16", "pattern": NEAR_OR_FIRST}
-    work = AttentionWork(**asked)
+def test_kernels_that_support_custom_patterns() -> None:
+    options: dict[str, Any] = {"queries": 64, "key_width": 16, "precision": "bf16", "pattern": NEAR_OR_FIRST}
+    work = AttentionWork(**options)
     assert choose(work, GPU).kernel == "flex"
     assert choose(work, ComputeDevice("cpu")).kernel == "tiles"
     for kernel in ("flash-attn", "transformer-engine"):
@@ -91,9 +89,9 @@ def test_kernels_take_it_that_can_say_it() -> None:
 TURNS = cycle((True, False))
 
 
-def drawn(number: int) -> np.ndarray:
-    """As if by chance, each time others."""
-    return np.full((number, number), next(TURNS)) | np.eye(number, dtype=bool)
+def unseeded_blocks(blocks: int) -> np.ndarray:
+    """Return another block mask on each call, as a mask without a seed would."""
+    return np.full((blocks, blocks), next(TURNS)) | np.eye(blocks, dtype=bool)
 
 
 def broken(mask: Any = near_or_first, block_mask: Any = None) -> CustomPattern:
@@ -101,7 +99,7 @@ def broken(mask: Any = near_or_first, block_mask: Any = None) -> CustomPattern:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "told"),
+    ("pattern", "message"),
     [
         (broken(lambda query, key: query > key), r"\(place 0 does not see itself\): let each see itself"),
         (broken(lambda query, key: query - key), r"its mask says int64 \[10\]\): give bool \[10\]"),
@@ -114,17 +112,17 @@ def broken(mask: Any = near_or_first, block_mask: Any = None) -> CustomPattern:
         ),
         (broken(block_mask=lambda number: [[True]]), "its block mask is list"),
         (broken(block_mask=lambda number: ~np.eye(number, dtype=bool)), "block 0 does not see itself"),
-        (broken(block_mask=drawn), "its block mask is another each time.: draw it by a seed"),
+        (broken(block_mask=unseeded_blocks), "its block mask is another each time.: draw it by a seed"),
         (broken(block_mask=lambda number: 1 / 0), "the block mask of `mine:BROKEN` failed"),
     ],
 )
-def test_what_is_broken_is_said(pattern: CustomPattern, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_invalid_pattern_is_rejected(pattern: CustomPattern, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         pattern.pairs(10)
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("name", "message"),
     [
         ("tests.models.strided:SPARSE", "has no pattern `SPARSE`"),
         ("tests.models.strided:near_or_first", "is not a `megaptm.bricks.custom_pattern.CustomPattern`"),
@@ -133,6 +131,6 @@ def test_what_is_broken_is_said(pattern: CustomPattern, told: str) -> None:
         ("mine", "must be written `package.module:pattern`"),
     ],
 )
-def test_a_word_that_names_none_is_refused(word: str, told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        Stack(Block(attention=PatternSpec(pattern=word)), SIZE, range(1), dropout=0.0)
+def test_invalid_pattern_name_is_rejected(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Stack(Block(attention=PatternSpec(pattern=name)), SIZE, range(1), dropout=0.0)

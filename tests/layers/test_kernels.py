@@ -1,4 +1,4 @@
-"""What a pattern is, is the same to every kernel, gradients too; and which is taken where."""
+"""Attention kernels: equal to the dense mask with gradients, choice per device, and refusals."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from megaptm.layers.sparse import Marked
 from megaptm.models import Model
 from tests import ROOT
 from tests.layers.on_a_gpu import ALL_PACKAGES, CHOICES
-from tests.layers.test_sparse import HEADS, LENGTHS, PATTERNS, SCALE, documents_of, given, whole
+from tests.layers.test_sparse import HEADS, LENGTHS, PATTERNS, SCALE, dense_attention, document_ids_of, random_qkv
 from tests.models.tiny import tiny_batch, tiny_model
 
-ALL: dict[str, tuple[Pattern | None, bool]] = {
+ALL_PATTERNS: dict[str, tuple[Pattern | None, bool]] = {
     **PATTERNS,
     "chunks": (ChunkPairs(8), False),
     "causal chunks": (ChunkPairs(8), True),
@@ -38,18 +38,18 @@ ALL: dict[str, tuple[Pattern | None, bool]] = {
 }
 CASES = [
     (name, content)
-    for name, (pattern, causal) in ALL.items()
+    for name, (pattern, causal) in ALL_PATTERNS.items()
     for content in ("", "packed", "ordered", "marking", "packed marking")
-    # No model has an order and looks back alone; who sees all is told where a pattern hides something.
+    # No causal model has an order, and global tokens need a pattern.
     if not (content == "ordered" and causal) and not ("marking" in content and pattern is None)
 ]
-"""Pattern, and what a batch says besides."""
+"""Pattern, and what the batch has besides."""
 CPU = torch.device("cpu")
 
 
 def mask_of(name: str, length: int, *, packed: bool = False, ordered: bool = False, marking: bool = False) -> Mask:
-    pattern, causal = ALL[name]
-    documents = documents_of("packed" if packed else "one document", length)
+    pattern, causal = ALL_PATTERNS[name]
+    documents = document_ids_of("packed" if packed else "one document", length)
     order = (torch.arange(length) - 20).clamp(min=0).expand(2, -1) if ordered else None
     marks = None
     if marking:
@@ -60,66 +60,67 @@ def mask_of(name: str, length: int, *, packed: bool = False, ordered: bool = Fal
 
 
 @pytest.fixture
-def trained_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FlexAttention has the formula of its backward pass on CPUs, too, and refuses to be asked for it."""
+def flex_backward_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lift FlexAttention's refusal to compute its backward pass on CPUs."""
     monkeypatch.setattr(flex_module, "_validate_device", lambda query, key, value: None)
     monkeypatch.setattr(flex_module, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
-@pytest.mark.usefixtures("trained_on_a_cpu")
+@pytest.mark.usefixtures("flex_backward_on_cpu")
 @pytest.mark.parametrize(
     ("kernel", "name", "content"),
     [
         (kernel, *case)
         for kernel in ("flex", "tiles")
         for case in CASES
-        # The other patterns by tiles: test_sparse.py.
+        # Tiles with the other patterns: test_sparse.py.
         if kernel == "flex" or case[0] not in PATTERNS
     ],
 )
-def test_a_kernel_gives_what_the_whole_mask_gives(kernel: str, name: str, content: str) -> None:
+def test_kernel_equals_dense_mask(kernel: str, name: str, content: str) -> None:
     length = LENGTHS[1]
     mask = mask_of(name, length, **dict.fromkeys(content.split(), True))
-    marked, x = None if mask.marks is None else Marked.of(mask.marks), given(length)
-    mixed, expected = attend_by(kernel, *x, mask, marked, scale=SCALE, dropout=0.0), whole(x, mask)
+    marked, x = None if mask.marks is None else Marked.of(mask.marks), random_qkv(length)
+    mixed, expected = attend_by(kernel, *x, mask, marked, scale=SCALE, dropout=0.0), dense_attention(x, mask)
     read = torch.ones(length, 2) if mask.documents is None else (mask.documents[0].t() > 0).double()
-    if mask.marks is not None:  # what they see is another attention's work
+    if mask.marks is not None:  # global tokens have an attention of their own
         read = read * (mask.marks.t() == 0)
     assert ((mixed - expected).abs().amax((2, 3)) * read).max() < 1e-12
     back = torch.randn(mixed.shape, dtype=mixed.dtype) * read[:, :, None, None]
-    for ours, theirs in zip(torch.autograd.grad(mixed, x, back), torch.autograd.grad(expected, x, back), strict=True):
-        assert (ours - theirs).abs().max() < 1e-12
+    gradients = (torch.autograd.grad(result, x, back) for result in (mixed, expected))
+    for gradient, expected_gradient in zip(*gradients, strict=True):
+        assert (gradient - expected_gradient).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("block", [4, 16])
-@pytest.mark.parametrize("name", ALL)
-def test_blocks_of_a_pattern_are_those_that_torch_finds(name: str, block: int) -> None:
-    """Torch compares all places; ours come from tiles."""
+@pytest.mark.parametrize("name", ALL_PATTERNS)
+def test_block_mask_equals_torch(name: str, block: int) -> None:
+    """Torch compares all positions; our block mask comes from tiles."""
     for length in LENGTHS:
         mask = mask_of(name, length)
-        ours = block_mask(mask, block=block).to_dense()
-        theirs = create_block_mask(
+        blocks = block_mask(mask, block=block).to_dense()
+        expected = create_block_mask(
             block_mask(mask).mask_mod, 1, HEADS, length, length, device="cpu", BLOCK_SIZE=block
         ).to_dense()
-        assert (ours == theirs).all()
+        assert (blocks == expected).all()
 
 
 @pytest.mark.parametrize(("name", "content"), [case for case in CASES if case[1]])
-def test_no_block_is_left_out_in_which_something_is_seen(name: str, content: str) -> None:
+def test_block_mask_covers_packed_and_ordered_batches(name: str, content: str) -> None:
     length, block = LENGTHS[1], 8
     mask = mask_of(name, length, **dict.fromkeys(content.split(), True))
     marked = None if mask.marks is None else Marked.of(mask.marks)
-    ours = block_mask(mask, marked, block=block)
+    blocks = block_mask(mask, marked, block=block)
     keys = length + (0 if marked is None else marked.places.shape[1])
-    theirs = create_block_mask(ours.mask_mod, 2, HEADS, length, keys, device="cpu", BLOCK_SIZE=block).to_dense()
-    assert (ours.to_dense() >= theirs).all()
-    if name == "full" and content == "packed":  # and where documents are apart, blocks are
-        assert ours.to_dense()[0].sum() == theirs[0, 0].sum() < theirs[0, 0].numel()
+    expected = create_block_mask(blocks.mask_mod, 2, HEADS, length, keys, device="cpu", BLOCK_SIZE=block).to_dense()
+    assert (blocks.to_dense() >= expected).all()
+    if name == "full" and content == "packed":  # blocks of different documents are skipped
+        assert blocks.to_dense()[0].sum() == expected[0, 0].sum() < expected[0, 0].numel()
 
 
 @pytest.mark.parametrize("name", ["window", "uneven window", "window of itself", "causal window", "full", "causal"])
-def test_a_window_is_told_to_libraries_as_they_take_it(name: str) -> None:
-    """Of places before and after, inclusive, as both say in their documentation; -1 is all."""
+def test_window_arguments_of_libraries(name: str) -> None:
+    """Both libraries count positions before and after, inclusive; -1 is unlimited."""
     mask = mask_of(name, 20)
     before, after = (20 if side < 0 else side for side in window_of(mask))
     step = torch.arange(20) - torch.arange(20)[:, None]
@@ -127,8 +128,8 @@ def test_a_window_is_told_to_libraries_as_they_take_it(name: str) -> None:
 
 
 @cache
-def seen_on_a_gpu() -> dict[str, Any]:
-    """What a process says that has not loaded `megaptm.parallel`."""
+def run_on_gpu() -> dict[str, Any]:
+    """Return the output of a process that has not imported `megaptm.parallel`."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.layers.on_a_gpu"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -137,16 +138,16 @@ def seen_on_a_gpu() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CHOICES)
-def test_a_gpu_takes_the_first_kernel_that_can(case: str) -> None:
-    kernel, why, on_cpu = seen_on_a_gpu()["choices"][case]
+def test_gpu_takes_the_first_suitable_kernel(case: str) -> None:
+    kernel, why, on_cpu = run_on_gpu()["choices"][case]
     assert kernel == CHOICES[case][-1]
     assert why
     assert on_cpu == ("fused" if kernel == "fused" else "tiles")
 
 
-def test_compiled_flex_leaves_out_blocks_and_is_compiled_once_for_all_batches() -> None:
-    """Its compiled form skips the blocks that ours leave out."""
-    assert max(seen_on_a_gpu()["differences"]) < 1e-6
+def test_compiled_flex_is_compiled_once() -> None:
+    """It skips the blocks that our block mask leaves out."""
+    assert max(run_on_gpu()["differences"]) < 1e-6
 
 
 REFUSALS: dict[str, tuple[str, dict[str, Any], ComputeDevice, str]] = {
@@ -167,27 +168,27 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], ComputeDevice, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_a_kernel_that_cannot_is_refused_with_the_reason(case: str) -> None:
-    kernel, words, device, why = REFUSALS[case]
-    work = AttentionWork(**{"name": "dot attention", "queries": 64, "key_width": 64, "precision": "bf16", **words})
+def test_unsuitable_kernel_is_rejected_with_a_reason(case: str) -> None:
+    kernel, options, device, reason = REFUSALS[case]
+    work = AttentionWork(**{"name": "dot attention", "queries": 64, "key_width": 64, "precision": "bf16", **options})
     with pytest.raises(
-        UserError, match=rf"train\.attention_kernel \({kernel}\) cannot compute the dot attention: {why}"
+        UserError, match=rf"train\.attention_kernel \({kernel}\) cannot compute the dot attention: {reason}"
     ):
         choose(work, device, kernel)
 
 
-def test_texts_of_any_length_are_read_by_what_is_not_compiled() -> None:
-    """A decoder that reads its text again for each token would wait for a compiler each time."""
+def test_inference_uses_no_compiled_kernel() -> None:
+    """Generation changes the length with each token, and would compile each time."""
     assert not device_of(CPU).any_length
     with torch.inference_mode():
         assert device_of(CPU).any_length
 
 
-def test_what_is_compiled_no_more_goes_by_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many forms as torch compiles in a process are there, and another is asked for."""
+def test_tiles_replace_flex_at_the_recompile_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch compiles a limited number of forms per process."""
     compiled = torch.compile(flex_module.flex_attention, backend="eager", dynamic=False, fullgraph=True)
     monkeypatch.setattr(kernels, "_flex_attention", lambda: compiled)
-    mask, x = mask_of("window", 64, packed=True, marking=True), [one.detach() for one in given(64)]
+    mask, x = mask_of("window", 64, packed=True, marking=True), [tensor.detach() for tensor in random_qkv(64)]
     marked = Marked.of(mask.marks)
     with torch._dynamo.config.patch(recompile_limit=1):
         attend_by("flex", *x, mask_of("window", 64), None, scale=SCALE, dropout=0.0)
@@ -195,7 +196,7 @@ def test_what_is_compiled_no_more_goes_by_tiles(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(mixed, attend_by("tiles", *x, mask, marked, scale=SCALE, dropout=0.0))
 
 
-def wanting(model: Model, kernel: str) -> Model:
+def with_kernel(model: Model, kernel: str) -> Model:
     for module in model.modules():
         if isinstance(module, (Stack, PatternAttend)):
             module.kernel = kernel
@@ -203,26 +204,26 @@ def wanting(model: Model, kernel: str) -> Model:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "palm", "gpt3", "longformer", "bigbird", "unilm"])
-def test_a_model_says_the_same_by_the_kernel_that_is_wanted(family: str) -> None:
-    """Rows of several documents, and a prefix, where the family has them; gradients, too."""
+def test_kernels_give_the_same_loss_and_gradients(family: str) -> None:
+    """Compare losses and gradients on packed sequences."""
     batch = tiny_batch(family, sequence=24)
     batch["document_ids"] = torch.ones_like(batch["tokens"])
     batch["document_ids"][:, 10:] = 2
     losses = {}
     for kernel in ("fused", "tiles"):
-        model = wanting(tiny_model(family), kernel)
-        loss = torch.stack([one / count for one, count in model(batch).losses.values()]).sum()
+        model = with_kernel(tiny_model(family), kernel)
+        loss = torch.stack([total / count for total, count in model(batch).losses.values()]).sum()
         loss.backward()
-        losses[kernel] = [loss.detach(), *(one.grad for one in model.parameters() if one.grad is not None)]
-    for one, other in zip(*losses.values(), strict=True):
-        assert (one - other).abs().max() < 1e-5
+        losses[kernel] = [loss.detach(), *(weight.grad for weight in model.parameters() if weight.grad is not None)]
+    for fused, tiles in zip(*losses.values(), strict=True):
+        assert (fused - tiles).abs().max() < 1e-5
 
 
-def test_a_model_on_a_cpu_refuses_flex() -> None:
+def test_flex_is_rejected_on_cpus() -> None:
     with pytest.raises(UserError, match="it trains on GPUs alone"):
-        wanting(tiny_model("gpt2"), "flex")(tiny_batch("gpt2"))
+        with_kernel(tiny_model("gpt2"), "flex")(tiny_batch("gpt2"))
 
 
-def test_every_kernel_but_torchs_is_in_some_choice() -> None:
+def test_each_kernel_has_a_case() -> None:
     taken = {expected for *_, expected in CHOICES.values()}
     assert taken == {*KERNELS}

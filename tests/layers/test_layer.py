@@ -1,4 +1,4 @@
-"""The slots of the layer, what a stack holds, and running a layer again instead of remembering it."""
+"""Blocks of a layer, modules of a stack, and recomputation of layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.models.tiny import FAMILIES, mean_losses, tiny_batch, tiny_model, tin
 
 
 def is_reversible(family: str) -> bool:
-    """Whether its layers are always run again, in a way of their own (tests/families/test_reformer.py)."""
+    """Whether the family always recomputes its layers in a way of its own (tests/families/test_reformer.py)."""
     return any(block.reversible for block in tiny_spec(family).family.stacks.values())
 
 
@@ -45,11 +45,11 @@ def test_rms_norm_divides_by_the_root_mean_square() -> None:
     assert norm.bias is None
 
 
-@pytest.mark.parametrize("where", ["pre", "post"])
-def test_norms_stand_where_the_block_says(where: str) -> None:
-    layer, x = Layer(Block(norm=NormSpec(position=where)), SIZE, dropout=0.0), torch.randn(4, 2, 16)
+@pytest.mark.parametrize("position", ["pre", "post"])
+def test_norm_positions(position: str) -> None:
+    layer, x = Layer(Block(norm=NormSpec(position=position)), SIZE, dropout=0.0), torch.randn(4, 2, 16)
     filled(layer)
-    if where == "pre":
+    if position == "pre":
         y = x + layer.attention(layer.attention_norm(x), None)
         expected = y + layer.ffn(layer.ffn_norm(y))
     else:
@@ -59,7 +59,7 @@ def test_norms_stand_where_the_block_says(where: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "gate"), [("swiglu", F.silu), ("geglu", gelu_tanh)])
-def test_a_gated_feed_forward_pairs_neighboring_rows(kind: str, gate) -> None:
+def test_gate_and_value_rows_alternate(kind: str, gate) -> None:
     ffn, x = (
         FeedForward(brick_of("ffn", kind, Block(ffn=FFNSpec(activation=kind, bias=False)), SIZE), dropout=0.0),
         torch.randn(4, 2, 16),
@@ -70,7 +70,7 @@ def test_a_gated_feed_forward_pairs_neighboring_rows(kind: str, gate) -> None:
     torch.testing.assert_close(ffn(x), expected)
 
 
-def test_only_the_end_of_a_pre_norm_stack_has_a_norm() -> None:
+def test_only_pre_norm_stacks_end_with_a_norm() -> None:
     def keys(norm: str, layers: range) -> list[str]:
         return list(Stack(Block(norm=NormSpec(position=norm), position="t5-bias-causal"), SIZE, layers, dropout=0.0))
 
@@ -80,14 +80,14 @@ def test_only_the_end_of_a_pre_norm_stack_has_a_norm() -> None:
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if not is_reversible(name)])
-def test_layers_run_again_give_the_same_gradients(family: str) -> None:
+def test_recomputation_gives_the_same_gradients(family: str) -> None:
     model, batch = tiny_model(family, dropout=0.1).train(), tiny_batch(family)
 
     def gradients() -> list[Tensor]:
         torch.manual_seed(0)
         return list(torch.autograd.grad(mean_losses(model(batch).losses), list(model.parameters())))
 
-    remembered = gradients()
+    expected = gradients()
     runs = []
 
     def again(layer: Layer, *tensors: Tensor | None) -> Tensor:
@@ -99,14 +99,14 @@ def test_layers_run_again_give_the_same_gradients(family: str) -> None:
         stack.run_layer = again
     recomputed = gradients()
     assert len(runs) == sum(len(stack.numbers) + stack.decodes for stack in stacks)  # a mask decoder runs twice
-    assert all(a.equal(b) for a, b in zip(remembered, recomputed, strict=True))
+    assert all(a.equal(b) for a, b in zip(expected, recomputed, strict=True))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_dropout_draws_from_the_stream_of_its_region(family: str) -> None:
-    """A module whose stream is replaced draws nothing outside it: that is how ranks are made to agree or to differ."""
+def test_dropout_uses_the_stream_of_its_region(family: str) -> None:
+    """A module with a replaced random stream uses no other, which is how ranks get equal or different masks."""
     model, batch = tiny_model(family, dropout=0.1).train(), tiny_batch(family)
-    drawn: list[str] = []
+    regions: list[str] = []
 
     class Recorded:
         def __init__(self, region: str) -> None:
@@ -114,8 +114,8 @@ def test_dropout_draws_from_the_stream_of_its_region(family: str) -> None:
 
         def __enter__(self) -> None:
             self.outside = torch.get_rng_state()
-            torch.manual_seed(len(drawn))
-            drawn.append(self.region)
+            torch.manual_seed(len(regions))
+            regions.append(self.region)
 
         def __exit__(self, *exc: object) -> None:
             torch.set_rng_state(self.outside)
@@ -129,17 +129,17 @@ def test_dropout_draws_from_the_stream_of_its_region(family: str) -> None:
     blocks = model.spec.family.stacks.values()
     heads = ["heads"] if any(block.attentions[0].dropout or block.ffn.dropout for block in blocks) else []
     tables = ["replicated"] if any(record.scores_distances for block in blocks for record in block.attentions) else []
-    assert set(drawn) == {"residual", *heads, *tables}
+    assert set(regions) == {"residual", *heads, *tables}
 
 
-@pytest.mark.parametrize(("said", "rate"), [(True, 0.1), (False, 0.0), (0.3, 0.3), (0.0, 0.0)])
+@pytest.mark.parametrize(("option", "rate"), [(True, 0.1), (False, 0.0), (0.3, 0.3), (0.0, 0.0)])
 @pytest.mark.parametrize("family", ["gpt2", "t5", "deberta", "reformer", "transformer-xl", "bigbird"])
-def test_attention_may_have_a_dropout_of_its_own(family: str, said: bool | float, rate: float) -> None:
+def test_attention_dropout_option(family: str, option: bool | float, rate: float) -> None:
     spec = replace(tiny_spec(family), dropout=0.1)
-    stacks = {name: change(block, attention={"dropout": said}) for name, block in spec.family.stacks.items()}
+    stacks = {name: change(block, attention={"dropout": option}) for name, block in spec.family.stacks.items()}
     model = build_model(replace(spec, family=change(spec.family, stacks=stacks)))
     attending = {name for name, module in model.named_modules() if isinstance(module, Attend | HashedAttend)}
     rates = {name: module.rate for name, module in model.named_modules() if isinstance(module, Dropout)}
-    assert {one for name, one in rates.items() if name.removesuffix(".dropout") in attending} == {rate}
-    others = {name: one for name, one in rates.items() if name.removesuffix(".dropout") not in attending}
-    assert {one for name, one in others.items() if "ffn" not in name and "final" not in name} == {0.1}
+    assert {value for name, value in rates.items() if name.removesuffix(".dropout") in attending} == {rate}
+    other_rates = {name: value for name, value in rates.items() if name.removesuffix(".dropout") not in attending}
+    assert {value for name, value in other_rates.items() if "ffn" not in name and "final" not in name} == {0.1}

@@ -1,4 +1,4 @@
-"""What a recurrent layer does one word after the other, and an encoder's layer at once."""
+"""Recurrent layers launch kernels per time step; encoder layers process all positions at once."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from megaptm.layers.recurrent import RecurrentStack
 from megaptm.spec import Size
 
 
-class Kernels(TorchDispatchMode):
-    """How many are started, one after the other."""
+class KernelCount(TorchDispatchMode):
+    """Counts launched operations."""
 
-    started = 0
+    num_kernels = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.started += 1
         return func(*args, **(kwargs or {}))
 
 
-def started(stack: nn.Module, length: int) -> int:
-    """There and back, of 64 tokens."""
+def num_kernels(stack: nn.Module, length: int) -> int:
+    """Return the number of operations in forward and backward pass of 64 tokens."""
     x_SBD = torch.zeros(length, 64 // length, 16, requires_grad=True)
-    with Kernels() as kernels:
+    with KernelCount() as kernels:
         stack(x_SBD, Mask((length, length), x_SBD.device)).sum().backward()
     return kernels.started
 
 
-def test_longer_rows_are_more_steps_and_of_an_encoder_they_are_not() -> None:
-    """Of as many tokens, in few rows or in many. What that costs: benchmarks/recurrent.py."""
+def test_kernel_launches_grow_with_length_for_lstm_only() -> None:
+    """The number of tokens is constant. Costs: benchmarks/recurrent.py."""
     lstm = RecurrentStack(LAYER, Size(layers=1, width=16, heads=1, ffn=12, memory=1), range(1), dropout=0.0)
     encoder = Stack(CATALOGUE["bert"].first_block, Size(layers=1, width=16, heads=2, ffn=64), range(1), dropout=0.0)
-    assert started(lstm, 32) > 3.5 * started(lstm, 8)
-    assert started(encoder, 32) == started(encoder, 8)
+    assert num_kernels(lstm, 32) > 3.5 * num_kernels(lstm, 8)
+    assert num_kernels(encoder, 32) == num_kernels(encoder, 8)

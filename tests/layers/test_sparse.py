@@ -1,4 +1,4 @@
-"""Attention by tiles equals attention with the whole mask, gradients too, and costs what may be seen."""
+"""Attention by tiles equals attention with the dense mask, with gradients, and costs what the pattern attends to."""
 
 from __future__ import annotations
 
@@ -28,46 +28,46 @@ PATTERNS: dict[str, tuple[Pattern, bool]] = {
     "causal dilated window": (SlidingWindow(3, 0, dilation=2), True),
     "blocks with edges": (SparseBlocks(4, 1, heads=range(HEADS)), False),
     "blocks without edges": (SparseBlocks(4, 2, edges=False, heads=range(HEADS)), False),
-    "one's own, of all blocks in which it sees some": (NEAR_OR_FIRST, False),
-    "one's own, of blocks that are said": (CROSS, False),
-    "one's own, of what is before": (STRIDED, True),
+    "custom, blocks derived": (NEAR_OR_FIRST, False),
+    "custom, blocks given": (CROSS, False),
+    "custom, causal": (STRIDED, True),
 }
 LENGTHS = (64, 61)
-"""Which blocks divide, and do not."""
+"""One length divisible by the block sizes, one not."""
 
 
-def documents_of(kind: str, length: int) -> Tensor | None:
-    """Two rows."""
+def document_ids_of(kind: str, length: int) -> Tensor | None:
+    """Return document ids of two sequences."""
     if kind == "one document":
         return None
     numbers = torch.ones(2, length, dtype=torch.long)
     numbers[:, length // 3 :] = 2
     numbers[1, -5:] = 0
-    if kind == "a row of padding":
+    if kind == "a sequence of padding":
         numbers[1] = 0
     return numbers
 
 
-def given(length: int, *, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Queries, keys and values [S, 2, H, K] as slices of one tensor, as layers have them."""
+def random_qkv(length: int, *, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Return queries, keys and values [S, 2, H, K] as slices of one tensor, as in layers."""
     generator = torch.Generator().manual_seed(length)
     joint = torch.randn(length, 2, HEADS, 3, KEY, generator=generator, dtype=dtype)
-    return [one.detach().requires_grad_() for one in joint.unbind(3)]
+    return [tensor.detach().requires_grad_() for tensor in joint.unbind(3)]
 
 
-def whole(x: list[Tensor], mask: Mask) -> Tensor:
-    """With all scores, [S, B, H, K]."""
-    q, k, v = (one.permute(1, 2, 0, 3) for one in x)
+def dense_attention(x: list[Tensor], mask: Mask) -> Tensor:
+    """Return attention with all scores, [S, B, H, K]."""
+    q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in x)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.dense, scale=SCALE).permute(2, 0, 1, 3)
 
 
 @pytest.mark.parametrize("marking", [False, True])
-@pytest.mark.parametrize("kind", ["one document", "packed", "a row of padding"])
+@pytest.mark.parametrize("kind", ["one document", "packed", "a sequence of padding"])
 @pytest.mark.parametrize("name", PATTERNS)
-def test_tiles_give_what_the_whole_mask_gives(name: str, kind: str, marking: bool) -> None:
+def test_tiles_equal_dense_mask(name: str, kind: str, marking: bool) -> None:
     pattern, causal = PATTERNS[name]
     for length in LENGTHS:
-        documents = documents_of(kind, length)
+        documents = document_ids_of(kind, length)
         marks = None
         if marking:
             marks = torch.zeros(2, length, dtype=torch.long)
@@ -75,50 +75,50 @@ def test_tiles_give_what_the_whole_mask_gives(name: str, kind: str, marking: boo
         both = None if documents is None else (documents, documents)
         mask = Mask((length, length), torch.device("cpu"), both, causal=causal, pattern=pattern, marks=marks)
         marked = None if marks is None else Marked.of(marks)
-        x = given(length)
-        mixed, expected = attend_by_tiles(*x, mask, marked, scale=SCALE, dropout=0.0), whole(x, mask)
+        x = random_qkv(length)
+        mixed, expected = attend_by_tiles(*x, mask, marked, scale=SCALE, dropout=0.0), dense_attention(x, mask)
         if marked is not None:
-            q, k, v = (one.permute(1, 2, 0, 3) for one in (marked.take(x[0]), *x[1:]))
+            q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (marked.take(x[0]), *x[1:]))
             rows = F.scaled_dot_product_attention(q, k, v, attn_mask=marked.see(mask), scale=SCALE)
             mixed = marked.put(mixed, rows.permute(2, 0, 1, 3))
-        # Nobody reads what padding says.
+        # Outputs of padding are not used.
         read = torch.ones(length, 2) if documents is None else (documents.t() > 0).double()
         assert ((mixed - expected).abs().amax((2, 3)) * read).max() < 1e-12
         back = torch.randn(mixed.shape, dtype=mixed.dtype) * read[:, :, None, None]
-        for ours, theirs in zip(
-            torch.autograd.grad(mixed, x, back), torch.autograd.grad(expected, x, back), strict=True
-        ):
-            assert (ours - theirs).abs().max() < 1e-12
+        gradients = (torch.autograd.grad(result, x, back) for result in (mixed, expected))
+        for gradient, expected_gradient in zip(*gradients, strict=True):
+            assert (gradient - expected_gradient).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("pattern", [SlidingWindow(4, 4), SparseBlocks(4, 1, edges=False, heads=range(HEADS))], ids=str)
-def test_some_places_and_what_is_marked_are_not_all_places_where_they_are_as_many(pattern: Pattern) -> None:
-    """The first tile has 8 places, of a window, or 12, of blocks; the marked ones make 16."""
+def test_tile_with_global_tokens_of_sequence_length(pattern: Pattern) -> None:
+    """The first tile has 8 (window) or 12 (blocks) positions, and 16 with the global tokens: the sequence length."""
     length, number = 16, 8 if pattern.tile_block == 0 else 4
     marks = torch.zeros(2, length, dtype=torch.long)
     marks[:, 4 : 4 + number] = 1
     mask = Mask((length, length), torch.device("cpu"), pattern=pattern, marks=marks)
-    x, marked = given(length), Marked.of(marks)
-    mixed, expected = attend_by_tiles(*x, mask, marked, scale=SCALE, dropout=0.0), whole(x, mask)
+    x, marked = random_qkv(length), Marked.of(marks)
+    mixed, expected = attend_by_tiles(*x, mask, marked, scale=SCALE, dropout=0.0), dense_attention(x, mask)
     back = torch.randn(mixed.shape, dtype=mixed.dtype) * (marks.t() == 0)[:, :, None, None]
-    for ours, theirs in zip(torch.autograd.grad(mixed, x, back), torch.autograd.grad(expected, x, back), strict=True):
-        assert (ours - theirs).abs().max() < 1e-12
+    gradients = (torch.autograd.grad(result, x, back) for result in (mixed, expected))
+    for gradient, expected_gradient in zip(*gradients, strict=True):
+        assert (gradient - expected_gradient).abs().max() < 1e-12
 
 
-def test_an_order_holds_within_a_window() -> None:
-    """A prefix that sees itself whole, as far as the window goes."""
+def test_order_within_a_window() -> None:
+    """The order is a bidirectional prefix, limited to the window."""
     length = 32
     order = (torch.arange(length) - 10).clamp(min=0).expand(2, -1)
     mask = Mask((length, length), torch.device("cpu"), order=order, pattern=SlidingWindow(4, 4))
-    x = given(length)
+    x = random_qkv(length)
     mixed = attend_by_tiles(*x, mask, None, scale=SCALE, dropout=0.0)
-    torch.testing.assert_close(mixed, whole(x, mask), rtol=0, atol=1e-12)
+    torch.testing.assert_close(mixed, dense_attention(x, mask), rtol=0, atol=1e-12)
 
 
-def test_dropout_is_that_of_its_seed_and_of_its_rate() -> None:
-    """Values of one are, after dropout, the sums of the weights kept: one in the mean. The backward pass drops the
-    same: by differences, the gradient is that of the pass before."""
-    q, k, _ = given(512)
+def test_dropout_has_its_rate_and_the_same_mask_in_backward() -> None:
+    """With values of 1 the output is the sum of retained weights: 1 on average. The backward pass drops the same
+    weights."""
+    q, k, _ = random_qkv(512)
     mask = Mask((512, 512), torch.device("cpu"), pattern=SlidingWindow(8, 8))
 
     def attend(v: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def test_dropout_is_that_of_its_seed_and_of_its_rate() -> None:
     sums = attend(ones).detach()
     assert sums.std() > 0.05
     assert sums.mean() == pytest.approx(1, abs=0.01)
-    small = [one.detach()[:9].clone().requires_grad_() for one in (q, k, ones)]
+    small = [tensor.detach()[:9].clone().requires_grad_() for tensor in (q, k, ones)]
     near = Mask((9, 9), torch.device("cpu"), pattern=SlidingWindow(2, 2))
 
     def seeded(*x: Tensor) -> Tensor:
@@ -150,9 +150,9 @@ def test_dropout_is_that_of_its_seed_and_of_its_rate() -> None:
     ],
     ids=str,
 )
-def test_operations_and_memory_grow_as_the_row_does(pattern: Pattern) -> None:
-    """Counted: products as a pattern's pairs, and what is kept for the backward pass is queries, keys and values."""
-    operations, kept = [], []
+def test_flops_and_memory_grow_linearly(pattern: Pattern) -> None:
+    """FLOPs are those of the pattern's pairs; only queries, keys and values are saved for the backward pass."""
+    operations, saved_elements = [], []
     for length in (1024, 4096):
         mask = Mask((length, length), torch.device("cpu"), causal=pattern == SlidingWindow(16, 0), pattern=pattern)
         x = [torch.randn(length, 1, 1, KEY, requires_grad=True) for _ in range(3)]
@@ -166,21 +166,23 @@ def test_operations_and_memory_grow_as_the_row_does(pattern: Pattern) -> None:
             mixed = attend_by_tiles(*x, mask, None, scale=SCALE, dropout=0.0)
         assert counter.get_total_flops() == 2 * 2 * KEY * pattern.pairs(length)
         operations.append(counter.get_total_flops())
-        kept.append(sum(one.numel() for one in saved))
+        saved_elements.append(sum(tensor.numel() for tensor in saved))
         mixed.sum().backward()
-    assert kept == [3 * 1024 * KEY, 3 * 4096 * KEY]
+    assert saved_elements == [3 * 1024 * KEY, 3 * 4096 * KEY]
     assert np.log(operations[1] / operations[0]) / np.log(4) < 1.15
 
 
-def test_blocks_see_what_the_paper_says() -> None:
-    """Of 64 blocks of BigBird base: the first and the last see and are seen by all, the others three in a row, those
-    two, and three drawn ones; none counts twice."""
+def test_bigbird_blocks_are_those_of_the_paper() -> None:
+    """In BigBird base's 64 blocks, the first and the last attend to all and are attended by all.
+
+    The others attend to three consecutive blocks, those two, and three random ones, each counted once.
+    """
     pattern = SparseBlocks(64, 3, heads=range(12))
     table = pattern.table(4096)
     numbers = table.sum(-1)
     assert (numbers[:, [0, 63]] == 64).all()
     assert table[:, :, [0, 63]].all()
-    assert (numbers[:, [1, 62]] == 7).all()  # whose neighbor is the first or the last
+    assert (numbers[:, [1, 62]] == 7).all()  # a neighbor is the first or the last
     assert (numbers[:, 2:62] == 8).all()
     for row, step in itertools.product(range(1, 63), (-1, 0, 1)):
         assert table[:, row, row + step].all()
@@ -189,40 +191,41 @@ def test_blocks_see_what_the_paper_says() -> None:
             assert all(len(set(keys)) == len(keys) for keys in tile.keys.tolist())
 
 
-def test_what_is_drawn_is_a_function_of_seed_layer_and_head() -> None:
-    """So tensor ranks, each with some heads, have the tables of the whole; and each block is drawn as often."""
+def test_random_blocks_depend_on_seed_layer_and_head() -> None:
+    """Tensor ranks, each with some heads, have the rows of the full table. Each block is equally likely."""
     table = SparseBlocks(4, 2, heads=range(4)).table(200)
     for rank in range(2):
         heads = range(2 * rank, 2 * rank + 2)
         assert (SparseBlocks(4, 2, heads=heads).table(200) == table[heads.start : heads.stop]).all()
     assert (table[0] != table[1]).any()
     assert (SparseBlocks(4, 2, layer=1, heads=range(4)).table(200) != table).any()
-    others = {seed: SparseBlocks(4, 2, heads=range(4), seed=seed).table(200) for seed in (1, 2, 2**63)}
-    assert all((other != table).any() for other in others.values())
-    assert (others[1] != others[2]).any()
-    assert (SparseBlocks(4, 2, heads=range(2, 4), seed=2).table(200) == others[2][2:]).all()
-    drawn = sum(SparseBlocks(4, 2, layer=layer).table(80)[0].astype(int) for layer in range(300))
-    row = drawn[10, [*range(1, 9), *range(12, 19)]]
+    tables_by_seed = {seed: SparseBlocks(4, 2, heads=range(4), seed=seed).table(200) for seed in (1, 2, 2**63)}
+    assert all((other != table).any() for other in tables_by_seed.values())
+    assert (tables_by_seed[1] != tables_by_seed[2]).any()
+    assert (SparseBlocks(4, 2, heads=range(2, 4), seed=2).table(200) == tables_by_seed[2][2:]).all()
+    counts = sum(SparseBlocks(4, 2, layer=layer).table(80)[0].astype(int) for layer in range(300))
+    row = counts[10, [*range(1, 9), *range(12, 19)]]
     assert row.sum() == 600
     assert row.min() > 20
     assert row.max() < 62  # 40 each, and five standard deviations more or less
 
 
-def test_short_rows_see_everything() -> None:
+def test_short_sequences_are_attended_completely() -> None:
     assert SlidingWindow(7, 7).everything(8)
     assert not SlidingWindow(6, 7).everything(8)
     assert SparseBlocks(64, 3).everything(704)
     assert not SparseBlocks(64, 3).everything(705)
 
 
-def test_keys_of_a_tile_and_marked_ones_that_are_as_many_as_the_row_has() -> None:
-    """The first tile sees 32 of 48 places, and 16 that are marked: their gradients are not those of 48 places."""
+def test_gradients_of_tile_keys_and_global_keys() -> None:
+    """The first tile attends to 32 of 48 positions and to 16 global ones, not to 48 different positions."""
     length = 48
     marks = torch.zeros(2, length, dtype=torch.long)
     marks[:, 20:36] = 1
     mask = Mask((length, length), torch.device("cpu"), pattern=SlidingWindow(16, 16), marks=marks)
-    x = given(length)
-    mixed, expected = attend_by_tiles(*x, mask, Marked.of(marks), scale=SCALE, dropout=0.0), whole(x, mask)
+    x = random_qkv(length)
+    mixed, expected = attend_by_tiles(*x, mask, Marked.of(marks), scale=SCALE, dropout=0.0), dense_attention(x, mask)
     back = torch.randn(mixed.shape, dtype=mixed.dtype) * (marks == 0).t()[:, :, None, None]
-    for ours, theirs in zip(torch.autograd.grad(mixed, x, back), torch.autograd.grad(expected, x, back), strict=True):
-        assert (ours - theirs).abs().max() < 1e-12
+    gradients = (torch.autograd.grad(result, x, back) for result in (mixed, expected))
+    for gradient, expected_gradient in zip(*gradients, strict=True):
+        assert (gradient - expected_gradient).abs().max() < 1e-12

@@ -35,7 +35,7 @@ class PairsBrick(HeadBrick):
             reading.stack: Map(self.spec.size_of(reading.stack).width, WIDTH, False) for reading in self.readings
         } | {"temperature": Map(1, 1, True)}
 
-    def multiply_adds(self, places: int) -> int:
+    def multiply_adds(self, positions: int) -> int:
         return super().multiply_adds(1)
 
 
@@ -53,11 +53,11 @@ class PairsHead(ContrastHead):
         return torch.cat([*sides, scale], dim=-1)
 
     def compare(self, features_NF: Tensor, labels_N: Tensor, own: slice) -> Tensor:
-        left, right, scale = features_NF.split([WIDTH, WIDTH, 1], dim=-1)
+        left_NW, right_NW, scale = features_NF.split([WIDTH, WIDTH, 1], dim=-1)
         labeled = labels_N != IGNORED
-        expected = torch.arange(len(left), device=left.device)[own]
+        expected = torch.arange(len(left_NW), device=left_NW.device)[own]
         losses = []
-        for queries, keys in ((left[own], right), (right[own], left)):
+        for queries, keys in ((left_NW[own], right_NW), (right_NW[own], left_NW)):
             scores = (scale.mean() * queries @ keys.t()).masked_fill(~labeled[None, :], float("-inf"))
             scores = scores.masked_fill(~labeled[own, None], 0.0)
             losses.append(F.cross_entropy(scores, expected, reduction="none").masked_fill(~labeled[own], 0.0))

@@ -23,11 +23,11 @@ def info_nce_of_pairs(features: Tensor, labeled: list[int]) -> Tensor:
     The sum over samples x of -log(e^s(x, y+) / (e^s(x, y+) + sum of e^s(x, y-))). Only samples with a label take
     part.
     """
-    left, right, scale = features[:, :WIDTH], features[:, WIDTH:-1], features[:, -1].mean()
+    left_BW, right_BW, scale = features[:, :WIDTH], features[:, WIDTH:-1], features[:, -1].mean()
     total = torch.zeros(())
-    for one, other in ((left, right), (right, left)):
+    for queries, keys in ((left_BW, right_BW), (right_BW, left_BW)):
         for x in labeled:
-            weights = {y: torch.exp(scale * (one[x] * other[y]).sum()) for y in labeled}
+            weights = {y: torch.exp(scale * (queries[x] * keys[y]).sum()) for y in labeled}
             total = total - torch.log(weights[x] / (weights[x] + sum(weights[y] for y in labeled if y != x))) / 2
     return total
 

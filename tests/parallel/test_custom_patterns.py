@@ -53,9 +53,9 @@ def test_pattern_that_changes_between_calls_is_refused() -> None:
 
 def test_fingerprint_covers_mask_and_block_mask() -> None:
     expected = fingerprint(CROSS, 40)
-    others = [
+    changed_patterns = [
         CustomPattern(lambda query, key: (query - key) % 6 == 0, CROSS.block_mask, block=4),
         CustomPattern(CROSS.mask, lambda n: np.ones((n, n), bool), block=4),
     ]
-    assert len({expected, fingerprint(CROSS, 44), *(fingerprint(other, 40) for other in others)}) == 4
+    assert len({expected, fingerprint(CROSS, 44), *(fingerprint(other, 40) for other in changed_patterns)}) == 4
     assert fingerprint(CustomPattern(CROSS.mask, CROSS.block_mask, block=4), 40) == expected

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from transformers.optimization import Adafactor as TheirAdafactor
+from transformers.optimization import Adafactor as TransformersAdafactor
 
 from megaptm.parallel.optimizers.adafactor import Adafactor, is_factored
 from megaptm.parallel.optimizers.lamb import Lamb
@@ -26,9 +26,12 @@ def gradients(step, shapes=SHAPES):
 
 def parts_of(weights, matrices=1, turn=1):
     parameters = [torch.nn.Parameter(weight.clone()) for weight in weights]
-    placements = [Placement(str(n), tuple(one.shape), (0,) * one.dim(), None) for n, one in enumerate(parameters)]
+    placements = [
+        Placement(str(index), tuple(parameter.shape), (0,) * parameter.dim(), None)
+        for index, parameter in enumerate(parameters)
+    ]
     if matrices > 1:
-        placements = [Placement(one.name, one.shape, one.offset, None, matrices, turn) for one in placements]
+        placements = [Placement(each.name, each.shape, each.offset, None, matrices, turn) for each in placements]
     return [
         TensorPart(placement, parameter, parameter) for placement, parameter in zip(placements, parameters, strict=True)
     ]
@@ -57,7 +60,7 @@ def adafactor(parts, **settings):
 
 def reference_weights(weights, *, steps=STEPS, shapes=SHAPES, **settings):
     parameters = [torch.nn.Parameter(weight.clone()) for weight in weights]
-    rule = TheirAdafactor(parameters, **settings)
+    rule = TransformersAdafactor(parameters, **settings)
     for step in range(1, steps + 1):
         for parameter, gradient in zip(parameters, gradients(step, shapes), strict=True):
             parameter.grad = gradient.clone()
@@ -66,8 +69,8 @@ def reference_weights(weights, *, steps=STEPS, shapes=SHAPES, **settings):
 
 
 def assert_same(weights_after, expected):
-    for one, other in zip(weights_after, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=2e-5, atol=1e-7)
+    for weight, expected_weight in zip(weights_after, expected, strict=True):
+        torch.testing.assert_close(weight, expected_weight, rtol=2e-5, atol=1e-7)
 
 
 def test_adafactor_with_relative_step_equals_transformers():
@@ -164,8 +167,8 @@ def test_fused_matrices_are_updated_separately(rule, shape):
     fused_parts = parts_of([weight], matrices=3, turn=3)
     build = {"adafactor": adafactor, "lamb": lamb}[rule]
     [weights_after] = trained(build(fused_parts), fused_parts, rate=lambda step: 0.01, shapes=(shape,))
-    for stream, one in enumerate(split(weight)):
-        parts = parts_of([one])
+    for stream, matrix in enumerate(split(weight)):
+        parts = parts_of([matrix])
         alone = build(parts)
         alone.param_groups[0]["params"] = [parts[0].master]
         for step in range(1, STEPS + 1):

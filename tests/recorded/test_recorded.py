@@ -1,9 +1,9 @@
-"""What was trained and built stays what it was: losses, samples and shards beside a recorded table.
+"""Losses, samples and shards equal a recorded table.
 
-A rebuilding of the code changes none of these numbers. Where one is meant to change,
-`python -m tests.recorded.test_recorded` writes the table anew, and the diff says what changed. Shards and samples are
-compared byte by byte, losses to 2e-5: another processor adds in another order. (Commit 53d4ce1 shortened the words of
-the text below, and so wrote all shards anew; no code of the package changed with it.)
+Refactoring changes none of these values. For an intended change, `python -m tests.recorded.test_recorded` writes the
+table again, and the diff shows what changed. Shards and samples are compared byte by byte, losses to 2e-5, because
+processors add in different orders. (Commit 53d4ce1 shortened the words of the text below, which changed all shards;
+the package did not change.)
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ WORDS = ("the", "of", "river", "stone", "walks", "under", "every", "bright", "mo
 
 
 def text(number: int) -> str:
-    """A document of some sentences, the same everywhere."""
-    draw = np.random.Generator(np.random.PCG64(number))
-    sentences = [draw.choice(WORDS, size=int(draw.integers(4, 18))) for _ in range(int(draw.integers(3, 12)))]
+    """Return the sentences of a document, the same on every machine."""
+    rng = np.random.Generator(np.random.PCG64(number))
+    sentences = [rng.choice(WORDS, size=int(rng.integers(4, 18))) for _ in range(int(rng.integers(3, 12)))]
     return " ".join(" ".join(words).capitalize() + "." for words in sentences)
 
 
 def build(folder: Path, kind: str) -> Path:
-    """A corpus of 300 documents."""
+    """Build a corpus of 300 documents."""
     from rich.console import Console
 
     from data_pipeline import commands
@@ -60,30 +60,30 @@ def build(folder: Path, kind: str) -> Path:
     commands.build(
         [str(source), *options, "annotate.sentences=true", "annotate.words=true"], console=Console(quiet=True)
     )
-    # Orders follow from the id of a corpus, and that from the folder and the releases that it was made with.
+    # The order depends on the corpus id, and the id on `made_from`: the folder and the package versions.
     manifest = json.loads((out / MANIFEST).read_text()) | {"made_from": {}}
     manifest["id"] = content_id(manifest)
     (out / MANIFEST).write_text(json.dumps(manifest))
     return out
 
 
-def losses_of_each(layout: Layout) -> dict[tuple[str, float], list[float]]:
-    """Family and dropout -> losses of three steps, on a rank."""
-    return {(family, dropout): losses(family, layout, dropout) for family in KINDS for dropout in (0.0, 0.1)}
+def losses_by_family(layout: Layout) -> dict[tuple[str, float], list[float]]:
+    """Return (family, dropout) -> losses of three steps. Runs in a rank."""
+    return {(family, dropout): train_losses(family, layout, dropout) for family in KINDS for dropout in (0.0, 0.1)}
 
 
-def losses(family: str, layout: Layout, dropout: float) -> list[float]:
-    """Of three steps, on a rank."""
+def train_losses(family: str, layout: Layout, dropout: float) -> list[float]:
+    """Return the losses of three steps. Runs in a rank."""
     engine = filled_engine(tiny(family, dropout=dropout), layout, ADAM, losses=losses_of(family), seed=7)
-    found = []
+    results = []
     for step in range(3):
         batches = micro_batches(batch(family, step), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
-        found.append(engine.train_step(batches, step=step, lr=ADAM.lr).loss)
-    return found
+        results.append(engine.train_step(batches, step=step, lr=ADAM.lr).loss)
+    return results
 
 
-def samples(corpus: Path, objective: str) -> str:
-    """A hash of a few samples, of two epochs, with every field and the name it had when the table was recorded."""
+def hash_samples(corpus: Path, objective: str) -> str:
+    """Return a hash of samples of two epochs. Fields have the names of the time when the table was recorded."""
     special = load(corpus / "tokenizer").special
     mix = open_mix({str(corpus): 1.0}, objective=objective, sequence=48, seed=3, special=special)
     digest = hashlib.sha256()
@@ -91,7 +91,7 @@ def samples(corpus: Path, objective: str) -> str:
         sample = {name.replace("document_ids", "documents"): array for name, array in mix.sample(number).items()}
         if "masked_positions" in sample:
             sample["asked"] = sample.pop("masked_positions")
-        if "decoder_positions" in sample:  # the table is older than positions of two streams
+        if "decoder_positions" in sample:  # added after the table was recorded
             del sample["positions"], sample["decoder_positions"]
         for name, array in sorted(sample.items()):
             digest.update(name.encode() + np.ascontiguousarray(array).astype("<i8").tobytes())
@@ -99,9 +99,11 @@ def samples(corpus: Path, objective: str) -> str:
 
 
 def record_losses() -> dict[str, Any]:
-    found = {name: run_ranks(layout.processes, losses_of_each, layout)[0] for name, layout in LAYOUTS.items()}
+    losses_by_layout = {
+        name: run_ranks(layout.processes, losses_by_family, layout)[0] for name, layout in LAYOUTS.items()
+    }
     return {
-        f"{family}, {name}, dropout {dropout}": found[name][family, dropout]
+        f"{family}, {name}, dropout {dropout}": losses_by_layout[name][family, dropout]
         for family in KINDS
         for name in LAYOUTS
         for dropout in (0.0, 0.1)
@@ -109,13 +111,13 @@ def record_losses() -> dict[str, Any]:
 
 
 def record_corpora(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    corpora: dict[str, Any] = {}
     for kind, names in OBJECTIVES.items():
         corpus = build(folder, kind)
         splits = json.loads((corpus / MANIFEST).read_text())["splits"]
-        found[f"shards, {kind}"] = {name: split["table_sha256"] for name, split in splits.items()}
-        found |= {f"samples, {name}": samples(corpus, name) for name in names}
-    return found
+        corpora[f"shards, {kind}"] = {name: split["table_sha256"] for name, split in splits.items()}
+        corpora |= {f"samples, {name}": hash_samples(corpus, name) for name in names}
+    return corpora
 
 
 @pytest.fixture(scope="module")
@@ -123,21 +125,21 @@ def recorded() -> dict[str, Any]:
     return json.loads(TABLE.read_text())
 
 
-def test_losses_are_the_recorded_ones(recorded):
-    found = record_losses()
-    assert found.keys() == recorded["losses"].keys()
-    for name, numbers in found.items():
-        # Another processor, or another release of torch, rounds otherwise.
+def test_losses_equal_the_recorded_ones(recorded):
+    results = record_losses()
+    assert results.keys() == recorded["losses"].keys()
+    for name, numbers in results.items():
+        # Processors and versions of torch round differently.
         assert numbers == pytest.approx(recorded["losses"][name], rel=2e-5), name
 
 
-def test_shards_and_samples_are_the_recorded_ones(recorded, tmp_path):
+def test_shards_and_samples_equal_the_recorded_ones(recorded, tmp_path):
     assert record_corpora(tmp_path) == recorded["corpora"]
 
 
 if __name__ == "__main__":
     import tempfile
 
-    with tempfile.TemporaryDirectory() as made:
-        table = {"losses": record_losses(), "corpora": record_corpora(Path(made))}
+    with tempfile.TemporaryDirectory() as folder:
+        table = {"losses": record_losses(), "corpora": record_corpora(Path(folder))}
     TABLE.write_text(json.dumps(table, indent=1) + "\n")
