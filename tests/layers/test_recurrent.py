@@ -19,10 +19,10 @@ from megaptm.spec import Size
 class KernelCount(TorchDispatchMode):
     """Counts launched operations."""
 
-    num_kernels = 0
+    count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.started += 1
+        self.count += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -31,7 +31,7 @@ def num_kernels(stack: nn.Module, length: int) -> int:
     x_SBD = torch.zeros(length, 64 // length, 16, requires_grad=True)
     with KernelCount() as kernels:
         stack(x_SBD, Mask((length, length), x_SBD.device)).sum().backward()
-    return kernels.started
+    return kernels.count
 
 
 def test_kernel_launches_grow_with_length_for_lstm_only() -> None:
