@@ -10,13 +10,13 @@ READY := .venv/.ready
 WORKERS := -n 4 --no-loadscope-reorder
 
 # There are more threads than cores: waiting threads must sleep instead of spinning.
-tests drills: export OMP_WAIT_POLICY := passive
+quick tests drills: export OMP_WAIT_POLICY := passive
 
 # If this were set, each of the hundreds of processes of the tests would compile the project again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test format-check lint types types-and-tests tests drills nightly loaded fuzz fmt site bench clean
+.PHONY: help setup demo quick test format-check lint types types-and-tests tests drills nightly loaded fuzz fmt site bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -26,6 +26,9 @@ setup: $(READY)  ## create the environment in .venv
 
 demo: $(READY)  ## text -> corpus -> training on two processes -> resume -> results; TEXT=file, folder or glob
 	@$(VENV)/python -m megaptm.demo $(if $(TEXT),'$(TEXT)')
+
+quick: $(READY)  ## run the quick tests of tests/tiers.yaml, before each commit; ARGS="-x --lf"
+	@$(VENV)/python -m pytest -m 'not drill' -n 2 $$($(VENV)/python -m tests.tiers) $(ARGS)
 
 test: format-check lint types-and-tests  ## run formatter, linter, type checker and tests, as CI does
 

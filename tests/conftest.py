@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from megaptm.families import FAMILIES
+from tests import cpu_seconds
 from tests.faulty_files import faulty_files
 from tests.ranks import close_worlds
 from tests.realtext import real_corpus
@@ -39,8 +40,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    cpu_seconds.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Restore SIGHUP, which the caller of the tests may ignore (nohup) and commands would inherit."""
+    cpu_seconds.register(config)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     gc.disable()  # until everything is imported, of which nothing is garbage
 

@@ -150,9 +150,9 @@ def test_what_was_left_of_a_database_is_removed_whatever_its_name_and_nothing_be
     assert not mine.exists()
 
 
-@pytest.mark.parametrize("sign", ["#", "%", " ", "%20"])
-def test_a_folder_may_have_signs_in_its_name_that_addresses_use(tmp_path, sign):
-    folder = tmp_path / f"a{sign}b"
+def test_a_folder_may_have_signs_in_its_name_that_addresses_use(tmp_path):
+    """One database for all signs: MLflow takes seconds to create its tables."""
+    folder = tmp_path / "a#b%c d%20e"
     ensure_database(default_uri(folder / "run"))
     assert tables(folder / "mlflow.db")
 
