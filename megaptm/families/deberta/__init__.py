@@ -1,6 +1,7 @@
 """DeBERTa (He et al., 2020), its version 2, and version 3 (2021), which is trained on replaced token detection."""
 
 from megaptm.families.deberta.spec import DisentangledSpec
+from megaptm.families.electra import ELECTRA
 from megaptm.spec import Block, Family, NormSpec, Size, change
 
 LAYER = Block(
@@ -69,7 +70,7 @@ DEBERTA_V3: Family = change(
     reads={"mlm": "generator"},
     drawn={"discriminator": "mlm"},
     drawn_tables="gradient-disentangled",
-    objectives=("replaced-token-detection",),
+    objectives=ELECTRA.objectives,
     sizes={
         "xsmall": _beside(Size(layers=12, width=384, heads=6, ffn=1536)),
         "small": _beside(Size(layers=6, width=768, heads=12, ffn=3072)),
