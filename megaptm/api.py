@@ -117,7 +117,7 @@ def open_dataset(
     from megaptm.data.dataset import MixDataset
     from megaptm.data.shards import Corpus
     from megaptm.objectives import BaseObjective, build_objective
-    from megaptm.run.corpora import tokenizer_of
+    from megaptm.run.corpora import load_corpus_tokenizer
     from megaptm.storage import Cache
 
     sequence, epochs = _integer("sequence", sequence, minimum=4), _integer("epochs", epochs, minimum=1)
@@ -138,7 +138,7 @@ def open_dataset(
         sequence=sequence,
         seed=seed,
         document_mask=document_mask,
-        special=tokenizer_of(Corpus.open(next(iter(mix)), shard_cache)).special,
+        special=load_corpus_tokenizer(Corpus.open(next(iter(mix)), shard_cache)).special,
         cache=shard_cache,
     )
     return MixDataset(opened, epochs=epochs)

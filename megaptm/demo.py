@@ -33,7 +33,7 @@ from megaptm.python_path import module_command
 from megaptm.report.summary import PICTURE
 from megaptm.resilience.events import last_saved_step
 from megaptm.shell import command_line
-from megaptm.track import how_to_look
+from megaptm.track import view_instructions
 
 CONFIG = "configs/demo/gpt2.yaml"
 # More than the model trains on, and little enough to be read in a few seconds.
@@ -202,7 +202,7 @@ class Demo:
         run = str(self.run)
         lines = [
             ("loss curve", str(self.run / PICTURE)),
-            *(("MLflow" if not number else "", line) for number, line in enumerate(how_to_look(self.run))),
+            *(("MLflow" if not number else "", line) for number, line in enumerate(view_instructions(self.run))),
             ("next", command_line(["generate", run, "--prompt", "class Stack:", "--tokens", "200"])),
             ("", command_line(["train", run, *self.longer(), "layout.pipeline=1", "layout.tensor=2"])),
             ("", command_line(["export", "hf", run, str(self.folder / "exported")])),

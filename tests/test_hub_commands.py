@@ -116,7 +116,7 @@ def test_failed_import_leaves_no_files(exported, tmp_path):
         with pytest.raises(UserError, match=errors):
             run_command(imports, "hf", folder, tmp_path / "again", *overrides)
         assert list(tmp_path.iterdir()) == []
-    with pytest.raises(UserError, match=r"is a model in Hugging Face's format, and no run: begin one with it"):
+    with pytest.raises(UserError, match=r"is a Hugging Face model, not a run: import it to start a run"):
         read_config(folder)
     with pytest.raises(UserError, match="is a run of megaptm: continue it with `megaptm train`"):
         run_command(imports, "hf", run, tmp_path / "again")

@@ -30,10 +30,10 @@ from megaptm.errors import UserError
 from megaptm.resilience.events import last_saved_step
 from megaptm.run.corpora import (
     RunCorpora,
-    cache_of,
     check_vocabulary,
+    corpus_cache,
+    load_corpus_tokenizer,
     open_corpus,
-    tokenizer_of,
 )
 from megaptm.run.corpora_checks import check_cached_logits, check_epochs
 from megaptm.run.initial import check_initial, initial_run
@@ -98,10 +98,12 @@ def _check_corpus(case: Case, location: str) -> Iterator[Finding]:
     case.tell(f"opening {location}")
     try:
         corpus = (
-            Corpus.open(location, cache_of(case.config)) if case.config_errors else open_corpus(location, case.config)
+            Corpus.open(location, corpus_cache(case.config))
+            if case.config_errors
+            else open_corpus(location, case.config)
         )
         yield from check_shards(case, corpus)
-        tokenizer = tokenizer_of(corpus)
+        tokenizer = load_corpus_tokenizer(corpus)
         if not case.config_errors:
             check_vocabulary(case.config, tokenizer, location)
     except UserError as error:

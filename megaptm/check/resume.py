@@ -12,10 +12,10 @@ from megaptm.checkpoint.committed import FOLDER
 from megaptm.config import Config, load_run, resolve
 from megaptm.data import Corpus
 from megaptm.errors import UserError
-from megaptm.run.changes import compare
-from megaptm.run.compatibility import compatibility, refuse_another, refuse_other_text, to_abandon
-from megaptm.run.corpora import cache_of
-from megaptm.run.folder import CONFIG, check_phase, trained
+from megaptm.run.changes import compare_configs
+from megaptm.run.compatibility import compatibility, find_abandoned, refuse_other_model, refuse_other_text
+from megaptm.run.corpora import corpus_cache
+from megaptm.run.folder import CONFIG, check_phase, has_checkpoint
 from megaptm.run.submission import SCRIPT, refuse_queued
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ def check_resume(case: Case) -> Iterator[Finding]:
         refuse_queued(run)
     if not (run / FOLDER).is_dir():
         return
-    if (run / CONFIG).exists() and trained(run):
+    if (run / CONFIG).exists() and has_checkpoint(run):
         with with_temporary_cache(case.config) as config:
-            faults = compare(load_run(run / CONFIG), config).faults
+            faults = compare_configs(load_run(run / CONFIG), config).faults
         yield from (Finding(TOPIC, "fault", fault) for fault in faults)
         if faults:
             return
@@ -63,7 +63,7 @@ def _newest_checkpoint(case: Case, run: Path) -> tuple[Checkpoint | None, list[s
 
     store = Store(run)
     problems: list[str] = []
-    abandoned = to_abandon(store, case.config.train.skip_batches)
+    abandoned = find_abandoned(store, case.config.train.skip_batches)
     for step in store.steps():
         if step in abandoned:
             problems.append(
@@ -95,11 +95,11 @@ def _require_compatible(case: Case, checkpoint: Checkpoint) -> None:
         return
     with with_temporary_cache(case.config) as config:
         try:
-            manifests = {location: Corpus.open(location, cache_of(config)).manifest for location in config.data.mix}
+            manifests = {location: Corpus.open(location, corpus_cache(config)).manifest for location in config.data.mix}
         except UserError:
             return
     tokenizer = next(iter(manifests.values())).tokenizer["fingerprint"]
-    refuse_another(checkpoint, compatibility(resolve(case.config), tokenizer))
+    refuse_other_model(checkpoint, compatibility(resolve(case.config), tokenizer))
     refuse_other_text(checkpoint, {location: manifest.id for location, manifest in manifests.items()})
 
 

@@ -21,7 +21,7 @@ from megaptm.errors import FULL_DISK, UserError, describe_full_disk
 from megaptm.plan.count import count_parameters
 from megaptm.plan.optimizer import checkpoint_bytes
 from megaptm.resilience.lock import RunLock, find_live_holder
-from megaptm.run.folder import no_folder
+from megaptm.run.folder import describe_folder_error
 from megaptm.storage import sync, write_atomically
 
 EXPORT_BYTES = 4
@@ -76,7 +76,7 @@ def _disk_errors_as_user_errors(run: Path) -> Iterator[None]:
             raise UserError(f"{describe_full_disk(error, run)}, or choose another run=FOLDER.") from None
         if error.errno == errno.EROFS:
             raise UserError(f"run ({run}) is on a read-only disk: choose another run=FOLDER.") from None
-        raise UserError(no_folder(run, error)) from None
+        raise UserError(describe_folder_error(run, error)) from None
 
 
 def _commit_test_checkpoint(run: Path) -> None:

@@ -17,7 +17,7 @@ from megaptm.credentials import in_brief
 from megaptm.errors import UserError
 from megaptm.storage.retry import run_with_deadline
 from megaptm.track import default_uri
-from megaptm.track.address import database_path, is_server, refuse_foreign_server
+from megaptm.track.uri import database_path, is_server, refuse_foreign_server
 
 ANSWER_SECONDS = 5.0
 TOPIC = "tracker"

@@ -85,7 +85,7 @@ def ray(
     from megaptm.launch.ray.supervisor import show_placement
     from megaptm.plan.machine import load_machine
     from megaptm.processes import outlive_terminal
-    from megaptm.report.terminal import title
+    from megaptm.report.terminal import run_title
     from megaptm.run.folder import read_config
     from megaptm.schedulers.ray.cluster import join
 
@@ -102,7 +102,7 @@ def ray(
         echo("starting Ray on this machine", err=True)  # takes seconds, in which Ray prints nothing
     join(address, processes=run_config.layout.processes)
     if dry_run:
-        echo(title(run_config))
+        echo(run_title(run_config))
         show_placement(run_config)
         return
     if corpus is not None:
@@ -160,14 +160,14 @@ def _is_built(recipe: str, settings: list[str], out: str, config: Config) -> boo
     from data_pipeline.recipe import read_recipe
     from megaptm.data import Corpus
     from megaptm.data.manifest import MANIFEST
-    from megaptm.run.corpora import cache_of
+    from megaptm.run.corpora import corpus_cache
     from megaptm.storage import exists, join_path
 
     if not exists(join_path(out, MANIFEST)):
         return False
     words = [word for word in settings if word.partition("=")[0] not in BuildOptions.__annotations__]
     recipe_json = json.loads(json.dumps(read_recipe([recipe], words).plain()))
-    if Corpus.open(out, cache_of(config)).manifest.made_from.get("recipe") == recipe_json:
+    if Corpus.open(out, corpus_cache(config)).manifest.made_from.get("recipe") == recipe_json:
         return True
     if "overwrite=true" not in settings:
         raise UserError(
@@ -179,9 +179,9 @@ def _is_built(recipe: str, settings: list[str], out: str, config: Config) -> boo
 
 def _launch(config: Config, *, address: str | None, wait: float | None, retries: int, machine: Machine | None) -> int:
     from megaptm.launch.ray.supervisor import Supervisor
-    from megaptm.report.terminal import title
+    from megaptm.report.terminal import run_title
 
-    echo(title(config))
+    echo(run_title(config))
     if JOB in os.environ and STOP_SECONDS not in os.environ:
         echo(f"`ray job stop` kills this job after 3 seconds, saved or not: set {STOP_SECONDS} to allow more.")
     return Supervisor(

@@ -28,7 +28,7 @@ from megaptm.inference.evaluation_options import EvaluationOptions
 from megaptm.inference.trained_model import TrainedModel
 from megaptm.objectives.objective import Sample, weights_at
 from megaptm.resilience.events import EvaluationEvent, Events
-from megaptm.run.corpora import cache_of
+from megaptm.run.corpora import corpus_cache
 from megaptm.storage import Cache, write_atomically
 from megaptm.track import Tracker
 
@@ -175,7 +175,7 @@ def evaluate(
         corpora=dict(corpora),
         rows=rows,
         losses=losses,
-        bytes_per_token=_bytes_per_token(corpora, cache_of(config)) if every_token else None,
+        bytes_per_token=_bytes_per_token(corpora, corpus_cache(config)) if every_token else None,
     )
 
 
@@ -258,7 +258,7 @@ def _open(loaded: TrainedModel, corpora: dict[str, float], split: str, *, lanes:
         document_mask=config.data.document_mask,
         special=loaded.tokenizer.special,
         verify=config.data.verify,
-        cache=cache_of(config),
+        cache=corpus_cache(config),
         size_exponent=config.data.size_exponent,
         size_limits=config.data.size_limits,
         lanes=lanes,

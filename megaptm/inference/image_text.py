@@ -23,7 +23,7 @@ from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.inference.trained_model import TrainedModel
 from megaptm.objectives.images import TEXT, ImageText, text_input
-from megaptm.run.corpora import cache_of
+from megaptm.run.corpora import corpus_cache
 from megaptm.storage import regular_file
 from megaptm.tokenizers import load as load_tokenizer
 
@@ -145,7 +145,7 @@ def classify_images(
             raise UserError("names is empty: give the names of the classes.")
         images = [images] if isinstance(images, str | Path | bytes) else images
         return ZeroShot(tuple(names), image_vectors(loaded, images) @ class_vectors(loaded, names, templates).t())
-    opened = Corpus.open(str(corpus), cache_of(loaded.config))
+    opened = Corpus.open(str(corpus), corpus_cache(loaded.config))
     if opened.manifest.dtype != LABELS:
         raise UserError(
             f"{corpus} has no labels: build it with `megaptm corpus images FOLDER` from a folder per class, without "
@@ -166,7 +166,7 @@ def classify_images(
         sequence=loaded.spec.context,
         seed=0,
         special=label_names.special,
-        cache=cache_of(loaded.config),
+        cache=corpus_cache(loaded.config),
     )
     classes, cosines, labels = class_vectors(loaded, names, templates), [], []
     number = mix.fresh_samples if rows is None else min(rows, mix.fresh_samples)
@@ -210,7 +210,7 @@ def retrieval(loaded: TrainedModel, corpora: dict[str, float] | None = None, *, 
         sequence=config.data.sequence,
         seed=config.train.seed,
         special=loaded.tokenizer.special,
-        cache=cache_of(config),
+        cache=corpus_cache(config),
     )
     number = min(mix.fresh_samples, rows or MAX_PAIRS)
     images, texts = [], []

@@ -17,7 +17,7 @@ from megaptm.inference.trained_model import TrainedModel
 from megaptm.objectives.composed import Task, tasks_of
 from megaptm.objectives.contrast import CrossModalContrast
 from megaptm.objectives.regions import ImageTextMatching
-from megaptm.run.corpora import cache_of
+from megaptm.run.corpora import corpus_cache
 
 MAX_MATCHED = 128
 """Default number of pairs for matching scores: 16,384 samples, each text with each image."""
@@ -58,7 +58,7 @@ def _open_pairs(loaded: TrainedModel, task: Task, corpora: dict[str, float] | No
         seed=config.train.seed,
         document_mask=config.data.document_mask,
         special=loaded.tokenizer.special,
-        cache=cache_of(config),
+        cache=corpus_cache(config),
     )
 
 

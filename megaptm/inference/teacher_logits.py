@@ -37,7 +37,7 @@ from megaptm.models import Model
 from megaptm.models.distill import Projected, compared_places, head_projection
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.other_run import CONFIG, OtherRun
-from megaptm.run.teacher import checkpoint_id, places_of, prefix_of, teacher_run
+from megaptm.run.teacher import checkpoint_id, num_positions, stream_prefix, teacher_run
 from megaptm.spec import ModelSpec
 from megaptm.storage import is_unfinished, write_atomically, write_session
 from megaptm.tokenizers import load as load_tokenizer
@@ -84,7 +84,7 @@ def cache_logits(
     _check_folder(folder, manifest)
     with write_session(folder):
         _write_description(folder, manifest, teacher)
-        model = open_run(teacher.folder, step=teacher.chosen, device=device).model
+        model = open_run(teacher.folder, step=teacher.selected_step, device=device).model
         return _write(folder, manifest, mixes, model, rows=config.layout.microbatch, part=part, parts=parts, tell=tell)
 
 
@@ -145,18 +145,18 @@ def _build_manifest(
     head = distillation.head_of(resolve_model(config))
     if head is None or not distillation.asks("logits"):
         raise UserError("distill.logits is 0, but only token logits can be cached: set its weight.")
-    if teacher.differs(distillation.teacher):
+    if teacher.find_difference(distillation.teacher):
         raise UserError(f"distill.model is not the model of {teacher.folder}: remove it.")
     steps = validation_steps(held_out, batch=train.batch, max_steps=train.validate_batches)
     return TeacherLogitsManifest(
         format=FORMAT,
         teacher=checkpoint_id(teacher),
-        step=teacher.chosen,
+        step=teacher.selected_step,
         head=head,
         positions=distillation.positions,
         top=min(top, distillation.teacher.vocabulary),
         dtype=dtype,
-        sequence=places_of(config, distillation.teacher, head),
+        sequence=num_positions(config, distillation.teacher, head),
         vocabulary=distillation.teacher.vocabulary,
         per_file=per_file,
         samples={"train": config.batch_schedule.first_sample(train.steps), "validation": steps * train.batch},
@@ -198,7 +198,7 @@ def _teacher_logits(
         tensors = {name: field.to(device) for name, field in as_tensors(batch).items()}
         with torch.inference_mode():
             projected = head_projection(model, manifest.head, model.states(tensors))
-            target_BS = compared_places(tensors, prefix_of(model.spec, manifest.head), manifest.positions)
+            target_BS = compared_places(tensors, stream_prefix(model.spec, manifest.head), manifest.positions)
             # Projected positions are in the order (S, B).
             indices = torch.arange(target_BS.numel(), device=device).view(*reversed(target_BS.shape)).t()[target_BS]
             best = [

@@ -16,16 +16,16 @@ from megaptm.config import Config
 from megaptm.errors import EXIT_USER_ERROR, UserError, resource_errors_as_user_errors, storage_errors_as_user_errors
 from megaptm.launch.worker_group import LocalWorkerGroup, Rendezvous, forwarding, listen, rank_environments
 from megaptm.python_path import module_command
-from megaptm.report.terminal import title
+from megaptm.report.terminal import run_title
 from megaptm.resilience.failures import failed_exits, report_exits, report_hang, report_interrupt
 from megaptm.resilience.heartbeat import HEARTBEATS, VARIABLE
 from megaptm.resilience.watchdog import Limits, Watchdog
 from megaptm.run.corpora_checks import check_corpora
 from megaptm.run.folder import (
+    config_variables,
     discard_unused,
-    environment_of,
-    note_launch,
-    only_start,
+    exclusive_start,
+    log_launch,
     prepare,
     read_config,
     wait_until_prepared,
@@ -56,10 +56,10 @@ def train(config: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> in
 def _launch_here(config: Config) -> int:
     is_new = not Path(config.run).exists()
     check_corpora(config)
-    with only_start(config):
+    with exclusive_start(config):
         run = prepare(config)
-        note_launch(run)
-        print(title(config), flush=True)
+        log_launch(run)
+        print(run_title(config), flush=True)
         command = module_command("megaptm.train.worker", "--run", str(run))
         try:
             with resource_errors_as_user_errors():
@@ -67,7 +67,7 @@ def _launch_here(config: Config) -> int:
                     command,
                     processes=config.layout.processes,
                     run=run,
-                    environment=environment_of(config),
+                    environment=config_variables(config),
                     threads=config.train.threads,
                     hang_seconds=config.train.hang_seconds,
                     data_timeout=config.data.timeout_seconds,
@@ -84,9 +84,9 @@ def _run_as_worker(config: Config, rank_environment: RankEnvironment) -> int:
     if rank_environment.rank > 0:
         return run_worker(str(wait_until_prepared(config)), rank_environment)
     check_corpora(config)
-    with only_start(config):
+    with exclusive_start(config):
         run = prepare(config)
-        note_launch(run)
+        log_launch(run)
         return run_worker(str(run), rank_environment)
 
 

@@ -24,24 +24,24 @@ DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 COLORS = ("cyan", "yellow", "magenta", "green", "red")
 
 
-def draw(curves: Mapping[str, Points], *, width: int = 72, height: int = 14) -> list[Text]:
+def draw_curves(curves: Mapping[str, Points], *, width: int = 72, height: int = 14) -> list[Text]:
     """Return lines of text with the curves over a common range; NaN and infinite values leave gaps."""
     finite = {name: [point for point in points if math.isfinite(point[1])] for name, points in curves.items()}
-    every = [point for points in finite.values() for point in points]
-    if not every:
-        return [Text("nothing to draw yet")]
-    (left, right), (low, high) = _range([x for x, _ in every]), _range([y for _, y in every])
+    all_points = [point for points in finite.values() for point in points]
+    if not all_points:
+        return [Text("no finite values yet")]
+    (start, stop), (low, high) = _range([x for x, _ in all_points]), _range([y for _, y in all_points])
     cells = [[0] * width for _ in range(height)]
     colors = [[""] * width for _ in range(height)]
     for (_, points), color in zip(finite.items(), COLORS, strict=False):
-        places = [
+        dots = [
             (
-                round((x - left) / (right - left) * (2 * width - 1)),
+                round((x - start) / (stop - start) * (2 * width - 1)),
                 round((high - y) / (high - low) * (4 * height - 1)),
             )
             for x, y in points
         ]
-        for x, y in _connected(places):
+        for x, y in _connect(dots):
             cells[y // 4][x // 2] |= DOTS[y % 4][x % 2]
             colors[y // 4][x // 2] = color
     lines = []
@@ -55,7 +55,7 @@ def draw(curves: Mapping[str, Points], *, width: int = 72, height: int = 14) -> 
             line.append(chr(0x2800 + cell) if cell else " ", style=color)
         lines.append(line)
     lines.append(Text(" " * 9 + "└" + "─" * width))
-    lines.append(Text(" " * 10 + f"{left:<{width // 2}.6g}{right:>{width - width // 2}.6g}"))
+    lines.append(Text(" " * 10 + f"{start:<{width // 2}.6g}{stop:>{width - width // 2}.6g}"))
     return [*lines, *_legend(finite, width)]
 
 
@@ -82,7 +82,7 @@ def _legend(curves: Mapping[str, Points], width: int) -> list[Text]:
 
 
 def save_picture(path: Path, records: Sequence[Mapping[str, Any]], *, title: str) -> None:
-    """Save `picture` as PNG."""
+    """Save the plot as PNG."""
     from matplotlib import style
 
     refuse_link(path.parent)
@@ -90,11 +90,11 @@ def save_picture(path: Path, records: Sequence[Mapping[str, Any]], *, title: str
     content = io.BytesIO()
     # A `matplotlibrc` in the working directory, possibly an untrusted run, could make LaTeX read files.
     with style.context("default"):
-        picture(records, title=title).savefig(content, dpi=120)
+        plot(records, title=title).savefig(content, dpi=120)
     write_atomically(path, content.getvalue())
 
 
-def picture(records: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
+def plot(records: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
     """Plot the loss (with held-out loss and baselines), each part of a combined loss, the learning rate and the speed,
     over steps."""
     from matplotlib.figure import Figure  # a figure of its own: no display, no global state
@@ -102,14 +102,14 @@ def picture(records: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
     parts = loss_parts(records)
     figure = Figure(figsize=(9, 8 + 1.6 * len(parts)), layout="constrained")
     heights = (4, *(1.5 for _ in parts), 1, 1)
-    loss, *own, rate, speed = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
-    drawn = {
+    loss, *part_axes, rate, speed = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
+    panels = {
         loss: ("loss (weighted sum)" if parts else "loss (nats a token)", loss_curves(records)),
-        **{axes: (f"{name} (nats)", curves) for axes, (name, curves) in zip(own, parts.items(), strict=True)},
+        **{axes: (f"{name} (nats)", curves) for axes, (name, curves) in zip(part_axes, parts.items(), strict=True)},
         rate: ("learning rate", {"": curve(records, "learning_rate")}),
         speed: ("tokens/s", {"": curve(records, "tokens_per_second")}),
     }
-    for axes, (label, curves) in drawn.items():
+    for axes, (label, curves) in panels.items():
         for name, points in curves.items():
             style = {"linestyle": "--"} if name.startswith("baseline") else {}
             marker = "o" if name == "validation" and len(points) < 50 else ""
@@ -158,10 +158,10 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def _connected(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _connect(points: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the points, connected by dots on straight lines."""
-    dots = list(places[:1])
-    for (x0, y0), (x1, y1) in pairwise(places):
+    dots = list(points[:1])
+    for (x0, y0), (x1, y1) in pairwise(points):
         length = max(abs(x1 - x0), abs(y1 - y0), 1)
         dots += [(x0 + round((x1 - x0) * i / length), y0 + round((y1 - y0) * i / length)) for i in range(1, length + 1)]
     return dots

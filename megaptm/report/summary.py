@@ -12,22 +12,22 @@ from rich.text import Text
 from megaptm.config import Config, UncheckedConfig
 from megaptm.console import Console
 from megaptm.errors import UserError
-from megaptm.report.curves import curve, draw, loss_curves, save_picture
+from megaptm.report.curves import curve, draw_curves, loss_curves, save_picture
 from megaptm.resilience.events import read_events
 from megaptm.run.folder import CONFIG, require_run
 from megaptm.run.time_spent import JobTime, TimeSpent, job_times, time_spent
-from megaptm.track import how_to_look, read_metrics, upload
+from megaptm.track import read_metrics, upload, view_instructions
 
 PICTURE = "report/loss.png"
 MEANINGS = {
-    "productive": "steps that count",
-    "lost": "steps done again after a stop without a save, hangs",
-    "data": "waiting for data",
-    "validation": "held-out loss",
-    "checkpoint": "saving",
+    "productive": "steps that were not repeated",
+    "lost": "repeated steps, and hangs",
+    "data": "waiting for the data loader",
+    "validation": "validation loss",
+    "checkpoint": "saving checkpoints",
     "startup": "from the command to the first step",
-    "other": "leaving, and unmeasured",
-    "away": "between two jobs",
+    "other": "shutdown, and unmeasured time",
+    "between_jobs": "from the end of a job to the start of the next",
 }
 
 
@@ -40,22 +40,22 @@ def report(run: str | Path, *, console: Console | None = None, send: bool = Fals
     config, records = _config(run), read_metrics(run)
     if send:
         upload(run, uri=config.track.uri, experiment=config.track.experiment)
-    found = job_times(read_events(run), records)
+    jobs = job_times(read_events(run), records)
     if not records:
         raise UserError(f"{run} has no metrics yet: `megaptm train {run}` writes them.")
     title = f"{config.model.family}/{config.model.size}, {_objective(config)}"
-    console.print(Text.assemble((run.name, "bold"), f": {title}; {_progress(config, records, found)}\n"))
-    for line in draw(loss_curves(records), width=min(console.width, 100) - 12):
+    console.print(Text.assemble((run.name, "bold"), f": {title}; {_progress(config, records, jobs)}\n"))
+    for line in draw_curves(loss_curves(records), width=min(console.width, 100) - 12):
         console.print(line, no_wrap=True)
     console.print()
     console.print(_numbers(records))
-    if found:
-        console.print(_seconds(time_spent(found)))
+    if jobs:
+        console.print(_seconds(time_spent(jobs)))
     picture = run / PICTURE
     save_picture(picture, records, title=f"{run.resolve().name}: {title}")
     console.print(f"Picture: {picture}", soft_wrap=True)
-    if look := how_to_look(run.resolve()):
-        console.print(f"MLflow:  {', then '.join(look)}", soft_wrap=True, highlight=False)
+    if instructions := view_instructions(run.resolve()):
+        console.print(f"MLflow:  {', then '.join(instructions)}", soft_wrap=True, highlight=False)
     return picture
 
 
@@ -73,9 +73,9 @@ def _objective(config: Config) -> str:
         return config.objective if isinstance(config.objective, str) else "+".join(config.objective)
 
 
-def _progress(config: Config, records: list[dict[str, Any]], found: list[JobTime]) -> str:
+def _progress(config: Config, records: list[dict[str, Any]], jobs: list[JobTime]) -> str:
     step = max(record["step"] for record in records)
-    starts = f" in {len(found)} starts" if len(found) > 1 else ""
+    starts = f" in {len(jobs)} jobs" if len(jobs) > 1 else ""
     return f"step {step} of {config.train.steps}{starts}"
 
 
@@ -83,7 +83,7 @@ def _numbers(records: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     rows = (
         ("loss", "{:.4f}", "training loss, last"),
-        ("validation/loss", "{:.4f}", "held-out loss, last"),
+        ("validation/loss", "{:.4f}", "validation loss, last"),
         ("tokens_per_second", "{:,.0f}", "tokens/s, median"),
         ("model_flops_per_second", "{:.3g}", "model FLOP/s, median"),
     )
@@ -95,14 +95,15 @@ def _numbers(records: list[dict[str, Any]]) -> Table:
 
 
 def _seconds(total: TimeSpent) -> Table:
-    table = Table(box=None, pad_edge=False, title="where the time went", title_justify="left")
+    table = Table(box=None, pad_edge=False, title="time of the run", title_justify="left")
     table.add_column("part")
     table.add_column("seconds", justify="right")
     table.add_column("share", justify="right")
-    table.add_column("what it is", style="dim")
-    for one in fields(total):
-        seconds = getattr(total, one.name)
+    table.add_column("meaning", style="dim")
+    for part in fields(total):
+        seconds = getattr(total, part.name)
         if round(seconds, 1):
-            table.add_row(one.name, f"{seconds:,.1f}", f"{seconds / (total.wall or 1.0):.1%}", MEANINGS[one.name])
-    table.add_row("wall time", f"{total.wall:,.1f}", "100.0%", "from the first command to the end of the last")
+            name, share = part.name.replace("_", " "), f"{seconds / (total.wall or 1.0):.1%}"
+            table.add_row(name, f"{seconds:,.1f}", share, MEANINGS[part.name])
+    table.add_row("wall time", f"{total.wall:,.1f}", "100.0%", "from the start of the first job to the end of the last")
     return table

@@ -26,7 +26,7 @@ without the run's folder; absent: `train`."""
 AXES = ("data", "tensor", "pipeline", "virtual")
 
 
-def title(config: Config) -> str:
+def run_title(config: Config) -> str:
     """Return two lines: the model, its layout, and the run's folder."""
     processes = config.layout.processes
     return printable(
@@ -52,26 +52,30 @@ def device_title() -> str:
     return f"CPU, {threads} thread{'s' if threads > 1 else ''} a process"
 
 
-def begins(config: Config, *, imported: bool) -> str:
+def describe_start(config: Config, *, imported: bool) -> str:
     """Describe the initial weights of a run at step 0; `imported`: they are a checkpoint of that step in the run's
     folder."""
     if imported:
-        return "begins at step 0, with the weights that lie in the run folder"
+        return "starts at step 0 with the imported weights in the run folder"
     if config.train.init_from is not None:
-        return f"begins at step 0, with the weights of {config.train.init_from}"
-    return "begins at step 0"
+        return f"starts at step 0 with the weights of {config.train.init_from}"
+    return "starts at step 0"
 
 
-def resumed(step: int, before: Mapping[str, Any], config: Config) -> str:
+def describe_resume(step: int, before: Mapping[str, Any], config: Config) -> str:
     """Describe the checkpoint that a run continues from; `before` is the layout that wrote it."""
     if step >= config.train.steps:
-        longer = " ".join(extended_by(config, 2 * config.train.steps))
-        return f"all {config.train.steps:,} steps are done; {longer} goes on"
+        overrides = " ".join(extended_by(config, 2 * config.train.steps))
+        return f"all {config.train.steps:,} steps are done; {overrides} continues the run"
     old, new = layout_title({**Layout().model_dump(), **before}), layout_title(config.layout.model_dump())
-    said = f"continues from step {step:,}, layout {old if old == new else f'{old} -> {new}'}"
+    line = f"continues from step {step:,}, layout {old if old == new else f'{old} -> {new}'}"
     stop = config.train.stop_at
-    past = stop is not None and step >= stop  # for example if the command with stop_at is repeated
-    return f"{said}; it is past train.stop_at ({stop:,}), and goes on to step {config.train.steps:,}" if past else said
+    is_past_stop = stop is not None and step >= stop  # for example if the command with stop_at is repeated
+    return (
+        f"{line}; train.stop_at ({stop:,}) is past, the run ends at step {config.train.steps:,}"
+        if is_past_stop
+        else line
+    )
 
 
 class TimedLog:
@@ -80,14 +84,14 @@ class TimedLog:
     def __init__(self, *, enabled: bool = True, stream: TextIO | None = None) -> None:
         self._enabled, self._stream = enabled, stream
         age = max(0.0, time.time() - psutil.Process().create_time())
-        self._begun = time.monotonic() - age  # the system clock may be set back later
+        self._start_time = time.monotonic() - age  # the system clock may be set back later
 
-    def __call__(self, what: str) -> None:
+    def __call__(self, message: str) -> None:
         if self._enabled:
-            print(f"{time.monotonic() - self._begun:6.1f} s  {what}", file=self._stream, flush=True)
+            print(f"{time.monotonic() - self._start_time:6.1f} s  {message}", file=self._stream, flush=True)
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration: `0:07`, `1:02:03`, `3d 04:05:06`."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
@@ -103,13 +107,13 @@ def next_commands(config: Config, tokenizer: Tokenizer, *, done: bool, start: Se
     run = typed_path(config.run)
     spec = resolve(config)
     # Hugging Face has no recurrent family: each is exported by a command with its name.
-    form = "words" if isinstance(spec, WordSpec) else spec.name if spec.name in RECURRENT else "hf"
-    last: list[str] = ["export", form, run, os.path.join("exported", Path(run).name)]
+    format = "words" if isinstance(spec, WordSpec) else spec.name if spec.name in RECURRENT else "hf"
+    model_command: list[str] = ["export", format, run, os.path.join("exported", Path(run).name)]
     if prompt := example_prompt(config, tokenizer):
-        last = ["generate", run, "--prompt", prompt]
+        model_command = ["generate", run, "--prompt", prompt]
     elif not isinstance(spec, WordSpec) and spec.family.reads_regions:  # Hugging Face has no such family
-        last = []
-    commands = [["report", run], ["evaluate", run], *([last] if last else [])]
+        model_command = []
+    commands = [["report", run], ["evaluate", run], *([model_command] if model_command else [])]
     return [command_line(command) for command in (commands if done else [[*start, run], *commands[:2]])]
 
 
@@ -117,11 +121,11 @@ def example_prompt(config: Config, tokenizer: Tokenizer) -> str | None:
     """Return a prompt for such a model, from its objective; None if the model only returns vectors."""
     task, special = config.built_objective, tokenizer.special
     spec = resolve(config)
-    way = None if isinstance(spec, WordSpec) else next(iter(list_uses(spec, task.prompts)), None)
-    if way is None or not task.prompts:
+    use = None if isinstance(spec, WordSpec) else next(iter(list_uses(spec, task.prompts)), None)
+    if use is None or not task.prompts:
         return None
-    kind = {"generate": "text", "guess": "masks", "fill": task.prompts[0]}[way]
+    kind = {"generate": "text", "guess": "masks", "fill": task.prompts[0]}[use]
     if kind == "text":
         return "The"
-    hole = special.blank if kind == "masks" else next(iter(special.sentinels), None)
-    return None if hole is None else f"The {tokenizer.name(hole)} sat on the mat."
+    token = special.blank if kind == "masks" else next(iter(special.sentinels), None)
+    return None if token is None else f"The {tokenizer.name(token)} sat on the mat."

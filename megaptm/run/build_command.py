@@ -13,13 +13,13 @@ from megaptm.objectives.composed import Task, tasks_of
 from megaptm.spec import Family
 from megaptm.storage import join_path
 
-SOURCES = {
+EXAMPLE_SOURCES = {
     "turns": ("TALKS.jsonl", "messages: messages"),
     "labels": ("PAIRS.jsonl", "parts: [FIRST, SECOND], keep: [label]"),
     "parts": ("PAIRS.jsonl", "parts: [FIRST, SECOND]"),
 }
 """Annotation -> example source that provides it and is not plain text: path, and settings."""
-VALUES = {"labels": "[LABEL, LABEL]", "phrases": "PHRASES.txt", "tags": "TAGS.tsv"}
+PLACEHOLDERS = {"labels": "[LABEL, LABEL]", "phrases": "PHRASES.txt", "tags": "TAGS.tsv"}
 """Annotation that is not a switch -> placeholder for its value."""
 PUBLISHED_DETECTOR = (2048, 1601)
 """Detector (features, classes) whose files `megaptm corpus images` accepts by default."""
@@ -30,48 +30,63 @@ def specials_option(family: Family | WordFamily) -> list[str]:
     return [f"tokenizer.specials={family.specials}"] if family.specials else []
 
 
-def build_command(place: str, config: Config) -> str:
+def build_command(path: str, config: Config) -> str:
     """Return the command that builds a corpus of the mix.
 
     The tokenizer is that of the mix's first corpus, else that of the initial weights, else of the family's kind.
     Annotations are those that the tasks need. If the folder contains text, it is the source.
     """
-    folder = Path(place)
-    text, out = (place, f"corpora/{folder.name}") if folder.is_dir() and any(folder.iterdir()) else (None, place)
-    return shlex.join(["megaptm", *build_words(place, config, text=text, out=out)])
+    folder = Path(path)
+    text, out = (path, f"corpora/{folder.name}") if folder.is_dir() and any(folder.iterdir()) else (None, path)
+    return shlex.join(["megaptm", *build_arguments(path, config, text=text, out=out)])
 
 
-def build_words(place: str, config: Config, *, text: str | None, out: str, tokenizer: str | None = None) -> list[str]:
+def build_arguments(
+    path: str, config: Config, *, text: str | None, out: str, tokenizer: str | None = None
+) -> list[str]:
     """Return the arguments of `megaptm` that build such a corpus from `text` in `out`. `tokenizer` is the folder of an
     existing one."""
     family = resolve(config).family
     if isinstance(family, Family) and family.reads_images and not family.has_tokens:
         return ["corpus", "images", text or "FOLDER_OF_LABELS", f"out={out}"]
-    needed = _needed(place, config)
-    kind = next((name for name in SOURCES if name in needed), None)
+    needed = _needed_annotations(path, config)
+    kind = next((name for name in EXAMPLE_SOURCES if name in needed), None)
     source = text or "TEXT"
     if kind is not None:
-        example, settings = SOURCES[kind]
+        example, settings = EXAMPLE_SOURCES[kind]
         source = f"sources=[{{path: {text or example}, {settings}}}]"
     first = next(iter(config.data.mix))
-    if tokenizer is None and place != first and place in config.data.mix:
+    if tokenizer is None and path != first and path in config.data.mix:
         tokenizer = join_path(first, "tokenizer")
     tokenizer = tokenizer or _tokenizer_of_weights(config)
     if isinstance(family, Family) and family.reads_images:
-        told = _kind_of_tokenizer(config) if tokenizer is None else [f"tokenizer={tokenizer}"]
+        tokenizer_options = _tokenizer_options(config) if tokenizer is None else [f"tokenizer={tokenizer}"]
         # These are the defaults for such a corpus.
-        told = [word for word in told if not word.startswith(("tokenizer.kind=", "tokenizer.specials="))]
-        return ["corpus", "images", text or "FOLDER_OF_PAIRS", f"out={out}", "texts=true", *told]
-    if isinstance(family, Family) and family.reads_regions and _with_regions(place, config):
-        told = _kind_of_tokenizer(config) if tokenizer is None else [f"tokenizer={tokenizer}"]
-        told = [word for word in told if word != "tokenizer.kind=wordpiece"]  # the default for such a corpus
+        tokenizer_options = [
+            option for option in tokenizer_options if not option.startswith(("tokenizer.kind=", "tokenizer.specials="))
+        ]
+        return ["corpus", "images", text or "FOLDER_OF_PAIRS", f"out={out}", "texts=true", *tokenizer_options]
+    # A task may read text without images (UNIMO).
+    needs_images = any(task.objective.blobs for task in _tasks_reading(path, config))
+    if isinstance(family, Family) and family.reads_regions and needs_images:
+        tokenizer_options = _tokenizer_options(config) if tokenizer is None else [f"tokenizer={tokenizer}"]
+        # The default for such a corpus.
+        tokenizer_options = [option for option in tokenizer_options if option != "tokenizer.kind=wordpiece"]
         detector = resolve_model(config).size.detector
-        told += [] if detector in (None, PUBLISHED_DETECTOR) else [f"detector={[*detector]}"]
-        return ["corpus", "images", text or "FOLDER_OF_PAIRS", f"out={out}", "texts=true", "regions=true", *told]
+        tokenizer_options += [] if detector in (None, PUBLISHED_DETECTOR) else [f"detector={[*detector]}"]
+        return [
+            "corpus",
+            "images",
+            text or "FOLDER_OF_PAIRS",
+            f"out={out}",
+            "texts=true",
+            "regions=true",
+            *tokenizer_options,
+        ]
     return [
         *("corpus", "build", source, f"out={out}"),
-        *(_kind_of_tokenizer(config) if tokenizer is None else [f"tokenizer={tokenizer}"]),
-        *(f"annotate.{name}={VALUES.get(name, 'true')}" for name in needed if name != "parts"),
+        *(_tokenizer_options(config) if tokenizer is None else [f"tokenizer={tokenizer}"]),
+        *(f"annotate.{name}={PLACEHOLDERS.get(name, 'true')}" for name in needed if name != "parts"),
     ]
 
 
@@ -82,34 +97,29 @@ def _tokenizer_of_weights(config: Config) -> str | None:
     return next((str(path) for run in runs if (path := Path(run) / "tokenizer").is_dir()), None)
 
 
-def _tasks(place: str, config: Config) -> list[Task]:
+def _tasks_reading(path: str, config: Config) -> list[Task]:
     """Return the tasks that read a corpus."""
-    return [task for task in tasks_of(config.built_objective) if place in (task.corpora or [place])]
+    return [task for task in tasks_of(config.built_objective) if path in (task.corpora or [path])]
 
 
-def _with_regions(place: str, config: Config) -> bool:
-    """Whether a task that reads the corpus needs images. UNIMO reads texts without images, too."""
-    return any(task.objective.blobs for task in _tasks(place, config))
-
-
-def _needed(place: str, config: Config) -> list[str]:
+def _needed_annotations(path: str, config: Config) -> list[str]:
     """Return the annotations that a corpus needs for its tasks.
 
     With several corpora, annotations are omitted for tasks that fall back to another objective without them.
     """
-    tasks = _tasks(place, config)
-    alone = len(config.data.mix) == 1
-    asked = (task.objective if alone else task.objective.for_corpus(()) for task in tasks)
-    return [*dict.fromkeys(chain(*map(annotations_of, asked)))]
+    tasks = _tasks_reading(path, config)
+    is_only_corpus = len(config.data.mix) == 1
+    objectives = (task.objective if is_only_corpus else task.objective.for_corpus(()) for task in tasks)
+    return [*dict.fromkeys(chain(*map(annotations_of, objectives)))]
 
 
-def _kind_of_tokenizer(config: Config) -> list[str]:
+def _tokenizer_options(config: Config) -> list[str]:
     family, model = resolve(config).family, config.model
     # Without an explicit value, a custom model has the published vocabulary size, which is too large for a small
     # corpus.
-    said = model.size != "custom" or model.vocabulary != family.vocabulary
+    is_explicit = model.size != "custom" or model.vocabulary != family.vocabulary
     return [
         f"tokenizer.kind={family.tokenizer}",
-        *([f"tokenizer.vocabulary={model.vocabulary}"] if said else []),
+        *([f"tokenizer.vocabulary={model.vocabulary}"] if is_explicit else []),
         *specials_option(family),
     ]

@@ -19,10 +19,13 @@ from megaptm.errors import UserError
 from megaptm.objectives.compose import is_continuation, map_files, named_files
 from megaptm.resilience.events import DataMovedEvent, Event, ObjectiveEvent, ScheduleEvent, last_saved_step, read_events
 from megaptm.run.compatibility import content_hash
-from megaptm.run.corpora import cache_of
+from megaptm.run.corpora import corpus_cache
 from megaptm.storage import Cache
 
-ALLOWED = f"Keys that may change on resume: {', '.join(keys_with_rule(OnResume.YES))}; others: `megaptm config keys`."
+ALLOWED = (
+    f"Keys that may change on resume: {', '.join(keys_with_rule(OnResume.YES))}; `megaptm config keys` lists the "
+    "conditions of the others."
+)
 
 
 PACED = ("inverse", "halving")
@@ -41,7 +44,7 @@ class RefusedChange:
     """Note about allowed changes of the key."""
 
     def __str__(self) -> str:
-        return f"{self.key} is {self.now}, and was {self.before}{self.note}"
+        return f"{self.key} is {self.now}, was {self.before}{self.note}"
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,9 @@ class Resumption:
     def faults(self) -> list[str]:
         """Messages for the changes and for the learning rate."""
         faults = [
-            f"{change.key} is {change.now} but the run in {self.run} was begun with {change.before}: leave the key out "
-            f"to continue the run{change.note}, or choose another run=FOLDER (`megaptm config keys` says which keys "
-            "may change on resume)."
+            f"{change.key} is {change.now} but the run in {self.run} was started with {change.before}: leave the key "
+            f"out to continue the run{change.note}, or choose another run=FOLDER (`megaptm config keys` lists the keys "
+            "that may change on resume)."
             for change in self.changes
         ]
         return [*faults, *([" ".join(self.choice)] if self.choice else [])]
@@ -71,8 +74,9 @@ class Resumption:
             raise UserError(self.faults[0])
         if self.changes:
             raise UserError(
-                f"{len(self.changes)} keys differ from those that the run in {self.run} was begun with; leave them out "
-                f"to continue the run (`megaptm train {shlex.quote(self.run)}`), or choose another run=FOLDER:",
+                f"{len(self.changes)} keys differ from the config that the run in {self.run} was started with; leave "
+                f"them out to continue the run (`megaptm train {shlex.quote(self.run)}`), or choose another "
+                "run=FOLDER:",
                 *self.changes,
                 ALLOWED,
             )
@@ -80,49 +84,49 @@ class Resumption:
             raise UserError(*self.choice)
 
 
-def compare(begun: Config, config: Config) -> Resumption:
+def compare_configs(previous: Config, config: Config) -> Resumption:
     """Compare the config of a run that has saved a checkpoint with the config that is to continue it."""
     done = last_saved_step(Path(config.run))
-    moved = _moved(begun, config)
-    begun = relocated(begun, moved)
-    changes = tuple(_refused(begun, config, done))
-    jump = rate_jump(begun, config, done)
-    if changes or (jump is not None and not _chosen(begun, config, done)):
-        choice = () if changes or jump is None else tuple(_choice(begun, config, jump))
+    moved = _find_moved(previous, config)
+    previous = replace_paths(previous, moved)
+    changes = tuple(_refused_changes(previous, config, done))
+    jump = rate_jump(previous, config, done)
+    if changes or (jump is not None and not _settles_rate(previous, config, done)):
+        choice = () if changes or jump is None else tuple(_rate_choices(previous, config, jump))
         return Resumption(config.run, changes, choice)
     events: list[Event] = [DataMovedEvent(step=done, before=old, after=new) for old, new in moved.items()]
-    if begun.objective != config.objective:
-        events.append(ObjectiveEvent(step=done, before=begun.objective, after=config.objective))
-    if jump is not None or _schedule(begun)[1:] != _schedule(config)[1:]:
-        events.append(_schedule_event(begun, config, done))
+    if previous.objective != config.objective:
+        events.append(ObjectiveEvent(step=done, before=previous.objective, after=config.objective))
+    if jump is not None or _schedule(previous)[1:] != _schedule(config)[1:]:
+        events.append(_schedule_event(previous, config, done))
     return Resumption(config.run, events=tuple(events))
 
 
-def _schedule_event(begun: Config, config: Config, done: int) -> ScheduleEvent:
-    before, after = (dict(zip(SCHEDULE_KEYS, _schedule(one), strict=True)) for one in (begun, config))
-    rates = learning_rate_at(begun, done), learning_rate_at(config, done)
+def _schedule_event(previous: Config, config: Config, done: int) -> ScheduleEvent:
+    before, after = (dict(zip(SCHEDULE_KEYS, _schedule(version), strict=True)) for version in (previous, config))
+    rates = learning_rate_at(previous, done), learning_rate_at(config, done)
     return ScheduleEvent(step=done, before=before, after=after, rate_before=rates[0], rate_after=rates[1])
 
 
-def _refused(begun: Config, config: Config, done: int) -> Iterator[RefusedChange]:
-    before, now = flat(begun.model_dump()), flat(config.model_dump())
+def _refused_changes(previous: Config, config: Config, done: int) -> Iterator[RefusedChange]:
+    before, now = flatten(previous.model_dump()), flatten(config.model_dump())
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)
-        if key == "run" or _same(old, new):
+        if key == "run" or _is_equal(old, new):
             continue
         note = ""
         match resume_rule(key):
             case OnResume.YES:
                 continue
-            case OnResume.NEXT_PHASE if config.train.phase_start == begun.train.steps:
+            case OnResume.NEXT_PHASE if config.train.phase_start == previous.train.steps:
                 continue
             case OnResume.MOVED if key.startswith("distill."):
                 if old and new:  # compared by hash when the checkpoint is loaded
                     continue
             case OnResume.MOVED:
-                note = " (a corpus that was moved is known by the id in its manifest)"
+                note = " (a moved corpus is recognized by the id in its manifest)"
             case OnResume.LATER if key == "objective":
-                if is_continuation(begun.objective, config.objective, done):
+                if is_continuation(previous.objective, config.objective, done):
                     continue
                 note = f" (shares and weights from step {done} on may change)"
             case OnResume.LATER if key.startswith("train.skip_batches."):
@@ -130,17 +134,17 @@ def _refused(begun: Config, config: Config, done: int) -> Iterator[RefusedChange
                     continue
                 note = " (entries may be added)"
             case OnResume.LATER if key == "optimizer.restarts":
-                if _until(old or (), done) == _until(new or (), done):
+                if _steps_before(old or (), done) == _steps_before(new or (), done):
                     continue
                 note = f" (steps from {done} on may change)"
             case OnResume.LATER if key == "optimizer.decay_steps" and config.optimizer.decay not in PACED:
-                continue  # judged by its effect on the learning rate, see `_chosen`
+                continue  # `rate_jump` checks its effect on the learning rate
             case _:
                 pass
         yield RefusedChange(key, old, new, note)
 
 
-def _until(steps: Iterable[int], done: int) -> list[int]:
+def _steps_before(steps: Iterable[int], done: int) -> list[int]:
     return [step for step in steps if step < done]
 
 
@@ -148,54 +152,54 @@ def _schedule(config: Config) -> tuple[int, int | None, list[int]]:
     return config.train.steps, config.optimizer.decay_steps, [*config.optimizer.restarts]
 
 
-def _chosen(begun: Config, config: Config, done: int) -> bool:
+def _settles_rate(previous: Config, config: Config, done: int) -> bool:
     """Whether the config sets a key that determines the learning rate of a run with another length."""
     if done in config.optimizer.restarts:
         return True
-    if (end := config.optimizer.decay_steps) is None or end == begun.optimizer.decay_steps:
+    if (end := config.optimizer.decay_steps) is None or end == previous.optimizer.decay_steps:
         return False
     # A choice may be changed until a step was made with it.
-    is_anew = any(
+    is_unused_choice = any(
         event["kind"] == ScheduleEvent.kind and event.get("step") == done for event in read_events(Path(config.run))
     )
-    return config.train.steps != begun.train.steps or is_anew
+    return config.train.steps != previous.train.steps or is_unused_choice
 
 
-def _choice(begun: Config, config: Config, jump: RateJump) -> Iterator[str]:
-    keys = zip(SCHEDULE_KEYS, _schedule(begun), _schedule(config), strict=True)
+def _rate_choices(previous: Config, config: Config, jump: RateJump) -> Iterator[str]:
+    keys = zip(SCHEDULE_KEYS, _schedule(previous), _schedule(config), strict=True)
     changed = " and ".join(f"{key} from {_shown(old)} to {_shown(new)}" for key, old, new in keys if old != new)
     yield (
-        f"{changed} changes the learning rate of the run in {config.run} at step {jump.step + 1}: {jump.after:.3g} in "
-        f"place of {jump.before:.3g}{jump.size}. Say how the rate goes on, by one of these keys:"
+        f"{changed} changes the learning rate of the run in {config.run} at step {jump.step + 1}: {jump.after:.3g} "
+        f"instead of {jump.before:.3g}{jump.size}. Set one of these keys to choose the schedule:"
     )
-    choices = schedule_choices(begun, config, jump.step)
-    *others, last = (f"{choice.override}: {choice.effect}" for choice in choices)
-    yield from (*(f"{other};" for other in others), f"{last}.")
+    choices = schedule_choices(previous, config, jump.step)
+    *options, last = (f"{choice.override}: {choice.effect}" for choice in choices)
+    yield from (*(f"{option};" for option in options), f"{last}.")
 
 
 def _shown(value: Any) -> str:
     return "absent" if value is None else str(value)
 
 
-def _moved(begun: Config, config: Config) -> dict[str, str]:
+def _find_moved(previous: Config, config: Config) -> dict[str, str]:
     """Return old path -> new path of moved corpora and files of the run, identified by hashes of their content."""
-    moved = moved_corpora(Path(config.run), begun, config.data.mix, cache_of(config))
-    old, new = named_files(begun.objective), named_files(config.objective)
+    moved = find_moved_corpora(Path(config.run), previous, config.data.mix, corpus_cache(config))
+    old, new = named_files(previous.objective), named_files(config.objective)
     if renamed := [label for label, path in old.items() if new.get(label, path) != path]:
-        hashes = _strings(read_newest_state(Path(config.run)).get("files"))
+        hashes = _string_entries(read_newest_state(Path(config.run)).get("files"))
         with suppress(OSError, UserError):  # an unreadable file is reported by other code
             moved |= {old[label]: new[label] for label in renamed if content_hash(new[label]) == hashes.get(label)}
     return moved
 
 
-def moved_corpora(run: Path, begun: Config, mix: Iterable[str], cache: Cache) -> dict[str, str]:
+def find_moved_corpora(run: Path, previous: Config, mix: Iterable[str], cache: Cache) -> dict[str, str]:
     """Return old path -> path in `mix` of each corpus of `begun` that has a new path in `mix`, identified by id."""
-    new = [path for path in mix if path not in begun.data.mix]
+    new = [path for path in mix if path not in previous.data.mix]
     if not new:
         return {}
-    ids = _strings(read_newest_state(run).get("corpora"))
-    there = {identity: path for path in new if (identity := _corpus_id(path, cache)) is not None}
-    return {path: there[ids[path]] for path in begun.data.mix if path not in mix and ids.get(path) in there}
+    ids = _string_entries(read_newest_state(run).get("corpora"))
+    new_paths = {identity: path for path in new if (identity := _corpus_id(path, cache)) is not None}
+    return {path: new_paths[ids[path]] for path in previous.data.mix if path not in mix and ids.get(path) in new_paths}
 
 
 def _corpus_id(path: str, cache: Cache) -> str | None:
@@ -204,12 +208,12 @@ def _corpus_id(path: str, cache: Cache) -> str | None:
     return None
 
 
-def _strings(value: Any) -> dict[str, str]:
+def _string_entries(value: Any) -> dict[str, str]:
     """Return the string-valued entries of a checkpoint's state, which is untrusted."""
-    return {key: one for key, one in value.items() if isinstance(one, str)} if isinstance(value, dict) else {}
+    return {key: entry for key, entry in value.items() if isinstance(entry, str)} if isinstance(value, dict) else {}
 
 
-def relocated(config: Config, moved: Mapping[str, str]) -> Config:
+def replace_paths(config: Config, moved: Mapping[str, str]) -> Config:
     """Return the config with new paths instead of old ones for corpora and files of tasks."""
     if not moved:
         return config
@@ -224,19 +228,19 @@ def relocated(config: Config, moved: Mapping[str, str]) -> Config:
     return config.model_copy(update={"data": data.model_copy(update=update), "objective": objective})
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_equal(old: Any, new: Any) -> bool:
     """Whether two values are equal, including the order of keys, which affects the assignment of samples to corpora and
     tasks."""
-    return one == other and (not isinstance(one, dict) or [*one] == [*other])
+    return old == new and (not isinstance(old, dict) or [*old] == [*new])
 
 
-def flat(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
+def flatten(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
     """Flatten nested tables: `{"train": {"steps": 3}}` -> `{"train.steps": 3}`."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
         # Names of corpora contain dots, and an objective is compared as a unit, so neither is flattened.
         if isinstance(value, dict) and key not in ("mix", "objective"):
-            leaves |= flat(value, f"{above}{key}.")
+            leaves |= flatten(value, f"{above}{key}.")
         else:
             leaves[f"{above}{key}"] = value
     return leaves

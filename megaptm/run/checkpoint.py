@@ -51,8 +51,8 @@ class RunCheckpoint:
         steps = [step for step in store.steps() if step <= self.step][:number]
         if len(steps) < number:
             raise UserError(
-                f"{self.run} has {len(steps)} checkpoints up to step {self.step}, not {number}: average fewer, or keep "
-                "more of them (checkpoint.keep)."
+                f"{self.run} has {len(steps)} checkpoints up to step {self.step}, not {number}: average fewer, or "
+                "retain more of them (checkpoint.keep)."
             )
         earlier = [store.load(step) for step in steps[1:]]
         for checkpoint in earlier:
@@ -84,9 +84,9 @@ class _Mean(Mapping[str, Tensor]):
         self._all = all_weights
 
     def __getitem__(self, name: str) -> Tensor:
-        first, *others = self._all
+        first, *remaining = self._all
         total = first[name].clone()
-        for weights in others:
+        for weights in remaining:
             total += weights[name]
         return total / len(self._all)
 

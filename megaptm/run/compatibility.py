@@ -50,32 +50,34 @@ def compatibility(spec: ModelSpec | WordSpec, tokenizer: str | None) -> dict[str
     }
 
 
-def refuse_another(checkpoint: Checkpoint, wanted: dict[str, Any]) -> None:
+def refuse_other_model(checkpoint: Checkpoint, expected: dict[str, Any]) -> None:
     """Raise `UserError` if the checkpoint has another model or tokenizer."""
-    model = state_of(checkpoint, "model")
-    others = [
+    model = read_state(checkpoint, "model")
+    differences = [
         f"its {name} is {shown(model.get(name))}, the config's is {value}"
-        for name, value in wanted["model"].items()
-        if _said(model.get(name)) != _said(value)
+        for name, value in expected["model"].items()
+        if _as_json(model.get(name)) != _as_json(value)
     ]
-    if others:
+    if differences:
         raise UserError(
-            f"{checkpoint.folder} is of another model: {'; '.join(others)}; choose another run=FOLDER, or the config "
-            "it was made with."
+            f"{checkpoint.folder} has another model: {'; '.join(differences)}; choose another run=FOLDER, or use the "
+            "config that the checkpoint was written with."
         )
     known = checkpoint.state.get("tokenizer")
-    if known != wanted["tokenizer"] and not (known is None and not checkpoint.step):  # imported without a tokenizer
+    if known != expected["tokenizer"] and not (known is None and not checkpoint.step):  # imported without a tokenizer
         raise UserError(
             f"{checkpoint.folder} was trained with another tokenizer than that of the corpora in data.mix: use corpora "
             f"built with {checkpoint.folder.parent.parent / 'tokenizer'}."
         )
 
 
-def _said(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     """Return a value as JSON stores it: tuples as lists, and empty values as None, recursively."""
     if isinstance(value, Mapping):
-        return {name: one for name, given in value.items() if (one := _said(given)) is not None} or None
-    return [_said(one) for one in value] or None if isinstance(value, list | tuple) else value or None
+        return {
+            name: normalized for name, entry in value.items() if (normalized := _as_json(entry)) is not None
+        } or None
+    return [_as_json(one) for one in value] or None if isinstance(value, list | tuple) else value or None
 
 
 def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str]) -> None:
@@ -83,13 +85,13 @@ def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str]) -> Non
 
     `corpora`: path -> id of the manifest. A corpus may have been moved to a path that the checkpoint does not have.
     """
-    recorded = state_of(checkpoint, "corpora")
+    recorded = read_state(checkpoint, "corpora")
     moved = {identity for path, identity in corpora.items() if path not in recorded}
     for path, identity in recorded.items():
         if corpora.get(path, identity if identity in moved else None) != identity:
             raise UserError(
-                f"{path} in data.mix was built again since {checkpoint.folder} was trained on it: put back the corpus "
-                "that was there, or choose another run=FOLDER."
+                f"{path} in data.mix was rebuilt after {checkpoint.folder} was trained on it: restore the previous "
+                "corpus, or choose another run=FOLDER."
             )
 
 
@@ -107,42 +109,42 @@ def content_hash(path: str) -> str:
 
 def refuse_other_files(checkpoint: Checkpoint, files: Mapping[str, str]) -> None:
     """Raise `UserError` if such a file has changed, because samples would differ from those of an uninterrupted run."""
-    for name, known in state_of(checkpoint, "files").items():
+    for name, known in read_state(checkpoint, "files").items():
         if files.get(name) != known:
             raise UserError(
-                f"objective.{name} is not the file that {checkpoint.folder} was trained with: put that one back, or "
+                f"objective.{name} is not the file that {checkpoint.folder} was trained with: restore that file, or "
                 "choose another run=FOLDER."
             )
 
 
-OF_LOGITS = ", of logits kept with "
+LOGITS_SEPARATOR = ", of logits kept with "
 """Separator in a teacher's identifier, before the settings of its cached logits."""
 
 
-def refuse_another_teacher(checkpoint: Checkpoint, teacher: str | None) -> None:
+def refuse_other_teacher(checkpoint: Checkpoint, teacher: str | None) -> None:
     """Raise `UserError` if the student's teacher has changed. An imported student has no teacher yet.
 
     With cached logits, identifiers end with their settings (`OF_LOGITS`), because these change the loss. Older
     checkpoints lack the settings.
     """
-    (before, _, kept_then), (now, _, kept_now) = (
-        (said or "").partition(OF_LOGITS) for said in (checkpoint.state.get("teacher"), teacher)
+    (before, _, settings_before), (now, _, settings_now) = (
+        (identifier or "").partition(LOGITS_SEPARATOR) for identifier in (checkpoint.state.get("teacher"), teacher)
     )
     if not checkpoint.step:
         return
     if before != now:
         raise UserError(
-            f"{'distill.cached_logits is not of' if kept_now else 'distill.teacher is not'} the checkpoint that "
-            f"{checkpoint.folder} has learned from: put that one back, or choose another run=FOLDER."
+            f"{'distill.cached_logits does not come from' if settings_now else 'distill.teacher is not'} the "
+            f"checkpoint that {checkpoint.folder} was trained with: restore that one, or choose another run=FOLDER."
         )
-    if kept_then and kept_then != kept_now:
+    if settings_before and settings_before != settings_now:
         raise UserError(
-            f"distill.cached_logits was written with {kept_now}, and that which {checkpoint.folder} has learned "
-            f"from with {kept_then}: put that one back, or choose another run=FOLDER."
+            f"distill.cached_logits was written with {settings_now}, and {checkpoint.folder} was trained with logits "
+            f"written with {settings_before}: restore those, or choose another run=FOLDER."
         )
 
 
-def to_abandon(store: Store, skip: Mapping[int, int]) -> dict[int, int]:
+def find_abandoned(store: Store, skip: Mapping[int, int]) -> dict[int, int]:
     """Return checkpoint step -> key of `train.skip_batches` that the checkpoint's training did not apply, or applied
     differently.
 
@@ -150,40 +152,44 @@ def to_abandon(store: Store, skip: Mapping[int, int]) -> dict[int, int]:
     """
     from megaptm.checkpoint.store import Checkpoint  # imports torch
 
-    others = {}
+    abandoned = {}
     for step in (steps := store.steps()):
-        found = store.inspect(step, verify=False)
-        if isinstance(found, Checkpoint) and (differ := _skipped_otherwise(found, skip)):
-            others[step] = differ[0]
-    if others and len(others) == len(steps):
+        checkpoint = store.inspect(step, verify=False)
+        if isinstance(checkpoint, Checkpoint) and (differing := _differing_skips(checkpoint, skip)):
+            abandoned[step] = differing[0]
+    if abandoned and len(abandoned) == len(steps):
         raise UserError(
-            f"train.skip_batches.{min(others.values())}: a run goes back to its newest checkpoint of that step or "
-            f"before, and the oldest in {store.folder} is of step {min(others):,}: name that step or a later one, "
-            "or begin again in another run=FOLDER."
+            f"train.skip_batches.{min(abandoned.values())}: the run would have to return to a checkpoint of that step "
+            f"or an earlier one, and the oldest in {store.folder} is of step {min(abandoned):,}: give that step or a "
+            "later one, or start again in another run=FOLDER."
         )
-    return others
+    return abandoned
 
 
-def _skipped_otherwise(checkpoint: Checkpoint, skip: Mapping[int, int]) -> list[int]:
-    train = state_of(checkpoint, "config").get("train")
-    found = train.get("skip_batches") if isinstance(train, dict) else None
+def _differing_skips(checkpoint: Checkpoint, skip: Mapping[int, int]) -> list[int]:
+    train = read_state(checkpoint, "config").get("train")
+    recorded = train.get("skip_batches") if isinstance(train, dict) else None
     # An invalid value counts as no skipped batches.
-    passed = (
-        {int(step): batches for step, batches in found.items() if step.isdecimal()} if isinstance(found, dict) else {}
+    skipped = (
+        {int(step): batches for step, batches in recorded.items() if step.isdecimal()}
+        if isinstance(recorded, dict)
+        else {}
     )
-    return sorted({step for step, _ in passed.items() ^ skip.items() if step < checkpoint.step})
+    return sorted({step for step, _ in skipped.items() ^ skip.items() if step < checkpoint.step})
 
 
-def layout_of(checkpoint: Checkpoint) -> dict[str, int]:
+def recorded_layout(checkpoint: Checkpoint) -> dict[str, int]:
     """Return the layout that wrote a checkpoint, as far as it is recorded. It is only displayed."""
     config = checkpoint.state.get("config")
     layout = config.get("layout") if isinstance(config, dict) else None
     return {name: size for name, size in layout.items() if isinstance(size, int)} if isinstance(layout, dict) else {}
 
 
-def state_of(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+def read_state(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
     """Return part of the trainer's state in a checkpoint; empty if absent."""
-    found = checkpoint.state.get(name, {})
-    if not isinstance(found, dict):
-        raise UserError(f"{checkpoint.folder}: its state has {shown(found)} for {name}: take another checkpoint.")
-    return found
+    state = checkpoint.state.get(name, {})
+    if not isinstance(state, dict):
+        raise UserError(
+            f"{checkpoint.folder}: {name} in its state is {shown(state)}, not a mapping: use another checkpoint."
+        )
+    return state

@@ -24,11 +24,11 @@ from megaptm.storage import Cache, RetryPolicy, default_cache_folder, exists, jo
 from megaptm.tokenizers import KINDS, SPECIALS, Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 
-BY_FREQUENCY = "words"
+FREQUENCY_SORTED = "words"
 """Kind of tokenizer whose ids are sorted by frequency."""
 
 
-Sums = Callable[[np.ndarray], np.ndarray]
+AllReduce = Callable[[np.ndarray], np.ndarray]
 """All-reduce function: array of this rank -> sum over all ranks."""
 
 
@@ -40,9 +40,9 @@ class RunCorpora:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._corpora = {place: open_corpus(place, config) for place in config.data.mix}
+        self._corpora = {path: open_corpus(path, config) for path in config.data.mix}
         first, corpus = next(iter(self._corpora.items()))
-        self.tokenizer = tokenizer_of(corpus)
+        self.tokenizer = load_corpus_tokenizer(corpus)
         check_vocabulary(config, self.tokenizer, first)
         for task in tasks_of(config.built_objective):
             read = [corpus for name, corpus in self._corpora.items() if name in (task.corpora or [name])]
@@ -51,41 +51,41 @@ class RunCorpora:
                 check_annotations(read[0], annotations_of(task.objective))
         _check_special_tokens(config, self.tokenizer)
 
-    def word_counts(self, vocabulary: int, part: int, parts: int, over_ranks: Sums) -> np.ndarray:
+    def word_counts(self, vocabulary: int, part: int, parts: int, all_reduce: AllReduce) -> np.ndarray:
         """Return int64 [vocabulary]: count of each id in the training text. Each rank counts a part.
 
         Counts of several corpora are weighted by their shares. They are rounded only after summing over ranks, so that
         they do not depend on the number of ranks.
         """
         verify = self.config.data.verify
-        counts = over_ranks(
+        counts = all_reduce(
             np.stack(
                 [
-                    count_tokens(one, "train", vocabulary, part=part, parts=parts, verify=verify)
-                    for one in self._corpora.values()
+                    count_tokens(corpus, "train", vocabulary, part=part, parts=parts, verify=verify)
+                    for corpus in self._corpora.values()
                 ]
             )
         )
         shares = np.array([*self._shares().values()])
-        found: np.ndarray = np.rint(counts * shares[:, None]).astype(np.int64).sum(axis=0)
-        return found
+        weighted: np.ndarray = np.rint(counts * shares[:, None]).astype(np.int64).sum(axis=0)
+        return weighted
 
     def texts(self, split: str, part: int, parts: int) -> Iterator[tuple[float, Iterator[list[np.ndarray]]]]:
         """Yield for each corpus its share, and a part of the documents of a split."""
-        for place, share in self._shares().items():
-            corpus, verify = self._corpora[place], self.config.data.verify
+        for path, share in self._shares().items():
+            corpus, verify = self._corpora[path], self.config.data.verify
             yield share, read_texts(corpus, split, part=part, parts=parts, verify=verify)
 
     def tokens(self, split: str) -> float:
         """Return the number of tokens of all corpora, weighted by their shares."""
-        return sum(share * self._corpora[place].split(split).tokens for place, share in self._shares().items())
+        return sum(share * self._corpora[path].split(split).tokens for path, share in self._shares().items())
 
     def _shares(self) -> dict[str, float]:
         """Return the relative number of epochs of each corpus; 1 for the corpus that is repeated most."""
-        often = {
-            place: self.config.data.mix[place] / corpus.split("train").tokens for place, corpus in self._corpora.items()
+        epochs = {
+            path: self.config.data.mix[path] / corpus.split("train").tokens for path, corpus in self._corpora.items()
         }
-        return {place: each / max(often.values()) for place, each in often.items()}
+        return {path: number / max(epochs.values()) for path, number in epochs.items()}
 
     def check(self) -> None:
         """Raise `UserError` if corpora are incompatible, lack a split, or have shards of the wrong size. `mix` checks
@@ -99,7 +99,7 @@ class RunCorpora:
     @property
     def ids(self) -> dict[str, str]:
         """Name -> id of each corpus's manifest."""
-        return {place: corpus.manifest.id for place, corpus in self._corpora.items()}
+        return {path: corpus.manifest.id for path, corpus in self._corpora.items()}
 
     def mix(self, split: str) -> Mix:
         """Return the mix of `train` or `validation`."""
@@ -123,19 +123,19 @@ class RunCorpora:
         )
 
 
-def open_corpus(place: str, config: Config) -> Corpus:
+def open_corpus(path: str, config: Config) -> Corpus:
     """Open a corpus of the mix. If there is none, the error gives the command that builds it or, if the run has already
     read it, the key for its new path."""
     try:
-        return Corpus.open(place, cache_of(config))
+        return Corpus.open(path, corpus_cache(config))
     except NoCorpusError as error:
         if last_saved_step(Path(config.run)):
             raise UserError(
-                f"data.mix: {place} is no longer a corpus ({MANIFEST} is missing), and the run in {config.run} was "
-                f"trained on it: put it back or, if it was moved, name its new path, data.mix='{{NEW: "
-                f"{config.data.mix[place]:g}}}'."
+                f"data.mix: {path} is no longer a corpus ({MANIFEST} is missing), and the run in {config.run} was "
+                f"trained on it: restore it or, if it was moved, set its new path, data.mix='{{NEW: "
+                f"{config.data.mix[path]:g}}}'."
             ) from None
-        raise NoCorpusError(error.message, build_command(place, config)) from None
+        raise NoCorpusError(error.message, build_command(path, config)) from None
 
 
 def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
@@ -144,13 +144,13 @@ def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
     family = resolve(config).family
     known = SPECIALS[family.specials or KINDS[family.tokenizer].specials].roles
     for task in tasks_of(config.built_objective):
-        lacking = task.objective.missing_tokens(tokenizer.special)
-        if lacking and {*lacking} <= {*known}:
+        missing = task.objective.missing_tokens(tokenizer.special)
+        if missing and {*missing} <= {*known}:
             options = " ".join([f"tokenizer.kind={family.tokenizer}", *specials_option(family)])
             refuse_missing_tokens(task.objective, tokenizer.special, remedy=f"{options}, as {family.name} has it")
 
 
-def cache_of(config: Config) -> Cache:
+def corpus_cache(config: Config) -> Cache:
     """Return the cache of remote shards, with the patience for their servers."""
     data = config.data
     folder = Path(data.cache_dir).expanduser() if data.cache_dir else default_cache_folder()
@@ -159,38 +159,38 @@ def cache_of(config: Config) -> Cache:
 
 def corpus_vocabulary(config: Config) -> int | None:
     """Return the vocabulary size of the mix's first corpus; None if the corpus does not exist yet."""
-    place, cache = next(iter(config.data.mix)), cache_of(config)
-    if not exists(join_path(place, MANIFEST), cache.retry):
+    path, cache = next(iter(config.data.mix)), corpus_cache(config)
+    if not exists(join_path(path, MANIFEST), cache.retry):
         return None
-    return Corpus.open(place, cache).manifest.tokenizer["vocabulary"]
+    return Corpus.open(path, cache).manifest.tokenizer["vocabulary"]
 
 
-def check_vocabulary(config: Config, tokenizer: Tokenizer, place: str) -> None:
+def check_vocabulary(config: Config, tokenizer: Tokenizer, path: str) -> None:
     """Raise `UserError` if the vocabulary of the corpus at `place` is larger than the model's."""
     spec = resolve(config)
-    if isinstance(spec, ModelSpec) and spec.size.cutoffs and tokenizer.kind != BY_FREQUENCY:
+    if isinstance(spec, ModelSpec) and spec.size.cutoffs and tokenizer.kind != FREQUENCY_SORTED:
         raise UserError(
-            f"model.cutoffs are places in a vocabulary whose words come by frequency, as those of tokenizer.kind="
-            f"{BY_FREQUENCY} do; that of {place} is of kind {tokenizer.kind}: build the corpus with tokenizer.kind="
-            f"{BY_FREQUENCY}, or set model.cutoffs=[]."
+            f"model.cutoffs needs token ids that are sorted by frequency (tokenizer.kind={FREQUENCY_SORTED}), and the "
+            f"tokenizer of {path} has kind {tokenizer.kind}: build the corpus with tokenizer.kind={FREQUENCY_SORTED}, "
+            "or set model.cutoffs=[]."
         )
     vocabulary = spec.vocabulary
     if tokenizer.vocabulary > vocabulary:
         raise UserError(
             f"model.vocabulary ({vocabulary:,}) is less than the {tokenizer.vocabulary:,} ids of the tokenizer of "
-            f"{place}: set model.vocabulary={tokenizer.vocabulary}, or build the corpus with a smaller tokenizer."
+            f"{path}: set model.vocabulary={tokenizer.vocabulary}, or build the corpus with a smaller tokenizer."
         )
 
 
-def tokenizer_of(corpus: Corpus) -> Tokenizer:
+def load_corpus_tokenizer(corpus: Corpus) -> Tokenizer:
     """Return the tokenizer in a corpus, after checking that it has the recorded fingerprint."""
-    path, wanted = corpus.folder / "tokenizer", corpus.manifest.tokenizer["fingerprint"]
-    if corpus.mirror and _fingerprint(path) != wanted:
+    path, fingerprint = corpus.folder / "tokenizer", corpus.manifest.tokenizer["fingerprint"]
+    if corpus.mirror and _fingerprint(path) != fingerprint:
         corpus.mirror.fetch_tokenizer(again=True)
     tokenizer = load_tokenizer(path)
-    if tokenizer.fingerprint != wanted:
+    if tokenizer.fingerprint != fingerprint:
         raise UserError(
-            f"{path} is not the tokenizer that its corpus was made with: put that one back, or build the corpus again."
+            f"{path} is not the tokenizer that its corpus was built with: restore that one, or build the corpus again."
         )
     return tokenizer
 

@@ -46,7 +46,7 @@ def check_epochs(config: Config, mix: Mix) -> None:
     epochs, train = config.data.epochs, config.train
     if epochs is not None and train.steps > (max_steps := config.batch_schedule.steps_in(mix.samples_in(epochs))):
         raise UserError(
-            f"train.steps ({train.steps:,}) is more than {max_steps:,}, the steps for which data.mix has text without "
-            f"more than {epochs} epoch{'s' if epochs > 1 else ''} (data.epochs): lower train.steps, raise data.epochs, "
-            "or leave data.epochs out."
+            f"train.steps ({train.steps:,}) is more than {max_steps:,}, the steps for which data.mix has text in "
+            f"{epochs} epoch{'s' if epochs > 1 else ''} (data.epochs): lower train.steps, raise data.epochs, or leave "
+            "data.epochs out."
         )

@@ -37,13 +37,12 @@ from megaptm.resilience.events import (
 )
 from megaptm.resilience.heartbeat import HEARTBEATS
 from megaptm.resilience.lock import LAUNCH_FILE, RunLock
-from megaptm.run.changes import compare, moved_corpora
-from megaptm.run.corpora import cache_of, corpus_vocabulary
-from megaptm.run.submission import FOLDER as SUBMITTED
-from megaptm.run.submission import SCRIPT, refuse_queued
+from megaptm.run.changes import compare_configs, find_moved_corpora
+from megaptm.run.corpora import corpus_cache, corpus_vocabulary
+from megaptm.run.submission import SCRIPT, SUBMITTED, refuse_queued
 from megaptm.storage import refuse_link, write_atomically
-from megaptm.track.address import TYPED_URI, default_uri, trust_typed_uri
 from megaptm.track.journal import FILE as METRICS
+from megaptm.track.uri import TYPED_URI, default_uri, trust_typed_uri
 
 CONFIG = "config.yaml"
 OWN_NAMES = ("logs", f"logs/{HEARTBEATS}", HEARTBEATS, SUBMITTED, "tokenizer", EVENTS, METRICS)
@@ -52,9 +51,9 @@ HUGGING_FACE = "config.json"
 """File that a Hugging Face model folder has instead."""
 WAIT_SECONDS = 600.0
 """Maximum wait for rank 0 to prepare the folder, which may involve a lock or a slow disk."""
-LONGEST_PAUSE = 2.0
+MAX_PAUSE_SECONDS = 2.0
 """Maximum seconds between polls by waiting ranks, since a thousand ranks may poll one file."""
-WRITTEN = "MEGAPTM_CONFIG"
+CONFIG_HASH = "MEGAPTM_CONFIG"
 """Variable with the hash of the launcher's config, for its ranks."""
 
 
@@ -66,30 +65,30 @@ def require_run(run: Path) -> None:
 
 def read_config(config: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     """Read the config of a command: a YAML file, the folder of a run, or the content of such a file."""
-    read = absolute_paths(_with_vocabulary(_written(config, overrides)).load())
-    trust_typed_uri(overrides, read.track.uri)
-    return read
+    loaded = absolute_paths(_with_vocabulary(_read_unchecked(config, overrides)).load())
+    trust_typed_uri(overrides, loaded.track.uri)
+    return loaded
 
 
 def read_draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
     """Read as much as possible of a command's config, with all its errors."""
-    written = _written(path, overrides)
+    written = _read_unchecked(path, overrides)
     with contextlib.suppress(UserError):  # a corpus that cannot be opened is not an error of the config
         written = _with_vocabulary(written)
-    found = written.draft()
-    if found.config is None:
-        return found
-    trust_typed_uri(overrides, found.config.track.uri)
-    return replace(found, config=absolute_paths(found.config))
+    draft = written.draft()
+    if draft.config is None:
+        return draft
+    trust_typed_uri(overrides, draft.config.track.uri)
+    return replace(draft, config=absolute_paths(draft.config))
 
 
-def _written(path: Path | Mapping[str, Any], overrides: Sequence[str]) -> UncheckedConfig:
+def _read_unchecked(path: Path | Mapping[str, Any], overrides: Sequence[str]) -> UncheckedConfig:
     if isinstance(path, Mapping):
         return UncheckedConfig.from_mapping(path, overrides)
     if path.is_dir():
         if (path / HUGGING_FACE).is_file() and not (path / CONFIG).is_file():
             raise UserError(
-                f"{path} is a model in Hugging Face's format, and no run: begin one with it (`megaptm import hf`)."
+                f"{path} is a Hugging Face model, not a run: import it to start a run (`megaptm import hf`)."
             )
         # The folder may have been moved; its current path is the run.
         overrides = [f"run={json.dumps(str(path), ensure_ascii=False)}", *overrides]
@@ -99,13 +98,15 @@ def _written(path: Path | Mapping[str, Any], overrides: Sequence[str]) -> Unchec
 
 def _with_moved_corpora(run: Path, written: UncheckedConfig) -> UncheckedConfig:
     """Apply the new path of a corpus in an override of `data.mix` to tasks and limits as well."""
-    begun, data = UncheckedConfig.read_run(run / CONFIG), written.values.get("data")
-    if not isinstance(data, dict) or data == begun.values.get("data") or not trained(run):
+    previous, data = UncheckedConfig.read_run(run / CONFIG), written.values.get("data")
+    if not isinstance(data, dict) or data == previous.values.get("data") or not has_checkpoint(run):
         return written
     mix = data.get("mix")
     typed = {_absolute(path): path for path in mix if isinstance(path, str)} if isinstance(mix, dict) else {}
-    config = begun.load()
-    moved = typed | {old: typed[new] for old, new in moved_corpora(run, config, typed, cache_of(config)).items()}
+    config = previous.load()
+    moved = typed | {
+        old: typed[new] for old, new in find_moved_corpora(run, config, typed, corpus_cache(config)).items()
+    }
 
     def follow(path: Any) -> Any:
         return moved.get(path, path) if isinstance(path, str) else path
@@ -140,60 +141,60 @@ def absolute_paths(config: Config) -> Config:
     objective = config.objective if isinstance(config.objective, str) else map_files(config.objective, _absolute)
     vectors = config.model.word_vectors and _absolute(config.model.word_vectors)
     model = config.model.model_copy(update={"word_vectors": vectors})
-    wanted = {"run": _absolute(config.run), "model": model, "data": data, "objective": objective}
+    update = {"run": _absolute(config.run), "model": model, "data": data, "objective": objective}
     if config.distill is not None:
         teacher, step = _absolute(config.distill.teacher), config.distill.step
         # A teacher that is trained further must not change in the middle of a run.
-        if step is None and (begun := _begun(Path(config.run))) is not None and begun.distill is not None:
-            step = begun.distill.step
+        if step is None and (previous := _saved_config(Path(config.run))) is not None and previous.distill is not None:
+            step = previous.distill.step
         cached = config.distill.cached_logits and _absolute(config.distill.cached_logits)
         if step is None and cached is not None:
             from megaptm.data.teacher_logits import cached_step
 
             step = cached_step(Path(cached))
         step = newest_step(Path(teacher)) if step is None else step
-        wanted["distill"] = config.distill.model_copy(
+        update["distill"] = config.distill.model_copy(
             update={"teacher": teacher, "step": step, "cached_logits": cached}
         )
     if config.train.init_from is not None:
         folder, step = _absolute(config.train.init_from), config.train.init_step
-        if step is None and (begun := _begun(Path(config.run))) is not None:
-            step = begun.train.init_step
+        if step is None and (previous := _saved_config(Path(config.run))) is not None:
+            step = previous.train.init_step
         step = newest_step(Path(folder)) if step is None else step
-        wanted["train"] = config.train.model_copy(update={"init_from": folder, "init_step": step})
-    config = config.model_copy(update=wanted)
-    if config.optimizer.max_warmup_ratio is not None and (begun := _begun(Path(config.run))) is not None:
-        config = with_initial_warmup(config, begun)
+        update["train"] = config.train.model_copy(update={"init_from": folder, "init_step": step})
+    config = config.model_copy(update=update)
+    if config.optimizer.max_warmup_ratio is not None and (previous := _saved_config(Path(config.run))) is not None:
+        config = with_initial_warmup(config, previous)
     return config
 
 
-def _begun(run: Path) -> Config | None:
+def _saved_config(run: Path) -> Config | None:
     """Return the initial config of a run that has a checkpoint, or None."""
     with contextlib.suppress(UserError):  # `prepare` reports a damaged folder
-        if os.path.isfile(run / CONFIG) and trained(run):
+        if os.path.isfile(run / CONFIG) and has_checkpoint(run):
             return load_run(run / CONFIG)
     return None
 
 
 @contextlib.contextmanager
-def only_start(config: Config, *, attempt: Attempt | None = None) -> Iterator[None]:
+def exclusive_start(config: Config, *, attempt: Attempt | None = None) -> Iterator[None]:
     """Lock out other commands that start the run. They are rejected before they write to the folder."""
     check_phase(config)
     run = Path(config.run)
-    with ExitStack() as held:
-        with _folder_errors_told(run):
-            held.enter_context(RunLock(run, attempt=attempt, file=LAUNCH_FILE))
+    with ExitStack() as locks:
+        with _folder_errors_as_user_errors(run):
+            locks.enter_context(RunLock(run, attempt=attempt, file=LAUNCH_FILE))
         yield
 
 
 @contextlib.contextmanager
-def _folder_errors_told(run: Path) -> Iterator[None]:
+def _folder_errors_as_user_errors(run: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         if error.errno not in (*PATH_ERRORS, errno.ENOENT):
             raise
-        raise UserError(no_folder(run, error)) from None
+        raise UserError(describe_folder_error(run, error)) from None
 
 
 def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
@@ -206,9 +207,9 @@ def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
         default_uri(run)  # raises if there can be no default
     if (run / SCRIPT).exists():
         refuse_queued(run)
-    with _folder_errors_told(run), RunLock(run, attempt=attempt):
-        if (run / CONFIG).exists() and trained(run):
-            resumption = compare(load_run(run / CONFIG), config)
+    with _folder_errors_as_user_errors(run), RunLock(run, attempt=attempt):
+        if (run / CONFIG).exists() and has_checkpoint(run):
+            resumption = compare_configs(load_run(run / CONFIG), config)
             resumption.refuse()
             with Events(run) as events:
                 for event in resumption.events:
@@ -217,20 +218,20 @@ def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
     return run
 
 
-def environment_of(config: Config) -> dict[str, str]:
+def config_variables(config: Config) -> dict[str, str]:
     """Return the variables by which ranks identify the launcher's config."""
     typed = os.environ.get(TYPED_URI)
-    return {WRITTEN: hashlib.sha256(dump(config).encode()).hexdigest(), **({TYPED_URI: typed} if typed else {})}
+    return {CONFIG_HASH: hashlib.sha256(dump(config).encode()).hexdigest(), **({TYPED_URI: typed} if typed else {})}
 
 
 def refuse_other_config(run: Path) -> None:
     """Raise `UserError` if another command has written its config since. This is possible until rank 0 has the lock."""
-    wanted = os.environ.get(WRITTEN)
+    expected = os.environ.get(CONFIG_HASH)
     written = (run / CONFIG).read_bytes() if (run / CONFIG).exists() else b""
-    if wanted and hashlib.sha256(written).hexdigest() != wanted:
+    if expected and hashlib.sha256(written).hexdigest() != expected:
         raise UserError(
-            f"another command that was given at the same time has written its config into {run}: see whether that one "
-            "trains, and start one at a time."
+            f"another command that was started at the same time has written its config to {run}: check whether that "
+            "one trains, and start one at a time."
         )
 
 
@@ -238,19 +239,19 @@ def check_phase(config: Config) -> None:
     """Raise `UserError` if a phase would start before the end of the phase that it continues."""
     if (done := last_saved_step(Path(config.run))) < config.train.phase_start:
         raise UserError(
-            f"train.phase_start ({config.train.phase_start:,}): the run in {config.run} has {done:,} steps; train "
-            "the phase before this one to its end."
+            f"train.phase_start ({config.train.phase_start:,}): the run in {config.run} has {done:,} steps; first "
+            "train the previous phase to its end."
         )
 
 
-def no_folder(run: Path, error: OSError) -> str:
+def describe_folder_error(run: Path, error: OSError) -> str:
     """Return the message for a folder that cannot be created or written to."""
     if run.is_dir():  # it may contain valuable checkpoints
-        return f"run ({run}) cannot be written to ({error.strerror}): mend that, or choose another run=FOLDER."
+        return f"run ({run}) cannot be written to ({error.strerror}): fix this, or choose another run=FOLDER."
     return f"run ({run}) cannot be a folder ({describe_path_error(error, run)}): choose another run=FOLDER."
 
 
-def note_launch(run: Path) -> None:
+def log_launch(run: Path) -> None:
     """Write command, host and time of a job's launch to the journal."""
     with Events(run) as events:
         host, pid = socket.gethostname(), os.getpid()
@@ -267,20 +268,20 @@ def discard_unused(run: Path) -> None:
 def wait_until_prepared(config: Config, *, seconds: float = WAIT_SECONDS) -> Path:
     """Wait until the folder contains this command's config. Under torchrun or srun, rank 0 prepares it and the others
     wait."""
-    path, wanted = Path(config.run) / CONFIG, dump(config)
+    path, expected = Path(config.run) / CONFIG, dump(config)
     deadline, pause = time.monotonic() + seconds, 0.1
     while time.monotonic() < deadline:
-        if path.exists() and path.read_text(encoding="utf-8") == wanted:
+        if path.exists() and path.read_text(encoding="utf-8") == expected:
             return path.parent
         time.sleep(pause * random.uniform(0.5, 1.0))
-        pause = min(1.5 * pause, LONGEST_PAUSE)
+        pause = min(1.5 * pause, MAX_PAUSE_SECONDS)
     raise UserError(
-        f"{path} did not become this command's config in {seconds:.0f} s: see in rank 0's log what it waits for; "
-        "if for nothing, the folder is not on a disk that all nodes share."
+        f"rank 0 did not write this command's config to {path} within {seconds:.0f} s: see rank 0's log for what it "
+        "waits for; if it does not wait, the folder is not on a disk that all nodes share."
     )
 
 
-def trained(run: Path) -> bool:
+def has_checkpoint(run: Path) -> bool:
     """Whether there is a checkpoint to continue from. Before the first one, all settings may still change."""
     return last_saved_step(run) > 0
 

@@ -27,11 +27,11 @@ def check_initial(config: Config, tokenizer: Tokenizer | None) -> None:
     if (initial := initial_run(config)) is None or last_saved_step(Path(config.run)) > 0:
         return
     initial.check()
-    if differing := initial.differs(resolve_model(config)):
-        name, ours, theirs = differing
+    if difference := initial.find_difference(resolve_model(config)):
+        name, expected, actual = difference
         raise UserError(
-            f"train.init_from ({initial.folder}) is of another model: its {name} is {theirs}, the config's is {ours}; "
-            "give model its shape, or leave train.init_from out."
+            f"train.init_from ({initial.folder}) has another model: its {name} is {actual}, the config's is "
+            f"{expected}; set model to that shape, or leave train.init_from out."
         )
     if tokenizer is not None:
         initial.check_tokenizer(tokenizer)

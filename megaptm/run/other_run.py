@@ -25,33 +25,33 @@ class OtherRun:
     step_key: str
     step: int | None
 
-    def check(self, *, learned: Path | None = None) -> None:
+    def check(self, *, student: Path | None = None) -> None:
         """Raise `UserError` if the run or its checkpoint does not exist. `learned` is a run that has already used it,
         so that it must have existed."""
         if not (self.folder / CONFIG).is_file():
-            self._refuse_lost("is not the folder of a run", learned)
+            self._refuse_lost("is not the folder of a run", student)
             raise UserError(
-                f"{self.key} ({self.folder}) is not the folder of a run: train it first, or begin a run with a model "
-                "of Hugging Face's (`megaptm import hf`)."
+                f"{self.key} ({self.folder}) is not the folder of a run: train it first, or import a Hugging Face "
+                "model (`megaptm import hf`)."
             )
         if not (steps := sorted(find_committed(self.folder))):
-            self._refuse_lost("has no checkpoint", learned)
+            self._refuse_lost("has no checkpoint", student)
             raise UserError(
                 f"{self.key} ({self.folder}) has no checkpoint yet: train it first (`megaptm train {self.folder}`)."
             )
         if self.step is not None and self.step not in steps:
-            those = ", ".join(map(str, steps))
-            self._refuse_lost(f"has no checkpoint of step {self.step}, but of {those}", learned)
+            saved_steps = ", ".join(map(str, steps))
+            self._refuse_lost(f"has checkpoints of steps {saved_steps}, but not of step {self.step}", student)
             raise UserError(
-                f"{self.step_key} ({self.step}): {self.folder} has no checkpoint of that step, but of {those}: name "
-                "one of these."
+                f"{self.step_key} ({self.step}): {self.folder} has checkpoints of steps {saved_steps}, but not of that "
+                "step: set one of these."
             )
 
-    def _refuse_lost(self, what: str, learned: Path | None) -> None:
-        if learned is not None:
+    def _refuse_lost(self, problem: str, student: Path | None) -> None:
+        if student is not None:
             raise UserError(
-                f"{self.key} ({self.folder}) {what}, and {learned} has learned from it: put it back where it was, or "
-                f"let {self.key} say where it is now."
+                f"{self.key} ({self.folder}) {problem}, and {student} was trained with it: restore it, or set "
+                f"{self.key} to its new path."
             )
 
     @property
@@ -59,12 +59,12 @@ class OtherRun:
         """Config of the run."""
         return load_run(self.folder / CONFIG)
 
-    def differs(self, spec: ModelSpec) -> tuple[str, str, str] | None:
+    def find_difference(self, spec: ModelSpec) -> tuple[str, str, str] | None:
         """Return the first difference between the run's model and `spec`: name, value of `spec`, value of the run. None
         if equal."""
-        wanted, theirs = (compatibility(one, "")["model"] for one in (spec, resolve(self.config)))
-        differing = [name for name in wanted if theirs.get(name) != wanted[name]]
-        return next(((name, shown(wanted[name]), shown(theirs.get(name))) for name in differing), None)
+        expected, actual = (compatibility(model, "")["model"] for model in (spec, resolve(self.config)))
+        names = (name for name in expected if actual.get(name) != expected[name])
+        return next(((name, shown(expected[name]), shown(actual.get(name))) for name in names), None)
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Raise `UserError` if the run has another tokenizer."""
@@ -75,7 +75,7 @@ class OtherRun:
             )
 
     @property
-    def chosen(self) -> int:
+    def selected_step(self) -> int:
         """Step of the selected checkpoint, of a run that was checked."""
         step = newest_step(self.folder) if self.step is None else self.step
         assert step is not None, "`check` has refused it"

@@ -41,7 +41,9 @@ def worker_environment(environ: MutableMapping[str, str] = os.environ) -> RankEn
         environ.update({name: value for name, value in torch_variables(environ).items() if name not in environ})
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
     if missing:
-        raise UserError(f"{missing[0]} is not set though other variables of a launcher are: set it, or unset RANK.")
+        raise UserError(
+            f"{missing[0]} is not set, but other environment variables of a launcher are: set it, or unset RANK."
+        )
     world = read_integer(environ, "WORLD_SIZE")
     rank = read_integer(environ, "RANK", maximum=max(0, world - 1))
     read_integer(environ, "MASTER_PORT", maximum=65_535)  # validated here, used by torch
@@ -54,12 +56,13 @@ def worker_environment(environ: MutableMapping[str, str] = os.environ) -> RankEn
     )
 
 
-def check_processes(place: RankEnvironment, layout: Layout) -> None:
+def check_processes(rank_env: RankEnvironment, layout: Layout) -> None:
     """Raise `UserError` if the number of processes does not match the layout."""
-    if place.world == layout.processes:
+    if rank_env.world == layout.processes:
         return
-    word = "more" if place.world > layout.processes else "fewer"
+    comparison = "more" if rank_env.world > layout.processes else "fewer"
     raise UserError(
-        f"{place.world} processes are {word} than the {layout.processes} the layout needs (data {layout.data} x tensor "
-        f"{layout.tensor} x pipeline {layout.pipeline}): start {layout.processes}, or change layout.data."
+        f"{rank_env.world} processes are {comparison} than the {layout.processes} that the layout needs (data "
+        f"{layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline}): start {layout.processes}, or change "
+        "layout.data."
     )

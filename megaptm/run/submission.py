@@ -13,14 +13,14 @@ from megaptm.storage import write_atomically
 
 SCRIPT = "job.sh"
 """Script in the run folder that was submitted. Its path identifies the jobs of the run."""
-FOLDER = "submitted"
+SUBMITTED = "submitted"
 """Folder in the run folder with the config of each submission. Files are named by content, so that none is
 overwritten."""
 
 
 def submitted_config(config: Config) -> Path:
     """Return the file with the config of a job."""
-    return Path(config.run) / FOLDER / f"{_digest(dump(config).encode())}.yaml"
+    return Path(config.run) / SUBMITTED / f"{_digest(dump(config).encode())}.yaml"
 
 
 def write_submission(config: Config, script: str) -> None:
@@ -33,26 +33,24 @@ def write_submission(config: Config, script: str) -> None:
 
 def check_submitted(path: Path) -> None:
     """Raise `UserError` if the config of a job was changed after its submission."""
-    if path.parent.name == FOLDER and path.is_file() and _digest(path.read_bytes()) != path.stem:
-        raise UserError(
-            f"{path} is not the config that this job was submitted with: somebody changed it; submit the run again."
-        )
+    if path.parent.name == SUBMITTED and path.is_file() and _digest(path.read_bytes()) != path.stem:
+        raise UserError(f"{path} was changed after this job was submitted with it: submit the run again.")
 
 
 def refuse_queued(run: Path) -> None:
     """Raise `UserError` while a submitted job of the run is pending or running, since it has another config. A process
     of such a job is accepted."""
-    jobs = queued(run)
+    jobs = queued_jobs(run)
     if not jobs or os.environ.get("SLURM_JOB_ID") in jobs:
         return
-    named = ", ".join(f"{job} ({state})" for job, state in jobs.items())
+    job_names = ", ".join(f"{job} ({state})" for job, state in jobs.items())
     raise UserError(
-        f"run {run} is in Slurm's queue as job {named}, with the config that it was submitted with: let it run, "
-        f"withdraw it first (scancel {' '.join(jobs)}), or choose another run=FOLDER."
+        f"run {run} is already in Slurm's queue as job {job_names}, with the config of its submission: let it run, "
+        f"cancel it first (scancel {' '.join(jobs)}), or choose another run=FOLDER."
     )
 
 
-def queued(run: Path) -> dict[str, str]:
+def queued_jobs(run: Path) -> dict[str, str]:
     """Return job id -> state (PENDING, RUNNING ...) of the queued jobs with the run's script.
 
     Empty if Slurm does not respond. This is safe, because each job has its own copy of the config.
@@ -63,7 +61,7 @@ def queued(run: Path) -> dict[str, str]:
     except UserError:
         return {}
     rows = [line.split("|", 2) for line in lines if line.count("|") >= 2]
-    return {job: state for job, state, words in rows if words == str(script) or words.startswith(f"{script} ")}
+    return {job: state for job, state, command in rows if command == str(script) or command.startswith(f"{script} ")}
 
 
 def _digest(content: bytes) -> str:

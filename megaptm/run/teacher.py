@@ -9,7 +9,7 @@ from megaptm.config import Config, resolve_distillation, resolve_model
 from megaptm.data.teacher_logits import TeacherLogits
 from megaptm.errors import UserError
 from megaptm.resilience.events import last_saved_step
-from megaptm.run.compatibility import OF_LOGITS
+from megaptm.run.compatibility import LOGITS_SEPARATOR
 from megaptm.run.other_run import OtherRun
 from megaptm.spec import Distillation, ModelSpec
 from megaptm.storage import shown
@@ -31,23 +31,23 @@ def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
     run = teacher_run(config)
     if needs_weights(config):
         student = Path(config.run)
-        run.check(learned=student if last_saved_step(student) else None)
+        run.check(student=student if last_saved_step(student) else None)
     if config.distill.cached_logits is not None:
-        kept = teacher_logits(config)
-        _check_kept(config, kept, distillation)
+        logits = teacher_logits(config)
+        _check_cached_logits(config, logits, distillation)
         if not needs_weights(config):  # the teacher's run may have been removed
-            run = OtherRun("distill.cached_logits", kept.folder, "distill.step", config.distill.step)
-    if differing := run.differs(distillation.teacher):
-        name, ours, theirs = differing
+            run = OtherRun("distill.cached_logits", logits.folder, "distill.step", config.distill.step)
+    if difference := run.find_difference(distillation.teacher):
+        name, expected, actual = difference
         raise UserError(
-            f"distill.model: {name} is {ours}, and that of {run.folder} is {theirs}: correct it, or leave "
-            "distill.model out."
+            f"distill.model: {name} is {expected}, but {actual} in {run.folder}: correct it, or leave distill.model "
+            "out."
         )
     heads = resolve_model(run.config).family.heads
-    if strange := [name for name in distillation.questions if name not in heads]:
+    if unknown := [name for name in distillation.questions if name not in heads]:
         raise UserError(
-            f"distill.classes: {run.folder} was never asked {strange[0]}: train the teacher on that question, or leave "
-            "it out."
+            f"distill.classes: {run.folder} has no classification head {unknown[0]}: train the teacher with it, or "
+            "leave it out."
         )
     run.check_tokenizer(tokenizer)
 
@@ -64,52 +64,53 @@ def teacher_logits(config: Config) -> TeacherLogits:
     return TeacherLogits.open(Path(config.distill.cached_logits))
 
 
-def prefix_of(spec: ModelSpec, head: str) -> str:
+def stream_prefix(spec: ModelSpec, head: str) -> str:
     """Return the prefix of the stream that a head reads."""
     return spec.family.prefixes[spec.readings(head)[0].stack]
 
 
-def places_of(config: Config, spec: ModelSpec, head: str) -> int:
+def num_positions(config: Config, spec: ModelSpec, head: str) -> int:
     """Return the number of positions in a sequence of that stream, as the run's objective makes it."""
     batch = config.batch_spec
-    return batch.streams[prefix_of(spec, head)]
+    return batch.streams[stream_prefix(spec, head)]
 
 
-def _check_kept(config: Config, kept: TeacherLogits, distillation: Distillation) -> None:
+def _check_cached_logits(config: Config, logits: TeacherLogits, distillation: Distillation) -> None:
     """Raise `UserError` if cached logits have another teacher, other positions, or fewer samples than the run reads."""
-    said, manifest = config.distill, kept.manifest
-    assert said is not None
-    if said.step is not None and said.step != manifest.step:
+    distill, manifest = config.distill, logits.manifest
+    assert distill is not None
+    if distill.step is not None and distill.step != manifest.step:
         raise UserError(
-            f"distill.step ({said.step}): distill.cached_logits ({kept.folder}) was written of step "
-            f"{manifest.step}: name that, or write another folder."
+            f"distill.step ({distill.step}): distill.cached_logits ({logits.folder}) has logits of step "
+            f"{manifest.step}: set that step, or write another folder."
         )
     if manifest.vocabulary != config.model.vocabulary:
         raise UserError(
-            f"distill.cached_logits ({kept.folder}) is of {manifest.vocabulary:,} words, and model.vocabulary is "
-            f"{config.model.vocabulary:,}: both must read the same tokens."
+            f"distill.cached_logits ({logits.folder}) has a vocabulary of {manifest.vocabulary:,}, and "
+            f"model.vocabulary is {config.model.vocabulary:,}: teacher and student need the same tokenizer."
         )
-    if manifest.positions not in ("all", said.positions):
+    if manifest.positions not in ("all", distill.positions):
         raise UserError(
-            f"distill.positions ({said.positions}): distill.cached_logits ({kept.folder}) has logits of "
+            f"distill.positions ({distill.positions}): distill.cached_logits ({logits.folder}) has logits of "
             f"{manifest.positions} positions: set it to that, or write another folder."
         )
     head = distillation.head_of(resolve_model(config))
     if head is None or manifest.head != head:
         raise UserError(
-            f"distill.cached_logits ({kept.folder}) has logits of the head {shown(manifest.head)}, and the student has "
-            f"{head or 'no words'}: write another folder."
+            f"distill.cached_logits ({logits.folder}) has logits of the head {shown(manifest.head)}, and the student "
+            f"has {f'the head {head}' if head else 'no such head'}: write another folder."
         )
-    if manifest.sequence != (row := places_of(config, distillation.teacher, head)):
+    if manifest.sequence != (length := num_positions(config, distillation.teacher, head)):
         raise UserError(
-            f"distill.cached_logits ({kept.folder}) is of rows of {manifest.sequence:,} places, and those of this "
-            f"run have {row:,}: set data.sequence to what it was written with, or write another folder."
+            f"distill.cached_logits ({logits.folder}) was written with sequences of {manifest.sequence:,} positions, "
+            f"and this run has {length:,}: set data.sequence to the same value, or write another folder."
         )
-    wanted = config.batch_schedule.first_sample(config.train.steps)
-    if (found := manifest.samples.get("train", 0)) < wanted:
+    needed = config.batch_schedule.first_sample(config.train.steps)
+    if (num_samples := manifest.samples.get("train", 0)) < needed:
         raise UserError(
-            f"distill.cached_logits ({kept.folder}) has logits of {found:,} samples, and {wanted:,} are read in "
-            f"{config.train.steps:,} steps: go on writing it with `megaptm cache-logits` and this config."
+            f"distill.cached_logits ({logits.folder}) has logits of {num_samples:,} samples, and "
+            f"{config.train.steps:,} steps read {needed:,}: write the missing ones with `megaptm cache-logits` and "
+            "this config."
         )
 
 
@@ -119,7 +120,7 @@ def teacher_id(config: Config) -> str:
     assert config.distill is not None
     if config.distill.cached_logits is not None:
         manifest = teacher_logits(config).manifest
-        return f"{manifest.teacher}{OF_LOGITS}--top {manifest.top} --type {manifest.dtype}"
+        return f"{manifest.teacher}{LOGITS_SEPARATOR}--top {manifest.top} --type {manifest.dtype}"
     return checkpoint_id(teacher_run(config))
 
 
@@ -127,5 +128,5 @@ def checkpoint_id(run: OtherRun) -> str:
     """Return a hash of the files of a run's checkpoint."""
     from megaptm.checkpoint.store import Store  # imports torch
 
-    files = Store(run.folder).load(run.chosen).files
+    files = Store(run.folder).load(run.selected_step).files
     return hashlib.sha256("".join(sorted(file.sha256 for file in files)).encode()).hexdigest()

@@ -34,27 +34,27 @@ class TimeSpent:
     """From the command to the first step: processes, imports, loading."""
     other: float = 0.0
     """Shutdown and unmeasured time. For a killed job this includes its last steps without a record."""
-    away: float = 0.0
+    between_jobs: float = 0.0
     """Between two jobs."""
 
     @property
     def wall(self) -> float:
-        return sum(getattr(self, one.name) for one in fields(self))
+        return sum(getattr(self, part.name) for part in fields(self))
 
 
 @dataclass
 class JobTime:
     """One job, from launch to end."""
 
-    begin: float
-    ready: float | None = None
+    launch_time: float
+    ready_time: float | None = None
     """Time at which the first step could start; None if it never could."""
-    start: int = 0
+    initial_step: int = 0
     """Step after which the job started."""
     end: float = 0.0
     exit: dict[str, Any] | None = None
     """Exit event; None for a killed job."""
-    hung: float = 0.0
+    hang_seconds: float = 0.0
     """Seconds of the hang that ended the job."""
     records: list[dict[str, Any]] = field(default_factory=list)
 
@@ -64,59 +64,60 @@ PARTS = ("productive", "data", "validation", "checkpoint")
 
 def job_times(events: list[dict[str, Any]], records: list[dict[str, Any]]) -> list[JobTime]:
     """Return the jobs of a run, in order, from its two journals."""
-    found: list[JobTime] = []
+    jobs: list[JobTime] = []
     # Events that do not belong to a job: later evaluations, and preparation of the next job.
-    between = (EvaluationEvent.kind, ObjectiveEvent.kind, ScheduleEvent.kind, DataMovedEvent.kind)
-    for event in (event for event in events if event["kind"] not in between):
+    without_job = (EvaluationEvent.kind, ObjectiveEvent.kind, ScheduleEvent.kind, DataMovedEvent.kind)
+    for event in (event for event in events if event["kind"] not in without_job):
         opens = event["kind"] in (StartEvent.kind, ResumeEvent.kind)
-        if event["kind"] in START_KINDS or (opens and (not found or found[-1].ready is not None)):
-            found.append(JobTime(begin=event["time"]))
-        if not found:
+        if event["kind"] in START_KINDS or (opens and (not jobs or jobs[-1].ready_time is not None)):
+            jobs.append(JobTime(launch_time=event["time"]))
+        if not jobs:
             continue
-        job = found[-1]
+        job = jobs[-1]
         job.end = max(job.end, event["time"])
         if opens:
-            job.ready, job.start = event["time"], event.get("step", 0)
+            job.ready_time, job.initial_step = event["time"], event.get("step", 0)
         if event["kind"] == ExitEvent.kind:
             job.exit = event
         if event["kind"] == HangEvent.kind:
-            job.hung = float(event.get("seconds") or 0.0)
+            job.hang_seconds = float(event.get("seconds") or 0.0)
     for record in (record for record in records if not any(key.startswith("evaluation/") for key in record)):
-        owner = next((job for job in reversed(found) if job.begin <= record["time"]), None)
+        owner = next((job for job in reversed(jobs) if job.launch_time <= record["time"]), None)
         if owner is not None:
             owner.records.append(record)
             owner.end = max(owner.end, record["time"])
-    return found
+    return jobs
 
 
-def time_spent(found: list[JobTime]) -> TimeSpent:
+def time_spent(jobs: list[JobTime]) -> TimeSpent:
     """Return the total over all jobs."""
     total = TimeSpent()
-    for job, following in zip(found, [*found[1:], None], strict=True):
-        spent = _measured(job)
+    for job, following in zip(jobs, [*jobs[1:], None], strict=True):
+        spent = _measured_parts(job)
         for name, seconds in spent.items():
             setattr(total, name, getattr(total, name) + seconds)
         # Journals of older versions contain times that decrease after the system clock was set back.
-        startup = max(0.0, (job.end if job.ready is None else job.ready) - job.begin)
+        startup = max(0.0, (job.end if job.ready_time is None else job.ready_time) - job.launch_time)
         total.startup += startup
-        other = max(0.0, job.end - job.begin - startup - sum(spent.values()))
-        hung = min(max(job.hung, 0.0), other)
-        total.other += other - hung
-        total.lost += hung
+        other = max(0.0, job.end - job.launch_time - startup - sum(spent.values()))
+        hang_seconds = min(max(job.hang_seconds, 0.0), other)
+        total.other += other - hang_seconds
+        total.lost += hang_seconds
         if following is not None:
-            again = min(_after(job, following.start), spent["productive"]) if following.ready is not None else 0.0
-            total.productive -= again
-            total.lost += again
-            total.away += max(0.0, following.begin - job.end)
+            if following.ready_time is not None:
+                repeated = min(_productive_after(job, following.initial_step), spent["productive"])
+                total.productive -= repeated
+                total.lost += repeated
+            total.between_jobs += max(0.0, following.launch_time - job.end)
     return total
 
 
-def _measured(job: JobTime) -> dict[str, float]:
+def _measured_parts(job: JobTime) -> dict[str, float]:
     """Return seconds by part, from the exit event or else summed from the records."""
     if job.exit is not None:
         return {name: float(job.exit.get(name) or 0.0) for name in PARTS}
     spent = dict.fromkeys(PARTS, 0.0)
-    for steps, record in _steps(job):
+    for steps, record in _step_records(job):
         waiting = record.get("data_wait_seconds", 0.0)
         spent["data"] += steps * waiting
         spent["productive"] += steps * (record["step_seconds"] - waiting)
@@ -124,17 +125,17 @@ def _measured(job: JobTime) -> dict[str, float]:
     return spent
 
 
-def _steps(job: JobTime) -> list[tuple[int, dict[str, Any]]]:
+def _step_records(job: JobTime) -> list[tuple[int, dict[str, Any]]]:
     """Return the records of steps, each with the number of steps that it covers."""
     records = [record for record in job.records if "step_seconds" in record]
-    before = [job.start, *(record["step"] for record in records)]
+    before = [job.initial_step, *(record["step"] for record in records)]
     return [(max(0, record["step"] - last), record) for last, record in zip(before, records, strict=False)]
 
 
-def _after(job: JobTime, step: int) -> float:
+def _productive_after(job: JobTime, step: int) -> float:
     """Return productive seconds of the job's steps after `step`."""
     seconds = 0.0
-    for steps, record in _steps(job):
-        late = min(steps, record["step"] - step)
-        seconds += max(0, late) * (record["step_seconds"] - record.get("data_wait_seconds", 0.0))
+    for steps, record in _step_records(job):
+        num_steps = min(steps, record["step"] - step)
+        seconds += max(0, num_steps) * (record["step_seconds"] - record.get("data_wait_seconds", 0.0))
     return seconds

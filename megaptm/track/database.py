@@ -26,7 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from megaptm.errors import UserError
 from megaptm.storage import safe_open
 from megaptm.storage.atomic_file import SUFFIX, AtomicFile
-from megaptm.track.address import database_path
+from megaptm.track.uri import database_path
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ QUIET_SECONDS = 10.0
 
 
 def ensure_database(uri: str) -> None:
-    """Create the database of `sqlite:///PATH` unless it exists. Other addresses are left to their servers.
+    """Create the database of `sqlite:///PATH` unless it exists. Other URIs are left to their servers.
 
     An unfinished one is moved aside. It contains no run, and the journal of each run is the source of truth.
     """
@@ -52,18 +52,18 @@ def ensure_database(uri: str) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():  # another process was first, or it is unfinished
             os.utime(lock_path)  # the file server's clock may differ from ours
-            quiet = abs(os.fstat(lock.fileno()).st_mtime - path.stat().st_mtime)
+            idle_seconds = abs(os.fstat(lock.fileno()).st_mtime - path.stat().st_mtime)
             if _has_runs(path):
                 return
             _refuse_other_program(path)
-            if _is_whole(url):
+            if _can_open(url):
                 return
-            if quiet < QUIET_SECONDS:
-                raise BlockingIOError(f"{path} is being made by somebody else")
+            if idle_seconds < QUIET_SECONDS:
+                raise BlockingIOError(f"another process is creating {path}")
             _move_aside(path)
-        _remove_halves(path)
-        with AtomicFile(path) as part:
-            store = SqlAlchemyStore(str(url.set(database=str(part))), "./mlruns")
+        _remove_partial_files(path)
+        with AtomicFile(path) as partial:
+            store = SqlAlchemyStore(str(url.set(database=str(partial))), "./mlruns")
             store.engine.dispose()
 
 
@@ -86,33 +86,33 @@ def _refuse_other_program(path: Path) -> None:
     for name in names:
         if name not in known and not name.startswith(("sqlite_", "_alembic_tmp_")):
             raise UserError(
-                f"{path} is not a database of MLflow (it has a table {name}): correct track.uri, or set "
+                f"{path} is not an MLflow database (it has a table {name}): correct track.uri, or set "
                 "track.enabled=false."
             )
 
 
-def _is_whole(url: URL, timeout: float = 20) -> bool:
+def _can_open(url: URL, timeout: float = 20) -> bool:
     """Whether MLflow can open it, which also migrates tables of an earlier version."""
     # A different URL, because MLflow caches connections by URL, and those to a file that is moved must not be reused.
-    asked = url.update_query_dict({"timeout": str(timeout)})
+    url_with_timeout = url.update_query_dict({"timeout": str(timeout)})
     try:
-        SqlAlchemyStore(str(asked), "./mlruns").engine.dispose()
+        SqlAlchemyStore(str(url_with_timeout), "./mlruns").engine.dispose()
     except (MlflowException, SQLAlchemyError) as error:
         if "database is locked" in str(error):  # another program (`mlflow ui`) writes to it, and may be creating it
-            raise BlockingIOError(f"{url.database} is being made by somebody else") from None
+            raise BlockingIOError(f"another process is creating {url.database}") from None
         return False
     return True
 
 
 def _move_aside(path: Path) -> None:
-    aside = path.with_name(f"{path.name}.half-made-{time.strftime('%Y%m%d-%H%M%S')}")
-    logger.warning("%s was left half made and is moved to %s; it holds no run", path, aside.name)
+    aside = path.with_name(f"{path.name}.incomplete-{time.strftime('%Y%m%d-%H%M%S')}")
+    logger.warning("%s is incomplete and contains no run: it was moved to %s", path, aside.name)
     for suffix in ("-journal", "-wal", "-shm", ""):
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
 
 
-def _remove_halves(path: Path) -> None:
+def _remove_partial_files(path: Path) -> None:
     """Remove unfinished files of killed processes, and their SQLite journals. A living process would hold the lock."""
-    for half in path.parent.glob(f".{glob.escape(path.name)}.*{SUFFIX}*"):
-        half.unlink(missing_ok=True)
+    for partial in path.parent.glob(f".{glob.escape(path.name)}.*{SUFFIX}*"):
+        partial.unlink(missing_ok=True)

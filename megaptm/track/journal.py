@@ -63,7 +63,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     path = Path(run) / FILE
     if not path.exists():
         return []
-    records = (parsed(line) for line in regular_file(path).read_bytes().splitlines())
+    records = (parse_record(line) for line in regular_file(path).read_bytes().splitlines())
     return [_numbers(record) for record in records if record is not None and is_finite_number(record.get("step"))]
 
 
@@ -72,7 +72,7 @@ def _numbers(record: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if is_finite_number(value) or is_nonfinite(value)}
 
 
-def parsed(line: bytes) -> dict[str, Any] | None:
+def parse_record(line: bytes) -> dict[str, Any] | None:
     """Parse one line; None for a line truncated by a crash."""
     record = next(parse_journal(line), None)
     if record is None:
@@ -93,10 +93,10 @@ class UploadState:
     """Tag that identifies the MLflow run if the process dies after creating it and before writing this file."""
     run_id: str | None = None
     experiment_id: str | None = None
-    shipped: Annotated[int, Field(ge=0)] = 0
+    uploaded_bytes: Annotated[int, Field(ge=0)] = 0
     """Bytes of the journal that MLflow has."""
     folder: str | None = None
-    """Absolute path of the run folder; None in a state of an older version."""
+    """Absolute path of the run folder; None before the first write."""
     inode: int | None = None
     """Inode of that folder."""
     host: str | None = None
@@ -105,7 +105,7 @@ class UploadState:
     """MLflow run of the folder that this one was copied from."""
 
     @classmethod
-    def found(cls, run: Path) -> UploadState | None:
+    def load(cls, run: Path) -> UploadState | None:
         """Return the state of the last restart, if there was one; raise `UserError` if it is damaged."""
         path = run / STATE
         try:
@@ -123,22 +123,20 @@ class UploadState:
         """
         parent = None
         try:
-            state = cls.found(run)
+            state = cls.load(run)
         except UserError:
-            logger.warning("%s is damaged; the run is reported to MLflow anew", run / STATE)
+            logger.warning("%s is damaged: the run is uploaded to MLflow again, as a new run", run / STATE)
         else:
             if state is not None and (state.uri, state.experiment) == (uri, experiment):
-                if not state.is_of_a_copy(run):
+                if not state.was_copied_to(run):
                     return state
                 parent = state.run_id
-                logger.warning(
-                    "%s is a copy of %s: it gets an MLflow run of its own (parent: %s)", run, state.folder, parent
-                )
+                logger.warning("%s is a copy of %s: it gets its own MLflow run (parent: %s)", run, state.folder, parent)
         state = cls(uri=uri, experiment=experiment, parent=parent)
         state.write(run)
         return state
 
-    def is_of_a_copy(self, run: Path) -> bool:
+    def was_copied_to(self, run: Path) -> bool:
         """Whether `run` is a copy of the folder of this state, and thus a separate run.
 
         A folder that was moved, or is mounted at another path, is not a copy.
@@ -147,10 +145,10 @@ class UploadState:
             return False
         original = Path(self.folder)
         try:
-            there = UploadState.found(original)
+            original_state = UploadState.load(original)
         except (OSError, UserError):
             return not os.path.samefile(original, run) if original.exists() else True
-        if there is not None and there.job == self.job:
+        if original_state is not None and original_state.job == self.job:
             return not original.samefile(run)
         # The original is gone, or on another machine, where the same inode means the same folder.
         return self.host != socket.gethostname() and self.inode != run.stat().st_ino

@@ -12,8 +12,8 @@ from typing import Any
 
 from megaptm.credentials import in_brief
 from megaptm.errors import UserError
-from megaptm.track.address import ARTIFACTS, curves, default_uri, refuse_foreign_server
-from megaptm.track.journal import FILE, UploadState, parsed
+from megaptm.track.journal import FILE, UploadState, parse_record
+from megaptm.track.uri import ARTIFACTS, curves_page, default_uri, refuse_foreign_server
 
 # MLflow reads these when it is imported or called. With its defaults, one call to a dead server blocks for four
 # minutes.
@@ -40,13 +40,13 @@ JOB_TAG = "megaptm.job"
 # Description on a run's page. The tag lets the experiment open on its runs instead of on chat traces.
 NOTE_TAG = "mlflow.note.content"
 NOTE = "[Curves]({curves}) of the run in `{run}`"
-KIND = ("mlflow.experimentKind", "custom_model_development")
-OTHER_SIGNS = re.compile(r"[^\w.\-/ :]")
+KIND_TAG = ("mlflow.experimentKind", "custom_model_development")
+INVALID_CHARACTERS = re.compile(r"[^\w.\-/ :]")
 """Characters that MLflow does not allow in keys."""
-REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
-METRICS_A_CALL = 1000
-PARAMS_A_CALL = 100
-LONGEST_PARAM = 6000
+REJECTION_CODES = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
+METRICS_PER_CALL = 1000
+PARAMS_PER_CALL = 100
+MAX_PARAM_LENGTH = 6000
 
 
 class MlflowRun:
@@ -68,25 +68,27 @@ class MlflowRun:
         try:
             self._send(records)
         except MlflowException as error:
-            if error.error_code not in REFUSALS or not self._is_active(self._id):
+            if error.error_code not in REJECTION_CODES or not self._is_active(self._id):
                 raise
             if len(records) == 1:
-                logger.warning("MLflow refuses a record of %s: %s", self._run / FILE, in_brief(error))
+                logger.warning("MLflow rejected a record of %s: %s", self._run / FILE, in_brief(error))
                 return
             for record in records:
                 self.send([record])
 
     def _send(self, records: Sequence[dict[str, Any]]) -> None:
         metrics = [metric for record in records if "step" in record for metric in _metrics(record)]
-        for start in range(0, len(metrics), METRICS_A_CALL):
-            self._client.log_batch(self._id, metrics=metrics[start : start + METRICS_A_CALL])
+        for start in range(0, len(metrics), METRICS_PER_CALL):
+            self._client.log_batch(self._id, metrics=metrics[start : start + METRICS_PER_CALL])
         for record in records:
             if "params" in record:
-                self._send_params({_name(key): _text(value) for key, value in record["params"].items()})
+                self._send_params(
+                    {_mlflow_key(key): str(value)[:MAX_PARAM_LENGTH] for key, value in record["params"].items()}
+                )
             if "artifact" in record:
                 self._send_file(self._run / record["artifact"])
             if "status" in record:
-                self._send_status(record["status"], _moment(record))
+                self._send_status(record["status"], _milliseconds(record))
 
     def _open(self, state: UploadState) -> str:
         """Return the id of the run: the stored one, else one found by its tag (created but not stored), else a new
@@ -95,14 +97,14 @@ class MlflowRun:
             state.experiment_id = experiment
             return state.run_id
         experiment = self._experiment(state)
-        found = self._client.search_runs([experiment], filter_string=f"tags.`{JOB_TAG}` = '{state.job}'")
-        run = found[0] if found else self._create(experiment, state)
+        matches = self._client.search_runs([experiment], filter_string=f"tags.`{JOB_TAG}` = '{state.job}'")
+        run = matches[0] if matches else self._create(experiment, state)
         if state.run_id is not None:
-            logger.warning("MLflow run %s was deleted: a new one gets all of %s", state.run_id, self._run / FILE)
-            state.shipped = 0
+            logger.warning("MLflow run %s was deleted: all of %s goes to a new one", state.run_id, self._run / FILE)
+            state.uploaded_bytes = 0
         state.run_id, state.experiment_id = run.info.run_id, experiment
         self._client.set_tag(
-            state.run_id, NOTE_TAG, NOTE.format(curves=curves(experiment, state.run_id), run=self._run)
+            state.run_id, NOTE_TAG, NOTE.format(curves_page=curves_page(experiment, state.run_id), run=self._run)
         )
         state.write(self._run)
         return state.run_id
@@ -110,12 +112,12 @@ class MlflowRun:
     def _create(self, experiment: str, state: UploadState) -> Run:
         """Create the run. Its start time is that of its journal, since the first upload may be much later."""
         with (self._run / FILE).open("rb") as journal:
-            first = parsed(journal.readline()) or {}
-        begun = _moment(first) if "time" in first else None
+            first = parse_record(journal.readline()) or {}
+        start_time = _milliseconds(first) if "time" in first else None
         tags = {JOB_TAG: state.job}
         if state.parent is not None and self._is_active(state.parent):
             tags[MLFLOW_PARENT_RUN_ID] = state.parent
-        return self._client.create_run(experiment, start_time=begun, tags=tags, run_name=self._run.name)
+        return self._client.create_run(experiment, start_time=start_time, tags=tags, run_name=self._run.name)
 
     def _is_active(self, run_id: str) -> str | None:
         """Return the experiment of a run; None if MLflow does not have the run or it was deleted."""
@@ -134,21 +136,21 @@ class MlflowRun:
         Restoring it would also restore its runs.
         """
         # A server decides where files are stored; for the default database they are beside it.
-        place = None if state.uri is not None else (self._run.parent / ARTIFACTS).as_uri()
+        artifacts = None if state.uri is not None else (self._run.parent / ARTIFACTS).as_uri()
         for name in (state.experiment, *(f"{state.experiment}-{number}" for number in range(2, 1000))):
-            known = self._client.get_experiment_by_name(name)
-            if known is None:
+            experiment = self._client.get_experiment_by_name(name)
+            if experiment is None:
                 try:
-                    made = self._client.create_experiment(name, artifact_location=place, tags=dict([KIND]))
+                    created = self._client.create_experiment(name, artifact_location=artifacts, tags=dict([KIND_TAG]))
                 except MlflowException:  # another run created it at the same time
-                    known = self._client.get_experiment_by_name(name)
-                    if known is None:
+                    experiment = self._client.get_experiment_by_name(name)
+                    if experiment is None:
                         raise
                 else:
-                    return str(made)
-            if known.lifecycle_stage == LifecycleStage.ACTIVE:
-                return str(known.experiment_id)
-            logger.warning("MLflow experiment %s was deleted: the run goes to the next of that name", name)
+                    return str(created)
+            if experiment.lifecycle_stage == LifecycleStage.ACTIVE:
+                return str(experiment.experiment_id)
+            logger.warning("MLflow experiment %s was deleted: the next numbered name is used", name)
         raise UserError(f"MLflow experiments {state.experiment} to {name} were all deleted: set track.experiment.")
 
     def _send_status(self, status: str, moment: int) -> None:
@@ -161,13 +163,13 @@ class MlflowRun:
     def _send_params(self, params: dict[str, str]) -> None:
         """Send parameters. MLflow parameters are immutable, so a changed value (the layout after a restart) becomes a
         tag."""
-        known = self._client.get_run(self._id).data.params
-        new = [Param(key, value) for key, value in params.items() if key not in known]
-        changed = [RunTag(f"latest.{key}", value) for key, value in params.items() if known.get(key, value) != value]
-        for start in range(0, len(new), PARAMS_A_CALL):
-            self._client.log_batch(self._id, params=new[start : start + PARAMS_A_CALL])
-        for start in range(0, len(changed), PARAMS_A_CALL):
-            self._client.log_batch(self._id, tags=changed[start : start + PARAMS_A_CALL])
+        sent = self._client.get_run(self._id).data.params
+        new = [Param(key, value) for key, value in params.items() if key not in sent]
+        changed = [RunTag(f"latest.{key}", value) for key, value in params.items() if sent.get(key, value) != value]
+        for start in range(0, len(new), PARAMS_PER_CALL):
+            self._client.log_batch(self._id, params=new[start : start + PARAMS_PER_CALL])
+        for start in range(0, len(changed), PARAMS_PER_CALL):
+            self._client.log_batch(self._id, tags=changed[start : start + PARAMS_PER_CALL])
 
     def _send_file(self, path: Path) -> None:
         # An untrusted journal may name any file of the user, or a link to one.
@@ -177,25 +179,21 @@ class MlflowRun:
 
 
 def _metrics(record: dict[str, Any]) -> list[Metric]:
-    moment = _moment(record)
+    moment = _milliseconds(record)
     return [
         # MLflow would store infinity as 1.8e308, which makes a curve unreadable; NaN leaves a gap. The journal keeps
         # it.
-        Metric(_name(key), float(value) if math.isfinite(value) else math.nan, moment, record["step"])
+        Metric(_mlflow_key(key), float(value) if math.isfinite(value) else math.nan, moment, record["step"])
         for key, value in record.items()
         if key not in ("time", "step") and isinstance(value, (int, float))
     ]
 
 
-def _moment(record: dict[str, Any]) -> int:
+def _milliseconds(record: dict[str, Any]) -> int:
     """Return milliseconds since 1970."""
     return round(1000 * record["time"])
 
 
-def _name(key: str) -> str:
+def _mlflow_key(key: str) -> str:
     """Return a key with the characters that MLflow allows; loss names of a user's objective may contain others."""
-    return OTHER_SIGNS.sub("_", key)
-
-
-def _text(value: Any) -> str:
-    return str(value)[:LONGEST_PARAM]
+    return INVALID_CHARACTERS.sub("_", key)

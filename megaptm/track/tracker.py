@@ -17,16 +17,16 @@ from typing import Any
 
 from megaptm.credentials import in_brief, refuse_credentials
 from megaptm.errors import UserError
-from megaptm.track.address import default_uri
-from megaptm.track.journal import FILE, Journal, UploadState, parsed
+from megaptm.track.journal import FILE, Journal, UploadState, parse_record
+from megaptm.track.uri import default_uri
 
 logger = logging.getLogger(__name__)
 
 # Lines per batch: well below MLflow's limit of 1,000 metrics per call, even with ten metrics per step.
 BATCH_LINES = 80
 # Seconds between batches, so that several fast steps are sent together.
-BETWEEN_SECONDS = 1.0
-LONGEST_RETRY_SECONDS = 60.0
+BATCH_PAUSE_SECONDS = 1.0
+MAX_RETRY_SECONDS = 60.0
 
 
 class Tracker:
@@ -48,11 +48,11 @@ class Tracker:
         refuse_credentials(uri or "", where="track.uri")
         self._run = Path(run).resolve()
         self._journal = Journal(self._run)
-        self._complained = False
-        self._shipper = None
+        self._has_warned = False
+        self._uploader = None
         if enabled:
-            self._shipper = Uploader(self._run, uri=uri, experiment=experiment, retry_seconds=retry_seconds)
-            self._shipper.start()
+            self._uploader = Uploader(self._run, uri=uri, experiment=experiment, retry_seconds=retry_seconds)
+            self._uploader.start()
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record metrics of one step."""
@@ -75,17 +75,17 @@ class Tracker:
 
     def close(self, *, seconds: float = 20.0) -> int:
         """Wait briefly for the upload; return the number of records that are still missing in MLflow."""
-        left = self._shipper.finish(seconds) if self._shipper is not None else 0
-        if left:
+        missing = self._uploader.finish(seconds) if self._uploader is not None else 0
+        if missing:
             logger.warning(
-                "%s of %s not sent to the tracking server yet; `megaptm report --upload %s` sends the rest",
-                f"{left:,} record{'s' * (left != 1)}",
+                "%s of %s not sent to the tracking server yet; `megaptm report --upload %s` sends them",
+                f"{missing:,} record{'s' * (missing != 1)}",
                 self._journal.path,
                 self._run,
             )
         with contextlib.suppress(OSError):  # reported earlier
             self._journal.close()
-        return left
+        return missing
 
     def __enter__(self) -> Tracker:
         self.log_status("RUNNING")
@@ -101,14 +101,14 @@ class Tracker:
         try:
             self._journal.add(record)
         except OSError as error:  # a full disk must not stop training; the line stays in memory
-            if not self._complained:
+            if not self._has_warned:
                 logger.warning(
-                    "%s cannot be written (%s): metrics are kept in memory until it can", self._journal.path, error
+                    "%s cannot be written (%s): metrics stay in memory until it can", self._journal.path, error
                 )
-            self._complained = True
+            self._has_warned = True
             return
-        if self._shipper is not None:
-            self._shipper.wake.set()
+        if self._uploader is not None:
+            self._uploader.wake.set()
 
 
 def upload(run: Path, *, uri: str | None, experiment: str) -> None:
@@ -123,8 +123,8 @@ def upload(run: Path, *, uri: str | None, experiment: str) -> None:
         raise
     except Exception as error:
         raise UserError(
-            f"{run / FILE} was not sent to MLflow at {uri or default_uri(run)} ({in_brief(error)}): see that it "
-            "answers, and give the command again."
+            f"{run / FILE} was not sent to MLflow at {uri or default_uri(run)} ({in_brief(error)}): check that it "
+            "responds, and run the command again."
         ) from error
 
 
@@ -145,7 +145,7 @@ class Uploader(threading.Thread):
         self.wake.set()
         self.join(timeout=seconds)
         with (self._run / FILE).open("rb") as journal:
-            journal.seek(self._state.shipped)
+            journal.seek(self._state.uploaded_bytes)
             return sum(1 for _ in journal)
 
     def send_once(self) -> None:
@@ -160,7 +160,7 @@ class Uploader(threading.Thread):
         )
 
         store: MlflowRun | None = None
-        pause, complained = self._retry_seconds, False
+        pause, has_warned = self._retry_seconds, False
         while True:
             self.wake.clear()
             closing = self._closing  # read after `clear`: `finish` sets this first, so its wake-up is not missed
@@ -171,36 +171,36 @@ class Uploader(threading.Thread):
                 if closing:
                     return
                 pause = self._retry_seconds
-                self._rest(BETWEEN_SECONDS)
+                self._sleep(BATCH_PAUSE_SECONDS)
                 self.wake.wait()
             except Exception as error:  # no error of a server or a library may reach training
                 store = None  # the run may have been deleted; opening it again creates a new one
-                if not complained:
-                    complained = True
+                if not has_warned:
+                    has_warned = True
                     logger.warning(
-                        "MLflow at %s: %s; training goes on",
+                        "MLflow at %s: %s; training continues",
                         self._state.uri or default_uri(self._run),
                         str(error).removesuffix(".") if isinstance(error, UserError) else in_brief(error),
                     )
                 if closing:
                     return
-                self._rest(pause)
-                pause = min(2 * pause, LONGEST_RETRY_SECONDS)
+                self._sleep(pause)
+                pause = min(2 * pause, MAX_RETRY_SECONDS)
 
     def _send_new(self, store: Any) -> None:
         while True:
             with (self._run / FILE).open("rb") as journal:
-                if journal.seek(0, os.SEEK_END) < self._state.shipped:  # the journal was replaced
-                    self._state.shipped = 0
-                journal.seek(self._state.shipped)
+                if journal.seek(0, os.SEEK_END) < self._state.uploaded_bytes:  # the journal was replaced
+                    self._state.uploaded_bytes = 0
+                journal.seek(self._state.uploaded_bytes)
                 lines = [line for line in (journal.readline() for _ in range(BATCH_LINES)) if line.endswith(b"\n")]
             if not lines:
                 return
-            store.send([record for line in lines if (record := parsed(line)) is not None])
-            self._state.shipped += sum(map(len, lines))
+            store.send([record for line in lines if (record := parse_record(line)) is not None])
+            self._state.uploaded_bytes += sum(map(len, lines))
             self._state.write(self._run)
 
-    def _rest(self, seconds: float) -> None:
+    def _sleep(self, seconds: float) -> None:
         """Wait, unless the run ends in the meantime."""
         deadline = time.monotonic() + seconds
         while not self._closing and time.monotonic() < deadline:

@@ -34,14 +34,14 @@ from megaptm.resilience.events import (
 from megaptm.resilience.lock import RunLock
 from megaptm.run.compatibility import (
     compatibility,
-    layout_of,
+    find_abandoned,
     objective_files,
-    refuse_another,
-    refuse_another_teacher,
+    read_state,
+    recorded_layout,
     refuse_other_files,
+    refuse_other_model,
+    refuse_other_teacher,
     refuse_other_text,
-    state_of,
-    to_abandon,
 )
 from megaptm.run.rank import RankEnvironment
 from megaptm.run.teacher import teacher_id
@@ -102,12 +102,12 @@ class Checkpointer:
         checkpoint = newest(self.store, self.rank_env)
         self.has_restored = checkpoint is not None
         if checkpoint is not None:
-            refuse_another(checkpoint, self.compatibility)
+            refuse_other_model(checkpoint, self.compatibility)
             refuse_other_text(checkpoint, self.source.train.corpora)
             refuse_other_files(checkpoint, self.files)
-            refuse_another_teacher(checkpoint, self.teacher)
-            self.layout_before = layout_of(checkpoint)
-            self.held_out.restore(state_of(checkpoint, HELD_OUT))
+            refuse_other_teacher(checkpoint, self.teacher)
+            self.layout_before = recorded_layout(checkpoint)
+            self.held_out.restore(read_state(checkpoint, HELD_OUT))
         self.source.count()
         if checkpoint is not None:
             run_on_all_ranks(lambda: self.engine.restore(checkpoint.reader, step=checkpoint.step))
@@ -129,7 +129,7 @@ class Checkpointer:
 
     def _abandon_skipped(self, events: Events) -> None:
         """Set aside checkpoints that were trained on steps that `train.skip_batches` now skips."""
-        for step, skip in to_abandon(self.store, self.config.train.skip_batches).items():
+        for step, skip in find_abandoned(self.store, self.config.train.skip_batches).items():
             new_path = self.store.abandon(step)
             events.write(AbandonedCheckpointEvent(step=step, path=str(new_path)))
             log.warning(

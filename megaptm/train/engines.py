@@ -111,7 +111,7 @@ def verified_reader(run: OtherRun, rank_env: RankEnvironment) -> TensorReader:
 
     def verified() -> TensorReader:
         try:
-            checkpoint = Store(run.folder).load(run.chosen)
+            checkpoint = Store(run.folder).load(run.selected_step)
             checkpoint.verify(part=rank_env.rank, parts=rank_env.world)
         except DamagedError as error:  # unlike in the run's own store, there is no older checkpoint to use
             raise UserError(

@@ -15,12 +15,12 @@ from megaptm.families.words import WordSpec
 from megaptm.objectives import BaseObjective, Composed, weights_at
 from megaptm.objectives.composed import values_by_step
 from megaptm.plan.count import count_parameters, step_flops
-from megaptm.report.terminal import clock
+from megaptm.report.terminal import format_duration
 from megaptm.resilience.events import EpochEvent, Events, FirstStepEvent, WeightsEvent, seconds_since_launch
-from megaptm.run.changes import flat
+from megaptm.run.changes import flatten
 from megaptm.run.folder import CONFIG
 from megaptm.spec import ModelSpec
-from megaptm.track import Tracker, how_to_look
+from megaptm.track import Tracker, view_instructions
 from megaptm.train.batch_source import Samples
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class StepReport:
             run, uri=config.track.uri, experiment=config.track.experiment, enabled=config.track.enabled
         )
         self.tracker.log_status("RUNNING")
-        self.tracker.log_params(flat(config.model_dump()) | {"parameters": count_parameters(spec)})
+        self.tracker.log_params(flatten(config.model_dump()) | {"parameters": count_parameters(spec)})
         self.tracker.log_artifact(run / CONFIG)
         self.flops_per_sample: int | None = None
         if isinstance(spec, WordSpec):  # the operations of a word depend on its sampled window
@@ -202,7 +202,7 @@ class StepReport:
         if self.config.track.enabled:
             print("sending the last metrics to MLflow", flush=True)
         self.tracker.close()
-        if self.config.track.enabled and (look := how_to_look(self.run)):
+        if self.config.track.enabled and (look := view_instructions(self.run)):
             print(f"curves: {', then '.join(look)}", flush=True)
 
 
@@ -230,7 +230,7 @@ class _Lines:
         print(
             f"step {step}/{self.steps}  loss {metrics['loss']:.4f}{_loss_list(metrics, 'loss/')}  "
             f"lr {metrics['learning_rate']:.2e}  {'' if norm is None else f'gradient {norm:.3f}  '}"
-            f"{metrics['tokens_per_second']:,.0f} tokens/s  {clock(left)} left",
+            f"{metrics['tokens_per_second']:,.0f} tokens/s  {format_duration(left)} left",
             flush=True,
         )
 

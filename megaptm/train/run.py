@@ -14,7 +14,7 @@ from megaptm.config.schedule import config_warnings
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, UserError, storage_errors_as_user_errors
 from megaptm.plan.kernels import attention_kernels
 from megaptm.processes import end_with_parent
-from megaptm.report.terminal import STARTED_BY, TimedLog, begins, device_title, next_commands, resumed
+from megaptm.report.terminal import STARTED_BY, TimedLog, describe_resume, describe_start, device_title, next_commands
 from megaptm.resilience.events import Events, ExitEvent, StopSignalEvent
 from megaptm.resilience.heartbeat import VARIABLE, Heartbeat
 from megaptm.resilience.lock import RunLock
@@ -113,9 +113,9 @@ def _work(
         start = checkpointer.restore()
     heartbeat.set_step(start)
     log(
-        resumed(start, checkpointer.layout_before, config)
+        describe_resume(start, checkpointer.layout_before, config)
         if start
-        else begins(config, imported=checkpointer.has_restored)
+        else describe_start(config, imported=checkpointer.has_restored)
     )
     report = None
     if events:

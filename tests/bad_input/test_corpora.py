@@ -245,7 +245,7 @@ def test_the_tokenizer_of_another_corpus(train, corpus, real_corpus):
     shutil.rmtree(corpus / "tokenizer")
     shutil.copytree(real_corpus("unigram") / "tokenizer", corpus / "tokenizer")
     assert train(corpus) == (
-        f"{corpus}/tokenizer is not the tokenizer that its corpus was made with: put that one back, or build the "
+        f"{corpus}/tokenizer is not the tokenizer that its corpus was built with: restore that one, or build the "
         "corpus again."
     )
 

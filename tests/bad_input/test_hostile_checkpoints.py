@@ -12,7 +12,7 @@ from megaptm.checkpoint.manifest import content_id
 from megaptm.checkpoint.store import Checkpoint, Store
 from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.errors import UserError
-from megaptm.run.compatibility import layout_of
+from megaptm.run.compatibility import recorded_layout
 
 CHANGES = [
     (("files",), None),
@@ -80,7 +80,7 @@ def test_it_is_set_aside_for_the_one_before(store, keys, value):
     [(None, {}), ([], {}), ({"layout": 7}, {}), ({"layout": {"data": "2", "tensor": 2}}, {"tensor": 2})],
 )
 def test_a_layout_that_is_none_is_not_shown(config, layout):
-    assert layout_of(Checkpoint(10, Path("step-00000010"), {"config": config}, ())) == layout
+    assert recorded_layout(Checkpoint(10, Path("step-00000010"), {"config": config}, ())) == layout
 
 
 def test_a_tensor_of_which_there_is_little_takes_no_memory(store):

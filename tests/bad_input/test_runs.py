@@ -57,8 +57,8 @@ def test_a_run_folder_in_use_by_a_live_run(run):
 def test_the_checkpoint_of_a_model_that_the_config_no_longer_names(run):
     before = content(run.folder)
     assert told(*run.words("train.steps=100000", "model.layers=2")) == (
-        f"model.layers is 2 but the run in {run.folder} was begun with 4: leave the key out to continue the run, or "
-        "choose another run=FOLDER (`megaptm config keys` says which keys may change on resume)."
+        f"model.layers is 2 but the run in {run.folder} was started with 4: leave the key out to continue the run, or "
+        "choose another run=FOLDER (`megaptm config keys` lists the keys that may change on resume)."
     )
     assert content(run.folder) == before
 
@@ -70,8 +70,8 @@ def test_a_checkpoint_of_another_model_in_the_run_folder(run, tmp_path):
     said = refused(["train", *arguments("gpt2", folder, run.corpus, "model.layers=2")])
     assert f"{folder}/checkpoints/step-" in said
     assert said.endswith(
-        "is of another model: its layers is 4, the config's is 2; choose another run=FOLDER, or the config it was made "
-        "with."
+        "has another model: its layers is 4, the config's is 2; choose another run=FOLDER, or use the config that the "
+        "checkpoint was written with."
     )
     assert before.items() <= content(folder).items()
 

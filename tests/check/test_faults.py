@@ -83,7 +83,7 @@ FAULTS = [
         silent_object_store,
         r"data: s3://bucket/corpus/manifest.json could not be reached for \d+ s .*: check that its server",
     ),
-    (another_tokenizer, r"data: .*/tokenizer is not the tokenizer that its corpus was made with: put that one back"),
+    (another_tokenizer, r"data: .*/tokenizer is not the tokenizer that its corpus was built with: restore that one"),
     (
         two_tokenizers,
         r"data: data.mix: .*/byte-bpe and .*/tales were made with different tokenizers: build one of them again",
@@ -102,14 +102,14 @@ FAULTS = [
         limited_files,
         r"folder: .*/run needs space for a checkpoint of .*, but its disk accepts no file of more than .* \(ulimit",
     ),
-    (another_config, r"run: train.seed is 7 but the run in .* was begun with 1234: leave the key out"),
+    (another_config, r"run: train.seed is 7 but the run in .* was started with 1234: leave the key out"),
     (
         another_model,
-        r"run: .*/step-00000010 is of another model: its layers is 4, the config's is 2; choose another run",
+        r"run: .*/step-00000010 has another model: its layers is 4, the config's is 2; choose another run",
     ),
     (
         another_text,
-        r"run: .* in data.mix was built again since .*/step-00000010 was trained on it: put back the corpus",
+        r"run: .* in data.mix was rebuilt after .*/step-00000010 was trained on it: restore the previous",
     ),
     (
         damaged_checkpoint,

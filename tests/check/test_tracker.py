@@ -23,5 +23,5 @@ def test_invalid_database_url_is_a_fault(bench):
     words = bench.words("track.enabled=true", "track.uri=sqlite:mlflow.db")
     _, [finding] = bench.check(*words, topics=("tracker",))
     assert finding["message"].startswith(
-        "track.uri (sqlite:mlflow.db) is no address of a database: write sqlite:///PATH"
+        "track.uri (sqlite:mlflow.db) is not the URI of a database: write sqlite:///PATH"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megaptm.config import dump, load
-from megaptm.run.changes import compare
+from megaptm.run.changes import compare_configs
 from megaptm.run.folder import absolute_paths
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -18,7 +18,7 @@ RUN_CONFIGS = sorted(path for path in CONFIGS.glob("*/*.yaml") if path.parent.na
 def test_run_of_shipped_config_resumes(path: Path, tmp_path: Path) -> None:
     config = absolute_paths(load(path))
     (tmp_path / "config.yaml").write_text(dump(config))
-    assert compare(load(tmp_path / "config.yaml"), config).faults == []
+    assert compare_configs(load(tmp_path / "config.yaml"), config).faults == []
 
 
 def test_null_is_saved(tmp_path: Path) -> None:

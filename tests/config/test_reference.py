@@ -7,7 +7,7 @@ from megaptm.__main__ import main
 from megaptm.config import load
 from megaptm.config.reference import as_markdown, config_sections, find_sections
 from megaptm.errors import UserError
-from megaptm.run.changes import flat
+from megaptm.run.changes import flatten
 from tests import ROOT
 
 
@@ -19,7 +19,7 @@ def test_page_equals_the_output_of_the_command():
 def test_every_key_has_a_meaning():
     keys = {key.path: key for section in config_sections() for key in section.keys}
     config = load("gpt2/tiny", ["train.ramp={start: 8, increment: 8, samples: 100}"])
-    settable = {key for key in flat(config.model_dump()) if not key.startswith("model.attention.")}
+    settable = {key for key in flatten(config.model_dump()) if not key.startswith("model.attention.")}
     assert settable <= set(keys)
     assert "model.attention" in keys
     assert [key.path for key in keys.values() if not key.meaning] == []

@@ -50,10 +50,10 @@ def samples(folder: Path, objectives: Objectives) -> Iterator[Any]:
     """Yield the first samples of each split of a corpus."""
     from megaptm.data import open_mix
     from megaptm.data.shards import Corpus
-    from megaptm.run.corpora import tokenizer_of
+    from megaptm.run.corpora import load_corpus_tokenizer
 
     corpus = Corpus.open(folder)
-    special = tokenizer_of(corpus).special
+    special = load_corpus_tokenizer(corpus).special
     for objective, sequence in objectives:
         for split in (split for split, sums in corpus.manifest.splits.items() if sums.samples):
             mix = open_mix(
@@ -273,14 +273,14 @@ def read_config(folder: Path) -> Any:
     """Read configs as `megaptm train` does before it starts processes."""
     from megaptm.config import dump, resolve_model
     from megaptm.plan.count import count_parameters
-    from megaptm.run.changes import flat
+    from megaptm.run.changes import flatten
     from megaptm.run.corpora_checks import check_corpora
     from megaptm.run.folder import absolute_paths
     from megaptm.run.folder import read_config as read
 
     for path in folder.glob("*.yaml"):
         config = absolute_paths(read(path, []))
-        flat(config.model_dump())
+        flatten(config.model_dump())
         count_parameters(resolve_model(config))
         dump(config)
         check_corpora(config)
@@ -310,10 +310,10 @@ def read_meanings(folder: Path) -> Any:
     from megaptm.data import open_mix
     from megaptm.data.shards import Corpus
     from megaptm.objectives.meanings import load_meanings
-    from megaptm.run.corpora import tokenizer_of
+    from megaptm.run.corpora import load_corpus_tokenizer
 
     corpus = folder.parent / "materials/corpus-regions"
-    tokenizer = tokenizer_of(Corpus.open(corpus))
+    tokenizer = load_corpus_tokenizer(Corpus.open(corpus))
     write_meanings(read(folder / "it.tsv"), tokenizer, folder / "again.json")
     load_meanings.cache_clear()
     words = SHAPE_OPTIONS | {

@@ -68,14 +68,19 @@ def read_retrieved(folder: Path) -> Any:
     """Return digests of samples of the contrast and of image-text matching."""
     from megaptm.data import open_mix
     from megaptm.data.retrieved import load_retrieved
-    from megaptm.run.corpora import tokenizer_of
+    from megaptm.run.corpora import load_corpus_tokenizer
     from megaptm.storage import Cache, RetryPolicy
     from tests.fuzz.image_targets import digest_of
 
     load_retrieved.cache_clear()
     corpus = Corpus.open(folder.parent / "materials/corpus-regions")
     cache = Cache(folder / "cache", retry=RetryPolicy(seconds=0.0, deadline=2.0))
-    options: dict[str, Any] = {"sequence": 64, "seed": 0, "special": tokenizer_of(corpus).special, "cache": cache}
+    options: dict[str, Any] = {
+        "sequence": 64,
+        "seed": 0,
+        "special": load_corpus_tokenizer(corpus).special,
+        "cache": cache,
+    }
     digests = []
     for task in ("cross-modal-contrast", "image-text-matching"):
         objective = {task: {**SHAPE_OPTIONS, "retrieved": str(folder / NAME)}}

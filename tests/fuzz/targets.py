@@ -34,10 +34,10 @@ def read_corpus(folder: Path) -> Any:
     from data_pipeline.verify import verify_corpus
     from megaptm.data import open_mix
     from megaptm.data.shards import Corpus
-    from megaptm.run.corpora import tokenizer_of
+    from megaptm.run.corpora import load_corpus_tokenizer
 
     corpus = Corpus.open(folder)
-    special = tokenizer_of(corpus).special
+    special = load_corpus_tokenizer(corpus).special
     digest = hashlib.sha256()
     objectives = [
         name
@@ -153,12 +153,12 @@ def mutate_yaml(folder: Path, rng: Random) -> bool:
 def read_config(folder: Path) -> Any:
     from megaptm.config import draft, dump, load, resolve_model
     from megaptm.plan.count import count_parameters
-    from megaptm.run.changes import flat
+    from megaptm.run.changes import flatten
     from megaptm.run.folder import absolute_paths
 
     draft(folder / "it.yaml")
     config = absolute_paths(load(folder / "it.yaml"))
-    flat(config.model_dump())
+    flatten(config.model_dump())
     count_parameters(resolve_model(config))
     dump(config)
 

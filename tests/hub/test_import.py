@@ -24,7 +24,7 @@ from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.import_run import check_text_end, import_run
 from megaptm.hub.imported_weights import ImportedModel
 from megaptm.models import build_model, fill
-from megaptm.run.compatibility import compatibility, refuse_another
+from megaptm.run.compatibility import compatibility, refuse_other_model
 from megaptm.tokenizers import train
 from tests.commands import run_command
 from tests.hub.exported import ExportedTiny, export_tiny
@@ -180,7 +180,7 @@ def test_import_without_tokenizer(tmp_path: Path) -> None:
     assert "tokenizer=FOLDER_OF_ITS_TOKENIZER" in output
     assert not (tmp_path / "run/tokenizer").exists()
     checkpoint = Store(tmp_path / "run").load(0)
-    refuse_another(checkpoint, compatibility(from_hugging_face(source).spec, exported.tokenizer.fingerprint))
+    refuse_other_model(checkpoint, compatibility(from_hugging_face(source).spec, exported.tokenizer.fingerprint))
     message = run_command(export, "hf", tmp_path / "run", tmp_path / "again")
     assert not (tmp_path / "again/tokenizer.json").exists()
     assert "AutoTokenizer" not in message

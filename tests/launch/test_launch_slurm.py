@@ -137,5 +137,5 @@ def test_changed_submitted_config_is_refused(tmp_path, real_corpus):
     check_submitted(path)
     assert read_config(path) == config
     path.write_text(path.read_text() + "\n")
-    with pytest.raises(UserError, match="is not the config that this job was submitted with"):
+    with pytest.raises(UserError, match="was changed after this job was submitted with it"):
         check_submitted(path)

@@ -61,7 +61,7 @@ def test_run_continues_on_other_nodes(ray, corpus, undisturbed_run, tmp_path):
     assert (job.status, job.code) == ("SUCCEEDED", 0), job.log
     assert f"Lost node {lost}" in job.log
     check_run(run, undisturbed_run, [lost], [(2, 2)])
-    assert megaptm("report", run).count("in 2 starts") == 1
+    assert megaptm("report", run).count("in 2 jobs") == 1
     with sqlite3.connect(mlflow) as database:
         assert database.execute("select status from runs").fetchall() == [("FINISHED",)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.run.submission import queued
+from megaptm.run.submission import queued_jobs
 from megaptm.schedulers.slurm.jobs import job_state
 from tests import ROOT
 from tests.drills.program import checkpoints, last_step, resumed_at
@@ -113,9 +113,9 @@ def test_job_trains_the_submitted_config(launch, slurm, real_corpus, tmp_path, m
         )
         assert refused.returncode == 2
         assert refused.stderr.startswith(
-            f"error: run {run} is in Slurm's queue as job {job} (PENDING), with the config"
+            f"error: run {run} is already in Slurm's queue as job {job} (PENDING), with the config"
         )
-        assert f"withdraw it first (scancel {job})" in refused.stderr
+        assert f"cancel it first (scancel {job})" in refused.stderr
         assert (run / "config.yaml").read_text() == config
     (run / "config.yaml").write_text(config.replace("lr: 0.001", "lr: 0.0005"))
     slurm.run_command("scontrol", "release", job)
@@ -125,7 +125,7 @@ def test_job_trains_the_submitted_config(launch, slurm, real_corpus, tmp_path, m
     assert last_step(run) == 2
     assert not (tmp_path / "pwned").exists()
     monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
-    slurm.wait_for(lambda: queued(run) == {})
+    slurm.wait_for(lambda: queued_jobs(run) == {})
 
 
 def test_rejected_chain_leaves_no_job(start_launch, slurm, real_corpus, tmp_path):

@@ -10,7 +10,7 @@ import yaml
 from megaptm.config import dump, load
 from megaptm.console import Console
 from megaptm.errors import UserError, printable
-from megaptm.report.curves import curve, draw, loss_curves, picture
+from megaptm.report.curves import curve, draw_curves, loss_curves, plot
 from megaptm.report.summary import report
 from megaptm.run.time_spent import job_times, time_spent
 
@@ -69,7 +69,7 @@ def test_the_seconds_of_a_killed_and_a_finished_job_add_up():
     assert total.checkpoint == pytest.approx(0.5 + 2.0)
     assert total.validation == pytest.approx(1.0)
     assert total.startup == pytest.approx(10.0 + 5.0)
-    assert total.away == pytest.approx(1100.0 - 1028.0)
+    assert total.between_jobs == pytest.approx(1100.0 - 1028.0)
     assert total.other == pytest.approx((18.0 - 14.5) + (15.0 - 13.0))
     assert total.wall == pytest.approx(120.0)
 
@@ -88,7 +88,7 @@ def test_the_time_in_which_a_rank_hung_is_lost():
         {"time": 360.0, "kind": "launch"},
     ]
     total = time_spent(job_times(events, steps(10.0, 1, 5, wait=0.0)))
-    assert (total.productive, total.lost, total.other, total.away) == (10.0, 300.0, 30.0, 10.0)
+    assert (total.productive, total.lost, total.other, total.between_jobs) == (10.0, 300.0, 30.0, 10.0)
     assert total.wall == 360.0
 
 
@@ -126,7 +126,7 @@ def test_of_a_step_done_twice_the_last_counts():
 
 
 def test_a_curve_goes_from_the_upper_left_to_the_lower_right():
-    lines = [line.plain for line in draw({"loss": [(1, 4.0), (10, 1.0)]}, width=20, height=6)]
+    lines = [line.plain for line in draw_curves({"loss": [(1, 4.0), (10, 1.0)]}, width=20, height=6)]
     canvas = [line.split("│")[1] for line in lines[:6]]
     assert canvas[0][0] != " "
     assert canvas[5][19] != " "
@@ -135,12 +135,12 @@ def test_a_curve_goes_from_the_upper_left_to_the_lower_right():
 
 
 def test_what_is_not_finite_or_not_there_is_not_drawn():
-    assert draw({"loss": [(1, float("inf"))], "empty": []})[0].plain == "nothing to draw yet"
+    assert draw_curves({"loss": [(1, float("inf"))], "empty": []})[0].plain == "no finite values yet"
     many = {name: [(1, 4.0), (10, 1.25)] for name in ("training", "validation", "baseline unigram", "baseline uniform")}
-    legend = [line.plain for line in draw(many, width=68)][16:]
+    legend = [line.plain for line in draw_curves(many, width=68)][16:]
     assert max(map(len, legend)) <= 78
     assert " ".join(" ".join(legend).split()) == " ".join(f"● {name} 1.25" for name in many)
-    lines = draw({"loss": [(1, 2.0), (2, float("nan")), (3, 2.0)]}, width=10, height=4)
+    lines = draw_curves({"loss": [(1, 2.0), (2, float("nan")), (3, 2.0)]}, width=10, height=4)
     assert "nan" not in "".join(line.plain for line in lines)
 
 
@@ -163,7 +163,7 @@ def test_the_report_tells_the_run(run):
     screen = io.StringIO()
     picture = report(run, console=Console(width=80, file=screen))
     text = screen.getvalue()
-    assert "gpt2/custom, causal-lm; step 10 of 300 in 2 starts" in text
+    assert "gpt2/custom, causal-lm; step 10 of 300 in 2 jobs" in text
     assert "validation 1.5" in text
     assert "120.0" in text
     assert picture == run / "report/loss.png"
@@ -212,7 +212,7 @@ def test_a_run_without_metrics_is_told(tmp_path):
 
 
 def test_ticks_of_a_small_range_are_told_apart():
-    drawn = draw({"loss": [(step, 2.0 + step * 1e-4) for step in range(10)]}, width=20)
+    drawn = draw_curves({"loss": [(step, 2.0 + step * 1e-4) for step in range(10)]}, width=20)
     ticks = [line.plain.split("│")[0].strip() for line in drawn if "│" in line.plain]
     shown = [tick for tick in ticks if tick]
     assert len(shown) == len(set(shown)) > 3
@@ -220,12 +220,12 @@ def test_ticks_of_a_small_range_are_told_apart():
 
 def test_a_picture_shows_each_of_several_losses_and_calls_their_sum_so():
     def labels(records):
-        return [axes.get_ylabel() for axes in picture(records, title="run").axes]
+        return [axes.get_ylabel() for axes in plot(records, title="run").axes]
 
     assert labels(RECORDS) == ["loss (nats a token)", "learning rate", "tokens/s"]
     several = [{**one, "loss/mlm": 1.0, "loss/replaced-token": 0.5} if "loss" in one else one for one in RECORDS]
     several[-1] = {**several[-1], "validation/mlm": 1.1, "validation/replaced-token": 0.6}
-    figure = picture(several, title="run")
+    figure = plot(several, title="run")
     assert [axes.get_ylabel() for axes in figure.axes] == [
         "loss (weighted sum)",
         "mlm (nats)",

@@ -14,7 +14,15 @@ from click.testing import CliRunner
 from megaptm.commands.generate import generate
 from megaptm.config import load
 from megaptm.launch.ray.supervisor import launch_command
-from megaptm.report.terminal import STARTED_BY, begins, clock, layout_title, next_commands, resumed, title
+from megaptm.report.terminal import (
+    STARTED_BY,
+    describe_resume,
+    describe_start,
+    format_duration,
+    layout_title,
+    next_commands,
+    run_title,
+)
 from megaptm.shell import command_line, typed_path
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.tokenizers import train
@@ -26,7 +34,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color", "
 
 
 def test_seconds_are_told_as_on_a_clock():
-    assert [clock(seconds) for seconds in (0, 7.4, 61, 3723, 90061)] == [
+    assert [format_duration(seconds) for seconds in (0, 7.4, 61, 3723, 90061)] == [
         "0:00",
         "0:07",
         "1:01",
@@ -39,7 +47,7 @@ def test_the_header_names_precision_layout_and_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     layout = ["layout.data=2", "layout.tensor=2", "layout.sequence_parallel=true"]
     config = load(CONFIGS / "gpt2/tiny.yaml", [*layout, "model.vocabulary=4096"])
-    assert title(config).splitlines() == [
+    assert run_title(config).splitlines() == [
         "gpt2/custom, 1,334,016 parameters, fp32; 4 processes: layout data=2 tensor=2 sequence_parallel",
         "run folder runs/gpt2-tiny",
     ]
@@ -48,22 +56,22 @@ def test_the_header_names_precision_layout_and_folder(tmp_path, monkeypatch):
 
 def test_a_run_of_step_0_says_whose_weights_it_begins_with():
     config = load("gpt2/tiny")
-    assert begins(config, imported=False) == "begins at step 0"
-    assert begins(config, imported=True) == "begins at step 0, with the weights that lie in the run folder"
+    assert describe_start(config, imported=False) == "starts at step 0"
+    assert describe_start(config, imported=True) == "starts at step 0 with the imported weights in the run folder"
     other = load("gpt2/tiny", ["train.init_from=runs/first"])
-    assert begins(other, imported=False) == "begins at step 0, with the weights of runs/first"
+    assert describe_start(other, imported=False) == "starts at step 0 with the weights of runs/first"
 
 
 def test_a_resumed_run_says_from_where():
     config = load(CONFIGS / "gpt2/tiny.yaml", ["layout.pipeline=2"])
-    assert resumed(20, {"data": 2}, config) == "continues from step 20, layout data=2 -> pipeline=2"
-    assert resumed(20, {"pipeline": 2}, config) == "continues from step 20, layout pipeline=2"
-    assert resumed(300, {"data": 2}, config) == (
-        "all 300 steps are done; train.steps=600 optimizer.decay_steps=300 goes on"
+    assert describe_resume(20, {"data": 2}, config) == "continues from step 20, layout data=2 -> pipeline=2"
+    assert describe_resume(20, {"pipeline": 2}, config) == "continues from step 20, layout pipeline=2"
+    assert describe_resume(300, {"data": 2}, config) == (
+        "all 300 steps are done; train.steps=600 optimizer.decay_steps=300 continues the run"
     )
-    for step, said in ((19, ""), (20, "; it is past train.stop_at (20), and goes on to step 300")):
+    for step, said in ((19, ""), (20, ", after train.stop_at (20): the run ends at step 300")):
         config = load(CONFIGS / "gpt2/tiny.yaml", ["layout.pipeline=2", "train.stop_at=20"])
-        assert resumed(step, {"pipeline": 2}, config) == f"continues from step {step}, layout pipeline=2{said}"
+        assert describe_resume(step, {"pipeline": 2}, config) == f"continues from step {step}, layout pipeline=2{said}"
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +185,7 @@ def test_a_run_tells_what_it_does_in_a_pipe_and_on_a_terminal(tmp_path, corpus):
     assert phases[2] == "opening the corpora"
     assert phases[3].startswith("building the model (")
     assert " of the decoder: fused, " in phases[4]
-    assert phases[5:] == ["looking for a checkpoint", "begins at step 0"]
+    assert phases[5:] == ["looking for a checkpoint", "starts at step 0"]
     assert sum(line.endswith(" left") and line.startswith("step ") for line in first) == 2
     assert first[-4:] == [
         "next:",
@@ -197,11 +205,11 @@ def test_a_run_tells_what_it_does_in_a_pipe_and_on_a_terminal(tmp_path, corpus):
     assert shows.rstrip().splitlines()[-4] == "next:"
 
     last = piped(tmp_path, command(tmp_path, corpus, *steps, "train.steps=4"))
-    assert any(line.endswith("all 4 steps are done; train.steps=8 goes on") for line in last)
+    assert any(line.endswith("all 4 steps are done; train.steps=8 continues the run") for line in last)
     pasted = subprocess.run(
         last[-3].strip(), shell=True, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
-    assert "step 4 of 4 in 3 starts" in pasted.stdout, pasted.stderr
+    assert "step 4 of 4 in 3 jobs" in pasted.stdout, pasted.stderr
 
 
 def test_a_run_that_is_stopped_says_how_its_launcher_starts_it(tmp_path, corpus):

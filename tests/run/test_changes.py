@@ -15,8 +15,8 @@ from megaptm.config.learning_rate import learning_rate_at
 from megaptm.data import Corpus
 from megaptm.errors import UserError
 from megaptm.resilience.events import CheckpointEvent, Events, read_events
-from megaptm.run.changes import compare
-from megaptm.run.compatibility import objective_files, refuse_another
+from megaptm.run.changes import compare_configs
+from megaptm.run.compatibility import objective_files, refuse_other_model
 from megaptm.run.corpora import open_corpus
 from megaptm.run.folder import absolute_paths, prepare, read_config
 from tests.train.runs import build, write_text
@@ -75,9 +75,9 @@ def test_all_keys_that_may_not_change_are_told_at_once(tmp_path):
     assert "leave them out to continue the run (`megaptm train" in head
     assert "run=FOLDER" in head
     assert keys == [
-        "model.layers is 3, and was 4",
-        "optimizer.lr is 1.0, and was 0.002",
-        "train.batch is 32, and was 16",
+        "model.layers is 3, was 4",
+        "optimizer.lr is 1.0, was 0.002",
+        "train.batch is 32, was 16",
     ]
     assert "layout, communication, train.steps" in allowed
 
@@ -89,13 +89,13 @@ def test_all_numbers_of_another_model_are_told_at_once():
     with pytest.raises(
         UserError, match="its layers is 4, the config's is 2; its width is 64, the config's is 32; choose"
     ):
-        refuse_another(begun, wanted)
+        refuse_other_model(begun, wanted)
 
 
 def test_vectors_that_a_run_began_with_are_not_needed_to_continue_it(tmp_path):
     words = "model.word_vectors=" + str(tmp_path / "glove.txt")
     begun = config_of(tmp_path, words)
-    assert compare(begun, config_of(tmp_path)).faults == []
+    assert compare_configs(begun, config_of(tmp_path)).faults == []
 
 
 # Corpora
@@ -117,7 +117,7 @@ def test_another_corpus_or_weight_at_a_new_path_is_refused(corpora, monkeypatch,
     monkeypatch.chdir(corpora)
     run = begin(config_of(corpora))
     (corpora / "tales").rename(corpora / "moved")
-    with pytest.raises(UserError, match=r"^data\.mix is .* \(a corpus that was moved is known by the id"):
+    with pytest.raises(UserError, match=r"^data\.mix is .* \(a moved corpus is recognized by the id"):
         prepare(read_config(run, [f"data.mix={mix}"]))
 
 
@@ -148,7 +148,7 @@ def test_a_corpus_that_is_gone_is_asked_for_by_the_key_that_names_its_new_path(c
     config = config_of(corpora)
     begin(config)
     (corpora / "tales").rename(corpora / "moved")
-    with pytest.raises(UserError, match=r"tales is no longer a corpus .* name its new path, data\.mix='\{NEW: 1\}'"):
+    with pytest.raises(UserError, match=r"tales is no longer a corpus .* set its new path, data\.mix='\{NEW: 1\}'"):
         open_corpus(next(iter(config.data.mix)), config)
 
 
@@ -179,7 +179,7 @@ def test_a_longer_run_whose_rate_would_jump_is_refused_with_both_rates_and_the_c
         prepare(config_of(tmp_path, "train.steps=20"))
     head, keep, stretch, again = caught.value.args
     assert head.startswith("train.steps from 10 to 20 changes the learning rate of the run in")
-    assert "at step 11: 0.0011 in place of 0.0002 (5.5 times)" in head
+    assert "at step 11: 0.0011 instead of 0.0002 (5.5 times)" in head
     assert keep == "optimizer.decay_steps=10: decay as before, then stay at 0.0002 until the end;"
     assert stretch.startswith("optimizer.decay_steps=20: spread the decay over all 20 steps")
     assert again.startswith("optimizer.restarts=[10]: rise to 0.002 and decay again")

@@ -12,14 +12,14 @@ from megaptm.config import load, resolve, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import FAMILIES
 from megaptm.run.compatibility import (
-    OF_LOGITS,
+    LOGITS_SEPARATOR,
     compatibility,
+    find_abandoned,
     objective_files,
-    refuse_another,
-    refuse_another_teacher,
     refuse_other_files,
+    refuse_other_model,
+    refuse_other_teacher,
     refuse_other_text,
-    to_abandon,
 )
 from tests import ROOT
 
@@ -32,12 +32,12 @@ def test_layers_that_share_are_not_continued_as_layers_that_do_not():
     albert, apart = (resolve_model(load("bert/tiny", [f"model.share={share}"])) for share in ("[ffn]", "[]"))
     state = compatibility(albert, "words")
     begun = Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state=state, files=())
-    refuse_another(begun, compatibility(albert, "words"))
-    with pytest.raises(UserError, match="is of another model: its sharing is"):
-        refuse_another(begun, compatibility(apart, "words"))
+    refuse_other_model(begun, compatibility(albert, "words"))
+    with pytest.raises(UserError, match="has another model: its sharing is"):
+        refuse_other_model(begun, compatibility(apart, "words"))
     plain = replace(begun, state=compatibility(apart, "words"))
     del plain.state["model"]["sharing"]  # as checkpoints were before it was said
-    refuse_another(plain, compatibility(apart, "words"))
+    refuse_other_model(plain, compatibility(apart, "words"))
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -47,7 +47,7 @@ def test_what_a_checkpoint_says_of_its_model_comes_back_from_its_file(family):
         pytest.skip("no tiny config")
     wanted = compatibility(resolve(load(f"{family}/tiny")), "words")
     read = json.loads(json.dumps(wanted))
-    refuse_another(Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state=read, files=()), wanted)
+    refuse_other_model(Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state=read, files=()), wanted)
 
 
 def test_pixels_of_other_statistics_are_another_model():
@@ -61,15 +61,15 @@ def test_pixels_of_other_statistics_are_another_model():
     for begun, wanted, refused in ((0, own, None), (1, other, None), (0, other, "None, the config's is"), (1, own, "")):
         checkpoint = Checkpoint(step=5, folder=folder, state=said[begun], files=())
         with nullcontext() if refused is None else pytest.raises(UserError, match=f"its pixel_std is .*{refused}"):
-            refuse_another(checkpoint, compatibility(resolve_model(wanted), "words"))
+            refuse_other_model(checkpoint, compatibility(resolve_model(wanted), "words"))
 
 
 def test_a_table_of_more_tasks_is_another_model():
     told = [resolve_model(load("ernie-2/tiny", [f"model.tasks={tasks}"])) for tasks in (4, 7)]
     four, seven = (compatibility(spec, "words") for spec in told)
     begun = Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state=seven, files=())
-    with pytest.raises(UserError, match="is of another model: its tasks is 7, the config's is 4"):
-        refuse_another(begun, four)
+    with pytest.raises(UserError, match="has another model: its tasks is 7, the config's is 4"):
+        refuse_other_model(begun, four)
 
 
 def test_weights_of_places_are_another_model():
@@ -80,10 +80,10 @@ def test_weights_of_places_are_another_model():
     ]
     without, with_them = (compatibility(spec, "words") for spec in told)
     begun = Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state=without, files=())
-    with pytest.raises(UserError, match="is of another model: its positions is None, the config's is 10"):
-        refuse_another(begun, with_them)
+    with pytest.raises(UserError, match="has another model: its positions is None, the config's is 10"):
+        refuse_other_model(begun, with_them)
     del without["model"]["positions"]  # as checkpoints were before there could be some
-    refuse_another(begun, compatibility(told[0], "words"))
+    refuse_other_model(begun, compatibility(told[0], "words"))
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_a_checkpoint_that_tells_of_no_text_it_passed_over_has_read_all(train, t
     store.prepare(5)
     store.write(5, 0, [])
     store.commit(5, {"config": {"train": train}}, 1)
-    assert to_abandon(store, {}) == to_abandon(store, {5: 1}) == {}
-    with pytest.raises(UserError, match=r"^train\.skip_batches\.4: a run goes back to its newest checkpoint"):
-        to_abandon(store, {4: 1})
+    assert find_abandoned(store, {}) == find_abandoned(store, {5: 1}) == {}
+    with pytest.raises(UserError, match=r"^train\.skip_batches\.4: the run would have to return to a checkpoint"):
+        find_abandoned(store, {4: 1})
 
 
 def test_the_same_corpora_are_continued():
@@ -117,7 +117,7 @@ def test_corpora_that_were_moved_are_continued():
     ],
 )
 def test_a_corpus_that_was_built_again_is_refused(now):
-    with pytest.raises(UserError, match=r"^news in data\.mix was built again since run/checkpoints/step-00000005"):
+    with pytest.raises(UserError, match=r"^news in data\.mix was rebuilt after run/checkpoints/step-00000005"):
         refuse_other_text(saved(books="1", news="2"), now)
 
 
@@ -147,13 +147,17 @@ def test_a_file_that_a_task_reads_is_the_one_that_was_read(tmp_path):
     ("begun", "now", "said"),
     [
         ("one", "one", None),
-        ("one", "two", r"distill\.teacher is not the checkpoint that run/checkpoints/step-00000005 has learned from"),
-        ("one", f"one{OF_LOGITS}--top 8", None),  # as checkpoints were before it was said
-        (f"one{OF_LOGITS}--top 8", f"two{OF_LOGITS}--top 8", r"distill\.cached_logits is not of the checkpoint that"),
+        ("one", "two", r"distill\.teacher is not the checkpoint that run/checkpoints/step-00000005 was trained with"),
+        ("one", f"one{LOGITS_SEPARATOR}--top 8", None),  # as checkpoints were before it was said
         (
-            f"one{OF_LOGITS}--top 8",
-            f"one{OF_LOGITS}--top 4",
-            "with --top 4, and that which .* with --top 8: put",
+            f"one{LOGITS_SEPARATOR}--top 8",
+            f"two{LOGITS_SEPARATOR}--top 8",
+            r"distill\.cached_logits does not come from the checkpoint that",
+        ),
+        (
+            f"one{LOGITS_SEPARATOR}--top 8",
+            f"one{LOGITS_SEPARATOR}--top 4",
+            "with --top 4, and .* with logits written with --top 8: restore",
         ),
     ],
 )
@@ -161,4 +165,4 @@ def test_a_student_goes_on_with_what_it_has_learned_from(begun, now, said):
     """Also where the logits of its teacher were written again, fewer of them: their loss is another."""
     checkpoint = Checkpoint(5, Path("run/checkpoints/step-00000005"), state={"teacher": begun}, files=())
     with nullcontext() if said is None else pytest.raises(UserError, match=said):
-        refuse_another_teacher(checkpoint, now)
+        refuse_other_teacher(checkpoint, now)

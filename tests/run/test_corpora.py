@@ -40,8 +40,8 @@ def test_more_steps_than_the_epochs_hold_are_refused(corpus):
     with pytest.raises(UserError) as told:
         check_corpora(config(corpus, "data.epochs=2", f"train.steps={most + 1}"))
     assert str(told.value) == (
-        f"train.steps ({most + 1}) is more than {most}, the steps for which data.mix has text without more than "
-        "2 epochs (data.epochs): lower train.steps, raise data.epochs, or leave data.epochs out."
+        f"train.steps ({most + 1}) is more than {most}, the steps for which data.mix has text in 2 "
+        "epochs (data.epochs): lower train.steps, raise data.epochs, or leave data.epochs out."
     )
 
 

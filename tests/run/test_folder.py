@@ -13,8 +13,8 @@ from megaptm.resilience.events import CheckpointEvent, Events, read_events
 from megaptm.resilience.lock import RunLock
 from megaptm.run.folder import (
     absolute_paths,
+    config_variables,
     discard_unused,
-    environment_of,
     prepare,
     read_config,
     read_draft,
@@ -117,7 +117,7 @@ def test_a_run_continues_with_another_layout(config, override):
         ("optimizer.lr=0.5", "optimizer.lr is 0.5 but the run in"),
         ("model.layers=2", "model.layers is 2"),
         ("train.batch=32", "train.batch is 32"),
-        ("train.seed=1", "begun with 1234"),
+        ("train.seed=1", "started with 1234"),
         ("train.precision=bf16", "train.precision is bf16"),
     ],
 )
@@ -181,13 +181,13 @@ def test_what_was_asked_already_may_not_change(config, before, after):
 
 def test_a_run_does_not_continue_on_another_corpus(config, tmp_path):
     begin(prepare(config()))
-    with pytest.raises(UserError, match=r"data\.mix is .*other.* but the run in .* was begun with .*corpus"):
+    with pytest.raises(UserError, match=r"data\.mix is .*other.* but the run in .* was started with .*corpus"):
         prepare(config(f"data.mix={{{tmp_path / 'other'}: 1}}"))
 
 
 def test_a_run_does_not_continue_on_its_corpora_in_another_order(config):
     begin(prepare(config("data.mix={a: 1, b: 1}")))
-    with pytest.raises(UserError, match=r"data\.mix is {.*b.*a.*} but the run in .* was begun with {.*a.*b.*}"):
+    with pytest.raises(UserError, match=r"data\.mix is {.*b.*a.*} but the run in .* was started with {.*a.*b.*}"):
         prepare(config("data.mix={b: 1, a: 1}"))
 
 
@@ -205,7 +205,7 @@ def test_a_run_in_use_is_left_alone(config):
 
 
 def test_ranks_do_not_train_by_the_config_of_a_command_given_at_the_same_time(config, monkeypatch):
-    for name, value in environment_of(config()).items():
+    for name, value in config_variables(config()).items():
         monkeypatch.setenv(name, value)
     run = prepare(config())
     refuse_other_config(run)
@@ -236,7 +236,7 @@ def test_a_run_whose_disk_became_read_only_is_told_so(config, monkeypatch):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
     monkeypatch.setattr("megaptm.run.folder.write_atomically", read_only)
-    said = r"/run\) cannot be written to \(Read-only file system\): mend that, or choose another"
+    said = r"/run\) cannot be written to \(Read-only file system\): fix this, or choose another"
     with pytest.raises(UserError, match=said):
         prepare(config("train.steps=400"))
 
@@ -265,7 +265,7 @@ def test_ranks_that_wait_for_long_look_less_often_and_not_at_once(config, monkey
     pauses = []
     clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append)
     monkeypatch.setattr("megaptm.run.folder.time", clock)
-    with pytest.raises(UserError, match=r"in 600 s: see in rank 0's log"):
+    with pytest.raises(UserError, match=r"within 600 s: see in rank 0's log"):
         wait_until_prepared(config())
     assert len(pauses) < 600
     assert max(pauses[:10]) < 2.0 >= max(pauses)

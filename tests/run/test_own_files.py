@@ -13,10 +13,10 @@ from megaptm.report.curves import save_picture
 from megaptm.resilience.events import Events
 from megaptm.resilience.heartbeat import Heartbeat
 from megaptm.resilience.lock import RunLock
-from megaptm.run.folder import absolute_paths, only_start, prepare
+from megaptm.run.folder import absolute_paths, exclusive_start, prepare
 from megaptm.storage import safe_open
-from megaptm.track.address import how_to_look
 from megaptm.track.journal import Journal, UploadState
+from megaptm.track.uri import view_instructions
 from tests.run.test_folder import TINY
 
 
@@ -78,7 +78,7 @@ def test_a_pipe_is_refused_and_not_waited_for(run, flags):
 
 def test_a_pipe_named_as_the_upload_state_is_not_waited_for(run):
     os.mkfifo(run / "track.json")
-    assert how_to_look(run) == []
+    assert view_instructions(run) == []
     with pytest.raises(OSError, match="Not a regular file"):
         UploadState.read(run, uri=None, experiment="e")
 
@@ -111,6 +111,6 @@ def test_a_run_may_be_reached_through_a_link(tmp_path):
     (tmp_path / "scratch").mkdir()
     Path(tmp_path / "runs").symlink_to(tmp_path / "scratch")
     config = config_of(tmp_path / "runs" / "one")
-    with only_start(config):
+    with exclusive_start(config):
         prepare(config)
     assert (tmp_path / "scratch/one/config.yaml").is_file()

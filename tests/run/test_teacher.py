@@ -12,7 +12,7 @@ from megaptm.config import Config, dump, load
 from megaptm.data.teacher_logits import FORMAT, TeacherLogitsManifest
 from megaptm.data.teacher_logits import MANIFEST as KEPT
 from megaptm.errors import UserError
-from megaptm.run.changes import compare
+from megaptm.run.changes import compare_configs
 from megaptm.run.folder import absolute_paths
 from megaptm.run.teacher import check_teacher
 
@@ -51,7 +51,7 @@ def test_a_step_that_is_not_there_is_one_sentence_with_its_key(tmp_path: Path) -
     for step in (2, 4):
         saved(tmp_path / "teacher", step, config)
     wanted = student(tmp_path / "teacher", tmp_path / "run", ", step: 3")
-    with pytest.raises(UserError, match=r"distill\.step \(3\): .*teacher has no checkpoint of that step, but of 2, 4"):
+    with pytest.raises(UserError, match=r"distill\.step \(3\): .*teacher has checkpoints of steps 2, 4, but not"):
         check_teacher(wanted, tokenizer=None)  # type: ignore[arg-type]  # not asked before
 
 
@@ -62,10 +62,10 @@ def test_of_a_teacher_that_a_student_has_lost_it_is_not_said_to_train_it(tmp_pat
     shutil.rmtree(teacher / FOLDER / "step-00000002")
     for what, change in (
         ("has no checkpoint, ", lambda: saved(teacher, 4, config)),
-        ("has no checkpoint of step 2, but of 4, ", lambda: teacher.rename(tmp_path / "moved")),
+        ("has checkpoints of steps 4, but not of step 2, ", lambda: teacher.rename(tmp_path / "moved")),
         ("is not the folder of a run, ", lambda: None),
     ):
-        said = rf"distill\.teacher \({teacher}\) {what}and {run} has learned from it: put it back where it was, or let"
+        said = rf"distill\.teacher \({teacher}\) {what}and {run} was trained with it: restore it, or set"
         with pytest.raises(UserError, match=said):
             check_teacher(wanted, tokenizer=None)  # type: ignore[arg-type]  # not asked before
         change()
@@ -75,15 +75,19 @@ def test_a_run_of_word_vectors_is_no_teacher(tmp_path: Path) -> None:
     config = load(BERT, ["model.vocabulary=300"])
     wanted = student(saved(tmp_path / "teacher", 2, config), tmp_path / "run")
     saved(tmp_path / "teacher", 4, load(BERT.parents[1] / "nnlm/tiny.yaml", ["model.vocabulary=300"]))
-    with pytest.raises(UserError, match=r"distill\.model: family is 'bert', and that of .*teacher is 'nnlm'"):
+    with pytest.raises(UserError, match=r"distill\.model: family is 'bert', but 'nnlm' in .*teacher:"):
         check_teacher(wanted, tokenizer=None)  # type: ignore[arg-type]  # not asked before
 
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("sequence", 1_000_000, r"is of rows of 1,000,000 places, and those of this run have 64: set data\.sequence"),
-        ("sequence", 63, r"is of rows of 63 places, and those of this run have 64"),
+        (
+            "sequence",
+            1_000_000,
+            r"was written with sequences of 1,000,000 positions, and this run has 64: set data",
+        ),
+        ("sequence", 63, r"was written with sequences of 63 positions, and this run has 64"),
         ("head", "lm", r"has logits of the head 'lm', and the student has mlm"),
     ],
 )
@@ -126,5 +130,5 @@ def test_kept_logits_may_lie_elsewhere_when_a_student_goes_on(tmp_path: Path) ->
         )
         for cached in (f", cached_logits: {tmp_path / 'here'}", f", cached_logits: {tmp_path / 'there'}", "")
     )
-    assert compare(here, there).faults == []
-    assert [change.key for change in compare(here, run).changes] == ["distill.cached_logits"]
+    assert compare_configs(here, there).faults == []
+    assert [change.key for change in compare_configs(here, run).changes] == ["distill.cached_logits"]

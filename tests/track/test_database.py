@@ -110,7 +110,7 @@ def test_a_database_that_mlflow_itself_left_half_made_is_made_anew(tmp_path):
         os.utime(place / "mlflow.db", (moment, moment))
         track(place / "run")
         assert losses(place / "mlflow.db", "run") == [2.0]
-    assert any(".half-made-" in path.name for path in (tmp_path / "dead").iterdir())
+    assert any(".incomplete-" in path.name for path in (tmp_path / "dead").iterdir())
 
 
 def test_one_that_somebody_is_making_just_now_is_left_to_them(tmp_path, monkeypatch):
@@ -120,14 +120,14 @@ def test_one_that_somebody_is_making_just_now_is_left_to_them(tmp_path, monkeypa
     tracker = Tracker(tmp_path / "run", retry_seconds=0.1)
     tracker.log_metrics(1, {"loss": 2.0})
     assert tracker.close(seconds=60) == 1
-    assert not [path for path in tmp_path.iterdir() if ".half-made-" in path.name]
+    assert not [path for path in tmp_path.iterdir() if ".incomplete-" in path.name]
 
 
 def test_a_database_of_another_program_is_left_as_it_is(tmp_path):
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
         database.execute("create table bookmarks (name text)")
     before = (tmp_path / "mlflow.db").read_bytes()
-    with pytest.raises(UserError, match=r"mlflow.db is not a database of MLflow \(it has a table bookmarks\)"):
+    with pytest.raises(UserError, match=r"mlflow.db is not an MLflow database \(it has a table bookmarks\)"):
         ensure_database(default_uri(tmp_path / "run"))
     assert (tmp_path / "mlflow.db").read_bytes() == before
 
@@ -137,7 +137,7 @@ def test_one_that_is_locked_is_waited_for_and_not_called_half_made(tmp_path):
     with closing(sqlite3.connect(path)) as other:
         other.execute("create table experiments (name text)")
         other.execute("begin immediate")
-        with pytest.raises(BlockingIOError, match="being made by somebody else"):
+        with pytest.raises(BlockingIOError, match="another process is creating"):
             _is_whole(make_url(f"sqlite:///{path}"), timeout=0.1)
 
 
@@ -158,7 +158,7 @@ def test_a_folder_may_have_signs_in_its_name_that_addresses_use(tmp_path):
 
 
 def test_a_question_mark_which_no_address_of_a_database_can_have_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"a\?b has a question mark.*choose another run=FOLDER, give track.uri"):
+    with pytest.raises(UserError, match=r"a\?b contains a question mark.*choose another run=FOLDER, set track.uri"):
         default_uri(tmp_path / "a?b" / "run")
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from megaptm.errors import UserError
-from megaptm.track import Tracker, default_uri, how_to_look, upload
+from megaptm.track import Tracker, default_uri, upload, view_instructions
 from megaptm.track.journal import STATE, UploadState
 
 
@@ -58,7 +58,7 @@ def run(tmp_path, database):
 
 
 def test_a_run_deleted_in_mlflow_is_made_again_with_all_of_the_journal(run):
-    client(run).delete_run(UploadState.found(run).run_id)
+    client(run).delete_run(UploadState.load(run).run_id)
     assert record(run, 3) == 0
     assert runs(run.parent) == [("megaptm", "run", [1, 2, 3])]
 
@@ -71,21 +71,21 @@ def test_a_run_deleted_while_it_is_recorded_is_made_again(run, monkeypatch):
 
     def delete_and_send(store, records):
         if not deleted:
-            deleted.append(UploadState.found(run).run_id)
+            deleted.append(UploadState.load(run).run_id)
             client(run).delete_run(deleted[0])
         send(store, records)
 
     monkeypatch.setattr(MlflowRun, "send", delete_and_send)
     tracker = Tracker(run, retry_seconds=0.05)
     tracker.log_metrics(3, {"loss": 1.0})
-    while not deleted or UploadState.found(run).run_id == deleted[0]:
+    while not deleted or UploadState.load(run).run_id == deleted[0]:
         time.sleep(0.05)
     assert tracker.close(seconds=120) == 0
     assert runs(run.parent) == [("megaptm", "run", [1, 2, 3])]
 
 
 def test_runs_of_a_deleted_experiment_go_to_the_next_of_its_name(run):
-    client(run).delete_experiment(UploadState.found(run).experiment_id)
+    client(run).delete_experiment(UploadState.load(run).experiment_id)
     assert record(run, 3) == 0
     assert record(run.parent / "other", 1) == 0
     assert runs(run.parent) == [("megaptm-2", "other", [1]), ("megaptm-2", "run", [1, 2, 3])]
@@ -94,14 +94,14 @@ def test_runs_of_a_deleted_experiment_go_to_the_next_of_its_name(run):
 def test_a_copy_gets_an_mlflow_run_of_its_own_that_names_its_parent(run, caplog):
     copy = run.with_name("copy")
     shutil.copytree(run, copy)
-    assert how_to_look(copy) == []
+    assert view_instructions(copy) == []
     assert record(copy, 3) == 0
     assert record(run, 4) == 0
     assert record(copy, 5) == 0
     assert runs(run.parent) == [("megaptm", "copy", [1, 2, 3, 5]), ("megaptm", "run", [1, 2, 4])]
-    parent = UploadState.found(run).run_id
-    assert client(copy).get_run(UploadState.found(copy).run_id).data.tags["mlflow.parentRunId"] == parent
-    told = f"{copy} is a copy of {run}: it gets an MLflow run of its own (parent: {parent})"
+    parent = UploadState.load(run).run_id
+    assert client(copy).get_run(UploadState.load(copy).run_id).data.tags["mlflow.parentRunId"] == parent
+    told = f"{copy} is a copy of {run}: it gets its own MLflow run (parent: {parent})"
     assert [one.getMessage() for one in caplog.records].count(told) == 1
 
 
@@ -127,10 +127,10 @@ def test_a_folder_that_a_link_leads_to_is_no_copy(run):
 
 @pytest.mark.parametrize(("same_inode", "is_copy"), [(True, False), (False, True)])
 def test_on_another_machine_the_inode_tells_a_mount_from_a_copy(run, same_inode, is_copy):
-    state = UploadState.found(run)
+    state = UploadState.load(run)
     state.folder, state.host = "/not/here", "elsewhere"
     state.inode += not same_inode
-    assert state.is_of_a_copy(run) is is_copy
+    assert state.was_copied_to(run) is is_copy
 
 
 def test_a_state_of_an_older_version_is_continued(run):
@@ -152,7 +152,7 @@ def test_a_record_that_mlflow_refuses_holds_up_none_that_follow(run, caplog):
     (run / "metrics.jsonl").open("a").write('{"time": 5.0, "step": 3, "a//b": 1.0}\n')
     assert record(run, 4) == 0
     assert runs(run.parent) == [("megaptm", "run", [1, 2, 4])]
-    assert "MLflow refuses a record of" in caplog.text
+    assert "MLflow rejected a record of" in caplog.text
 
 
 def test_a_loss_may_have_a_name_that_mlflow_does_not_allow(tmp_path):

@@ -6,9 +6,9 @@ import threading
 import pytest
 
 from megaptm.errors import UserError
-from megaptm.run.folder import environment_of, read_config
+from megaptm.run.folder import config_variables, read_config
 from megaptm.track import Tracker, upload
-from megaptm.track.address import LOGINS, MLFLOW_URI, TYPED_URI, database_path, refuse_foreign_server
+from megaptm.track.uri import LOGIN_VARIABLES, MLFLOW_URI, TYPED_URI, database_path, refuse_foreign_server
 from tests import ROOT
 
 FOREIGN = "http://foreign.example:5000"
@@ -17,7 +17,7 @@ CONFIG = ROOT / "configs/gpt2/tiny.yaml"
 
 @pytest.fixture(autouse=True)
 def without_login(monkeypatch, tmp_path):
-    for name in (*LOGINS, MLFLOW_URI, TYPED_URI):
+    for name in (*LOGIN_VARIABLES, MLFLOW_URI, TYPED_URI):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
 
@@ -82,7 +82,7 @@ def test_the_server_of_the_environment_is_sent_the_token(server, token, tmp_path
 @pytest.mark.parametrize("other", [f"{FOREIGN}1", "https://foreign.example:5000", f"{FOREIGN}/path", "http://[", ""])
 def test_another_address_in_the_environment_does_not_allow_it(token, monkeypatch, other):
     monkeypatch.setenv(MLFLOW_URI, other)
-    with pytest.raises(UserError, match="is named by the config alone"):
+    with pytest.raises(UserError, match="is set only in the config file"):
         refuse_foreign_server(FOREIGN)
 
 
@@ -90,7 +90,7 @@ def test_another_address_in_the_environment_does_not_allow_it(token, monkeypatch
     "spelling", ["HTTP://foreign.example:5000", " http://foreign.example", "http://[", "Https://x"]
 )
 def test_a_server_is_known_however_its_address_is_spelled(token, spelling):
-    with pytest.raises(UserError, match="is named by the config alone"):
+    with pytest.raises(UserError, match="is set only in the config file"):
         refuse_foreign_server(spelling)
 
 
@@ -109,10 +109,10 @@ def test_a_database_asks_for_no_login(token):
 def test_an_address_typed_on_the_command_line_is_the_users(token):
     config = read_config(CONFIG, [f"track.uri={FOREIGN}", "data.mix={corpora/none: 1}", "model.vocabulary=300"])
     refuse_foreign_server(FOREIGN)
-    assert environment_of(config)[TYPED_URI] == FOREIGN
+    assert config_variables(config)[TYPED_URI] == FOREIGN
 
 
 def test_options_of_sqlite_in_an_address_are_refused():
     """With `uri=true` SQLite reads another path from the name, past the check for other programs' databases."""
-    with pytest.raises(UserError, match="options of SQLite behind"):
+    with pytest.raises(UserError, match="SQLite options after"):
         database_path("sqlite:///file:/elsewhere/path.db?uri=true")

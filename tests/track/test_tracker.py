@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from megaptm.track import Tracker, how_to_look, read_metrics
+from megaptm.track import Tracker, read_metrics, view_instructions
 from megaptm.track.journal import Journal
 
 
@@ -115,7 +115,7 @@ def test_the_run_s_time_is_that_of_its_training_however_late_mlflow_hears_of_it(
 
 def test_a_run_is_looked_at_by_its_curves(run):
     """By the command that is told, at the address that is told; its own page leads there, too."""
-    command, address = how_to_look(run)
+    command, address = view_instructions(run)
     [(identifier, experiment)] = rows(run, "select run_uuid, experiment_id from runs")
     assert command.endswith(f"mlflow ui --backend-store-uri sqlite:///{run.parent}/mlflow.db")
     page = f"#/experiments/{experiment}/runs/{identifier}/model-metrics"
@@ -130,7 +130,7 @@ def test_a_run_is_looked_at_by_its_curves(run):
 def test_what_was_shipped_before_a_crash_is_not_shipped_again_as_new(run, tmp_path):
     before = len(history(run, "loss"))
     state = json.loads((run / "track.json").read_text())
-    (run / "track.json").write_text(json.dumps({**state, "shipped": 0, "run_id": None}))
+    (run / "track.json").write_text(json.dumps({**state, "uploaded_bytes": 0, "run_id": None}))
     assert Tracker(run).close(seconds=120) == 0
     assert len(history(run, "loss")) == before
     assert rows(run, "select count(*) from runs") == [(1,)]
@@ -163,7 +163,7 @@ def test_a_dead_server_costs_the_training_nothing_and_one_warning(tmp_path, capl
     assert tracker.close() == 100
     assert time.monotonic() - begun < 25
     messages = [record.getMessage() for record in caplog.records if record.name.startswith("megaptm")]
-    assert len([message for message in messages if "training goes on" in message]) == 1
+    assert len([message for message in messages if "training continues" in message]) == 1
     assert len([message for message in messages if "100 records" in message]) == 1
     assert slowest < 1.0
     assert len(read_metrics(tmp_path)) == 100

@@ -131,7 +131,7 @@ def test_cache_of_other_samples_is_refused(
     assert "has no teacher logits, or is unfinished: write it with" in megaptm("train", *words, code=2)
     assert f"computed those of {12 * STEPS + 12} samples." in megaptm("cache-logits", *words, "--top", "4")
     longer = f"train.steps={STEPS + 1}"
-    assert f"has logits of {12 * STEPS} samples, and {12 * STEPS + 12} are read" in megaptm(
+    assert f"has logits of {12 * STEPS} samples, and {STEPS + 1} steps read {12 * STEPS + 12}:" in megaptm(
         "train", *words, longer, code=2
     )
     assert "was written with top 4, not 5" in megaptm("cache-logits", *words, "--top", "5", code=2)

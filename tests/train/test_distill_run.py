@@ -79,7 +79,7 @@ def test_teacher_with_other_tokenizer_or_model_is_refused(
     corpus = real_corpus("wordpiece")
     model = "distill.model={family: bert, size: custom, layers: 4, width: 32, heads: 2, ffn: 64, context: 32}"
     said = megaptm("train", *words(teacher, tmp_path / "run", corpus, model), code=2)
-    assert f"distill.model: layers is 4, and that of {teacher} is 2" in said
+    assert f"distill.model: layers is 4, but 2 in {teacher}" in said
     other = shutil.copytree(teacher, tmp_path / "other")
     shutil.copytree(real_corpus("unigram") / "tokenizer", other / "tokenizer", dirs_exist_ok=True)
     said = megaptm("train", *words(other, tmp_path / "run", corpus), code=2)
@@ -135,7 +135,7 @@ def test_init_from_another_model_is_refused(teacher: Path, real_corpus: Callable
     run, corpus = tmp_path / "run", real_corpus("wordpiece")
     for key, sentence in (
         (f"train.init_from={tmp_path}", f"train.init_from ({tmp_path}) is not the folder of a run"),
-        (f"train.init_from={teacher}", f"train.init_from ({teacher}) is of another model: its family is 'bert'"),
+        (f"train.init_from={teacher}", f"train.init_from ({teacher}) has another model: its family is 'bert'"),
     ):
         assert sentence in megaptm("train", *tinybert(teacher, run, corpus, LAYERS, key), code=2)
     words = arguments("bert", run, corpus, f"train.init_from={teacher}", "train.init_step=77")

@@ -81,13 +81,13 @@ def test_second_phase_resume_is_bit_identical(runs, second):
     [
         (
             ["data.sequence=32", "train.steps=8"],
-            "data.sequence is 32 but the run in {} was begun with 16",
+            "data.sequence is 32 but the run in {} was started with 16",
         ),
         (
             [*SECOND, "train.phase_start=6"],
-            "train.phase_start (6): the run in {} has 4 steps; train the phase before this one",
+            "train.phase_start (6): the run in {} has 4 steps; first train the previous phase",
         ),
-        ([*SECOND, "optimizer.lr=1"], "optimizer.lr is 1.0 but the run in {} was begun with 0.001"),
+        ([*SECOND, "optimizer.lr=1"], "optimizer.lr is 1.0 but the run in {} was started with 0.001"),
         (["train.steps=4", "train.phase_start=4"], "train.phase_start (4) must be less than train.steps (4)"),
     ],
 )
@@ -98,7 +98,7 @@ def test_invalid_phase_is_refused_and_changes_nothing(runs, more, sentence):
 
 
 def test_second_phase_without_the_first_is_refused(runs):
-    assert "has 0 steps; train the phase before this one to its end." in told("train", *runs.words("nothing", *SECOND))
+    assert "has 0 steps; first train the previous phase to its end." in told("train", *runs.words("nothing", *SECOND))
     assert not (runs.folder / "nothing").exists()
 
 
@@ -110,15 +110,12 @@ def test_slurm_preflight_refuses_an_invalid_phase(runs):
 
 def test_first_phase_after_the_second_is_refused(runs, second):
     output = megaptm("train", *runs.words("second", *FIRST), code=2)
-    assert f"3 keys differ from those that the run in {second} was begun with" in output
-    assert "data.sequence is 16, and was 32" in output
+    assert f"3 keys differ from the config that the run in {second} was started with" in output
+    assert "data.sequence is 16, was 32" in output
 
 
 def test_all_changed_keys_are_listed(runs):
     before = content(runs.first_phase)
     output = megaptm("train", *runs.words("begun", *SECOND, "train.phase_start=3"), code=2)
-    assert (
-        "data.sequence is 32, and was 16\n  model.dropout is 0.0, and was 0.1\n  train.phase_start is 3, and was 0"
-        in output
-    )
+    assert "data.sequence is 32, was 16\n  model.dropout is 0.0, was 0.1\n  train.phase_start is 3, was 0" in output
     assert content(runs.first_phase) == before

@@ -10,7 +10,7 @@ import pytest
 from megaptm.errors import UserError
 from megaptm.launch.local import launch
 from megaptm.resilience.events import read_events
-from megaptm.run.folder import only_start, prepare, read_config
+from megaptm.run.folder import exclusive_start, prepare, read_config
 from tests.drills.program import arguments, checkpoints, losses
 
 WORKER = """
@@ -36,7 +36,7 @@ class Story:
 def start_run(words, environment):
     path, *overrides = words
     config = read_config(Path(path), overrides)
-    with only_start(config):
+    with exclusive_start(config):
         run = prepare(config)
         command = [sys.executable, "-c", WORKER, "--run", str(run)]
         return launch(command, processes=2, run=run, environment=environment, threads=1)

@@ -64,8 +64,5 @@ def test_skip_cannot_be_removed(runs, spiked):
 
 def test_skip_before_the_oldest_checkpoint_is_refused(runs, spiked):
     run, output = runs("spiked", "train.skip_batches={1: 1, 2: 3}", code=2)
-    assert (
-        "train.skip_batches.1: a run goes back to its newest checkpoint of that step or before, and the oldest"
-        in output
-    )
+    assert "train.skip_batches.1: the run would have to return to a checkpoint of that step or an earlier one" in output
     assert checkpoints(run) == [2, 4, 6]

@@ -87,7 +87,7 @@ def test_resume_on_two_ranks_is_bit_identical(run, corpus):
 
 def test_changed_corpus_is_rejected_before_counting(run, corpus):
     [(message, num_counted)] = run_ranks(1, resume_with_other_text, str(run), str(corpus))
-    assert "was built again since" in message
+    assert "was rebuilt after" in message
     assert num_counted == 0
 
 

@@ -27,7 +27,7 @@ from megaptm.resilience.events import Events, NodeLostEvent, RestartEvent, last_
 from megaptm.resilience.failures import report_exits, report_hang, report_interrupt
 from megaptm.resilience.heartbeat import HEARTBEATS
 from megaptm.resilience.watchdog import Limits, Watchdog
-from megaptm.run.folder import discard_unused, environment_of, note_launch, only_start, prepare
+from megaptm.run.folder import config_variables, discard_unused, exclusive_start, log_launch, prepare
 from megaptm.schedulers.ray.cluster import alive_nodes
 
 BUSY_SECONDS = 10.0
@@ -149,13 +149,13 @@ class Supervisor:
             ) as attempt,
         ):
             if not self._is_locked:
-                self._lock.enter_context(only_start(config, attempt=self._attempt))
+                self._lock.enter_context(exclusive_start(config, attempt=self._attempt))
                 self._is_locked = True
             prepare(config, attempt=self._attempt)
             self._log_start(reservation)
             environment = {
                 **self._attempt.environment(),
-                **environment_of(config),
+                **config_variables(config),
                 STARTED_BY: shlex.join(self._command),
                 "PYTHONPATH": os.pathsep.join(named_folders()),
                 ALLOW_CODE: os.environ.get(ALLOW_CODE, ""),
@@ -170,7 +170,7 @@ class Supervisor:
 
     def _log_start(self, reservation: Reservation) -> None:
         if self._attempt.start == 1:
-            note_launch(self._run)
+            log_launch(self._run)
         else:
             with Events(self._run) as events:
                 layout = reservation.layout.model_dump()

@@ -13,12 +13,12 @@ from megaptm.track.journal import UploadState
 
 DATABASE = "mlflow.db"
 ARTIFACTS = "mlartifacts"
-SERVED_AT = "http://127.0.0.1:5000"
+DEFAULT_UI_URL = "http://127.0.0.1:5000"
 """Default URL of `mlflow ui`."""
 MLFLOW_URI = "MLFLOW_TRACKING_URI"
 TYPED_URI = "MEGAPTM_TYPED_TRACK_URI"
 """Variable with the `track.uri` of a command line, for child processes."""
-LOGINS = (
+LOGIN_VARIABLES = (
     *("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_AUTH"),
     *("MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_TRACKING_CLIENT_CERT_PATH"),
 )
@@ -33,8 +33,8 @@ def default_uri(run: Path) -> str:
     folder = run.absolute().parent
     if "?" in str(folder):
         raise UserError(
-            f"{folder} has a question mark, at which the address of MLflow's database would end: choose another "
-            "run=FOLDER, give track.uri, or set track.enabled=false."
+            f"{folder} contains a question mark, which would end the URI of MLflow's database: choose another "
+            "run=FOLDER, set track.uri, or set track.enabled=false."
         )
     if "%" not in str(folder):
         return f"sqlite:///{folder / DATABASE}"
@@ -53,15 +53,15 @@ def database_path(uri: str) -> Path | None:
     try:
         url = make_url(uri)
     except ArgumentError:
-        raise UserError(f"track.uri ({uri}) is no address of a database: write sqlite:///PATH.") from None
+        raise UserError(f"track.uri ({uri}) is not the URI of a database: write sqlite:///PATH.") from None
     if url.query:  # with `uri=true` SQLite would read another path from the name
-        raise UserError(f"track.uri ({uri}) has options of SQLite behind `?`: write sqlite:///PATH alone.")
+        raise UserError(f"track.uri ({uri}) has SQLite options after `?`: write only sqlite:///PATH.")
     return Path(url.database).absolute() if url.database and url.database != ":memory:" else None
 
 
-def trust_typed_uri(words: Sequence[str], uri: str | None) -> None:
-    """Trust a `track.uri` that the user typed as one of `words`, in this process and its children."""
-    if uri and any(word.startswith("track.uri=") for word in words):
+def trust_typed_uri(arguments: Sequence[str], uri: str | None) -> None:
+    """Trust a `track.uri` that the user typed as one of `arguments`, in this process and its children."""
+    if uri and any(argument.startswith("track.uri=") for argument in arguments):
         os.environ[TYPED_URI] = uri
 
 
@@ -69,18 +69,18 @@ def refuse_foreign_server(uri: str) -> None:
     """Raise `UserError` if MLflow would send the user's credentials to a server that only an untrusted config names."""
     if not is_server(uri) or _origin(uri) in [_origin(os.environ.get(name, "")) for name in (MLFLOW_URI, TYPED_URI)]:
         return
-    logins = [name for name in LOGINS if os.environ.get(name)]
+    logins = [name for name in LOGIN_VARIABLES if os.environ.get(name)]
     if CREDENTIALS.expanduser().exists():
         logins.append(str(CREDENTIALS))
     if logins:
         raise UserError(
-            f"track.uri ({uri}) is named by the config alone, and the login in {logins[0]} would be sent there: set "
-            f"{MLFLOW_URI}={uri} in the environment if you trust that server, or set track.enabled=false."
+            f"track.uri ({uri}) is set only in the config file, and MLflow would send the login in {logins[0]} to it: "
+            f"set {MLFLOW_URI}={uri} in the environment if you trust that server, or set track.enabled=false."
         )
 
 
 def is_server(uri: str) -> bool:
-    """Whether MLflow asks a server at this address: like MLflow, it accepts `HTTP://` and spaces in front."""
+    """Whether MLflow would send requests to this URI. Like MLflow, it accepts `HTTP://` and leading spaces."""
     return _origin(uri)[0] in ("http", "https")
 
 
@@ -93,22 +93,22 @@ def _origin(uri: str) -> tuple[str, str | None, int | None, str]:
     return parts.scheme, parts.hostname, port, parts.path.rstrip("/")
 
 
-def how_to_look(run: Path) -> list[str]:
+def view_instructions(run: Path) -> list[str]:
     """Return the command to view the run's curves, unless there is a server, and their URL; empty without an MLflow
     run."""
     try:
-        state = UploadState.found(run)
-        page = curves(state.experiment_id, state.run_id) if state else ""
-        if state is None or not page or state.is_of_a_copy(run):
+        state = UploadState.load(run)
+        page = curves_page(state.experiment_id, state.run_id) if state else ""
+        if state is None or not page or state.was_copied_to(run):
             return []
         uri = state.uri or default_uri(run)
     except (OSError, UserError):
         return []
     if is_server(uri):
         return [f"{uri.rstrip('/')}/{page}"]
-    return [command_line(["ui", "--backend-store-uri", uri], program="mlflow"), f"{SERVED_AT}/{page}"]
+    return [command_line(["ui", "--backend-store-uri", uri], program="mlflow"), f"{DEFAULT_UI_URL}/{page}"]
 
 
-def curves(experiment_id: str | None, run_id: str | None) -> str:
+def curves_page(experiment_id: str | None, run_id: str | None) -> str:
     """Return the page with a run's curves. MLflow's default page shows a table of last values."""
     return f"#/experiments/{experiment_id}/runs/{run_id}/model-metrics" if experiment_id and run_id else ""
