@@ -220,8 +220,8 @@ def replace_paths(config: Config, moved: Mapping[str, str]) -> Config:
     data = config.data
     objective = config.objective
     update = {
-        "mix": {moved.get(place, place): weight for place, weight in data.mix.items()},
-        "size_limits": {moved.get(place, place): limit for place, limit in data.size_limits.items()},
+        "mix": {moved.get(corpus, corpus): weight for corpus, weight in data.mix.items()},
+        "size_limits": {moved.get(corpus, corpus): limit for corpus, limit in data.size_limits.items()},
     }
     if not isinstance(objective, str):
         objective = map_files(objective, lambda path: moved.get(path, path))

@@ -77,7 +77,7 @@ def _as_json(value: Any) -> Any:
         return {
             name: normalized for name, entry in value.items() if (normalized := _as_json(entry)) is not None
         } or None
-    return [_as_json(one) for one in value] or None if isinstance(value, list | tuple) else value or None
+    return [_as_json(item) for item in value] or None if isinstance(value, list | tuple) else value or None
 
 
 def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str]) -> None:

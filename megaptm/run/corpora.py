@@ -46,7 +46,7 @@ class RunCorpora:
         check_vocabulary(config, self.tokenizer, first)
         for task in tasks_of(config.built_objective):
             read = [corpus for name, corpus in self._corpora.items() if name in (task.corpora or [name])]
-            if read and not any(task.objective.for_corpus(one.manifest.fields) is task.objective for one in read):
+            if read and not any(task.objective.for_corpus(corpus.manifest.fields) is task.objective for corpus in read):
                 # Every corpus would be read with another objective.
                 check_annotations(read[0], annotations_of(task.objective))
         _check_special_tokens(config, self.tokenizer)

@@ -15,7 +15,7 @@ from sqlalchemy.engine import make_url
 from megaptm.errors import UserError
 from megaptm.storage.atomic_file import SUFFIX
 from megaptm.track import Tracker, default_uri
-from megaptm.track.database import _is_whole, _remove_halves, ensure_database
+from megaptm.track.database import _can_open, _remove_partial_files, ensure_database
 
 pytestmark = pytest.mark.real
 
@@ -138,14 +138,14 @@ def test_one_that_is_locked_is_waited_for_and_not_called_half_made(tmp_path):
         other.execute("create table experiments (name text)")
         other.execute("begin immediate")
         with pytest.raises(BlockingIOError, match="another process is creating"):
-            _is_whole(make_url(f"sqlite:///{path}"), timeout=0.1)
+            _can_open(make_url(f"sqlite:///{path}"), timeout=0.1)
 
 
 def test_what_was_left_of_a_database_is_removed_whatever_its_name_and_nothing_beside_it(tmp_path):
     mine, others = (tmp_path / f".{name}.db.1{SUFFIX}" for name in ("[ab]", "a"))
     mine.touch()
     others.touch()
-    _remove_halves(tmp_path / "[ab].db")
+    _remove_partial_files(tmp_path / "[ab].db")
     assert others.exists()
     assert not mine.exists()
 
@@ -168,7 +168,7 @@ import megaptm.track.store
 from megaptm.errors import UserError
 from megaptm.storage.atomic_file import SUFFIX
 from megaptm.track import Tracker, default_uri
-from megaptm.track.database import _is_whole, _remove_halves, ensure_database
+from megaptm.track.database import _can_open, _remove_partial_files, ensure_database
 print("ready", flush=True)
 sys.stdin.readline()
 tracker = Tracker(sys.argv[1], retry_seconds=0.1)
