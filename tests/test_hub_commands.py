@@ -144,8 +144,8 @@ def test_missing_head_is_initialized_and_reported(tmp_path):
     assert event["new_heads"] == absent.split(", ")
     model, before = (dict(load_model(folder).model.named_parameters()) for folder in (tmp_path / "again", run))
     for name, value in model.items():
-        fresh = name.startswith("head.next-sentence")
-        expected = initial_value(load_model(run).spec, name, tuple(value.shape), 5) if fresh else before[name]
+        is_new = name.startswith("head.next-sentence")
+        expected = initial_value(load_model(run).spec, name, tuple(value.shape), 5) if is_new else before[name]
         assert value.equal(expected), name
 
 

@@ -61,7 +61,7 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...], tokenizer: 
     tell(f"reading {source}")
     imported = import_run(source, run, overrides, tokenizer=tokenizer)
     config = imported.config
-    if heads := [name for name in imported.fresh if name not in imported.decoders]:
+    if heads := [name for name in imported.newly_initialized if name not in imported.decoders]:
         echo(f"{source} has no {', '.join(heads)}: initialized from train.seed={config.train.seed}")
     if imported.decoders:
         echo(

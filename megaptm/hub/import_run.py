@@ -73,7 +73,7 @@ class ImportedRun:
     """Result of an import."""
 
     config: Config
-    fresh: tuple[str, ...]
+    newly_initialized: tuple[str, ...]
     """Heads that the model lacks, which are initialized."""
     differing_dropouts: tuple[str, ...] = ()
     """Dropout rates in which its config differs: `ImportedModel.differing_dropouts`."""
@@ -109,7 +109,7 @@ def import_run(
         model = resize_position_table(model, context)
     model, decoders = _with_mask_decoder(model)
     config = write_run(run, source, _default_values(model, run), overrides, model, model_tokenizer)
-    return ImportedRun(config, model.fresh, model.differing_dropouts, (*model.unused,), decoders)
+    return ImportedRun(config, model.newly_initialized, model.differing_dropouts, (*model.unused,), decoders)
 
 
 def _with_mask_decoder(model: ImportedModel) -> tuple[ImportedModel, tuple[str, ...]]:
@@ -186,7 +186,7 @@ def write_run(
             save_file(dict(model.unused), unfinished / UNUSED)
         _save_checkpoint(config, complete_weights(model, seed=config.train.seed), unfinished, tokenizer)
         with Events(unfinished) as events:
-            events.write(ImportEvent(source=source, parameters=count_parameters(model.spec), new_heads=model.fresh))
+            events.write(ImportEvent(source=source, parameters=count_parameters(model.spec), new_heads=model.newly_initialized))
     return config
 
 

@@ -52,7 +52,7 @@ class ImportedModel:
     """Heads of the family that the class of `transformers` does not have."""
 
     @property
-    def fresh(self) -> tuple[str, ...]:
+    def newly_initialized(self) -> tuple[str, ...]:
         """Modules that the model came without; their parameters get the initial values of a new model."""
         return tuple(dict.fromkeys(name.rpartition(".")[0] for name in self.absent))
 

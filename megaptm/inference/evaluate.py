@@ -111,7 +111,7 @@ def evaluate(
             f"{', '.join(held_out.losses)}: the labels are no classes, so there are no baselines to compare with; see "
             "validation/loss in the run's metrics."
         )
-    if untrained := {part.split(".")[1] for part in loaded.fresh} & {*names}:
+    if untrained := {part.split(".")[1] for part in loaded.newly_initialized} & {*names}:
         raise UserError(f"{loaded.folder} has no weights of the head {min(untrained)}: continue its training first.")
     contrasts = {name for name in names if HEADS[name].contrasts}
     # A sample is contrasted with a whole batch, as in training.

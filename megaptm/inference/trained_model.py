@@ -34,7 +34,7 @@ class TrainedModel:
     """In evaluation mode, without gradients."""
     tokenizer: Tokenizer
     tokenizer_folder: Path
-    fresh: tuple[str, ...] = ()
+    newly_initialized: tuple[str, ...] = ()
     """Heads that an exported model does not have: they are untrained."""
 
     @property
@@ -87,7 +87,7 @@ def open_exported(folder: str | Path, *, device: str | torch.device | None = Non
         model=_build_filled(imported.spec, complete_weights(imported, seed=config.train.seed), device, folder, folder),
         tokenizer=tokenizer,
         tokenizer_folder=folder,
-        fresh=imported.fresh,
+        newly_initialized=imported.newly_initialized,
     )
 
 

@@ -130,7 +130,7 @@ class StepReport:
         metrics = {
             "loss": result.loss,
             **({f"loss/{name}": result.losses[name] for name in labeled} if len(result.losses) > 1 else {}),
-            **({f"weight/{name}": value for name, value in weights.items()} if self._weights_change else {}),
+            **({f"loss_weight/{name}": value for name, value in weights.items()} if self._weights_change else {}),
             "learning_rate": rate,
             **({} if result.gradient_norm is None else {"gradient_norm": result.gradient_norm}),
             "tokens_per_second": num_samples * self.tokens_per_sample / seconds,

@@ -279,7 +279,7 @@ def test_import_needs_both_encoders(tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "tokenizer")
     model = export_tiny_model(tmp_path / "out", tmp_path / "tokenizer", tokenizer.vocabulary)
     imported = import_run(str(tmp_path / "out"), tmp_path / "run")
-    assert imported.fresh == ()
+    assert imported.newly_initialized == ()
     checkpoint = open_checkpoint(tmp_path / "run", step=0)
     assert checkpoint.spec.family == model.spec.family
     weights = checkpoint.weights()
@@ -288,7 +288,7 @@ def test_import_needs_both_encoders(tmp_path: Path) -> None:
     # As in the released files: the bare model's names, and no discriminator head.
     transformers.AutoModel.from_pretrained(tmp_path / "out").save_pretrained(tmp_path / "released")
     shutil.copytree(tmp_path / "out/generator", tmp_path / "released/generator")
-    assert from_hugging_face(tmp_path / "released").fresh == (
+    assert from_hugging_face(tmp_path / "released").newly_initialized == (
         "head.replaced-token.transform",
         "head.replaced-token.classify",
     )

@@ -314,7 +314,7 @@ def test_import_needs_both_encoders(tmp_path: Path) -> None:
     to_hugging_face(model.spec, weights, tmp_path / "tokenizer", tmp_path / "out")
 
     imported = import_run(str(tmp_path / "out"), tmp_path / "run")
-    assert imported.fresh == ()
+    assert imported.newly_initialized == ()
     checkpoint = open_checkpoint(tmp_path / "run", step=0)
     assert checkpoint.spec.family == model.spec.family
     assert checkpoint.spec.size_of("generator").width == 16

@@ -88,7 +88,7 @@ def test_import_from_bert() -> None:
     fields = {name: batch[name] for name in ("tokens", "segments", "document_ids")}
     assert (model.logits(fields)["mlm"][..., : logits.shape[-1]] - logits)[is_token].abs().max() <= 1e-5
     without_pooler = type(reference.bert)(reference.config, add_pooling_layer=False)
-    assert "head.itm.pooler" in from_hugging_face(without_pooler, family="uniter").fresh
+    assert "head.itm.pooler" in from_hugging_face(without_pooler, family="uniter").newly_initialized
     with pytest.raises(UserError, match=r"model.detector is for models of image regions, which bert is not"):
         from_hugging_face(reference, detector=(FEATURES, CLASSES))
 

@@ -268,7 +268,7 @@ def test_load_without_mask_decoder(tmp_path: Path) -> None:
     tokens = torch.arange(5, 15)[None]
     with torch.inference_mode():
         assert (loaded.model.logits({"tokens": tokens})["mlm"] - reference(tokens).logits).abs().max() <= 1e-5
-    assert loaded.fresh == ()
+    assert loaded.newly_initialized == ()
 
 
 def test_unsupported_norm_eps_is_refused(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ def test_changes_of_shares_and_weights_are_reported(uninterrupted):
         (6, {}, {"mlm": 0.5}),
     ]
     records = [record for record in read_metrics(uninterrupted) if "loss/mlm" in record]
-    assert [record["weight/mlm"] for record in records] == [1.0] * 5 + [0.5] * 3
-    assert {record["weight/sentence-order"] for record in records} == {2.0}
+    assert [record["loss_weight/mlm"] for record in records] == [1.0] * 5 + [0.5] * 3
+    assert {record["loss_weight/sentence-order"] for record in records} == {2.0}
 
 
 def test_weights_of_later_steps_may_change_on_resume(train, uninterrupted):

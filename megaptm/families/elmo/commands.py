@@ -30,9 +30,9 @@ def import_command(folder: Path, run: Path, overrides: tuple[str, ...]) -> None:
     from megaptm.families.elmo.importer import import_elmo
     from megaptm.plan.count import count_parameters
 
-    config, fresh = import_elmo(folder, run, overrides)
-    if fresh:
-        echo(f"{folder} has no {', '.join(fresh)}: initialized from train.seed={config.train.seed}")
+    config, newly_initialized = import_elmo(folder, run, overrides)
+    if newly_initialized:
+        echo(f"{folder} has no {', '.join(newly_initialized)}: initialized from train.seed={config.train.seed}")
     size = f"{config.model.family}/{config.model.size}, {count_parameters(resolve_model(config)):,} parameters"
     echo(f"{folder} is step 0 of {click.format_filename(run)} ({size})")
     print_next_commands(config, run)

@@ -102,7 +102,7 @@ def import_elmo(folder: str | Path, run: str | Path, overrides: Sequence[str] = 
     values = _config_values(_read_options(files.options), files.options, tokenizer.vocabulary, run)
     spec = resolve_model(UncheckedConfig.from_mapping(values).load())
     model = read_model(spec, files)
-    return write_run(run, str(folder), values, overrides, model, tokenizer), model.fresh
+    return write_run(run, str(folder), values, overrides, model, tokenizer), model.newly_initialized
 
 
 def find_files(folder: Path) -> ElmoFiles:
