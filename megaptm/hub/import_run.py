@@ -186,7 +186,9 @@ def write_run(
             save_file(dict(model.unused), unfinished / UNUSED)
         _save_checkpoint(config, complete_weights(model, seed=config.train.seed), unfinished, tokenizer)
         with Events(unfinished) as events:
-            events.write(ImportEvent(source=source, parameters=count_parameters(model.spec), new_heads=model.newly_initialized))
+            events.write(
+                ImportEvent(source=source, parameters=count_parameters(model.spec), new_heads=model.newly_initialized)
+            )
     return config
 
 

@@ -1,4 +1,4 @@
-"""The report: seconds that add up, curves, and the table, from journals written as the trainer writes them."""
+"""The report: time spent, curves and table, from journals as the trainer writes them."""
 
 import io
 import json
@@ -17,8 +17,8 @@ from megaptm.run.time_spent import job_times, time_spent
 TINY = Path(__file__).parents[2] / "configs/gpt2/tiny.yaml"
 
 
-def steps(begin, first, last, *, seconds=2.0, wait=0.5):
-    """Records of single steps first..last, the first of them done at `begin` + `seconds`."""
+def step_records(begin, first, last, *, seconds=2.0, wait=0.5):
+    """Return records of single steps `first` to `last`. The first step is done at `begin` + `seconds`."""
     return [
         {
             "time": begin + seconds * (number + 1),
@@ -33,7 +33,7 @@ def steps(begin, first, last, *, seconds=2.0, wait=0.5):
     ]
 
 
-# A job that was killed in step 8 after saving step 5, and one that finished.
+# The first job was killed in step 8 after saving step 5. The second finished.
 EVENTS = [
     {"time": 1000.0, "kind": "launch"},
     {"time": 1010.0, "kind": "start"},
@@ -52,17 +52,17 @@ EVENTS = [
     },
 ]
 RECORDS = [
-    *steps(1010.0, 1, 5),
+    *step_records(1010.0, 1, 5),
     {"time": 1020.5, "step": 5, "checkpoint_seconds": 0.5},
-    *steps(1020.5, 6, 7),
-    *steps(1105.0, 6, 10),
+    *step_records(1020.5, 6, 7),
+    *step_records(1105.0, 6, 10),
     {"time": 1116.0, "step": 10, "validation/loss": 1.5},
 ]
 
 
-def test_the_seconds_of_a_killed_and_a_finished_job_add_up():
+def test_time_spent_adds_up_over_jobs():
     total = time_spent(job_times(EVENTS, RECORDS))
-    # Killed: 7 steps of 1.5 s work and 0.5 s wait, of which 2 were done again; finished: as it said itself.
+    # Killed job: 7 steps of 1.5 s work and 0.5 s wait, 2 of them repeated. Finished job: its exit event.
     assert total.productive == pytest.approx(5 * 1.5 + 7.5)
     assert total.lost == pytest.approx(2 * 1.5)
     assert total.data == pytest.approx(7 * 0.5 + 2.5)
@@ -74,25 +74,25 @@ def test_the_seconds_of_a_killed_and_a_finished_job_add_up():
     assert total.wall == pytest.approx(120.0)
 
 
-def test_a_job_that_never_began_a_step_is_all_startup():
+def test_job_without_a_step_is_startup_time():
     events = [{"time": 10.0, "kind": "launch"}, {"time": 14.0, "kind": "worker-lost", "rank": 0, "code": 1}]
     total = time_spent(job_times(events, []))
     assert (total.startup, total.wall) == (4.0, 4.0)
 
 
-def test_the_time_in_which_a_rank_hung_is_lost():
+def test_hang_counts_as_lost_time():
     events = [
         {"time": 0.0, "kind": "launch"},
         {"time": 10.0, "kind": "start"},
         {"time": 350.0, "kind": "hang", "rank": 1, "seconds": 300.0},
         {"time": 360.0, "kind": "launch"},
     ]
-    total = time_spent(job_times(events, steps(10.0, 1, 5, wait=0.0)))
+    total = time_spent(job_times(events, step_records(10.0, 1, 5, wait=0.0)))
     assert (total.productive, total.lost, total.other, total.between_jobs) == (10.0, 300.0, 30.0, 10.0)
     assert total.wall == 360.0
 
 
-def test_a_record_that_stands_for_ten_steps_is_lost_only_in_part():
+def test_record_of_ten_steps_is_partly_lost():
     events = [
         {"time": 0.0, "kind": "launch"},
         {"time": 1.0, "kind": "start"},
@@ -104,8 +104,8 @@ def test_a_record_that_stands_for_ten_steps_is_lost_only_in_part():
     assert (total.productive, total.lost) == (14.0, 6.0)
 
 
-def test_no_part_is_negative_where_the_system_clock_was_set_back():
-    """A journal of an older version: between two jobs, and within the start-up of the second."""
+def test_no_part_is_negative_after_a_clock_change():
+    """Journals of older versions have such times, here between two jobs and during the second startup."""
     events = [
         {"time": 1000.0, "kind": "launch"},
         {"time": 1010.0, "kind": "start"},
@@ -114,18 +114,18 @@ def test_no_part_is_negative_where_the_system_clock_was_set_back():
         {"time": 300.0, "kind": "resume", "step": 5},
         {"time": 320.0, "kind": "exit", "code": 0, "productive": 10.0},
     ]
-    total = time_spent(job_times(events, [*steps(1010.0, 1, 8), *steps(300.0, 6, 10)]))
+    total = time_spent(job_times(events, [*step_records(1010.0, 1, 8), *step_records(300.0, 6, 10)]))
     assert min(vars(total).values()) >= 0
 
 
-def test_of_a_step_done_twice_the_last_counts():
+def test_curve_uses_the_last_record_of_a_step():
     assert curve([{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 1, "loss": 2.5}], "loss") == [
         (1, 2.5),
         (2, 2.0),
     ]
 
 
-def test_a_curve_goes_from_the_upper_left_to_the_lower_right():
+def test_falling_curve_goes_from_upper_left_to_lower_right():
     lines = [line.plain for line in draw_curves({"loss": [(1, 4.0), (10, 1.0)]}, width=20, height=6)]
     canvas = [line.split("│")[1] for line in lines[:6]]
     assert canvas[0][0] != " "
@@ -134,7 +134,7 @@ def test_a_curve_goes_from_the_upper_left_to_the_lower_right():
     assert all(any(cell != " " for cell in line) for line in canvas)
 
 
-def test_what_is_not_finite_or_not_there_is_not_drawn():
+def test_nonfinite_values_leave_gaps():
     assert draw_curves({"loss": [(1, float("inf"))], "empty": []})[0].plain == "no finite values yet"
     many = {name: [(1, 4.0), (10, 1.25)] for name in ("training", "validation", "baseline unigram", "baseline uniform")}
     legend = [line.plain for line in draw_curves(many, width=68)][16:]
@@ -144,7 +144,7 @@ def test_what_is_not_finite_or_not_there_is_not_drawn():
     assert "nan" not in "".join(line.plain for line in lines)
 
 
-def test_baselines_are_level_lines():
+def test_baselines_are_horizontal_lines():
     records = [{"step": 1, "loss": 5.0}, {"step": 9, "loss": 3.0}, {"step": 9, "baseline/unigram": 4.0}]
     assert loss_curves(records)["baseline unigram"] == [(1, 4.0), (9, 4.0)]
 
@@ -159,7 +159,7 @@ def run(tmp_path):
     return run
 
 
-def test_the_report_tells_the_run(run):
+def test_report_shows_progress_and_saves_the_picture(run):
     screen = io.StringIO()
     picture = report(run, console=Console(width=80, file=screen))
     text = screen.getvalue()
@@ -178,7 +178,7 @@ def test_the_report_tells_the_run(run):
         ("{ours: {task: 'nowhere:MINE', share: 1}, causal-lm: {share: 1}}", "ours+causal-lm"),
     ],
 )
-def test_a_run_is_told_where_its_objective_is_not(run, objective, name):
+def test_report_without_the_code_of_the_objective(run, objective, name):
     config = yaml.safe_load((run / "config.yaml").read_text()) | {"objective": yaml.safe_load(objective)}
     (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     screen = io.StringIO()
@@ -187,7 +187,7 @@ def test_a_run_is_told_where_its_objective_is_not(run, objective, name):
 
 
 @pytest.mark.parametrize("name", [r"[red]$\nosuch$", "[bold]x", "a\x1b[2Jb", "$", "_$x^$"])
-def test_a_name_changes_nothing_of_the_report(run, name):
+def test_report_prints_special_characters_literally(run, name):
     named = run.rename(run.with_name(name))
     lines = [json.loads(line) for line in (named / "metrics.jsonl").read_text().splitlines()]
     lines[-1] |= {f"loss/{name}": 1.0, f"baseline/{name}": 2.0}
@@ -198,12 +198,12 @@ def test_a_name_changes_nothing_of_the_report(run, name):
     assert "\x1b" not in console.file.getvalue()
 
 
-def test_a_folder_that_is_no_run_is_told(tmp_path):
+def test_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="is not the folder of a run"):
         report(tmp_path)
 
 
-def test_a_run_without_metrics_is_told(tmp_path):
+def test_run_without_metrics_is_refused(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text(dump(load(TINY)))
@@ -211,19 +211,21 @@ def test_a_run_without_metrics_is_told(tmp_path):
         report(run)
 
 
-def test_ticks_of_a_small_range_are_told_apart():
-    drawn = draw_curves({"loss": [(step, 2.0 + step * 1e-4) for step in range(10)]}, width=20)
-    ticks = [line.plain.split("│")[0].strip() for line in drawn if "│" in line.plain]
+def test_ticks_of_a_small_range_are_distinct():
+    lines = draw_curves({"loss": [(step, 2.0 + step * 1e-4) for step in range(10)]}, width=20)
+    ticks = [line.plain.split("│")[0].strip() for line in lines if "│" in line.plain]
     shown = [tick for tick in ticks if tick]
     assert len(shown) == len(set(shown)) > 3
 
 
-def test_a_picture_shows_each_of_several_losses_and_calls_their_sum_so():
+def test_picture_shows_each_of_several_losses():
     def labels(records):
         return [axes.get_ylabel() for axes in plot(records, title="run").axes]
 
     assert labels(RECORDS) == ["loss (nats a token)", "learning rate", "tokens/s"]
-    several = [{**one, "loss/mlm": 1.0, "loss/replaced-token": 0.5} if "loss" in one else one for one in RECORDS]
+    several = [
+        {**record, "loss/mlm": 1.0, "loss/replaced-token": 0.5} if "loss" in record else record for record in RECORDS
+    ]
     several[-1] = {**several[-1], "validation/mlm": 1.1, "validation/replaced-token": 0.6}
     figure = plot(several, title="run")
     assert [axes.get_ylabel() for axes in figure.axes] == [

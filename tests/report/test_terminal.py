@@ -1,4 +1,4 @@
-"""What people see: of a run in a pipe and on a terminal of 80 columns, and of the commands it ends with."""
+"""Output of a run in a pipe and on a terminal of 80 columns, and the commands printed at its end."""
 
 import os
 import pty
@@ -33,7 +33,7 @@ PATH = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color", "PATH": PATH}
 
 
-def test_seconds_are_told_as_on_a_clock():
+def test_format_duration():
     assert [format_duration(seconds) for seconds in (0, 7.4, 61, 3723, 90061)] == [
         "0:00",
         "0:07",
@@ -43,7 +43,7 @@ def test_seconds_are_told_as_on_a_clock():
     ]
 
 
-def test_the_header_names_precision_layout_and_folder(tmp_path, monkeypatch):
+def test_title_has_precision_layout_and_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     layout = ["layout.data=2", "layout.tensor=2", "layout.sequence_parallel=true"]
     config = load(CONFIGS / "gpt2/tiny.yaml", [*layout, "model.vocabulary=4096"])
@@ -54,7 +54,7 @@ def test_the_header_names_precision_layout_and_folder(tmp_path, monkeypatch):
     assert layout_title(load(CONFIGS / "gpt2/tiny.yaml").layout.model_dump()) == "data=1"
 
 
-def test_a_run_of_step_0_says_whose_weights_it_begins_with():
+def test_start_line_names_the_initial_weights():
     config = load("gpt2/tiny")
     assert describe_start(config, imported=False) == "starts at step 0"
     assert describe_start(config, imported=True) == "starts at step 0 with the imported weights in the run folder"
@@ -62,21 +62,23 @@ def test_a_run_of_step_0_says_whose_weights_it_begins_with():
     assert describe_start(other, imported=False) == "starts at step 0 with the weights of runs/first"
 
 
-def test_a_resumed_run_says_from_where():
+def test_resume_line_names_step_and_layout():
     config = load(CONFIGS / "gpt2/tiny.yaml", ["layout.pipeline=2"])
     assert describe_resume(20, {"data": 2}, config) == "continues from step 20, layout data=2 -> pipeline=2"
     assert describe_resume(20, {"pipeline": 2}, config) == "continues from step 20, layout pipeline=2"
     assert describe_resume(300, {"data": 2}, config) == (
         "all 300 steps are done; train.steps=600 optimizer.decay_steps=300 continues the run"
     )
-    for step, said in ((19, ""), (20, ", after train.stop_at (20): the run ends at step 300")):
+    for step, ending in ((19, ""), (20, ", after train.stop_at (20): the run ends at step 300")):
         config = load(CONFIGS / "gpt2/tiny.yaml", ["layout.pipeline=2", "train.stop_at=20"])
-        assert describe_resume(step, {"pipeline": 2}, config) == f"continues from step {step}, layout pipeline=2{said}"
+        assert (
+            describe_resume(step, {"pipeline": 2}, config) == f"continues from step {step}, layout pipeline=2{ending}"
+        )
 
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory):
-    """Family -> a corpus for it, built where it is asked for."""
+    """Return a function that builds the corpus of a family, once per tokenizer."""
     folder, built = tmp_path_factory.mktemp("corpora"), {}
     text = write_text(folder / "text")
 
@@ -106,7 +108,7 @@ def corpora(tmp_path_factory):
         ("transformer", None, "generate"),
     ],
 )
-def test_commands_to_go_on_with_can_be_pasted(family, objective, last, corpora, tmp_path, monkeypatch):
+def test_next_commands_can_be_pasted(family, objective, last, corpora, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run, corpus = tmp_path / "runs" / "it's #1; $HOME", corpora(family)
     run.parent.mkdir()
@@ -126,32 +128,32 @@ def test_commands_to_go_on_with_can_be_pasted(family, objective, last, corpora, 
     there = next_commands(config, tokenizer, done=False, start=launch_command("10.0.0.1:6379"))
     assert shlex.split(there[0])[program:] == ["launch", "ray", "--address", "10.0.0.1:6379", "runs/it's #1; $HOME"]
     if last == "generate":
-        said = CliRunner().invoke(generate, [*words[2][1:], "--tokens", "3"], catch_exceptions=False)
-        assert said.exit_code == 0
-        assert said.output.strip()
+        result = CliRunner().invoke(generate, [*words[2][1:], "--tokens", "3"], catch_exceptions=False)
+        assert result.exit_code == 0
+        assert result.output.strip()
 
 
 @pytest.mark.parametrize(("family", "form"), [("elmo", "elmo"), ("word2vec", "words"), ("vit", "hf")])
-def test_what_gives_vectors_or_labels_alone_is_exported_in_its_own_form(family, form):
+def test_next_command_exports_models_that_generate_nothing(family, form):
     tokenizer = train("words", ["a few words"], vocabulary=20)
     *_, last = next_commands(load(CONFIGS / family / "tiny.yaml"), tokenizer, done=True)
     assert shlex.split(last)[len(shlex.split(command_line([]))) :][:2] == ["export", form]
 
 
-def test_an_export_that_there_is_not_is_not_proposed():
+def test_missing_export_is_not_suggested():
     tokenizer = train("wordpiece", ["a few words"], vocabulary=60)
     contrast = "objective={cross-modal-contrast: {regions: 9, features: 24, classes: 17}}"
     lines = next_commands(load(CONFIGS / "unimo/tiny.yaml", [contrast]), tokenizer, done=True)
     assert [shlex.split(line)[len(shlex.split(command_line([]))) :][0] for line in lines] == ["report", "evaluate"]
 
 
-def test_a_path_is_shown_as_one_would_type_it(tmp_path, monkeypatch):
+def test_paths_are_shown_relative_to_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert [typed_path(path) for path in (tmp_path / "a/b", "a/b", "/elsewhere/b")] == ["a/b", "a/b", "/elsewhere/b"]
 
 
-def test_a_program_ends_without_taking_its_modules_apart():
-    """With torch that takes seconds, in which the prompt does not come back."""
+def test_exit_skips_the_destruction_of_modules():
+    """With torch, destruction takes seconds, in which the shell prompt does not return."""
     code = (
         "import atexit; from megaptm.processes import end_now\n"
         "class Slow:\n    def __del__(self): print('taken apart')\n"
@@ -176,9 +178,9 @@ def command(folder, corpus, *more):
     ]
 
 
-def test_a_run_tells_what_it_does_in_a_pipe_and_on_a_terminal(tmp_path, corpus):
+def test_output_in_a_pipe_and_on_a_terminal(tmp_path, corpus):
     steps = ("train.log_every=1", "train.validate_batches=1")
-    first = piped(tmp_path, command(tmp_path, corpus, *steps, "train.steps=2"))
+    first = run_in_pipe(tmp_path, command(tmp_path, corpus, *steps, "train.steps=2"))
     phases = [line.split(" s  ", 1)[1] for line in first if re.match(r" +\d+\.\d s  (?!warning: )", line)]
     assert phases[0] == "loading PyTorch and megatron-core"
     assert phases[1] == "joining 1 process"
@@ -194,17 +196,17 @@ def test_a_run_tells_what_it_does_in_a_pipe_and_on_a_terminal(tmp_path, corpus):
         "  megaptm generate 'a run' --prompt The",
     ]
 
-    shows = on_a_terminal(
+    screen = run_on_terminal(
         tmp_path, command(tmp_path, corpus, *steps, "train.steps=4", "layout.distributed_optimizer=true")
     )
-    assert "continues from step 2, layout data=1 -> data=1 distributed_optimizer" in shows
-    assert "training ━" in shows
-    assert "4/4 loss" in shows
-    drawn = [part for line in shows.splitlines() for part in line.split("\r") if "training" in part]
-    assert max(map(len, drawn)) <= 80
-    assert shows.rstrip().splitlines()[-4] == "next:"
+    assert "continues from step 2, layout data=1 -> data=1 distributed_optimizer" in screen
+    assert "training ━" in screen
+    assert "4/4 loss" in screen
+    progress_lines = [part for line in screen.splitlines() for part in line.split("\r") if "training" in part]
+    assert max(map(len, progress_lines)) <= 80
+    assert screen.rstrip().splitlines()[-4] == "next:"
 
-    last = piped(tmp_path, command(tmp_path, corpus, *steps, "train.steps=4"))
+    last = run_in_pipe(tmp_path, command(tmp_path, corpus, *steps, "train.steps=4"))
     assert any(line.endswith("all 4 steps are done; train.steps=8 continues the run") for line in last)
     pasted = subprocess.run(
         last[-3].strip(), shell=True, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
@@ -212,34 +214,34 @@ def test_a_run_tells_what_it_does_in_a_pipe_and_on_a_terminal(tmp_path, corpus):
     assert "step 4 of 4 in 3 jobs" in pasted.stdout, pasted.stderr
 
 
-def test_a_run_that_is_stopped_says_how_its_launcher_starts_it(tmp_path, corpus):
+def test_stopped_run_prints_the_command_of_its_launcher(tmp_path, corpus):
     environment = {**ENVIRONMENT, STARTED_BY: shlex.join(launch_command("10.0.0.1:6379"))}
     words = command(tmp_path, corpus, "train.log_every=1", "train.steps=1000000")
     with subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as run:
         while not (line := run.stdout.readline()).startswith("step "):
             assert line
         run.terminate()
-        said = run.stdout.read()
+        output = run.stdout.read()
     assert run.returncode == 75
-    assert "next:\n  megaptm launch ray --address 10.0.0.1:6379 'a run'\n" in said
+    assert "next:\n  megaptm launch ray --address 10.0.0.1:6379 'a run'\n" in output
 
 
-def piped(folder, words):
+def run_in_pipe(folder, words):
     ended = subprocess.run(words, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.rstrip().splitlines()
 
 
-def on_a_terminal(folder, words):
-    """What a terminal of 80 columns is sent, without colors."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 80))
-    with subprocess.Popen(words, cwd=folder, env=ENVIRONMENT, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
+def run_on_terminal(folder, words):
+    """Run a command on a terminal of 80 columns; return its output without colors."""
+    controller, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 80))
+    with subprocess.Popen(words, cwd=folder, env=ENVIRONMENT, stdout=terminal, stderr=terminal) as process:
+        os.close(terminal)
         sent = bytearray()
-        while part := read(ours):
+        while part := read(controller):
             sent += part
-    os.close(ours)
+    os.close(controller)
     assert process.returncode == 0, sent
     return ESCAPE.sub("", sent.decode()).replace("\r\n", "\n")
 
@@ -247,5 +249,5 @@ def on_a_terminal(folder, words):
 def read(terminal):
     try:
         return os.read(terminal, 1 << 16)
-    except OSError:  # how Linux says that the last of the other end is closed
+    except OSError:  # Linux reports a closed other end like this
         return b""

@@ -1,4 +1,4 @@
-"""Reading a run's model without training it, and exporting it."""
+"""Read the model of a run without training, and export it."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def run(config, tmp_path):
 
 @pytest.fixture
 def saved(config, run):
-    """A run with one checkpoint, at step 7, and the model in it."""
+    """Return a run with one checkpoint, at step 7, and its model."""
     model = build_model(resolve_model(config)).eval()
     fill(model, seed=3)
     store = Store(run, fence=lambda: True)
@@ -53,7 +53,7 @@ def saved(config, run):
     return run, model
 
 
-def test_a_snapshot_has_the_weights_whole(saved):
+def test_checkpoint_has_all_weights(saved):
     run, model = saved
     checkpoint = open_checkpoint(run)
     weights = checkpoint.weights()
@@ -62,26 +62,26 @@ def test_a_snapshot_has_the_weights_whole(saved):
     assert all(torch.equal(weights[name], value) for name, value in model.named_parameters())
 
 
-def test_an_exported_model_says_the_same_in_transformers(saved, tmp_path):
+def test_exported_logits_equal_transformers(saved, tmp_path):
     transformers = pytest.importorskip("transformers")
     run, model = saved
     done = CliRunner().invoke(export, ["hf", str(run), str(tmp_path / "out")], catch_exceptions=False)
     assert done.output.startswith(f"step 7 of {run} is in {tmp_path / 'out'}; in Python:\n")
     assert f"transformers.GPT2LMHeadModel.from_pretrained('{tmp_path / 'out'}')" in done.output
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")("the mat", return_tensors="pt")["input_ids"]
     positions = torch.arange(tokens.shape[1])[None]
     batch = {"tokens": tokens, "positions": positions, "document_ids": torch.ones_like(tokens)}
     with torch.no_grad():
-        ours = model.logits(batch)["lm"][..., :300]
-        torch.testing.assert_close(theirs(tokens).logits, ours, rtol=1e-4, atol=1e-5)
+        logits = model.logits(batch)["lm"][..., :300]
+        torch.testing.assert_close(reference(tokens).logits, logits, rtol=1e-4, atol=1e-5)
 
 
-def test_a_run_without_a_checkpoint_is_told(run):
+def test_run_without_a_checkpoint_is_refused(run):
     with pytest.raises(UserError, match="has no checkpoint yet"):
         open_checkpoint(run)
 
 
-def test_a_step_that_was_not_saved_is_told(saved):
+def test_step_without_a_checkpoint_is_refused(saved):
     with pytest.raises(UserError, match="has no checkpoint of step 8"):
         open_checkpoint(saved[0], step=8)

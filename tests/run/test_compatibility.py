@@ -1,4 +1,4 @@
-"""What a checkpoint must agree with before it is continued."""
+"""Conditions under which a checkpoint can be continued."""
 
 import json
 from contextlib import nullcontext
@@ -24,72 +24,75 @@ from megaptm.run.compatibility import (
 from tests import ROOT
 
 
-def saved(**corpora):
-    return Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state={"corpora": corpora}, files=())
+def make_checkpoint(state, step=5):
+    return Checkpoint(step=step, folder=Path("run/checkpoints/step-00000005"), state=state, files=())
 
 
-def test_layers_that_share_are_not_continued_as_layers_that_do_not():
+def test_parameter_sharing_must_not_change():
     albert, apart = (resolve_model(load("bert/tiny", [f"model.share={share}"])) for share in ("[ffn]", "[]"))
     state = compatibility(albert, "words")
-    begun = Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state=state, files=())
-    refuse_other_model(begun, compatibility(albert, "words"))
+    checkpoint = make_checkpoint(state)
+    refuse_other_model(checkpoint, compatibility(albert, "words"))
     with pytest.raises(UserError, match="has another model: its sharing is"):
-        refuse_other_model(begun, compatibility(apart, "words"))
-    plain = replace(begun, state=compatibility(apart, "words"))
-    del plain.state["model"]["sharing"]  # as checkpoints were before it was said
+        refuse_other_model(checkpoint, compatibility(apart, "words"))
+    plain = replace(checkpoint, state=compatibility(apart, "words"))
+    del plain.state["model"]["sharing"]  # an older checkpoint has no such key
     refuse_other_model(plain, compatibility(apart, "words"))
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_what_a_checkpoint_says_of_its_model_comes_back_from_its_file(family):
-    """JSON has no tuples, and ELMo's filters are some in one."""
+def test_model_description_survives_json(family):
+    """JSON has no tuples, and ELMo's filters are nested tuples."""
     if not (ROOT / f"configs/{family}/tiny.yaml").is_file():
         pytest.skip("no tiny config")
-    wanted = compatibility(resolve(load(f"{family}/tiny")), "words")
-    read = json.loads(json.dumps(wanted))
-    refuse_other_model(Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state=read, files=()), wanted)
+    expected = compatibility(resolve(load(f"{family}/tiny")), "words")
+    read = json.loads(json.dumps(expected))
+    refuse_other_model(make_checkpoint(read), expected)
 
 
-def test_pixels_of_other_statistics_are_another_model():
-    """Those of a family said by hand are its own; and what is written out is what is read again."""
-    own, other = (load("vit/tiny", [f"model.pixel_std=[{std}, {std}, {std}]"]) for std in (0.5, 0.25))
-    assert resolve_model(own) == resolve_model(load("vit/tiny"))
-    assert (other.model.pixel_mean, other.model.pixel_std) == ((0.5,) * 3, (0.25,) * 3)
-    folder = Path("run/checkpoints/step-00000005")
-    said = [json.loads(json.dumps(compatibility(resolve_model(one), "words"))) for one in (own, other)]
-    del said[0]["model"]["pixel_std"]  # as checkpoints were before it was said
-    for begun, wanted, refused in ((0, own, None), (1, other, None), (0, other, "None, the config's is"), (1, own, "")):
-        checkpoint = Checkpoint(step=5, folder=folder, state=said[begun], files=())
-        with nullcontext() if refused is None else pytest.raises(UserError, match=f"its pixel_std is .*{refused}"):
-            refuse_other_model(checkpoint, compatibility(resolve_model(wanted), "words"))
+def test_pixel_normalization_must_not_change():
+    """The family's own values, written out, are no difference."""
+    own, other = (resolve_model(load("vit/tiny", [f"model.pixel_std=[{std}, {std}, {std}]"])) for std in (0.5, 0.25))
+    assert own == resolve_model(load("vit/tiny"))
+    assert load("vit/tiny", ["model.pixel_std=[0.25, 0.25, 0.25]"]).model.pixel_mean == (0.5,) * 3
+    of_own, of_other = (json.loads(json.dumps(compatibility(spec, "words"))) for spec in (own, other))
+    without_key = make_checkpoint(json.loads(json.dumps(of_own)))
+    del without_key.state["model"]["pixel_std"]  # an older checkpoint
+    refuse_other_model(make_checkpoint(of_own), of_own)
+    refuse_other_model(make_checkpoint(of_other), of_other)
+    refuse_other_model(without_key, of_own)
+    with pytest.raises(UserError, match="its pixel_std is None, the config's is"):
+        refuse_other_model(without_key, of_other)
+    with pytest.raises(UserError, match="its pixel_std is "):
+        refuse_other_model(make_checkpoint(of_other), of_own)
 
 
-def test_a_table_of_more_tasks_is_another_model():
-    told = [resolve_model(load("ernie-2/tiny", [f"model.tasks={tasks}"])) for tasks in (4, 7)]
-    four, seven = (compatibility(spec, "words") for spec in told)
-    begun = Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state=seven, files=())
+def test_num_task_embeddings_must_not_change():
+    specs = [resolve_model(load("ernie-2/tiny", [f"model.tasks={tasks}"])) for tasks in (4, 7)]
+    four, seven = (compatibility(spec, "words") for spec in specs)
+    checkpoint = make_checkpoint(seven)
     with pytest.raises(UserError, match="has another model: its tasks is 7, the config's is 4"):
-        refuse_other_model(begun, four)
+        refuse_other_model(checkpoint, four)
 
 
-def test_weights_of_places_are_another_model():
-    """They would be rows that were padding: nothing else tells them apart."""
-    told = [
-        resolve(load("fasttext/tiny", [f"objective={{cbow: {{position_weights: {said}}}}}"]))
-        for said in ("false", "true")
+def test_position_weights_must_not_change():
+    """The weights would otherwise be read from padding rows."""
+    specs = [
+        resolve(load("fasttext/tiny", [f"objective={{cbow: {{position_weights: {value}}}}}"]))
+        for value in ("false", "true")
     ]
-    without, with_them = (compatibility(spec, "words") for spec in told)
-    begun = Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state=without, files=())
+    without, with_them = (compatibility(spec, "words") for spec in specs)
+    checkpoint = make_checkpoint(without)
     with pytest.raises(UserError, match="has another model: its positions is None, the config's is 10"):
-        refuse_other_model(begun, with_them)
-    del without["model"]["positions"]  # as checkpoints were before there could be some
-    refuse_other_model(begun, compatibility(told[0], "words"))
+        refuse_other_model(checkpoint, with_them)
+    del without["model"]["positions"]  # an older checkpoint has no such key
+    refuse_other_model(checkpoint, compatibility(specs[0], "words"))
 
 
 @pytest.mark.parametrize(
     "train", [None, 3, {}, {"skip_batches": None}, {"skip_batches": [3]}, {"skip_batches": {"soon": 3}}]
 )
-def test_a_checkpoint_that_tells_of_no_text_it_passed_over_has_read_all(train, tmp_path):
+def test_invalid_skip_batches_in_a_checkpoint_count_as_none(train, tmp_path):
     store = Store(tmp_path, fence=lambda: True)
     store.prepare(5)
     store.write(5, 0, [])
@@ -99,12 +102,12 @@ def test_a_checkpoint_that_tells_of_no_text_it_passed_over_has_read_all(train, t
         find_abandoned(store, {4: 1})
 
 
-def test_the_same_corpora_are_continued():
-    refuse_other_text(saved(books="1", news="2"), {"books": "1", "news": "2"})
+def test_same_corpora_resume():
+    refuse_other_text(make_checkpoint({"corpora": {"books": "1", "news": "2"}}), {"books": "1", "news": "2"})
 
 
-def test_corpora_that_were_moved_are_continued():
-    refuse_other_text(saved(books="1", news="2"), {"books": "1", "elsewhere": "2"})
+def test_moved_corpora_resume():
+    refuse_other_text(make_checkpoint({"corpora": {"books": "1", "news": "2"}}), {"books": "1", "elsewhere": "2"})
 
 
 @pytest.mark.parametrize(
@@ -116,39 +119,39 @@ def test_corpora_that_were_moved_are_continued():
         {"books": "1", "news": "3", "x": "2"},
     ],
 )
-def test_a_corpus_that_was_built_again_is_refused(now):
+def test_rebuilt_corpus_is_refused(now):
     with pytest.raises(UserError, match=r"^news in data\.mix was rebuilt after run/checkpoints/step-00000005"):
-        refuse_other_text(saved(books="1", news="2"), now)
+        refuse_other_text(make_checkpoint({"corpora": {"books": "1", "news": "2"}}), now)
 
 
-def test_an_imported_model_has_read_nothing_yet():
-    imported = Checkpoint(step=0, folder=Path("run/checkpoints/step-00000000"), state={}, files=())
+def test_imported_model_accepts_any_corpus():
+    imported = make_checkpoint({}, step=0)
     refuse_other_text(imported, {"books": "1"})
 
 
-def test_a_file_that_a_task_reads_is_the_one_that_was_read(tmp_path):
-    """Similar words and meanings decide what samples say, as corpora do."""
+def test_task_file_must_not_change(tmp_path):
+    """Files of similar words and meanings determine the samples, as corpora do."""
     table = tmp_path / "similar.npz"
     table.write_bytes(b"one")
     task = f"objective={{masked-lm: {{hide: ngrams, show: similar-words, similar: {table}}}}}"
     config = load("bert/tiny", [task, "model.vocabulary=300"])
-    begun = objective_files(config)
-    assert [*begun] == ["masked-lm.similar"]
-    checkpoint = Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state={"files": begun}, files=())
+    hashes = objective_files(config)
+    assert [*hashes] == ["masked-lm.similar"]
+    checkpoint = make_checkpoint({"files": hashes})
     refuse_other_files(checkpoint, objective_files(config))
     table.write_bytes(b"two")
     with pytest.raises(UserError, match=r"^objective\.masked-lm\.similar is not the file that run/checkpoints"):
         refuse_other_files(checkpoint, objective_files(config))
-    older = Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state={}, files=())
-    refuse_other_files(older, objective_files(config))  # which does not say
+    older = make_checkpoint({})
+    refuse_other_files(older, objective_files(config))  # without hashes
 
 
 @pytest.mark.parametrize(
-    ("begun", "now", "said"),
+    ("before", "now", "message"),
     [
         ("one", "one", None),
         ("one", "two", r"distill\.teacher is not the checkpoint that run/checkpoints/step-00000005 was trained with"),
-        ("one", f"one{LOGITS_SEPARATOR}--top 8", None),  # as checkpoints were before it was said
+        ("one", f"one{LOGITS_SEPARATOR}--top 8", None),  # an older checkpoint without settings
         (
             f"one{LOGITS_SEPARATOR}--top 8",
             f"two{LOGITS_SEPARATOR}--top 8",
@@ -161,8 +164,8 @@ def test_a_file_that_a_task_reads_is_the_one_that_was_read(tmp_path):
         ),
     ],
 )
-def test_a_student_goes_on_with_what_it_has_learned_from(begun, now, said):
-    """Also where the logits of its teacher were written again, fewer of them: their loss is another."""
-    checkpoint = Checkpoint(5, Path("run/checkpoints/step-00000005"), state={"teacher": begun}, files=())
-    with nullcontext() if said is None else pytest.raises(UserError, match=said):
+def test_teacher_must_not_change(before, now, message):
+    """Cached logits with another `top` change the loss."""
+    checkpoint = make_checkpoint({"teacher": before})
+    with nullcontext() if message is None else pytest.raises(UserError, match=message):
         refuse_other_teacher(checkpoint, now)

@@ -1,4 +1,4 @@
-"""The run folder: what is written, and what may change when a run is continued."""
+"""Run folder: its files, and the keys that may change when a run is continued."""
 
 import errno
 import os
@@ -41,25 +41,25 @@ def corpus_of_300(tmp_path_factory):
     return build(write_text(folder / "text"), folder / "tales", "gpt2")
 
 
-def begin(run):
-    """A run that has something to lose."""
+def record_checkpoint(run):
+    """Record a checkpoint, so that the run cannot be discarded."""
     with Events(run) as events:
         events.write(CheckpointEvent(step=10, bytes=1, seconds=0.1))
 
 
-def test_the_resolved_config_lies_in_the_folder(config):
+def test_resolved_config_is_written(config):
     run = prepare(config())
     assert load(run / "config.yaml") == config()
     assert not list(run.glob("*.tmp"))
 
 
-def test_a_vocabulary_that_nobody_gives_is_that_of_the_corpus(tmp_path, corpus_of_300):
+def test_vocabulary_defaults_to_the_corpus(tmp_path, corpus_of_300):
     path = tmp_path / "mine.yaml"
     path.write_text(f"extends: {TINY}\n")
     words = [f"run={tmp_path / 'run'}", f"data.mix={{{corpus_of_300}: 1}}"]
-    wanted = read_config(path, words)
-    assert wanted.model.vocabulary == 300
-    assert load(prepare(wanted) / "config.yaml").model.vocabulary == 300
+    run_config = read_config(path, words)
+    assert run_config.model.vocabulary == 300
+    assert load(prepare(run_config) / "config.yaml").model.vocabulary == 300
     assert read_config(tmp_path / "run").model.vocabulary == 300
     assert read_config(path, [*words, "model.vocabulary=512"]).model.vocabulary == 512
     assert read_draft(path, words).config.model.vocabulary == 300
@@ -67,31 +67,31 @@ def test_a_vocabulary_that_nobody_gives_is_that_of_the_corpus(tmp_path, corpus_o
     assert read_config(path, absent).model.vocabulary == load(path, absent).model.vocabulary == 50257
 
 
-def test_a_corpus_that_does_not_answer_is_waited_for_as_long_as_the_config_says(tmp_path, faults):
+def test_unreachable_corpus_times_out_as_configured(tmp_path, faults):
     faults.down()
     with pytest.raises(UserError, match=r"^s3://corpora/tiny/manifest.json could not be reached for \d s "):
         read_config(TINY, [f"run={tmp_path / 'run'}", "data.mix={s3://corpora/tiny: 1}", "data.timeout_seconds=1"])
 
 
 @pytest.mark.parametrize("name", ["emoji 😀", "it's #1", 'say "x"', "100%", "back\\slash", "a=b: {c}", "010"])
-def test_a_run_is_continued_whatever_its_folder_is_called(config, tmp_path, name):
-    begun = config().model_copy(update={"run": str(tmp_path / name)})
-    prepare(begun)
-    assert read_config(tmp_path / name) == begun
+def test_run_folder_may_have_any_name(config, tmp_path, name):
+    run_config = config().model_copy(update={"run": str(tmp_path / name)})
+    prepare(run_config)
+    assert read_config(tmp_path / name) == run_config
 
 
-def test_folders_do_not_depend_on_where_the_command_was_typed(tmp_path, monkeypatch):
+def test_paths_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settled = absolute_paths(load(TINY, ["run=a", "data.mix={b: 1, 's3://bucket/c': 2}"]))
     assert settled.run == str(tmp_path / "a")
     assert settled.data.mix == {str(tmp_path / "b"): 1.0, "s3://bucket/c": 2.0}
-    begun = load(TINY.parents[1] / "cove/tiny.yaml", ["model.word_vectors=glove.txt"])
-    assert absolute_paths(begun).model.word_vectors == str(tmp_path / "glove.txt")
+    cove = load(TINY.parents[1] / "cove/tiny.yaml", ["model.word_vectors=glove.txt"])
+    assert absolute_paths(cove).model.word_vectors == str(tmp_path / "glove.txt")
     masks = {"hide": "ngrams", "show": "similar-words"}
-    for said, wanted in (("words.npz", str(tmp_path / "words.npz")), ("my.words:like", "my.words:like")):
-        objective = {"masked-lm": {**masks, "similar": said}, "sentence-order": {}}
+    for value, expected in (("words.npz", str(tmp_path / "words.npz")), ("my.words:like", "my.words:like")):
+        objective = {"masked-lm": {**masks, "similar": value}, "sentence-order": {}}
         mac = load(TINY, ["model.family=bert", "data.mix={b: 1}"]).model_copy(update={"objective": objective})
-        assert absolute_paths(mac).objective == {"masked-lm": {**masks, "similar": wanted}, "sentence-order": {}}
+        assert absolute_paths(mac).objective == {"masked-lm": {**masks, "similar": expected}, "sentence-order": {}}
 
 
 @pytest.mark.parametrize(
@@ -106,13 +106,13 @@ def test_folders_do_not_depend_on_where_the_command_was_typed(tmp_path, monkeypa
         "data.workers=0",
     ],
 )
-def test_a_run_continues_with_another_layout(config, override):
-    begin(prepare(config()))
+def test_resume_with_another_layout(config, override):
+    record_checkpoint(prepare(config()))
     assert load(prepare(config(override)) / "config.yaml") == config(override)
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("optimizer.lr=0.5", "optimizer.lr is 0.5 but the run in"),
         ("model.layers=2", "model.layers is 2"),
@@ -121,13 +121,13 @@ def test_a_run_continues_with_another_layout(config, override):
         ("train.precision=bf16", "train.precision is bf16"),
     ],
 )
-def test_a_run_does_not_continue_as_another(config, override, told):
+def test_changed_key_is_refused_on_resume(config, override, message):
     run = prepare(config())
-    begin(run)
+    record_checkpoint(run)
     before = (run / "config.yaml").read_bytes()
     with pytest.raises(UserError) as caught:
         prepare(config(override))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert (run / "config.yaml").read_bytes() == before
 
 
@@ -143,9 +143,9 @@ def test_a_run_does_not_continue_as_another(config, override, told):
         ),
     ],
 )
-def test_shares_and_weights_may_change_for_steps_to_come(config, before, after):
+def test_shares_and_weights_of_future_steps_may_change(config, before, after):
     run = prepare(config(f"objective={before}"))
-    begin(run)
+    record_checkpoint(run)
     assert load(prepare(config(f"objective={after}")) / "config.yaml") == config(f"objective={after}")
     event = read_events(run)[-1]
     assert (event["kind"], event["step"]) == ("objective", 10)
@@ -171,32 +171,32 @@ def test_shares_and_weights_may_change_for_steps_to_come(config, before, after):
         ("{causal-lm: {weight: 2}}", "{a: {task: causal-lm, weight: 2}}"),
     ],
 )
-def test_what_was_asked_already_may_not_change(config, before, after):
+def test_objective_of_past_steps_must_not_change(config, before, after):
     run = prepare(config(f"objective={before}"))
-    begin(run)
+    record_checkpoint(run)
     with pytest.raises(UserError, match=r"objective is .* \(shares and weights from step 10 on may change\)"):
         prepare(config(f"objective={after}"))
     assert len(read_events(run)) == 1
 
 
-def test_a_run_does_not_continue_on_another_corpus(config, tmp_path):
-    begin(prepare(config()))
+def test_other_corpus_is_refused_on_resume(config, tmp_path):
+    record_checkpoint(prepare(config()))
     with pytest.raises(UserError, match=r"data\.mix is .*other.* but the run in .* was started with .*corpus"):
         prepare(config(f"data.mix={{{tmp_path / 'other'}: 1}}"))
 
 
-def test_a_run_does_not_continue_on_its_corpora_in_another_order(config):
-    begin(prepare(config("data.mix={a: 1, b: 1}")))
+def test_other_order_of_corpora_is_refused_on_resume(config):
+    record_checkpoint(prepare(config("data.mix={a: 1, b: 1}")))
     with pytest.raises(UserError, match=r"data\.mix is {.*b.*a.*} but the run in .* was started with {.*a.*b.*}"):
         prepare(config("data.mix={b: 1, a: 1}"))
 
 
-def test_until_something_is_saved_everything_may_be_corrected(config):
+def test_all_keys_may_change_before_the_first_checkpoint(config):
     prepare(config())
     assert load(prepare(config("model.layers=2")) / "config.yaml").model.layers == 2
 
 
-def test_a_run_in_use_is_left_alone(config):
+def test_run_in_use_is_not_changed(config):
     run = prepare(config())
     before = (run / "config.yaml").read_bytes()
     with RunLock(run), pytest.raises(UserError, match="is in use"):
@@ -204,7 +204,7 @@ def test_a_run_in_use_is_left_alone(config):
     assert (run / "config.yaml").read_bytes() == before
 
 
-def test_ranks_do_not_train_by_the_config_of_a_command_given_at_the_same_time(config, monkeypatch):
+def test_ranks_refuse_the_config_of_a_concurrent_command(config, monkeypatch):
     for name, value in config_variables(config()).items():
         monkeypatch.setenv(name, value)
     run = prepare(config())
@@ -214,14 +214,14 @@ def test_ranks_do_not_train_by_the_config_of_a_command_given_at_the_same_time(co
         refuse_other_config(run)
 
 
-def test_a_file_in_the_place_of_the_folder_is_told(config, tmp_path):
+def test_file_instead_of_run_folder_is_refused(config, tmp_path):
     (tmp_path / "run").write_text("not a folder")
     with pytest.raises(UserError, match="cannot be a folder"):
         prepare(config())
 
 
-def test_a_link_to_a_disk_that_is_not_there_is_told(config, tmp_path):
-    """Of which the system says "File exists"."""
+def test_run_folder_below_a_broken_link_is_refused(config, tmp_path):
+    """The system's error would be "File exists"."""
     (tmp_path / "scratch").symlink_to(tmp_path / "gone")
     with pytest.raises(
         UserError, match=r"cannot be a folder \(.*/scratch is a link to .*/gone, which does not exist\)"
@@ -229,21 +229,21 @@ def test_a_link_to_a_disk_that_is_not_there_is_told(config, tmp_path):
         prepare(config(f"run={tmp_path / 'scratch/run'}"))
 
 
-def test_a_run_whose_disk_became_read_only_is_told_so(config, monkeypatch):
+def test_read_only_run_folder_is_refused(config, monkeypatch):
     prepare(config())
 
     def read_only(path, content):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
     monkeypatch.setattr("megaptm.run.folder.write_atomically", read_only)
-    said = r"/run\) cannot be written to \(Read-only file system\): fix this, or choose another"
-    with pytest.raises(UserError, match=said):
+    message = r"/run\) cannot be written to \(Read-only file system\): fix this, or choose another"
+    with pytest.raises(UserError, match=message):
         prepare(config("train.steps=400"))
 
 
-def test_only_a_run_that_never_trained_is_discarded(config):
+def test_only_an_untrained_run_is_discarded(config):
     run = prepare(config())
-    begin(run)
+    record_checkpoint(run)
     discard_unused(run)
     assert (run / "config.yaml").exists()
     (run / "events.jsonl").unlink()
@@ -254,14 +254,14 @@ def test_only_a_run_that_never_trained_is_discarded(config):
     assert not run.exists()
 
 
-def test_other_ranks_wait_for_their_own_config(config):
+def test_ranks_wait_for_the_config_of_their_command(config):
     prepare(config())
     assert wait_until_prepared(config(), seconds=5) == Path(config().run)
     with pytest.raises(UserError, match="a disk that all nodes share"):
         wait_until_prepared(config("train.steps=400"), seconds=0.2)
 
 
-def test_ranks_that_wait_for_long_look_less_often_and_not_at_once(config, monkeypatch):
+def test_waiting_ranks_poll_less_often_with_jitter(config, monkeypatch):
     pauses = []
     clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append)
     monkeypatch.setattr("megaptm.run.folder.time", clock)

@@ -1,4 +1,4 @@
-"""A run folder that came from somebody else: nothing in it makes a run write to another place."""
+"""A run folder of another user must not make a run write outside the folder."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ from megaptm.track.uri import view_instructions
 from tests.run.test_folder import TINY
 
 
-def config_of(run):
+def make_config(run):
     return absolute_paths(load(TINY, [f"run={run}", f"data.mix={{{run.parent / 'corpus'}: 1}}"]))
 
 
@@ -34,7 +34,7 @@ def run(tmp_path):
 
 
 @pytest.fixture
-def theirs(tmp_path):
+def user_file(tmp_path):
     path = tmp_path / "precious"
     path.write_text(PRECIOUS)
     return path
@@ -53,16 +53,16 @@ WRITERS = {
 
 @pytest.mark.parametrize("make_link", [os.symlink, os.link])
 @pytest.mark.parametrize("name", WRITERS)
-def test_no_file_that_a_run_writes_may_be_a_link(run, theirs, name, make_link):
-    make_link(theirs, run / name)
+def test_run_files_must_not_be_links(run, user_file, name, make_link):
+    make_link(user_file, run / name)
     with pytest.raises(
         UserError, match=rf"{name} (is a link to|has a hard link elsewhere).*a run writes only to its own folder"
     ):
         WRITERS[name](run)
-    assert theirs.read_text() == PRECIOUS
+    assert user_file.read_text() == PRECIOUS
 
 
-def test_a_link_to_nothing_makes_no_file_elsewhere(run, tmp_path):
+def test_broken_link_creates_no_file(run, tmp_path):
     (run / "events.jsonl").symlink_to(tmp_path / "absent")
     with pytest.raises(UserError, match="is a link to"):
         Events(run)
@@ -70,13 +70,13 @@ def test_a_link_to_nothing_makes_no_file_elsewhere(run, tmp_path):
 
 
 @pytest.mark.parametrize("flags", [os.O_RDWR, os.O_WRONLY])
-def test_a_pipe_is_refused_and_not_waited_for(run, flags):
+def test_pipe_is_refused_without_blocking(run, flags):
     os.mkfifo(run / "lock")
     with pytest.raises(UserError, match="is not a regular file"):
         safe_open(run / "lock", flags | os.O_CREAT)
 
 
-def test_a_pipe_named_as_the_upload_state_is_not_waited_for(run):
+def test_pipe_as_upload_state_does_not_block(run):
     os.mkfifo(run / "track.json")
     assert view_instructions(run) == []
     with pytest.raises(OSError, match="Not a regular file"):
@@ -84,33 +84,33 @@ def test_a_pipe_named_as_the_upload_state_is_not_waited_for(run):
 
 
 @pytest.mark.parametrize("name", ["logs", "tokenizer", "heartbeats", "submitted"])
-def test_no_folder_that_a_run_writes_to_may_be_a_link(run, tmp_path, name):
+def test_run_subfolders_must_not_be_links(run, tmp_path, name):
     (tmp_path / "elsewhere").mkdir()
     (run / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match=f"{name} is a link to"):
-        prepare(config_of(run))
+        prepare(make_config(run))
     assert list((tmp_path / "elsewhere").iterdir()) == []
     assert not (run / "config.yaml").exists()
 
 
-def test_a_picture_takes_the_place_of_a_link(run, theirs):
-    (run / "loss.png").symlink_to(theirs)
+def test_picture_replaces_a_link(run, user_file):
+    (run / "loss.png").symlink_to(user_file)
     save_picture(run / "loss.png", [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}], title="a run")
-    assert theirs.read_text() == PRECIOUS
+    assert user_file.read_text() == PRECIOUS
     assert not (run / "loss.png").is_symlink()
 
 
-def test_a_picture_ignores_the_settings_in_the_working_directory(run, monkeypatch):
-    monkeypatch.setitem(matplotlib.rcParams, "text.usetex", True)  # from a file `matplotlibrc`: LaTeX can read files
+def test_picture_ignores_matplotlibrc_in_the_working_directory(run, monkeypatch):
+    monkeypatch.setitem(matplotlib.rcParams, "text.usetex", True)  # set by a file `matplotlibrc`; LaTeX can read files
     monkeypatch.setenv("PATH", "")
     save_picture(run / "loss.png", [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}], title="a run")
     assert (run / "loss.png").is_file()
 
 
-def test_a_run_may_be_reached_through_a_link(tmp_path):
+def test_run_folder_may_be_below_a_link(tmp_path):
     (tmp_path / "scratch").mkdir()
     Path(tmp_path / "runs").symlink_to(tmp_path / "scratch")
-    config = config_of(tmp_path / "runs" / "one")
+    config = make_config(tmp_path / "runs" / "one")
     with exclusive_start(config):
         prepare(config)
     assert (tmp_path / "scratch/one/config.yaml").is_file()

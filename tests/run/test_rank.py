@@ -1,4 +1,4 @@
-"""What torchrun and srun tell a process, and what the launcher makes of it."""
+"""Rank of a process from the variables of torchrun and srun."""
 
 import os
 
@@ -22,7 +22,7 @@ SRUN = {
 
 @pytest.fixture
 def scontrol(tmp_path, monkeypatch):
-    """A program in the place of Slurm's: node1 is no host name, as on many clusters, and Slurm knows its address."""
+    """Put a fake `scontrol` on PATH. As on many clusters, node1 is not a host name, and Slurm knows its address."""
     path = tmp_path / "scontrol"
     path.write_text(
         '#!/bin/sh\nif [ "$2" = hostnames ]; then printf "no-such-host.invalid\\nnode2\\n"; '
@@ -32,15 +32,15 @@ def scontrol(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
 
-def test_alone_by_default():
+def test_single_process_by_default():
     assert worker_environment({}) is None
 
 
-def test_torchrun_says_it_all():
+def test_rank_from_torchrun_variables():
     assert worker_environment(dict(TORCHRUN)) == RankEnvironment(rank=3, world=8, local_rank=1)
 
 
-def test_srun_is_translated_for_torch(scontrol):
+def test_rank_from_srun_variables(scontrol):
     environ = dict(SRUN)
     assert worker_environment(environ) == RankEnvironment(rank=5, world=8, local_rank=1)
     assert environ["MASTER_ADDR"] == "127.0.0.1"
@@ -48,24 +48,24 @@ def test_srun_is_translated_for_torch(scontrol):
     assert worker_environment(environ) == RankEnvironment(rank=5, world=8, local_rank=1)
 
 
-def test_another_step_of_the_job_meets_on_another_port(scontrol):
+def test_port_differs_between_job_steps(scontrol):
     first, second = dict(SRUN), {**SRUN, "SLURM_STEP_ID": "3"}
     worker_environment(first), worker_environment(second)
     assert first["MASTER_PORT"] != second["MASTER_PORT"]
 
 
-def test_a_meeting_point_that_is_given_is_kept(scontrol):
+def test_master_address_in_the_environment_wins(scontrol):
     environ = {**SRUN, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4242"}
     worker_environment(environ)
     assert (environ["MASTER_ADDR"], environ["MASTER_PORT"]) == ("10.0.0.1", "4242")
 
 
-def test_a_batch_script_is_nobodys_worker():
+def test_batch_script_is_not_a_rank():
     batch = {name: value for name, value in SRUN.items() if not name.startswith("SLURM_STEP")}
     assert worker_environment({**batch, "SLURM_PROCID": "0"}) is None
 
 
-def test_half_an_environment_is_refused():
+def test_incomplete_environment_is_refused():
     with pytest.raises(UserError, match="WORLD_SIZE is not set"):
         worker_environment({"RANK": "0"})
 
@@ -82,7 +82,7 @@ def test_half_an_environment_is_refused():
         ("MASTER_PORT", "http", "an integer, 0 to 65,535"),
     ],
 )
-def test_a_variable_that_is_no_integer_is_refused(name, value, expected):
+def test_invalid_variable_is_refused(name, value, expected):
     environ = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "1", name: value}
     with pytest.raises(
         UserError, match=rf"^{name} \('{value}'\) must be {expected}: correct or unset this variable\.$"
@@ -90,13 +90,13 @@ def test_a_variable_that_is_no_integer_is_refused(name, value, expected):
         worker_environment(environ)
 
 
-def test_a_missing_scontrol_is_told(monkeypatch):
+def test_missing_scontrol_is_refused(monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(UserError, match="set MASTER_ADDR and MASTER_PORT"):
         worker_environment(dict(SRUN))
 
 
-def test_the_number_of_processes_must_be_the_layouts():
+def test_num_processes_must_match_the_layout():
     layout = Layout(data=2, tensor=2)
     check_processes(RankEnvironment(rank=0, world=4, local_rank=0), layout)
     with pytest.raises(UserError, match="8 processes are more than the 4 the layout needs"):

@@ -1,4 +1,4 @@
-"""The checkpoint of a teacher that a student hears: the one that it began with, or one that is named and is there."""
+"""Checkpoint of a student's teacher, and cached logits of the teacher."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from megaptm.run.teacher import check_teacher
 BERT = Path(__file__).parents[2] / "configs/bert/tiny.yaml"
 
 
-def saved(run: Path, step: int, config: Config) -> Path:
-    """A run that has a checkpoint of this step, as far as it is looked up without being read."""
+def save_checkpoint(run: Path, step: int, config: Config) -> Path:
+    """Create a run with the files of a checkpoint that are checked without reading weights."""
     folder = run / FOLDER / f"step-{step:08d}"
     folder.mkdir(parents=True)
     (folder / MANIFEST).write_text("{}")
@@ -28,59 +28,59 @@ def saved(run: Path, step: int, config: Config) -> Path:
     return run
 
 
-def student(teacher: Path, run: Path, more: str = "") -> Config:
+def student_config(teacher: Path, run: Path, more: str = "") -> Config:
     words = [f"run={run}", f"distill={{teacher: {teacher}, hidden: 1{more}}}", "model.vocabulary=300"]
     return absolute_paths(load(BERT, words))
 
 
 @pytest.mark.parametrize("first", [0, 2])
-def test_the_command_that_began_a_student_goes_on_with_the_step_that_it_found(tmp_path: Path, first: int) -> None:
-    """Of a teacher that was trained on; one of step 0 was imported."""
+def test_student_keeps_the_teacher_step_of_its_start(tmp_path: Path, first: int) -> None:
+    """The teacher was trained further after the student started. Step 0 is an imported teacher."""
     config = load(BERT, ["model.vocabulary=300"])
-    teacher, run = saved(tmp_path / "teacher", first, config), tmp_path / "run"
-    saved(run, 1, student(teacher, run))
-    saved(teacher, 4, config)
-    of_run, of_another = student(teacher, run).distill, student(teacher, tmp_path / "another").distill
+    teacher, run = save_checkpoint(tmp_path / "teacher", first, config), tmp_path / "run"
+    save_checkpoint(run, 1, student_config(teacher, run))
+    save_checkpoint(teacher, 4, config)
+    of_run, of_another = student_config(teacher, run).distill, student_config(teacher, tmp_path / "another").distill
     assert of_run is not None
     assert of_another is not None
     assert (of_run.step, of_another.step) == (first, 4)
 
 
-def test_a_step_that_is_not_there_is_one_sentence_with_its_key(tmp_path: Path) -> None:
+def test_missing_teacher_step_is_refused(tmp_path: Path) -> None:
     config = load(BERT, ["model.vocabulary=300"])
     for step in (2, 4):
-        saved(tmp_path / "teacher", step, config)
-    wanted = student(tmp_path / "teacher", tmp_path / "run", ", step: 3")
+        save_checkpoint(tmp_path / "teacher", step, config)
+    of_student = student_config(tmp_path / "teacher", tmp_path / "run", ", step: 3")
     with pytest.raises(UserError, match=r"distill\.step \(3\): .*teacher has checkpoints of steps 2, 4, but not"):
-        check_teacher(wanted, tokenizer=None)  # type: ignore[arg-type]  # not asked before
+        check_teacher(of_student, tokenizer=None)  # type: ignore[arg-type] # not used before the error
 
 
-def test_of_a_teacher_that_a_student_has_lost_it_is_not_said_to_train_it(tmp_path: Path) -> None:
+def test_removed_teacher_error_asks_to_restore_it(tmp_path: Path) -> None:
     config = load(BERT, ["model.vocabulary=300"])
-    teacher, run = saved(tmp_path / "teacher", 2, config), tmp_path / "run"
-    saved(run, 1, wanted := student(teacher, run))
+    teacher, run = save_checkpoint(tmp_path / "teacher", 2, config), tmp_path / "run"
+    save_checkpoint(run, 1, of_student := student_config(teacher, run))
     shutil.rmtree(teacher / FOLDER / "step-00000002")
-    for what, change in (
-        ("has no checkpoint, ", lambda: saved(teacher, 4, config)),
+    for problem, change in (
+        ("has no checkpoint, ", lambda: save_checkpoint(teacher, 4, config)),
         ("has checkpoints of steps 4, but not of step 2, ", lambda: teacher.rename(tmp_path / "moved")),
         ("is not the folder of a run, ", lambda: None),
     ):
-        said = rf"distill\.teacher \({teacher}\) {what}and {run} was trained with it: restore it, or set"
-        with pytest.raises(UserError, match=said):
-            check_teacher(wanted, tokenizer=None)  # type: ignore[arg-type]  # not asked before
+        message = rf"distill\.teacher \({teacher}\) {problem}and {run} was trained with it: restore it, or set"
+        with pytest.raises(UserError, match=message):
+            check_teacher(of_student, tokenizer=None)  # type: ignore[arg-type] # not used before the error
         change()
 
 
-def test_a_run_of_word_vectors_is_no_teacher(tmp_path: Path) -> None:
+def test_word_vectors_cannot_be_a_teacher(tmp_path: Path) -> None:
     config = load(BERT, ["model.vocabulary=300"])
-    wanted = student(saved(tmp_path / "teacher", 2, config), tmp_path / "run")
-    saved(tmp_path / "teacher", 4, load(BERT.parents[1] / "nnlm/tiny.yaml", ["model.vocabulary=300"]))
+    of_student = student_config(save_checkpoint(tmp_path / "teacher", 2, config), tmp_path / "run")
+    save_checkpoint(tmp_path / "teacher", 4, load(BERT.parents[1] / "nnlm/tiny.yaml", ["model.vocabulary=300"]))
     with pytest.raises(UserError, match=r"distill\.model: family is 'bert', but 'nnlm' in .*teacher:"):
-        check_teacher(wanted, tokenizer=None)  # type: ignore[arg-type]  # not asked before
+        check_teacher(of_student, tokenizer=None)  # type: ignore[arg-type] # not used before the error
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         (
             "sequence",
@@ -88,20 +88,20 @@ def test_a_run_of_word_vectors_is_no_teacher(tmp_path: Path) -> None:
             r"was written with sequences of 1,000,000 positions, and this run has 64: set data",
         ),
         ("sequence", 63, r"was written with sequences of 63 positions, and this run has 64"),
-        ("head", "lm", r"has logits of the head 'lm', and the student has mlm"),
+        ("head", "lm", r"has logits of the head 'lm', and the student has the head mlm"),
     ],
 )
-def test_kept_logits_of_other_rows_are_refused(tmp_path: Path, name: str, value: object, said: str) -> None:
-    """Of a million places and words each an array takes terabytes: it is never made."""
+def test_mismatching_cached_logits_are_refused(tmp_path: Path, name: str, value: object, message: str) -> None:
+    """An array of a million positions and tokens would take terabytes, so it must not be created."""
     config = load(BERT, ["model.vocabulary=300"])
-    saved(tmp_path / "teacher", 2, config)
+    save_checkpoint(tmp_path / "teacher", 2, config)
     (tmp_path / "kept").mkdir()
     words = [
         f"run={tmp_path / 'run'}",
         f"distill={{teacher: {tmp_path / 'teacher'}, logits: 1, cached_logits: {tmp_path / 'kept'}}}",
         "model.vocabulary=300",
     ]
-    wanted = absolute_paths(load(BERT, words))
+    of_student = absolute_paths(load(BERT, words))
     manifest = TeacherLogitsManifest(
         format=FORMAT,
         teacher="it",
@@ -117,13 +117,13 @@ def test_kept_logits_of_other_rows_are_refused(tmp_path: Path, name: str, value:
         files={},
     ).model_copy(update={name: value})
     (tmp_path / "kept" / KEPT).write_text(manifest.model_dump_json())
-    with pytest.raises(UserError, match=said):
-        check_teacher(wanted, tokenizer=None)  # type: ignore[arg-type]  # not asked before
+    with pytest.raises(UserError, match=message):
+        check_teacher(of_student, tokenizer=None)  # type: ignore[arg-type] # not used before the error
 
 
-def test_kept_logits_may_lie_elsewhere_when_a_student_goes_on(tmp_path: Path) -> None:
-    """That they are the same is known by their manifest, and by the samples; a teacher that is run is another thing."""
-    saved(tmp_path / "teacher", 2, load(BERT, ["model.vocabulary=300"]))
+def test_cached_logits_may_move_on_resume(tmp_path: Path) -> None:
+    """Cached logits are compared by manifest and samples. Replacing them by a teacher that runs is refused."""
+    save_checkpoint(tmp_path / "teacher", 2, load(BERT, ["model.vocabulary=300"]))
     here, there, run = (
         absolute_paths(
             load(BERT, [f"distill={{teacher: {tmp_path}/teacher, logits: 1{cached}}}", "model.vocabulary=300"])

@@ -1,4 +1,4 @@
-"""A run that somebody else is about to train: the second command leaves no trace but its sentence."""
+"""Two commands start the same run: the second one writes nothing but an error."""
 
 import signal
 
@@ -8,7 +8,7 @@ from tests.drills.program import arguments, checkpoints, family_of, finish, star
 from tests.processes import send
 
 
-def test_a_start_is_refused_while_the_ranks_of_another_have_not_begun(tmp_path, real_corpus):
+def test_second_start_is_refused_before_the_first_step(tmp_path, real_corpus):
     run, corpus = tmp_path / "run", real_corpus("byte-bpe")
     job = start("train", *arguments("gpt2", run, corpus, "train.steps=1000000", "layout.data=2"))
     ranks = wait_for(lambda: family_of(job), job)
@@ -32,12 +32,12 @@ def test_a_start_is_refused_while_the_ranks_of_another_have_not_begun(tmp_path, 
     assert kinds == ["launch", "start", "first-step", "checkpoint", "stop-signal", "exit"]
 
 
-def test_of_two_starts_at_once_one_trains(tmp_path, real_corpus):
+def test_one_of_two_concurrent_starts_trains(tmp_path, real_corpus):
     run, corpus = tmp_path / "run", real_corpus("byte-bpe")
     jobs = [
         start("train", *arguments("gpt2", run, corpus, f"train.steps={steps}", f"optimizer.lr={rate}"))
         for steps, rate in ((30, 1e-3), (31, 2e-3))
     ]
-    said = [job.communicate(timeout=240)[1] for job in jobs]
-    assert sorted(job.returncode for job in jobs) == [0, 2], said
+    errors = [job.communicate(timeout=240)[1] for job in jobs]
+    assert sorted(job.returncode for job in jobs) == [0, 2], errors
     assert [event["kind"] for event in read_events(run)] == ["launch", "start", "first-step", "checkpoint", "exit"]

@@ -1,4 +1,4 @@
-"""MLflow's SQLite file: made whole or not at all, by one of those who want it at the same time."""
+"""MLflow's SQLite file is created completely or not at all, also by concurrent runs."""
 
 import json
 import os
@@ -20,8 +20,8 @@ from megaptm.track.database import _can_open, _remove_partial_files, ensure_data
 pytestmark = pytest.mark.real
 
 KILLS = 6
-# Children are forked from a process that has imported MLflow, which takes most of the time and makes no files.
-KILL_WHILE_IT_IS_MADE = """
+# Children are forked from a process that has imported MLflow, because the import takes most of the time.
+KILL_DURING_CREATION = """
 import json, os, signal, sys, time
 from pathlib import Path
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
@@ -31,7 +31,7 @@ from megaptm.track.store import MlflowRun
 def fork(folder):
     child = os.fork()
     if child == 0:
-        if made_by == "us":
+        if creator == "us":
             MlflowRun(folder / "run", UploadState.read(folder / "run", uri=None, experiment="megaptm"))
         else:  # as `mlflow ui` makes it
             SqlAlchemyStore(f"sqlite:///{folder}/mlflow.db", "./mlruns")
@@ -41,7 +41,7 @@ def fork(folder):
 def begun(folder):
     return any(path.stat().st_size for path in folder.glob("*mlflow.db*"))
 
-folder, kills, made_by = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+folder, kills, creator = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 (folder / "whole" / "run").mkdir(parents=True)
 (folder / "whole" / "run" / "metrics.jsonl").touch()
 child = fork(folder / "whole")
@@ -74,8 +74,8 @@ def losses(path, run_name):
         return [value for (value,) in database.execute(query, (run_name,))]
 
 
-def kill(folder, kills, *, made_by):
-    script = [sys.executable, "-c", KILL_WHILE_IT_IS_MADE, str(folder), str(kills), made_by]
+def kill(folder, kills, *, creator):
+    script = [sys.executable, "-c", KILL_DURING_CREATION, str(folder), str(kills), creator]
     subprocess.run(script, check=True, timeout=300)
 
 
@@ -85,36 +85,36 @@ def track(run):
     assert tracker.close(seconds=120) == 0
 
 
-def test_a_start_after_one_killed_while_making_the_database_tracks(tmp_path):
-    kill(tmp_path, KILLS, made_by="us")
+def test_database_of_a_killed_job_is_usable(tmp_path):
+    kill(tmp_path, KILLS, creator="us")
     without = 0
     for number in range(KILLS):
-        place = tmp_path / str(number)
-        without += not (place / "mlflow.db").exists()
-        track(place / "run")
-        assert losses(place / "mlflow.db", "run") == [2.0]
-        assert tables(place / "mlflow.db") == tables(tmp_path / "whole" / "mlflow.db")
-        assert list(place.glob("*.part*")) == []
+        folder = tmp_path / str(number)
+        without += not (folder / "mlflow.db").exists()
+        track(folder / "run")
+        assert losses(folder / "mlflow.db", "run") == [2.0]
+        assert tables(folder / "mlflow.db") == tables(tmp_path / "whole" / "mlflow.db")
+        assert list(folder.glob("*.part*")) == []
     assert without >= 2, "too few kills came before the database was there: the drill proves nothing"
 
 
-def test_a_database_that_mlflow_itself_left_half_made_is_made_anew(tmp_path):
-    """MLflow killed while it makes it; and, for certain, one that has a table which its next step would make."""
-    kill(tmp_path, 1, made_by="MLflow")
+def test_incomplete_database_of_mlflow_is_recreated(tmp_path):
+    """MLflow was killed while it created the file, or the file has a table that the next migration would create."""
+    kill(tmp_path, 1, creator="MLflow")
     (tmp_path / "dead").mkdir()
     shutil.copy(tmp_path / "whole" / "mlflow.db", tmp_path / "dead")
     with sqlite3.connect(tmp_path / "dead" / "mlflow.db") as database:
         database.execute("update alembic_version set version_num = 'c48cb773bb87'")
-    # Long ago; and just as long ago, by a clock that has been set back since.
-    for place, moment in ((tmp_path / "0", 0), (tmp_path / "dead", time.time() + 3600)):
-        os.utime(place / "mlflow.db", (moment, moment))
-        track(place / "run")
-        assert losses(place / "mlflow.db", "run") == [2.0]
+    # Unchanged for long, also by a clock that was set back since.
+    for folder, moment in ((tmp_path / "0", 0), (tmp_path / "dead", time.time() + 3600)):
+        os.utime(folder / "mlflow.db", (moment, moment))
+        track(folder / "run")
+        assert losses(folder / "mlflow.db", "run") == [2.0]
     assert any(".incomplete-" in path.name for path in (tmp_path / "dead").iterdir())
 
 
-def test_one_that_somebody_is_making_just_now_is_left_to_them(tmp_path, monkeypatch):
-    monkeypatch.setattr("megaptm.track.database.QUIET_SECONDS", 3600)  # however slowly this test runs
+def test_recently_changed_database_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("megaptm.track.database.QUIET_SECONDS", 3600)  # also if this test runs slowly
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
         database.execute("create table experiments (name text)")
     tracker = Tracker(tmp_path / "run", retry_seconds=0.1)
@@ -123,7 +123,7 @@ def test_one_that_somebody_is_making_just_now_is_left_to_them(tmp_path, monkeypa
     assert not [path for path in tmp_path.iterdir() if ".incomplete-" in path.name]
 
 
-def test_a_database_of_another_program_is_left_as_it_is(tmp_path):
+def test_database_of_another_program_is_refused(tmp_path):
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
         database.execute("create table bookmarks (name text)")
     before = (tmp_path / "mlflow.db").read_bytes()
@@ -132,7 +132,7 @@ def test_a_database_of_another_program_is_left_as_it_is(tmp_path):
     assert (tmp_path / "mlflow.db").read_bytes() == before
 
 
-def test_one_that_is_locked_is_waited_for_and_not_called_half_made(tmp_path):
+def test_locked_database_is_not_incomplete(tmp_path):
     path = tmp_path / "mlflow.db"
     with closing(sqlite3.connect(path)) as other:
         other.execute("create table experiments (name text)")
@@ -141,23 +141,23 @@ def test_one_that_is_locked_is_waited_for_and_not_called_half_made(tmp_path):
             _can_open(make_url(f"sqlite:///{path}"), timeout=0.1)
 
 
-def test_what_was_left_of_a_database_is_removed_whatever_its_name_and_nothing_beside_it(tmp_path):
-    mine, others = (tmp_path / f".{name}.db.1{SUFFIX}" for name in ("[ab]", "a"))
-    mine.touch()
-    others.touch()
+def test_only_own_partial_files_are_removed(tmp_path):
+    own, foreign = (tmp_path / f".{name}.db.1{SUFFIX}" for name in ("[ab]", "a"))
+    own.touch()
+    foreign.touch()
     _remove_partial_files(tmp_path / "[ab].db")
-    assert others.exists()
-    assert not mine.exists()
+    assert foreign.exists()
+    assert not own.exists()
 
 
-def test_a_folder_may_have_signs_in_its_name_that_addresses_use(tmp_path):
-    """One database for all signs: MLflow takes seconds to create its tables."""
+def test_folder_name_may_have_characters_of_uris(tmp_path):
+    """One database for all characters: MLflow takes seconds to create its tables."""
     folder = tmp_path / "a#b%c d%20e"
     ensure_database(default_uri(folder / "run"))
     assert tables(folder / "mlflow.db")
 
 
-def test_a_question_mark_which_no_address_of_a_database_can_have_is_refused(tmp_path):
+def test_question_mark_in_the_folder_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"a\?b contains a question mark.*choose another run=FOLDER, set track.uri"):
         default_uri(tmp_path / "a?b" / "run")
 
@@ -178,7 +178,7 @@ sys.exit(tracker.close(seconds=120))
 """
 
 
-def test_runs_that_start_together_share_a_database_that_is_not_there_yet_and_write_to_it_at_once(tmp_path):
+def test_concurrent_runs_create_and_share_a_database(tmp_path):
     path, names = tmp_path / "mlflow.db", ["one", "two", "three"]
     jobs = [
         subprocess.Popen(

@@ -1,4 +1,5 @@
-"""Runs that MLflow has lost, and run folders that were copied or moved: none writes into another's MLflow run."""
+"""MLflow runs that were deleted, and run folders that were copied or moved. Each folder writes only to its own MLflow
+run."""
 
 import json
 import shutil
@@ -20,17 +21,17 @@ def record(run, *steps, **options):
 
 
 def runs(folder):
-    """(experiment, name, steps) of the runs that are not deleted, in the order in which they began."""
+    """Return (experiment, name, steps) of the runs that are not deleted, in the order of their start."""
     query = """
     select run_uuid, experiments.name, runs.name, metrics.step
     from runs join experiments using (experiment_id) left join metrics using (run_uuid)
     where runs.lifecycle_stage = 'active' order by runs.start_time, metrics.step
     """
-    found = {}
+    active = {}
     with sqlite3.connect(folder / "mlflow.db") as database:
         for run_id, experiment, name, step in database.execute(query):
-            found.setdefault(run_id, (experiment, name, []))[2].append(step)
-    return sorted(found.values(), key=lambda run: run[:2])
+            active.setdefault(run_id, (experiment, name, []))[2].append(step)
+    return sorted(active.values(), key=lambda run: run[:2])
 
 
 def client(run):
@@ -41,7 +42,7 @@ def client(run):
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory):
-    """An empty database of MLflow: making its tables takes most of the time of a test."""
+    """Create an empty MLflow database once, because its tables take most of the time of a test."""
     from megaptm.track.database import ensure_database  # imports MLflow
 
     run = tmp_path_factory.mktemp("mlflow") / "run"
@@ -57,13 +58,13 @@ def run(tmp_path, database):
     return run
 
 
-def test_a_run_deleted_in_mlflow_is_made_again_with_all_of_the_journal(run):
+def test_deleted_mlflow_run_is_recreated(run):
     client(run).delete_run(UploadState.load(run).run_id)
     assert record(run, 3) == 0
     assert runs(run.parent) == [("megaptm", "run", [1, 2, 3])]
 
 
-def test_a_run_deleted_while_it_is_recorded_is_made_again(run, monkeypatch):
+def test_mlflow_run_deleted_during_training_is_recreated(run, monkeypatch):
     from megaptm.track.store import MlflowRun
 
     deleted = []
@@ -84,14 +85,14 @@ def test_a_run_deleted_while_it_is_recorded_is_made_again(run, monkeypatch):
     assert runs(run.parent) == [("megaptm", "run", [1, 2, 3])]
 
 
-def test_runs_of_a_deleted_experiment_go_to_the_next_of_its_name(run):
+def test_deleted_experiment_gets_a_numbered_successor(run):
     client(run).delete_experiment(UploadState.load(run).experiment_id)
     assert record(run, 3) == 0
     assert record(run.parent / "other", 1) == 0
     assert runs(run.parent) == [("megaptm-2", "other", [1]), ("megaptm-2", "run", [1, 2, 3])]
 
 
-def test_a_copy_gets_an_mlflow_run_of_its_own_that_names_its_parent(run, caplog):
+def test_copied_folder_gets_its_own_mlflow_run(run, caplog):
     copy = run.with_name("copy")
     shutil.copytree(run, copy)
     assert view_instructions(copy) == []
@@ -101,24 +102,24 @@ def test_a_copy_gets_an_mlflow_run_of_its_own_that_names_its_parent(run, caplog)
     assert runs(run.parent) == [("megaptm", "copy", [1, 2, 3, 5]), ("megaptm", "run", [1, 2, 4])]
     parent = UploadState.load(run).run_id
     assert client(copy).get_run(UploadState.load(copy).run_id).data.tags["mlflow.parentRunId"] == parent
-    told = f"{copy} is a copy of {run}: it gets its own MLflow run (parent: {parent})"
-    assert [one.getMessage() for one in caplog.records].count(told) == 1
+    message = f"{copy} is a copy of {run}: it gets its own MLflow run (parent: {parent})"
+    assert [number.getMessage() for number in caplog.records].count(message) == 1
 
 
-def test_a_folder_that_was_moved_continues_its_mlflow_run(run):
+def test_moved_folder_continues_its_mlflow_run(run):
     moved = run.rename(run.with_name("moved"))
     assert record(moved, 3) == 0
     assert runs(run.parent) == [("megaptm", "run", [1, 2, 3])]
 
 
-def test_a_folder_that_was_moved_from_where_another_run_is_now_continues_its_mlflow_run(run):
+def test_moved_folder_with_a_new_run_at_its_old_path(run):
     moved = run.rename(run.with_name("moved"))
     assert record(run, 7) == 0
     assert record(moved, 3) == 0
     assert sorted(steps for _, _, steps in runs(run.parent)) == [[1, 2, 3], [7]]
 
 
-def test_a_folder_that_a_link_leads_to_is_no_copy(run):
+def test_folder_behind_a_link_is_not_a_copy(run):
     link = run.with_name("link")
     link.symlink_to(run)
     assert record(link, 3) == 0
@@ -126,14 +127,14 @@ def test_a_folder_that_a_link_leads_to_is_no_copy(run):
 
 
 @pytest.mark.parametrize(("same_inode", "is_copy"), [(True, False), (False, True)])
-def test_on_another_machine_the_inode_tells_a_mount_from_a_copy(run, same_inode, is_copy):
+def test_inode_distinguishes_mount_from_copy_on_another_host(run, same_inode, is_copy):
     state = UploadState.load(run)
     state.folder, state.host = "/not/here", "elsewhere"
     state.inode += not same_inode
     assert state.was_copied_to(run) is is_copy
 
 
-def test_a_state_of_an_older_version_is_continued(run):
+def test_state_without_a_folder_continues(run):
     state = json.loads((run / STATE).read_text())
     for key in ("folder", "inode", "host", "parent"):
         del state[key]
@@ -142,32 +143,32 @@ def test_a_state_of_an_older_version_is_continued(run):
     assert runs(run.parent) == [("megaptm", "run", [1, 2, 3])]
 
 
-def test_a_journal_that_somebody_replaced_is_sent_from_its_beginning(run):
+def test_replaced_journal_is_uploaded_from_the_start(run):
     (run / "metrics.jsonl").unlink()
     assert record(run, 9) == 0
     assert runs(run.parent) == [("megaptm", "run", [1, 2, 9])]
 
 
-def test_a_record_that_mlflow_refuses_holds_up_none_that_follow(run, caplog):
+def test_rejected_record_does_not_block_later_ones(run, caplog):
     (run / "metrics.jsonl").open("a").write('{"time": 5.0, "step": 3, "a//b": 1.0}\n')
     assert record(run, 4) == 0
     assert runs(run.parent) == [("megaptm", "run", [1, 2, 4])]
     assert "MLflow rejected a record of" in caplog.text
 
 
-def test_a_loss_may_have_a_name_that_mlflow_does_not_allow(tmp_path):
+def test_loss_name_may_have_characters_that_mlflow_rejects(tmp_path):
     tracker = Tracker(tmp_path / "run", retry_seconds=0.05)
     tracker.log_metrics(1, {"loss/a(b)": 1.0})
     assert tracker.close(seconds=120) == 0
     assert runs(tmp_path) == [("megaptm", "run", [1])]
 
 
-def test_an_upload_that_reaches_nobody_is_an_error(run):
+def test_upload_to_an_unreachable_server_fails(run):
     with pytest.raises(UserError, match=r"metrics.jsonl was not sent to MLflow at http://127.0.0.1:9 \(.*answers"):
         upload(run, uri="http://127.0.0.1:9", experiment="megaptm")
 
 
-def test_an_upload_sends_what_is_missing(run):
+def test_upload_sends_the_missing_records(run):
     tracker = Tracker(run, enabled=False)
     tracker.log_metrics(3, {"loss": 1.0})
     tracker.close()

@@ -1,4 +1,4 @@
-"""The user's login goes to servers that the user named, not to those that only a config names."""
+"""The user's login is sent to servers that the user named, and not to those that only a config names."""
 
 import http.server
 import threading
@@ -29,7 +29,7 @@ def token(monkeypatch):
 
 @pytest.fixture
 def server():
-    """The headers `Authorization` that a server was sent, and its URL."""
+    """Return the `Authorization` headers that a server received, and its URL."""
     sent = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -51,7 +51,7 @@ def server():
         thread.join()
 
 
-def test_a_server_that_only_a_config_names_is_not_sent_the_token(server, token, tmp_path, caplog):
+def test_token_is_not_sent_to_a_server_named_only_by_the_config(server, token, tmp_path, caplog):
     uri, sent = server
     tracker = Tracker(tmp_path / "run", uri=uri, retry_seconds=0.05)
     tracker.log_metrics(1, {"loss": 1.0})
@@ -60,7 +60,7 @@ def test_a_server_that_only_a_config_names_is_not_sent_the_token(server, token, 
     assert f"set MLFLOW_TRACKING_URI={uri} in the environment if you trust that server" in caplog.text
 
 
-def test_an_upload_to_such_a_server_is_refused(server, token, tmp_path):
+def test_upload_to_such_a_server_is_refused(server, token, tmp_path):
     uri, sent = server
     tracker = Tracker(tmp_path / "run", enabled=False)
     tracker.log_metrics(1, {"loss": 1.0})
@@ -70,7 +70,7 @@ def test_an_upload_to_such_a_server_is_refused(server, token, tmp_path):
     assert sent == []
 
 
-def test_the_server_of_the_environment_is_sent_the_token(server, token, tmp_path, monkeypatch):
+def test_token_is_sent_to_the_server_of_the_environment(server, token, tmp_path, monkeypatch):
     uri, sent = server
     monkeypatch.setenv(MLFLOW_URI, f"{uri}/")
     tracker = Tracker(tmp_path / "run", uri=uri, retry_seconds=0.05)
@@ -80,7 +80,7 @@ def test_the_server_of_the_environment_is_sent_the_token(server, token, tmp_path
 
 
 @pytest.mark.parametrize("other", [f"{FOREIGN}1", "https://foreign.example:5000", f"{FOREIGN}/path", "http://[", ""])
-def test_another_address_in_the_environment_does_not_allow_it(token, monkeypatch, other):
+def test_other_uri_in_the_environment_does_not_allow_it(token, monkeypatch, other):
     monkeypatch.setenv(MLFLOW_URI, other)
     with pytest.raises(UserError, match="is set only in the config file"):
         refuse_foreign_server(FOREIGN)
@@ -89,12 +89,12 @@ def test_another_address_in_the_environment_does_not_allow_it(token, monkeypatch
 @pytest.mark.parametrize(
     "spelling", ["HTTP://foreign.example:5000", " http://foreign.example", "http://[", "Https://x"]
 )
-def test_a_server_is_known_however_its_address_is_spelled(token, spelling):
+def test_server_is_recognized_in_any_spelling(token, spelling):
     with pytest.raises(UserError, match="is set only in the config file"):
         refuse_foreign_server(spelling)
 
 
-def test_a_login_in_the_file_of_mlflow_counts(tmp_path):
+def test_login_in_the_credentials_file_counts(tmp_path):
     refuse_foreign_server(FOREIGN)
     (tmp_path / ".mlflow").mkdir()
     (tmp_path / ".mlflow/credentials").write_text("[mlflow]")
@@ -102,17 +102,17 @@ def test_a_login_in_the_file_of_mlflow_counts(tmp_path):
         refuse_foreign_server(FOREIGN)
 
 
-def test_a_database_asks_for_no_login(token):
+def test_database_needs_no_login(token):
     refuse_foreign_server("sqlite:////srv/mlflow.db")
 
 
-def test_an_address_typed_on_the_command_line_is_the_users(token):
+def test_uri_on_the_command_line_is_trusted(token):
     config = read_config(CONFIG, [f"track.uri={FOREIGN}", "data.mix={corpora/none: 1}", "model.vocabulary=300"])
     refuse_foreign_server(FOREIGN)
     assert config_variables(config)[TYPED_URI] == FOREIGN
 
 
-def test_options_of_sqlite_in_an_address_are_refused():
-    """With `uri=true` SQLite reads another path from the name, past the check for other programs' databases."""
+def test_sqlite_options_in_the_uri_are_refused():
+    """With `uri=true` SQLite reads another path from the name, which would bypass the check for other databases."""
     with pytest.raises(UserError, match="SQLite options after"):
         database_path("sqlite:///file:/elsewhere/path.db?uri=true")

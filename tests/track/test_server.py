@@ -1,4 +1,4 @@
-"""The tracker with a real MLflow server that is killed and started again."""
+"""Tracker with a real MLflow server that is killed and restarted."""
 
 import os
 import signal
@@ -27,10 +27,15 @@ class Server:
     def start(self):
         environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
         command = ["-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
-        places = ["--backend-store-uri", f"sqlite:///{self.folder}/m.db", "--artifacts-destination", f"{self.folder}/a"]
+        storage = [
+            "--backend-store-uri",
+            f"sqlite:///{self.folder}/m.db",
+            "--artifacts-destination",
+            f"{self.folder}/a",
+        ]
         with (self.folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *command, *places],
+                [sys.executable, *command, *storage],
                 env={**os.environ, **environment},
                 stdout=log,
                 stderr=log,
@@ -58,7 +63,7 @@ def server(tmp_path):
     server.kill()
 
 
-def test_nothing_is_lost_when_the_server_dies_and_comes_back(server, tmp_path):
+def test_no_record_is_lost_by_a_server_restart(server, tmp_path):
     from mlflow import MlflowClient
 
     server.start()
@@ -76,13 +81,13 @@ def test_nothing_is_lost_when_the_server_dies_and_comes_back(server, tmp_path):
     for step in range(10, 20):
         tracker.log_metrics(step, {"loss": float(step)})
     time.sleep(1.0)
-    # The first job ends while the server is away, and the second sends what it could not; also what the server had
-    # when it was killed before it could say so.
+    # The first job ends while the server is down. The second sends the missing records, including those that the server
+    # stored without confirming them.
     assert 10 <= tracker.close(seconds=15) <= 20
     server.start()
     with Tracker(tmp_path / "run", uri=server.uri, experiment="drill") as again:
         again.log_metrics(20, {"loss": 20.0})
-    (found,) = client.search_runs([client.get_experiment_by_name("drill").experiment_id])
-    points = client.get_metric_history(found.info.run_id, "loss")
+    (run,) = client.search_runs([client.get_experiment_by_name("drill").experiment_id])
+    points = client.get_metric_history(run.info.run_id, "loss")
     assert sorted((point.step, point.value) for point in points) == [(step, float(step)) for step in range(21)]
-    assert found.info.status == "FINISHED"
+    assert run.info.status == "FINISHED"

@@ -1,4 +1,4 @@
-"""The tracker with a real database, and the journal behind it."""
+"""Tracker with a real database, and its journal."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from megaptm.track.journal import Journal
 
 
 def history(run, key):
-    """(step, value, is_nan, timestamp) of a metric in the run folder's database, in order."""
+    """Return (step, value, is_nan, timestamp) of a metric in the run folder's database, in order."""
     with sqlite3.connect(run.parent / "mlflow.db") as database:
         query = "select step, value, is_nan, timestamp from metrics where key = ? order by step, timestamp"
         return database.execute(query, (key,)).fetchall()
@@ -27,7 +27,7 @@ def rows(run, query):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run that was reported in two parts, with everything that may happen to numbers."""
+    """Return a run that was tracked in two parts, with infinite and NaN values, long parameters and foreign files."""
     run = tmp_path_factory.mktemp("runs") / "my run"
     first = Tracker(run)
     first.log_status("RUNNING")
@@ -38,7 +38,7 @@ def run(tmp_path_factory):
     (run / "curve.txt").write_text("a picture")
     first.log_artifact(run / "curve.txt")
     first.log_artifact(run / "never-written.txt")
-    # As in a journal that came from somebody else.
+    # As in a journal written by an attacker.
     (run.parent / "secret.txt").write_text("of the user")
     (run / "link.txt").symlink_to(run.parent / "secret.txt")
     for name in ("../secret.txt", "link.txt"):
@@ -53,19 +53,19 @@ def run(tmp_path_factory):
     return run
 
 
-def test_a_restart_continues_the_same_run(run):
+def test_restart_continues_the_mlflow_run(run):
     assert rows(run, "select name, status from runs") == [("my run", "SCHEDULED")]
     steps = [step for step, *_ in history(run, "loss")]
     assert steps == list(range(1, 202))
 
 
-def test_values_and_times_are_those_of_the_journal(run):
+def test_values_and_times_equal_the_journal(run):
     record = read_metrics(run)[9]
     step, value, _, moment = history(run, "loss")[9]
     assert (step, value, moment) == (10, 1.0, round(1000 * record["time"]))
 
 
-def test_an_infinite_loss_is_a_gap_in_mlflow_and_itself_in_the_journal(run):
+def test_infinite_loss_is_nan_in_mlflow_and_infinite_in_the_journal(run):
     assert [(value, is_nan) for step, value, is_nan, _ in history(run, "loss") if step == 200] == [(0.0, 1)]
     record = read_metrics(run)[199]
     assert record["loss"] == math.inf
@@ -74,23 +74,23 @@ def test_an_infinite_loss_is_a_gap_in_mlflow_and_itself_in_the_journal(run):
         json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
 
 
-def test_a_parameter_that_changes_is_kept_as_a_tag(run):
+def test_changed_parameter_becomes_a_tag(run):
     params = dict(rows(run, "select key, value from params"))
     assert params["layout.data"] == "1"
     assert len(params["long"]) == 6000
     assert dict(rows(run, "select key, value from tags where key like 'latest.%'")) == {"latest.layout.data": "2"}
 
 
-def test_artifacts_lie_beside_the_database(run):
+def test_artifacts_are_beside_the_database(run):
     assert [path.read_text() for path in run.parent.glob("mlartifacts/**/curve.txt")] == ["a picture"]
 
 
-def test_no_file_outside_the_run_is_sent(run):
+def test_files_outside_the_run_are_not_uploaded(run):
     assert not [*run.parent.glob("mlartifacts/**/secret.txt"), *run.parent.glob("mlartifacts/**/link.txt")]
 
 
-def test_the_run_s_time_is_that_of_its_training_however_late_mlflow_hears_of_it(tmp_path):
-    """The journal of a training of ten minutes, stopped and continued, that MLflow is told of much later."""
+def test_mlflow_times_are_those_of_training(tmp_path):
+    """The journal of ten minutes of training, with a stop, is uploaded much later."""
     run = tmp_path / "run"
     run.mkdir()
     lines = [
@@ -102,19 +102,19 @@ def test_the_run_s_time_is_that_of_its_training_however_late_mlflow_hears_of_it(
         {"time": 1600.0, "status": "FINISHED"},
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    told = "select status, start_time, end_time from runs"
+    query = "select status, start_time, end_time from runs"
     assert Tracker(run).close(seconds=120) == 0
-    assert rows(run, told) == [("FINISHED", 1_000_000, 1_600_000)]
-    evaluation = Tracker(run)  # as `evaluate` does
+    assert rows(run, query) == [("FINISHED", 1_000_000, 1_600_000)]
+    evaluation = Tracker(run)  # as `megaptm evaluate` does
     evaluation.log_metrics(2, {"evaluation/loss": 2.1})
     assert evaluation.close(seconds=120) == 0
-    assert rows(run, told) == [("FINISHED", 1_000_000, 1_600_000)]
+    assert rows(run, query) == [("FINISHED", 1_000_000, 1_600_000)]
     assert len(history(run, "evaluation/loss")) == 1
     assert [record["step"] for record in read_metrics(run)] == [1, 2, 2]
 
 
-def test_a_run_is_looked_at_by_its_curves(run):
-    """By the command that is told, at the address that is told; its own page leads there, too."""
+def test_view_instructions_lead_to_the_curves(run):
+    """By the printed command and URL, and by the link in the description of the MLflow run."""
     command, address = view_instructions(run)
     [(identifier, experiment)] = rows(run, "select run_uuid, experiment_id from runs")
     assert command.endswith(f"mlflow ui --backend-store-uri sqlite:///{run.parent}/mlflow.db")
@@ -127,7 +127,7 @@ def test_a_run_is_looked_at_by_its_curves(run):
     ]
 
 
-def test_what_was_shipped_before_a_crash_is_not_shipped_again_as_new(run, tmp_path):
+def test_upload_after_a_crash_adds_no_duplicates(run, tmp_path):
     before = len(history(run, "loss"))
     state = json.loads((run / "track.json").read_text())
     (run / "track.json").write_text(json.dumps({**state, "uploaded_bytes": 0, "run_id": None}))
@@ -137,31 +137,31 @@ def test_what_was_shipped_before_a_crash_is_not_shipped_again_as_new(run, tmp_pa
     assert json.loads((run / "track.json").read_text())["run_id"] == state["run_id"]
 
 
-def test_a_disabled_tracker_still_keeps_the_journal(tmp_path):
+def test_disabled_tracker_writes_the_journal(tmp_path):
     with Tracker(tmp_path, enabled=False) as tracker:
         tracker.log_metrics(1, {"loss": 2.0})
     assert [record["loss"] for record in read_metrics(tmp_path)] == [2.0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl"]
 
 
-def test_a_line_torn_by_a_crash_costs_only_itself(tmp_path):
+def test_truncated_line_is_skipped(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"time": 1, "step": 1, "loss": 3.0}\n{"time": 2, "st')
     with Tracker(tmp_path, enabled=False) as tracker:
         tracker.log_metrics(2, {"loss": 2.0})
     assert [record["loss"] for record in read_metrics(tmp_path)] == [3.0, 2.0]
 
 
-def test_a_dead_server_costs_the_training_nothing_and_one_warning(tmp_path, caplog):
+def test_unreachable_server_gives_one_warning_and_no_delay(tmp_path, caplog):
     tracker = Tracker(tmp_path, uri="http://127.0.0.1:9", retry_seconds=0.05)
     slowest = 0.0
     for step in range(100):
-        begun = time.monotonic()
+        start = time.monotonic()
         tracker.log_metrics(step, {"loss": 1.0})
-        slowest = max(slowest, time.monotonic() - begun)
+        slowest = max(slowest, time.monotonic() - start)
         time.sleep(0.01)
-    begun = time.monotonic()
+    start = time.monotonic()
     assert tracker.close() == 100
-    assert time.monotonic() - begun < 25
+    assert time.monotonic() - start < 25
     messages = [record.getMessage() for record in caplog.records if record.name.startswith("megaptm")]
     assert len([message for message in messages if "training continues" in message]) == 1
     assert len([message for message in messages if "100 records" in message]) == 1
@@ -169,12 +169,12 @@ def test_a_dead_server_costs_the_training_nothing_and_one_warning(tmp_path, capl
     assert len(read_metrics(tmp_path)) == 100
 
 
-def test_the_trainer_does_not_import_mlflow():
+def test_tracker_does_not_import_mlflow():
     source = "import sys, megaptm.track; sys.exit('mlflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", source], check=False).returncode == 0
 
 
-def test_a_first_use_says_nothing_on_the_terminal(tmp_path):
+def test_first_use_prints_nothing(tmp_path):
     source = (
         "import sys; from megaptm.track import Tracker; t = Tracker(sys.argv[1])\n"
         "t.log_metrics(1, {'a': 1.0}); t.close(seconds=120)"
