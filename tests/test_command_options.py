@@ -37,7 +37,7 @@ def test_export_uses_step_and_dtype(gpt2, tmp_path):
     assert {weights.dtype for weights in load_file(tmp_path / "half" / "model.safetensors").values()} == {
         torch.bfloat16
     }
-    with pytest.raises(GoneError, match=r"has no checkpoint of step 8: it has \[7\]"):
+    with pytest.raises(GoneError, match=r"has no checkpoint of step 8; its steps are \[7\]"):
         run_command(export, "hf", gpt2[1], tmp_path / "none", "--step", 8)
     assert not (tmp_path / "none").exists()
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
+from megaptm.commands.family_group import FamilyGroup
 from megaptm.commands.output import echo
-from megaptm.families import contributions
 
 READING_NOTES = {
     "word2vec": "; in Python: gensim.models.KeyedVectors.load_word2vec_format({!r})",
@@ -21,7 +21,7 @@ READING_NOTES = {
 """Format of word vectors -> note on how to read it."""
 
 
-@click.group()
+@click.group(cls=FamilyGroup, attribute="EXPORT")
 def export() -> None:
     """Export a trained model to another format.
 
@@ -128,7 +128,3 @@ def hugging_face(run: Path, folder: Path, step: int | None, average: int, dtype:
         echo("warning: the run has no tokenizer yet, so the export has none: save the model's tokenizer in the folder")
     for warning in exported.warnings:
         echo(f"warning: {warning}")
-
-
-for command in contributions("commands", "EXPORT"):
-    export.add_command(command)

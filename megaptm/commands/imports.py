@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
+from megaptm.commands.family_group import FamilyGroup
 from megaptm.commands.next_commands import print_next_commands
 from megaptm.commands.options import overrides_argument
 from megaptm.commands.output import echo
-from megaptm.families import contributions
 
 
-@click.group("import")
+@click.group("import", cls=FamilyGroup, attribute="IMPORT")
 def imports() -> None:
     """Create a run from a model of another library.
 
@@ -81,7 +81,3 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...], tokenizer: 
     size = f"{config.model.family}/{config.model.size}, {count_parameters(spec):,} parameters"
     echo(f"{source} is step 0 of {click.format_filename(run)} ({size})")
     print_next_commands(config, run)
-
-
-for command in contributions("commands", "IMPORT"):
-    imports.add_command(command)

@@ -26,11 +26,16 @@ from megaptm.plugins import is_plugin, load_plugin
 from megaptm.spec import BIAS_BUCKETS, AttentionSpec, Block, Size, value_errors
 
 
+def check_values(block: Block) -> None:
+    """Raise `UserError` that names the field, if a block has an unknown value."""
+    if error := next(value_errors(block), None):
+        raise UserError(f"Block.{error}")
+
+
 def check_block(block: Block, size: Size) -> None:
     """Raise `UserError` that names the field, if a block has a value that no component supports."""
-    # Values first: the other checks rely on them.
+    check_values(block)  # the other checks rely on it
     for errors in (
-        value_errors(block),
         _reversible_errors(block),
         _attention_errors(block, size),
         _stack_errors(block, size),
@@ -178,6 +183,7 @@ def stack_class(block: Block) -> type[Stack]:
     """Return the class of a stack with these layers."""
     if block.reversible:
         return ReversibleStack
+    check_values(block)
     record = next((record for record in block.attentions if record.stack != AttentionSpec.stack), AttentionSpec())
     return load_plugin(record.stack, f"{type(record).__name__}.stack", "class")
 
