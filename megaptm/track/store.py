@@ -104,7 +104,7 @@ class MlflowRun:
             state.uploaded_bytes = 0
         state.run_id, state.experiment_id = run.info.run_id, experiment
         self._client.set_tag(
-            state.run_id, NOTE_TAG, NOTE.format(curves_page=curves_page(experiment, state.run_id), run=self._run)
+            state.run_id, NOTE_TAG, NOTE.format(curves=curves_page(experiment, state.run_id), run=self._run)
         )
         state.write(self._run)
         return state.run_id

@@ -265,7 +265,7 @@ def test_waiting_ranks_poll_less_often_with_jitter(config, monkeypatch):
     pauses = []
     clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append)
     monkeypatch.setattr("megaptm.run.folder.time", clock)
-    with pytest.raises(UserError, match=r"within 600 s: see in rank 0's log"):
+    with pytest.raises(UserError, match=r"within 600 s: see rank 0's log"):
         wait_until_prepared(config())
     assert len(pauses) < 600
     assert max(pauses[:10]) < 2.0 >= max(pauses)

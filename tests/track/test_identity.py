@@ -164,7 +164,7 @@ def test_loss_name_may_have_characters_that_mlflow_rejects(tmp_path):
 
 
 def test_upload_to_an_unreachable_server_fails(run):
-    with pytest.raises(UserError, match=r"metrics.jsonl was not sent to MLflow at http://127.0.0.1:9 \(.*answers"):
+    with pytest.raises(UserError, match=r"metrics.jsonl was not sent to MLflow at http://127.0.0.1:9 \(.*responds"):
         upload(run, uri="http://127.0.0.1:9", experiment="megaptm")
 
 

@@ -65,7 +65,7 @@ def test_upload_to_such_a_server_is_refused(server, token, tmp_path):
     tracker = Tracker(tmp_path / "run", enabled=False)
     tracker.log_metrics(1, {"loss": 1.0})
     tracker.close()
-    with pytest.raises(UserError, match="the login in MLFLOW_TRACKING_TOKEN would be sent there"):
+    with pytest.raises(UserError, match="MLflow would send the login in MLFLOW_TRACKING_TOKEN to it"):
         upload(tmp_path / "run", uri=uri, experiment="megaptm")
     assert sent == []
 
@@ -98,7 +98,7 @@ def test_login_in_the_credentials_file_counts(tmp_path):
     refuse_foreign_server(FOREIGN)
     (tmp_path / ".mlflow").mkdir()
     (tmp_path / ".mlflow/credentials").write_text("[mlflow]")
-    with pytest.raises(UserError, match=r"the login in .*/.mlflow/credentials would be sent there"):
+    with pytest.raises(UserError, match=r"MLflow would send the login in .*/.mlflow/credentials to it"):
         refuse_foreign_server(FOREIGN)
 
 
