@@ -47,7 +47,7 @@ def cluster_mistakes(spec: ModelSpec) -> Iterator[str]:
             f"model.division ({size.division}): a table {size.table_width} wide is divided by it for each cluster, and "
             "the last has no width left: lower it."
         )
-    wrong = {
+    mistakes = {
         "several stacks": len(family.stacks) > 1,
         "inputs besides tokens": family.inputs != ("token",),
         "tied=False": not family.tied,
@@ -58,7 +58,7 @@ def cluster_mistakes(spec: ModelSpec) -> Iterator[str]:
         "z_loss": bool(family.z_loss),
         "label_smoothing": bool(family.label_smoothing),
     }
-    if named := [word for word, is_so in wrong.items() if is_so]:
+    if named := [word for word, is_so in mistakes.items() if is_so]:
         yield f"model.cutoffs do not go with {named[0]}: change either."
 
 
@@ -66,7 +66,7 @@ def cluster_maps(spec: ModelSpec) -> list[Map]:
     """Return the projections from cluster tables to the hidden states: one each if their widths differ, else one or
     none."""
     if spec.size.division > 1:
-        return [Map(one.width, spec.width, False) for one in clusters(spec)]
+        return [Map(linear.width, spec.width, False) for linear in clusters(spec)]
     return [Map(spec.size.table_width, spec.width, False)] if spec.size.table_width != spec.width else []
 
 
@@ -79,7 +79,7 @@ def token_parameters(spec: ModelSpec, *, embeds: bool = True) -> int:
     maps = cluster_maps(spec)
     if not embeds and spec.size.division > 1:
         maps = maps[1:]
-    return sum(one.rows * one.width for one in clusters(spec)) + sum(one.weights for one in maps)
+    return sum(linear.rows * linear.width for linear in clusters(spec)) + sum(linear.weights for linear in maps)
 
 
 def projections(spec: ModelSpec) -> list[tuple[int, int]]:

@@ -38,5 +38,5 @@ def character_maps(spec: ModelSpec) -> Iterator[Map]:
 def word_products(spec: ModelSpec) -> int:
     """Return the multiply-adds of a word for a family that reads characters."""
     positions = [MAX_WORD_LENGTH - characters + 1 for characters, _ in spec.size.filters]
-    along = sum(many * one.weights for many, one in zip(positions, convolution_maps(spec.size), strict=True))
-    return along + sum(one.weights for one in word_maps(spec.size))
+    along = sum(many * linear.weights for many, linear in zip(positions, convolution_maps(spec.size), strict=True))
+    return along + sum(linear.weights for linear in word_maps(spec.size))

@@ -60,8 +60,8 @@ class CustomPattern(Pattern):
         return _table(self, length)
 
     def tiles(self, length: int) -> Iterator[Tile]:
-        for row, seen in enumerate(self.table(length)[0]):
-            yield Tile(slice(row * self.block, min(length, (row + 1) * self.block)), np.flatnonzero(seen)[None])
+        for row, attended in enumerate(self.table(length)[0]):
+            yield Tile(slice(row * self.block, min(length, (row + 1) * self.block)), np.flatnonzero(attended)[None])
 
 
 def pattern_words(block: Block) -> list[str]:
@@ -71,27 +71,27 @@ def pattern_words(block: Block) -> list[str]:
 
 def load_pattern(word: str) -> CustomPattern:
     """Load the pattern that a value of `Block.attention` names, `package.module:NAME`."""
-    found = load_plugin(word, "Block.attention", "pattern")
-    if not isinstance(found, CustomPattern):
+    pattern = load_plugin(word, "Block.attention", "pattern")
+    if not isinstance(pattern, CustomPattern):
         raise UserError(f"Block.attention: `{word}` is not a `{__name__}.CustomPattern`: correct the name.")
-    if type(found.block) is not int or not 1 <= found.block <= LARGEST:
+    if type(pattern.block) is not int or not 1 <= pattern.block <= LARGEST:
         raise UserError(
-            f"Block.attention: the block of `{word}` is {found.block!r}: give a whole number from 1 to {LARGEST:,}."
+            f"Block.attention: the block of `{word}` is {pattern.block!r}: give a whole number from 1 to {LARGEST:,}."
         )
-    return replace(found, name=word)
+    return replace(pattern, name=word)
 
 
 def check_alike(pattern: CustomPattern, query: Any, key: Any) -> None:
     """Raise UserError if the mask of torch tensors differs from that of numpy arrays on this machine."""
     expected = _asked(pattern, query.numpy(), key.numpy())
     try:
-        seen = pattern.mask(query, key)
+        attended = pattern.mask(query, key)
     except Exception as error:  # whatever the user's code raises
         raise plugin_error(f"Block.attention: of torch's tensors the mask of `{pattern.name}`", error) from None
-    if type(seen) is not type(query) or str(seen.dtype) != "torch.bool":
-        kind = f"{getattr(seen, 'dtype', '')} {type(seen).__name__}".strip()
+    if type(attended) is not type(query) or str(attended.dtype) != "torch.bool":
+        kind = f"{getattr(attended, 'dtype', '')} {type(attended).__name__}".strip()
         raise _wrong(pattern, f"of torch's tensors its mask gives a {kind}", "make it of operators, which both have")
-    if not np.array_equal(seen.numpy(), expected):
+    if not np.array_equal(attended.numpy(), expected):
         raise _wrong(
             pattern, "of torch's tensors its mask says what it does not of numpy's arrays", "make it of operators"
         )
@@ -102,16 +102,16 @@ def fingerprint(pattern: CustomPattern, length: int) -> str:
 
     Raise UserError if the mask is not reproducible.
     """
-    table, places = _table(pattern, length)[0], np.arange(length)
-    said = hashlib.sha256(np.packbits(table).tobytes())
+    table, positions = _table(pattern, length)[0], np.arange(length)
+    digest = hashlib.sha256(np.packbits(table).tobytes())
     for row in np.unique(np.linspace(0, len(table) - 1, COMPARED_ROWS).astype(np.int64)):
-        queries = places[row * pattern.block : (row + 1) * pattern.block, None]
-        keys = places[table[row, places // pattern.block]][None]
+        queries = positions[row * pattern.block : (row + 1) * pattern.block, None]
+        keys = positions[table[row, positions // pattern.block]][None]
         pairs, again = (_asked(pattern, queries.copy(), keys.copy()) for _ in range(2))
         if not np.array_equal(pairs, again):
             raise _wrong(pattern, "its mask says something else each time", "let it say what follows from places alone")
-        said.update(np.packbits(pairs).tobytes())
-    return said.hexdigest()
+        digest.update(np.packbits(pairs).tobytes())
+    return digest.hexdigest()
 
 
 @lru_cache(maxsize=64)
@@ -148,16 +148,16 @@ def _table(pattern: CustomPattern, length: int) -> np.ndarray:
 def _asked(pattern: CustomPattern, query: np.ndarray, key: np.ndarray) -> np.ndarray:
     """Return the mask. Raise UserError if it is not a boolean array of the pairs."""
     try:
-        seen = pattern.mask(query, key)
+        attended = pattern.mask(query, key)
     except Exception as error:  # whatever the user's code raises
         raise plugin_error(f"Block.attention: the mask of `{pattern.name}`", error) from None
     shape = np.broadcast_shapes(query.shape, key.shape)
-    if not isinstance(seen, np.ndarray) or seen.dtype != bool or seen.shape != shape:
-        what = f"{seen.dtype} {[*seen.shape]}" if isinstance(seen, np.ndarray) else type(seen).__name__
+    if not isinstance(attended, np.ndarray) or attended.dtype != bool or attended.shape != shape:
+        what = f"{attended.dtype} {[*attended.shape]}" if isinstance(attended, np.ndarray) else type(attended).__name__
         raise _wrong(
             pattern, f"of places {[*query.shape]} and {[*key.shape]} its mask says {what}", f"give bool {[*shape]}"
         )
-    return seen
+    return attended
 
 
 def _wrong(pattern: CustomPattern, what: str, remedy: str) -> UserError:

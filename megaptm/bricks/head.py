@@ -143,12 +143,12 @@ class HeadBrick(ABC):
     @property
     def parameters(self) -> int:
         """All parameters, without vocabulary padding."""
-        return sum(one.whole for one in self.maps.values()) + self.rows * self.spec.vocabulary + self.others
+        return sum(linear.whole for linear in self.maps.values()) + self.rows * self.spec.vocabulary + self.others
 
     def rank_parameters(self, tensor: int) -> int:
         """Return the parameters of one of `tensor` tensor ranks, with vocabulary padding."""
-        whole = sum(one.whole for one in self.maps.values()) + self.others
-        return whole + self.rows * self.spec.padded_vocabulary // tensor
+        replicated = sum(linear.whole for linear in self.maps.values()) + self.others
+        return replicated + self.rows * self.spec.padded_vocabulary // tensor
 
     def positions_read(self, length: int, num_predicted: int | None) -> int:
         """Return how many positions of a sequence it reads. `num_predicted`: predicted positions; None: all."""
@@ -165,7 +165,7 @@ class HeadBrick(ABC):
 
     def multiply_adds(self, positions: int) -> int:
         """Return the multiply-adds of a forward pass over `positions` of a sequence."""
-        products = self.mapped(positions) * sum(one.weights for one in self.maps.values())
+        products = self.mapped(positions) * sum(linear.weights for linear in self.maps.values())
         return products + positions * sum(inputs * outputs for inputs, outputs in self.projections)
 
     def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
@@ -181,12 +181,12 @@ class HeadBrick(ABC):
             # Softmax in float32. Other formats also need its float32 input. Later neither: the gradient of the table
             # comes afterwards, and the first positions do not have one yet.
             logits = numbers * (8 if element == 4 else element + 8)
-            kept = table_gradient_bytes(positions, self.table_width, vocabulary, element)
+            saved = table_gradient_bytes(positions, self.table_width, vocabulary, element)
             if not several and keeps_factors(positions, self.table_width):
                 logits -= numbers * element  # one of the two factors
             elif element != 4 and not several:
-                logits = max(numbers * element, logits - kept)
-            return LossBytes(hidden + kept, logits)
+                logits = max(numbers * element, logits - saved)
+            return LossBytes(hidden + saved, logits)
         # Float32 logits, which become their softmax and its gradient in place; beside them logits, then gradient, in
         # the model's format.
         scores = positions * vocabulary / tensor

@@ -49,10 +49,10 @@ class LanguageHeadBrick(HeadBrick):
         if not self.spec.size.cutoffs:
             return super().loss_bytes(positions, element, tensor=tensor, chunked=chunked)
         products = projections(self.spec)
-        kept = sum(table_gradient_bytes(positions, inputs, outputs, element) for inputs, outputs in products)
+        saved = sum(table_gradient_bytes(positions, inputs, outputs, element) for inputs, outputs in products)
         largest = max(outputs for _, outputs in products)
         hidden = 2 * positions * self.width * element
-        return LossBytes(hidden + kept, min(positions, ROWS_PROJECTED) * largest * (element + 4))
+        return LossBytes(hidden + saved, min(positions, ROWS_PROJECTED) * largest * (element + 4))
 
     @property
     def projections(self) -> list[tuple[int, int]]:

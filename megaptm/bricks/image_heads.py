@@ -40,8 +40,8 @@ class ImageLabelHeadBrick(HeadBrick):
 
     def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
         """Return the bytes. One position per image is projected, but all are gathered."""
-        one = super().loss_bytes(1, element, tensor=tensor, chunked=chunked)
-        return LossBytes(one.saved + 2 * (positions - 1) * self.width * element, one.transient)
+        linear = super().loss_bytes(1, element, tensor=tensor, chunked=chunked)
+        return LossBytes(linear.saved + 2 * (positions - 1) * self.width * element, linear.transient)
 
 
 class MaskedPatchHeadBrick(HeadBrick):

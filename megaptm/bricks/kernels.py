@@ -174,7 +174,7 @@ def choose(work: AttentionWork, device: ComputeDevice, wanted: str = AUTO) -> Ke
         assert work.pattern is not None
         share = f"{work.pattern.pairs(work.queries) / work.queries**2:.2g} of a row's pairs are compared"
         told = refused if device.kind == "cuda" else {}
-        return KernelChoice(name, "; ".join([share, *(f"not {one}: {why}" for one, why in told.items())]))
+        return KernelChoice(name, "; ".join([share, *(f"not {kernel}: {why}" for kernel, why in told.items())]))
     raise AssertionError("tiles say any pattern")
 
 

@@ -35,12 +35,12 @@ class SubLayer:
     @property
     def divided(self) -> int:
         """Parameters that tensor ranks divide."""
-        return self.brick.biases + sum(one.divided for one in self.brick.maps.values())
+        return self.brick.biases + sum(linear.divided for linear in self.brick.maps.values())
 
     @property
     def whole(self) -> int:
         """Parameters that are replicated on tensor ranks."""
-        return self.norm + sum(one.whole for one in self.brick.maps.values())
+        return self.norm + sum(linear.whole for linear in self.brick.maps.values())
 
 
 @lru_cache(maxsize=256)
@@ -97,22 +97,22 @@ def layer_parameters(block: Block, size: Size, layers: range, memory: int | None
     beside = [*maps_beside(block, size, layers)]
     norms = norm_parameters(block, size.width) * norms_beside(block, layers)
     return LayerParameters(
-        sum(sub.divided for sub in subs) + sum(one.divided for one in beside),
-        sum(sub.whole for sub in subs) + sum(one.whole for one in beside) + norms,
+        sum(sub.divided for sub in subs) + sum(linear.divided for linear in beside),
+        sum(sub.whole for sub in subs) + sum(linear.whole for linear in beside) + norms,
     )
 
 
 def own_sublayers(block: Block, size: Size, layers: range, memory: int | None = None) -> Iterator[SubLayer]:
     """Yield the sub-layers of some layers of a stack; shared ones once."""
-    seen = set()
+    counted = set()
     for layer in layers:
         for sub in sublayers(block.at(layer), size, memory):
             owner = (
                 sub.name,
                 block.sharing.owner(layer, size.layers) if sub.name in block.sharing.sublayers else layer,
             )
-            if owner not in seen:
-                seen.add(owner)
+            if owner not in counted:
+                counted.add(owner)
                 yield sub
 
 
@@ -167,7 +167,7 @@ def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
     ]
     if family.reads_regions:
         norms += [norm_parameters(family.first_block, spec.size.table_width)] * region_norms(spec)
-    return sum(one.whole for one in input_maps(spec, stacks)) + sum(norms)
+    return sum(linear.whole for linear in input_maps(spec, stacks)) + sum(norms)
 
 
 def _by_table(family: Family, stacks: Collection[str]) -> list[str]:

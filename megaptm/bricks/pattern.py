@@ -136,22 +136,22 @@ def blocks_seen(pattern: Pattern | None, length: int, block: int, *, causal: boo
     equal. Only tiles are evaluated."""
     number = -(-length // block)
     if pattern is None:
-        seen = np.ones((1, number, number), dtype=bool)
-        return np.tril(seen) if causal else seen
-    places, table = np.arange(length), pattern.table(length)
-    seen = np.zeros((1 if table is None else len(table), number, number), dtype=bool)
-    heads = np.arange(len(seen))[:, None, None]
+        attended = np.ones((1, number, number), dtype=bool)
+        return np.tril(attended) if causal else attended
+    positions, table = np.arange(length), pattern.table(length)
+    attended = np.zeros((1 if table is None else len(table), number, number), dtype=bool)
+    heads = np.arange(len(attended))[:, None, None]
     for tile in pattern.tiles(length):
-        queries, keys = places[tile.queries], _tile_keys(pattern, tile, places)
+        queries, keys = positions[tile.queries], _tile_keys(pattern, tile, positions)
         query, key = queries[None, :, None], keys[:, None, :]
         if tile.exact and not causal:
             # All pairs of a tile attend, so one position represents its block.
-            seen[heads, np.unique(queries // block)[None, :, None], keys[:, None, :] // block] = True
+            attended[heads, np.unique(queries // block)[None, :, None], keys[:, None, :] // block] = True
             continue
-        near = np.broadcast_to(pattern.sees(heads, query, key, table), (len(seen), len(queries), keys.shape[1]))
+        near = np.broadcast_to(pattern.sees(heads, query, key, table), (len(attended), len(queries), keys.shape[1]))
         head, row, column = np.nonzero(near & (key <= query) if causal else near)
-        seen[head, queries[row] // block, keys[head if len(keys) > 1 else 0, column] // block] = True
-    return seen
+        attended[head, queries[row] // block, keys[head if len(keys) > 1 else 0, column] // block] = True
+    return attended
 
 
 def _tile_keys(pattern: Pattern, tile: Tile, places: np.ndarray) -> np.ndarray:

@@ -40,8 +40,8 @@ def find_family(name: str) -> Family | WordFamily | None:
     """
     if not is_plugin(name):
         return FAMILIES.get(name)
-    found = load_plugin(name, "model.family", "family")
-    if not isinstance(found, Family | WordFamily):
+    family = load_plugin(name, "model.family", "family")
+    if not isinstance(family, Family | WordFamily):
         raise UserError(f"model.family: `{name}` is not a `megaptm.spec.Family`: correct the name.")
-    refuse_invalid_family(found, name)
-    return found
+    refuse_invalid_family(family, name)
+    return family

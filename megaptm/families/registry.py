@@ -47,9 +47,9 @@ def contributions(module: str, name: str) -> Iterator[Any]:
     for folder in FOLDERS:
         path = f"megaptm.families.{folder}.{module}"
         if find_spec(path):
-            found = getattr(import_module(path), name, None)
-            if found is not None:
-                yield found
+            attribute = getattr(import_module(path), name, None)
+            if attribute is not None:
+                yield attribute
 
 
 class Registry(MutableMapping[str, V]):

@@ -34,8 +34,8 @@ class GradientSum(Protocol):
 
 def gradient_sum_of(parameter: Tensor) -> GradientSum | None:
     """Return the gradient buffer of a parameter. None without an engine."""
-    found: GradientSum | None = getattr(parameter, "gradient_sum", None)
-    return found
+    gradient_sum: GradientSum | None = getattr(parameter, "gradient_sum", None)
+    return gradient_sum
 
 
 class Lookup(torch.autograd.Function):

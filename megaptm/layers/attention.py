@@ -79,8 +79,8 @@ class Attend(AttentionCore):
 @lru_cache
 def _check_alike_once(pattern: CustomPattern) -> None:
     """Check a custom pattern once per process, however many layers use it."""
-    places = torch.arange(min(2 * pattern.block, MOST_COMPARED) + 1, device="cpu")
-    check_alike(pattern, *torch.meshgrid(places, places, indexing="ij"))
+    positions = torch.arange(min(2 * pattern.block, MOST_COMPARED) + 1, device="cpu")
+    check_alike(pattern, *torch.meshgrid(positions, positions, indexing="ij"))
 
 
 @contextmanager

@@ -25,10 +25,10 @@ def seed_of_stream(device: torch.device) -> int:
     return int.from_bytes(digest, "little") >> 2
 
 
-def sent(drawn: Tensor, device: torch.device) -> Tensor:
+def sent(sampled: Tensor, device: torch.device) -> Tensor:
     """Copy host samples to the device without blocking. Pinned memory is needed: a copy from pageable memory would wait
     for all launched kernels."""
-    return (drawn.pin_memory() if device.type == "cuda" else drawn).to(device, non_blocking=True)
+    return (sampled.pin_memory() if device.type == "cuda" else sampled).to(device, non_blocking=True)
 
 
 def remember_draws() -> Again:

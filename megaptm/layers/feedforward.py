@@ -37,8 +37,8 @@ def activation_of(word: str) -> Callable[[Tensor], Tensor]:
     """Return the activation with this name, or the custom elementwise function `package.module:NAME`."""
     if word in PLAIN:
         return PLAIN[word]
-    found: Callable[[Tensor], Tensor] = load_plugin(word, "Block.ffn", "function")
-    return found
+    activation: Callable[[Tensor], Tensor] = load_plugin(word, "Block.ffn", "function")
+    return activation
 
 
 class FeedForward(nn.Module):

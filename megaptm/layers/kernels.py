@@ -89,7 +89,7 @@ def _tiles(q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: Marked | None, s
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: Marked | None, scale: float, dropout: float) -> Tensor:
     assert not dropout, "it has none"
-    given_k, given_v = k, v
+    k_padded, v_padded = k, v
     if marked is not None:
         # Global keys are appended, so that they are compared once.
         k, v = torch.cat([k, marked.take(k)]), torch.cat([v, marked.take(v)])
@@ -100,7 +100,7 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: Marked | None, sc
         mixed_BHSK: Tensor = attend()(q_BHSK, k_BGSK, v_BGSK, block_mask=seen, scale=scale, enable_gqa=grouped)
     except torch._dynamo.exc.FailOnRecompileLimitHit:
         # With more variants than this, compiling takes longer than tiles.
-        return _tiles(q, given_k, given_v, mask, marked, scale, dropout)
+        return _tiles(q, k_padded, v_padded, mask, marked, scale, dropout)
     return mixed_BHSK.permute(2, 0, 1, 3)
 
 
@@ -125,13 +125,13 @@ def block_mask(mask: Mask, marked: Marked | None = None, *, block: int = BLOCK) 
     from torch.nn.attention.flex_attention import BlockMask
 
     length, beside = mask.length[1], 0 if marked is None else marked.places.shape[1]
-    seen_BHNM = _by_place(mask.pattern, length, block, mask.causal, mask.device) & _by_content(mask, length, block)
+    attended_BHNM = _by_place(mask.pattern, length, block, mask.causal, mask.device) & _by_content(mask, length, block)
     if beside:
         blocks = -(-(length + beside) // block)
-        seen_BHNM = F.pad(seen_BHNM, (0, blocks - seen_BHNM.shape[3]), value=True)
-        seen_BHNM[..., length // block :] = True
-    number = seen_BHNM.sum(-1, dtype=torch.int32)
-    order = seen_BHNM.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
+        attended_BHNM = F.pad(attended_BHNM, (0, blocks - attended_BHNM.shape[3]), value=True)
+        attended_BHNM[..., length // block :] = True
+    number = attended_BHNM.sum(-1, dtype=torch.int32)
+    order = attended_BHNM.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
     return BlockMask.from_kv_blocks(
         number, order, BLOCK_SIZE=block, mask_mod=_mask_mod(mask, marked), seq_lengths=(length, length + beside)
     )
@@ -145,16 +145,16 @@ def _by_place(pattern: Pattern | None, length: int, block: int, causal: bool, de
 
 def _by_content(mask: Mask, length: int, block: int) -> Tensor:
     """Return blocks allowed by documents and order, [B or 1, 1, N, N]."""
-    seen = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=mask.device)
+    attended = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=mask.device)
     if mask.documents is not None:
-        (low, high), (low_k, high_k) = (_ends(one, length, block) for one in mask.documents)
+        (low, high), (low_k, high_k) = (_ends(tensor, length, block) for tensor in mask.documents)
         both = (low[:, None, :, None] <= high_k[:, None, None]) & (low_k[:, None, None] <= high[:, None, :, None])
         # Padding attends to everything.
-        seen = both | (low == 0)[:, None, :, None]
+        attended = both | (low == 0)[:, None, :, None]
     if mask.order is not None:
         low, high = _ends(mask.order, length, block)
-        seen = seen & (low[:, None, None] <= high[:, None, :, None])
-    return seen
+        attended = attended & (low[:, None, None] <= high[:, None, :, None])
+    return attended
 
 
 def _ends(numbers_BS: Tensor, length: int, block: int) -> tuple[Tensor, Tensor]:

@@ -160,10 +160,10 @@ class Layer(nn.Module):
         added: Tensor = self.dropout(self.ffn(self.ffn_norm(x)))
         return added
 
-    def _sublayer(self, norm: nn.Module, brick: nn.Module, x: Tensor, *others: Tensor | None) -> Tensor:
+    def _sublayer(self, norm: nn.Module, brick: nn.Module, x: Tensor, *inputs: Tensor | None) -> Tensor:
         if self.norm_position == "post":
-            return norm(x + self.dropout(brick(x, *others)))
-        return x + self.dropout(brick(norm(x), *others))
+            return norm(x + self.dropout(brick(x, *inputs)))
+        return x + self.dropout(brick(norm(x), *inputs))
 
 
 def _attentions(block: Block, size: Size) -> Iterator[SubLayer]:
@@ -274,7 +274,7 @@ class Stack(SequenceHooks, nn.ModuleDict):
     def _shared(self, layers: range, dropout: float, memory: int | None) -> dict[int, Mapping[str, nn.Module]]:
         """Return first layer index -> modules that it shares with others, registered under that index."""
         block, size = self.block, self.size
-        found: dict[int, Mapping[str, nn.Module]] = {}
+        shared: dict[int, Mapping[str, nn.Module]] = {}
         self["shared"] = register = nn.ModuleDict()
         for number in sorted({block.sharing.owner(layer, size.layers) for layer in layers}):
             layer = Layer(block.at(number), size, dropout=dropout, memory=memory, number=number)
@@ -285,8 +285,8 @@ class Stack(SequenceHooks, nn.ModuleDict):
                 if hasattr(layer, f"{name}{suffix}")
             }
             register[str(number)] = nn.ModuleDict(children)
-            found[number] = children
-        return found
+            shared[number] = children
+        return shared
 
     def forward(
         self,
@@ -345,14 +345,14 @@ class Stack(SequenceHooks, nn.ModuleDict):
         """Return kind of attention -> mask or bias of its scores, or the numbers from which the module builds its own
         mask."""
         bias = self._score_bias(mask)
-        found: dict[Any, Tensor | None] = {}
+        scores: dict[Any, Tensor | None] = {}
         for word in self.block.kinds:
             # A kernel that reads document ids and order needs no dense mask.
             if word in self.own_masks or self.kernel not in (AUTO, FUSED):
-                found[word] = mask.numbers
+                scores[word] = mask.numbers
             else:
-                found[word] = mask.scores(bias)
-        return found
+                scores[word] = mask.scores(bias)
+        return scores
 
     def _rotation(self, mask: Mask, positions: Tensor | None) -> Tensor | None:
         """Return the rotation of queries and keys. None without rotary positions."""

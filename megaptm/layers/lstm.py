@@ -36,11 +36,11 @@ class LSTM(nn.Module):
     def forward(self, x_SBD: Tensor, goes_on_SB1: Tensor | None, *, backwards: bool = False) -> Tensor:
         """Return [S, B, F]. The state carries over from the previous position where `goes_on` is 1."""
         inputs, state, given = self.input(x_SBD), self.nothing(x_SBD), []
-        places = range(len(inputs) - 1, -1, -1) if backwards else range(len(inputs))
-        for place in places:
+        positions = range(len(inputs) - 1, -1, -1) if backwards else range(len(inputs))
+        for position in positions:
             if goes_on_SB1 is not None:
-                state = handed_on(state, goes_on_SB1[place])
-            state = self.advance(inputs[place], state)
+                state = handed_on(state, goes_on_SB1[position])
+            state = self.advance(inputs[position], state)
             given.append(state[0])
         return torch.stack(given[::-1] if backwards else given)
 
@@ -119,13 +119,13 @@ def decode(
         x_SBD.new_zeros(x_SBD.shape[1], first.attention.merge.out_features),
     )
     made = []
-    for place, x_BD in enumerate(x_SBD):
+    for position, x_BD in enumerate(x_SBD):
         if on_SB1 is not None:
-            states, fed_BD = [handed_on(state, on_SB1[place]) for state in states], fed_BD * on_SB1[place]
+            states, fed_BD = [handed_on(state, on_SB1[position]) for state in states], fed_BD * on_SB1[position]
         read_BD = torch.cat([x_BD, fed_BD], -1)
         for number, lstm in enumerate(lstms):
             states[number] = lstm.advance(lstm.input(read_BD), states[number])
             read_BD = dropout(states[number][0])
-        fed_BD = first.attention(read_BD, memory_MBD, None if seen_BSM is None else seen_BSM[:, place])
+        fed_BD = first.attention(read_BD, memory_MBD, None if seen_BSM is None else seen_BSM[:, position])
         made.append(fed_BD)
     return torch.stack(made)

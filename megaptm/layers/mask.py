@@ -70,25 +70,25 @@ class Mask:
 
     def by_content(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Return the part of the mask that depends on the batch: documents and order."""
-        seen = torch.ones((), dtype=torch.bool, device=self.device)
+        attended = torch.ones((), dtype=torch.bool, device=self.device)
         if self.documents is not None:
-            asking, asked = self.documents[0][batch, query], self.documents[1][batch, key]
+            query_documents, key_documents = self.documents[0][batch, query], self.documents[1][batch, key]
             # A padding query attends to everything, so that no softmax is over an empty set and gives NaN. Its output
             # is never read, because padding belongs to no document, so no gradient flows through it.
-            seen = (asking == asked) | (asking == 0)
+            attended = (query_documents == key_documents) | (query_documents == 0)
         if self.order is not None:
-            seen = seen & (self.order[batch, key] <= self.order[batch, query])
-        return seen
+            attended = attended & (self.order[batch, key] <= self.order[batch, query])
+        return attended
 
     def by_place(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Return the part of the mask that depends on positions: pattern, global tokens and causality."""
-        seen = key <= query if self.causal else torch.ones((), dtype=torch.bool, device=self.device)
+        attended = key <= query if self.causal else torch.ones((), dtype=torch.bool, device=self.device)
         if self.pattern is None:
-            return seen
+            return attended
         near = self.pattern.sees(head, query, key, self.table)
         if self.marks is not None:
             near = near | (self.marks[batch, query] != 0) | (self.marks[batch, key] != 0)
-        return seen & near
+        return attended & near
 
     @functools.cached_property
     def unmarked(self) -> Mask:
@@ -99,30 +99,30 @@ class Mask:
     def dense(self) -> Tensor:
         """Return the boolean mask [B, H, Q, K], True where the query attends to the key. B or H is 1 if all are
         equal."""
-        rows = next((len(one) for one in (self.order, self.marks) if one is not None), 1)
+        rows = next((len(field) for field in (self.order, self.marks) if field is not None), 1)
         rows = rows if self.documents is None else len(self.documents[0])
         heads = 1 if self.pattern is None or self.table is None else len(self.table)
         batch, head, query, key = (
-            torch.arange(number, device=self.device).view([-1 if axis == place else 1 for axis in range(4)])
-            for place, number in enumerate((rows, heads, *self.length))
+            torch.arange(number, device=self.device).view([-1 if axis == dimension else 1 for axis in range(4)])
+            for dimension, number in enumerate((rows, heads, *self.length))
         )
-        seen = self.seen(batch, head, query, key).expand(rows, heads, *self.length)
+        attended = self.seen(batch, head, query, key).expand(rows, heads, *self.length)
         if self.asked is not None:
             beside = self._beside(self.asked)
-            seen = torch.cat([seen.expand(len(beside), -1, -1, -1), beside], 2)
-        return seen if self.past is None else self._with_past(seen, self.past)
+            attended = torch.cat([attended.expand(len(beside), -1, -1, -1), beside], 2)
+        return attended if self.past is None else self._with_past(attended, self.past)
 
-    def _beside(self, asked: Tensor) -> Tensor:
+    def _beside(self, positions: Tensor) -> Tensor:
         """Return the mask of the query stream, [B, 1, A, K]."""
         if self.order is None:
             raise UserError("queries beside the text see by an order, and the batch has none: give it `order`.")
-        seen = self.order[:, None, None, :] < self.order.gather(1, asked)[:, None, :, None]
+        attended = self.order[:, None, None, :] < self.order.gather(1, positions)[:, None, :, None]
         if self.documents is None:
-            return seen
-        query, key = self.documents[0].gather(1, asked)[:, None, :, None], self.documents[1][:, None, None, :]
-        return seen & ((query == key) | (query == 0))
+            return attended
+        query, key = self.documents[0].gather(1, positions)[:, None, :, None], self.documents[1][:, None, None, :]
+        return attended & ((query == key) | (query == 0))
 
-    def _with_past(self, seen: Tensor, past: Past) -> Tensor:
+    def _with_past(self, attended: Tensor, past: Past) -> Tensor:
         """Return the mask with the recurrence cache, [B, 1, Q, M + K]. Only its last positions may be filled."""
         if self.documents is not None:
             raise UserError(
@@ -130,13 +130,13 @@ class Mask:
                 "data.document_mask=false, or model.memory=0."
             )
         there = torch.arange(past.length, device=self.device) >= past.length - past.filled[:, None]
-        there = there[:, None, None, :].expand(-1, 1, seen.shape[2], -1)
+        there = there[:, None, None, :].expand(-1, 1, attended.shape[2], -1)
         if past.same_length:
             # Each query attends to as many positions as the cache holds, its own included.
             ages = torch.arange(self.length[0], device=self.device)[:, None] + past.length
             there = there & (ages - torch.arange(past.length, device=self.device) < past.length)
-            seen = seen.tril().triu(1 - past.length)
-        return torch.cat([there, seen.expand(len(there), -1, -1, -1)], 3)
+            attended = attended.tril().triu(1 - past.length)
+        return torch.cat([there, attended.expand(len(there), -1, -1, -1)], 3)
 
     @functools.cached_property
     def apart(self) -> Tensor | None:
@@ -172,9 +172,9 @@ class Mask:
         """
         if self.documents is None and self.order is None and self.marks is None:
             return None
-        given = [one for one in (self.order, self.marks) if one is not None]
-        documents = torch.ones_like(given[0]) if self.documents is None else self.documents[0]
-        return torch.stack([documents, *(one.to(documents.dtype) for one in given)])
+        fields = [field for field in (self.order, self.marks) if field is not None]
+        documents = torch.ones_like(fields[0]) if self.documents is None else self.documents[0]
+        return torch.stack([documents, *(field.to(documents.dtype) for field in fields)])
 
     @classmethod
     def of(

@@ -39,15 +39,16 @@ class Past:
         """Length M of the cache."""
         return next(iter(self.states.values())).shape[0]
 
-    def begin(self, begins_B: Tensor) -> None:
+    def begin(self, starts_B: Tensor) -> None:
         """Clear the cache of sequences that continue no other."""
-        self.filled = self.filled.masked_fill(begins_B.bool(), 0)
+        self.filled = self.filled.masked_fill(starts_B.bool(), 0)
 
     def moved_on(self) -> Past:
         """Return the cache after the current sequence."""
-        length, places = self.length, len(next(iter(self.seen.values())))
+        length, new_positions = self.length, len(next(iter(self.seen.values())))
         states = {
-            layer: torch.cat([before[places:], self.seen[layer][-length:]]) for layer, before in self.states.items()
+            layer: torch.cat([before[new_positions:], self.seen[layer][-length:]])
+            for layer, before in self.states.items()
         }
-        filled = (self.filled + places).clamp(max=length)
+        filled = (self.filled + new_positions).clamp(max=length)
         return Past(states, filled, farthest=self.farthest, same_length=self.same_length)

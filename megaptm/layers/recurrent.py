@@ -55,14 +55,14 @@ class ProjectedLSTM(nn.Module):
         """
         given_BD, cell_BF = before.split([self.projection.out_features, self.projection.in_features], -1)
         given = []
-        for place, input_BG in enumerate(self.input(x_SBD).unbind(0)):
+        for position, input_BG in enumerate(self.input(x_SBD).unbind(0)):
             enter, new, keep, leave = (input_BG + self.state(given_BD)).chunk(4, -1)
             cell = torch.sigmoid(keep + 1) * cell_BF + torch.sigmoid(enter) * torch.tanh(new)
             cell = cell.clamp(-self.cell_clip, self.cell_clip)
             now = self.projection(torch.sigmoid(leave) * torch.tanh(cell))
             now = now.clamp(-self.projection_clip, self.projection_clip)
             if here_SB is not None:
-                here_B1 = here_SB[place][:, None]
+                here_B1 = here_SB[position][:, None]
                 now, cell = torch.where(here_B1, now, given_BD), torch.where(here_B1, cell, cell_BF)
             given_BD, cell_BF = now, cell
             given.append(now)

@@ -56,12 +56,12 @@ class _Reversible(torch.autograd.Function):
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         draws, chosen = [], []
-        for told in layers:
-            note = remember if _draws(told.layer) else _nothing
+        for inputs in layers:
+            note = remember if _draws(inputs.layer) else _nothing
             before_attention = note()
-            mixed, of_layer = told.layer.mixed(x2.to(dtype), told.mask, told.position_state)
+            mixed, of_layer = inputs.layer.mixed(x2.to(dtype), inputs.mask, inputs.position_state)
             x1, before_ffn = x1 + mixed, note()
-            x2 = x2 + torch.cat([told.layer.fed(some) for some in _pieces(x1.to(dtype))])
+            x2 = x2 + torch.cat([inputs.layer.fed(piece) for piece in _pieces(x1.to(dtype))])
             draws.append((before_attention, before_ffn))
             chosen.append(of_layer)
         # Besides the generator states, each layer saves only its hash buckets.
@@ -74,13 +74,13 @@ class _Reversible(torch.autograd.Function):
     def backward(ctx: Any, grad1: Tensor, grad2: Tensor) -> tuple[Tensor | None, ...]:
         y1, y2, *chosen = ctx.saved_tensors
         passed = zip(ctx.layers, ctx.draws, chosen, strict=True)
-        for told, (draw_attention, draw_ffn), of_layer in reversed([*passed]):
+        for inputs, (draw_attention, draw_ffn), of_layer in reversed([*passed]):
             with draw_ffn():
-                fed, grad = _fed_again(told.layer, y1.to(ctx.dtype), grad2.to(ctx.dtype))
+                fed, grad = _fed_again(inputs.layer, y1.to(ctx.dtype), grad2.to(ctx.dtype))
             x2, grad1 = y2 - fed, grad1 + grad
             with draw_attention(), torch.enable_grad():
                 x = x2.to(ctx.dtype).detach().requires_grad_()
-                mixed, _ = told.layer.mixed(x, told.mask, told.position_state, of_layer)
+                mixed, _ = inputs.layer.mixed(x, inputs.mask, inputs.position_state, of_layer)
                 torch.autograd.backward(mixed, grad1.to(ctx.dtype))
             assert x.grad is not None
             y1, y2, grad2 = y1 - mixed.detach(), x2, grad2 + x.grad
@@ -93,15 +93,15 @@ def _fed_again(layer: Layer, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     weights = [one for part in (layer.ffn_norm, layer.ffn) for one in part.parameters() if one.requires_grad]
     sums = [torch.zeros(one.shape, dtype=sum_dtype(one.dtype), device=one.device) for one in weights]
     fed, grads = [], []
-    for some, of_some in zip(_pieces(x), _pieces(grad), strict=True):
+    for piece, grad_piece in zip(_pieces(x), _pieces(grad), strict=True):
         with torch.enable_grad():
-            given = some.detach().requires_grad_()
+            piece_input = piece.detach().requires_grad_()
             # A view: module hooks must not be attached to a tensor whose gradient is requested.
-            fed.append(layer.fed(given.view_as(given)))
-        first, *others = torch.autograd.grad(fed[-1], [given, *weights], of_some)
+            fed.append(layer.fed(piece_input.view_as(piece_input)))
+        first, *weight_grads = torch.autograd.grad(fed[-1], [piece_input, *weights], grad_piece)
         grads.append(first)
-        for total, one in zip(sums, others, strict=True):
-            total += one
+        for total, weight_grad in zip(sums, weight_grads, strict=True):
+            total += weight_grad
         fed[-1] = fed[-1].detach()
     if weights:
         torch.autograd.backward(weights, [total.to(one.dtype) for total, one in zip(sums, weights, strict=True)])

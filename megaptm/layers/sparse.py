@@ -65,8 +65,8 @@ class Marked:
     def see(self, mask: Mask) -> Tensor:
         """Return the mask of the global positions' own queries, [B, 1, G, S]."""
         rows, keys = (torch.arange(number, device=mask.device) for number in (len(self.places), mask.length[1]))
-        seen = _seen_by_all(mask, rows[:, None, None, None], self.places[:, None, :, None], keys)
-        return seen.expand(len(self.places), 1, self.places.shape[1], len(keys))
+        attended = _seen_by_all(mask, rows[:, None, None, None], self.places[:, None, :, None], keys)
+        return attended.expand(len(self.places), 1, self.places.shape[1], len(keys))
 
 
 def marked_places(marks_BS: Tensor) -> Tensor:
@@ -75,15 +75,15 @@ def marked_places(marks_BS: Tensor) -> Tensor:
     A kernel is compiled for each G. The host waits for the GPU to count them.
     """
     marks = marks_BS != 0
-    most = int(marks.sum(1).max())
-    most = most and 1 << (most - 1).bit_length()
-    return marks.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
+    max_marked = int(marks.sum(1).max())
+    max_marked = max_marked and 1 << (max_marked - 1).bit_length()
+    return marks.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :max_marked]
 
 
 def _seen_by_all(mask: Mask, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """Return the mask without the pattern."""
-    seen = mask.by_content(batch, query, key)
-    return seen & (key <= query) if mask.causal else seen
+    attended = mask.by_content(batch, query, key)
+    return attended & (key <= query) if mask.causal else attended
 
 
 def attend_by_tiles(
@@ -184,12 +184,12 @@ class _ByTiles(torch.autograd.Function):
 def _weights(q_SBHK: Tensor, keys: _Side, work: _Work) -> Iterator[tuple[_Tile, Tensor, Tensor, Tensor, Tensor | None]]:
     """Yield each tile, its scaled queries [N, q, K] and keys [N, k + G, K], its attention weights [N, q, k + G] and
     dropout factors."""
-    q_SNK, seen = q_SBHK.flatten(1, 2), _Seen(work, q_SBHK)
+    q_SNK, tile_masks = q_SBHK.flatten(1, 2), _Seen(work, q_SBHK)
     generator = torch.Generator(q_SBHK.device).manual_seed(work.seed) if work.dropout else None
     for tile in _tiles_of(work.mask):
         q, k = q_SNK[tile.queries].transpose(0, 1) * work.scale, keys.take(tile)
         scores = torch.bmm(q, k.transpose(1, 2))
-        if (visible := seen.of(tile)) is not None:
+        if (visible := tile_masks.of(tile)) is not None:
             scores.unflatten(0, (q_SBHK.shape[1], -1)).masked_fill_(~visible, float("-inf"))
         weights = torch.softmax(scores, dim=2)  # accumulates in float32
         drop = None
@@ -211,16 +211,16 @@ class _Seen:
     def of(self, tile: _Tile) -> Tensor | None:
         """Return booleans that broadcast to [B, H, q, k + G]. None if nothing is masked."""
         query, key = self.places[tile.queries][:, None], self._keys(tile)
-        seen = self._by_place(tile, query, key)
+        attended = self._by_place(tile, query, key)
         key = key.clamp(max=len(self.places) - 1)
         if self.mask.documents is not None or self.mask.order is not None:
             allowed = self.mask.by_content(self.rows, query, key)
-            seen = allowed if seen is None else seen & allowed
+            attended = allowed if attended is None else attended & allowed
         if self.marked is None or self.mask.marks is None:
-            return seen
+            return attended
         # Global keys are compared once, beside the tile's own keys.
         unmarked = self.mask.marks[self.rows, key] == 0
-        own, beside = unmarked if seen is None else seen & unmarked, self.marked.are_seen(self.mask, query)
+        own, beside = unmarked if attended is None else attended & unmarked, self.marked.are_seen(self.mask, query)
         shape = (*own.shape[:2], len(query))
         return torch.cat([own.expand(*shape, -1), beside.expand(*shape, -1)], dim=3)
 
@@ -240,8 +240,8 @@ class _Seen:
             within = (key < len(self.places)).expand(1, -1, len(query), -1) if ragged else None
             if tile.exact:
                 return within
-            seen = self.mask.unmarked.by_place(zero, zero, query, key.clamp(max=len(self.places) - 1))
-            return seen if within is None else seen & within
+            attended = self.mask.unmarked.by_place(zero, zero, query, key.clamp(max=len(self.places) - 1))
+            return attended if within is None else attended & within
         if tile.exact:
             return None
         # The mask of a window depends only on relative positions.
@@ -277,8 +277,8 @@ class _Side:
     def add(self, tile: _Tile, grad_NkK: Tensor) -> None:
         """Add to the gradients of what `take` returned."""
         # Equal shapes do not suffice: blocks may be in another order, or global keys may be appended.
-        whole = self.x_NGK is None and isinstance(tile.keys, slice) and grad_NkK.shape == self.x_NSK.shape
-        if self.grad_NSK is None and whole:
+        is_complete = self.x_NGK is None and isinstance(tile.keys, slice) and grad_NkK.shape == self.x_NSK.shape
+        if self.grad_NSK is None and is_complete:
             self.grad_NSK = grad_NkK
             return
         if self.grad_NSK is None:

@@ -120,10 +120,10 @@ class AdaptiveHead(nn.Module):
         x_BSD = x_SBD.transpose(0, 1)
         first = self.clusters[0].rows
         head = self._said(0, x_BSD, tied)
-        said = [head[..., :first]]
+        logits = [head[..., :first]]
         for number in range(1, len(self.clusters)):
-            said.append(head[..., first + number - 1 : first + number] + self._said(number, x_BSD, tied))
-        return torch.cat(said, -1)
+            logits.append(head[..., first + number - 1 : first + number] + self._said(number, x_BSD, tied))
+        return torch.cat(logits, -1)
 
     def _said(self, number: int, x: Tensor, tied: AdaptiveTokens) -> Tensor:
         hidden, weight, bias = self._of(number, x, tied)

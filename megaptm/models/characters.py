@@ -49,11 +49,11 @@ class CharacterWords(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Return [..., D] from character ids [..., C]."""
         x_NWC = self.characters(ids.long().flatten(0, -2)).transpose(1, 2)
-        said = [
+        outputs = [
             F.conv1d(x_NWC, filters.weight.unflatten(1, (width, -1)).transpose(1, 2), filters.bias).amax(-1)
             for width, filters in zip(self.widths, self.filters, strict=True)
         ]
-        x = F.relu(torch.cat(said, -1))
+        x = F.relu(torch.cat(outputs, -1))
         for layer in self.highway:
             x = layer(x)
         return self.out(x).unflatten(0, ids.shape[:-1])

@@ -30,9 +30,9 @@ class CrossModalHead(ContrastHead):
         positions."""
         (x_SBD,) = streams_SBD
         x_BSD = x_SBD.transpose(0, 1)
-        places = x_BSD.shape[1]
-        regions = batch["region_features"].shape[1] if "region_features" in batch else places
-        images, seen_BJ = _vectors(x_BSD, batch.get("image_starts"), MAX_COMPARED_IMAGES, first=places - regions)
+        positions = x_BSD.shape[1]
+        regions = batch["region_features"].shape[1] if "region_features" in batch else positions
+        images, seen_BJ = _vectors(x_BSD, batch.get("image_starts"), MAX_COMPARED_IMAGES, first=positions - regions)
         texts, said_BK = _vectors(x_BSD, batch.get("text_starts"), MAX_COMPARED_TEXTS, first=0)
         return torch.cat([images, texts, seen_BJ, said_BK], -1)
 

@@ -116,27 +116,27 @@ class DistillationLosses(nn.Module):
         return self.soft(ours, theirs, self._asked(batch).t().flatten())
 
     def _logits(self, both: StudentAndTeacher) -> Iterator[Tensor]:
-        ours = head_projection(both.student, self.head, both.student_states)
+        student_logits = head_projection(both.student, self.head, both.student_states)
         with torch.no_grad():
-            theirs = head_projection(both.teacher, self.head, both.teacher_states)
-        yield self.soft(ours, theirs, self._asked(both.batch).t().flatten())
+            teacher_logits = head_projection(both.teacher, self.head, both.teacher_states)
+        yield self.soft(student_logits, teacher_logits, self._asked(both.batch).t().flatten())
 
     def _class_losses(self, both: StudentAndTeacher) -> Iterator[Tensor]:
-        asked = [name for name in self.wanted.questions if HEADS[name].answers in both.batch]
-        if not asked:  # a batch of another task
+        questions = [name for name in self.wanted.questions if HEADS[name].answers in both.batch]
+        if not questions:  # a batch of another task
             yield next(iter(both.student_states.streams.values())).new_zeros(())
-        for name in asked:
-            ours_BC = _classes(both.student, name, both.student_states)
+        for name in questions:
+            student_BC = _classes(both.student, name, both.student_states)
             with torch.no_grad():
-                theirs_BC = _classes(both.teacher, name, both.teacher_states)
+                teacher_BC = _classes(both.teacher, name, both.teacher_states)
             losses_B = soft_class_loss(
-                ours_BC, theirs_BC, temperature=self.wanted.temperature, soft=self.wanted.logit_loss
+                student_BC, teacher_BC, temperature=self.wanted.temperature, soft=self.wanted.logit_loss
             )
             yield torch.where(both.batch[HEADS[name].answers] != IGNORED, losses_B, 0.0).sum()
 
     def _cosine(self, both: StudentAndTeacher) -> Iterator[Tensor]:
-        ours, theirs = both.ends(self.last)
-        apart_SB = 1 - F.cosine_similarity(ours.float(), theirs.float(), dim=-1)
+        student_states, teacher_states = both.ends(self.last)
+        apart_SB = 1 - F.cosine_similarity(student_states.float(), teacher_states.float(), dim=-1)
         yield self._over_places(apart_SB, self.last, both.batch)
 
     def _embeddings(self, both: StudentAndTeacher) -> Iterator[Tensor]:
@@ -146,22 +146,28 @@ class DistillationLosses(nn.Module):
 
     def _hidden(self, both: StudentAndTeacher) -> Iterator[Tensor]:
         for stack, layers in self.wanted.layers.items():
-            for mine, layer in enumerate(layers):
-                apart_SB = self.apart("hidden", *both.states(stack, mine, layer)) * self.wanted.weight_of(mine)
+            for student_layer, layer in enumerate(layers):
+                apart_SB = self.apart("hidden", *both.states(stack, student_layer, layer)) * self.wanted.weight_of(
+                    student_layer
+                )
                 yield self._over_places(apart_SB, stack, both.batch)
 
     def _scores(self, both: StudentAndTeacher) -> Iterator[Tensor]:
         for stack, layers in self.wanted.layers.items():
             heads, batch = self.spec.size_of(stack).heads, both.batch
-            for mine, layer in enumerate(layers):
+            for student_layer, layer in enumerate(layers):
                 read = (
-                    both.student_states.inner[Reading(stack, mine - 1)],
+                    both.student_states.inner[Reading(stack, student_layer - 1)],
                     both.teacher_states.inner[Reading(stack, layer - 1)],
                 )
-                ours_BHSS = both.student.attention_scores(stack, mine, read[0], batch)
+                student_BHSS = both.student.attention_scores(stack, student_layer, read[0], batch)
                 with torch.no_grad():
-                    theirs_BHSS = both.teacher.attention_scores(stack, layer, read[1], batch)
-                apart_BS = (ours_BHSS - theirs_BHSS).square().mean(-1).sum(1) / heads * self.wanted.weight_of(mine)
+                    teacher_BHSS = both.teacher.attention_scores(stack, layer, read[1], batch)
+                apart_BS = (
+                    (student_BHSS - teacher_BHSS).square().mean(-1).sum(1)
+                    / heads
+                    * self.wanted.weight_of(student_layer)
+                )
                 yield self.sum_over_heads(self._over_places(apart_BS.t(), stack, batch))
 
     def apart(self, hook: str, ours_SBD: Tensor, theirs_SBD: Tensor) -> Tensor:
@@ -194,10 +200,10 @@ def compared_places(batch: Mapping[str, Tensor], prefix: str, places: str) -> Te
         return real_BS
     if "labels" not in batch:  # a batch of another task
         return torch.zeros_like(real_BS)
-    asked = (batch["labels"] != IGNORED).long()
+    labeled = (batch["labels"] != IGNORED).long()
     if "masked_positions" in batch:
-        asked = torch.zeros_like(real_BS, dtype=torch.long).scatter_add_(1, batch["masked_positions"], asked)
-    return asked > 0
+        labeled = torch.zeros_like(real_BS, dtype=torch.long).scatter_add_(1, batch["masked_positions"], labeled)
+    return labeled > 0
 
 
 def head_projection(model: Model, head: str, states: States) -> Projected:

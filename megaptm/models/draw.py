@@ -36,10 +36,10 @@ def draw_tokens(
     if UNIFORMS not in batch:
         return tokens_BS, torch.zeros_like(tokens_BS, dtype=torch.bool)
     labels_BA = batch["labels"]
-    drawn_BA = head.draw(x_SBD, batch, tied)
+    sampled_BA = head.draw(x_SBD, batch, tied)
     # Samples at ignored positions go to an extra column, which is dropped.
     behind = tokens_BS.shape[1]
     at_BA = torch.where(labels_BA == IGNORED, behind, batch["masked_positions"])
-    wide = torch.nn.functional.pad(tokens_BS, (0, 1)).scatter(1, at_BA, drawn_BA)
-    changed = torch.zeros_like(wide).scatter(1, at_BA, (drawn_BA != labels_BA).long())
+    wide = torch.nn.functional.pad(tokens_BS, (0, 1)).scatter(1, at_BA, sampled_BA)
+    changed = torch.zeros_like(wide).scatter(1, at_BA, (sampled_BA != labels_BA).long())
     return wide[:, :behind], changed[:, :behind].bool()

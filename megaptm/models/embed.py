@@ -145,10 +145,10 @@ class Embed(nn.Module):
             features, boxes, kinds_RB = regions["region_features"], regions["region_boxes"], regions["tokens"].t()
             behind = None if segments is None else segments[len(x) :]
             x = torch.cat([x, self.region(features, boxes, kinds_RB, behind)])
-        asked = batch.get(f"{prefix}masked_positions")
-        if (query := self._modules.get(f"{own}query")) is not None and asked is not None:
+        target_positions = batch.get(f"{prefix}masked_positions")
+        if (query := self._modules.get(f"{own}query")) is not None and target_positions is not None:
             # All queries of the query stream start equal; only positions distinguish them.
-            x = torch.cat([x, query(torch.zeros_like(asked.t()))])
+            x = torch.cat([x, query(torch.zeros_like(target_positions.t()))])
         x = self.dropout(scatter_sequence(x))
         widen = self._modules.get(self.widenings[stack])
         return x if widen is None else widen(x)
@@ -194,7 +194,7 @@ def _check_characters(spec: ModelSpec) -> None:
 def _check_regions(spec: ModelSpec) -> None:
     family = spec.family
     told_apart = "segment" in family.inputs or family.region_norms == "each"
-    wrong = {
+    errors = {
         "several stacks": len(family.stacks) > 1,
         "images by their patches, or words made of characters (inputs)": family.reads_images or family.reads_characters,
         "less than two segments (segments)": told_apart and ("segment" not in family.inputs or family.segments < 2),
@@ -202,7 +202,7 @@ def _check_regions(spec: ModelSpec) -> None:
         "tables not as wide as the stream (model.embedding)": spec.size.table_width != spec.size.width,
         "a second stream of queries": family.first_block.query_stream,
     }
-    if named := [word for word, is_so in wrong.items() if is_so]:
+    if named := [word for word, is_so in errors.items() if is_so]:
         raise UserError(f"{spec.name} reads regions of images, which do not go with {named[0]}: change either.")
 
 
@@ -217,14 +217,14 @@ def _check_images(spec: ModelSpec) -> None:
 def _beside_tokens(spec: ModelSpec) -> list[str]:
     """Return properties of the family that need a token table."""
     family = spec.family
-    wrong = {
+    errors = {
         BESIDE: "token" in family.inputs,
         "a projection on the token table (tied)": family.tied,
         "clusters of tokens (model.cutoffs)": bool(spec.size.cutoffs),
         "a stack that reads what is drawn": bool(family.drawn),
         "a second stream of queries": any(block.query_stream for block in family.stacks.values()),
     }
-    return [word for word, is_so in wrong.items() if is_so]
+    return [word for word, is_so in errors.items() if is_so]
 
 
 def _check_drawn_tables(family: Family) -> None:

@@ -63,12 +63,12 @@ class ImageTextHead(ContrastHead):
         width = features_NF.shape[1] // 2
         images_NE, texts_NE, scale_N1 = features_NF.split([width, width, 1], dim=-1)
         # Equal in each sample: the gradient of the mean distributes the total evenly.
-        scale, asked_N = scale_N1.mean(), answers_N != IGNORED
+        scale, labeled_N = scale_N1.mean(), answers_N != IGNORED
         right_R = torch.arange(len(features_NF), device=features_NF.device)[own]
-        right_R = torch.where(asked_N[own], right_R, IGNORED)
+        right_R = torch.where(labeled_N[own], right_R, IGNORED)
         loss_R = torch.zeros((), device=features_NF.device)
-        for mine_RE, all_NE in ((images_NE[own], texts_NE), (texts_NE[own], images_NE)):
-            scores_RN = (scale * mine_RE @ all_NE.t()).masked_fill(~asked_N, -torch.inf)
+        for own_RE, all_NE in ((images_NE[own], texts_NE), (texts_NE[own], images_NE)):
+            scores_RN = (scale * own_RE @ all_NE.t()).masked_fill(~labeled_N, -torch.inf)
             loss_R = loss_R + F.cross_entropy(scores_RN, right_R, reduction="none") / 2
         return loss_R
 

@@ -192,10 +192,10 @@ def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int)
     std = _rule(spec, name)(spec.size_of(next((part for part in name.split(".") if part in spec.size.stacks), "")))
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
-    drawn = generator.standard_normal(shape, dtype=np.float32)
+    sampled = generator.standard_normal(shape, dtype=np.float32)
     if spec.family.init == "truncated-normal":
-        _draw_again_beyond_two(drawn.reshape(-1), generator)
-    value = torch.from_numpy(drawn).mul_(std)
+        _draw_again_beyond_two(sampled.reshape(-1), generator)
+    value = torch.from_numpy(sampled).mul_(std)
     if name in ZERO_FIRST:
         value[0] = 0.0
     if name in VOCABULARY_TABLES:

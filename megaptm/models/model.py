@@ -49,9 +49,9 @@ def stream_lengths(batch: Mapping[str, Tensor], family: Family) -> dict[str, int
     """Return stack -> sequence length between chunks, all of its residual streams included."""
     lengths = {}
     for name, prefix in family.prefixes.items():
-        asked = batch.get(f"{prefix}masked_positions")
-        places = family.places(name, batch[f"{prefix}tokens"].shape[1], 0 if asked is None else asked.shape[1])
-        lengths[name] = family.stacks[name].streams * places
+        targets = batch.get(f"{prefix}masked_positions")
+        positions = family.places(name, batch[f"{prefix}tokens"].shape[1], 0 if targets is None else targets.shape[1])
+        lengths[name] = family.stacks[name].streams * positions
     return lengths
 
 
@@ -232,26 +232,26 @@ class Model(nn.Module):
 
     def empty_pasts(self, rows: int, *, places: int | None = None, farthest: int | None = None) -> dict[str, Past]:
         """Return empty recurrence caches of the stacks that have one. `places`: their length; None: the size's."""
-        found, like = {}, next(self.parameters())
+        pasts, like = {}, next(self.parameters())
         for name, layers in self.chunk.layers.items():
             size = self.spec.size_of(name)
             length = size.remembered if places is None else places
             block = self.spec.family.stacks[name]
             if layers and length and (block.caches_states or block.is_recurrent):
                 shape = (1 if block.is_recurrent else length, rows, past_width(block, size))
-                found[name] = Past.empty(layers, shape, like=like.detach(), farthest=farthest)
-        return found
+                pasts[name] = Past.empty(layers, shape, like=like.detach(), farthest=farthest)
+        return pasts
 
     def _logits(
         self, streams: dict[str, Tensor], inner: dict[Reading, Tensor], batch: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        read, said = self._read(streams, inner, self._heads()), {}
+        read, logits = self._read(streams, inner, self._heads()), {}
         for name, head in self._heads().items():
             if isinstance(head, ContrastHead):
-                said[name] = head.features(*read[name], batch=batch)
+                logits[name] = head.features(*read[name], batch=batch)
             else:
-                said[name] = head.logits(*read[name], tied=self._table_of(name))
-        return said
+                logits[name] = head.logits(*read[name], tied=self._table_of(name))
+        return logits
 
     def _losses(
         self, heads: dict[str, Head], read: dict[str, tuple[Tensor, ...]], batch: dict[str, Tensor]
@@ -264,10 +264,10 @@ class Model(nn.Module):
         """Return head -> the streams that it reads. Each stream is gathered once."""
         readings = {name: self.spec.readings(name) for name in heads}
         gathered = {
-            one: self.gather_sequence(inner[one] if one in inner else streams[one.stack])
-            for one in dict.fromkeys(chain(*readings.values()))
+            reading: self.gather_sequence(inner[reading] if reading in inner else streams[reading.stack])
+            for reading in dict.fromkeys(chain(*readings.values()))
         }
-        return {name: tuple(gathered[one] for one in theirs) for name, theirs in readings.items()}
+        return {name: tuple(gathered[reading] for reading in theirs) for name, theirs in readings.items()}
 
     def _heads(self) -> dict[str, Head]:
         return {} if self.head is None else cast(dict[str, Head], dict(self.head.items()))
@@ -362,9 +362,9 @@ class Model(nn.Module):
 
     def _divide(self, batch: dict[str, Tensor], x: Tensor) -> dict[str, Tensor]:
         """Split the concatenated stream into stacks. Ranks may hold a part of each."""
-        found = stream_lengths(batch, self.spec.family)
-        lengths = [*found.values()]
-        streams = zip(found, x.split([n * len(x) // sum(lengths) for n in lengths]), strict=True)
+        parts = stream_lengths(batch, self.spec.family)
+        lengths = [*parts.values()]
+        streams = zip(parts, x.split([n * len(x) // sum(lengths) for n in lengths]), strict=True)
         return {name: stream[..., : self.spec.size_of(name).width] for name, stream in streams}
 
     def _filled(self, stream_SBD: Tensor) -> Tensor:

@@ -24,8 +24,8 @@ class ImagePatches(nn.Module):
         self.image = Embedding(1, width)
         self.mask = Embedding(1, width) if spec.masks_patches else None
         mean, std = spec.pixels
-        self.scales = [1 / (255 * one) for one in std]
-        self.shifts = [-middle / one for middle, one in zip(mean, std, strict=True)]
+        self.scales = [1 / (255 * linear) for linear in std]
+        self.shifts = [-middle / linear for middle, linear in zip(mean, std, strict=True)]
 
     def forward(self, patches_BNP: Tensor, kinds_SB: Tensor) -> Tensor:
         """Return [S, B, D] from uint8 patches [B, N, C P] and the kind of each position."""

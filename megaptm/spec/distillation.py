@@ -71,9 +71,9 @@ class Distillation:
         return {stack: self._read(layers) for stack, layers in self.layers.items()}
 
     def _read(self, layers: Iterable[int]) -> set[int]:
-        found = {EMBEDDED} if self.asks("embeddings") else set()
-        found |= {*layers} if self.asks("hidden") else set()
-        return found | ({layer - 1 for layer in layers} if self.asks("scores") else set())
+        reading = {EMBEDDED} if self.asks("embeddings") else set()
+        reading |= {*layers} if self.asks("hidden") else set()
+        return reading | ({layer - 1 for layer in layers} if self.asks("scores") else set())
 
     def asks(self, *hooks: str) -> bool:
         """Whether any of these hooks has a weight."""

@@ -105,10 +105,10 @@ class Family:
     sizes: dict[str, Size] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            if str(one.type).startswith("tuple[") and isinstance(word := getattr(self, one.name), str):
+        for head in fields(self):
+            if str(head.type).startswith("tuple[") and isinstance(word := getattr(self, head.name), str):
                 # A string would be iterated by character.
-                raise UserError(f'family {self.name}: {one.name}=("{word}") is one word, no tuple: write ("{word}",).')
+                raise UserError(f'family {self.name}: {head.name}=("{word}") is one word, no tuple: write ("{word}",).')
 
     @property
     def prefixes(self) -> dict[str, str]:

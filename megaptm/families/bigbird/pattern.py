@@ -51,10 +51,10 @@ class SparseBlocks(Pattern):
 
     def table(self, length: int) -> np.ndarray:
         """Return the block table [H, N, N]."""
-        seen = np.zeros((len(self.heads), self.count(length), self.count(length)), dtype=bool)
+        attended = np.zeros((len(self.heads), self.count(length), self.count(length)), dtype=bool)
         for row, keys in enumerate(_block_rows(self, self.count(length))):
-            np.put_along_axis(seen[:, row], keys, True, axis=1)
-        return seen
+            np.put_along_axis(attended[:, row], keys, True, axis=1)
+        return attended
 
     def tiles(self, length: int) -> Iterator[Tile]:
         for row, keys in enumerate(_block_rows(self, self.count(length))):
@@ -70,14 +70,14 @@ def _block_rows(pattern: SparseBlocks, number: int) -> list[np.ndarray]:
     """Return for each of `number` blocks the blocks to which it attends, [H, blocks]."""
     heads = len(pattern.heads)
     edges = {0, number - 1} if pattern.edges else set()
-    drawn = np.stack([_random_blocks(pattern, number, head) for head in pattern.heads])
+    sampled = np.stack([_random_blocks(pattern, number, head) for head in pattern.heads])
     rows = []
     for row in range(number):
         if row in edges:
             rows.append(np.tile(np.arange(number), (heads, 1)))
             continue
         fixed = sorted({row - 1, row, row + 1} & {*range(number)} | edges)
-        rows.append(np.concatenate([np.tile(fixed, (heads, 1)), drawn[:, row]], axis=1))
+        rows.append(np.concatenate([np.tile(fixed, (heads, 1)), sampled[:, row]], axis=1))
     return rows
 
 

@@ -22,8 +22,8 @@ def distance_rows(length: int, record: DisentangledSpec, *, device: torch.device
 
     With buckets, distances up to half of the buckets have rows of their own; larger distances share logarithmic bins.
     """
-    places = torch.arange(length, device=device)
-    row = places[:, None] - places[None, :]
+    positions = torch.arange(length, device=device)
+    row = positions[:, None] - positions[None, :]
     span = record.table_rows // 2
     if record.num_distance_buckets is not None:
         exact = span // 2
@@ -89,7 +89,7 @@ class DisentangledAttention(SelfAttention):
             qkv = F.linear(table_RD, self.qkv.weight, self.qkv.bias).unflatten(-1, (-1, 3, self.key_width))
             return qkv[:, :, 1], qkv[:, :, 0]
         key, query = (
-            F.linear(table_RD, one.weight, one.bias).unflatten(-1, (-1, self.key_width))
-            for one in (self.position_key, self.position_query)
+            F.linear(table_RD, linear.weight, linear.bias).unflatten(-1, (-1, self.key_width))
+            for linear in (self.position_key, self.position_query)
         )
         return key, query

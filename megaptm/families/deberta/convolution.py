@@ -26,13 +26,13 @@ class Convolution(SequenceHooks, nn.Module):
         self.norm = Norm(width, block.norm)
         self.dropout = Dropout(dropout, region="residual")
 
-    def forward(self, x_SBD: Tensor, said_SBD: Tensor, documents_BS: Tensor | None) -> Tensor:
+    def forward(self, x_SBD: Tensor, output_SBD: Tensor, documents_BS: Tensor | None) -> Tensor:
         """Return [S, B, D] from the input and the output of a layer."""
-        whole = self.gather_sequence(x_SBD)
-        before, after = F.pad(whole[:-1], (0, 0, 0, 0, 1, 0)), F.pad(whole[1:], (0, 0, 0, 0, 0, 1))
+        full_SBD = self.gather_sequence(x_SBD)
+        before, after = F.pad(full_SBD[:-1], (0, 0, 0, 0, 1, 0)), F.pad(full_SBD[1:], (0, 0, 0, 0, 0, 1))
         if documents_BS is not None:
             same_SB1 = (documents_BS[:, 1:] == documents_BS[:, :-1]).t()[:, :, None]
             before = before * F.pad(same_SB1, (0, 0, 0, 0, 1, 0))
             after = after * F.pad(same_SB1, (0, 0, 0, 0, 0, 1))
-        neighbors = self.scatter_sequence(torch.cat([before, whole, after], dim=-1))
-        return self.norm(said_SBD + F.gelu(self.dropout(self.map(neighbors))))
+        neighbors = self.scatter_sequence(torch.cat([before, full_SBD, after], dim=-1))
+        return self.norm(output_SBD + F.gelu(self.dropout(self.map(neighbors))))

@@ -50,12 +50,12 @@ class BidirectionalHead(nn.Module):
 
     def begin_step(self, *, seed: int, step: int) -> None:
         """Sample the negatives of a step, a function of seed and step."""
-        drawn = [
+        samples = [
             sample_negatives(self.number, self.size, key=f"{seed}:negatives:{step}:{prefix}")
             for prefix in self.prefixes
             if self.number
         ]
-        self.negatives = [(one, sent(torch.from_numpy(one.ids), self.table.weight.device)) for one in drawn]
+        self.negatives = [(sample, sent(torch.from_numpy(sample.ids), self.table.weight.device)) for sample in samples]
 
     def _loss(self, direction: int, x_ND: Tensor, labels_N: Tensor) -> Tensor:
         if not (self.training and self.number):
@@ -64,8 +64,10 @@ class BidirectionalHead(nn.Module):
         # One lookup for labels and negatives: its gradient bypasses autograd and goes to the engine's buffer.
         both = torch.cat([labels_N.clamp(min=0), ids_K])
         rows, biases = self.table(both), self.vocabulary.bias[both]
-        right, drawn = zip(rows.tensor_split([len(labels_N)]), biases.tensor_split([len(labels_N)]), strict=True)
-        return sampled_cross_entropy(x_ND, labels_N, positive=right, negative=drawn, ids_K=ids_K, negatives=negatives)
+        positive, negative = zip(rows.tensor_split([len(labels_N)]), biases.tensor_split([len(labels_N)]), strict=True)
+        return sampled_cross_entropy(
+            x_ND, labels_N, positive=positive, negative=negative, ids_K=ids_K, negatives=negatives
+        )
 
     def logits(self, *streams_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """Return logits [B, 2, S, V]."""

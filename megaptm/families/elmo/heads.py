@@ -43,10 +43,12 @@ class BidirectionalHeadBrick(HeadBrick):
     def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
         """Return the bytes. With sampled tokens: logits, two float32 copies of them, and vectors of labels and
         samples."""
-        if not (drawn := self.spec.family.negatives):
+        if not (num_negatives := self.spec.family.negatives):
             return super().loss_bytes(2 * positions, element, tensor=tensor, chunked=chunked)
         width = self.spec.size.table_width
-        return LossBytes(2 * positions * (drawn * (element + 8) + 3 * width * element) + 2 * drawn * width * element)
+        return LossBytes(
+            2 * positions * (num_negatives * (element + 8) + 3 * width * element) + 2 * num_negatives * width * element
+        )
 
 
 HEADS = (BidirectionalHeadBrick,)

@@ -37,15 +37,15 @@ class InfoMaxHead(ContrastHead):
         start_B = batch.get(self.answers)
         if start_B is None:
             start_B = torch.zeros(x_SBD.shape[1], dtype=torch.int64, device=x_SBD.device)
-        places_B2 = torch.stack([torch.zeros_like(start_B), start_B.clamp(min=0)], 1)
-        sides_B2D = self.project(at_places(x_SBD.transpose(0, 1), places_B2))
+        positions_B2 = torch.stack([torch.zeros_like(start_B), start_B.clamp(min=0)], 1)
+        sides_B2D = self.project(at_places(x_SBD.transpose(0, 1), positions_B2))
         return F.normalize(sides_B2D.float(), dim=-1).flatten(1)
 
     def compare(self, features_NF: Tensor, answers_N: Tensor, own: slice) -> Tensor:
         """Return [R]. Samples without an n-gram are excluded."""
         texts_ND, ngrams_ND = features_NF.chunk(2, dim=-1)
-        asked_N = answers_N != IGNORED
+        labeled_N = answers_N != IGNORED
         rows_N = torch.arange(len(features_NF), device=features_NF.device)
-        right_RN = (rows_N[own, None] == rows_N) & asked_N
+        right_RN = (rows_N[own, None] == rows_N) & labeled_N
         scores_RN = texts_ND[own] @ ngrams_ND.t() / TEMPERATURE
-        return info_nce(scores_RN, right_RN, asked_N.expand_as(right_RN))
+        return info_nce(scores_RN, right_RN, labeled_N.expand_as(right_RN))

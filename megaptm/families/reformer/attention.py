@@ -72,7 +72,7 @@ class HashedAttend(AttentionCore):
         if not self.brick.chunks(len(q_SBHK)):
             return None
         with torch.no_grad():
-            return torch.stack([self._hash(q_SBHK, one) for one in self._rotations(q_SBHK).unbind(2)], 2)
+            return torch.stack([self._hash(q_SBHK, rotation) for rotation in self._rotations(q_SBHK).unbind(2)], 2)
 
     def forward(self, q_SBHK: Tensor, v_SBHK: Tensor, numbers: Tensor | None, buckets_BHRS: Tensor | None) -> Tensor:
         """Return [S, B, H*K]. `numbers` as in `Mask.numbers`."""
@@ -82,18 +82,19 @@ class HashedAttend(AttentionCore):
         order = _sorted(buckets_BHRS, documents, q)
         inverse = order.argsort(-1)
         chunks = (*order.shape[:2], -1, chunk)
-        places = order.reshape(chunks)
+        positions = order.reshape(chunks)
         with self.dropout.drawing():
             rate = self.dropout.rate if self.dropout.draws else 0.0
             seed = seed_of_stream(q.device) if rate else 0
-        work = _Work(places, _at(documents, places), length, self.causal, buckets_BHRS is not None, rate, seed)
+        work = _Work(positions, _at(documents, positions), length, self.causal, buckets_BHRS is not None, rate, seed)
         q_sorted, v_sorted = (_reordered(x[:, :, None], order, inverse).reshape(*chunks, x.shape[-1]) for x in (q, v))
-        mixed, said = _Chunks.apply(q_sorted, v_sorted, work)
-        mixed, said = (
-            _reordered(x.view(*order.shape, -1), inverse, order)[..., :length, :] for x in (mixed, said[..., None])
+        mixed, normalizers = _Chunks.apply(q_sorted, v_sorted, work)
+        mixed, normalizers = (
+            _reordered(x.view(*order.shape, -1), inverse, order)[..., :length, :]
+            for x in (mixed, normalizers[..., None])
         )
         # A hash round is weighted by the softmax normalizer of its keys.
-        mixed_BHSK = (mixed * said.softmax(2).to(mixed.dtype)).sum(2) if order.shape[2] > 1 else mixed[:, :, 0]
+        mixed_BHSK = (mixed * normalizers.softmax(2).to(mixed.dtype)).sum(2) if order.shape[2] > 1 else mixed[:, :, 0]
         return mixed_BHSK.permute(2, 0, 1, 3).flatten(2)
 
     def _rotations(self, q_SBHK: Tensor) -> Tensor:
@@ -101,18 +102,18 @@ class HashedAttend(AttentionCore):
         by = (self.key, self.layer, self.heads, q_SBHK.device)
         if self._drawn is None or self._drawn[0] != by:
             shape = (q_SBHK.shape[-1], self.brick.hashes, sum(self.brick.factors) // 2)
-            drawn = rotations(self.key, self.layer, self.heads, shape)
-            self._drawn = by, sent(drawn, q_SBHK.device)
+            sampled = rotations(self.key, self.layer, self.heads, shape)
+            self._drawn = by, sent(sampled, q_SBHK.device)
         return self._drawn[1]
 
     def _hash(self, q_SBHK: Tensor, rotation_HKF: Tensor) -> Tensor:
         """Return the bucket of each position for one rotation, [B, H, S]: the direction, or its opposite, with the
         largest product."""
         rows, heads = q_SBHK.shape[1:3]
-        found = []
-        for some in q_SBHK.split(max(1, MOST_SCORES // (rows * heads * rotation_HKF.shape[-1]))):
-            precise = sum_dtype(some.dtype)
-            turned = torch.einsum("sbhk,hkf->bhsf", some.to(precise), rotation_HKF.to(precise))
+        buckets = []
+        for piece in q_SBHK.split(max(1, MOST_SCORES // (rows * heads * rotation_HKF.shape[-1]))):
+            precise = sum_dtype(piece.dtype)
+            turned = torch.einsum("sbhk,hkf->bhsf", piece.to(precise), rotation_HKF.to(precise))
             bucket, product = torch.zeros(turned.shape[:3], dtype=torch.int32, device=turned.device), 1
             for number, part in zip(
                 self.brick.factors, turned.split([n // 2 for n in self.brick.factors], -1), strict=True
@@ -120,8 +121,8 @@ class HashedAttend(AttentionCore):
                 (high, at_high), (low, at_low) = part.max(-1), part.min(-1)
                 bucket += product * torch.where(high >= -low, at_high, number // 2 + at_low).int()
                 product *= number
-            found.append(bucket)
-        return torch.cat(found, 2)
+            buckets.append(bucket)
+        return torch.cat(buckets, 2)
 
 
 class HashedAttention(AttentionModule):
@@ -158,14 +159,14 @@ class HashedAttention(AttentionModule):
 
 def _sorted(buckets_BHRS: Tensor | None, documents_BS: Tensor | None, q_BHPK: Tensor) -> Tensor:
     """Return positions sorted by document, bucket and position, padding last, [B, H, R, P]."""
-    rows, heads, places = q_BHPK.shape[:3]
+    rows, heads, positions = q_BHPK.shape[:3]
     if buckets_BHRS is None:
-        return torch.arange(places, device=q_BHPK.device).expand(rows, heads, 1, -1)
+        return torch.arange(positions, device=q_BHPK.device).expand(rows, heads, 1, -1)
     key = buckets_BHRS.long()
     if documents_BS is not None:
         last = documents_BS.amax(1, keepdim=True) + 1
         key = key + (documents_BS.where(documents_BS > 0, last) << 32)[:, None, None]
-    missing = places - key.shape[-1]
+    missing = positions - key.shape[-1]
     return F.pad(key, (0, missing), value=torch.iinfo(torch.int64).max).argsort(dim=-1, stable=True)
 
 
@@ -233,7 +234,7 @@ class _Chunks(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_mixed: Tensor, grad_said: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad_mixed: Tensor, grad_normalizers: Tensor) -> tuple[Tensor, Tensor, None]:
         q_BHCcK, v_BHCcK = ctx.saved_tensors
         work: _Work = ctx.work
         grads = [torch.zeros(x.shape, dtype=sum_dtype(x.dtype), device=x.device) for x in (q_BHCcK, v_BHCcK)]
@@ -248,7 +249,7 @@ class _Chunks(torch.autograd.Function):
                 outputs = _attend(q, q_before, v, v_before, some, work, draw)
             own = slice(some.start, some.stop)
             there = [x for x in given if x is not None]
-            found = iter(torch.autograd.grad(outputs, there, (grad_mixed[:, :, own], grad_said[:, :, own])))
+            found = iter(torch.autograd.grad(outputs, there, (grad_mixed[:, :, own], grad_normalizers[:, :, own])))
             for number, x in enumerate(given):
                 if x is not None:
                     _add(grads[number // 2], next(found), some, before=number % 2 == 1)
@@ -302,12 +303,12 @@ def _attend(
     scores = (q @ _of_length_one(k).transpose(3, 4)).to(sum_dtype(q.dtype))
     hidden, itself = _unseen(some, work)
     scores = scores.masked_fill(hidden, HIDDEN).masked_fill(itself, ITSELF)
-    said = scores.logsumexp(-1, keepdim=True)
-    weights = (scores - said).exp().to(v.dtype)
+    normalizers = scores.logsumexp(-1, keepdim=True)
+    weights = (scores - normalizers).exp().to(v.dtype)
     if draw is not None:
-        kept = torch.empty_like(weights).bernoulli_(1 - work.dropout, generator=draw)
-        weights = weights * (kept / (1 - work.dropout))
-    return weights @ v, said.squeeze(-1)
+        keep = torch.empty_like(weights).bernoulli_(1 - work.dropout, generator=draw)
+        weights = weights * (keep / (1 - work.dropout))
+    return weights @ v, normalizers.squeeze(-1)
 
 
 def _of_length_one(k: Tensor) -> Tensor:
@@ -329,7 +330,7 @@ def _unseen(some: range, work: _Work) -> tuple[Tensor, Tensor]:
     if work.causal:
         hidden = hidden | (key > query)
     if work.documents is not None:
-        asking, asked = sides(work.documents)
+        query_documents, key_documents = sides(work.documents)
         # As in `Mask.by_content`: padding attends to everything, and its output is never read.
-        hidden = hidden | ((asking != asked) & (asking != 0))
+        hidden = hidden | ((query_documents != key_documents) & (query_documents != 0))
     return hidden, key == query

@@ -38,18 +38,18 @@ class SpanBoundaryHead(nn.Module):
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         x_BSD, labels = x_SBD.transpose(0, 1), batch["span_labels"]
-        left, right = (at_places(x_BSD, batch[name]) for name in ("span_left", "span_right"))
+        before, after = (at_places(x_BSD, batch[name]) for name in ("span_left", "span_right"))
         assert tied is not None
-        read = self._read(left, right, batch["span_offset"])
+        read = self._read(before, after, batch["span_offset"])
         return self.project(read.flatten(0, 1), tied, self.vocabulary.bias, labels.reshape(-1)), count_labels(labels)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """Return logits [B, S, V] of each position as a span of length 1 between its neighbors."""
         x_BSD = x_SBD.transpose(0, 1)
-        left, right = torch.cat([x_BSD[:, :1], x_BSD[:, :-1]], 1), torch.cat([x_BSD[:, 1:], x_BSD[:, -1:]], 1)
+        before, after = torch.cat([x_BSD[:, :1], x_BSD[:, :-1]], 1), torch.cat([x_BSD[:, 1:], x_BSD[:, -1:]], 1)
         assert tied is not None
-        offsets = torch.zeros(left.shape[:2], dtype=torch.int64, device=left.device)
-        return self.project.logits(self._read(left, right, offsets), tied, self.vocabulary.bias)
+        offsets = torch.zeros(before.shape[:2], dtype=torch.int64, device=before.device)
+        return self.project.logits(self._read(before, after, offsets), tied, self.vocabulary.bias)
 
     def _read(self, left: Tensor, right: Tensor, offsets: Tensor) -> Tensor:
         x = torch.cat([left, right, self.offset(offsets)], -1)

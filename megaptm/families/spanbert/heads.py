@@ -30,7 +30,7 @@ class SpanBoundaryHeadBrick(HeadBrick):
 
     @property
     def others(self) -> int:
-        norms = sum(norm_parameters(self.block, one.outputs) for one in self.maps.values())
+        norms = sum(norm_parameters(self.block, linear.outputs) for linear in self.maps.values())
         return self.offsets * self.offset_width + norms
 
 

@@ -32,8 +32,8 @@ def distance_sines(
     Distances go from M + S - 1 to -1, or to -S if keys are on both sides. Sequences that are read backward have
     distances of opposite sign.
     """
-    least = length if both_sides else 1
-    distances = torch.arange(remembered + length - 1, -least - 1, -1, device=device, dtype=torch.float64)[:, None]
+    num_after = length if both_sides else 1
+    distances = torch.arange(remembered + length - 1, -num_after - 1, -1, device=device, dtype=torch.float64)[:, None]
     if farthest is not None:
         distances = distances.clamp(-farthest, farthest)
     if backward_B is not None:
