@@ -1,4 +1,4 @@
-"""What the folders of families add to the registries of the project: heads, objectives, counterparts, commands."""
+"""Heads, objectives, counterparts and commands that the folders of families add to the registries of the project."""
 
 from __future__ import annotations
 
@@ -75,9 +75,15 @@ class Registry(MutableMapping[str, V]):
 
     def _all(self) -> dict[str, V]:
         if not self._complete:
-            self._complete = True
-            for name, entry in self._of_families():
-                if name in self._entries:
-                    raise TypeError(f"two families register {name!r}: rename one.")
-                self._entries[name] = entry
+            self._complete = True  # modules of families may look up entries of the core while they are loaded
+            added: dict[str, V] = {}
+            try:
+                for name, entry in self._of_families():
+                    if name in self._entries or name in added:
+                        raise TypeError(f"{name!r} is registered twice: rename one.")
+                    added[name] = entry
+            except BaseException:
+                self._complete = False
+                raise
+            self._entries |= added
         return self._entries

@@ -180,11 +180,15 @@ def _module_class(sub: SubLayer) -> Callable[..., nn.Module]:
 
 
 def stack_class(block: Block) -> type[Stack]:
-    """Return the class of a stack with these layers."""
+    """Return the class of a stack with these layers. Raise `UserError` if kinds of attention need different ones."""
+    check_values(block)
     if block.reversible:
         return ReversibleStack
-    check_values(block)
-    record = next((record for record in block.attentions if record.stack != AttentionSpec.stack), AttentionSpec())
+    kinds = {record.stack: record for record in block.attentions if record.stack != AttentionSpec.stack}
+    if len(kinds) > 1:
+        names = " and ".join(record.kind for record in kinds.values())
+        raise UserError(f"Block.attention mixes {names}, which need different stacks: use only one of them.")
+    record = next(iter(kinds.values()), AttentionSpec())
     return load_plugin(record.stack, f"{type(record).__name__}.stack", "class")
 
 

@@ -66,7 +66,7 @@ class FinishedRun:
     baselines: dict[str, float]
     """Unigram or uniform loss of the same labels, whichever is less."""
     batches: list[MicroBatch]
-    """Those samples."""
+    """Micro-batches of the held-out samples."""
 
     @property
     def spec(self) -> ModelSpec:

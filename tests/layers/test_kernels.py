@@ -120,7 +120,7 @@ def test_block_mask_covers_packed_and_ordered_batches(name: str, content: str) -
 
 @pytest.mark.parametrize("name", ["window", "uneven window", "window of itself", "causal window", "full", "causal"])
 def test_window_arguments_of_libraries(name: str) -> None:
-    """Both libraries count positions before and after, inclusive; -1 is unlimited."""
+    """The libraries count positions before and after, inclusive; -1 is unlimited."""
     mask = mask_of(name, 20)
     before, after = (20 if side < 0 else side for side in window_of(mask))
     step = torch.arange(20) - torch.arange(20)[:, None]

@@ -173,7 +173,7 @@ def test_losses_are_zero_if_student_equals_teacher(family: str) -> None:
 @pytest.mark.parametrize("drops", [True, False], ids=["cpu", "accelerator"])
 @pytest.mark.parametrize("soft", ["kl", "cross-entropy"])
 def test_soft_target_gradients_equal_plain_torch(soft: str, drops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of hidden states, table and bias, with padding of the vocabulary, in several chunks."""
+    """Gradients of hidden states, table and bias are compared, with a padded vocabulary, in several chunks."""
     monkeypatch.setattr("megaptm.losses.soft_targets.drops_unlabeled", lambda hidden: drops)
     monkeypatch.setattr("megaptm.losses.soft_targets.ROWS_PROJECTED", 2)
     torch.manual_seed(0)

@@ -142,7 +142,7 @@ def test_permute_rate_limits_moved_sentences():
 
 
 def test_whole_words_are_hidden():
-    """Of 100 words of four tokens exactly 30 are hidden, and none in part, wherever sentences move."""
+    """Exactly 30 of 100 words of four tokens are hidden, and none in part, wherever sentences move."""
     piece = annotated_slice(400, sentences=tuple(range(0, 400, 40)), words=tuple(range(0, 400, 4)))
     task = OBJECTIVES["denoising-whole-word"]
     assert (task.annotations, task.poisson_lambda, task.random_token_prob) == (("sentences", "words"), 3.5, 0.1)

@@ -42,7 +42,7 @@ def test_bpe_has_ids_of_llama_and_byte_fallback(trained):
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_digits_makes_each_digit_a_token(kind):
-    """As in PaLM (arXiv:2204.02311, section 4). A digit is not merged with the space before it either."""
+    """Digits are split as in PaLM (arXiv:2204.02311, section 4), also from the space before them."""
     texts = ["In 2022 she sold 2022 of 1999, or 19992022 of them, for 34567.80 each to e2e.\n" * 20]
 
     def merged_digits(**options):

@@ -114,7 +114,7 @@ def test_mlflow_times_are_those_of_training(tmp_path):
 
 
 def test_view_instructions_lead_to_the_curves(run):
-    """By the printed command and URL, and by the link in the description of the MLflow run."""
+    """The printed command and URL, and the link in the description of the MLflow run, show the curves."""
     command, address = view_instructions(run)
     [(identifier, experiment)] = rows(run, "select run_uuid, experiment_id from runs")
     assert command.endswith(f"mlflow ui --backend-store-uri sqlite:///{run.parent}/mlflow.db")
