@@ -92,7 +92,7 @@ def compared_heads(family: Family, model: str) -> tuple[str, ...]:
 
     def is_in_model(brick: type[HeadBrick]) -> bool:
         classifies_samples = issubclass(brick, RowClassHeadBrick) and model.endswith("ForPreTraining")
-        return classifies_samples or brick.answers == HeadBrick.answers
+        return classifies_samples or brick.label_field == HeadBrick.label_field
 
     if family.reads_images or family.drawn:
         return family.heads
@@ -142,7 +142,7 @@ def make_peer_inputs(heads: tuple[str, ...], model: str, batch: Fields, *, docum
     for brick in (HEADS[head] for head in heads):
         if issubclass(brick, RowClassHeadBrick):
             name = "sentence_order_label" if model.startswith("Albert") else "next_sentence_label"
-            inputs[name] = batch[brick.answers]
+            inputs[name] = batch[brick.label_field]
     if "order" in batch:
         inputs["attention_mask"] = (batch["order"][:, None, :] <= batch["order"][:, :, None])[:, None]
     if documents == 1:

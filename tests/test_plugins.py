@@ -24,7 +24,7 @@ from dataclasses import replace
 import numpy as np
 
 from megaptm.batch import Field
-from megaptm.bricks import HeadBrick, Map, register_head
+from megaptm.bricks import HeadBrick, LinearShape, register_head
 from megaptm.families.bert import BERT
 from megaptm.objectives.masked import MaskedLM
 from megaptm.spec import Size, change
@@ -47,13 +47,13 @@ class Rewritten(MaskedLM):
 
 @register_head
 class LowBrick(HeadBrick):
-    name = answers = "low"
+    name = label_field = "low"
     projects = False
     module = "head_of_mine:Low"
 
     @property
     def maps(self):
-        return {"classify": Map(self.size.width, 2, True)}
+        return {"classify": LinearShape(self.size.width, 2, True)}
 
 
 class Abstract(Rewritten):

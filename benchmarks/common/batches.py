@@ -141,16 +141,16 @@ def _fields_of_head(
         return _boundaries(sampler.tokens(len(documents), 3))
     if brick.predicted_only:
         at, targets = positions()
-        return {"masked_positions": at, brick.answers: sampler.tokens(*at.shape).masked_fill(~targets, IGNORED)}
-    if brick.judges_draws:
+        return {"masked_positions": at, brick.label_field: sampler.tokens(*at.shape).masked_fill(~targets, IGNORED)}
+    if brick.labels_from_samples:
         labels = torch.zeros_like(documents)
     elif brick.projects:
         labels = sampler.tokens(*documents.shape)
     elif issubclass(brick, TokenClassHeadBrick):
         labels = sampler.classes(brick.classes, *documents.shape)
     else:
-        return {brick.answers: row_labels(brick)}
-    return {brick.answers: labels.masked_fill(documents == 0, IGNORED)}
+        return {brick.label_field: row_labels(brick)}
+    return {brick.label_field: labels.masked_fill(documents == 0, IGNORED)}
 
 
 def _prefix(family: Family, head: str) -> str:

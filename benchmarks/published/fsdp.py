@@ -65,7 +65,9 @@ def _seconds(machine: Machine, work: Workload, chunks: list[ModelChunk], passes:
 def _units(work: Workload, chunks: list[ModelChunk]) -> list[float]:
     """Return the number of parameters of each unit, that outside layers last."""
     heads = tuple(head for chunk in chunks for head in chunk.heads)
-    alone = ModelChunk(layers={}, first=chunks[0].first, last=chunks[-1].last, finals=chunks[-1].finals, heads=heads)
+    alone = ModelChunk(
+        layers={}, first=chunks[0].first, last=chunks[-1].last, final_stacks=chunks[-1].final_stacks, heads=heads
+    )
     outside = count_rank_parameters(work, [alone]).trained
     layers = sum(len(span) for chunk in chunks for span in chunk.layers.values())
     return [(count_rank_parameters(work, chunks).trained - outside) / layers] * layers + [outside]

@@ -1,7 +1,16 @@
 """Bricks: linear layers and costs of each module of a model, as numbers. No torch."""
 
 from megaptm.bricks import attention, feedforward, recurrent
-from megaptm.bricks.brick import BRICKS, Brick, Map, MemoryTraffic, SavedBytes, attention_costs, brick_of, register
+from megaptm.bricks.brick import (
+    BRICKS,
+    Brick,
+    LinearShape,
+    MemoryTraffic,
+    SavedBytes,
+    attention_costs,
+    brick_of,
+    register,
+)
 from megaptm.bricks.chunk import ModelChunk, chunks
 from megaptm.bricks.head import HeadBrick
 from megaptm.bricks.heads import HEADS, heads, register_head
@@ -14,14 +23,14 @@ from megaptm.bricks.layer import (
     sublayers,
     widening,
 )
-from megaptm.bricks.recurrent import past_width
+from megaptm.bricks.recurrent import cache_width
 
 __all__ = [
     "BRICKS",
     "HEADS",
     "Brick",
     "HeadBrick",
-    "Map",
+    "LinearShape",
     "MemoryTraffic",
     "ModelChunk",
     "SavedBytes",
@@ -29,13 +38,13 @@ __all__ = [
     "attention",
     "attention_costs",
     "brick_of",
+    "cache_width",
     "chunks",
     "feedforward",
     "heads",
     "kinds",
     "layer_parameters",
     "memory_width",
-    "past_width",
     "recurrent",
     "register",
     "register_head",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megaptm.bricks.brick import Map
+from megaptm.bricks.brick import LinearShape
 from megaptm.spec import ModelSpec
 
 
@@ -62,12 +62,12 @@ def cluster_mistakes(spec: ModelSpec) -> Iterator[str]:
         yield f"model.cutoffs do not go with {named[0]}: change either."
 
 
-def cluster_maps(spec: ModelSpec) -> list[Map]:
+def cluster_maps(spec: ModelSpec) -> list[LinearShape]:
     """Return the projections from cluster tables to the hidden states: one each if their widths differ, else one or
     none."""
     if spec.size.division > 1:
-        return [Map(linear.width, spec.width, False) for linear in clusters(spec)]
-    return [Map(spec.size.table_width, spec.width, False)] if spec.size.table_width != spec.width else []
+        return [LinearShape(linear.width, spec.width, False) for linear in clusters(spec)]
+    return [LinearShape(spec.size.table_width, spec.width, False)] if spec.size.table_width != spec.width else []
 
 
 def token_parameters(spec: ModelSpec, *, embeds: bool = True) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from megaptm.bricks.brick import Brick, Map, MemoryTraffic, SavedBytes, register
+from megaptm.bricks.brick import Brick, LinearShape, MemoryTraffic, SavedBytes, register
 from megaptm.bricks.custom_pattern import load_pattern
 from megaptm.bricks.pattern import SlidingWindow
 from megaptm.spec import Block, Size
@@ -24,21 +24,23 @@ class SelfAttentionBrick(Brick):
         self.key_features = size.key_heads * size.key_width
         bias, no_keys = bool(self.attention.bias), self.attention.bias == "no-keys"
         self.biases = 2 * self.features if no_keys else 0
-        turn = size.key_width
+        interleave = size.key_width
         projections = {
-            "qkv": Map(size.width, 3 * self.features, bias and not no_keys, "columns", matrices=3, turn=turn)
+            "qkv": LinearShape(
+                size.width, 3 * self.features, bias and not no_keys, "columns", matrices=3, interleave=interleave
+            )
         }
         if size.key_heads != size.heads:
             # A single key head is replicated on tensor ranks; each uses it with its own queries.
             split = "shared" if size.key_heads == 1 else "columns"
             projections = {
-                "query": Map(size.width, self.features, bias, "columns"),
-                "kv": Map(size.width, 2 * self.key_features, bias, split, matrices=2, turn=turn),
+                "query": LinearShape(size.width, self.features, bias, "columns"),
+                "kv": LinearShape(size.width, 2 * self.key_features, bias, split, matrices=2, interleave=interleave),
             }
-        self.maps = projections | {"output": Map(self.features, size.width, bias, "rows")}
+        self.maps = projections | {"output": LinearShape(self.features, size.width, bias, "rows")}
 
     @classmethod
-    def stack_maps(cls, record: Any, block: Block, size: Size, layers: range) -> Iterator[Map]:
+    def stack_maps(cls, record: Any, block: Block, size: Size, layers: range) -> Iterator[LinearShape]:
         """Yield what a stack has for this kind besides its layers: tables, as linear layers from their width to their
         rows."""
         yield from ()
@@ -54,7 +56,7 @@ class SelfAttentionBrick(Brick):
         return ()
 
     @classmethod
-    def position_table(cls, record: Any, size: Size, layers: range, positions: int) -> Map | None:
+    def position_table(cls, record: Any, size: Size, layers: range, positions: int) -> LinearShape | None:
         """Return a table of positions that only pre-training uses, or None."""
         return None
 
@@ -97,9 +99,11 @@ class CrossAttentionBrick(SelfAttentionBrick):
         bias = bool(self.attention.bias)
         self.key_features, self.biases = self.features, 0
         self.maps = {
-            "query": Map(size.width, self.features, bias, "columns"),
-            "kv": Map(memory, 2 * self.features, bias, "columns", of_memory=True, matrices=2, turn=size.key_width),
-            "output": Map(self.features, size.width, bias, "rows"),
+            "query": LinearShape(size.width, self.features, bias, "columns"),
+            "kv": LinearShape(
+                memory, 2 * self.features, bias, "columns", reads_memory=True, matrices=2, interleave=size.key_width
+            ),
+            "output": LinearShape(self.features, size.width, bias, "rows"),
         }
 
     def memory_traffic(self, element: int) -> MemoryTraffic:

@@ -1,4 +1,4 @@
-"""Base class of bricks: linear layers and costs of a module. No torch; `layers` builds modules from the same `Map`s."""
+"""Base class of bricks: linear layers and costs of a module. No torch; `layers` builds modules from `LinearShape`."""
 
 # D width, F feed-forward features, A = heads x key width
 
@@ -16,29 +16,29 @@ from megaptm.plugins import is_plugin, load_plugin
 from megaptm.spec import AttentionSpec, Block, Size
 
 WHOLE = ("none", "shared")
-"""Values of `Map.split` with which every tensor rank holds all parameters."""
+"""Values of `LinearShape.split` with which every tensor rank holds all parameters."""
 
 
 @dataclass(frozen=True)
-class Map:
+class LinearShape:
     """Shape of a linear layer [..., inputs] -> [..., outputs], and how tensor ranks may divide it (`layers.split`)."""
 
     inputs: int
     outputs: int
     bias: bool
     split: str = "none"
-    of_memory: bool = False
+    reads_memory: bool = False
     """Whether the input is the stack that is attended to, not the layer's own hidden states."""
     matrices: int = 1
-    """Number of matrices of the paper that are stored as one: `turn` outputs of the first, then of the next, and so on.
-    Update rules that need full matrices handle each separately."""
-    turn: int = 1
+    """Number of matrices of the paper that are stored as one: `interleave` outputs of the first, of the next, and so
+    on. Update rules that need full matrices handle each separately."""
+    interleave: int = 1
 
     sequential: bool = False
     """Whether a position depends on the output of the previous one, so that there is one product per position."""
-    of_distances: bool = False
+    reads_distances: bool = False
     """Whether the input is the stack's distance table, once per pass, not tokens."""
-    of_marked: bool = False
+    global_only: bool = False
     """Whether it is only used and trained if a batch marks global tokens (`global_tokens`)."""
 
     @property
@@ -82,7 +82,7 @@ class Brick(ABC):
     """Description of a sub-layer of a transformer layer, or of a recurrent layer. It depends only on the block and
     size."""
 
-    maps: Mapping[str, Map]
+    maps: Mapping[str, LinearShape]
     """Linear layers by name of the child module."""
     features: int = 0
     """A, for attention: one pair of query and key costs 2 A multiply-adds."""
@@ -94,7 +94,7 @@ class Brick(ABC):
     """Further parameters, divided over tensor ranks."""
     kernels: int = 0
     """Kernels per position of a sequence, besides products, for bricks that process positions one by one."""
-    remembered: int = 0
+    cached_positions: int = 0
     """Positions of the recurrence cache, whose keys and values are recomputed for each sequence."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
@@ -145,7 +145,7 @@ class Brick(ABC):
 
     def masked(self, queries: int) -> bool:
         """Whether attention takes a mask for any batch."""
-        return self.pattern is not None and self.pattern.dense(queries) and not self.pattern.everything(queries)
+        return self.pattern is not None and self.pattern.dense(queries) and not self.pattern.attends_to_all(queries)
 
 
 B = TypeVar("B", bound=type[Brick])

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaptm.batch import MAX_WORD_LENGTH, NUM_CHARACTERS
-from megaptm.bricks.brick import Map
+from megaptm.bricks.brick import LinearShape
 from megaptm.spec import ModelSpec, Size
 
 
@@ -15,22 +15,22 @@ def features(size: Size) -> int:
     return sum(filters for _, filters in size.filters)
 
 
-def convolution_maps(size: Size) -> list[Map]:
+def convolution_maps(size: Size) -> list[LinearShape]:
     """Return the linear layers of the convolutions, over the vectors of neighboring characters."""
-    return [Map(characters * size.character_width, filters, True) for characters, filters in size.filters]
+    return [LinearShape(characters * size.character_width, filters, True) for characters, filters in size.filters]
 
 
-def word_maps(size: Size) -> Iterator[Map]:
+def word_maps(size: Size) -> Iterator[LinearShape]:
     """Yield the linear layers of a word: two per highway layer, and a projection."""
     wide = features(size)
-    yield from [Map(wide, wide, True)] * (2 * size.highway)
-    yield Map(wide, size.table_width, True)
+    yield from [LinearShape(wide, wide, True)] * (2 * size.highway)
+    yield LinearShape(wide, size.table_width, True)
 
 
-def character_maps(spec: ModelSpec) -> Iterator[Map]:
+def character_maps(spec: ModelSpec) -> Iterator[LinearShape]:
     """Yield all linear layers of a family that reads characters. The character table counts as one from its width to
     its rows."""
-    yield Map(spec.size.character_width, NUM_CHARACTERS, False)
+    yield LinearShape(spec.size.character_width, NUM_CHARACTERS, False)
     yield from convolution_maps(spec.size)
     yield from word_maps(spec.size)
 

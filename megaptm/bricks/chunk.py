@@ -18,10 +18,10 @@ class ModelChunk:
     first: bool
     last: bool
     """Whether the chunk has the heads that read whole stacks, and the token table they are tied to."""
-    begins: tuple[str, ...] = ()
+    embedded_stacks: tuple[str, ...] = ()
     """Stacks that are embedded here: all in the first chunk, except a stack that also reads tokens sampled from a
     head."""
-    finals: tuple[str, ...] = ()
+    final_stacks: tuple[str, ...] = ()
     """Stacks whose last layer, and final norm, is in this chunk."""
     heads: tuple[str, ...] = ()
     """Heads in this chunk: next to the layers that they read; heads that read whole stacks are in the last chunk."""
@@ -39,11 +39,22 @@ def chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
             layers = spec.size_of(name).layers
             spans[name] = range(min(max(start - offset, 0), layers), min(max(stop - offset, 0), layers))
             offset += layers
-        finals = tuple(name for name, span in spans.items() if spec.size_of(name).layers - 1 in span)
+        final_stacks = tuple(name for name, span in spans.items() if spec.size_of(name).layers - 1 in span)
         last = index == number - 1
-        heads = tuple(head for head in spec.family.heads if _is_here(spec, head, spans, finals, last))
-        begins = tuple(name for name in spec.family.stacks if _begins(spec, name, finals, first=index == 0))
-        cut.append(ModelChunk(spans, first=index == 0, last=last, begins=begins, finals=finals, heads=heads))
+        heads = tuple(head for head in spec.family.heads if _is_here(spec, head, spans, final_stacks, last))
+        embedded_stacks = tuple(
+            name for name in spec.family.stacks if _embeds(spec, name, final_stacks, first=index == 0)
+        )
+        cut.append(
+            ModelChunk(
+                spans,
+                first=index == 0,
+                last=last,
+                embedded_stacks=embedded_stacks,
+                final_stacks=final_stacks,
+                heads=heads,
+            )
+        )
         start = stop
     heads_of(spec)  # raises errors of heads first, which would otherwise be reported as errors of `number`
     if lost := [head for head in spec.family.heads if not any(head in chunk.heads for chunk in cut)]:
@@ -54,12 +65,12 @@ def chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
     return cut
 
 
-def _begins(spec: ModelSpec, stack: str, finals: tuple[str, ...], *, first: bool) -> bool:
-    return spec.family.source(stack) in finals if stack in spec.family.drawn else first
+def _embeds(spec: ModelSpec, stack: str, final_stacks: tuple[str, ...], *, first: bool) -> bool:
+    return spec.family.source(stack) in final_stacks if stack in spec.family.drawn else first
 
 
-def _is_here(spec: ModelSpec, head: str, layers: dict[str, range], finals: tuple[str, ...], last: bool) -> bool:
+def _is_here(spec: ModelSpec, head: str, layers: dict[str, range], final_stacks: tuple[str, ...], last: bool) -> bool:
     """Whether a chunk with these layers has everything that a head reads."""
     if head in spec.family.drawn.values():
-        return spec.readings(head)[0].stack in finals
+        return spec.readings(head)[0].stack in final_stacks
     return all(last if layer is None else layer in layers.get(stack, ()) for stack, layer in spec.readings(head))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megaptm.batch import MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
-from megaptm.bricks.brick import Map
+from megaptm.bricks.brick import LinearShape
 from megaptm.bricks.head import HeadBrick
 
 COMPARED = MAX_COMPARED_IMAGES + MAX_COMPARED_TEXTS
@@ -17,9 +17,9 @@ class CrossModalHeadBrick(HeadBrick):
     (UNIMO, arXiv:2012.15409, section 2.1). No parameters."""
 
     name = "cmcl"
-    answers = "num_positive_texts"
+    label_field = "num_positive_texts"
     projects = False
-    chooses = False
+    is_classifier = False
     contrasts = True
 
     @property
@@ -28,7 +28,7 @@ class CrossModalHeadBrick(HeadBrick):
         return (self.width + 1) * COMPARED
 
     @property
-    def maps(self) -> Mapping[str, Map]:
+    def maps(self) -> Mapping[str, LinearShape]:
         return {}
 
     def compare_bytes(self, own: int, rows: int) -> int:

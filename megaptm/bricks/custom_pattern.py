@@ -46,10 +46,10 @@ class CustomPattern(Pattern):
     def tile_block(self) -> int:
         return self.block
 
-    def everything(self, length: int) -> bool:
+    def attends_to_all(self, length: int) -> bool:
         return False
 
-    def sees(self, head: Any, query: Any, key: Any, table: Any) -> Any:
+    def attends(self, head: Any, query: Any, key: Any, table: Any) -> Any:
         # The same for all heads. An index that is no tensor would be copied to a GPU, and torch reads the value of an
         # index without dimensions, such as a head may be: it would synchronize.
         row = query // self.block
@@ -122,9 +122,9 @@ def _table(pattern: CustomPattern, length: int) -> np.ndarray:
         raise _wrong(pattern, f"place {np.argmin(itself)} does not see itself", "let each see itself")
     if pattern.block_mask is None:
         rows = (places[start : start + pattern.block] for start in range(0, length, pattern.block))
-        begins = np.arange(0, length, pattern.block)
+        starts = np.arange(0, length, pattern.block)
         found = np.stack(
-            [np.logical_or.reduceat(_asked(pattern, row[:, None], places[None]).any(0), begins) for row in rows]
+            [np.logical_or.reduceat(_asked(pattern, row[:, None], places[None]).any(0), starts) for row in rows]
         )
         return found[None]
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megaptm.bricks.brick import Brick, Map, MemoryTraffic, SavedBytes, register
+from megaptm.bricks.brick import Brick, LinearShape, MemoryTraffic, SavedBytes, register
 from megaptm.spec import Block, Size
 
 ROWS_FED = 4096
@@ -25,8 +25,8 @@ class FeedForwardBrick(Brick):
         super().__init__(block, size, memory)
         bias = block.ffn.bias
         self.maps = {
-            "up": Map(size.width, self.streams * size.ffn, bias, "columns", matrices=self.streams),
-            "down": Map(size.ffn, size.width, bias, "rows"),
+            "up": LinearShape(size.width, self.streams * size.ffn, bias, "columns", matrices=self.streams),
+            "down": LinearShape(size.ffn, size.width, bias, "rows"),
         }
 
     def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:

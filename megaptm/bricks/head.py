@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from megaptm.bricks.brick import Map
+from megaptm.bricks.brick import LinearShape
 from megaptm.errors import UserError
 from megaptm.spec import Block, ModelSpec, Size
 
@@ -48,7 +48,7 @@ class HeadBrick(ABC):
     """Head of a model. Its name is that of its loss."""
 
     name: ClassVar[str]
-    answers: ClassVar[str] = "labels"
+    label_field: ClassVar[str] = "labels"
     """Batch field of the labels. Without it the head gives only logits, no loss."""
     projects: ClassVar[bool] = True
     """Whether it projects on the vocabulary."""
@@ -56,7 +56,7 @@ class HeadBrick(ABC):
     """Whether it projects with the transposed projection of region features."""
     classes: ClassVar[int] = 2
     """Number of classes, if it does not project on the vocabulary."""
-    chooses: ClassVar[bool] = True
+    is_classifier: ClassVar[bool] = True
     """Whether it chooses among classes, so that the loss of a random guess is defined; False for regression and
     distances."""
     predicted_only: ClassVar[bool] = False
@@ -67,7 +67,7 @@ class HeadBrick(ABC):
     """Whether it reads the last position of a text, where a causal stack has attended to all of it."""
     next_token: ClassVar[bool] = False
     """Whether each position predicts the next token, to which it must not attend."""
-    judges_draws: ClassVar[bool] = False
+    labels_from_samples: ClassVar[bool] = False
     """Whether labels are known only after sampling from a head; the batch has the target positions."""
     features: ClassVar[int] = 0
     """F, features of a sample for comparison, if it `contrasts`."""
@@ -122,7 +122,7 @@ class HeadBrick(ABC):
 
     @property
     @abstractmethod
-    def maps(self) -> Mapping[str, Map]:
+    def maps(self) -> Mapping[str, LinearShape]:
         """Linear layers by name of the child module; replicated on tensor ranks."""
 
     @property
@@ -131,7 +131,7 @@ class HeadBrick(ABC):
         return 0
 
     @property
-    def others(self) -> int:
+    def other_parameters(self) -> int:
         """Further parameters."""
         return 0
 
@@ -143,11 +143,15 @@ class HeadBrick(ABC):
     @property
     def parameters(self) -> int:
         """All parameters, without vocabulary padding."""
-        return sum(linear.whole for linear in self.maps.values()) + self.rows * self.spec.vocabulary + self.others
+        return (
+            sum(linear.whole for linear in self.maps.values())
+            + self.rows * self.spec.vocabulary
+            + self.other_parameters
+        )
 
     def rank_parameters(self, tensor: int) -> int:
         """Return the parameters of one of `tensor` tensor ranks, with vocabulary padding."""
-        replicated = sum(linear.whole for linear in self.maps.values()) + self.others
+        replicated = sum(linear.whole for linear in self.maps.values()) + self.other_parameters
         return replicated + self.rows * self.spec.padded_vocabulary // tensor
 
     def positions_read(self, length: int, num_predicted: int | None) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar, TypeVar
 
 from megaptm.bricks.adaptive import cluster_maps, projections
-from megaptm.bricks.brick import Map
+from megaptm.bricks.brick import LinearShape
 from megaptm.bricks.contrast_heads import CrossModalHeadBrick
 from megaptm.bricks.head import ROWS_PROJECTED, HeadBrick, LossBytes, table_gradient_bytes
 from megaptm.bricks.image_heads import ImageLabelHeadBrick, ImageTextHeadBrick, MaskedPatchHeadBrick
@@ -30,14 +30,14 @@ class LanguageHeadBrick(HeadBrick):
     next_token = True
 
     @property
-    def maps(self) -> Mapping[str, Map]:
+    def maps(self) -> Mapping[str, LinearShape]:
         width, table = self.width, self.table_width
         if self.spec.size.cutoffs:
-            return {"narrow": Map(width, table, False)} if cluster_maps(self.spec) else {}
-        return {} if table == width else {"narrow": Map(width, table, True)}
+            return {"narrow": LinearShape(width, table, False)} if cluster_maps(self.spec) else {}
+        return {} if table == width else {"narrow": LinearShape(width, table, True)}
 
     @property
-    def others(self) -> int:
+    def other_parameters(self) -> int:
         if not self.spec.size.cutoffs:
             return 0
         # One bias per token, and one row with a bias per cluster after the first.
@@ -85,11 +85,11 @@ class MaskedHeadBrick(HeadBrick):
     rows = 1
 
     @property
-    def maps(self) -> Mapping[str, Map]:
-        return {"transform": Map(self.width, self.table_width, True)}
+    def maps(self) -> Mapping[str, LinearShape]:
+        return {"transform": LinearShape(self.width, self.table_width, True)}
 
     @property
-    def others(self) -> int:
+    def other_parameters(self) -> int:
         return norm_parameters(self.block, self.table_width)
 
 
@@ -101,9 +101,9 @@ class RowClassHeadBrick(HeadBrick):
     """Whether papers count this head's pooler: true for one head of a family."""
 
     @property
-    def maps(self) -> Mapping[str, Map]:
+    def maps(self) -> Mapping[str, LinearShape]:
         width = self.width
-        return {"pooler": Map(width, width, True), "classify": Map(width, self.classes, True)}
+        return {"pooler": LinearShape(width, width, True), "classify": LinearShape(width, self.classes, True)}
 
     @property
     def published(self) -> int:
@@ -119,15 +119,15 @@ class TokenClassHeadBrick(HeadBrick):
     projects = False
 
     @property
-    def maps(self) -> Mapping[str, Map]:
-        return {"classify": Map(self.width, self.classes, True)}
+    def maps(self) -> Mapping[str, LinearShape]:
+        return {"classify": LinearShape(self.width, self.classes, True)}
 
 
 class NextSentenceHeadBrick(RowClassHeadBrick):
     """Next sentence prediction: whether the second text follows the first (BERT, arXiv:1810.04805, 3.1)."""
 
     name = "next-sentence"
-    answers = "next_sentence"
+    label_field = "next_sentence"
     pooler_published = True
 
 
@@ -135,7 +135,7 @@ class SentenceOrderHeadBrick(RowClassHeadBrick):
     """Sentence order prediction: whether two segments of a document are in order (ALBERT, arXiv:1909.11942, 3.1)."""
 
     name = "sentence-order"
-    answers = "sentence_order"
+    label_field = "sentence_order"
     pooler_published = True
 
 
@@ -143,7 +143,7 @@ class ImageTextMatchHeadBrick(RowClassHeadBrick):
     """ITM: whether an image's regions match a text (UNITER, arXiv:1909.11740, section 3.2)."""
 
     name = "itm"
-    answers = "matched"
+    label_field = "matched"
     pooler_published = True
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaptm.bricks.brick import Map
+from megaptm.bricks.brick import LinearShape
 from megaptm.bricks.head import HeadBrick, LossBytes
 from megaptm.errors import UserError
 from megaptm.spec import ModelSpec
@@ -15,7 +15,7 @@ class ImageLabelHeadBrick(HeadBrick):
     not count it."""
 
     name = "image-label"
-    answers = "image_label"
+    label_field = "image_label"
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
@@ -23,7 +23,7 @@ class ImageLabelHeadBrick(HeadBrick):
             raise UserError(f"{spec.name}: the {self.name} head has a table of its own; set tied=False.")
 
     @property
-    def maps(self) -> Mapping[str, Map]:
+    def maps(self) -> Mapping[str, LinearShape]:
         return {}
 
     @property
@@ -48,14 +48,14 @@ class MaskedPatchHeadBrick(HeadBrick):
     """Mean color, of 512, of masked patches (ViT, arXiv:2010.11929, appendix B.1.2)."""
 
     name = "masked-patch"
-    answers = "patch_colors"
+    label_field = "patch_colors"
     projects = False
     classes = 512
     predicted_only = True
 
     @property
-    def maps(self) -> Mapping[str, Map]:
-        return {"classify": Map(self.width, self.classes, True)}
+    def maps(self) -> Mapping[str, LinearShape]:
+        return {"classify": LinearShape(self.width, self.classes, True)}
 
 
 ROWS_COMPARED = 1024
@@ -67,11 +67,11 @@ class ImageTextHeadBrick(HeadBrick):
     projection of each to one space, as wide as the text stack, and a temperature. Papers count it."""
 
     name = "image-text"
-    answers = "text_end"
+    label_field = "text_end"
     projects = False
     contrasts = True
     reads_end = True
-    others = 1
+    other_parameters = 1
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
@@ -88,9 +88,9 @@ class ImageTextHeadBrick(HeadBrick):
         return 2 * self.embedding + 1
 
     @property
-    def maps(self) -> Mapping[str, Map]:
+    def maps(self) -> Mapping[str, LinearShape]:
         return {
-            stack: Map(self.spec.output_width(stack), self.embedding, False)
+            stack: LinearShape(self.spec.output_width(stack), self.embedding, False)
             for stack in [reading.stack for reading in self.readings]
         }
 

@@ -46,7 +46,7 @@ class AttentionWork:
     """Whether the batch marks global tokens."""
     scored: bool = False
     """Whether terms are added to the scores."""
-    of_memory: bool = False
+    reads_memory: bool = False
     """Whether keys come from another stack."""
     hashed: bool = False
     """Whether hashes choose the pairs (LSH attention)."""
@@ -96,13 +96,13 @@ def _fused(work: AttentionWork, device: ComputeDevice) -> str:
 
 
 def _tiles(work: AttentionWork, device: ComputeDevice) -> str:
-    return "its keys are another stream's" if work.of_memory else ""
+    return "its keys are another stream's" if work.reads_memory else ""
 
 
 def _flex(work: AttentionWork, device: ComputeDevice) -> str:
     if why := _needs_gpu("flex", device):
         return why
-    if work.of_memory:
+    if work.reads_memory:
         return "its keys are another stream's"
     if work.key_width < NARROWEST_HEAD:
         return f"heads must be {NARROWEST_HEAD} wide or wider, not {work.key_width}"
@@ -123,7 +123,7 @@ def _windows(kernel: str, work: AttentionWork, device: ComputeDevice) -> str:
         "it cannot keep documents apart (data.document_mask)": work.documents,
         "it knows no order but that of time": work.ordered,
         "it knows no tokens that see all": work.marked,
-        "its keys are another stream's": work.of_memory,
+        "its keys are another stream's": work.reads_memory,
         "it knows no gaps in a window": isinstance(work.pattern, SlidingWindow) and work.pattern.dilation > 1,
         "it knows windows and no other pattern": not isinstance(work.pattern, SlidingWindow | None),
     }
@@ -190,7 +190,7 @@ def _why_fused(work: AttentionWork) -> str:
     if work.scored:
         return "something is added to the scores of all pairs"
     if work.documents or work.ordered:
-        return "a mask of all pairs says who sees whom"
+        return "a mask of all pairs defines the attention"
     return "of a row there is little to leave out" if work.pattern else "nothing is left out"
 
 
@@ -216,7 +216,7 @@ def works_of(spec: ModelSpec, batch: BatchSpec, precision: str) -> Iterator[Atte
                     ordered=own and kind.ordered,
                     marked=own and f"{prefix}global_tokens" in batch.fields,
                     scored=own and (brick.scored or kind.score_bias),
-                    of_memory=not own,
+                    reads_memory=not own,
                     hashed=brick.own_mask and brick.pattern is None,
                     dropout=kind.attentions[0].dropout_rate(spec.dropout),
                 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 
-from megaptm.bricks.brick import Brick, Map, attention_costs, brick_of
+from megaptm.bricks.brick import Brick, LinearShape, attention_costs, brick_of
 from megaptm.bricks.characters import character_maps
 from megaptm.bricks.patches import patch_maps
 from megaptm.bricks.regions import region_maps, region_norms
@@ -116,12 +116,12 @@ def own_sublayers(block: Block, size: Size, layers: range, memory: int | None = 
                 yield sub
 
 
-def maps_beside(block: Block, size: Size, layers: range) -> Iterator[Map]:
+def maps_beside(block: Block, size: Size, layers: range) -> Iterator[LinearShape]:
     """Yield what a stack has besides its layers: tables of score biases, and what its kinds of attention add."""
     if not layers:
         return
     if block.score_bias:
-        yield Map(size.heads, BIAS_BUCKETS, False, "rows")
+        yield LinearShape(size.heads, BIAS_BUCKETS, False, "rows")
     for record in dict.fromkeys(block.attentions):
         yield from attention_costs(record).stack_maps(record, block, size, layers)
 
@@ -131,7 +131,7 @@ def norms_beside(block: Block, layers: range) -> int:
     return sum(attention_costs(record).stack_norms(record, layers) for record in dict.fromkeys(block.attentions))
 
 
-def pretraining_table(spec: ModelSpec, stack: str, layers: range) -> Map | None:
+def pretraining_table(spec: ModelSpec, stack: str, layers: range) -> LinearShape | None:
     """Return the table of positions that some layers of a stack have in pre-training only, or None."""
     block, size = spec.family.stacks[stack], spec.size_of(stack)
     for record in block.attentions:
@@ -175,7 +175,7 @@ def _by_table(family: Family, stacks: Collection[str]) -> list[str]:
     return [*{family.tables[name]: name for name in stacks}.values()]
 
 
-def input_maps(spec: ModelSpec, stacks: Collection[str]) -> Iterator[Map]:
+def input_maps(spec: ModelSpec, stacks: Collection[str]) -> Iterator[LinearShape]:
     """Yield the linear layers at the input of some stacks, without the token table: embedding tables (from their width
     to their rows), their widening, and the modules that read characters, patches or regions."""
     family, width = spec.family, spec.size.table_width
@@ -187,16 +187,16 @@ def input_maps(spec: ModelSpec, stacks: Collection[str]) -> Iterator[Map]:
         yield from region_maps(spec)
     for name in _by_table(family, stacks):
         if family.stacks[name].position == "learned":
-            yield Map(spec.table_width(name), spec.positions_of(name), False)
+            yield LinearShape(spec.table_width(name), spec.positions_of(name), False)
         if family.stacks[name].position == "axial":
-            yield from (Map(*sides, False) for sides in zip(spec.axial_widths, spec.axial, strict=True))
+            yield from (LinearShape(*sides, False) for sides in zip(spec.axial_widths, spec.axial, strict=True))
     for rows in input_tables(family).values():
-        yield Map(width, rows, False)
-    yield from [Map(width, 1, False)] * sum(family.stacks[name].query_stream for name in stacks)
+        yield LinearShape(width, rows, False)
+    yield from [LinearShape(width, 1, False)] * sum(family.stacks[name].query_stream for name in stacks)
     yield from (one for name, one in widening(spec).items() if name in stacks)
 
 
-def widening(spec: ModelSpec) -> dict[str, Map]:
+def widening(spec: ModelSpec) -> dict[str, LinearShape]:
     """Return stack -> linear layer from the width of the tables to that of the stack, if they differ."""
     if spec.size.cutoffs:  # clusters have projections of their own
         return {}
@@ -207,7 +207,7 @@ def widening(spec: ModelSpec) -> dict[str, Map]:
         if not (block.recurrent and block.recurrent.reads_table)
     }
     return {
-        stack: Map(spec.table_width(stack), width, bias=True)
+        stack: LinearShape(spec.table_width(stack), width, bias=True)
         for stack, width in widths.items()
         if width != spec.table_width(stack)
     }

@@ -6,22 +6,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaptm.batch import CHANNELS
-from megaptm.bricks.brick import Map
+from megaptm.bricks.brick import LinearShape
 from megaptm.errors import UserError
 from megaptm.spec import ModelSpec
 
 
-def patch_map(spec: ModelSpec) -> Map:
+def patch_map(spec: ModelSpec) -> LinearShape:
     """Return the projection of a patch's pixels, with all channels, to the hidden states."""
     if spec.size.patch is None:
         raise UserError(f"{spec.name} reads images, and its size has no patch: give model.patch.")
-    return Map(CHANNELS * spec.size.patch**2, _width(spec), spec.family.patch_bias)
+    return LinearShape(CHANNELS * spec.size.patch**2, _width(spec), spec.family.patch_bias)
 
 
-def patch_maps(spec: ModelSpec) -> Iterator[Map]:
+def patch_maps(spec: ModelSpec) -> Iterator[LinearShape]:
     """Yield all linear layers of a family that reads images; vectors count as layers with one row."""
     yield patch_map(spec)
-    yield from [Map(_width(spec), 1, False)] * (1 + spec.masks_patches)
+    yield from [LinearShape(_width(spec), 1, False)] * (1 + spec.masks_patches)
 
 
 def patch_products(spec: ModelSpec, places: int) -> int:

@@ -1,8 +1,8 @@
 """Attention patterns by position: windows, chunks and blocks. No torch.
 
-A pattern has three equivalent forms: a function of two positions (`sees`), tiles of queries and their keys, with which
-attention skips other pairs, and the number of pairs in tiles. Tiles follow from the pattern's parameters alone: nothing
-here grows with the square of the sequence length.
+A pattern has three equivalent forms: a function of two positions (`attends`), tiles of queries and their keys, with
+which attention skips other pairs, and the number of pairs in tiles. Tiles follow from the pattern's parameters alone:
+nothing here grows with the square of the sequence length.
 """
 
 # H heads, N blocks of a sequence
@@ -38,11 +38,11 @@ class Pattern(ABC):
     """Attention pattern by position. Immutable, so that derived values are cached."""
 
     @abstractmethod
-    def everything(self, length: int) -> bool:
+    def attends_to_all(self, length: int) -> bool:
         """Whether every position of a sequence attends to all."""
 
     @abstractmethod
-    def sees(self, head: Any, query: Any, key: Any, table: Any) -> Any:
+    def attends(self, head: Any, query: Any, key: Any, table: Any) -> Any:
         """Whether queries attend to keys: arrays of heads and positions that broadcast, of numpy or torch. `table`:
         result of `table` for the sequence, as the same kind of array."""
 
@@ -56,7 +56,7 @@ class Pattern(ABC):
         return 0
 
     def table(self, length: int) -> np.ndarray | None:
-        """Return the table that `sees` looks up, or None. It has one head if all heads are equal."""
+        """Return the table that `attends` looks up, or None. It has one head if all heads are equal."""
         return None
 
     def for_heads(self, *, layer: int | None = None, heads: range | None = None) -> Pattern:
@@ -69,7 +69,7 @@ class Pattern(ABC):
 
     def dense(self, length: int) -> bool:
         """Whether tiles would skip so little that all pairs are computed."""
-        return self.everything(length) or 4 * _pairs(self, length) > 3 * length * length
+        return self.attends_to_all(length) or 4 * _pairs(self, length) > 3 * length * length
 
 
 @lru_cache(maxsize=4096)
@@ -88,10 +88,10 @@ def _pairs(pattern: Pattern, length: int) -> int:
 class AllPairs(Pattern):
     """Every position attends to all."""
 
-    def everything(self, length: int) -> bool:
+    def attends_to_all(self, length: int) -> bool:
         return True
 
-    def sees(self, head: Any, query: Any, key: Any, table: Any) -> Any:
+    def attends(self, head: Any, query: Any, key: Any, table: Any) -> Any:
         return (query == query) & (key == key)
 
     def tiles(self, length: int) -> Iterator[Tile]:
@@ -108,10 +108,10 @@ class SlidingWindow(Pattern):
     after: int
     dilation: int = 1
 
-    def everything(self, length: int) -> bool:
+    def attends_to_all(self, length: int) -> bool:
         return self.dilation == 1 and min(self.before, self.after) >= length - 1
 
-    def sees(self, head: Any, query: Any, key: Any, table: Any) -> Any:
+    def attends(self, head: Any, query: Any, key: Any, table: Any) -> Any:
         step = key - query
         near = (step >= -self.before * self.dilation) & (step <= self.after * self.dilation)
         return near if self.dilation == 1 else near & (step % self.dilation == 0)
@@ -131,7 +131,7 @@ class SlidingWindow(Pattern):
 
 
 @lru_cache(maxsize=64)
-def blocks_seen(pattern: Pattern | None, length: int, block: int, *, causal: bool) -> np.ndarray:
+def attended_blocks(pattern: Pattern | None, length: int, block: int, *, causal: bool) -> np.ndarray:
     """Return which blocks of queries attend to any position of which blocks of keys, [H, N, N]; one head if all are
     equal. Only tiles are evaluated."""
     number = -(-length // block)
@@ -148,7 +148,7 @@ def blocks_seen(pattern: Pattern | None, length: int, block: int, *, causal: boo
             # All pairs of a tile attend, so one position represents its block.
             attended[heads, np.unique(queries // block)[None, :, None], keys[:, None, :] // block] = True
             continue
-        near = np.broadcast_to(pattern.sees(heads, query, key, table), (len(attended), len(queries), keys.shape[1]))
+        near = np.broadcast_to(pattern.attends(heads, query, key, table), (len(attended), len(queries), keys.shape[1]))
         head, row, column = np.nonzero(near & (key <= query) if causal else near)
         attended[head, queries[row] // block, keys[head if len(keys) > 1 else 0, column] // block] = True
     return attended

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from megaptm.bricks.brick import Brick, Map, MemoryTraffic, SavedBytes, register
+from megaptm.bricks.brick import Brick, LinearShape, MemoryTraffic, SavedBytes, register
 from megaptm.spec import Block, Size
 
 
@@ -23,9 +23,9 @@ class ProjectedLSTMBrick(Brick):
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
         self.maps = {
-            "input": Map(size.width, 4 * size.ffn, True),
-            "state": Map(size.width, 4 * size.ffn, False, sequential=True),
-            "projection": Map(size.ffn, size.width, False, sequential=True),
+            "input": LinearShape(size.width, 4 * size.ffn, True),
+            "state": LinearShape(size.width, 4 * size.ffn, False, sequential=True),
+            "projection": LinearShape(size.ffn, size.width, False, sequential=True),
         }
 
     def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
@@ -47,11 +47,11 @@ class LSTMBrick(Brick):
     reads: int
     """Input features of a position."""
 
-    def lstm_maps(self, prefix: str = "") -> dict[str, Map]:
+    def lstm_maps(self, prefix: str = "") -> dict[str, LinearShape]:
         gates = 4 * self.size.ffn
         return {
-            f"{prefix}input": Map(self.reads, gates, True),
-            f"{prefix}state": Map(self.size.ffn, gates, True, sequential=True),
+            f"{prefix}input": LinearShape(self.reads, gates, True),
+            f"{prefix}state": LinearShape(self.size.ffn, gates, True, sequential=True),
         }
 
     def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
@@ -100,12 +100,12 @@ class AttentiveLSTMBrick(LSTMBrick):
         self.reads = size.table_width + size.width
         self.maps = {
             **self.lstm_maps("lstm."),
-            "attention.query": Map(size.width, memory, True, sequential=True),
-            "attention.merge": Map(memory + size.width, size.width, True, sequential=True),
+            "attention.query": LinearShape(size.width, memory, True, sequential=True),
+            "attention.merge": LinearShape(memory + size.width, size.width, True, sequential=True),
         }
 
 
-def past_width(block: Block, size: Size) -> int:
+def cache_width(block: Block, size: Size) -> int:
     """Return the features per position of the recurrence cache: the input of a layer; for an LSTM its output and
     cell."""
     return size.width + size.ffn if block.is_recurrent else size.width

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaptm.bricks.brick import Map
+from megaptm.bricks.brick import LinearShape
 from megaptm.bricks.head import HeadBrick, LossBytes
 from megaptm.bricks.layer import norm_parameters
 from megaptm.bricks.regions import detector_of
@@ -17,11 +17,11 @@ class _HiddenRegionHeadBrick(HeadBrick):
     predicted_only = True
 
     @property
-    def maps(self) -> Mapping[str, Map]:
-        return {"transform": Map(self.width, self.width, True)}
+    def maps(self) -> Mapping[str, LinearShape]:
+        return {"transform": LinearShape(self.width, self.width, True)}
 
     @property
-    def others(self) -> int:
+    def other_parameters(self) -> int:
         return norm_parameters(self.block, self.width)
 
 
@@ -29,13 +29,13 @@ class RegionFeatureHeadBrick(_HiddenRegionHeadBrick):
     """MRFR: features of hidden regions, by the transposed projection of features and a bias."""
 
     name = "mrfr"
-    answers = "masked_region_features"
+    label_field = "masked_region_features"
     regresses = True
-    chooses = False
+    is_classifier = False
 
     @property
-    def others(self) -> int:
-        return super().others + detector_of(self.spec).features
+    def other_parameters(self) -> int:
+        return super().other_parameters + detector_of(self.spec).features
 
     def multiply_adds(self, positions: int) -> int:
         return super().multiply_adds(positions) + positions * self.width * detector_of(self.spec).features
@@ -49,35 +49,35 @@ class _RegionClassHeadBrick(_HiddenRegionHeadBrick):
         return detector_of(self.spec).classes
 
     @property
-    def maps(self) -> Mapping[str, Map]:
-        return {**super().maps, "classify": Map(self.width, self.classes, True)}
+    def maps(self) -> Mapping[str, LinearShape]:
+        return {**super().maps, "classify": LinearShape(self.width, self.classes, True)}
 
 
 class RegionLabelHeadBrick(_RegionClassHeadBrick):
     """MRC: class of hidden regions."""
 
     name = "mrc"
-    answers = "region_labels"
+    label_field = "region_labels"
 
 
 class RegionDistributionHeadBrick(_RegionClassHeadBrick):
     """MRC-kl: class distribution of hidden regions."""
 
     name = "mrc-kl"
-    answers = "region_distributions"
-    chooses = False
+    label_field = "region_distributions"
+    is_classifier = False
 
 
 class WordRegionHeadBrick(HeadBrick):
     """WRA: distance of words and regions by optimal transport. No parameters."""
 
     name = "wra"
-    answers = "matched"
+    label_field = "matched"
     projects = False
-    chooses = False
+    is_classifier = False
 
     @property
-    def maps(self) -> Mapping[str, Map]:
+    def maps(self) -> Mapping[str, LinearShape]:
         return {}
 
     def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:

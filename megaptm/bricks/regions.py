@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from megaptm.batch import NUM_BOX_VALUES
-from megaptm.bricks.brick import Map
+from megaptm.bricks.brick import LinearShape
 from megaptm.errors import UserError
 from megaptm.spec import ModelSpec
 
@@ -42,18 +42,18 @@ def region_norms(spec: ModelSpec) -> int:
     return NORMS[spec.family.region_norms]
 
 
-def region_maps(spec: ModelSpec) -> Iterator[Map]:
+def region_maps(spec: ModelSpec) -> Iterator[LinearShape]:
     """Yield all linear layers of a family that reads regions; a table counts as one from its width to its rows. The
     mask table has two rows, as in the released code: row 0, for visible regions, is zero."""
     features, width = detector_of(spec).features, spec.size.table_width
     yield feature_map(spec)
     if spec.family.region_boxes not in BOXES:
         raise _unknown(spec, "region_boxes", map(str, BOXES))
-    yield Map(spec.family.region_boxes, width, True)
+    yield LinearShape(spec.family.region_boxes, width, True)
     if spec.family.hidden_regions not in HIDDEN:
         raise _unknown(spec, "hidden_regions", HIDDEN)
     if spec.family.hidden_regions == "vector":
-        yield Map(features, 2, False)
+        yield LinearShape(features, 2, False)
 
 
 def region_products(spec: ModelSpec) -> tuple[int, int]:
@@ -74,9 +74,9 @@ def region_bytes(spec: ModelSpec, element: int) -> int:
     return (features.inputs + box.inputs + region_norms(spec) * features.outputs) * element
 
 
-def feature_map(spec: ModelSpec) -> Map:
+def feature_map(spec: ModelSpec) -> LinearShape:
     """Return the projection from a region's features to the hidden states."""
-    return Map(detector_of(spec).features, spec.size.table_width, True)
+    return LinearShape(detector_of(spec).features, spec.size.table_width, True)
 
 
 def _unknown(spec: ModelSpec, row: str, known: Iterable[str]) -> UserError:

@@ -175,7 +175,7 @@ def _recurrence(config: Config, spec: ModelSpec) -> Iterator[str]:
     """Yield errors of recurrence across batches, which requires the same number of sequences in each batch."""
     task, train = config.built_objective, config.train
     continues = task.unit == "lane"
-    if spec.remembers and not continues:
+    if spec.has_recurrence_cache and not continues:
         yield (
             f"model.memory caches hidden states of the previous sequence, but sequences of objective ({task.name}) do "
             f"not continue from step to step: set model.memory=0, or use {spec.family.objectives[0]}."

@@ -128,7 +128,7 @@ def _unsupported_property(spec: ModelSpec) -> str:
     """Return the property of a model that distillation does not support, or an empty string."""
     unsupported = {
         "is recurrent": spec.family.is_recurrent,
-        "has a recurrence cache": spec.remembers,
+        "has a recurrence cache": spec.has_recurrence_cache,
         "reads sampled tokens": bool(spec.family.drawn),
         "has a second stream of queries": any(block.query_stream for block in spec.family.stacks.values()),
     }

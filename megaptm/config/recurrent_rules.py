@@ -31,7 +31,7 @@ def recurrent_model_errors(spec: ModelSpec) -> Iterator[str]:
         yield f"model.size custom of {family.name} needs model.filters, such as [[1, 32], [2, 32], [3, 64]]."
     if (widest := max((characters for characters, _ in size.filters), default=0)) > MAX_WORD_LENGTH:
         yield f"model.filters has a filter of {widest} characters, and words have at most {MAX_WORD_LENGTH}: narrow it."
-    if family.is_recurrent and family.reads_characters and size.remembered > 1:
-        yield f"model.memory ({size.remembered}) must be 0 or 1: {family.name} is recurrent, and keeps one state."
+    if family.is_recurrent and family.reads_characters and size.cached_positions > 1:
+        yield f"model.memory ({size.cached_positions}) must be 0 or 1: {family.name} is recurrent, and keeps one state."
     if family.is_recurrent and size.heads > 1:
         yield f"model.heads ({size.heads}) must be 1: {family.name} is recurrent, without attention heads."

@@ -106,7 +106,7 @@ def evaluate(
             "tokens: build the corpus from more text, or with a larger validation=SHARE."
         )
     bricks = heads(loaded.spec)
-    if not (names := [name for name in held_out.losses if bricks[name].chooses]):
+    if not (names := [name for name in held_out.losses if bricks[name].is_classifier]):
         raise UserError(
             f"{', '.join(held_out.losses)}: the labels are no classes, so there are no baselines to compare with; see "
             "validation/loss in the run's metrics."
@@ -127,7 +127,7 @@ def evaluate(
     sizes |= dict.fromkeys(contrasts, 1)  # for contrastive losses only the number of labels is counted
     chance = dict.fromkeys(contrasts, 0.0)
     sampled_labels = {
-        name for name in names if HEADS[name].judges_draws
+        name for name in names if HEADS[name].labels_from_samples
     }  # their labels are known after the model has sampled
     counts, training_counts = ({name: np.zeros(size, np.int64) for name, size in sizes.items()} for _ in range(2))
     sums = dict.fromkeys(names, 0.0)
@@ -141,7 +141,7 @@ def evaluate(
                 batch = {field: tensor.cpu().numpy() for field, tensor in loaded.model.answered(tensors).items()}
         _count(batch, counts)
         for name in contrasts:  # a random guess picks any sample of the batch that has a label
-            compared = int(np.count_nonzero(batch[HEADS[name].answers] != IGNORED))
+            compared = int(np.count_nonzero(batch[HEADS[name].label_field] != IGNORED))
             chance[name] += compared * math.log(max(compared, 1))
         for name in names:
             sums[name] += float(batch_losses[name][0])
@@ -285,7 +285,7 @@ def _read(mix: Mix, rows: int, batch_size: int, title: str, console: Console | N
 def _count(batch: Sample, counts: dict[str, np.ndarray]) -> None:
     """Add a batch's labels to `counts`: loss -> int64 [number of classes]."""
     for name, count in counts.items():
-        labels = batch[HEADS[name].answers].reshape(-1)
+        labels = batch[HEADS[name].label_field].reshape(-1)
         labels = labels[labels != IGNORED]
         if HEADS[name].contrasts:  # the label is the sample itself; the field holds its position
             count[0] += len(labels)

@@ -140,7 +140,7 @@ def _continue_with_recurrence(loaded: TrainedModel, ids: list[int], *, tokens: i
     """Continue a decoder with a recurrence cache: each token is a sequence that follows the one before. The cache is as
     long as a training sequence plus its cache."""
     spec, end = loaded.spec, loaded.tokenizer.special.end
-    places = spec.context + spec.size_of(generating_stack(loaded)).remembered
+    places = spec.context + spec.size_of(generating_stack(loaded)).cached_positions
     pasts = loaded.model.empty_pasts(1, places=places)
     for _ in range(tokens):
         with torch.inference_mode():

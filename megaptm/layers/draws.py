@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor
 
-Again = Callable[[], AbstractContextManager[None]]
+RngReplay = Callable[[], AbstractContextManager[None]]
 """Context that restores the generator state of when it was created; afterwards the previous state continues."""
 
 
@@ -31,7 +31,7 @@ def sent(sampled: Tensor, device: torch.device) -> Tensor:
     return (sampled.pin_memory() if device.type == "cuda" else sampled).to(device, non_blocking=True)
 
 
-def remember_draws() -> Again:
+def save_rng_state() -> RngReplay:
     """Return a context that repeats the random numbers from this point, on this process's device."""
     host = torch.get_rng_state()
     on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megaptm.bricks.kernels import AttentionWork, ComputeDevice
-from megaptm.bricks.pattern import AllPairs, Pattern, SlidingWindow, blocks_seen
+from megaptm.bricks.pattern import AllPairs, Pattern, SlidingWindow, attended_blocks
 from megaptm.layers.mask import Mask
 from megaptm.layers.sparse import Marked, attend_by_tiles
 
@@ -140,7 +140,7 @@ def block_mask(mask: Mask, marked: Marked | None = None, *, block: int = BLOCK) 
 @lru_cache(maxsize=256)
 def _by_place(pattern: Pattern | None, length: int, block: int, causal: bool, device: torch.device) -> Tensor:
     """Return blocks allowed by the pattern, [1, H or 1, N, N]; cached on the device."""
-    return torch.from_numpy(blocks_seen(pattern, length, block, causal=causal)).to(device)[None]
+    return torch.from_numpy(attended_blocks(pattern, length, block, causal=causal)).to(device)[None]
 
 
 def _by_content(mask: Mask, length: int, block: int) -> Tensor:

@@ -15,7 +15,7 @@ from megaptm.bricks import BRICKS, SubLayer, sublayers
 from megaptm.bricks.kernels import AUTO, FUSED
 from megaptm.errors import UserError
 from megaptm.layers.attention import AttentionModule, CrossAttention, SelfAttention
-from megaptm.layers.draws import Again, remember_draws
+from megaptm.layers.draws import RngReplay, save_rng_state
 from megaptm.layers.feedforward import FeedForward
 from megaptm.layers.mask import Mask
 from megaptm.layers.norm import FinalNorm, Norm
@@ -64,7 +64,7 @@ def _stack_errors(block: Block, size: Size) -> Iterator[str]:
             f"position is {block.position}, a bias on the scores of all pairs, but {', '.join(sorted(own_masks))} "
             "attention computes only some: use another position, or all pairs."
         )
-    if size.remembered and not block.caches_states:
+    if size.cached_positions and not block.caches_states:
         yield f"attention is {block.kinds[0]}, which has no recurrence cache: set memory to 0."
 
 
@@ -250,7 +250,7 @@ class Stack(SequenceHooks, nn.ModuleDict):
         self.run_layer: Callable[..., Tensor] = run
         self.copy_to_tensor_ranks: Callable[[Tensor], Tensor] = same
         """Hook for tensors that every tensor rank has and uses with its own heads."""
-        self.remember_draws: Callable[[], Again] = remember_draws
+        self.save_rng_state: Callable[[], RngReplay] = save_rng_state
         """Hook with which reversible layers repeat their dropout masks."""
         if layers:
             self.add_tables(dropout=dropout, context=context)
@@ -394,5 +394,5 @@ class ReversibleStack(Stack):
         for number in self.numbers:
             inputs = attention[self.block.attention_at(number)]
             layers.append(LayerInputs(cast(Layer, self[str(number)]), inputs.mask, inputs.position_state))
-        streams = [y.to(x.dtype) for y in run_reversible(x1, x2, layers, self.remember_draws)]
+        streams = [y.to(x.dtype) for y in run_reversible(x1, x2, layers, self.save_rng_state)]
         return self["final"](torch.cat(streams, -1)) if "final" in self else torch.cat(streams)

@@ -62,7 +62,7 @@ class Mask:
 
     def within(self, pattern: Pattern | None) -> Mask:
         """The same, with a pattern; itself, where that hides nothing."""
-        return self if pattern is None or pattern.everything(max(self.length)) else replace(self, pattern=pattern)
+        return self if pattern is None or pattern.attends_to_all(max(self.length)) else replace(self, pattern=pattern)
 
     def seen(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Whether it is, of numbers of rows, heads and positions that broadcast."""
@@ -85,7 +85,7 @@ class Mask:
         attended = key <= query if self.causal else torch.ones((), dtype=torch.bool, device=self.device)
         if self.pattern is None:
             return attended
-        near = self.pattern.sees(head, query, key, self.table)
+        near = self.pattern.attends(head, query, key, self.table)
         if self.marks is not None:
             near = near | (self.marks[batch, query] != 0) | (self.marks[batch, key] != 0)
         return attended & near
@@ -207,7 +207,9 @@ def self_mask(
     assert tokens is not None
     causal, ordered = visibility_of(visibility)
     if ordered and order is None:
-        raise UserError(f"The batch has no {prefix}order, by which this model sees: take an objective that gives it.")
+        raise UserError(
+            f"The batch has no {prefix}order, the attention mask of this model: use an objective that provides it."
+        )
     return Mask(
         (tokens.shape[1], tokens.shape[1]),
         tokens.device,

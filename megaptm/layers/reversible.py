@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from megaptm.bricks.feedforward import ROWS_FED
 from megaptm.layers.accumulate import sum_dtype
-from megaptm.layers.draws import Again
+from megaptm.layers.draws import RngReplay
 from megaptm.layers.split import Dropout
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class LayerInputs:
 
 
 def run_reversible(
-    x1_SBD: Tensor, x2_SBD: Tensor, layers: Sequence[LayerInputs], remember: Callable[[], Again]
+    x1_SBD: Tensor, x2_SBD: Tensor, layers: Sequence[LayerInputs], remember: Callable[[], RngReplay]
 ) -> list[Tensor]:
     """Return both residual streams after the layers. Streams are float32, because rounding errors would not be
     invertible; layers receive the model's dtype."""
@@ -52,7 +52,7 @@ class _Reversible(torch.autograd.Function):
         x1: Tensor,
         x2: Tensor,
         layers: Sequence[LayerInputs],
-        remember: Callable[[], Again],
+        remember: Callable[[], RngReplay],
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         draws, chosen = [], []
@@ -116,5 +116,5 @@ def _draws(layer: Layer) -> bool:
     return any(isinstance(module, Dropout) and module.draws for module in layer.modules())
 
 
-def _nothing() -> Again:
+def _nothing() -> RngReplay:
     return nullcontext

@@ -21,24 +21,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megaptm.bricks import Map
+from megaptm.bricks import LinearShape
 from megaptm.layers.accumulate import Lookup
 
 
 class Linear(nn.Linear):
     """Linear layer, [..., in] -> [..., out]; `split` is `columns`, `rows`, `shared` or `none`."""
 
-    matrices, turn = 1, 1
+    matrices, interleave = 1, 1
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, split: str = "none") -> None:
         super().__init__(inputs, outputs, bias=bias)
         self.split = split
 
     @classmethod
-    def of(cls, map_: Map) -> Linear:
+    def of(cls, map_: LinearShape) -> Linear:
         """Build the layer that a brick describes."""
         linear = cls(map_.inputs, map_.outputs, bias=map_.bias, split=map_.split)
-        linear.matrices, linear.turn = map_.matrices, map_.turn
+        linear.matrices, linear.interleave = map_.matrices, map_.interleave
         return linear
 
     def reset_parameters(self) -> None:

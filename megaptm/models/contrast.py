@@ -23,7 +23,7 @@ class ContrastHead(nn.Module, ABC):
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
-        self.name, self.answers = brick.name, brick.answers
+        self.name, self.label_field = brick.name, brick.label_field
 
     @abstractmethod
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
@@ -40,10 +40,10 @@ class ContrastHead(nn.Module, ABC):
     def loss(self, *streams_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         """Return a sum with the given gradient, if the batch has the gradient of the features; otherwise compare the
         samples of this batch only."""
-        answers, features = batch[self.answers], self.features(*streams_SBD, batch=batch)
+        labels, features = batch[self.label_field], self.features(*streams_SBD, batch=batch)
         if (gradient := batch.get(gradient_field(self.name))) is not None:
-            return (features * gradient).sum(), count_labels(answers)
-        return self.compare(features, answers, slice(0, len(features))).sum(), count_labels(answers)
+            return (features * gradient).sum(), count_labels(labels)
+        return self.compare(features, labels, slice(0, len(features))).sum(), count_labels(labels)
 
     def logits(self, *streams_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """Return features without batch. `Model` calls `features` with the batch."""

@@ -103,7 +103,7 @@ class DistillationLosses(nn.Module):
         if hook == "logits":
             return self._asked(batch).sum()
         if hook == "classes":
-            return torch.stack([count_asked(batch, HEADS[name].answers) for name in self.wanted.questions]).sum()
+            return torch.stack([count_asked(batch, HEADS[name].label_field) for name in self.wanted.questions]).sum()
         prefixes = self.spec.family.prefixes
         stacks = [self.last] if hook == "cosine" else [*prefixes]
         return torch.stack([real_places(batch, prefixes[stack]).sum() for stack in stacks]).sum()
@@ -122,7 +122,7 @@ class DistillationLosses(nn.Module):
         yield self.soft(student_logits, teacher_logits, self._asked(both.batch).t().flatten())
 
     def _class_losses(self, both: StudentAndTeacher) -> Iterator[Tensor]:
-        questions = [name for name in self.wanted.questions if HEADS[name].answers in both.batch]
+        questions = [name for name in self.wanted.questions if HEADS[name].label_field in both.batch]
         if not questions:  # a batch of another task
             yield next(iter(both.student_states.streams.values())).new_zeros(())
         for name in questions:
@@ -132,7 +132,7 @@ class DistillationLosses(nn.Module):
             losses_B = soft_class_loss(
                 student_BC, teacher_BC, temperature=self.wanted.temperature, soft=self.wanted.logit_loss
             )
-            yield torch.where(both.batch[HEADS[name].answers] != IGNORED, losses_B, 0.0).sum()
+            yield torch.where(both.batch[HEADS[name].label_field] != IGNORED, losses_B, 0.0).sum()
 
     def _cosine(self, both: StudentAndTeacher) -> Iterator[Tensor]:
         student_states, teacher_states = both.ends(self.last)

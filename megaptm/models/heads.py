@@ -141,11 +141,11 @@ class TokenClassHead(nn.Module):
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
-        self.answers = brick.answers
+        self.label_field = brick.label_field
         self.classify = Linear.of(brick.maps["classify"])
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        return class_loss(self.logits(x_SBD, tied), batch[self.answers])
+        return class_loss(self.logits(x_SBD, tied), batch[self.label_field])
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """Return logits [B, S, classes]."""
@@ -157,11 +157,11 @@ class RowClassHead(nn.Module):
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
-        self.answers = brick.answers
+        self.label_field = brick.label_field
         self.pooler, self.classify = Linear.of(brick.maps["pooler"]), Linear.of(brick.maps["classify"])
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        return class_loss(self.logits(x_SBD, tied), batch[self.answers])
+        return class_loss(self.logits(x_SBD, tied), batch[self.label_field])
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """Return logits [B, classes]."""

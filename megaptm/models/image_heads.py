@@ -18,13 +18,13 @@ class ImageLabelHead(nn.Module):
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
-        self.answers = brick.answers
+        self.label_field = brick.label_field
         self.table = Embedding(spec.padded_vocabulary, brick.width, split="vocabulary")
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
         self.project = token_loss(spec)
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        labels_B = batch[self.answers]
+        labels_B = batch[self.label_field]
         return self.project(x_SBD[0], self.table.weight, self.vocabulary.bias, labels_B), count_labels(labels_B)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
@@ -37,11 +37,11 @@ class MaskedPatchHead(nn.Module):
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
-        self.answers = brick.answers
+        self.label_field = brick.label_field
         self.classify = Linear.of(brick.maps["classify"])
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        return class_loss(self.classify(asked_places(x_SBD, batch, self.answers)), batch[self.answers])
+        return class_loss(self.classify(asked_places(x_SBD, batch, self.label_field)), batch[self.label_field])
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """Return logits at every position, [B, S, colors]."""

@@ -44,7 +44,11 @@ class ImageTextHead(ContrastHead):
         """Return [B, 2 E + 1]. Without given end positions texts end at the last position."""
         image_SBD, text_SBD = streams_SBD
         rows = torch.arange(text_SBD.shape[1], device=text_SBD.device)
-        end_B = batch[self.answers].clamp(min=0) if self.answers in batch else torch.full_like(rows, len(text_SBD) - 1)
+        end_B = (
+            batch[self.label_field].clamp(min=0)
+            if self.label_field in batch
+            else torch.full_like(rows, len(text_SBD) - 1)
+        )
         sides = self.image(image_SBD[0]), self.text(text_SBD[end_B, rows])
         scale = _Bounded.apply(self.scale).float().exp()
         return torch.cat([*(F.normalize(side.float(), dim=-1) for side in sides), scale.expand(len(rows), 1)], -1)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
-from megaptm.bricks import HEADS, ModelChunk, chunks, memory_width, past_width
+from megaptm.bricks import HEADS, ModelChunk, cache_width, chunks, memory_width
 from megaptm.errors import UserError
 from megaptm.layers.attention import AttentionCore
 from megaptm.layers.layer import Stack, same, stack_class
@@ -100,8 +100,8 @@ class Model(nn.Module):
         self.embed = self.head = None
         regresses = any(HEADS[name].regresses for name in self.chunk.heads)
         projects = family.tied and any(HEADS[name].projects for name in self.chunk.heads)
-        if self.chunk.begins or projects or regresses:
-            self.embed = Embed(spec, self.chunk.begins, regresses=regresses)
+        if self.chunk.embedded_stacks or projects or regresses:
+            self.embed = Embed(spec, self.chunk.embedded_stacks, regresses=regresses)
         for name, block in family.stacks.items():
             if layers := self.chunk.layers[name]:
                 self.add_module(name, _stack(spec, name, block, layers))
@@ -136,7 +136,7 @@ class Model(nn.Module):
         """
         streams, inner = self._run(batch, x, pasts=pasts)
         batch = self._answered(batch, streams)
-        labeled = {name: head for name, head in self._heads().items() if HEADS[name].answers in batch}
+        labeled = {name: head for name, head in self._heads().items() if HEADS[name].label_field in batch}
         if not self.chunk.last:
             filled = [self._filled(stream) for stream in streams.values()]
             stream = torch.cat(filled) if len(filled) > 1 else filled[0]
@@ -235,10 +235,10 @@ class Model(nn.Module):
         pasts, like = {}, next(self.parameters())
         for name, layers in self.chunk.layers.items():
             size = self.spec.size_of(name)
-            length = size.remembered if places is None else places
+            length = size.cached_positions if places is None else places
             block = self.spec.family.stacks[name]
             if layers and length and (block.caches_states or block.is_recurrent):
-                shape = (1 if block.is_recurrent else length, rows, past_width(block, size))
+                shape = (1 if block.is_recurrent else length, rows, cache_width(block, size))
                 pasts[name] = Past.empty(layers, shape, like=like.detach(), farthest=farthest)
         return pasts
 
@@ -300,7 +300,7 @@ class Model(nn.Module):
         inner: dict[Reading, Tensor] = {}
         streams = self._embed(batch, ended) if x is None else self._divide(batch, x)
         for name, prefix in prefixes.items():
-            if name in self.spec.family.drawn and name in self.chunk.begins:
+            if name in self.spec.family.drawn and name in self.chunk.embedded_stacks:
                 inner |= self._draw(name, batch, streams)
             if (stack := self.stack(name)) is None or name in ended:
                 continue

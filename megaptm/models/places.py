@@ -7,7 +7,7 @@ from __future__ import annotations
 from torch import Tensor
 
 
-def asked_places(x_SBD: Tensor, batch: dict[str, Tensor], answers: str) -> Tensor:
+def asked_places(x_SBD: Tensor, batch: dict[str, Tensor], label_field: str) -> Tensor:
     """Return hidden states at the target positions, [B, K, D], as many as the field has labels; at all positions if the
     batch has no target positions."""
     x_BSD = x_SBD.transpose(0, 1)
@@ -15,7 +15,7 @@ def asked_places(x_SBD: Tensor, batch: dict[str, Tensor], answers: str) -> Tenso
         return x_BSD
     asked_BK = batch["masked_positions"]
     # The batch has room for the task with the largest number of target positions.
-    return at_places(x_BSD, asked_BK[:, : batch[answers].shape[1]] if answers in batch else asked_BK)
+    return at_places(x_BSD, asked_BK[:, : batch[label_field].shape[1]] if label_field in batch else asked_BK)
 
 
 def at_places(x_BSD: Tensor, places_BK: Tensor) -> Tensor:

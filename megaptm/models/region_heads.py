@@ -24,7 +24,7 @@ class _HiddenRegions(nn.Module):
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
-        self.answers = brick.answers
+        self.label_field = brick.label_field
         self.transform = Linear.of(brick.maps["transform"])
         self.norm = Norm(brick.width, brick.block.norm)
 
@@ -32,7 +32,7 @@ class _HiddenRegions(nn.Module):
         return self.norm(F.gelu(self.transform(x)))
 
     def _asked(self, x_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        return self._read(asked_places(x_SBD, batch, self.answers))
+        return self._read(asked_places(x_SBD, batch, self.label_field))
 
 
 class RegionFeatureHead(_HiddenRegions):
@@ -45,7 +45,7 @@ class RegionFeatureHead(_HiddenRegions):
         self.bias = nn.Parameter(torch.empty(spec.size.detector[0]))
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        hidden_BAF = batch[self.answers]
+        hidden_BAF = batch[self.label_field]
         missing_BAF = self._features(self._asked(x_SBD, batch), tied).float() - hidden_BAF.float()
         return torch.where(hidden_BAF != IGNORED, missing_BAF.square(), 0).sum(), count_labels(hidden_BAF)
 
@@ -79,7 +79,7 @@ class RegionLabelHead(_RegionClasses):
     """MRC: cross-entropy with the detector's most likely class."""
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        return class_loss(self._scores(x_SBD, batch), batch[self.answers])
+        return class_loss(self._scores(x_SBD, batch), batch[self.label_field])
 
 
 class RegionDistributionHead(_RegionClasses):
@@ -87,7 +87,7 @@ class RegionDistributionHead(_RegionClasses):
     regions and classes, as in the released code."""
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        likely_BAC = batch[self.answers]
+        likely_BAC = batch[self.label_field]
         asked_BAC = likely_BAC != IGNORED
         said_BAC = self._scores(x_SBD, batch).float().log_softmax(-1)
         apart_BAC = F.kl_div(said_BAC, torch.where(asked_BAC, likely_BAC, 0).float(), reduction="none")
@@ -100,10 +100,10 @@ class WordRegionHead(nn.Module):
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
-        self.answers = brick.answers
+        self.label_field = brick.label_field
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        matched_B = batch[self.answers]
+        matched_B = batch[self.label_field]
         distances_B = self.distances(x_SBD, batch)
         signed_B = torch.where(matched_B == 1, distances_B, -distances_B)
         return torch.where(matched_B != IGNORED, signed_B, 0).sum(), count_labels(matched_B)

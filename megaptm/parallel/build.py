@@ -55,11 +55,11 @@ def model_hooks(model: ParallelModel, losses: Iterable[str]) -> list[EngineHook]
     """Return the hooks that a model and its losses need. Raise UserError if these exclude each other."""
     hooks: list[EngineHook] = [GlobalTokensHook()]
     contrastive = [name for name in losses if name in HEADS and HEADS[name].contrasts]
-    if model.spec.remembers:
+    if model.spec.has_recurrence_cache:
         hooks.append(RecurrenceHook([stage.model for stage in model.stages], model.ranks))
     if contrastive:
         hooks.append(ContrastHook(contrastive))
-    if model.spec.remembers and contrastive:
+    if model.spec.has_recurrence_cache and contrastive:
         raise UserError(
             f"{model.spec.name} has a recurrence cache, and {contrastive[0]} compares samples in two passes, "
             "which would read the cache twice. Set model.memory=0, or choose another objective."

@@ -57,7 +57,7 @@ class ContrastHook(EngineHook):
         """
         if len(microbatches) == 1 and parallel_state.get_data_parallel_world_size() == 1:
             return []
-        return [name for name in self._losses if any(HEADS[name].answers in batch for batch in microbatches)]
+        return [name for name in self._losses if any(HEADS[name].label_field in batch for batch in microbatches)]
 
 
 @torch.no_grad()
@@ -95,7 +95,7 @@ def compare_samples(
             [_checked(output[name], batch, head) for output, batch in zip(features, microbatches, strict=True)]
         )
         all_NF = _gather(own_RF, group).requires_grad_()
-        labels_N = _gather(torch.cat([batch[HEADS[name].answers] for batch in microbatches]), group)
+        labels_N = _gather(torch.cat([batch[HEADS[name].label_field] for batch in microbatches]), group)
         first = dist.get_rank(group) * len(own_RF)
         with torch.enable_grad():
             losses_R = head.compare(all_NF, labels_N, slice(first, first + len(own_RF)))
@@ -131,7 +131,7 @@ def one_attention_kernel() -> Iterator[None]:
 def _checked(features: Tensor, batch: dict[str, Tensor], head: ContrastHead) -> Tensor:
     """Return the features if they have the required shape and dtype. Sums over all samples need more precision than
     bfloat16."""
-    num_samples = len(batch[head.answers])
+    num_samples = len(batch[head.label_field])
     if features.dtype != torch.float32 or features.ndim != 2 or len(features) != num_samples:
         dtype = str(features.dtype).removeprefix("torch.")
         raise UserError(

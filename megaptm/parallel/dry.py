@@ -130,7 +130,7 @@ def _forward_and_backward(stage: Stage, batch: dict[str, Tensor], layout: Layout
         stream = torch.zeros(length, layout.microbatch, stage.model.spec.width, dtype=stage.config.params_dtype)
         stream.requires_grad_()
     arguments: dict[str, Any] = {}
-    if stage.model.spec.remembers:
+    if stage.model.spec.has_recurrence_cache:
         cache = RecurrenceCache(stage.model)
         cache.begin(layout.microbatch)
         arguments = {"pasts": cache.next_samples(layout.microbatch)}

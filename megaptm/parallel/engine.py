@@ -174,7 +174,7 @@ class Engine:
 
     def _count_labels(self, loss: str, batch: MicroBatch) -> Tensor:
         if loss in HEADS:
-            return count_asked(batch, HEADS[loss].answers)
+            return count_asked(batch, HEADS[loss].label_field)
         counts = (hook.count_labels(loss, batch) for hook in self.hooks)
         return next(count for count in counts if count is not None)
 

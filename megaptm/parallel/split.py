@@ -49,8 +49,8 @@ class Placement:
     axis: int | None
     """Divided axis; None if every tensor rank holds the full parameter."""
     matrices: int = 1
-    """Number of matrices that are interleaved in this one, `turn` rows of each in turn (`Map` of the brick)."""
-    turn: int = 1
+    """Number of matrices that are interleaved in this one, `interleave` rows of each in turn (`LinearShape`)."""
+    interleave: int = 1
 
     def local_part(self, full: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return the local part, of a given shape, of a full tensor."""
@@ -250,7 +250,7 @@ def _placement(module: nn.Module, name: str, parameter: nn.Parameter, ranks: int
     axis = AXIS[getattr(module, "split", "none")]
     if isinstance(module, Linear) and name.endswith("bias"):
         axis = 0 if module.split == "columns" else None
-    interleaving = (module.matrices, module.turn) if isinstance(module, Linear) else (1, 1)
+    interleaving = (module.matrices, module.interleave) if isinstance(module, Linear) else (1, 1)
     if axis is None or ranks == 1:
         return Placement(name, shape, (0,) * len(shape), None, *interleaving)
     offset = tuple(rank * (length // ranks) if i == axis else 0 for i, length in enumerate(shape))

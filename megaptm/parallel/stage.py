@@ -18,7 +18,7 @@ from megaptm.bricks import ModelChunk
 from megaptm.bricks.kernels import AUTO
 from megaptm.config import CommunicationConfig, Layout
 from megaptm.layers.attention import AttentionModule, PatternAttend
-from megaptm.layers.draws import Again
+from megaptm.layers.draws import RngReplay
 from megaptm.layers.layer import Stack
 from megaptm.models.model import Model, even_chunks
 from megaptm.models.output import ModelOutput
@@ -164,7 +164,7 @@ def _build(
             module.kernel = kernel
     for module in model.modules():
         if isinstance(module, Stack):
-            module.remember_draws = remember_draws
+            module.save_rng_state = save_rng_state
             if layout.recompute == "full":  # reversible layers are recomputed anyway
                 module.run_layer = recompute
     return Stage(model, config, placements, index)
@@ -175,7 +175,7 @@ def recompute(layer: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor
     return recompute_in_backward(layer, False, *arguments)
 
 
-def remember_draws() -> Again:
+def save_rng_state() -> RngReplay:
     """Save the state of all random streams of this rank; return a context that repeats their draws from here."""
     states = random._get_all_rng_states()
 

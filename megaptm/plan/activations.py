@@ -49,7 +49,7 @@ def _sublayer(work: Workload, stack: str, block: Block, sub: SubLayer, recompute
     key_tokens = work.layout.microbatch * work.lengths[keys]
     saved += (tokens * of_brick.own + key_tokens * of_brick.memory) / work.layout.tensor
     # Keys and values of the recurrence cache. The cache itself is counted elsewhere.
-    saved += work.layout.microbatch * sub.brick.remembered * 2 * sub.brick.features * element / work.layout.tensor
+    saved += work.layout.microbatch * sub.brick.cached_positions * 2 * sub.brick.features * element / work.layout.tensor
     if sub.brick.features:
         saved += _scores(work, sub.brick, stack, keys, recompute)
     return saved
@@ -71,7 +71,7 @@ def _scores(work: Workload, brick: Brick, queries: str, keys: str, recompute: st
     # Without a learned bias each layer converts the boolean mask to numbers, which heads share.
     if brick.scored:
         # The sum of bias and mask, for every layer and head.
-        key_positions = work.lengths[keys] + brick.remembered
+        key_positions = work.lengths[keys] + brick.cached_positions
         added = rows * query_positions * key_positions * size.heads * element / layout.tensor
         return rows * query_positions * size.heads * 4 / layout.tensor + added
     shared = (
@@ -95,17 +95,19 @@ def chunk_bytes(work: Workload, model_chunk: ModelChunk) -> float:
         if layers and block.score_bias:
             total += rows * work.lengths[name] ** 2 * spec.size_of(name).heads / work.layout.tensor * element
     if work.spec.dropout:
-        embedded = rows * sum(work.lengths[name] * spec.size_of(name).width for name in model_chunk.begins)
+        embedded = rows * sum(work.lengths[name] * spec.size_of(name).width for name in model_chunk.embedded_stacks)
         total += embedded / work.sequence_parts
     if spec.family.reads_images:  # pixels, for the weight gradient of the patch projection
-        patches = rows * sum(work.lengths[name] - 1 for name in model_chunk.begins if spec.family.reads_patches(name))
+        patches = rows * sum(
+            work.lengths[name] - 1 for name in model_chunk.embedded_stacks if spec.family.reads_patches(name)
+        )
         total += patches * patch_map(spec).inputs * element
-    if model_chunk.begins and work.regions:
+    if model_chunk.embedded_stacks and work.regions:
         total += rows * work.regions * region_bytes(spec, element)
     # The final norm saves its input; its output belongs to the head.
     total += sum(
         rows * work.lengths[name] * spec.output_width(name) * element / work.sequence_parts
-        for name in model_chunk.finals
+        for name in model_chunk.final_stacks
     )
     # Reversible stacks save their output: two float32 streams.
     reversible = (name for name, layers in model_chunk.layers.items() if layers and spec.family.stacks[name].reversible)

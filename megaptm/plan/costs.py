@@ -92,8 +92,8 @@ def time_stage(
                 if (name, kind) not in layers:
                     layers[name, kind] = time_layer(machine, work, name, kind)
                 total += layers[name, kind] * number
-        if chunk.begins:
-            total += time_embedding(machine, work, chunk.begins)
+        if chunk.embedded_stacks:
+            total += time_embedding(machine, work, chunk.embedded_stacks)
         for head in work.heads.values():
             if head.name in chunk.heads:
                 total += time_head(machine, work, head)
@@ -131,8 +131,8 @@ def time_layer(machine: Machine, work: Workload, stack: str, block: Block | None
 def _linears(machine: Machine, work: Workload, sub: SubLayer, stack: str, keys: str) -> Passes:
     tensor, forward = work.layout.tensor, 0.0
     for linear in sub.brick.maps.values():
-        tokens = work.layout.microbatch * work.lengths[keys if linear.of_memory else stack]
-        if linear.of_distances:
+        tokens = work.layout.microbatch * work.lengths[keys if linear.reads_memory else stack]
+        if linear.reads_distances:
             tokens = 2 * work.lengths[stack]
         inputs = linear.inputs / tensor if linear.split == "rows" else linear.inputs
         outputs = linear.outputs / tensor if linear.split == "columns" else linear.outputs

@@ -62,8 +62,10 @@ def step_flops(
         for kind, layers in runs(block, size, range(size.layers)).items():
             for sub in sublayers(kind, size, memory_width(spec, name)):
                 own, keys = lengths[name], memory if sub.name == "cross" else lengths[name]
-                maps = [linear for linear in sub.brick.maps.values() if not (linear.of_distances or linear.of_marked)]
-                products = sum((keys if linear.of_memory else own) * linear.weights for linear in maps)
+                maps = [
+                    linear for linear in sub.brick.maps.values() if not (linear.reads_distances or linear.global_only)
+                ]
+                products = sum((keys if linear.reads_memory else own) * linear.weights for linear in maps)
                 multiply_adds += layers * (products + 2 * sub.brick.pairs(own, keys) * sub.brick.features)
                 past_products += layers * sub.brick.past_products
                 hashing += layers * sub.brick.hashing(own)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from megaptm.bricks import ModelChunk, past_width
+from megaptm.bricks import ModelChunk, cache_width
 from megaptm.plan import activations, teacher
 from megaptm.plan.optimizer import StateSize
 from megaptm.plan.stages import CountedStage, count_stages
@@ -80,7 +80,7 @@ def cache_bytes(work: Workload, chunks: Sequence[ModelChunk]) -> float:
     """Return the bytes of the recurrence cache of some chunks, per tensor rank (`RecurrenceCache`)."""
     sizes = {name: work.spec.size_of(name) for name in work.spec.family.stacks}
     numbers = sum(
-        len(layers) * sizes[name].remembered * past_width(work.spec.family.stacks[name], sizes[name])
+        len(layers) * sizes[name].cached_positions * cache_width(work.spec.family.stacks[name], sizes[name])
         for chunk in chunks
         for name, layers in chunk.layers.items()
     )

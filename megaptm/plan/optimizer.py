@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from megaptm.bricks import Map, ModelChunk, chunks, memory_width, past_width
+from megaptm.bricks import LinearShape, ModelChunk, cache_width, chunks, memory_width
 from megaptm.bricks import heads as heads_of
 from megaptm.bricks.adaptive import cluster_maps, clusters
 from megaptm.bricks.layer import input_maps, maps_beside, own_sublayers, pretraining_table
@@ -65,39 +65,39 @@ def checkpoint_bytes(config: Config, parameters: int) -> int:
     spec = resolve_model(config)
     sizes = [spec.size_of(stack) for stack in spec.family.stacks]
     rows = config.train.batch * sum(
-        size.layers * size.remembered * past_width(block, size)
+        size.layers * size.cached_positions * cache_width(block, size)
         for size, block in zip(sizes, spec.family.stacks.values(), strict=True)
     )
     return 4 * (rows + parameters + count_state(config.optimizer, spec, chunks(spec, 1), parameters).total)
 
 
-def _matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequence[str] | None) -> Iterator[Map]:
+def _matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequence[str] | None) -> Iterator[LinearShape]:
     """Yield the weights with two axes in these chunks; `outputs` is their number of rows."""
-    tokens = Map(spec.token_width, spec.padded_vocabulary, False, "columns")
+    tokens = LinearShape(spec.token_width, spec.padded_vocabulary, False, "columns")
     for chunk in local:
         yield from _layer_matrices(spec, chunk)
         local_heads = {name: head for name, head in heads_of(spec).items() if name in chunk.heads}
-        if spec.size.cutoffs and (chunk.begins or any(head.projects for head in local_heads.values())):
-            yield from (Map(cluster.width, cluster.rows, False) for cluster in clusters(spec))
-            yield from cluster_maps(spec)[bool(not chunk.begins and spec.size.division > 1) :]
+        if spec.size.cutoffs and (chunk.embedded_stacks or any(head.projects for head in local_heads.values())):
+            yield from (LinearShape(cluster.width, cluster.rows, False) for cluster in clusters(spec))
+            yield from cluster_maps(spec)[bool(not chunk.embedded_stacks and spec.size.division > 1) :]
             if any(head.projects for head in local_heads.values()):
-                yield Map(spec.size.table_width, len(spec.size.cutoffs), False)
-        elif chunk.begins and spec.family.has_tokens:
+                yield LinearShape(spec.size.table_width, len(spec.size.cutoffs), False)
+        elif chunk.embedded_stacks and spec.family.has_tokens:
             yield tokens
-            yield from (tokens for name in chunk.begins if name in spec.family.gradient_disentangled)
+            yield from (tokens for name in chunk.embedded_stacks if name in spec.family.gradient_disentangled)
         elif spec.family.tied and any(head.projects for head in local_heads.values()):
             yield tokens
-        if chunk.begins:
-            yield from input_maps(spec, chunk.begins)
+        if chunk.embedded_stacks:
+            yield from input_maps(spec, chunk.embedded_stacks)
         elif any(head.regresses for head in local_heads.values()):
             yield feature_map(spec)
         for head in (head for name, head in local_heads.items() if trained is None or name in trained):
             yield from head.maps.values()
             if head.rows > 1:
-                yield Map(head.rows, spec.padded_vocabulary, False, "columns")
+                yield LinearShape(head.rows, spec.padded_vocabulary, False, "columns")
 
 
-def _layer_matrices(spec: ModelSpec, chunk: ModelChunk) -> Iterator[Map]:
+def _layer_matrices(spec: ModelSpec, chunk: ModelChunk) -> Iterator[LinearShape]:
     """Yield the weights of a chunk's layers. Shared weights count once."""
     for name, layers in chunk.layers.items():
         block, size = spec.family.stacks[name], spec.size_of(name)

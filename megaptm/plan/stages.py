@@ -67,18 +67,18 @@ def count_rank_parameters(work: Workload, local: list[ModelChunk]) -> Parameters
             trained += layer_counts.divided // tensor + layer_counts.whole + (table.weights if table else 0)
             subs = [sub for kind in kinds(block, layers) for sub in sublayers(kind, size, memory)]
             largest = max([largest, *(linear.weights for sub in subs for linear in sub.brick.maps.values())])
-        trained += sum(final_norm(spec.family.stacks[name], spec.size_of(name)) for name in chunk.finals)
+        trained += sum(final_norm(spec.family.stacks[name], spec.size_of(name)) for name in chunk.final_stacks)
         local_heads = {name: head for name, head in work.heads.items() if name in chunk.heads}
         projects = any(head.projects for head in local_heads.values())
-        if chunk.begins:
-            differences = sum(name in spec.family.gradient_disentangled for name in chunk.begins)
+        if chunk.embedded_stacks:
+            differences = sum(name in spec.family.gradient_disentangled for name in chunk.embedded_stacks)
             tokens = token_table_parameters(spec, tensor, embeds=True)
-            trained += (1 + differences) * tokens + embedding_tables(spec, chunk.begins)
+            trained += (1 + differences) * tokens + embedding_tables(spec, chunk.embedded_stacks)
         elif spec.family.tied and projects:
             trained += token_table_parameters(spec, tensor, embeds=False)
-        if not chunk.begins and any(head.regresses for head in local_heads.values()):
+        if not chunk.embedded_stacks and any(head.regresses for head in local_heads.values()):
             trained += feature_map(spec).weights
-        if chunk.begins or projects:
+        if chunk.embedded_stacks or projects:
             tables = max((linear.rows * linear.width for linear in clusters(spec)), default=table_size(spec) // tensor)
         for name, head in local_heads.items():
             if work.trained_heads is None or name in work.trained_heads:

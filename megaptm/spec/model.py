@@ -60,9 +60,9 @@ class ModelSpec:
         return self.size.stacks.get(stack, self.size)
 
     @property
-    def remembers(self) -> bool:
+    def has_recurrence_cache(self) -> bool:
         """Whether layers have a recurrence cache, so that sequences must continue from step to step."""
-        return any(self.size_of(stack).remembered for stack in self.family.stacks)
+        return any(self.size_of(stack).cached_positions for stack in self.family.stacks)
 
     def readings(self, head: str) -> tuple[Reading, ...]:
         """Return the outputs that a head reads."""

@@ -73,7 +73,7 @@ class Size:
         return BAND if self.band is None else self.band
 
     @property
-    def remembered(self) -> int:
+    def cached_positions(self) -> int:
         """Length of the recurrence cache in positions; 0 if there is none."""
         return self.memory or 0
 

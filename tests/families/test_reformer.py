@@ -21,7 +21,7 @@ from megaptm.families.reformer.attention import HashedAttend, rotations
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.layers import layer as layers_of_stacks
-from megaptm.layers.draws import Again
+from megaptm.layers.draws import RngReplay
 from megaptm.layers.reversible import LayerInputs
 from megaptm.models import Model, build_model, fill
 from megaptm.spec import change, with_attention_options
@@ -87,7 +87,7 @@ def test_one_chunk_equals_full_attention() -> None:
 
 
 def run_with_autograd(
-    x1: Tensor, x2: Tensor, layers: Sequence[LayerInputs], remember: Callable[[], Again]
+    x1: Tensor, x2: Tensor, layers: Sequence[LayerInputs], remember: Callable[[], RngReplay]
 ) -> list[Tensor]:
     """Run the same layers with autograd, which saves all activations."""
     for inputs in layers:

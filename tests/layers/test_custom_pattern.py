@@ -44,7 +44,7 @@ def test_cost_counts_pairs_of_attended_blocks() -> None:
 
 def test_mask_and_block_mask_are_combined() -> None:
     positions, table = np.arange(40), CROSS.table(40)
-    attended = CROSS.sees(0, positions[:, None], positions[None], table)
+    attended = CROSS.attends(0, positions[:, None], positions[None], table)
     blocks = (positions[:, None] // 4 == positions // 4) | (positions[:, None] // 4 == 9 - positions // 4)
     assert (attended == (every_third(positions[:, None], positions) & blocks)).all()
 
@@ -71,7 +71,7 @@ def test_pattern_does_not_wait_for_the_device() -> None:
             return func(*args, **(kwargs or {}))
 
     with RecordedOperations():
-        CROSS.sees(positions.new_zeros(()), positions[:, None], positions, torch.ones(1, 10, 10, dtype=torch.bool))
+        CROSS.attends(positions.new_zeros(()), positions[:, None], positions, torch.ones(1, 10, 10, dtype=torch.bool))
     assert "index" in operations
     assert "_local_scalar_dense" not in operations
 

@@ -158,7 +158,7 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], ComputeDevice, str]] = {
     "order": ("transformer-engine", {"ordered": True}, ComputeDevice("cuda", ALL_PACKAGES), "it knows no order"),
     "any length": ("flex", {}, ComputeDevice("cuda", ALL_PACKAGES, any_length=True), "it is compiled for each length"),
     "scores": ("tiles", {"scored": True}, ComputeDevice("cuda", ALL_PACKAGES), "something is added to its scores"),
-    "cross": ("tiles", {"of_memory": True}, ComputeDevice("cpu"), "its keys are another stream's"),
+    "cross": ("tiles", {"reads_memory": True}, ComputeDevice("cpu"), "its keys are another stream's"),
     "hashes": ("fused", {"hashed": True}, ComputeDevice("cpu"), "its places are sorted by hashes"),
     "bits": (
         *("transformer-engine", {}, ComputeDevice("cuda", ALL_PACKAGES, deterministic=True)),

@@ -211,10 +211,10 @@ def test_random_blocks_depend_on_seed_layer_and_head() -> None:
 
 
 def test_short_sequences_are_attended_completely() -> None:
-    assert SlidingWindow(7, 7).everything(8)
-    assert not SlidingWindow(6, 7).everything(8)
-    assert SparseBlocks(64, 3).everything(704)
-    assert not SparseBlocks(64, 3).everything(705)
+    assert SlidingWindow(7, 7).attends_to_all(8)
+    assert not SlidingWindow(6, 7).attends_to_all(8)
+    assert SparseBlocks(64, 3).attends_to_all(704)
+    assert not SparseBlocks(64, 3).attends_to_all(705)
 
 
 def test_gradients_of_tile_keys_and_global_keys() -> None:

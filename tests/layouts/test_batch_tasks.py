@@ -22,7 +22,7 @@ from tests.ranks import run_ranks
 
 LABELS = ("matched", "labels", "masked_region_features", "region_distributions", "labels", "matched", "region_labels")
 """Labels of each step. megatron-core learns the order of gradients from the first steps."""
-ALL_LABELS = {HEADS[name].answers for name in UNITER_ALL_HEADS.heads}
+ALL_LABELS = {HEADS[name].label_field for name in UNITER_ALL_HEADS.heads}
 LAYOUTS = {
     "alone": Layout(microbatch=2),
     "DP2": Layout(microbatch=2, data=2),
@@ -72,7 +72,7 @@ def count_runs(head: torch.nn.Module, name: str, heads_run: list[set[str]]) -> N
 
 
 def heads_of(label: str) -> set[str]:
-    return {name for name in UNITER_ALL_HEADS.heads if HEADS[name].answers == label}
+    return {name for name in UNITER_ALL_HEADS.heads if HEADS[name].label_field == label}
 
 
 @cache

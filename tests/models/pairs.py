@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
 from megaptm.bricks import HeadBrick, register_head
-from megaptm.bricks.brick import Map
+from megaptm.bricks.brick import LinearShape
 from megaptm.layers.split import Linear
 from megaptm.models.contrast import ContrastHead
 from megaptm.spec import ModelSpec
@@ -23,17 +23,18 @@ class PairsBrick(HeadBrick):
     """Reads the first position of each of two stacks."""
 
     name = "pairs"
-    answers = "pairs"
+    label_field = "pairs"
     projects = False
     contrasts = True
     features = 2 * WIDTH + 1
     module = "tests.models.pairs:PairsHead"
 
     @property
-    def maps(self) -> Mapping[str, Map]:
+    def maps(self) -> Mapping[str, LinearShape]:
         return {
-            reading.stack: Map(self.spec.size_of(reading.stack).width, WIDTH, False) for reading in self.readings
-        } | {"temperature": Map(1, 1, True)}
+            reading.stack: LinearShape(self.spec.size_of(reading.stack).width, WIDTH, False)
+            for reading in self.readings
+        } | {"temperature": LinearShape(1, 1, True)}
 
     def multiply_adds(self, positions: int) -> int:
         return super().multiply_adds(1)

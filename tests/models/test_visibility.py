@@ -102,7 +102,7 @@ def test_padding_is_finite_and_has_no_gradient(family: str) -> None:
     for prefix in CATALOGUE[family].prefixes.values():
         batch[f"{prefix}document_ids"][2] = 0  # a sample of padding only
     for head in CATALOGUE[family].heads:
-        batch[HEADS[head].answers][2] = -100
+        batch[HEADS[head].label_field][2] = -100
     embeddings: list[Tensor] = []
 
     def keep(module: nn.Module, args: object, embedded_SBD: Tensor) -> None:

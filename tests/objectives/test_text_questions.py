@@ -47,5 +47,5 @@ def test_each_question_has_a_head():
     text_heads = {name for name, head in HEADS.items() if issubclass(head, RowClassHeadBrick)} - {"itm"}  # reads images
     assert text_heads == set(QUESTIONS)
     for name, question in QUESTIONS.items():
-        assert (question_field(name), question.num_classes) == (HEADS[name].answers, HEADS[name].classes), name
+        assert (question_field(name), question.num_classes) == (HEADS[name].label_field, HEADS[name].classes), name
         assert len(question.label_meanings) in (0, question.num_classes), name

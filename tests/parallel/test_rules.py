@@ -24,14 +24,14 @@ def gradients(step, shapes=SHAPES):
     return [gradient * 10 ** (index - 2) for index, gradient in enumerate(tensors(100 + step, shapes))]
 
 
-def parts_of(weights, matrices=1, turn=1):
+def parts_of(weights, matrices=1, interleave=1):
     parameters = [torch.nn.Parameter(weight.clone()) for weight in weights]
     placements = [
         Placement(str(index), tuple(parameter.shape), (0,) * parameter.dim(), None)
         for index, parameter in enumerate(parameters)
     ]
     if matrices > 1:
-        placements = [Placement(each.name, each.shape, each.offset, None, matrices, turn) for each in placements]
+        placements = [Placement(each.name, each.shape, each.offset, None, matrices, interleave) for each in placements]
     return [
         TensorPart(placement, parameter, parameter) for placement, parameter in zip(placements, parameters, strict=True)
     ]
@@ -164,7 +164,7 @@ def split(fused):
 def test_fused_matrices_are_updated_separately(rule, shape):
     scales = torch.tensor([1.0, 10.0, 100.0]).repeat_interleave(3).repeat(2).view(-1, *[1] * (len(shape) - 1))
     weight = tensors(shapes=(shape,))[0] * scales
-    fused_parts = parts_of([weight], matrices=3, turn=3)
+    fused_parts = parts_of([weight], matrices=3, interleave=3)
     build = {"adafactor": adafactor, "lamb": lamb}[rule]
     [weights_after] = trained(build(fused_parts), fused_parts, rate=lambda step: 0.01, shapes=(shape,))
     for stream, matrix in enumerate(split(weight)):

@@ -42,11 +42,11 @@ class SparseBlocks(Pattern):
     def count(self, length: int) -> int:
         return -(-length // self.block)
 
-    def everything(self, length: int) -> bool:
+    def attends_to_all(self, length: int) -> bool:
         """Whether a sequence is so short that most blocks would be chosen at random, as in the released code."""
         return length <= (5 + 2 * self.random) * self.block
 
-    def sees(self, head: Any, query: Any, key: Any, table: Any) -> Any:
+    def attends(self, head: Any, query: Any, key: Any, table: Any) -> Any:
         return table[head, query // self.block, key // self.block]
 
     def table(self, length: int) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaptm.bricks import Map
+from megaptm.bricks import LinearShape
 from megaptm.bricks.attention import SelfAttentionBrick
 from megaptm.families.deberta.spec import DisentangledSpec
 from megaptm.spec import Block, Size
@@ -21,14 +21,14 @@ class DisentangledAttentionBrick(SelfAttentionBrick):
             bias = self.attention.bias
             self.maps = {
                 **self.maps,
-                "position_key": Map(size.width, self.features, bias is True, "columns", of_distances=True),
-                "position_query": Map(size.width, self.features, bool(bias), "columns", of_distances=True),
+                "position_key": LinearShape(size.width, self.features, bias is True, "columns", reads_distances=True),
+                "position_query": LinearShape(size.width, self.features, bool(bias), "columns", reads_distances=True),
             }
 
     @classmethod
-    def stack_maps(cls, record: DisentangledSpec, block: Block, size: Size, layers: range) -> Iterator[Map]:
+    def stack_maps(cls, record: DisentangledSpec, block: Block, size: Size, layers: range) -> Iterator[LinearShape]:
         """Yield the distance table and the convolution beside the first layer."""
-        yield Map(size.width, record.table_rows, False)
+        yield LinearShape(size.width, record.table_rows, False)
         if record.convolution and 0 in layers:
             yield convolution_map(size.width)
 
@@ -43,15 +43,15 @@ class DisentangledAttentionBrick(SelfAttentionBrick):
         return (size.layers - 1,) if record.mask_decoder else ()
 
     @classmethod
-    def position_table(cls, record: DisentangledSpec, size: Size, layers: range, positions: int) -> Map | None:
+    def position_table(cls, record: DisentangledSpec, size: Size, layers: range, positions: int) -> LinearShape | None:
         """Return the position table of a mask decoder."""
-        return Map(size.width, positions, False) if record.mask_decoder and size.layers - 1 in layers else None
+        return LinearShape(size.width, positions, False) if record.mask_decoder and size.layers - 1 in layers else None
 
     def pairs(self, queries: int, keys: int) -> int:
         """Return the pairs of queries and keys, and of each query or key with every possible distance."""
         return queries * keys + queries * min(2 * keys, self.attention.table_rows)
 
 
-def convolution_map(width: int) -> Map:
+def convolution_map(width: int) -> LinearShape:
     """Return the linear layer of a convolution over a position and its two neighbors."""
-    return Map(3 * width, width, bias=True)
+    return LinearShape(3 * width, width, bias=True)

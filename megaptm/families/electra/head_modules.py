@@ -20,16 +20,16 @@ class ReplacedHead(nn.Module):
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
-        self.answers = brick.answers
+        self.label_field = brick.label_field
         self.activation = plain_activation(spec, brick)
         self.transform, self.classify = Linear.of(brick.maps["transform"]), Linear.of(brick.maps["classify"])
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        answers_BS = batch[self.answers]
+        labels_BS = batch[self.label_field]
         losses_BS = F.binary_cross_entropy_with_logits(
-            self.logits(x_SBD, tied).float(), answers_BS.clamp(min=0).float(), reduction="none"
+            self.logits(x_SBD, tied).float(), labels_BS.clamp(min=0).float(), reduction="none"
         )
-        return (losses_BS * (answers_BS != IGNORED)).sum(), count_labels(answers_BS)
+        return (losses_BS * (labels_BS != IGNORED)).sum(), count_labels(labels_BS)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """Return logits [B, S]."""

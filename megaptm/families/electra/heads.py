@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaptm.bricks import HeadBrick, Map
+from megaptm.bricks import HeadBrick, LinearShape
 
 
 class ReplacedHeadBrick(HeadBrick):
@@ -12,14 +12,14 @@ class ReplacedHeadBrick(HeadBrick):
 
     name = "replaced-token"
     module = "megaptm.families.electra.head_modules:ReplacedHead"
-    answers = "replaced"
+    label_field = "replaced"
     projects = False
-    judges_draws = True
+    labels_from_samples = True
 
     @property
-    def maps(self) -> Mapping[str, Map]:
+    def maps(self) -> Mapping[str, LinearShape]:
         width = self.width
-        return {"transform": Map(width, width, True), "classify": Map(width, 1, True)}
+        return {"transform": LinearShape(width, width, True), "classify": LinearShape(width, 1, True)}
 
 
 HEADS = (ReplacedHeadBrick,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaptm.bricks import HeadBrick, Map
+from megaptm.bricks import HeadBrick, LinearShape
 from megaptm.bricks.head import LossBytes
 from megaptm.errors import UserError
 from megaptm.spec import ModelSpec
@@ -27,7 +27,7 @@ class BidirectionalHeadBrick(HeadBrick):
             )
 
     @property
-    def maps(self) -> Mapping[str, Map]:
+    def maps(self) -> Mapping[str, LinearShape]:
         return {}
 
     @property

@@ -9,7 +9,7 @@ class SentenceDistanceHeadBrick(RowClassHeadBrick):
     """Sentence distance: neighbors, same document, or different documents (ERNIE 2.0, arXiv:1907.12412, 4.2.2)."""
 
     name = "sentence-distance"
-    answers = "sentence_distance"
+    label_field = "sentence_distance"
     classes = 3
 
 
@@ -17,7 +17,7 @@ class DialogueHeadBrick(RowClassHeadBrick):
     """Dialogue language model: whether all turns are of one dialogue (ERNIE 1.0, arXiv:1904.09223, 3.3)."""
 
     name = "dialogue"
-    answers = "dialogue"
+    label_field = "dialogue"
 
 
 class DiscourseHeadBrick(RowClassHeadBrick):
@@ -25,7 +25,7 @@ class DiscourseHeadBrick(RowClassHeadBrick):
     arXiv:1907.12412, 4.2.3; Discovery, arXiv:1903.11850)."""
 
     name = "discourse"
-    answers = "discourse"
+    label_field = "discourse"
     classes = 174
 
 
@@ -34,7 +34,7 @@ class RelevanceHeadBrick(RowClassHeadBrick):
     arXiv:1907.12412, 4.2.3)."""
 
     name = "relevance"
-    answers = "relevance"
+    label_field = "relevance"
     classes = 3
 
 
@@ -42,7 +42,7 @@ class SentenceReorderingHeadBrick(RowClassHeadBrick):
     """Sentence reordering: order of up to three segments of a document (ERNIE 2.0, arXiv:1907.12412, 4.2.2)."""
 
     name = "sentence-reordering"
-    answers = "sentence_reordering"
+    label_field = "sentence_reordering"
     classes = 9
     pooler_published = True
 
@@ -51,7 +51,7 @@ class CapitalizationHeadBrick(TokenClassHeadBrick):
     """Capitalization prediction: whether a token's word is capitalized (ERNIE 2.0, arXiv:1907.12412, 4.2.1)."""
 
     name = "capitalization"
-    answers = "capitalization"
+    label_field = "capitalization"
 
 
 class TokenDocumentHeadBrick(TokenClassHeadBrick):
@@ -59,7 +59,7 @@ class TokenDocumentHeadBrick(TokenClassHeadBrick):
     4.2.1)."""
 
     name = "token-document"
-    answers = "token_document"
+    label_field = "token_document"
 
 
 HEADS = (

@@ -34,7 +34,7 @@ class InfoMaxHead(ContrastHead):
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
         """Return [B, 2 D]. Without a given n-gram its vector is the text's."""
         (x_SBD,) = streams_SBD
-        start_B = batch.get(self.answers)
+        start_B = batch.get(self.label_field)
         if start_B is None:
             start_B = torch.zeros(x_SBD.shape[1], dtype=torch.int64, device=x_SBD.device)
         positions_B2 = torch.stack([torch.zeros_like(start_B), start_B.clamp(min=0)], 1)

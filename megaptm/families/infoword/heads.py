@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaptm.bricks import HeadBrick, Map
+from megaptm.bricks import HeadBrick, LinearShape
 
 
 class InfoMaxHeadBrick(HeadBrick):
@@ -13,7 +13,7 @@ class InfoMaxHeadBrick(HeadBrick):
 
     name = "infomax"
     module = "megaptm.families.infoword.head_modules:InfoMaxHead"
-    answers = "ngram_start"
+    label_field = "ngram_start"
     projects = False
     contrasts = True
 
@@ -22,8 +22,8 @@ class InfoMaxHeadBrick(HeadBrick):
         return 2 * self.width
 
     @property
-    def maps(self) -> Mapping[str, Map]:
-        return {"project": Map(self.width, self.width, False)}
+    def maps(self) -> Mapping[str, LinearShape]:
+        return {"project": LinearShape(self.width, self.width, False)}
 
     def mapped(self, positions: int) -> int:
         """Return the number of projected positions: the first of text and n-gram."""

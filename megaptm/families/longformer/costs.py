@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megaptm.bricks import Map
+from megaptm.bricks import LinearShape
 from megaptm.bricks.attention import SelfAttentionBrick
 from megaptm.bricks.pattern import SlidingWindow
 from megaptm.spec import Block, Size
@@ -18,5 +18,5 @@ class WindowAttentionBrick(SelfAttentionBrick):
         super().__init__(block, size, memory)
         window, dilation, causal = self.attention.window, self.attention.dilation, block.causal
         self.pattern = SlidingWindow(window if causal else window // 2, 0 if causal else window // 2, dilation)
-        of_tokens = Map(size.width, 3 * self.features, bool(self.attention.bias), "columns", matrices=3)
-        self.maps = {**self.maps, "global_qkv": replace(of_tokens, turn=size.key_width, of_marked=True)}
+        of_tokens = LinearShape(size.width, 3 * self.features, bool(self.attention.bias), "columns", matrices=3)
+        self.maps = {**self.maps, "global_qkv": replace(of_tokens, interleave=size.key_width, global_only=True)}

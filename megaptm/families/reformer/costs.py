@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megaptm.bricks import Map, MemoryTraffic, SavedBytes
+from megaptm.bricks import LinearShape, MemoryTraffic, SavedBytes
 from megaptm.bricks.attention import SelfAttentionBrick
 from megaptm.families.reformer.pattern import ChunkPairs
 from megaptm.spec import Block, Size
@@ -26,7 +26,9 @@ class HashedAttentionBrick(SelfAttentionBrick):
         super().__init__(block, size, memory)
         self.chunk, self.hashes = self.attention.chunk_length, self.attention.num_hashes
         self.factors = self.attention.bucket_factors
-        qv = Map(size.width, 2 * self.features, bool(self.attention.bias), "columns", matrices=2, turn=size.key_width)
+        qv = LinearShape(
+            size.width, 2 * self.features, bool(self.attention.bias), "columns", matrices=2, interleave=size.key_width
+        )
         self.maps, self.biases = {"qv": qv, "output": self.maps["output"]}, 0
 
     def chunks(self, queries: int) -> int:

@@ -16,10 +16,10 @@ class ChunkPairs(Pattern):
 
     chunk: int
 
-    def everything(self, length: int) -> bool:
+    def attends_to_all(self, length: int) -> bool:
         return length <= self.chunk
 
-    def sees(self, head: Any, query: Any, key: Any, table: Any) -> Any:
+    def attends(self, head: Any, query: Any, key: Any, table: Any) -> Any:
         back = query // self.chunk - key // self.chunk
         return (back == 0) | (back == 1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from megaptm.bricks import HeadBrick, Map
+from megaptm.bricks import HeadBrick, LinearShape
 from megaptm.bricks.layer import norm_parameters
 
 
@@ -15,7 +15,7 @@ class SpanBoundaryHeadBrick(HeadBrick):
 
     name = "span-boundary"
     module = "megaptm.families.spanbert.head_modules:SpanBoundaryHead"
-    answers = "span_labels"
+    label_field = "span_labels"
     predicted_only = True
     rows = 1
     offsets: ClassVar[int] = 20
@@ -24,12 +24,15 @@ class SpanBoundaryHeadBrick(HeadBrick):
     """Width of the position table, for any model width (as in the released code)."""
 
     @property
-    def maps(self) -> Mapping[str, Map]:
+    def maps(self) -> Mapping[str, LinearShape]:
         width, table = self.width, self.table_width
-        return {"first": Map(2 * width + self.offset_width, width, True), "second": Map(width, table, True)}
+        return {
+            "first": LinearShape(2 * width + self.offset_width, width, True),
+            "second": LinearShape(width, table, True),
+        }
 
     @property
-    def others(self) -> int:
+    def other_parameters(self) -> int:
         norms = sum(norm_parameters(self.block, linear.outputs) for linear in self.maps.values())
         return self.offsets * self.offset_width + norms
 

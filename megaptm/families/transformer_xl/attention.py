@@ -19,7 +19,7 @@ from megaptm.layers.split import HeadTable, Linear
 
 def distance_sines(
     length: int,
-    remembered: int,
+    cached_positions: int,
     *,
     width: int,
     both_sides: bool,
@@ -33,7 +33,9 @@ def distance_sines(
     distances of opposite sign.
     """
     num_after = length if both_sides else 1
-    distances = torch.arange(remembered + length - 1, -num_after - 1, -1, device=device, dtype=torch.float64)[:, None]
+    distances = torch.arange(cached_positions + length - 1, -num_after - 1, -1, device=device, dtype=torch.float64)[
+        :, None
+    ]
     if farthest is not None:
         distances = distances.clamp(-farthest, farthest)
     if backward_B is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaptm.bricks import Map
+from megaptm.bricks import LinearShape
 from megaptm.bricks.attention import SelfAttentionBrick
 from megaptm.families.transformer_xl.spec import RelativeSpec
 from megaptm.spec import Block, Size
@@ -18,26 +18,26 @@ class RelativeAttentionBrick(SelfAttentionBrick):
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
-        of_distances = Map(size.width, self.features, False, "columns", of_distances=True)
-        self.maps = {**self.maps, "place": of_distances}
-        self.remembered = size.remembered
+        distances = LinearShape(size.width, self.features, False, "columns", reads_distances=True)
+        self.maps = {**self.maps, "place": distances}
+        self.cached_positions = size.cached_positions
 
     @classmethod
-    def stack_maps(cls, record: RelativeSpec, block: Block, size: Size, layers: range) -> Iterator[Map]:
+    def stack_maps(cls, record: RelativeSpec, block: Block, size: Size, layers: range) -> Iterator[LinearShape]:
         """Yield the query biases, and the vectors of segments."""
-        bias = Map(size.heads, size.key_width, False, "rows")
+        bias = LinearShape(size.heads, size.key_width, False, "rows")
         shared = "attention" in block.sharing.sublayers
         owners = {block.sharing.owner(layer, size.layers) for layer in layers} if shared else layers
         yield from [bias] * (2 if record.biases == "stack" else 2 * len(owners))
         if record.segments:
-            yield from [bias, Map(size.heads, 2 * size.key_width, False, "rows")] * len(owners)
+            yield from [bias, LinearShape(size.heads, 2 * size.key_width, False, "rows")] * len(owners)
 
     @property
     def past_products(self) -> int:
-        return self.remembered * 2 * self.features * self.size.width
+        return self.cached_positions * 2 * self.features * self.size.width
 
     def pairs(self, queries: int, keys: int) -> int:
         """Return the pairs of queries with keys, including cached ones, and with every possible distance."""
-        keys += self.remembered
+        keys += self.cached_positions
         distances = keys + (1 if self.block.causal else queries)
         return queries * keys + queries * distances // 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaptm.bricks import HeadBrick, Map
+from megaptm.bricks import HeadBrick, LinearShape
 
 
 class PermutationHeadBrick(HeadBrick):
@@ -17,7 +17,7 @@ class PermutationHeadBrick(HeadBrick):
     rows = 1
 
     @property
-    def maps(self) -> Mapping[str, Map]:
+    def maps(self) -> Mapping[str, LinearShape]:
         return {}
 
 

@@ -85,7 +85,7 @@ class TensorPart:
         """Return [N] the matrix index of each held row, or of each of some rows of the slice."""
         rows = self.rows if rows is None else rows
         indices = torch.arange(rows.start, rows.stop, device=self.parameter.device)
-        return indices.div(self.placement.turn, rounding_mode="floor") % self.matrices
+        return indices.div(self.placement.interleave, rounding_mode="floor") % self.matrices
 
     def sum_by_matrix(self, rows_N: Tensor, rows: slice | None = None) -> Tensor:
         """Return [M, ...]: sum over the rows of each matrix."""
