@@ -35,6 +35,8 @@ def prepare(sandbox: Path, names: list[str] | None = None) -> None:
         Path(os.environ[name]).mkdir(parents=True)
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "COLUMNS": "100"}
     tempfile.tempdir = os.environ["TMPDIR"]
+    # Cases damage files, not disks. Waiting for the disk would take most of the time of those that build corpora.
+    os.fsync = lambda descriptor: None
     import torch
 
     torch.set_num_threads(1)
