@@ -116,9 +116,9 @@ def make_batch(spec: ModelSpec, heads: tuple[str, ...], rows: int, length: int, 
     document_ids = {prefix: repeat(1 + torch.arange(s) // (s // documents)) for prefix, s in lengths.items()}
     batch = make_input_fields(family, document_ids, sampler)
     batch |= {f"{prefix}positions": repeat(torch.arange(s) % (s // documents)) for prefix, s in lengths.items()}
-    if "segment" in family.inputs:
+    if family.segments:
         batch["segments"] = torch.zeros(rows, length, dtype=torch.int64)
-    if "task" in family.inputs:
+    if family.tasks:
         batch["task_ids"] = torch.zeros(rows, dtype=torch.int64)
     batch |= make_label_fields(
         family, batch, sampler, positions=sample_targets, row_labels=lambda brick: torch.arange(rows) % brick.classes

@@ -40,10 +40,6 @@ IGNORED = -100
 INPUT_FIELDS = (
     *(
         "tokens",
-        "characters",
-        "patches",
-        "region_features",
-        "region_boxes",
         "segments",
         "task_ids",
         "positions",
@@ -57,7 +53,8 @@ INPUT_FIELDS = (
     ),
     *("span_left", "span_right", "span_offset"),
 )
-"""Fields that a model reads, without the prefix of a stream; all other fields are labels."""
+"""Fields that a model reads, without the prefix of a stream, besides those with `Field.is_input`; all other fields are
+labels."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +63,10 @@ class Field:
 
     shape: tuple[int, ...]
     dtype: str = "int64"
+    is_input: bool = False
+    """Whether an input of some families reads it (`InputSpec.fields`). Then it is no label."""
+    is_appended: bool = False
+    """Whether it has an entry for each position that follows the text in the sequence (`InputSpec.is_appended`)."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +108,15 @@ class BatchSpec:
         return self.fields["masked_positions"].shape[0] if "masked_positions" in self.fields else None
 
     @property
-    def num_regions(self) -> int:
-        """R, the number of region positions after a text."""
-        return self.fields["region_features"].shape[0] if "region_features" in self.fields else 0
+    def num_appended(self) -> int:
+        """R, the number of positions after a text, such as image regions."""
+        return max((field.shape[0] for field in self.fields.values() if field.is_appended), default=0)
+
+    @property
+    def special_inputs(self) -> set[str]:
+        """Names of fields with `Field.is_input`, without the prefix of a stream."""
+        names = (self._parse_name(name)[1] for name, field in self.fields.items() if field.is_input)
+        return {name for name in names if name is not None}
 
     @property
     def label_names(self) -> list[str]:
@@ -139,8 +146,10 @@ class BatchSpec:
         return padded
 
     def _parse_name(self, field: str) -> tuple[str, str | None]:
-        """Return the prefix of a field's stream and its name in `READ`; None for the name of a label."""
+        """Return the prefix of a field's stream and its name without; None for the name of a label."""
         stems = ((prefix, field.removeprefix(prefix)) for prefix in self.streams if field.startswith(prefix))
+        if self.fields[field].is_input:
+            return max(stems, key=lambda stem: len(stem[0]))
         return next(((prefix, stem) for prefix, stem in stems if stem in INPUT_FIELDS), ("", None))
 
     def check(self, sample: Mapping[str, np.ndarray], *, maker: str) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from megaptm.batch import CHANNELS, IMAGE, PATCH
+from megaptm.families.vit.spec import patches_of
 from megaptm.objectives.pixels import from_patches
 from megaptm.spec import Family, ModelSpec, Size
 
@@ -57,7 +58,8 @@ def image_batch(spec: ModelSpec, rows: int) -> dict[str, Tensor]:
 def image_inputs(spec: ModelSpec, batch: dict[str, Tensor]) -> dict[str, Tensor | bool]:
     """Return the inputs for the Hugging Face model: normalized images, and the same labels or texts."""
     images = np.stack([from_patches(patches, PIXELS) for patches in batch["patches"].numpy()])
-    mean, std = (torch.tensor(values)[:, None, None] for values in spec.pixels)
+    record = patches_of(spec.family)
+    mean, std = (torch.tensor(values)[:, None, None] for values in (record.mean, record.std))
     pixels_BCHW = (torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255 - mean) / std
     if "image_label" in batch:
         return {"pixel_values": pixels_BCHW.contiguous(), "labels": batch["image_label"]}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megaptm.bricks.brick import LinearShape
-from megaptm.spec import ModelSpec
+from megaptm.spec import ModelSpec, TokenInput
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def cluster_mistakes(spec: ModelSpec) -> Iterator[str]:
         )
     mistakes = {
         "several stacks": len(family.stacks) > 1,
-        "inputs besides tokens": family.inputs != ("token",),
+        "inputs besides tokens": family.inputs != (TokenInput(),),
         "tied=False": not family.tied,
         "a norm of the inputs": family.embedding_norm,
         "a second stream of queries": any(block.query_stream for block in family.stacks.values()),

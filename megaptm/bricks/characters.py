@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from megaptm.batch import MAX_WORD_LENGTH, NUM_CHARACTERS
 from megaptm.bricks.brick import LinearShape
-from megaptm.spec import ModelSpec, Size
+from megaptm.bricks.inputs import InputBrick
+from megaptm.spec import Size
 
 
 def features(size: Size) -> int:
@@ -27,16 +28,17 @@ def word_maps(size: Size) -> Iterator[LinearShape]:
     yield LinearShape(wide, size.table_width, True)
 
 
-def character_maps(spec: ModelSpec) -> Iterator[LinearShape]:
-    """Yield all linear layers of a family that reads characters. The character table counts as one from its width to
-    its rows."""
-    yield LinearShape(spec.size.character_width, NUM_CHARACTERS, False)
-    yield from convolution_maps(spec.size)
-    yield from word_maps(spec.size)
+class CharacterBrick(InputBrick):
+    """Words that are read by their characters."""
 
+    @property
+    def maps(self) -> tuple[LinearShape, ...]:
+        """All linear layers. The character table counts as one from its width to its rows."""
+        size = self.spec.size
+        return LinearShape(size.character_width, NUM_CHARACTERS, False), *convolution_maps(size), *word_maps(size)
 
-def word_products(spec: ModelSpec) -> int:
-    """Return the multiply-adds of a word for a family that reads characters."""
-    positions = [MAX_WORD_LENGTH - characters + 1 for characters, _ in spec.size.filters]
-    along = sum(many * linear.weights for many, linear in zip(positions, convolution_maps(spec.size), strict=True))
-    return along + sum(linear.weights for linear in word_maps(spec.size))
+    def multiply_adds(self, positions: int) -> tuple[int, int]:
+        size = self.spec.size
+        starts = [MAX_WORD_LENGTH - characters + 1 for characters, _ in size.filters]
+        along = sum(many * linear.weights for many, linear in zip(starts, convolution_maps(size), strict=True))
+        return positions * (along + sum(linear.weights for linear in word_maps(size))), 0

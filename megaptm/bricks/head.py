@@ -52,8 +52,8 @@ class HeadBrick(ABC):
     """Batch field of the labels. Without it the head gives only logits, no loss."""
     projects: ClassVar[bool] = True
     """Whether it projects on the vocabulary."""
-    regresses: ClassVar[bool] = False
-    """Whether it projects with the transposed projection of region features."""
+    tied_input: ClassVar[str] = ""
+    """Name of the input (`spec.inputs`) whose transposed projection it projects with, if any."""
     classes: ClassVar[int] = 2
     """Number of classes, if it does not project on the vocabulary."""
     is_classifier: ClassVar[bool] = True

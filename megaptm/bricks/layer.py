@@ -9,9 +9,7 @@ from functools import lru_cache
 from itertools import chain
 
 from megaptm.bricks.brick import Brick, LinearShape, attention_costs, brick_of
-from megaptm.bricks.characters import character_maps
-from megaptm.bricks.patches import patch_maps
-from megaptm.bricks.regions import region_maps, region_norms
+from megaptm.bricks.inputs import input_bricks
 from megaptm.spec import BIAS_BUCKETS, Block, Family, ModelSpec, Size
 
 NORMS = {"layer": 2, "layer-no-shift": 1, "layer-fixed": 0, "rms": 1}
@@ -151,12 +149,6 @@ def final_norm(block: Block, size: Size) -> int:
     return norm_parameters(block, size.width * block.streams) if has_one else 0
 
 
-def input_tables(family: Family) -> dict[str, int]:
-    """Return the rows of small embedding tables that all stacks add: segments, tasks."""
-    rows = {"segment": family.segments, "task": family.tasks}
-    return {name: rows[name] for name in family.inputs if name in rows}
-
-
 def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
     """Return the parameters at the input of some stacks, without the token table."""
     family = spec.family
@@ -165,8 +157,8 @@ def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
         for name in _by_table(family, stacks)
         if family.has_embedding_norm(name)
     ]
-    if family.reads_regions:
-        norms += [norm_parameters(family.first_block, spec.size.table_width)] * region_norms(spec)
+    for brick in input_bricks(spec).values():
+        norms += [norm_parameters(family.first_block, spec.size.table_width)] * brick.num_norms
     return sum(linear.whole for linear in input_maps(spec, stacks)) + sum(norms)
 
 
@@ -177,21 +169,15 @@ def _by_table(family: Family, stacks: Collection[str]) -> list[str]:
 
 def input_maps(spec: ModelSpec, stacks: Collection[str]) -> Iterator[LinearShape]:
     """Yield the linear layers at the input of some stacks, without the token table: embedding tables (from their width
-    to their rows), their widening, and the modules that read characters, patches or regions."""
+    to their rows), their widening, and the linear layers of further inputs."""
     family, width = spec.family, spec.size.table_width
-    if family.reads_characters:
-        yield from character_maps(spec)
-    if family.reads_images:
-        yield from patch_maps(spec)
-    if family.reads_regions:
-        yield from region_maps(spec)
+    for brick in input_bricks(spec).values():
+        yield from brick.maps
     for name in _by_table(family, stacks):
         if family.stacks[name].position == "learned":
             yield LinearShape(spec.table_width(name), spec.positions_of(name), False)
         if family.stacks[name].position == "axial":
             yield from (LinearShape(*sides, False) for sides in zip(spec.axial_widths, spec.axial, strict=True))
-    for rows in input_tables(family).values():
-        yield LinearShape(width, rows, False)
     yield from [LinearShape(width, 1, False)] * sum(family.stacks[name].query_stream for name in stacks)
     yield from (one for name, one in widening(spec).items() if name in stacks)
 

@@ -30,7 +30,7 @@ class RegionFeatureHeadBrick(_HiddenRegionHeadBrick):
 
     name = "mrfr"
     label_field = "masked_region_features"
-    regresses = True
+    tied_input = "region"
     is_classifier = False
 
     @property

@@ -4,16 +4,17 @@ regions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection
 from typing import NamedTuple
 
 from megaptm.batch import NUM_BOX_VALUES
 from megaptm.bricks.brick import LinearShape
+from megaptm.bricks.inputs import InputBrick
 from megaptm.errors import UserError
 from megaptm.spec import ModelSpec
 
 NORMS = {"each": 3, "sum": 1}
-"""Value of `Family.region_norms` -> number of norms."""
+"""Value of `RegionInput.norms` -> number of norms."""
 BOXES = (NUM_BOX_VALUES, NUM_BOX_VALUES - 2)
 """Numbers of a box that are read: all, or those without its width and height."""
 HIDDEN = ("vector", "zeros")
@@ -35,50 +36,48 @@ def detector_of(spec: ModelSpec) -> Detector:
     return Detector(*spec.size.detector)
 
 
-def region_norms(spec: ModelSpec) -> int:
-    """Return the number of norms at the input of regions."""
-    if spec.family.region_norms not in NORMS:
-        raise _unknown(spec, "region_norms", NORMS)
-    return NORMS[spec.family.region_norms]
+class RegionBrick(InputBrick):
+    """Image regions."""
 
+    @property
+    def num_norms(self) -> int:
+        self._check("norms", NORMS)
+        return NORMS[self.record.norms]
 
-def region_maps(spec: ModelSpec) -> Iterator[LinearShape]:
-    """Yield all linear layers of a family that reads regions; a table counts as one from its width to its rows. The
-    mask table has two rows, as in the released code: row 0, for visible regions, is zero."""
-    features, width = detector_of(spec).features, spec.size.table_width
-    yield feature_map(spec)
-    if spec.family.region_boxes not in BOXES:
-        raise _unknown(spec, "region_boxes", map(str, BOXES))
-    yield LinearShape(spec.family.region_boxes, width, True)
-    if spec.family.hidden_regions not in HIDDEN:
-        raise _unknown(spec, "hidden_regions", HIDDEN)
-    if spec.family.hidden_regions == "vector":
-        yield LinearShape(features, 2, False)
+    @property
+    def tied_map(self) -> LinearShape:
+        """Projection from a region's features to the hidden states."""
+        return LinearShape(detector_of(self.spec).features, self.spec.size.table_width, True)
 
+    @property
+    def maps(self) -> tuple[LinearShape, ...]:
+        """All linear layers; a table counts as one from its width to its rows. The mask table has two rows, as in the
+        released code: row 0, for visible regions, is zero."""
+        self._check("boxes", BOXES)
+        self._check("hidden", HIDDEN)
+        box = LinearShape(self.record.boxes, self.spec.size.table_width, True)
+        mask = LinearShape(self.tied_map.inputs, 2, False)
+        return (self.tied_map, box, mask) if self.record.hidden == "vector" else (self.tied_map, box)
 
-def region_products(spec: ModelSpec) -> tuple[int, int]:
-    """Return the multiply-adds of a region: projection of features, whose input gets a gradient for hidden regions, and
-    of the box, whose input gets none."""
-    features, box, *_ = region_maps(spec)
-    return features.weights, box.weights
+    @property
+    def products(self) -> tuple[tuple[LinearShape, bool], ...]:
+        """Projections of features, whose input gets a gradient for hidden regions, and of the box, whose input gets
+        none."""
+        features, box, *_ = self.maps
+        return (features, True), (box, False)
 
+    def batch_bytes(self, positions: int) -> int:
+        """Return the bytes of regions in a batch: features in half precision, a box in float32."""
+        return positions * (2 * self.tied_map.inputs + 4 * NUM_BOX_VALUES)
 
-def given_bytes(spec: ModelSpec) -> int:
-    """Return the bytes of a region in a batch: features in half precision, a box in float32."""
-    return 2 * detector_of(spec).features + 4 * NUM_BOX_VALUES
+    def saved_bytes(self, positions: int, element: int) -> int:
+        """Return the bytes of the inputs of projections and norms."""
+        features, box, *_ = self.maps
+        return positions * (features.inputs + box.inputs + self.num_norms * features.outputs) * element
 
-
-def region_bytes(spec: ModelSpec, element: int) -> int:
-    """Return the bytes per region that the backward pass needs: inputs of projections and norms."""
-    features, box, *_ = region_maps(spec)
-    return (features.inputs + box.inputs + region_norms(spec) * features.outputs) * element
-
-
-def feature_map(spec: ModelSpec) -> LinearShape:
-    """Return the projection from a region's features to the hidden states."""
-    return LinearShape(detector_of(spec).features, spec.size.table_width, True)
-
-
-def _unknown(spec: ModelSpec, row: str, known: Iterable[str]) -> UserError:
-    said = getattr(spec.family, row)
-    return UserError(f"{spec.name}: {row} is {said!r}, which is unknown; use one of {', '.join(known)}.")
+    def _check(self, option: str, known: Collection[str | int]) -> None:
+        if (value := getattr(self.record, option)) not in known:
+            raise UserError(
+                f"{self.spec.name}: RegionInput.{option} is {value!r}, which is unknown; use one of "
+                f"{', '.join(map(str, known))}."
+            )

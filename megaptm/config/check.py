@@ -23,7 +23,7 @@ from megaptm.families import FAMILIES, find_family
 from megaptm.families.words import WordFamily
 from megaptm.objectives import BaseObjective, Composed, weights_at
 from megaptm.objectives.composed import tasks_of
-from megaptm.spec import Family, ModelSpec, change
+from megaptm.spec import Family, ModelSpec, TaskInput
 
 Rules = Callable[[Config], Iterator[str]]
 
@@ -70,7 +70,7 @@ def _names(config: Config) -> Iterator[str]:
     yield from _family_and_size(config.model)
     if (family := _family(config.model)) is not None:
         if isinstance(family, Family):
-            family = change(family, tasks=config.model.tasks or family.tasks)
+            family = family.with_input(TaskInput(rows=config.model.tasks or family.tasks))
         yield from _objective(config, family)
 
 
@@ -107,14 +107,14 @@ def _task_corpora(objective: Composed, mix: Mapping[str, float]) -> Iterator[str
 
 def _segments_and_task_ids(task: BaseObjective, family: Family) -> Iterator[str]:
     """Yield an error if segments or task ids exceed the family's tables."""
-    if "segment" in family.inputs and task.num_segments > family.segments:
+    if family.segments and task.num_segments > family.segments:
         yield (
             f"objective ({task.name}) needs {task.num_segments} segments, and {family.name} has {family.segments}: use "
             "another objective."
         )
     ids = {part.label: part.task_id for part in tasks_of(task) if part.task_id is not None}
     for label, number in ids.items():
-        if "task" not in family.inputs:
+        if not family.tasks:
             yield f"objective.{label}.task_id ({number}) is not used by {family.name}: remove it, or use ernie-2."
         elif number >= family.tasks:
             yield (
@@ -145,9 +145,9 @@ def _model(config: Config) -> Iterator[str]:
     yield from layered_model_errors(config.model)
     spec = resolve_model(config)
     first = next(iter(spec.family.stacks))
-    region_positions = config.batch_spec.num_regions
-    if spec.longest is not None and config.data.sequence - region_positions > spec.context_of(first):
-        without = f", of which {region_positions} are image regions," if region_positions else ""
+    appended = config.batch_spec.num_appended
+    if spec.longest is not None and config.data.sequence - appended > spec.context_of(first):
+        without = f", of which {appended} follow the text," if appended else ""
         yield (
             f"data.sequence ({config.data.sequence}){without} must not exceed the {spec.context_of(first)} learned "
             f"positions of {model_title(config.model)} (model.context)."
@@ -198,7 +198,7 @@ def _learned_positions(config: Config, spec: ModelSpec) -> Iterator[str]:
     task = config.built_objective
     streams = config.batch_spec.streams
     for stack, prefix in spec.family.prefixes.items():
-        positions, longest = streams[prefix] - config.batch_spec.num_regions, spec.context_of(stack)
+        positions, longest = streams[prefix] - config.batch_spec.num_appended, spec.context_of(stack)
         if positions > longest:
             own = spec.size.stacks[stack].context if stack in spec.size.stacks else None
             key = "model.context" if own is None else f"model.stacks.{stack}.context"

@@ -142,8 +142,8 @@ def _shared_inputs(config: Config, student: ModelSpec, teacher: ModelSpec) -> It
             f"distill.model.vocabulary ({teacher.vocabulary:,}) must be model.vocabulary ({student.vocabulary:,}): "
             "both read the same tokens."
         )
-    kinds = [(spec.family.reads_images, spec.family.reads_regions) for spec in (student, teacher)]
-    if kinds[0] != kinds[1]:
+    fields = [[record.fields for record in spec.family.inputs if record.fields] for spec in (student, teacher)]
+    if fields[0] != fields[1]:
         yield f"distill.model ({teacher.name}) and {student.name} read different inputs; use another teacher."
         return
     image_keys = {
@@ -164,7 +164,7 @@ def _shared_inputs(config: Config, student: ModelSpec, teacher: ModelSpec) -> It
                 "a sequence: lower data.sequence, or use another teacher."
             )
     needed = {
-        "segments": "segment" in teacher.family.inputs,
+        "segments": teacher.family.segments > 0,
         "order": any(block.ordered for block in teacher.family.stacks.values()),
     }
     for field, is_needed in needed.items():

@@ -19,8 +19,8 @@ from megaptm.objectives.windows import CBOW
 from megaptm.spec import (
     Block,
     Family,
+    InputSpec,
     ModelSpec,
-    PixelStatistics,
     Size,
     attention_options,
     change,
@@ -62,6 +62,12 @@ def _with_block_keys(block: Block, model: ModelConfig) -> Block:
         with suppress(ValidationError):
             block = with_attention_options(block, {name: value})
     return change(block, sharing=sharing)
+
+
+def _with_input_keys(record: InputSpec, model: ModelConfig) -> InputSpec:
+    """Return the record of an input with the keys of a config's model that change it."""
+    configured = {field: getattr(model, key) for key, field in record.options.items()}
+    return replace(record, **{field: value for field, value in configured.items() if value is not None})
 
 
 def resolve(config: Config) -> ModelSpec | WordSpec:
@@ -106,8 +112,8 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     if missing_heads := [loss for loss in losses if loss not in family.heads]:
         family = change(family, heads=(*family.heads, *missing_heads))
     family = change(family, stacks={name: _with_block_keys(block, model) for name, block in family.stacks.items()})
-    if model.tasks is not None:
-        family = change(family, tasks=model.tasks)
+    for record in family.inputs:
+        family = family.with_input(_with_input_keys(record, model))
     if model.init_std is not None:
         family = change(family, init_std=model.init_std)
     loss_values = {name: value for name in LOSS_KEYS if (value := getattr(model, name)) is not None}
@@ -131,7 +137,7 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
         for name in (*CLUSTER_KEYS, *CHARACTER_KEYS)
         for value in [getattr(model, name)]
     }
-    spec = ModelSpec(
+    return ModelSpec(
         family=family,
         size=Size(
             **shape,
@@ -151,7 +157,6 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
         context=context,
         dropout=family.dropout if model.dropout is None else model.dropout,
     )
-    return spec.with_pixels(PixelStatistics(model.pixel_mean or spec.pixels.mean, model.pixel_std or spec.pixels.std))
 
 
 def _common(options: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -182,10 +187,12 @@ def with_resolved_model(config: Config) -> Config:
     }
     other_values |= {name: getattr(spec.size, name) for name in CHARACTER_KEYS if spec.family.reads_characters}
     if spec.family.reads_images:
-        other_values |= {"patch": spec.size.patch, "pixel_mean": spec.pixels.mean, "pixel_std": spec.pixels.std}
+        other_values |= {"patch": spec.size.patch}
     other_values |= {"detector": spec.size.detector} if spec.family.reads_regions else {}
     other_values |= {"init_std": spec.family.init_std} if spec.family.reads_init_std else {}
-    other_values |= {"tasks": spec.family.tasks} if "task" in spec.family.inputs else {}
+    other_values |= {
+        key: getattr(record, field) for record in spec.family.inputs for key, field in record.options.items()
+    }
     # Values in which stacks differ are omitted: no key can express them, so they remain the family's.
     blocks = spec.family.stacks.values()
     for key, field in SHARING_KEYS.items():

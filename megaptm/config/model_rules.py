@@ -83,7 +83,7 @@ def _reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]]:
         yield ("negatives",), "compares all tokens in its losses"
     if not family.reads_init_std:
         yield ("init_std",), "initializes each weight by its own rule"
-    if "task" not in family.inputs:
+    if not family.tasks:
         yield ("tasks",), "reads no task ids, unlike ernie-2"
     if not any(block.sharing.sublayers for block in blocks):
         yield ("groups", "cycle"), "shares no weights among layers (model.share)"

@@ -72,19 +72,11 @@ def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[
     )
     if family_fields != batch_fields:
         yield f"it provides {_join(batch_fields)}, and this family reads {_join(family_fields)}"
-    characters = any(name.endswith("characters") for name in batch.fields)
-    if family.reads_characters != characters:
-        yield (
-            "it provides words without characters"
-            if not characters
-            else ("it provides characters, and this family reads token ids")
-        )
-    regions = "region_features" in batch.fields
-    if family.reads_regions != regions:
-        yield "it provides no image regions" if not regions else "it provides image regions after a text"
-    if family.reads_images != (bool(task.blobs) and not regions):
-        images, text = "it provides images", "it provides text, and this family reads images"
-        yield images if task.blobs else text
+    read, provided = {name for record in family.inputs for name in record.fields}, batch.special_inputs
+    if provided - read:
+        yield f"it provides {_join(provided - read)}, which this family does not read"
+    if read - provided:
+        yield f"it provides no {_join(read - provided)}, which this family reads"
     if any(_is_lstm(block) for block in family.stacks.values()) and batch.needs_attention_mask:
         yield (
             "its sequences hold several documents, and a recurrent state passes through them (data.document_mask=false)"

@@ -10,7 +10,7 @@ from megaptm.errors import UserError
 from megaptm.hub.counterpart import FFN_RATIO, LEGACY_FIELDS, Counterpart
 from megaptm.hub.counterparts import check_sharing
 from megaptm.hub.folder import CONFIG
-from megaptm.spec import Block, ModelSpec, Size, attention_options, change, with_attention_options
+from megaptm.spec import Block, ModelSpec, Size, TaskInput, attention_options, change, with_attention_options
 
 # Bound of layers, heads, widths and ids: no model has more, and tensors have fewer than 2^63 elements.
 MAX_VALUE = 1 << 20
@@ -241,7 +241,7 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
             f"{family.first_position}; restore it."
         )
     spec = ModelSpec(
-        family=change(family, stacks=stacks, tasks=values.get("tasks", family.tasks)),
+        family=change(family, stacks=stacks).with_input(TaskInput(rows=values.get("tasks", family.tasks))),
         size=size,
         vocabulary=values["vocabulary"],
         context=context,

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from megaptm.families import find_family
 from megaptm.hub.tensor_rules import TensorRule
+from megaptm.objectives import BaseObjective
 from megaptm.spec import AttentionSpec, Block, Family, ModelSpec, Size
+
+if TYPE_CHECKING:
+    from megaptm.hub.imported_weights import ImportedModel
 
 FFN_RATIO = 4
 """Ratio of feed-forward width to model width, if config.json has no field for it."""
@@ -83,6 +88,14 @@ class Counterpart:
     """Row of the first position in that table."""
     positions_after_pad: bool = False
     """Whether positions of a text are numbered from the pad token's id on."""
+    write_files: Callable[[ModelSpec, Path, BaseObjective], None] = lambda spec, folder, objective: None
+    """Function that writes further files to the folder of an exported model. The objective is that of the training."""
+    read_files: Callable[[ImportedModel, Path], ImportedModel] = lambda model, folder: model
+    """Function that returns an imported model with what further files of its folder determine."""
+    complete_config: Callable[[ImportedModel, dict[str, Any]], dict[str, Any]] = lambda model, values: values
+    """Function that returns the values of the default config of a run that imports a model."""
+    resize: Callable[[ImportedModel, int], ImportedModel] | None = None
+    """Function that returns an imported model with another context. None: its files determine the context."""
     warning: Callable[[ModelSpec], str] = lambda spec: ""
     """Function that returns a warning for exports if the class computes something else with the same weights, or ""."""
     unused_prefixes: tuple[str, ...] = ()

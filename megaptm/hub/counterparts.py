@@ -16,8 +16,8 @@ COUNTERPARTS: tuple[Counterpart, ...] = tuple(chain.from_iterable(contributions(
 """Counterparts of all families that have a `huggingface.py`."""
 # Fields that sizes or training recipes may change within one architecture.
 FREE_FIELDS = (
-    *("name", "paper", "vocabulary", "tokenizer", "specials", "context", "tasks", "z_loss", "label_smoothing", "init"),
-    *("init_std", "dropout", "objectives", "sizes", "pixel_mean", "pixel_std"),
+    *("name", "paper", "vocabulary", "tokenizer", "specials", "context", "z_loss", "label_smoothing", "init"),
+    *("init_std", "dropout", "objectives", "sizes"),
 )
 
 # The same for blocks, as arguments of `change`.
@@ -160,7 +160,8 @@ def _shape(family: Family, counterpart: Counterpart) -> dict[str, Any]:
         name: change(block, **FREE_BLOCK_VALUES, attention=_attention_shape(block, counterpart))
         for name, block in family.stacks.items()
     }
-    return {**table, "stacks": stacks}
+    inputs = tuple(replace(record, **dict.fromkeys(record.options.values())) for record in family.inputs)
+    return {**table, "stacks": stacks, "inputs": inputs}
 
 
 def _attention_shape(block: Block, counterpart: Counterpart) -> object:

@@ -25,9 +25,8 @@ from megaptm.hub.config_fields import (
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.counterparts import find_counterpart, find_counterparts, is_first_of_its_type
 from megaptm.hub.folder import CONFIG, REMEDY, check_folder, read_weights
-from megaptm.hub.image_processor import read_processor, write_processor
-from megaptm.hub.images import label_names
 from megaptm.hub.imported_weights import ImportedModel, heads_missing_in_hf_class, imported_model
+from megaptm.hub.labels import label_names
 from megaptm.hub.library import quiet, transformers
 from megaptm.hub.stacks import join_specs, join_weights, rename_to_full, split_stack
 from megaptm.hub.tensor_rules import export_weights
@@ -99,7 +98,8 @@ def to_hugging_face(
             )
     training_objective = objective or build_objective(spec.family.objectives[0])
     if tokenizer is not None and spec.family.has_tokens:
-        longest = spec.longest if spec.family.reads_images else sequence  # here `sequence` counts image positions
+        # `sequence` counts the positions of the first stack.
+        longest = sequence if spec.family.reads_tokens(next(iter(spec.family.stacks))) else spec.longest
         tokenizer = export_tokenizer(tokenizer, spec, objective=training_objective, sequence=longest or spec.context)
     models = {".": (spec, weights)}
     if spec.family.drawn:
@@ -113,15 +113,14 @@ def to_hugging_face(
         for subfolder, (config, generation, hf_weights) in converted.items():
             part = unfinished / subfolder
             part.mkdir(parents=True, exist_ok=True)
-            if spec.family.reads_images:
-                write_processor(spec, part, training_objective)
-            if spec.family.reads_images and not spec.family.has_tokens:
+            find_counterpart(models[subfolder][0]).write_files(spec, part, training_objective)
+            if not spec.family.has_tokens:
                 # The tokenizer holds label names, which the config includes.
                 config.id2label = label_names(tokenizer, spec.vocabulary)
                 config.label2id = {name: label for label, name in config.id2label.items()}
             elif tokenizer is not None:
                 tokenizer.save(part)
-            if not spec.family.reads_images:
+            if spec.family.has_tokens and generation is not None:
                 generation.save_pretrained(part)
             config.save_pretrained(part)
             save_torch_state_dict({**_unused_weights(unused or {}, subfolder, dtype), **hf_weights}, part)
@@ -212,8 +211,8 @@ def from_hugging_face(
         differing_dropouts=_differing_dropouts(counterpart, spec, config),
         settable_keys=_settable_keys(counterpart, spec),
     )
-    if spec.family.reads_images and isinstance(source, Path):
-        return _apply_image_processor(model, source)
+    if isinstance(source, Path):
+        model = counterpart.read_files(model, source)
     if counterpart.stack and isinstance(source, Path):
         model = _join_stacks(model, counterpart, source)
     return _drop_absent_mask_decoder(model)
@@ -244,13 +243,6 @@ def _settable_keys(counterpart: Counterpart, spec: ModelSpec) -> tuple[str, ...]
         return ()
     options = {name for block in spec.family.stacks.values() for name in attention_options(block)}
     return tuple(f"attention.{name}" for name in sorted(options.difference(counterpart.fields.values())))
-
-
-def _apply_image_processor(model: ImportedModel, folder: Path) -> ImportedModel:
-    """Return the model with the pixel statistics and options of the image processor in the folder, if there is one."""
-    if (processor := read_processor(model.spec, folder, remedy=REMEDY)) is None:
-        return model
-    return replace(model, spec=model.spec.with_pixels(processor.pixels), image_options=processor.options)
 
 
 def _join_stacks(model: ImportedModel, counterpart: Counterpart, folder: Path) -> ImportedModel:

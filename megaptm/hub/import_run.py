@@ -19,15 +19,15 @@ from megaptm.config import Config, UncheckedConfig, dump, load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, VISION
 from megaptm.hub.config_fields import MAX_VALUE, SHARING_VALUES, field_name
+from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.counterparts import COUNTERPARTS
 from megaptm.hub.download import find_or_download
 from megaptm.hub.folder import CONFIG as HF_CONFIG
 from megaptm.hub.folder import REMEDY
 from megaptm.hub.huggingface import LEGACY_END_ID, from_hugging_face
-from megaptm.hub.images import read_labels
 from megaptm.hub.imported_weights import ImportedModel
+from megaptm.hub.labels import read_labels
 from megaptm.hub.library import transformers
-from megaptm.hub.resolution import resize_position_table
 from megaptm.hub.tokenizer import has_tokenizer, read_tokenizer
 from megaptm.models import build_model, initial_value
 from megaptm.objectives import build_objective
@@ -106,10 +106,24 @@ def import_run(
     refuse_model_overrides(overrides, source, settable=model.settable_keys, also=IMPORT_OPTIONS_HELP)
     _check_trainable(model.spec, source)
     if context not in (None, model.spec.context):
-        model = resize_position_table(model, context)
+        model = _resize(model, context)
     model, decoders = _with_mask_decoder(model)
     config = write_run(run, source, _default_values(model, run), overrides, model, model_tokenizer)
     return ImportedRun(config, model.newly_initialized, model.differing_dropouts, (*model.unused,), decoders)
+
+
+def _resize(model: ImportedModel, context: int) -> ImportedModel:
+    """Return the model with another context. Raise UserError if its files determine the context."""
+    if (resize := _counterpart(model.spec).resize) is not None:
+        return resize(model, context)
+    raise UserError(
+        f"model.context ({context}): the files of a {model.spec.name} determine its number of positions; only models "
+        "of images, LED, Longformer and BigBird can be imported with another one: remove it."
+    )
+
+
+def _counterpart(spec: ModelSpec) -> Counterpart:
+    return next(known for known in COUNTERPARTS if known.family == spec.name)
 
 
 def _with_mask_decoder(model: ImportedModel) -> tuple[ImportedModel, tuple[str, ...]]:
@@ -210,7 +224,7 @@ def read_model(
     transformers()  # raises UserError before any download
     folder = find_or_download(source)
     model = from_hugging_face(folder, family=family, detector=detector, context=context)
-    if not model.spec.family.has_tokens and model.spec.family.reads_images:
+    if not model.spec.family.has_tokens:
         return model, read_labels(folder, HF_CONFIG, remedy=REMEDY, labels=model.spec.vocabulary)
     own = folder if tokenizer is None else Path(tokenizer)
     if tokenizer is None and not has_tokenizer(folder):
@@ -261,7 +275,7 @@ def _check_trainable(spec: ModelSpec, source: str) -> None:
         expected, imported = block.norm.eps, spec.family.stacks[stack].norm.eps
         if imported != expected:
             # BART's config has no such field, so its eps never differs.
-            field = next(field_name(known, "norm_eps") for known in COUNTERPARTS if known.family == spec.name)
+            field = field_name(_counterpart(spec), "norm_eps")
             raise UserError(
                 f"{source}: {field} is {imported} ({spec.name} has {expected}); the model cannot be trained."
             )
@@ -280,8 +294,14 @@ def _default_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
     }
     model: dict[str, Any] = {"family": spec.name, "size": _size_name(spec), **_size_values(spec.size), "stacks": stacks}
     model |= {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
-    if "task" in spec.family.inputs:
-        model["tasks"] = spec.family.tasks
+    own_inputs = {record.name: record for record in FAMILIES[spec.name].inputs}
+    model |= {
+        key: [*value] if isinstance(value, tuple) else value
+        for record in spec.family.inputs
+        if record != own_inputs[record.name]
+        for key, field in record.options.items()
+        for value in [getattr(record, field)]
+    }
     default_block, block = FAMILIES[spec.name].first_block, spec.family.first_block
     sharing = {name: getattr(block.sharing, name) for name in SHARING_VALUES}
     model |= {name: value for name, value in sharing.items() if value != getattr(default_block.sharing, name)}
@@ -292,25 +312,18 @@ def _default_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
     values: dict[str, Any] = {} if objective == default_objective else {"objective": objective}
     sequence = min(MAX_SEQUENCE, *map(spec.context_of, spec.family.stacks))
     data: dict[str, Any] = {"mix": {str(run / "corpus"): 1.0}, "sequence": sequence}
-    if spec.family.reads_images:
-        assert spec.size.patch is not None
-        data["sequence"] = spec.context
-        image_options: dict[str, Any] = {"size": spec.grid * spec.size.patch, **imported.image_options}
-        image_options |= {"text_length": spec.longest} if spec.family.has_tokens else {}
-        if spec.own_pixels is not None:
-            model |= {"pixel_mean": [*spec.own_pixels.mean], "pixel_std": [*spec.own_pixels.std]}
-        values["objective"] = {default_objective: image_options}
-    elif spec.family.reads_regions:
+    if spec.family.reads_regions:
         # Regions follow the text. A text of a text-only task may span several documents.
         mixture = build_objective(default_objective)
-        data |= {"sequence": sequence + mixture.batch(4096, False).num_regions, "document_mask": False}
+        data |= {"sequence": sequence + mixture.batch(4096, False).num_appended, "document_mask": False}
         assert isinstance(mixture, NamedMixture)
         assert spec.size.detector is not None
         features, classes = spec.size.detector
         # The objective's name alone stands for the papers' detector.
         if (written := mixture_config(mixture, features=features, classes=classes)) != mixture_config(mixture):
             values["objective"] = written
-    return {"run": str(run), "model": model, "data": data, **values, **RECIPE}
+    values = {"run": str(run), "model": model, "data": data, **values, **RECIPE}
+    return _counterpart(spec).complete_config(imported, values)
 
 
 def _choose_objective(imported: ImportedModel) -> str:

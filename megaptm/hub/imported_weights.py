@@ -46,8 +46,8 @@ class ImportedModel:
     """Dropout rates that megaptm cannot represent, as `attention_dropout 0.0`."""
     settable_keys: tuple[str, ...] = ()
     """Numbers of attention patterns that config.json has no field for (families that are only imported)."""
-    image_options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of an objective that prepare images as the model's processor does, if they differ from the defaults."""
+    objective_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the objective that further files of the model determine, if they differ from the defaults."""
     missing_heads: frozenset[str] = frozenset()
     """Heads of the family that the class of `transformers` does not have."""
 

@@ -53,7 +53,7 @@ def generating_stack(loaded: TrainedModel) -> str:
 
 def text_batch(loaded: TrainedModel, rows: Sequence[list[int]]) -> dict[str, Tensor]:
     """Return the input fields [B, S] of the first stack, and `task_ids` [B]; `rows`: ids with special tokens."""
-    task, inputs = loaded.config.built_objective, loaded.spec.family.inputs
+    task, family = loaded.config.built_objective, loaded.spec.family
     longest = max(map(len, rows))
 
     def padded(columns: Sequence[Sequence[int] | np.ndarray]) -> Tensor:
@@ -62,15 +62,15 @@ def text_batch(loaded: TrainedModel, rows: Sequence[list[int]]) -> dict[str, Ten
     task_fields = [task.text_fields(len(row)) for row in rows]
     fields = {"tokens": padded(rows)}
     needed = {
-        "segments": "segment" in inputs,
-        "order": loaded.spec.family.first_block.ordered,
+        "segments": family.segments > 0,
+        "order": family.first_block.ordered,
         "global_tokens": any("global_tokens" in values for values in task_fields),
     }
     for name in (name for name, is_needed in needed.items() if is_needed):
         fields[name] = padded(
             [values.get(name, np.zeros(len(row), int)) for values, row in zip(task_fields, rows, strict=True)]
         )
-    if "task" in inputs:
+    if family.tasks:
         fields["task_ids"] = torch.tensor([int(values.get("task_ids", 0)) for values in task_fields])
     if any(len(row) < longest for row in rows):
         fields["document_ids"] = padded([[1] * len(row) for row in rows])

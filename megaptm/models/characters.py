@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from megaptm.batch import NUM_CHARACTERS
 from megaptm.bricks.characters import convolution_maps, word_maps
 from megaptm.errors import UserError
+from megaptm.families.elmo.spec import CharacterInput
 from megaptm.layers.split import Embedding, Linear
 from megaptm.spec import ModelSpec
 
@@ -32,7 +33,7 @@ class Highway(nn.Module):
 class CharacterWords(nn.Module):
     """Character embeddings, convolutions with max-pooling, highway layers and a projection to the stream."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, record: CharacterInput) -> None:
         super().__init__()
         size = spec.size
         if not size.filters:
@@ -46,9 +47,10 @@ class CharacterWords(nn.Module):
         self.highway = nn.ModuleList(Highway(out.inputs) for _ in range(size.highway))
         self.out = Linear.of(out)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Return [..., D] from character ids [..., C]."""
-        x_NWC = self.characters(ids.long().flatten(0, -2)).transpose(1, 2)
+    def forward(self, characters_BSC: Tensor, ids_SB: Tensor) -> Tensor:
+        """Return [S, B, D] from character ids [B, S, C]."""
+        ids_SBC = characters_BSC.transpose(0, 1)
+        x_NWC = self.characters(ids_SBC.long().flatten(0, -2)).transpose(1, 2)
         outputs = [
             F.conv1d(x_NWC, filters.weight.unflatten(1, (width, -1)).transpose(1, 2), filters.bias).amax(-1)
             for width, filters in zip(self.widths, self.filters, strict=True)
@@ -56,4 +58,4 @@ class CharacterWords(nn.Module):
         x = F.relu(torch.cat(outputs, -1))
         for layer in self.highway:
             x = layer(x)
-        return self.out(x).unflatten(0, ids.shape[:-1])
+        return self.out(x).unflatten(0, ids_SBC.shape[:-1])

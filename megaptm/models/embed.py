@@ -10,71 +10,64 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from megaptm.bricks import widening
+from megaptm.bricks import LinearShape, widening
+from megaptm.bricks.inputs import input_bricks
 from megaptm.errors import UserError
 from megaptm.layers.norm import Norm
 from megaptm.layers.positions import sinusoid
 from megaptm.layers.split import Dropout, Embedding, Linear
 from megaptm.models.adaptive import AdaptiveTokens
-from megaptm.models.characters import CharacterWords
-from megaptm.models.patches import ImagePatches
-from megaptm.models.regions import ImageRegions, RegionTable, apart
-from megaptm.spec import Family, ModelSpec
+from megaptm.plugins import load_plugin
+from megaptm.spec import Family, InputSpec, ModelSpec
 
-BESIDE = "token tables beside them (inputs)"
-INPUTS = ("token", "characters", "patch", "segment", "task", "region")
+SEQUENCE_FIELDS = ("tokens", "segments", "positions")
+"""Batch fields with an entry for each position, which the embedding reads."""
 DRAWN_TABLES = ("shared", "gradient-disentangled")
 
 
 class Embed(nn.Module):
-    """Input embedding: tokens or patches, segments and tasks (`Family.inputs`) plus positions; then norm (BERT),
-    dropout, and a projection if tables are narrower than the stack (ALBERT).
+    """Input embedding: inputs of the family (`Family.inputs`) plus positions; then norm (BERT), dropout, and a
+    projection if tables are narrower than the stack (ALBERT).
+
+    An input with a module of its own is called with its batch fields, then with `tokens` [S, B], and returns [S, B, D].
+    One that is appended gets only its own R positions, and also their segment embeddings [R, B, D], or None.
 
     A gradient-disentangled stack adds a difference table of its own. Without stacks this module is only the token table
-    of a tied output projection, under the same name, and with `regresses` the projection of region features.
+    of a tied output projection, under the same name, and the projections of `tied_inputs`.
     """
 
+    token: Embedding | AdaptiveTokens
     segment: Embedding | None
     task: Embedding | None
 
-    def __init__(self, spec: ModelSpec, stacks: Collection[str], *, regresses: bool = False) -> None:
-        """`stacks`: stacks that this chunk embeds."""
+    def __init__(self, spec: ModelSpec, stacks: Collection[str], *, tied_inputs: Collection[str] = ()) -> None:
+        """`stacks`: stacks that this chunk embeds. `tied_inputs`: inputs to which heads of the chunk are tied."""
         super().__init__()
         family, width = spec.family, spec.size.table_width
-        if unknown := set(family.inputs) - set(INPUTS):
-            raise UserError(f"{family.name}: inputs {sorted(unknown)} are unknown; use some of {', '.join(INPUTS)}.")
+        _check_inputs(spec)
         _check_drawn_tables(family)
         scales = {"none": 1.0, "sqrt-width": width**0.5}
         if family.embedding_scale not in scales:
             known = ", ".join(scales)
             raise UserError(f"{family.name}: embedding_scale is {family.embedding_scale!r}; use one of {known}.")
         self.scale = scales[family.embedding_scale]
-        self.token: Embedding | AdaptiveTokens | CharacterWords
-        self.patch: ImagePatches | None = None
-        self.reads_characters = family.reads_characters
-        self.reads_patches = {name: family.reads_patches(name) for name in family.stacks}
-        if family.reads_images:
-            _check_images(spec)
-            self.patch = ImagePatches(spec)
-        if family.reads_images and not family.has_tokens:
-            pass
-        elif family.reads_characters:
-            _check_characters(spec)
-            self.token = CharacterWords(spec)
-        elif spec.size.cutoffs:
+        if spec.size.cutoffs:
             # Adaptive tables project to the stream's width.
             self.token = AdaptiveTokens(spec, embeds=bool(stacks))
             self.scale = spec.width**0.5 if family.embedding_scale == "sqrt-width" else 1.0
-        else:
+        elif family.has_tokens:
             self.token = Embedding(spec.padded_vocabulary, spec.token_width, split="vocabulary")
         self.segment = self.task = None
-        self.region: ImageRegions | RegionTable | None = None
         if not stacks:
-            self.region = RegionTable(spec) if regresses else None
+            for name in tied_inputs:
+                self.add_module(name, TiedProjection(input_bricks(spec)[name].tied_map))
             return
-        if family.reads_regions:
-            _check_regions(spec)
-            self.region = ImageRegions(spec)
+        for record in family.inputs:
+            if record.module:
+                module = load_plugin(record.module, f"{type(record).__name__}.module", "class")
+                self.add_module(record.name, module(spec, record))
+        self.token_inputs = {name: family.token_input(name) for name in family.stacks}
+        self.added = [record for record in family.inputs if record.module and not record.replaces_tokens]
         self.first_position = family.first_position
         self.waves = {name: family.stacks[name].position == "sinusoid" for name in stacks}
         if width % 2 and any(self.waves.values()):
@@ -94,9 +87,9 @@ class Embed(nn.Module):
                 self.add_module(f"{prefix}norm", Norm(spec.table_width(name), block.norm))
             if family.stacks[name].query_stream:
                 self.add_module(f"{prefix}query", Embedding(1, width))
-        if "segment" in family.inputs:
+        if family.segments:
             self.segment = Embedding(family.segments, width)
-        if "task" in family.inputs:
+        if family.tasks:
             self.task = Embedding(family.tasks, width)
         self.dropout = Dropout(spec.dropout, region="residual")
         self.prefixes, self.tables = family.prefixes, family.tables
@@ -110,20 +103,15 @@ class Embed(nn.Module):
     def forward(self, batch: dict[str, Tensor], stack: str, scatter_sequence: Callable[[Tensor], Tensor]) -> Tensor:
         """Return [S, B, D]; queries of a query stream follow the text.
 
-        Reads the stack's `tokens`, `positions` (None: 0, 1, 2 ...) and `segments` [B, S], `characters` [B, S, C],
-        `patches` [B, S - 1, pixels], `task_ids` [B] (None: 0), `region_features` [B, R, F] and `region_boxes` [B, R,
-        7].
+        Reads the stack's `tokens`, `positions` (None: 0, 1, 2 ...) and `segments` [B, S], `task_ids` [B] (None: 0), and
+        the fields of other inputs.
         """
         prefix, own = self.prefixes[stack], self.tables[stack]
-        regions: dict[str, Tensor] = {}
         segments = None if self.segment is None else self.segment(batch[prefix + "segments"].t())
-        if self.region is not None:
-            batch, regions = apart(batch)
+        batch, appended = self._split_appended(batch)
         ids_SB = batch[prefix + "tokens"].t()
-        if self.patch is not None and self.reads_patches[stack]:
-            x = self.patch(batch[f"{prefix}patches"], ids_SB)
-        else:
-            x = self.token(batch[f"{prefix}characters"].transpose(0, 1) if self.reads_characters else ids_SB)
+        record = self.token_inputs[stack]
+        x = self._module(record.name)(*(batch[prefix + name] for name in record.fields), ids_SB)
         if (difference := self._modules.get(f"{own}difference")) is not None:
             x = x.detach() + difference(ids_SB)
         if self.scale != 1.0:
@@ -138,13 +126,15 @@ class Embed(nn.Module):
             x = x + segments[: len(x)]
         if self.task is not None:
             x = x + self.task(batch["task_ids"] if "task_ids" in batch else ids_SB.new_zeros(ids_SB.shape[1]))
+        for record in self.added:
+            if not record.is_appended:
+                x = x + self._module(record.name)(*(batch[prefix + name] for name in record.fields), ids_SB)
         if (norm := self._modules.get(f"{own}norm")) is not None:
             x = norm(x)
-        if regions:
-            assert isinstance(self.region, ImageRegions)
-            features, boxes, kinds_RB = regions["region_features"], regions["region_boxes"], regions["tokens"].t()
-            behind = None if segments is None else segments[len(x) :]
-            x = torch.cat([x, self.region(features, boxes, kinds_RB, behind)])
+        for record, rest in appended:
+            fields = (rest[name] for name in record.fields)
+            rest_segments = None if segments is None else segments[len(x) :]
+            x = torch.cat([x, self._module(record.name)(*fields, rest["tokens"].t(), rest_segments)])
         target_positions = batch.get(f"{prefix}masked_positions")
         if (query := self._modules.get(f"{own}query")) is not None and target_positions is not None:
             # All queries of the query stream start equal; only positions distinguish them.
@@ -152,6 +142,23 @@ class Embed(nn.Module):
         x = self.dropout(scatter_sequence(x))
         widen = self._modules.get(self.widenings[stack])
         return x if widen is None else widen(x)
+
+    def _module(self, name: str) -> Callable[..., Tensor]:
+        return cast(Callable[..., Tensor], getattr(self, name))
+
+    def _split_appended(
+        self, batch: dict[str, Tensor]
+    ) -> tuple[dict[str, Tensor], list[tuple[InputSpec, dict[str, Tensor]]]]:
+        """Return the batch with the positions of the text alone, and the appended input with the fields of its
+        positions, if the batch has it."""
+        for record in self.added:
+            if record.is_appended and record.fields[0] in batch:
+                count = batch[record.fields[0]].shape[1]
+                sequence = {name: batch[name] for name in SEQUENCE_FIELDS if name in batch}
+                text = {name: field[:, : field.shape[1] - count] for name, field in sequence.items()}
+                rest = {name: field[:, field.shape[1] - count :] for name, field in sequence.items()}
+                return batch | text, [(record, batch | rest)]
+        return batch, []
 
     def _positions(self, given_BS: Tensor | None, ids_SB: Tensor, table: nn.Module) -> Tensor:
         """Return row indices of the position table, [S, B], or [S, 1] without given positions."""
@@ -186,45 +193,33 @@ class AxialPositions(nn.Module):
         return torch.cat([self.row(places // self.columns), self.column(places % self.columns)], -1)
 
 
-def _check_characters(spec: ModelSpec) -> None:
-    if named := _beside_tokens(spec):
-        raise UserError(f"{spec.name} makes words of characters, which do not go with {named[0]}: change either.")
+class TiedProjection(nn.Module):
+    """Weight of an input's projection alone, for a chunk whose head uses its transpose."""
+
+    def __init__(self, linear: LinearShape) -> None:
+        super().__init__()
+        self.project = Linear(linear.inputs, linear.outputs, bias=False)
 
 
-def _check_regions(spec: ModelSpec) -> None:
+def _check_inputs(spec: ModelSpec) -> None:
+    """Raise `UserError` for inputs that do not fit together, or that do not fit the family."""
     family = spec.family
-    told_apart = "segment" in family.inputs or family.region_norms == "each"
+    names = [record.name for record in family.inputs]
+    replaced = [record.name for record in family.inputs if record.replaces_tokens]
+    if len({*names}) < len(names) or sum(record.is_appended for record in family.inputs) > 1:
+        raise UserError(f"{spec.name}: inputs has two of one kind ({', '.join(names)}): leave one out.")
     errors = {
-        "several stacks": len(family.stacks) > 1,
-        "images by their patches, or words made of characters (inputs)": family.reads_images or family.reads_characters,
-        "less than two segments (segments)": told_apart and ("segment" not in family.inputs or family.segments < 2),
-        "places other than learned (position)": family.first_block.position != "learned",
-        "tables not as wide as the stream (model.embedding)": spec.size.table_width != spec.size.width,
-        "a second stream of queries": family.first_block.query_stream,
-    }
-    if named := [word for word, is_so in errors.items() if is_so]:
-        raise UserError(f"{spec.name} reads regions of images, which do not go with {named[0]}: change either.")
-
-
-def _check_images(spec: ModelSpec) -> None:
-    family = spec.family
-    apart = len(family.stacks) > 1 and not family.tied  # other stacks read tokens
-    named = ["words made of characters (inputs)"] if family.reads_characters else _beside_tokens(spec)
-    if named and not (apart and named == [BESIDE]):
-        raise UserError(f"{spec.name} reads images, which do not go with {named[0]}: change either.")
-
-
-def _beside_tokens(spec: ModelSpec) -> list[str]:
-    """Return properties of the family that need a token table."""
-    family = spec.family
-    errors = {
-        BESIDE: "token" in family.inputs,
+        "token tables beside it (inputs)": len(family.token_inputs)
+        > (1 if len(family.stacks) == 1 or family.tied else 2),
         "a projection on the token table (tied)": family.tied,
         "clusters of tokens (model.cutoffs)": bool(spec.size.cutoffs),
         "a stack that reads what is drawn": bool(family.drawn),
         "a second stream of queries": any(block.query_stream for block in family.stacks.values()),
     }
-    return [word for word, is_so in errors.items() if is_so]
+    if replaced and (named := [word for word, is_so in errors.items() if is_so]):
+        raise UserError(
+            f"{spec.name}: the input {replaced[0]} replaces tokens, which does not go with {named[0]}: change either."
+        )
 
 
 def _check_drawn_tables(family: Family) -> None:
@@ -234,7 +229,7 @@ def _check_drawn_tables(family: Family) -> None:
             f"{', '.join(DRAWN_TABLES)}."
         )
     if family.gradient_disentangled and (
-        "segment" in family.inputs
+        family.segments
         or any(family.stacks[name].position in ("learned", "axial") for name in family.gradient_disentangled)
     ):
         raise UserError(

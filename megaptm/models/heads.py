@@ -173,7 +173,7 @@ class Head(Protocol):
 
     def loss(self, *streams_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         """Return the loss. One stream for each stack that the head reads. `tied`: the tied token table, or the
-        projection of region features."""
+        projection of the head's `tied_input`."""
         ...
 
     def logits(self, *streams_SBD: Tensor, tied: Tensor | None) -> Tensor:

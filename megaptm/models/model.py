@@ -98,10 +98,10 @@ class Model(nn.Module):
         if len(family.stacks) > 1 and any(block.reversible for block in family.stacks.values()):
             raise UserError(f"{spec.name}: a reversible stack stands alone; set residual=sum, or leave the others out.")
         self.embed = self.head = None
-        regresses = any(HEADS[name].regresses for name in self.chunk.heads)
+        tied_inputs = {HEADS[name].tied_input for name in self.chunk.heads} - {""}
         projects = family.tied and any(HEADS[name].projects for name in self.chunk.heads)
-        if self.chunk.embedded_stacks or projects or regresses:
-            self.embed = Embed(spec, self.chunk.embedded_stacks, regresses=regresses)
+        if self.chunk.embedded_stacks or projects or tied_inputs:
+            self.embed = Embed(spec, self.chunk.embedded_stacks, tied_inputs=tied_inputs)
         for name, block in family.stacks.items():
             if layers := self.chunk.layers[name]:
                 self.add_module(name, _stack(spec, name, block, layers))
@@ -274,11 +274,9 @@ class Model(nn.Module):
 
     def _table_of(self, head: str) -> Any:
         """Return the tied weight of a head."""
-        if not HEADS[head].regresses:
+        if not (name := HEADS[head].tied_input):
             return self.table
-        assert self.embed is not None
-        assert self.embed.region is not None
-        return self.embed.region.project.weight
+        return getattr(self.embed, name).project.weight
 
     @property
     def table(self) -> Any:

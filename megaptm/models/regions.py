@@ -8,14 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from megaptm.batch import MASKED_REGION, NUM_BOX_VALUES
-from megaptm.bricks.regions import feature_map, region_maps, region_norms
+from megaptm.bricks.regions import RegionBrick
+from megaptm.errors import UserError
+from megaptm.families.uniter.spec import RegionInput
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear
 from megaptm.spec import ModelSpec
-
-REGION_FIELDS = ("region_features", "region_boxes")
-ROW_FIELDS = ("tokens", "segments", "positions")
-"""Batch fields of all positions, text and regions, that the input reads."""
 
 
 class ImageRegions(nn.Module):
@@ -25,15 +23,17 @@ class ImageRegions(nn.Module):
 
     mask: Embedding | None
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, record: RegionInput) -> None:
         super().__init__()
-        features, box, *mask = region_maps(spec)
+        _check(spec, record)
+        brick = RegionBrick(spec, record)
+        features, box, *mask = brick.maps
         block = spec.family.first_block
 
         def norm() -> Norm:
             return Norm(features.outputs, block.norm)
 
-        each = region_norms(spec) > 1
+        each = brick.num_norms > 1
         self.project, self.project_norm = Linear.of(features), norm() if each else None
         self.box, self.box_norm = Linear.of(box), norm() if each else None
         self.mask = Embedding(mask[0].outputs, mask[0].inputs) if mask else None
@@ -56,21 +56,16 @@ class ImageRegions(nn.Module):
         return self.norm(x if segments_RBD is None else x + segments_RBD)
 
 
-class RegionTable(nn.Module):
-    """Weight of the feature projection alone, for a chunk that only transposes it."""
-
-    def __init__(self, spec: ModelSpec) -> None:
-        super().__init__()
-        map_ = feature_map(spec)
-        self.project = Linear(map_.inputs, map_.outputs, bias=False)
-
-
-def apart(batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Split batch fields into those of text positions and of region positions."""
-    if "region_features" not in batch:
-        return batch, {}
-    regions = batch["region_features"].shape[1]
-    row = {name: batch[name] for name in ROW_FIELDS if name in batch}
-    text = {name: field[:, : field.shape[1] - regions] for name, field in row.items()}
-    behind = {name: field[:, field.shape[1] - regions :] for name, field in row.items()}
-    return batch | text, behind | {name: batch[name] for name in REGION_FIELDS}
+def _check(spec: ModelSpec, record: RegionInput) -> None:
+    family = spec.family
+    has_segments = family.segments > 0
+    errors = {
+        "several stacks": len(family.stacks) > 1,
+        "inputs that replace tokens (inputs)": not family.reads_tokens(next(iter(family.stacks))),
+        "less than two segments (inputs)": family.segments < 2 and (has_segments or record.norms == "each"),
+        "positions other than learned (position)": family.first_block.position != "learned",
+        "tables not as wide as the stream (model.embedding)": spec.size.table_width != spec.size.width,
+        "a second stream of queries": family.first_block.query_stream,
+    }
+    if named := [word for word, is_so in errors.items() if is_so]:
+        raise UserError(f"{spec.name} reads regions of images, which do not go with {named[0]}: change either.")

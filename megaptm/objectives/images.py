@@ -103,7 +103,7 @@ class ImageObjective(Objective):
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         pixels = CHANNELS * (self.size // self.grid(sequence)) ** 2
-        fields = {"tokens": Field((sequence,)), "patches": Field((sequence - 1, pixels), "uint8")}
+        fields = {"tokens": Field((sequence,)), "patches": Field((sequence - 1, pixels), "uint8", is_input=True)}
         return BatchSpec({"": sequence} | self.other_streams, fields | self.label_fields(sequence - 1))
 
     def check(self, special: SpecialTokens, sequence: int) -> None:

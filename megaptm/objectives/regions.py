@@ -43,8 +43,8 @@ RegionNumber = Annotated[int, Option(ge=1, le=1 << 14)]
 def region_fields(regions: int, features: int) -> dict[str, Field]:
     """Return the batch fields of regions."""
     return {
-        "region_features": Field((regions, features), "float16"),
-        "region_boxes": Field((regions, NUM_BOX_VALUES), "float32"),
+        "region_features": Field((regions, features), "float16", is_input=True, is_appended=True),
+        "region_boxes": Field((regions, NUM_BOX_VALUES), "float32", is_input=True, is_appended=True),
     }
 
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 from megaptm.bricks import Brick, ModelChunk, SubLayer, kinds, memory_width, runs, sublayers
 from megaptm.bricks.feedforward import ROWS_FED
 from megaptm.bricks.head import HeadBrick, LossBytes
-from megaptm.bricks.patches import patch_map
-from megaptm.bricks.regions import given_bytes, region_bytes
+from megaptm.bricks.inputs import inputs_read
 from megaptm.plan.workload import Workload
 from megaptm.spec import Block
 
@@ -97,13 +96,8 @@ def chunk_bytes(work: Workload, model_chunk: ModelChunk) -> float:
     if work.spec.dropout:
         embedded = rows * sum(work.lengths[name] * spec.size_of(name).width for name in model_chunk.embedded_stacks)
         total += embedded / work.sequence_parts
-    if spec.family.reads_images:  # pixels, for the weight gradient of the patch projection
-        patches = rows * sum(
-            work.lengths[name] - 1 for name in model_chunk.embedded_stacks if spec.family.reads_patches(name)
-        )
-        total += patches * patch_map(spec).inputs * element
-    if model_chunk.embedded_stacks and work.regions:
-        total += rows * work.regions * region_bytes(spec, element)
+    begun = {name: work.lengths[name] for name in model_chunk.embedded_stacks}
+    total += rows * sum(brick.saved_bytes(number, element) for brick, number in inputs_read(spec, begun, work.appended))
     # The final norm saves its input; its output belongs to the head.
     total += sum(
         rows * work.lengths[name] * spec.output_width(name) * element / work.sequence_parts
@@ -141,14 +135,9 @@ def stage_bytes(work: Workload, number: int, chunks: list[ModelChunk]) -> float:
 
 
 def input_bytes(work: Workload) -> float:
-    """Return the bytes of a step's samples, which each stage receives before its first pass: uint8 pixels and region
-    features. Tokens are negligible."""
-    spec = work.spec
-    sample_bytes = work.regions * given_bytes(spec) if work.regions else 0
-    if spec.family.reads_images:
-        patches = sum(length - 1 for name, length in work.lengths.items() if spec.family.reads_patches(name))
-        sample_bytes += patches * patch_map(spec).inputs
-    return float(work.samples_per_rank * sample_bytes)
+    """Return the bytes of a step's samples, which each stage receives before its first pass. Tokens are negligible."""
+    inputs = inputs_read(work.spec, work.lengths, work.appended)
+    return float(work.samples_per_rank * sum(brick.batch_bytes(positions) for brick, positions in inputs))
 
 
 def logits_bytes(work: Workload) -> float:

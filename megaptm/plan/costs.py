@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from megaptm.bricks import Brick, HeadBrick, ModelChunk, SubLayer, memory_width, runs, sublayers
 from megaptm.bricks.adaptive import projections
-from megaptm.bricks.regions import region_maps
+from megaptm.bricks.inputs import input_bricks
 from megaptm.plan.machine import Machine
 from megaptm.plan.network import collective_seconds
 from megaptm.plan.workload import Workload
@@ -244,16 +244,21 @@ def time_embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> P
         1 if work.layout.sequence_parallel else 2
     )
     passes = Passes(OperationTime(memory=seconds, tensor=summed), OperationTime(memory=2 * seconds))
-    return passes + _regions(machine, work) if work.regions else passes
+    return passes + _time_appended(machine, work) if work.appended else passes
 
 
-def _regions(machine: Machine, work: Workload) -> Passes:
-    """Return the seconds of the projections of region features and boxes. Boxes get no gradient."""
-    positions = work.layout.microbatch * work.regions
-    features, box, *_ = (
-        time_product(machine, work, positions, linear.inputs, linear.outputs) for linear in region_maps(work.spec)
-    )
-    return Passes(OperationTime(products=features + box), OperationTime(products=2 * features + box))
+def _time_appended(machine: Machine, work: Workload) -> Passes:
+    """Return the seconds of the projections of positions after the text."""
+    positions = work.layout.microbatch * work.appended
+    products = [
+        (time_product(machine, work, positions, linear.inputs, linear.outputs), has_gradient)
+        for brick in input_bricks(work.spec).values()
+        if brick.record.is_appended
+        for linear, has_gradient in brick.products
+    ]
+    forward = sum(seconds for seconds, _ in products)
+    backward = sum(seconds * (1 + has_gradient) for seconds, has_gradient in products)
+    return Passes(OperationTime(products=forward), OperationTime(products=backward))
 
 
 def time_head(machine: Machine, work: Workload, brick: HeadBrick) -> Passes:

@@ -8,10 +8,8 @@ from collections.abc import Mapping
 
 from megaptm.bricks import heads, layer_parameters, memory_width, runs, sublayers, widening
 from megaptm.bricks.adaptive import cluster_maps, token_parameters
-from megaptm.bricks.characters import word_products
+from megaptm.bricks.inputs import inputs_read
 from megaptm.bricks.layer import embedding_tables, final_norm, pretraining_table
-from megaptm.bricks.patches import patch_products
-from megaptm.bricks.regions import region_products
 from megaptm.families.words import WordSpec
 from megaptm.spec import ModelSpec
 
@@ -42,20 +40,16 @@ def count_parameters(spec: ModelSpec | WordSpec, *, with_heads: bool = False) ->
 
 
 def step_flops(
-    spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], num_predicted: int | None = None, regions: int = 0
+    spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], num_predicted: int | None = None, appended: int = 0
 ) -> int:
     """Return the FLOPs of a training step on `rows` sequences. `lengths`: stack -> sequence length.
 
     Matrix products only, 2 FLOPs per multiply-add, backward twice forward, no recomputation: the basis of model FLOP
     utilization (arXiv:2104.04473, appendix). Attention counts its full square, causal or not. Projections of a distance
     table, once per pass, are not counted. `num_predicted`: target positions per sequence for heads that read only
-    these; None: all. `regions`: image regions per sequence.
+    these; None: all. `appended`: positions after the text of a sequence.
     """
-    multiply_adds, past_products, hashing = 0, 0, 0
-    pixel_products = sum(
-        patch_products(spec, length) for name, length in lengths.items() if spec.family.reads_patches(name)
-    )
-    feature_products, box_products = region_products(spec) if spec.family.reads_regions else (0, 0)
+    multiply_adds, past_products, input_products, hashing = 0, 0, 0, 0
     for name, block in spec.family.stacks.items():
         memory = lengths[block.cross] if block.cross else 0
         size = spec.size_of(name)
@@ -70,13 +64,14 @@ def step_flops(
                 past_products += layers * sub.brick.past_products
                 hashing += layers * sub.brick.hashing(own)
     multiply_adds += sum(lengths[name] * linear.weights for name, linear in widening(spec).items())
-    if spec.family.reads_characters:
-        multiply_adds += sum(lengths.values()) * word_products(spec)
+    for brick, positions in inputs_read(spec, lengths, appended):
+        with_gradient, without = brick.multiply_adds(positions)
+        multiply_adds += with_gradient
+        input_products += without
     if spec.size.cutoffs:  # every position is projected on each cluster
         multiply_adds += sum(lengths.values()) * sum(linear.weights for linear in cluster_maps(spec))
-    multiply_adds += regions * feature_products
     for head in heads(spec).values():
         multiply_adds += head.multiply_adds(head.positions_read(lengths[head.stack], num_predicted))
-    # Keys and values of the recurrence cache, patches and boxes have weight gradients but no input gradients. Hashes
+    # Keys and values of the recurrence cache, and some inputs, have weight gradients but no input gradients. Hashes
     # have no gradients.
-    return 2 * rows * (3 * multiply_adds + 2 * (past_products + pixel_products + regions * box_products) + hashing)
+    return 2 * rows * (3 * multiply_adds + 2 * (past_products + input_products) + hashing)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from megaptm.bricks import LinearShape, ModelChunk, cache_width, chunks, memory_width
 from megaptm.bricks import heads as heads_of
 from megaptm.bricks.adaptive import cluster_maps, clusters
+from megaptm.bricks.inputs import input_bricks
 from megaptm.bricks.layer import input_maps, maps_beside, own_sublayers, pretraining_table
-from megaptm.bricks.regions import feature_map
 from megaptm.config import Config, OptimizerConfig, resolve_model
 from megaptm.spec import ModelSpec
 
@@ -89,8 +89,9 @@ def _matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequence[st
             yield tokens
         if chunk.embedded_stacks:
             yield from input_maps(spec, chunk.embedded_stacks)
-        elif any(head.regresses for head in local_heads.values()):
-            yield feature_map(spec)
+        else:
+            tied_inputs = {head.tied_input for head in local_heads.values()} - {""}
+            yield from (input_bricks(spec)[name].tied_map for name in tied_inputs)
         for head in (head for name, head in local_heads.items() if trained is None or name in trained):
             yield from head.maps.values()
             if head.rows > 1:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from megaptm.bricks import ModelChunk, chunks, layer_parameters, memory_width
 from megaptm.bricks.adaptive import clusters, token_parameters
+from megaptm.bricks.inputs import input_bricks
 from megaptm.bricks.layer import embedding_tables, final_norm, kinds, pretraining_table, sublayers
-from megaptm.bricks.regions import feature_map
 from megaptm.plan.optimizer import StateSize, count_state
 from megaptm.plan.workload import Workload
 from megaptm.spec import ModelSpec
@@ -76,8 +76,8 @@ def count_rank_parameters(work: Workload, local: list[ModelChunk]) -> Parameters
             trained += (1 + differences) * tokens + embedding_tables(spec, chunk.embedded_stacks)
         elif spec.family.tied and projects:
             trained += token_table_parameters(spec, tensor, embeds=False)
-        if not chunk.embedded_stacks and any(head.regresses for head in local_heads.values()):
-            trained += feature_map(spec).weights
+        tied_inputs = {head.tied_input for head in local_heads.values()} - {""}
+        trained += sum(input_bricks(spec)[name].tied_map.weights for name in tied_inputs if not chunk.embedded_stacks)
         if chunk.embedded_stacks or projects:
             tables = max((linear.rows * linear.width for linear in clusters(spec)), default=table_size(spec) // tensor)
         for name, head in local_heads.items():

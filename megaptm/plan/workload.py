@@ -38,8 +38,8 @@ class Workload:
     """Whether attention takes a mask (documents, padding), beyond a causal one."""
     num_predicted: int | None = None
     """Predicted positions of a sequence; None: all."""
-    regions: int = 0
-    """Positions of image regions in a sequence, after those of its text."""
+    appended: int = 0
+    """Positions of a sequence after those of its text: `InputSpec.is_appended`."""
     trained_heads: tuple[str, ...] | None = None
     """Heads that have a loss and therefore gradients; None: all."""
     software: Software = MEGAPTM
@@ -104,7 +104,7 @@ class Workload:
     def flops(self) -> int:
         """Model FLOPs of a step on all devices, without recomputation and teacher."""
         return step_flops(
-            self.spec, rows=self.batch, lengths=self.lengths, num_predicted=self.num_predicted, regions=self.regions
+            self.spec, rows=self.batch, lengths=self.lengths, num_predicted=self.num_predicted, appended=self.appended
         )
 
 
@@ -128,7 +128,7 @@ def make_workload(config: Config) -> Workload:
         recompute=config.layout.recompute,
         has_mask=batch.needs_attention_mask,
         num_predicted=batch.num_predicted,
-        regions=batch.num_regions,
+        appended=batch.num_appended,
         trained_heads=tuple(objective.losses),
         optimizer=config.optimizer,
         distillation=None if config.distill is None else resolve_distillation(config),

@@ -36,15 +36,12 @@ def compatibility(spec: ModelSpec | WordSpec, tokenizer: str | None) -> dict[str
             **asdict(spec.size),
             "vocabulary": spec.vocabulary,
             "context": spec.context,
-            "tasks": spec.family.tasks,
             "sharing": {
                 name: [*block.sharing.sublayers, block.sharing.groups, block.sharing.cycle]
                 for name, block in spec.family.stacks.items()
                 if block.sharing.sublayers
             },
-            # None if equal to the family's value, for compatibility with older runs, which could have no other.
-            "pixel_mean": None if spec.pixels.mean == spec.family.pixel_mean else [*spec.pixels.mean],
-            "pixel_std": None if spec.pixels.std == spec.family.pixel_std else [*spec.pixels.std],
+            **{key: getattr(record, field) for record in spec.family.inputs for key, field in record.options.items()},
         },
         "tokenizer": tokenizer,
     }

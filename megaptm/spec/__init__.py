@@ -23,7 +23,8 @@ from megaptm.spec.block import (
 )
 from megaptm.spec.distillation import EMBEDDED, HOOKS, LOSS, Distillation
 from megaptm.spec.family import Family, Reading, change
-from megaptm.spec.model import MOST_OF_PIXELS, VOCABULARY_MULTIPLE, ModelSpec, PixelStatistics, published
+from megaptm.spec.inputs import InputSpec, SegmentInput, TaskInput, TokenInput
+from megaptm.spec.model import VOCABULARY_MULTIPLE, ModelSpec, published
 from megaptm.spec.size import BAND, Size
 
 __all__ = [
@@ -33,7 +34,6 @@ __all__ = [
     "EMBEDDED",
     "HOOKS",
     "LOSS",
-    "MOST_OF_PIXELS",
     "SCORE_BIASES",
     "VISIBILITIES",
     "VOCABULARY_MULTIPLE",
@@ -44,14 +44,17 @@ __all__ = [
     "Distillation",
     "FFNSpec",
     "Family",
+    "InputSpec",
     "LSTMSpec",
     "ModelSpec",
     "NormSpec",
     "PatternSpec",
-    "PixelStatistics",
     "Reading",
+    "SegmentInput",
     "SharingSpec",
     "Size",
+    "TaskInput",
+    "TokenInput",
     "Visibility",
     "attention_options",
     "change",

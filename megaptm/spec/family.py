@@ -8,7 +8,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from megaptm.errors import UserError
 from megaptm.spec.block import Block
+from megaptm.spec.inputs import InputSpec, SegmentInput, TaskInput, TokenInput
 from megaptm.spec.size import Size
+
+Input = TypeVar("Input", bound=InputSpec)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,36 +28,13 @@ class Family:
     """Set of special tokens, a key of `tokenizers.SPECIALS`. None: the default of the tokenizer's kind."""
     context: int
     """Number of learned positions; for relative positions, the published training length."""
-    inputs: tuple[str, ...] = ("token",)
-    """Embeddings that are summed at the input, besides learned positions:
-
-    - `token`, `segment`, `task`: embedding tables.
-    - `characters`: words are embedded from their characters (ELMo). Replaces `token`.
-    - `patch`: linear projection of image patches (ViT). With `token` the first stack reads images and the others read
-      text, each with tables of its own width (CLIP).
-    - `region`: detector features of an image follow the text in the same sequence (UNITER).
-    """
-    pixel_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    """Mean of red, green and blue in [0, 1], subtracted from pixels. A model may have its own."""
-    pixel_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    """Standard deviation by which centered pixels are divided."""
-    region_norms: str = "each"
-    """Norms of region embeddings: `each` of the projections of features and box, and their sum (UNITER); or only the
-    `sum` (UNIMO)."""
-    region_boxes: int = 7
-    """Number of coordinates of a region: 7 with width, height and area, 5 without width and height."""
-    hidden_regions: str = "vector"
-    """Replacement of masked region features: a learned `vector`, or `zeros`."""
-    patch_bias: bool = True
-    """Whether the patch projection has a bias."""
+    inputs: tuple[InputSpec, ...] = (TokenInput(),)
+    """Embeddings that are summed at the input, besides learned positions, and inputs that follow the text: a record for
+    each (`spec.inputs`)."""
     embedding_scale: str = "none"
     """Factor of token embeddings: `none`, or `sqrt-width` for the square root of their width (Transformer)."""
     first_position: int = 0
     """Position id of the first token (RoBERTa, BART: 2)."""
-    segments: int = 0
-    """Number of segment ids (BERT: 2)."""
-    tasks: int = 0
-    """Number of task ids; each sequence has one (ERNIE 2.0: 4)."""
     embedding_norm: bool | tuple[str, ...] = False
     """Whether stacks normalize the sum of their input embeddings (BERT, BART), or the names of those that do."""
     stacks: dict[str, Block] = field(default_factory=dict)
@@ -109,6 +89,13 @@ class Family:
             if str(head.type).startswith("tuple[") and isinstance(word := getattr(self, head.name), str):
                 # A string would be iterated by character.
                 raise UserError(f'family {self.name}: {head.name}=("{word}") is one word, no tuple: write ("{word}",).')
+        for record in self.inputs:
+            if not isinstance(record, InputSpec):
+                raise UserError(
+                    f"family {self.name}: inputs has {record!r}; it must have records (megaptm.spec.inputs)."
+                )
+        if not self.token_inputs:
+            raise UserError(f"family {self.name}: inputs must have TokenInput(), or an input that replaces tokens.")
 
     @property
     def prefixes(self) -> dict[str, str]:
@@ -142,28 +129,63 @@ class Family:
         return replace(alone, reads={}, drawn={}, drawn_tables="shared")
 
     @property
+    def token_inputs(self) -> tuple[InputSpec, ...]:
+        """Inputs that embed the positions of a stack: the token table, or those that replace it."""
+        return tuple(record for record in self.inputs if isinstance(record, TokenInput) or record.replaces_tokens)
+
+    def token_input(self, stack: str) -> InputSpec:
+        """Return the input that embeds the positions of a stack: the first one for the first stack, and the last one
+        for the other stacks."""
+        return self.token_inputs[0 if stack == next(iter(self.stacks)) else -1]
+
+    def reads_tokens(self, stack: str) -> bool:
+        """Whether a stack reads the token table."""
+        return isinstance(self.token_input(stack), TokenInput)
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the input has a token table. Without, the vocabulary is that of the labels."""
+        return any(isinstance(record, TokenInput) for record in self.inputs)
+
+    def find_input(self, kind: type[Input]) -> Input | None:
+        """Return the record of an input, or None."""
+        return next((record for record in self.inputs if isinstance(record, kind)), None)
+
+    def with_input(self, record: InputSpec) -> Family:
+        """Return the family with this record instead of the one of the same class."""
+        return replace(self, inputs=tuple(record if type(old) is type(record) else old for old in self.inputs))
+
+    @property
+    def segments(self) -> int:
+        """Number of segment ids; 0 without a segment table."""
+        record = self.find_input(SegmentInput)
+        return 0 if record is None else record.rows
+
+    @property
+    def tasks(self) -> int:
+        """Number of task ids; 0 without a task table."""
+        record = self.find_input(TaskInput)
+        return 0 if record is None else record.rows
+
+    @property
     def reads_characters(self) -> bool:
         """Whether words are embedded from their characters."""
-        return "characters" in self.inputs
+        return any(record.fields == ("characters",) for record in self.inputs)
 
     @property
     def reads_images(self) -> bool:
-        """Whether a stack reads image patches. Without tokens the vocabulary is that of the labels."""
-        return "patch" in self.inputs
+        """Whether a stack reads image patches."""
+        return any(record.name == "patch" for record in self.inputs)
 
     @property
     def reads_regions(self) -> bool:
         """Whether image regions follow the text."""
-        return "region" in self.inputs
+        return any(record.is_appended for record in self.inputs)
 
     @property
     def reads_init_std(self) -> bool:
         """Whether `init` uses `init_std`."""
         return self.init in ("normal", "truncated-normal", "gpt2")
-
-    def reads_patches(self, stack: str) -> bool:
-        """Whether a stack reads image patches."""
-        return self.reads_images and ("token" not in self.inputs or stack == next(iter(self.stacks)))
 
     def places(self, stack: str, tokens: int, asked: int) -> int:
         """Return the sequence length of a stack: its tokens, plus one query per target position (XLNet)."""
@@ -172,11 +194,6 @@ class Family:
     def has_embedding_norm(self, stack: str) -> bool:
         """Whether a stack normalizes the sum of its input embeddings."""
         return self.embedding_norm if isinstance(self.embedding_norm, bool) else stack in self.embedding_norm
-
-    @property
-    def has_tokens(self) -> bool:
-        """Whether the input has a token table."""
-        return "token" in self.inputs or not (self.reads_characters or self.reads_images)
 
     @property
     def is_recurrent(self) -> bool:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isqrt
-from typing import NamedTuple
 
 from megaptm.spec.family import Family, Reading
 from megaptm.spec.size import Size
@@ -12,18 +11,6 @@ from megaptm.spec.size import Size
 # Tables are padded to a multiple of this on every layout, so that a checkpoint has the same shapes on any number of
 # ranks. Rows above the vocabulary are zero, are never labels, and are left out of parameter counts and exports.
 VOCABULARY_MULTIPLE = 128
-
-MOST_OF_PIXELS = 1e6
-"""Largest absolute mean and standard deviation of pixels; the smallest standard deviation is 1 over this."""
-
-
-class PixelStatistics(NamedTuple):
-    """Normalization of pixels: red, green and blue in [0, 1]."""
-
-    mean: tuple[float, float, float]
-    """Subtracted from pixels."""
-    std: tuple[float, float, float]
-    """Divisor of centered pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +22,6 @@ class ModelSpec:
     vocabulary: int
     context: int
     dropout: float
-    own_pixels: PixelStatistics | None = None
-    """Pixel statistics that differ from the family's. None: the family's."""
-
-    @property
-    def pixels(self) -> PixelStatistics:
-        """Pixel statistics of the model."""
-        return self.own_pixels or PixelStatistics(self.family.pixel_mean, self.family.pixel_std)
-
-    def with_pixels(self, pixels: PixelStatistics) -> ModelSpec:
-        """Return the same model with other pixel statistics."""
-        return replace(self, own_pixels=None if pixels == replace(self, own_pixels=None).pixels else pixels)
 
     @property
     def padded_vocabulary(self) -> int:
@@ -94,15 +70,18 @@ class ModelSpec:
         return self.context_of(stack) + self.family.first_position
 
     def table_width(self, stack: str) -> int:
-        """Return the width of a stack's embedding tables. Stacks share it, unless some read images and others text."""
-        own = self.family.reads_images and self.family.has_tokens
-        return self.size_of(stack).table_width if own else self.size.table_width
+        """Return the width of a stack's embedding tables. Stacks share it, unless they read different inputs."""
+        return (self.size_of(stack) if len(self.family.token_inputs) > 1 else self.size).table_width
 
     @property
     def token_width(self) -> int:
         """Width of the token table."""
-        of_text = (name for name in self.family.stacks if not self.family.reads_patches(name))
-        return self.table_width(next(of_text, next(iter(self.family.stacks))))
+        return self.table_width(self._token_stack)
+
+    @property
+    def _token_stack(self) -> str:
+        """First stack that reads tokens, or the first stack."""
+        return next(filter(self.family.reads_tokens, self.family.stacks), next(iter(self.family.stacks)))
 
     def output_width(self, stack: str) -> int:
         """Return the width of a stack's output."""
@@ -123,11 +102,6 @@ class ModelSpec:
         return rows, self.size.table_width - rows
 
     @property
-    def masks_patches(self) -> bool:
-        """Whether the model predicts masked patches, and so has a mask vector."""
-        return self.family.reads_images and "masked-patch" in self.family.heads
-
-    @property
     def grid(self) -> int:
         """Number of patches along a side of an image. One position of the context is the class token."""
         return isqrt(self.context - 1)
@@ -137,8 +111,7 @@ class ModelSpec:
         """Length of the longest text in tokens for learned positions. None: unlimited."""
         blocks = self.family.stacks.values()
         tables = any(block.position in ("learned", "axial") or block != block.for_encoding for block in blocks)
-        of_text = (name for name in self.family.stacks if not self.family.reads_patches(name))
-        return self.context_of(next(of_text, next(iter(self.family.stacks)))) if tables else None
+        return self.context_of(self._token_stack) if tables else None
 
 
 def published(family: Family, size: str) -> ModelSpec:

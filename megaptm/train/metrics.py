@@ -87,9 +87,9 @@ class StepReport:
         else:
             lengths = samples.batch.lengths(spec.family.prefixes)
             self.tokens_per_sample = sum(lengths.values())
-            num_predicted, regions = samples.batch.num_predicted, samples.batch.num_regions
+            num_predicted, appended = samples.batch.num_predicted, samples.batch.num_appended
             self.flops_per_sample = step_flops(
-                spec, rows=1, lengths=lengths, num_predicted=num_predicted, regions=regions
+                spec, rows=1, lengths=lengths, num_predicted=num_predicted, appended=appended
             )
         self._epochs = samples.epochs_started(config.batch_schedule.first_sample(start))
         self.objective = config.built_objective

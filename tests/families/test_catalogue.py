@@ -53,7 +53,7 @@ def with_option(**options: Any) -> dict:
         (with_option(ffn={"activation": "relu2"}), "Block.ffn.activation is 'relu2'"),
         (with_option(position="alibi"), "Block.position is 'alibi'"),
         ({"heads": ("lm", "sop")}, r"heads \['sop'\] are unknown"),
-        ({"inputs": ("token", "rotary")}, r"inputs \['rotary'\] are unknown"),
+        ({"inputs": (*GPT2.inputs, "rotary")}, "inputs has 'rotary'; it must have records"),
         ({"logit_scale": "half"}, "logit_scale is 'half'"),
         ({"heads": ("mlm",), **with_option(ffn={"activation": "swiglu"})}, "no gated form"),
         ({"heads": ("mlm",), "tied": False}, "set tied=True"),

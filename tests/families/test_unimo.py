@@ -15,12 +15,13 @@ from megaptm.batch import IGNORED, MASKED_REGION, MAX_COMPARED_IMAGES, MAX_COMPA
 from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families.unimo import UNIMO
+from megaptm.families.uniter.spec import RegionInput
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.import_run import complete_weights
 from megaptm.models import Model, build_model
 from megaptm.models.cross_modal import TEMPERATURE
 from megaptm.plan.count import count_parameters
-from megaptm.spec import ModelSpec, change, published
+from megaptm.spec import ModelSpec, published
 from tests.models.regions import CLASSES, FEATURES, TEXT
 from tests.models.tiny import tiny_spec
 from tests.models.unified import LENGTHS, OTHER_IMAGE, tiny_unimo, unimo_batch, unimo_model
@@ -245,11 +246,11 @@ def test_invalid_config_is_refused(override: str, message: str) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"region_norms": "twice"}, {"region_boxes": 6}, {"hidden_regions": "nothing"}],
+    [{"norms": "twice"}, {"boxes": 6}, {"hidden": "nothing"}],
     ids=lambda options: next(iter(options)),
 )
 def test_unknown_family_value_is_refused(options: dict[str, object]) -> None:
     spec = tiny_unimo()
-    family = change(UNIMO, **options)
+    family = UNIMO.with_input(RegionInput(**options))
     with pytest.raises(UserError, match=f"{next(iter(options))} is .* which is unknown; use one of"):
         build_model(ModelSpec(family=family, size=spec.size, vocabulary=150, context=spec.context, dropout=0.0))

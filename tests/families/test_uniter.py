@@ -20,13 +20,14 @@ from megaptm.config.model import with_resolved_model
 from megaptm.errors import UserError
 from megaptm.families.bert.huggingface import MASKED, encoder
 from megaptm.families.uniter import UNITER
+from megaptm.families.uniter.spec import RegionInput
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.import_run import complete_weights
 from megaptm.hub.tensor_rules import TensorRule, import_weights, pair
 from megaptm.models import Model, build_model, fill
 from megaptm.models.model import even_chunks
 from megaptm.plan.count import count_parameters
-from megaptm.spec import ModelSpec, Size, change, published
+from megaptm.spec import ModelSpec, SegmentInput, Size, TokenInput, change, published
 from tests.models.regions import (
     CLASSES,
     FEATURES,
@@ -416,8 +417,8 @@ def test_detector_of_another_family_is_refused():
 @pytest.mark.parametrize(
     ("family", "message"),
     [
-        (change(UNITER_ALL_HEADS, segments=1), "less than two segments"),
-        (change(UNITER_ALL_HEADS, inputs=("token", "region")), "less than two segments"),
+        (UNITER_ALL_HEADS.with_input(SegmentInput(rows=1)), "less than two segments"),
+        (change(UNITER_ALL_HEADS, inputs=(TokenInput(), RegionInput())), "less than two segments"),
     ],
 )
 def test_regions_need_two_segments(family, message):

@@ -9,6 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from megaptm.families.vit.spec import patches_of
 from megaptm.models import Model
 from megaptm.objectives.pixels import from_patches
 from tests.models.vision import SIDE
@@ -17,7 +18,8 @@ from tests.models.vision import SIDE
 def pixel_values(model: Model, patches: Tensor) -> Tensor:
     """Return [B, C, H, W] from uint8 [B, N, C P], as Hugging Face's processor does."""
     images = np.stack([from_patches(image, SIDE) for image in patches.numpy()])
-    mean, std = (torch.tensor(numbers)[:, None, None] for numbers in model.spec.pixels)
+    record = patches_of(model.spec.family)
+    mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (record.mean, record.std))
     return (torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255 - mean) / std
 
 

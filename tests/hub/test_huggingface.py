@@ -19,7 +19,7 @@ from megaptm.families.gpt import GPT2
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.huggingface import describe_config, from_hugging_face, hugging_face_config, to_hugging_face
 from megaptm.models import Model, build_model, fill
-from megaptm.spec import Distillation, ModelSpec, Size, change, published
+from megaptm.spec import Distillation, ModelSpec, Size, TaskInput, change, published
 from megaptm.tokenizers import train
 from tests.hub.reloaded import use_own_random_values
 from tests.models.tiny import FAMILIES, has_counterpart, tiny_batch, tiny_model, tiny_spec
@@ -120,7 +120,7 @@ def test_number_of_task_ids(tasks: int, tmp_path: Path) -> None:
     imported = from_hugging_face(tmp_path / "theirs")
     table = reference.ernie.embeddings.task_type_embeddings.weight
     assert imported.weights["embed.task.weight"].equal(table.detach())
-    assert imported.spec.family == change(spec.family, tasks=tasks)
+    assert imported.spec.family == spec.family.with_input(TaskInput(rows=tasks))
     fill(model := build_model(imported.spec), seed=1)
     to_hugging_face(imported.spec, weights_of(model), None, tmp_path / "ours")
     assert load(tmp_path / "ours", imported.spec).config.task_type_vocab_size == tasks

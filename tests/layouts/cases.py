@@ -124,9 +124,9 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
     fields = make_input_fields(table, documents, draw)
     if len(documents) == 1:
         fields["positions"] = torch.arange(LENGTH).expand(ROWS, -1).clone()
-    if "segment" in table.inputs:
+    if table.segments:
         fields["segments"] = (fields["document_ids"] == 2).long() % table.segments
-    if "task" in table.inputs:
+    if table.tasks:
         fields["task_ids"] = torch.arange(ROWS) % table.tasks
     fields |= make_label_fields(table, fields, draw, positions=draw_positions, row_labels=draw_labels)
     if any(size.memory for size in table.sizes.values()):

@@ -204,7 +204,7 @@ def _apart_and_packed(
             f"{prefix}document_ids": [torch.ones(n, dtype=torch.long) for n in sizes],
             f"{prefix}positions": [torch.arange(n) for n in sizes],
         }
-        if "segment" in table.inputs and not prefix:
+        if table.segments and not prefix:
             columns["segments"] = [(torch.arange(n) > n // 2).long() % table.segments for n in sizes]
         if any(block.visibility == "ordered" for block in table.stacks.values()):
             columns["order"] = [torch.arange(n) for n in sizes]

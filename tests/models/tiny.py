@@ -98,9 +98,9 @@ def tiny_batch(family: str, *, rows: int = 3, sequence: int = 12, target: int = 
 
     lengths = zip(dict.fromkeys(table.prefixes.values()), (sequence, target), strict=False)
     batch = make_input_fields(table, {prefix: documents(length) for prefix, length in lengths}, draw)
-    if "segment" in table.inputs:
+    if table.segments:
         batch["segments"] = draw.classes(table.segments, rows, sequence)
-    if "task" in table.inputs:
+    if table.tasks:
         batch["task_ids"] = draw.classes(table.tasks, rows)
     labels = torch.tensor([0, 1, 1])[:rows]
     return batch | make_label_fields(table, batch, draw, positions=target_positions, row_labels=lambda brick: labels)

@@ -20,7 +20,7 @@ from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.huggingface import describe_config, from_hugging_face, hugging_face_config, to_hugging_face
 from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, export_weights, import_weights, pair
 from megaptm.models import build_model
-from megaptm.spec import Family, ModelSpec, Size, change
+from megaptm.spec import Family, ModelSpec, SegmentInput, Size, TokenInput, change
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
 from tests.parity.reference import assert_close, build_with_weights, convert_inputs, replace_mask_decoder
 
@@ -97,7 +97,7 @@ def golden_spec(case: str) -> ModelSpec:
     }
     family = change_layers(DEBERTA_V2 if case == "v2" else DEBERTA, **changes[case])
     if case == "v1_short_span":
-        family = change(family, inputs=("token", "segment"), segments=2)
+        family = change(family, inputs=(TokenInput(), SegmentInput(rows=2)))
     size = Size(layers=3, width=24, heads=3, ffn=32)
     return ModelSpec(family=family, size=size, vocabulary=53, context=16, dropout=0.0)
 

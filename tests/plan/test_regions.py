@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from megaptm.config import Layout, load
+from megaptm.families.uniter.spec import RegionInput
 from megaptm.models import build_model, fill
 from megaptm.models.regions import ImageRegions
 from megaptm.plan import activations
@@ -36,7 +37,7 @@ def test_flops_equal_torch():
         model(batch).losses["mrfr"][0].backward()
     lengths = {"encoder": TEXT + REGIONS}
     assert counter.get_total_flops() == step_flops(
-        spec, rows=3, lengths=lengths, num_predicted=NUM_MASKED, regions=REGIONS
+        spec, rows=3, lengths=lengths, num_predicted=NUM_MASKED, appended=REGIONS
     )
 
 
@@ -44,7 +45,7 @@ def test_activations_of_regions_equal_autograd():
     """To 2%, because norms also save two values per position, and masked regions their mask."""
     size = Size(layers=1, width=256, heads=4, ffn=64, detector=(512, 7))
     spec = ModelSpec(family=UNITER_ALL_HEADS, size=size, vocabulary=150, context=14, dropout=0.0)
-    regions, saved = ImageRegions(spec), []
+    regions, saved = ImageRegions(spec, RegionInput()), []
     rows, positions = 5, 6
     kinds, segments = torch.randint(2, (positions, rows)), torch.randn(positions, rows, 256)
     features, boxes = torch.randn(rows, positions, 512).half(), torch.rand(rows, positions, 7)
@@ -59,17 +60,17 @@ def test_activations_of_regions_equal_autograd():
         layout=Layout(microbatch=rows),
         batch=rows,
         precision="fp32",
-        regions=positions,
+        appended=positions,
     )
     [[chunk]] = stage_chunks(work)
-    planned = activations.chunk_bytes(work, chunk) - activations.chunk_bytes(replace(work, regions=0), chunk)
+    planned = activations.chunk_bytes(work, chunk) - activations.chunk_bytes(replace(work, appended=0), chunk)
     assert measured == pytest.approx(planned, rel=0.02)
 
 
 def test_plan_counts_region_features():
     work = make_workload(load(CONFIGS / "base.yaml", ["layout.data=8", "layout.microbatch=32"]))
-    assert work.regions == 100
-    bare = replace(work, regions=0)
+    assert work.appended == 100
+    bare = replace(work, appended=0)
     [with_them], [without] = estimate_memory(work), estimate_memory(bare)
     boxes_and_features = 7 * 4 + 2048 * 2
     assert with_them.buffers - without.buffers == work.samples_per_rank * 100 * boxes_and_features

@@ -7,10 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Strict, field_validator
 
 from megaptm.config.sections.base import Count, Fraction, Section
-from megaptm.spec import MOST_OF_PIXELS
 
-Mean = Annotated[float, Field(ge=-MOST_OF_PIXELS, le=MOST_OF_PIXELS)]
-Spread = Annotated[float, Field(ge=1 / MOST_OF_PIXELS, le=MOST_OF_PIXELS)]
+Mean = Annotated[float, Field(ge=-1e6, le=1e6)]
+Spread = Annotated[float, Field(ge=1e-6, le=1e6)]
 
 
 class Shape(Section):

@@ -1,6 +1,6 @@
 """BERT (Devlin et al., 2018)."""
 
-from megaptm.spec import Block, Family, NormSpec, Size
+from megaptm.spec import Block, Family, NormSpec, SegmentInput, Size, TokenInput
 
 BERT = Family(
     name="bert",
@@ -8,8 +8,7 @@ BERT = Family(
     vocabulary=30522,
     tokenizer="wordpiece",
     context=512,
-    inputs=("token", "segment"),
-    segments=2,
+    inputs=(TokenInput(), SegmentInput(rows=2)),
     init="truncated-normal",
     embedding_norm=True,
     stacks={"encoder": Block(position="learned", norm=NormSpec(position="post", eps=1e-12))},

@@ -1,6 +1,7 @@
 """CLIP (Radford et al., 2021): an image encoder and a text decoder, trained to match images and their texts."""
 
-from megaptm.spec import Block, Family, FFNSpec, Size, change
+from megaptm.families.vit.spec import PatchInput
+from megaptm.spec import Block, Family, FFNSpec, Size, TokenInput, change
 
 IMAGE = Block(position="learned", ffn=FFNSpec(activation="quick-gelu"))
 TEXT = change(IMAGE, visibility="causal")
@@ -16,10 +17,10 @@ CLIP = Family(
     tokenizer="byte-bpe",
     specials="clip",
     context=50,
-    inputs=("patch", "token"),
-    pixel_mean=(0.48145466, 0.4578275, 0.40821073),
-    pixel_std=(0.26862954, 0.26130258, 0.27577711),
-    patch_bias=False,
+    inputs=(
+        PatchInput(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711), bias=False),
+        TokenInput(),
+    ),
     embedding_norm=("image",),
     stacks={"image": IMAGE, "text": TEXT},
     heads=("image-text",),

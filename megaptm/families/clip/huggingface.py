@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from megaptm.batch import CHANNELS
-from megaptm.families.vit.huggingface import CONVOLUTION
+from megaptm.families.vit.huggingface import CONVOLUTION, IMAGE_HOOKS
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.tensor_rules import QKV, VOCABULARY, Form, TensorRule, pair, rules_for_stack
 
@@ -78,6 +78,7 @@ CLIP = Counterpart(
     max_values={"logit_scale": math.log(100)},
     special_ids={"bos_token_id": 49_406, "eos_token_id": 49_407, "pad_token_id": 49_407},
     unused_prefixes=("vision_model.embeddings.position_ids", "text_model.embeddings.position_ids"),
+    **IMAGE_HOOKS,
 )
 
 COUNTERPARTS = (CLIP,)

@@ -2,15 +2,14 @@
 (docs/distillation.md)."""
 
 from megaptm.families.bert import BERT
-from megaptm.spec import Size, change
+from megaptm.spec import Size, TokenInput, change
 
 # Sanh et al., 2019, section 3: without segments and pooler; half of the layers.
 DISTILBERT = change(
     BERT,
     name="distilbert",
     paper="arXiv:1910.01108",
-    inputs=("token",),
-    segments=0,
+    inputs=(TokenInput(),),
     init="normal",
     heads=("mlm",),
     objectives=("masked-lm", "masked-lm-whole-word"),

@@ -1,6 +1,7 @@
 """ELMo (Peters et al., 2018): a forward and a backward recurrent language model over character-based word
 embeddings."""
 
+from megaptm.families.elmo.spec import CharacterInput
 from megaptm.spec import Block, Family, LSTMSpec, Size
 
 LAYER = Block(recurrent=LSTMSpec(kind="lstm"), visibility="causal")
@@ -14,7 +15,7 @@ ELMO = Family(
     vocabulary=793_471,
     tokenizer="words",
     context=20,
-    inputs=("characters",),
+    inputs=(CharacterInput(),),
     stacks={"forwards": LAYER, "backwards": LAYER},
     heads=("bidirectional-lm",),
     reads={"bidirectional-lm": ("forwards", "backwards")},

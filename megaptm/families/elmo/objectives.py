@@ -55,7 +55,7 @@ class BidirectionalLM(Objective):
             for prefix in STREAMS
             for name, field in {
                 **fields((sequence,), "tokens"),
-                "characters": Field((sequence, MAX_WORD_LENGTH), "int16"),
+                "characters": Field((sequence, MAX_WORD_LENGTH), "int16", is_input=True),
                 **fields((sequence,), "labels"),
             }.items()
         }

@@ -2,7 +2,7 @@
 trained on a sequence of tasks, with task embeddings."""
 
 from megaptm.families.bert import BERT
-from megaptm.spec import change
+from megaptm.spec import SegmentInput, TaskInput, TokenInput, change
 
 ERNIE = change(
     BERT,
@@ -28,9 +28,7 @@ ERNIE_2 = change(
     BERT,
     name="ernie-2",
     paper="arXiv:1907.12412",
-    inputs=("token", "segment", "task"),
-    segments=4,
-    tasks=4,
+    inputs=(TokenInput(), SegmentInput(rows=4), TaskInput(rows=4)),
     stacks={"encoder": change(BERT.last_block, norm={"eps": 1e-5})},
     heads=("mlm", "capitalization", "token-document", "sentence-reordering"),
     objectives=("ernie-2", "masked-lm", "masked-lm-whole-word"),

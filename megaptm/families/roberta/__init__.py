@@ -2,7 +2,7 @@
 configs."""
 
 from megaptm.families.bert import BERT
-from megaptm.spec import change
+from megaptm.spec import SegmentInput, TokenInput, change
 
 ROBERTA = change(
     BERT,
@@ -14,7 +14,7 @@ ROBERTA = change(
     # As in fairseq, where the positions of a text start after that of padding, whose id is 1.
     first_position=2,
     # A segment table with one row, added to all tokens: it keeps the encoder identical to BERT's.
-    segments=1,
+    inputs=(TokenInput(), SegmentInput(rows=1)),
     init="normal",
     stacks={"encoder": change(BERT.last_block, norm={"eps": 1e-5})},
     heads=("mlm",),

@@ -2,7 +2,8 @@
 
 from megaptm.families.roberta import ROBERTA
 from megaptm.families.uniter import DETECTOR
-from megaptm.spec import change
+from megaptm.families.uniter.spec import RegionInput
+from megaptm.spec import TokenInput, change
 
 # Neither regions nor tokens have segments; regions have one norm, and the whole image is the first region. Some tasks
 # generate fragments of a text: `order` then defines the attention mask, as in UniLM.
@@ -10,11 +11,7 @@ UNIMO = change(
     ROBERTA,
     name="unimo",
     paper="arXiv:2012.15409",
-    inputs=("token", "region"),
-    segments=0,
-    region_norms="sum",
-    region_boxes=5,
-    hidden_regions="zeros",
+    inputs=(TokenInput(), RegionInput(norms="sum", boxes=5, hidden="zeros")),
     stacks={"encoder": change(ROBERTA.last_block, visibility="ordered")},
     heads=("mlm", "mrfr", "mrc-kl", "cmcl"),
     objectives=(

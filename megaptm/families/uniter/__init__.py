@@ -1,6 +1,7 @@
 """UNITER (Chen et al., 2019): BERT over a text, followed by image regions that an object detector found."""
 
 from megaptm.families.bert import BERT
+from megaptm.families.uniter.spec import RegionInput
 from megaptm.spec import change
 
 DETECTOR = (2048, 1601)
@@ -14,7 +15,7 @@ UNITER = change(
     name="uniter",
     paper="arXiv:1909.11740",
     vocabulary=28_996,
-    inputs=("token", "segment", "region"),
+    inputs=(*BERT.inputs, RegionInput()),
     heads=("mlm", "itm", "wra", "mrfr", "mrc-kl"),
     objectives=(
         "uniter",

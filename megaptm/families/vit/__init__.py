@@ -1,5 +1,6 @@
 """Vision Transformer (Dosovitskiy et al., 2020): a pre-norm encoder over image patches."""
 
+from megaptm.families.vit.spec import PatchInput
 from megaptm.spec import AttentionSpec, Block, Family, NormSpec, Size
 
 # The vocabulary is the set of labels, here of ImageNet-21k; papers do not count the head. One position stands for the
@@ -11,7 +12,7 @@ VIT = Family(
     vocabulary=21_843,
     tokenizer="words",
     context=197,
-    inputs=("patch",),
+    inputs=(PatchInput(),),
     stacks={"encoder": Block(attention=AttentionSpec(dropout=False), position="learned", norm=NormSpec(eps=1e-12))},
     heads=("image-label",),
     tied=False,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from megaptm.batch import CHANNELS
 from megaptm.families.albert.huggingface import count_labels
+from megaptm.families.vit.image_processor import apply_processor, complete_config, write_processor
+from megaptm.families.vit.resolution import resize_position_table
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.tensor_rules import QKV, VOCABULARY, Form, TensorRule, pair
 from megaptm.spec import ModelSpec
@@ -13,7 +17,7 @@ ATTENTION = tuple(f"{LAYER}.attention.attention.{name}" for name in ("query", "k
 
 
 def _masks(spec: ModelSpec) -> bool:
-    return spec.masks_patches
+    return "masked-patch" in spec.family.heads
 
 
 def _side(spec: ModelSpec) -> int:
@@ -28,6 +32,13 @@ CONVOLUTION = Form(
 )
 BATCH_OF_ONE = Form(lambda w, spec: [w[None].clone()], lambda ws, spec: ws[0][0])
 
+IMAGE_HOOKS: dict[str, Any] = {
+    "write_files": write_processor,
+    "read_files": apply_processor,
+    "complete_config": complete_config,
+    "resize": resize_position_table,
+}
+"""Hooks of counterparts whose models read images."""
 RULES = (
     TensorRule("embed.patch.project.weight", ("vit.embeddings.patch_embeddings.projection.weight",), CONVOLUTION),
     TensorRule("embed.patch.project.bias", ("vit.embeddings.patch_embeddings.projection.bias",)),
@@ -81,6 +92,7 @@ VIT = Counterpart(
     },
     prefix="vit.",
     unused_prefixes=("vit.pooler.",),
+    **IMAGE_HOOKS,
 )
 
 COUNTERPARTS = (VIT,)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,18 @@ from PIL import Image
 
 from megaptm.batch import IMAGE, PATCH
 from megaptm.errors import UserError
+from megaptm.families.vit.image_processor import (
+    COMMON_DEFAULTS,
+    DEFAULTS,
+    PROCESSOR,
+    PROCESSOR_OF_MODEL,
+    read_processor,
+)
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
-from megaptm.hub.image_processor import COMMON_DEFAULTS, DEFAULTS, PROCESSOR, PROCESSOR_OF_MODEL, read_processor
 from megaptm.hub.import_run import import_run
 from megaptm.inference.loaded_model import load_model
 from megaptm.models import Model, build_model
 from megaptm.objectives import build_objective
-from megaptm.spec import PixelStatistics
 from tests.data_pipeline.images.pictures import encoded, pixels
 from tests.families.vision import load_reference, weights_of
 from tests.models.vision import GRID, SIDE, clip_batch, clip_model, tiny_clip, tiny_vit, vit_model
@@ -106,12 +110,12 @@ def test_processor_round_trip(tmp_path: Path, name: str) -> None:
     to_hugging_face(original.spec, weights_of(original), None, tmp_path / "theirs")
     (tmp_path / "theirs" / PROCESSOR).write_text(json.dumps(processor))
     imported = from_hugging_face(tmp_path / "theirs")
-    assert imported.image_options == options
-    objective = {task: {"size": PIXELS, **imported.image_options}}
+    assert imported.objective_options == options
+    objective = {task: {"size": PIXELS, **imported.objective_options}}
     if family == "vit":  # its label names are in the config; CLIP would need a tokenizer
         import_run(str(tmp_path / "theirs"), tmp_path / "run")
         run = load_model(tmp_path / "run")
-        assert (run.config.objective, run.spec.own_pixels) == (objective, imported.spec.own_pixels)
+        assert (run.config.objective, run.spec.family.inputs) == (objective, imported.spec.family.inputs)
         model = run.model
         assert load_model(tmp_path / "theirs").config.objective == objective
     else:
@@ -119,12 +123,13 @@ def test_processor_round_trip(tmp_path: Path, name: str) -> None:
         model.load_state_dict(imported.weights)
     expected = reference_output(tmp_path / "theirs", model_class)
     assert (model_output(model, objective) - expected).abs().max() <= 1e-5
-    if imported.spec.own_pixels is not None:
+    if imported.spec.family.inputs != original.spec.family.inputs:
         assert (model_output(original, objective) - expected).abs().max() > 1e-3, "as if nothing had been taken over"
     to_hugging_face(model.spec, weights_of(model), None, tmp_path / "out", objective=build_objective(objective))
     assert (reference_output(tmp_path / "out", model_class) - expected).abs().max() <= 1e-5
     again = from_hugging_face(tmp_path / "out")
-    assert (again.spec.own_pixels, again.image_options) == (imported.spec.own_pixels, imported.image_options)
+    assert again.spec.family.inputs == imported.spec.family.inputs
+    assert again.objective_options == imported.objective_options
 
 
 def test_defaults_equal_transformers() -> None:
@@ -179,11 +184,4 @@ def test_processor_as_a_section(tmp_path: Path) -> None:
     (tmp_path / PROCESSOR_OF_MODEL).write_text(json.dumps({"image_processor": section}))
     processor = read_processor(spec, tmp_path, remedy="")
     assert processor.options == {"resample": "bicubic"}
-    assert processor.pixels == PixelStatistics((0.25, 0.25, 0.25), (2.0, 2.0, 2.0))
-
-
-def test_default_pixels_are_not_own_pixels() -> None:
-    spec = tiny_clip()
-    other = spec.with_pixels(PixelStatistics((0.0, 0.0, 0.0), spec.pixels.std))
-    assert other.pixels != spec.pixels
-    assert other.with_pixels(spec.pixels) == spec == replace(other, own_pixels=None)
+    assert (processor.mean, processor.std) == ((0.25, 0.25, 0.25), (2.0, 2.0, 2.0))

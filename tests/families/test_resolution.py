@@ -6,9 +6,9 @@ import transformers
 
 from megaptm.batch import CHANNELS, IMAGE, PATCH
 from megaptm.errors import UserError
+from megaptm.families.vit.resolution import interpolate_positions, resize_position_table
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.import_run import import_run
-from megaptm.hub.resolution import interpolate_positions, resize_position_table
 from megaptm.inference.loaded_model import load_model
 from megaptm.models import build_model
 from tests.families.vision import load_reference, pixel_values, weights_of

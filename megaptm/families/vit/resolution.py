@@ -19,11 +19,6 @@ def resize_position_table(model: ImportedModel, context: int) -> ImportedModel:
     patches are interpolate_positions bicubically in two dimensions (ViT, arXiv:2010.11929, section 3.2); all else is
     unchanged."""
     spec = replace(model.spec, context=context)
-    if not spec.family.reads_images:
-        raise UserError(
-            f"model.context ({context}): the files of a {spec.name} determine its number of positions; only models of "
-            "images, LED, Longformer and BigBird can be imported with another one: remove it."
-        )
     if context < 2 or spec.grid**2 + 1 != context:
         raise UserError(
             f"model.context ({context}) must be a square number of patches plus 1 for the class token: "

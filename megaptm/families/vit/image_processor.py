@@ -10,17 +10,20 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from megaptm.batch import CHANNELS
 from megaptm.errors import UserError, shown
+from megaptm.families.vit.spec import MAX_PIXEL_STATISTIC, Channels, patches_of
+from megaptm.hub.folder import REMEDY
+from megaptm.hub.imported_weights import ImportedModel
 from megaptm.objectives import BaseObjective
 from megaptm.objectives.composed import tasks_of
 from megaptm.objectives.images import ImageLabels, ImageObjective
 from megaptm.objectives.pixels import RESAMPLINGS
-from megaptm.spec import MOST_OF_PIXELS, ModelSpec, PixelStatistics
+from megaptm.spec import ModelSpec
 from megaptm.storage import read_json_object, write_atomically
 
 PROCESSOR = "preprocessor_config.json"
@@ -72,7 +75,8 @@ KEEP_ASPECT_RATIO = ("CLIP", "Bit")
 class ImageProcessor:
     """Preprocessing of an image."""
 
-    pixels: PixelStatistics
+    mean: Channels
+    std: Channels
     resample: str
     crop: str
     """`center`, or `none`: the image is stretched to a square."""
@@ -115,8 +119,8 @@ def write_processor(spec: ModelSpec, folder: Path, objective: BaseObjective) -> 
         "do_rescale": True,
         "rescale_factor": 1 / MAX_PIXEL_VALUE,
         "do_normalize": True,
-        "image_mean": [*spec.pixels.mean],
-        "image_std": [*spec.pixels.std],
+        "image_mean": [*patches_of(spec.family).mean],
+        "image_std": [*patches_of(spec.family).std],
     }
     write_atomically(folder / PROCESSOR, json.dumps(content, indent=1).encode() + b"\n")
 
@@ -165,33 +169,33 @@ class ProcessorFields:
         assert self.spec.size.patch is not None
         if crop_side != (side := self.spec.grid * self.spec.size.patch):
             self.refuse("crop_size" if self.parse_flag("do_center_crop") else "size", f"the {side} pixels of the model")
-        return ImageProcessor(self.parse_pixels(), RESAMPLINGS[resample], crop, crop_side / scaled_side)
+        return ImageProcessor(*self.parse_pixels(), RESAMPLINGS[resample], crop, crop_side / scaled_side)
 
-    def parse_pixels(self) -> PixelStatistics:
+    def parse_pixels(self) -> tuple[Channels, Channels]:
         """Return the mean and standard deviation that give the same normalization for pixels scaled to [0, 1]."""
         factor = self.values["rescale_factor"] if self.parse_flag("do_rescale") else 1
-        if type(factor) not in (int, float) or not 1 / MOST_OF_PIXELS <= factor <= MOST_OF_PIXELS:
-            self.refuse("rescale_factor", f"a number from {1 / MOST_OF_PIXELS:g} to {MOST_OF_PIXELS:,.0f}")
+        if type(factor) not in (int, float) or not 1 / MAX_PIXEL_STATISTIC <= factor <= MAX_PIXEL_STATISTIC:
+            self.refuse("rescale_factor", f"a number from {1 / MAX_PIXEL_STATISTIC:g} to {MAX_PIXEL_STATISTIC:,.0f}")
         mean, std = (0.0,) * CHANNELS, (1.0,) * CHANNELS
         if self.parse_flag("do_normalize"):
-            mean = self.parse_channels("image_mean", -MOST_OF_PIXELS)
-            std = self.parse_channels("image_std", 1 / MOST_OF_PIXELS)
+            mean = self.parse_channels("image_mean", -MAX_PIXEL_STATISTIC)
+            std = self.parse_channels("image_std", 1 / MAX_PIXEL_STATISTIC)
         if not math.isclose(factor, 1 / MAX_PIXEL_VALUE):
             mean, std = (tuple(value / (MAX_PIXEL_VALUE * factor) for value in values) for values in (mean, std))
-            if any(not 1 / MOST_OF_PIXELS <= value <= MOST_OF_PIXELS for value in std):
+            if any(not 1 / MAX_PIXEL_STATISTIC <= value <= MAX_PIXEL_STATISTIC for value in std):
                 self.refuse("rescale_factor", "a factor after which mean and std are in range")
-            if any(abs(value) > MOST_OF_PIXELS for value in mean):
+            if any(abs(value) > MAX_PIXEL_STATISTIC for value in mean):
                 self.refuse("rescale_factor", "a factor after which mean and std are in range")
-        return PixelStatistics(mean, std)  # type: ignore[arg-type]
+        return mean, std  # type: ignore[return-value]
 
     def parse_channels(self, name: str, minimum: float) -> tuple[float, ...]:
         """Return three numbers from a list, or from one number for all channels."""
         value = self.values[name]
         numbers = value if isinstance(value, list) else [value] * CHANNELS
         if len(numbers) != CHANNELS or not all(
-            type(number) in (int, float) and minimum <= number <= MOST_OF_PIXELS for number in numbers
+            type(number) in (int, float) and minimum <= number <= MAX_PIXEL_STATISTIC for number in numbers
         ):
-            self.refuse(name, f"{CHANNELS} numbers from {minimum:g} to {MOST_OF_PIXELS:,.0f}")
+            self.refuse(name, f"{CHANNELS} numbers from {minimum:g} to {MAX_PIXEL_STATISTIC:,.0f}")
         return tuple(map(float, numbers))
 
     def parse_size(self) -> tuple[str, int]:
@@ -224,3 +228,22 @@ class ProcessorFields:
         raise UserError(
             f"{self.path}: {name} is {shown(self.values.get(name))}; to import {self.spec.name} it must be {expected}."
         )
+
+
+def apply_processor(model: ImportedModel, folder: Path) -> ImportedModel:
+    """Return the model with the pixel statistics and options of the image processor in the folder, if there is one."""
+    if (processor := read_processor(model.spec, folder, remedy=REMEDY)) is None:
+        return model
+    family = model.spec.family
+    family = family.with_input(replace(patches_of(family), mean=processor.mean, std=processor.std))
+    return replace(model, spec=replace(model.spec, family=family), objective_options=processor.options)
+
+
+def complete_config(model: ImportedModel, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a run's config with the objective's options for these images."""
+    spec = model.spec
+    assert spec.size.patch is not None
+    options: dict[str, Any] = {"size": spec.grid * spec.size.patch, **model.objective_options}
+    options |= {"text_length": spec.longest} if spec.family.has_tokens else {}
+    data = values["data"] | {"sequence": spec.context}
+    return values | {"data": data, "objective": {spec.family.objectives[0]: options}}

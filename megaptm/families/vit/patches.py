@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from megaptm.batch import CHANNELS, MASKED_PATCH
-from megaptm.bricks.patches import patch_map
+from megaptm.families.vit.costs import PatchBrick
+from megaptm.families.vit.spec import PatchInput
 from megaptm.layers.split import Embedding, Linear
 from megaptm.spec import ModelSpec
 
@@ -17,15 +18,14 @@ class ImagePatches(nn.Module):
     """Linear projection of patches after a class token (arXiv:2010.11929, equation 1). Masked patches are replaced by a
     learned vector, if the model predicts masked patches."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, record: PatchInput) -> None:
         super().__init__()
-        self.project = Linear.of(patch_map(spec))
-        width = patch_map(spec).outputs
-        self.image = Embedding(1, width)
-        self.mask = Embedding(1, width) if spec.masks_patches else None
-        mean, std = spec.pixels
-        self.scales = [1 / (255 * linear) for linear in std]
-        self.shifts = [-middle / linear for middle, linear in zip(mean, std, strict=True)]
+        brick = PatchBrick(spec, record)
+        self.project = Linear.of(brick.project)
+        self.image = Embedding(1, brick.project.outputs)
+        self.mask = Embedding(1, brick.project.outputs) if brick.has_mask else None
+        self.scales = [1 / (255 * std) for std in record.std]
+        self.shifts = [-mean / std for mean, std in zip(record.mean, record.std, strict=True)]
 
     def forward(self, patches_BNP: Tensor, kinds_SB: Tensor) -> Tensor:
         """Return [S, B, D] from uint8 patches [B, N, C P] and the kind of each position."""

@@ -1,0 +1,25 @@
+"""Options of image regions after a text (UNITER, arXiv:1909.11740; UNIMO, arXiv:2012.15409)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megaptm.spec import InputSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionInput(InputSpec):
+    """Detector features of an image, which follow the text."""
+
+    name = "region"
+    costs = "megaptm.bricks.regions:RegionBrick"
+    module = "megaptm.models.regions:ImageRegions"
+    fields = ("region_features", "region_boxes")
+    is_appended = True
+
+    norms: str = "each"
+    """Norms: `each` of the projections of features and box, and their sum (UNITER); or only the `sum` (UNIMO)."""
+    boxes: int = 7
+    """Number of coordinates of a region: 7 with width, height and area, 5 without width and height."""
+    hidden: str = "vector"
+    """Replacement of masked region features: a learned `vector`, or `zeros`."""

@@ -1,0 +1,45 @@
+"""Costs of image patches (arXiv:2010.11929, 3.1): projection of a patch's pixels, class token, and a mask vector for
+hidden patches if some are predicted."""
+
+from __future__ import annotations
+
+from megaptm.batch import CHANNELS
+from megaptm.bricks import LinearShape
+from megaptm.bricks.inputs import InputBrick
+from megaptm.errors import UserError
+
+
+class PatchBrick(InputBrick):
+    """Image patches. One position of a sequence is the class token."""
+
+    @property
+    def project(self) -> LinearShape:
+        """Projection of a patch's pixels, with all channels, to the hidden states."""
+        if self.spec.size.patch is None:
+            raise UserError(f"{self.spec.name} reads images, and its size has no patch: give model.patch.")
+        width = self.spec.table_width(next(iter(self.spec.family.stacks)))
+        return LinearShape(CHANNELS * self.spec.size.patch**2, width, self.record.bias)
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether the model predicts masked patches, and so has a mask vector."""
+        return "masked-patch" in self.spec.family.heads
+
+    @property
+    def maps(self) -> tuple[LinearShape, ...]:
+        """All linear layers; vectors count as layers with one row."""
+        return self.project, *[LinearShape(self.project.outputs, 1, False)] * (1 + self.has_mask)
+
+    @property
+    def products(self) -> tuple[tuple[LinearShape, bool], ...]:
+        return ((self.project, False),)
+
+    def multiply_adds(self, positions: int) -> tuple[int, int]:
+        return super().multiply_adds(positions - 1)
+
+    def batch_bytes(self, positions: int) -> int:
+        return (positions - 1) * self.project.inputs
+
+    def saved_bytes(self, positions: int, element: int) -> int:
+        """Return the bytes of pixels, for the weight gradient of the projection."""
+        return (positions - 1) * self.project.inputs * element

@@ -1,0 +1,40 @@
+"""Options of image patches (ViT, arXiv:2010.11929)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from megaptm.spec import Family, InputSpec
+
+Channels = tuple[float, float, float]
+"""A value for red, green and blue."""
+MAX_PIXEL_STATISTIC = 1e6
+"""Largest absolute mean and standard deviation of pixels; the smallest standard deviation is 1 over this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchInput(InputSpec):
+    """Linear projection of image patches after a class token. With tokens, the first stack reads images and the others
+    read text (CLIP)."""
+
+    name = "patch"
+    costs = "megaptm.families.vit.costs:PatchBrick"
+    module = "megaptm.families.vit.patches:ImagePatches"
+    fields = ("patches",)
+    replaces_tokens = True
+    options = MappingProxyType({"pixel_mean": "mean", "pixel_std": "std"})
+
+    mean: Channels = (0.5, 0.5, 0.5)
+    """Mean of red, green and blue in [0, 1], subtracted from pixels."""
+    std: Channels = (0.5, 0.5, 0.5)
+    """Standard deviation by which centered pixels are divided."""
+    bias: bool = True
+    """Whether the projection has a bias."""
+
+
+def patches_of(family: Family) -> PatchInput:
+    """Return the record of the patches of a family that reads images."""
+    record = family.find_input(PatchInput)
+    assert record is not None, f"{family.name} reads no images"
+    return record

@@ -1,0 +1,69 @@
+"""Inputs of embeddings. A record holds the options of one input; `Family.inputs` is a tuple of records.
+
+An input consists of its record, its costs and its module. The records of families are in their folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSpec:
+    """Input of the embedding. Base class of all inputs.
+
+    By default it is added to the embedding of each position. With `replaces_tokens` it is the embedding, and with
+    `is_appended` it has positions of its own.
+    """
+
+    name: ClassVar[str]
+    """Name of its child module in `models.embed.Embed`."""
+    costs: ClassVar[str] = "megaptm.bricks.inputs:InputBrick"
+    """Class of its linear layers and costs: `package.module:NAME`, a subclass of `bricks.inputs.InputBrick`. No
+    torch."""
+    module: ClassVar[str] = ""
+    """Class of its torch module, constructed with the model's spec and the record: see `models.embed.Embed`, which has
+    the modules of the records of this file."""
+    fields: ClassVar[tuple[str, ...]] = ()
+    """Batch fields that it reads besides `tokens`, without the prefix of a stream. The objective's `Field` of each has
+    `is_input`. The first has an entry per position on its first axis if the input `is_appended`."""
+    replaces_tokens: ClassVar[bool] = False
+    """Whether it embeds positions instead of the token table. With a `TokenInput` in the family, only the first of its
+    stacks does: the others read tokens."""
+    is_appended: ClassVar[bool] = False
+    """Whether its positions follow those of the text in the same sequence. They have no learned positions."""
+    options: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Key of the section `model` of a config -> field of the record that it sets. Other fields define the family."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenInput(InputSpec):
+    """Token table."""
+
+    name = "token"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentInput(InputSpec):
+    """Segment table: which text of a pair a token belongs to (BERT)."""
+
+    name = "segment"
+    costs = "megaptm.bricks.inputs:TableBrick"
+
+    rows: int
+    """Number of segment ids."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskInput(InputSpec):
+    """Task table: each sequence has one task id (ERNIE 2.0)."""
+
+    name = "task"
+    costs = "megaptm.bricks.inputs:TableBrick"
+    options = MappingProxyType({"tasks": "rows"})
+
+    rows: int
+    """Number of task ids."""
