@@ -41,11 +41,11 @@ def inspect_corpus(
     console.print(summary_table(corpus, tokenizer))
     if not _has_labels(corpus):
         content = "texts of images" if _has_images(corpus) else "documents"
-        console.print(histogram(_lengths(corpus, split), f"{split} {content} by length in tokens"))
+        console.print(histogram(_count_lengths(corpus, split), f"{split} {content} by length in tokens"))
     panels = (
         _documents(corpus, tokenizer, split, count, sequence)
         if objective is None
-        else _samples(location, tokenizer, objective, split, count, sequence)
+        else _first_samples(location, tokenizer, objective, split, count, sequence)
     )
     for panel in panels:
         console.print(panel)
@@ -92,7 +92,7 @@ def shown_recipe(made_from: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in recipe.items() if value is not None and value != {}}
 
 
-def _lengths(corpus: Corpus, split: str) -> dict[int, int]:
+def _count_lengths(corpus: Corpus, split: str) -> dict[int, int]:
     """Return 2**i -> number of documents with 2**i to 2**(i + 1) - 1 tokens."""
     powers: Counter[int] = Counter()
     for info in corpus.split(split).shards:
@@ -109,11 +109,11 @@ def _documents(corpus: Corpus, tokenizer: Tokenizer, split: str, count: int, seq
         document = int(number - first_samples[location])
         tokens = corpus.open_shard(shards[location]).tokens(document)
         text = tokenizer.decode(tokens[:sequence]) + (" ..." if len(tokens) > sequence else "")
-        source = _source(corpus.folder / shards[location].name, document)
+        source = _document_source(corpus.folder / shards[location].name, document)
         yield Panel(Text(text), title=Text(f"{source}: {plural(len(tokens), 'token')}"), title_align="left")
 
 
-def _source(shard: Path, document: int) -> str:
+def _document_source(shard: Path, document: int) -> str:
     """Return the source of a shard's document."""
     try:
         with open_tar(shard) as tar:
@@ -125,7 +125,7 @@ def _source(shard: Path, document: int) -> str:
         return f"{shard.name}, document {document}"
 
 
-def _samples(
+def _first_samples(
     location: str | Path, tokenizer: Tokenizer, objective: str, split: str, count: int, sequence: int
 ) -> Iterator[Panel]:
     """Yield the first samples that a run with seed 0 would train on."""

@@ -187,22 +187,22 @@ def _changed_settings(source: Source) -> Any:
     return {"path": source.path, **changed} if changed else source.path
 
 
-def _steps(written: Any, where: str) -> tuple[CleaningStep, ...]:
+def _parse_steps(written: Any, where: str) -> tuple[CleaningStep, ...]:
     if not isinstance(written, list):
         raise UserError(
             f"{where}: steps must be a list, not {written!r}; on the command line write it like "
             "'steps=[drop-empty, drop-short: {words: 3}]'."
         )
-    return tuple(_step(step, where) for step in written)
+    return tuple(_parse_step(step, where) for step in written)
 
 
-def _step(written: Any, where: str) -> CleaningStep:
+def _parse_step(written: Any, where: str) -> CleaningStep:
     """Read a step: `drop-short`, or `drop-short: {characters: 40}`."""
     name, options = next(iter(written.items())) if isinstance(written, dict) and len(written) == 1 else (written, {})
-    return parse_settings(_kind(name, where), options or {}, f"{where}: step {name}")
+    return parse_settings(_step_class(name, where), options or {}, f"{where}: step {name}")
 
 
-def _kind(name: Any, where: str) -> type:
+def _step_class(name: Any, where: str) -> type:
     """Return the class of a built-in step, or of a user's step `package.module:NAME`."""
     if isinstance(name, str) and is_plugin(name):
         kind = load_plugin(name, f"{where}: step {name}", "step")
@@ -233,4 +233,4 @@ def step_for_manifest(step: CleaningStep) -> dict[str, Any]:
 RECIPE_KEYS, SOURCE_KEYS = ({field_.name for field_ in fields(kind)} for kind in (Recipe, Source))
 OVERRIDE = re.compile(rf"(?P<files>[^=]+?):(?P<setting>(?:{'|'.join(sorted(SOURCE_KEYS))})=.*)", re.DOTALL)
 """`GLOB:KEY=VALUE`: a setting for some files of the sources."""
-LIST_READERS: dict[str, Callable[[Any, str], Any]] = {"sources": _sources, "steps": _steps}
+LIST_READERS: dict[str, Callable[[Any, str], Any]] = {"sources": _sources, "steps": _parse_steps}

@@ -119,7 +119,7 @@ def make_report(
     return CorpusReport(
         folder=folder,
         id=manifest.id,
-        splits={name: _sums(split) for name, split in manifest.splits.items()},
+        splits={name: _split_totals(split) for name, split in manifest.splits.items()},
         dropped=dict(dropped.counts),
         examples=dropped.examples,
         messages=dropped.messages,
@@ -148,7 +148,7 @@ def by_tokens(sizes: Mapping[str, TextSize]) -> list[tuple[str, TextSize]]:
     return sorted(sizes.items(), key=lambda item: (-item[1].tokens, item[0]))
 
 
-def _sums(split: Split) -> dict[str, int]:
+def _split_totals(split: Split) -> dict[str, int]:
     sums = {"documents": split.samples, "tokens": split.tokens, "bytes": split.bytes}
     return {**sums, "shards": len(split.shards)}
 
@@ -172,14 +172,14 @@ def histogram(bins: dict[int, int], title: str, totals: Mapping[int, int] | None
     table.add_column(justify="right")
     table.add_column()
     largest = max(bins.values(), default=0)
-    for low in _powers(bins):
+    for low in _powers_of_two(bins):
         count = bins.get(low, 0)
         beside = [f"{totals.get(low, 0):,}"] if totals else []
         table.add_row(f"{low:,} - {2 * low - 1:,}", f"{count:,}", "█" * round(BAR_WIDTH * count / largest), *beside)
     return table
 
 
-def _powers(bins: dict[int, int]) -> list[int]:
+def _powers_of_two(bins: dict[int, int]) -> list[int]:
     if not bins:
         return []
     return [1 << power for power in range(min(bins).bit_length() - 1, max(bins).bit_length())]

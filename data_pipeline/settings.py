@@ -21,7 +21,7 @@ def parse_settings(kind: type[Kind], content: Any, where: str, ready: Mapping[st
     Messages start with `where`: a file and a location in it. `ready` are settings that are already converted.
     """
     if not isinstance(content, Mapping):
-        raise UserError(f"{where} must be a table of settings, not {_shown(content)}.")
+        raise UserError(f"{where} must be a table of settings, not {_describe_value(content)}.")
     hints = get_type_hints(kind, include_extras=True)  # include the bounds of numbers
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # every kind is a dataclass
     ready = ready or {}
@@ -68,10 +68,10 @@ def _parse_value(hint: Any, value: Any, where: str) -> Any:
         # Validated as JSON, where a list may stand for a tuple but no other conversion is made.
         return TypeAdapter(hint).validate_json(json.dumps(value, allow_nan=False), strict=True)
     except ValidationError as error:
-        raise UserError(f"{where} must be {expected_value(error.errors()[0])}, not {_shown(value)}.") from None
+        raise UserError(f"{where} must be {expected_value(error.errors()[0])}, not {_describe_value(value)}.") from None
     except (TypeError, ValueError):
-        raise UserError(f"{where} cannot be {_shown(value)}: use another value.") from None
+        raise UserError(f"{where} cannot be {_describe_value(value)}: use another value.") from None
 
 
-def _shown(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     return "nothing" if value is None else shown_value(value)

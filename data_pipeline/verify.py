@@ -61,7 +61,7 @@ def _check_shard(corpus: Corpus, info: ShardInfo) -> FolderCheck:
     location = corpus.url_of(info.name)
     try:
         shard = corpus.open_shard(info, verify="hash")
-        problem = _compare(corpus.folder / info.name, shard, info, corpus.manifest.tokenizer["vocabulary"])
+        problem = _compare_tokens(corpus.folder / info.name, shard, info, corpus.manifest.tokenizer["vocabulary"])
     except UserError as error:
         return FolderCheck(info.name, False, str(error))
     except (tarfile.TarError, OSError, ValueError) as error:
@@ -75,7 +75,7 @@ def _check_shard(corpus: Corpus, info: ShardInfo) -> FolderCheck:
     )
 
 
-def _compare(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
+def _compare_tokens(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
     """Compare the members of the tar with the index. Return the first difference, or an empty string."""
     if isinstance(shard, LabeledShard | CaptionedShard):
         return _compare_images(path, shard, info, vocabulary)

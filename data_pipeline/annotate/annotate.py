@@ -80,7 +80,7 @@ def _annotation(name: str, document: Document, ends: np.ndarray, annotations: An
         part_starts = document.notes.get("parts", [0])
         starts = np.unique(np.searchsorted(ends, part_starts, side="right")).astype(np.int32)
         return starts[starts < len(ends)]
-    return _turns(document, ends)
+    return _turn_rows(document, ends)
 
 
 def _token_spans(shifted_parts: Sequence[tuple[int, int, int]], ends: np.ndarray) -> np.ndarray:
@@ -107,7 +107,7 @@ def _tokens_within(spans: np.ndarray) -> np.ndarray:
     return np.unique(np.concatenate(tokens)) if tokens else np.zeros(0, dtype=np.int32)
 
 
-def _turns(document: Document, ends: np.ndarray) -> np.ndarray:
+def _turn_rows(document: Document, ends: np.ndarray) -> np.ndarray:
     """Return int32 [turns, 2]."""
     turns = sorted((int(first), role_index(role)) for first, role in document.notes.get("turns", ()))
     starts = np.searchsorted(ends, [first for first, _ in turns], side="right")

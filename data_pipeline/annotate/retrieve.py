@@ -108,7 +108,7 @@ def retrieve(
     `corpus`), and texts from `texts` (by default none). Nothing is retrieved from another split. Finished blocks are
     stored in a folder beside the file until it is written, so that a stopped run can continue.
     """
-    _check(corpus, texts)
+    _require_same_tokenizer(corpus, texts)
     sources = {"images": images or corpus, "captions": corpus} | ({} if texts is None else {"texts": texts})
     for kind in ("images", "captions"):
         if SUFFIX not in sources[kind].manifest.fields:
@@ -123,7 +123,7 @@ def retrieve(
     for kind in ("images", "captions"):  # a wrong `detector` fails here, before anything is stored
         _ = [*_read_documents(sources[kind], splits[0], 0, 1, options, regions=True)]
     source_headers = {
-        kind: RetrievedCorpus(document.manifest.id, _location(document)) for kind, document in sources.items()
+        kind: RetrievedCorpus(document.manifest.id, _corpus_location(document)) for kind, document in sources.items()
     }
     header = RetrievedHeader(corpus.manifest.id, options.max_tokens, source_headers)
     work = _BlockFolder.begin(out, header, options)
@@ -189,7 +189,7 @@ class _BlockFolder:
             save_file(arrays, unfinished)
 
 
-def _check(corpus: Corpus, texts: Corpus | None) -> None:
+def _require_same_tokenizer(corpus: Corpus, texts: Corpus | None) -> None:
     if texts is not None and texts.manifest.tokenizer["fingerprint"] != corpus.manifest.tokenizer["fingerprint"]:
         raise UserError(
             f"{texts.name} and {corpus.name} were made with different tokenizers: build one of them again with the "
@@ -197,7 +197,7 @@ def _check(corpus: Corpus, texts: Corpus | None) -> None:
         )
 
 
-def _location(corpus: Corpus) -> str:
+def _corpus_location(corpus: Corpus) -> str:
     # For remote shards, `folder` would be a local cache.
     return corpus.name if is_remote(corpus.name) else str(Path(corpus.name).resolve())
 
@@ -278,13 +278,15 @@ def _score_images(queries: list[ComparedDocument], candidates: list[ComparedDocu
     """Compare images by the classes detected in both, weighted by inverse document frequency."""
     probabilities_MD = np.stack([document.classes for document in candidates])
     rare_D = np.log((1 + len(candidates)) / (1 + probabilities_MD.sum(0)))
-    candidates_MD = _unit(probabilities_MD * rare_D)
+    candidates_MD = _unit_vectors(probabilities_MD * rare_D)
     for at in range(0, len(queries), QUERIES_AT_ONCE):
-        queries_ND = _unit(np.stack([document.classes for document in queries[at : at + QUERIES_AT_ONCE]]) * rare_D)
+        queries_ND = _unit_vectors(
+            np.stack([document.classes for document in queries[at : at + QUERIES_AT_ONCE]]) * rare_D
+        )
         yield queries_ND @ candidates_MD.T
 
 
-def _unit(rows: np.ndarray) -> np.ndarray:
+def _unit_vectors(rows: np.ndarray) -> np.ndarray:
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     unit: np.ndarray = rows / np.maximum(lengths, 1e-12)
     return unit

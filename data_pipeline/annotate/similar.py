@@ -65,7 +65,7 @@ def read_vectors(path: Path, tokenizer: Tokenizer, *, top: int) -> dict[str, lis
 
     Lines have a word and its vector, as in word2vec and GloVe files. A header line is skipped.
     """
-    words, vectors = _vectors(path)
+    words, vectors = _read_vectors(path)
     lengths = np.array([len(_tokens(word, tokenizer)) for word in words])
     # Divide by the maximum first, because squares of large values would overflow.
     vectors /= np.maximum(np.abs(vectors).max(axis=1, keepdims=True), 1e-12)
@@ -79,12 +79,12 @@ def read_vectors(path: Path, tokenizer: Tokenizer, *, top: int) -> dict[str, lis
             near[np.arange(len(rows)), start + np.arange(len(rows))] = -np.inf
             for row, angles in zip(rows, near, strict=True):
                 similar_tokens[words[row]] = [
-                    words[those[other]] for other in _largest(angles, min(top, len(those) - 1))
+                    words[those[other]] for other in _indexes_of_largest(angles, min(top, len(those) - 1))
                 ]
     return {word: similar_words for word, similar_words in similar_tokens.items() if similar_words}
 
 
-def _largest(numbers: np.ndarray, top: int) -> np.ndarray:
+def _indexes_of_largest(numbers: np.ndarray, top: int) -> np.ndarray:
     """Return the indexes of the `most` largest values, in descending order."""
     if not top:
         return np.zeros(0, dtype=np.int64)
@@ -92,7 +92,7 @@ def _largest(numbers: np.ndarray, top: int) -> np.ndarray:
     return there[np.argsort(-numbers[there], kind="stable")]
 
 
-def _vectors(path: Path) -> tuple[list[str], np.ndarray]:
+def _read_vectors(path: Path) -> tuple[list[str], np.ndarray]:
     words: list[str] = []
     rows: list[np.ndarray] = []
     for number, line in _lines(path):

@@ -64,16 +64,16 @@ def capital_words(text: str) -> list[tuple[int, int, int]]:
 
 def _word_offsets(text: str, kinds: np.ndarray, chinese: str) -> np.ndarray:
     if text.isascii():
-        return _changes(kinds)
+        return _kind_changes(kinds)
     own = np.flatnonzero(kinds != JOINED)
-    offsets = own[_changes(kinds[own])]
+    offsets = own[_kind_changes(kinds[own])]
     if chinese != "characters":
-        offsets = _merged(text, offsets, load_segmenter(chinese))
+        offsets = _merge_segmented(text, offsets, load_segmenter(chinese))
     # A combining character at the very start has no character before it.
     return offsets if len(offsets) and offsets[0] == 0 else np.concatenate(([0], offsets))
 
 
-def _changes(kinds: np.ndarray) -> np.ndarray:
+def _kind_changes(kinds: np.ndarray) -> np.ndarray:
     """Return the indexes of characters that are ALONE or differ in kind from the character before."""
     new = kinds == ALONE
     new[1:] |= kinds[1:] != kinds[:-1]
@@ -84,12 +84,12 @@ def _changes(kinds: np.ndarray) -> np.ndarray:
 def _kinds_of(text: str) -> np.ndarray:
     """Return int8 [characters]: kind of each character."""
     if text.isascii():
-        return _kinds()[np.frombuffer(text.encode(), dtype=np.uint8)]
-    return _kinds()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")]
+        return _kind_table()[np.frombuffer(text.encode(), dtype=np.uint8)]
+    return _kind_table()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")]
 
 
 @lru_cache(maxsize=1)
-def _kinds() -> np.ndarray:
+def _kind_table() -> np.ndarray:
     """Return int8 [Unicode code points]: kind of each character."""
     kinds = np.full(sys.maxunicode + 1, LETTER, dtype=np.int8)
     for first, last in (*HAN, *KANA):
@@ -107,7 +107,7 @@ def _kinds() -> np.ndarray:
     return kinds
 
 
-def _merged(text: str, offsets: np.ndarray, segment: Callable[[str], Iterable[str]]) -> np.ndarray:
+def _merge_segmented(text: str, offsets: np.ndarray, segment: Callable[[str], Iterable[str]]) -> np.ndarray:
     """Remove the starts within words that a segmenter finds."""
     within = np.zeros(len(text) + 1, dtype=bool)
     for run in HAN_RUN.finditer(text):

@@ -100,12 +100,12 @@ class CutLong:
         for document in documents:
             start = 0
             while len(document.text) - start > self.characters:
-                end = self._end(document.text, start)
+                end = self._piece_end(document.text, start)
                 yield cut_piece(document, start, end)
                 start = end
             yield cut_piece(document, start, len(document.text)) if start else document
 
-    def _end(self, text: str, start: int) -> int:
+    def _piece_end(self, text: str, start: int) -> int:
         """Return the end of the piece that starts at `start`: a line's end in its second half if there is one."""
         limit = start + self.characters
         for mark in ("\n\n", "\n"):

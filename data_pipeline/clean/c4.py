@@ -55,7 +55,7 @@ class C4Quality:
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
         for document in documents:
-            reason, text = self._of_page(document.text), ""
+            reason, text = self._page_drop_reason(document.text), ""
             if reason is None:
                 text = self._retained_lines(document.text)
                 if _has_fewer_sentences(text, self.min_sentences):
@@ -65,12 +65,12 @@ class C4Quality:
             else:
                 dropped.add(f"c4-quality: {reason}", document.source, document.text)
 
-    def _of_page(self, text: str) -> str | None:
+    def _page_drop_reason(self, text: str) -> str | None:
         if self.drop_curly_brackets and "{" in text:
             return "a curly bracket"
         if self.drop_lorem_ipsum and "lorem ipsum" in text.lower():
             return "lorem ipsum"
-        if self.bad_words is not None and _has_any(text, _phrases(self.bad_words, file_version(self.bad_words))):
+        if self.bad_words is not None and _has_any(text, _read_phrases(self.bad_words, file_version(self.bad_words))):
             return "a word of the bad-words list"
         return None
 
@@ -81,7 +81,7 @@ class C4Quality:
         phrases = (("javascript",) if self.drop_javascript_lines else ()) + (POLICIES if self.drop_policy_lines else ())
         phrases = tuple(phrase for phrase in phrases if phrase in lowered)
         lines = (line.strip() for line in text.splitlines())
-        return "\n".join(line for line in lines if self._keeps(line) and not (phrases and _mentions(line, phrases)))
+        return "\n".join(line for line in lines if self._keeps(line) and not (phrases and _contains_any(line, phrases)))
 
     def _keeps(self, line: str) -> bool:
         if self.terminal_punctuation and (not line.endswith(TERMINAL) or line.endswith(("...", "…"))):
@@ -96,7 +96,7 @@ def _word_longer_than(characters: int) -> re.Pattern[str]:
     return re.compile(rf"\S{{{characters + 1}}}")
 
 
-def _mentions(line: str, phrases: tuple[str, ...]) -> bool:
+def _contains_any(line: str, phrases: tuple[str, ...]) -> bool:
     lowered = line.lower()
     return any(phrase in lowered for phrase in phrases)
 
@@ -108,7 +108,7 @@ def _has_fewer_sentences(text: str, min_count: int) -> bool:
 
 
 @lru_cache(maxsize=4)
-def _phrases(path: str, _: tuple[int, int]) -> dict[int, HashSet]:
+def _read_phrases(path: str, _: tuple[int, int]) -> dict[int, HashSet]:
     """Return number of words -> hashes of the phrases in a file with that many words."""
     try:
         with regular_file(path).open(encoding="utf-8") as file:

@@ -39,7 +39,7 @@ COMBINING = r"[\u1160-\u11ff\uff9e\uff9f\uffa0-\uffdc]"
 
 def comparable(text: str) -> str:
     """Return the text without markup and format characters, in NFKC, case-folded, and in simplified Chinese."""
-    return _simplified(_folded(_without_markup(text)))
+    return _simplified(_fold_case(_without_markup(text)))
 
 
 def comparable_with_offsets(text: str) -> tuple[str, np.ndarray, np.ndarray]:
@@ -47,14 +47,14 @@ def comparable_with_offsets(text: str) -> tuple[str, np.ndarray, np.ndarray]:
     plain = _without_markup(text)
     if plain.isascii() and plain.isprintable():
         at = np.arange(len(plain))
-        return _folded(plain), at, at + 1
+        return _fold_case(plain), at, at + 1
     visible = [at for at, character in enumerate(plain) if not INVISIBLE.match(character)]
     folded, starts, ends = [], [], []
     first = 0
     for last in range(1, len(visible) + 1):
         if last < len(visible) and _is_combining(plain[visible[last]]):
             continue
-        written = _folded("".join(plain[at] for at in visible[first:last]))
+        written = _fold_case("".join(plain[at] for at in visible[first:last]))
         folded.append(written)
         starts += [visible[first]] * len(written)
         ends += [visible[last - 1] + 1] * len(written)
@@ -69,10 +69,10 @@ def _is_combining(character: str) -> bool:
 
 def _without_markup(text: str) -> str:
     """Replace markup with filler of the same length."""
-    return MARKUP.sub(_filler, text) if any(mark in text for mark in MARKUP_SIGNS) else text
+    return MARKUP.sub(_markup_filler, text) if any(mark in text for mark in MARKUP_SIGNS) else text
 
 
-def _filler(match: re.Match[str]) -> str:
+def _markup_filler(match: re.Match[str]) -> str:
     size = len(match[0])
     if match["entity"]:
         return html.unescape(match[0]).ljust(size, FILLER)
@@ -80,7 +80,7 @@ def _filler(match: re.Match[str]) -> str:
     return (" " if tag and tag.lower() not in INLINE_TAGS else FILLER) * size
 
 
-def _folded(text: str) -> str:
+def _fold_case(text: str) -> str:
     if text.isascii():
         return INVISIBLE.sub("", text).lower()
     # Some lower-case letters expand to several characters, which then compose (Unicode's NFKC_Casefold).
@@ -96,7 +96,7 @@ def _simplified(text: str) -> str:
     if text.isascii() or not HAN.search(text):
         return text
     phrases = _opencc().convert(text)
-    return (phrases if len(phrases) == len(text) else text).translate(_characters())
+    return (phrases if len(phrases) == len(text) else text).translate(_simplified_characters())
 
 
 @lru_cache(maxsize=1)
@@ -115,5 +115,5 @@ class _Simplified(dict[int, str]):
 
 
 @lru_cache(maxsize=1)
-def _characters() -> _Simplified:
+def _simplified_characters() -> _Simplified:
     return _Simplified()

@@ -51,18 +51,18 @@ class PairByConnective:
 
     def labels(self) -> tuple[str, ...]:
         """Labels that documents can have, in the order of the file."""
-        return _read(self._file).labels
+        return _read_connectives(self._file).labels
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
         for document in documents:
-            pairs = [*self._pairs(document)]
+            pairs = [*self._cut_pairs(document)]
             if not pairs:
                 dropped.add("pair-by-connective: no connective", document.source, document.text)
             yield from pairs
 
-    def _pairs(self, document: Document) -> Iterator[Document]:
+    def _cut_pairs(self, document: Document) -> Iterator[Document]:
         notes = {name: note for name, note in document.notes.items() if name != "turns"}
-        for at, first, label, second in _read(self._file).find_pairs(document.text, document.form):
+        for at, first, label, second in _read_connectives(self._file).find_pairs(document.text, document.form):
             if min(len(part.encode("utf-8", "replace")) for part in (first, second)) >= self.min_bytes:
                 text, parts = text_and_parts([first, second])
                 pair = replace(document, text=text, source=f"{document.source}@{at}")
@@ -99,16 +99,16 @@ class Connectives:
             before = "" if BLANK_LINE.search(sentence) else sentence.strip(AROUND)
 
     def _label(self, match: re.Match[str]) -> str:
-        return self.names[_normalized(match[0])]
+        return self.names[_normalize(match[0])]
 
 
 @lru_cache(maxsize=8)
-def _read(path: str) -> Connectives:
+def _read_connectives(path: str) -> Connectives:
     names: dict[str, str] = {}
     anywhere, within = [], []
     for line in read_words(path, SETTING):
         label, _, written = (part.strip() for part in line.rpartition("\t"))
-        name = _normalized(written)
+        name = _normalize(written)
         if not name:
             raise UserError(f"{SETTING}: {path} has a line without a connective ({line}): correct it.")
         if names.setdefault(name, label or name) != (label or name):
@@ -124,7 +124,7 @@ OLD_LETTERS = str.maketrans({"ı": "i", "ſ": "s"})  # noqa: RUF001
 """Letters that a case-insensitive pattern equates with another letter but `lower` does not."""
 
 
-def _normalized(written: str) -> str:
+def _normalize(written: str) -> str:
     """Normalize a connective: lower case, single spaces, without its commas."""
     return " ".join(written.strip(f"{COMMAS} ").lower().translate(OLD_LETTERS).split())
 

@@ -63,30 +63,30 @@ class Decontaminate:
         return tuple(path for pattern in self.against for path in _matching_paths(pattern))
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
-        return self._run(documents, dropped, before=())
+        return self._decontaminate(documents, dropped, before=())
 
     def after(self, steps: tuple[CleaningStep, ...]) -> CleaningStep:
         """Return the step, with evaluation texts preprocessed by `steps`, which have changed the documents."""
         changing = (step for step in steps if not isinstance(step, Filter | BatchFilter | Decontaminate))
-        return partial(self._run, before=tuple(changing))
+        return partial(self._decontaminate, before=tuple(changing))
 
-    def _run(
+    def _decontaminate(
         self, documents: Iterable[Document], dropped: Dropped, *, before: tuple[CleaningStep, ...]
     ) -> Iterator[Document]:
         paths = self.inputs()
         known = _known_ngrams(self, before, paths, tuple(map(file_version, paths)))
         for batch in batches(documents):
-            for document, suspicious in zip(batch, _suspicious(batch, known), strict=True):
+            for document, suspicious in zip(batch, _have_known_ngrams(batch, known), strict=True):
                 runs = list(_shared_spans(document.text, known)) if suspicious else []
                 if not runs:
                     yield document
                 elif self.cut:
-                    yield from self._pieces(document, runs, dropped)
+                    yield from self._cut_pieces(document, runs, dropped)
                 else:
                     dropped.add(f"decontaminate: {REASON}", document.source, document.text)
 
-    def _pieces(self, document: Document, runs: Sequence[tuple[int, int]], dropped: Dropped) -> Iterator[Document]:
-        bounds = list(self._between(runs, len(document.text)))
+    def _cut_pieces(self, document: Document, runs: Sequence[tuple[int, int]], dropped: Dropped) -> Iterator[Document]:
+        bounds = list(self._spans_between(runs, len(document.text)))
         if len(bounds) > self.max_pieces:
             dropped.add(
                 f"decontaminate: {REASON}, cut into more than {self.max_pieces} pieces", document.source, document.text
@@ -97,7 +97,7 @@ class Decontaminate:
             dropped.add(f"decontaminate: {REASON}", document.source, document.text)
         yield from (cut_piece(document, start, stop) for start, stop in long_enough)
 
-    def _between(self, runs: Sequence[tuple[int, int]], length: int) -> Iterator[tuple[int, int]]:
+    def _spans_between(self, runs: Sequence[tuple[int, int]], length: int) -> Iterator[tuple[int, int]]:
         """Yield start and end of the text between the shared n-grams and their surroundings."""
         begin = 0
         for first, last in sorted(runs):
@@ -108,7 +108,7 @@ class Decontaminate:
             yield begin, length
 
 
-def _suspicious(documents: Sequence[Document], known: dict[int, HashSet]) -> list[bool]:
+def _have_known_ngrams(documents: Sequence[Document], known: dict[int, HashSet]) -> list[bool]:
     """Return for each text whether a known n-gram starts in it, including n-grams that extend into the next text."""
     words, firsts = words_of([comparable(document.text) for document in documents], fold=False)
     suspicious = np.zeros(len(documents), bool)
@@ -141,7 +141,7 @@ def _known_ngrams(
     """Return n-gram size -> n-grams of the evaluation texts. Cached per process while the files do not change."""
     runs: dict[int, list[np.ndarray]] = {}
     for path in paths:
-        for compared in (form for text in _texts(path, step) for form in _forms(text, before)):
+        for compared in (form for text in _texts(path, step) for form in _comparable_forms(text, before)):
             words = Words(compared, fold=False)
             if len(words) >= MIN_WORDS:
                 size = min(len(words), step.ngram)
@@ -153,7 +153,7 @@ def _known_ngrams(
     return {size: HashSet(np.concatenate(hashes)) for size, hashes in sorted(runs.items())}
 
 
-def _forms(text: str, steps: tuple[CleaningStep, ...]) -> set[str]:
+def _comparable_forms(text: str, steps: tuple[CleaningStep, ...]) -> set[str]:
     """Return the comparable forms of a text: as written, and as changed by `steps`. A step that drops it is skipped."""
     changed = [Document(text, "evaluation text")]
     for step in steps:

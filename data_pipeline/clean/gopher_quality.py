@@ -60,10 +60,10 @@ class GopherQuality(BatchFilter):
         characters = reduce_per_text(np.add, words.lengths, firsts).tolist()
         alphabetic = reduce_per_text(np.add, words.alphabetic, firsts).tolist()
         for document, *numbers in zip(documents, counts, characters, alphabetic, strict=True):
-            fault = self._of_words(*numbers) or self._of_text(document.text, words=numbers[0])
+            fault = self._word_reason(*numbers) or self._symbol_reason(document.text, words=numbers[0])
             yield fault and f"gopher-quality: {fault}"
 
-    def _of_words(self, words: int, characters: int, alphabetic: int) -> str | None:
+    def _word_reason(self, words: int, characters: int, alphabetic: int) -> str | None:
         if self.min_words is not None and words < self.min_words:
             return f"fewer than {self.min_words:,} words"
         if self.max_words is not None and words > self.max_words:
@@ -78,15 +78,15 @@ class GopherQuality(BatchFilter):
             return f"less than {self.min_alphabetic_word_share:.0%} of words with a letter"
         return None
 
-    def _of_text(self, text: str, *, words: int) -> str | None:
+    def _symbol_reason(self, text: str, *, words: int) -> str | None:
         if self.max_symbols_per_word is not None:
             if text.count("#") > self.max_symbols_per_word * words:
                 return f"more than {self.max_symbols_per_word:g} hash signs per word"
             if _count_ellipses(text) > self.max_symbols_per_word * words:
                 return f"more than {self.max_symbols_per_word:g} ellipses per word"
-        return self._of_lines(text) or self._of_stop_words(text)
+        return self._line_reason(text) or self._of_stop_words(text)
 
-    def _of_lines(self, text: str) -> str | None:
+    def _line_reason(self, text: str) -> str | None:
         lines, max_share = lines_of(text), self.max_bullet_line_share
         if max_share is not None and _exceeds_share(
             max_share, lines, sum(map(text.count, BULLETS)), _starts_with_bullet

@@ -45,15 +45,17 @@ class GopherRepetition(BatchFilter):
         require_shares(self, "gopher-repetition", *(field.name for field in fields(self)))
 
     def reasons(self, documents: Sequence[Document]) -> list[str | None]:
-        broken = {at: rule for at, document in enumerate(documents) if (rule := self._of_lines(document.text))}
+        broken = {at: rule for at, document in enumerate(documents) if (rule := self._line_reason(document.text))}
         remaining = [at for at in range(len(documents)) if at not in broken]
-        broken |= {remaining[at]: rule for at, rule in self._of_words([documents[at].text for at in remaining]).items()}
-        return [self._reason(broken[at]) if at in broken else None for at in range(len(documents))]
+        broken |= {
+            remaining[at]: rule for at, rule in self._word_reasons([documents[at].text for at in remaining]).items()
+        }
+        return [self._format_reason(broken[at]) if at in broken else None for at in range(len(documents))]
 
-    def _reason(self, rule: str) -> str:
+    def _format_reason(self, rule: str) -> str:
         return f"gopher-repetition: {rule.replace('_', ' ')} above {getattr(self, rule):.0%}"
 
-    def _of_lines(self, text: str) -> str | None:
+    def _line_reason(self, text: str) -> str | None:
         """Return the first broken rule about lines and paragraphs, or None."""
         shares = _duplicate_shares(lines_of(text))
         if shares == (0, 0):  # without duplicate lines there are no duplicate paragraphs
@@ -65,18 +67,18 @@ class GopherRepetition(BatchFilter):
                 return f"duplicate_{name}"
         return None
 
-    def _of_words(self, texts: Sequence[str]) -> dict[int, str]:
+    def _word_reasons(self, texts: Sequence[str]) -> dict[int, str]:
         """Return index of a text -> the first broken rule about n-grams, for texts that break one."""
         words, firsts = words_of(texts, fold=False, split="spaces")
         total = reduce_per_text(np.add, words.lengths, firsts)
         broken: dict[int, str] = {}
-        for size, max_share in self._rules("top_{}_gram", TOP_SIZES):
+        for size, max_share in self._enabled_rules("top_{}_gram", TOP_SIZES):
             over = NGrams.of(words, firsts, size).top_characters() > max_share * total
             broken = dict.fromkeys(np.flatnonzero(over).tolist(), f"top_{size}_gram") | broken
-        rules = self._rules("duplicate_{}_grams", DUPLICATE_SIZES)
-        return self._of_duplicates(texts, words, firsts, rules) | broken
+        rules = self._enabled_rules("duplicate_{}_grams", DUPLICATE_SIZES)
+        return self._duplicate_reasons(texts, words, firsts, rules) | broken
 
-    def _of_duplicates(
+    def _duplicate_reasons(
         self, texts: Sequence[str], words: Words, firsts: np.ndarray, rules: Sequence[tuple[int, float]]
     ) -> dict[int, str]:
         """Return index of a text -> the first broken rule about duplicate n-grams.
@@ -94,13 +96,13 @@ class GopherRepetition(BatchFilter):
         remaining = np.flatnonzero(~over & (duplicated > min(share for _, share in rules) * total)).tolist()
         if remaining:
             remaining_texts = [texts[at] for at in remaining]
-            broken_later = self._of_duplicates(
+            broken_later = self._duplicate_reasons(
                 remaining_texts, *words_of(remaining_texts, fold=False, split="spaces"), later
             )
             broken |= {remaining[at]: rule for at, rule in broken_later.items()}
         return broken
 
-    def _rules(self, name: str, sizes: Sequence[int]) -> list[tuple[int, float]]:
+    def _enabled_rules(self, name: str, sizes: Sequence[int]) -> list[tuple[int, float]]:
         """Return (n-gram size, maximum share) of the rules that are enabled."""
         rules = [(size, getattr(self, name.format(size))) for size in sizes]
         return [(size, max_share) for size, max_share in rules if max_share is not None]

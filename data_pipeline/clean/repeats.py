@@ -42,7 +42,7 @@ class NGrams:
     def top_characters(self) -> np.ndarray:
         """Return int64 [texts]: characters in the most frequent n-gram (the longest if tied); 0 if none occurs
         twice."""
-        grams, counts = np.unique(self._again(), return_counts=True)
+        grams, counts = np.unique(self._repeated_grams(), return_counts=True)
         texts = _text_index(grams)
         max_counts = reduce_per_text(np.maximum, counts + 1, np.searchsorted(texts, np.arange(len(self.firsts))))
         tops = HashSet(grams[counts + 1 == max_counts[texts]]).indexes_of(self.grams)
@@ -54,7 +54,7 @@ class NGrams:
 
     def duplicate_characters(self) -> np.ndarray:
         """Return int64 [texts]: characters in n-grams that occurred earlier. Each character counts once."""
-        indexes = HashSet(self._again()).indexes_of(self.grams)
+        indexes = HashSet(self._repeated_grams()).indexes_of(self.grams)
         _, earliest = np.unique(self.grams[indexes], return_index=True)
         later = self.starts[np.delete(indexes, earliest)]
         steps = np.zeros(len(self.words) + 1, np.int32)
@@ -63,7 +63,7 @@ class NGrams:
         is_covered = np.cumsum(steps[:-1], dtype=np.int32) > 0
         return reduce_per_text(np.add, self.words.lengths * is_covered, self.firsts)
 
-    def _again(self) -> np.ndarray:
+    def _repeated_grams(self) -> np.ndarray:
         """Return uint64: sorted hashes of repeated n-grams, one entry per further occurrence."""
         ordered = np.sort(self.grams)
         return ordered[1:][ordered[1:] == ordered[:-1]]

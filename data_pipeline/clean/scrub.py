@@ -105,14 +105,14 @@ class Scrub:
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
         for document in documents:
-            matches = list(self._found(document.text))
+            matches = list(self._find_matches(document.text))
             if not matches:
                 yield document
                 continue
             text, count = _replace(document.text, matches)
             yield with_text(document, text, scrubbed=count) if count else document
 
-    def _found(self, text: str) -> Iterator[Match]:
+    def _find_matches(self, text: str) -> Iterator[Match]:
         # One byte per character, so that offsets in `shape` and `text` are equal.
         shape = text.encode("ascii", "replace").translate(SHAPES)
         if self.email is not None:

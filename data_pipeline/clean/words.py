@@ -54,7 +54,7 @@ class Words:
         encoded = text.encode("utf-8", "surrogatepass")
         self._encoded, self._fold, self._split, self._ascii = encoded, fold, split, len(encoded) == len(text)
         self._text = "" if self._ascii else text
-        self.starts, self.ends = self._boundaries()
+        self.starts, self.ends = self._word_bounds()
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -64,7 +64,7 @@ class Words:
         """int32 [words]: length in characters."""
         lengths = self.ends - self.starts
         if not self._ascii and len(self):
-            later = np.flatnonzero(self._is_later())
+            later = np.flatnonzero(self._is_continuation())
             word = np.maximum(np.searchsorted(self.starts, later, side="right") - 1, 0)
             word = word[(later < self.ends[word]) & (later > self.starts[word])]
             lengths -= np.bincount(word, minlength=len(self)).astype(np.int32)
@@ -82,22 +82,22 @@ class Words:
         if self._ascii:
             return offsets
         before = np.zeros(len(self._encoded) + 1, np.int32)
-        np.cumsum(~self._is_later(), dtype=np.int32, out=before[1:])
+        np.cumsum(~self._is_continuation(), dtype=np.int32, out=before[1:])
         return before[offsets]
 
-    def _is_later(self) -> np.ndarray:
+    def _is_continuation(self) -> np.ndarray:
         """Return bool [bytes]: whether a byte is a continuation byte of a character."""
         return (np.frombuffer(self._encoded, np.uint8) & 0xC0) == 0x80
 
     @cached_property
     def hashes(self) -> np.ndarray:
         """uint64 [words]: hash of each word."""
-        padded = self._folded() + bytes(MAX_HASHED_BYTES)
+        padded = self._lowercased() + bytes(MAX_HASHED_BYTES)
         eight = np.ndarray(len(padded) - WORD_BYTES + 1, "<u8", padded, strides=(1,))
         hashes = np.empty(len(self), np.uint64)
         for begin in range(0, len(self), AT_ONCE):
             block = slice(begin, begin + AT_ONCE)
-            hashes[block] = _hash(eight, self.starts[block], self.ends[block] - self.starts[block])
+            hashes[block] = _hash_words(eight, self.starts[block], self.ends[block] - self.starts[block])
         return hashes
 
     def ngrams(self, size: int) -> np.ndarray:
@@ -109,7 +109,7 @@ class Words:
         for offset in range(1, size):
             grams *= MULTIPLIER
             grams += self.hashes[offset : offset + count]
-        return _mix(grams)
+        return _mix_bits(grams)
 
     @cached_property
     def alphabetic(self) -> np.ndarray:
@@ -118,7 +118,7 @@ class Words:
             return np.empty(0, bool)
         return np.maximum.reduceat(self._kinds(), self.starts) >= ALPHABETIC
 
-    def _boundaries(self) -> tuple[np.ndarray, np.ndarray]:
+    def _word_bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Return starts and ends of words: where kinds change, and around each character that is a word by itself."""
         inside = np.zeros(len(self._encoded) + 2, bool)
         inside[1:-1] = self._kinds()
@@ -151,9 +151,9 @@ class Words:
         """First byte, number of bytes and kind of each character above 127."""
         leads = np.flatnonzero(np.frombuffer(self._encoded, np.uint8) >= 0xC0)
         codes = _codes_beyond_ascii(self._text)
-        return leads, _widths(codes), _kinds_of_codes(self._split)[codes]
+        return leads, _utf8_lengths(codes), _kinds_of_codes(self._split)[codes]
 
-    def _folded(self) -> bytes:
+    def _lowercased(self) -> bytes:
         """Return the text in lower case. Letters whose lower case has another number of bytes are unchanged."""
         if not self._fold:
             return self._encoded
@@ -161,9 +161,9 @@ class Words:
             return self._encoded.lower()
         codes = _codes_beyond_ascii(self._text)
         small = _small_letters()[codes]
-        changed = np.flatnonzero((small != codes) & (_widths(small) == _widths(codes)))
+        changed = np.flatnonzero((small != codes) & (_utf8_lengths(small) == _utf8_lengths(codes)))
         folded = np.frombuffer(self._encoded.lower(), np.uint8).copy()
-        _overwrite(folded, self._beyond_ascii[0][changed], small[changed])
+        _overwrite_characters(folded, self._beyond_ascii[0][changed], small[changed])
         return folded.tobytes()
 
 
@@ -187,7 +187,7 @@ def reduce_per_text(gather: np.ufunc, values: np.ndarray, firsts: np.ndarray) ->
     return gathered
 
 
-def _hash(eight: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def _hash_words(eight: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Return uint64 [words] from the eight bytes at each offset: the first sixteen bytes at once, then the rest."""
     own = np.minimum(sizes, MAX_HASHED_BYTES)
     hashes = eight[starts] & FIRST_BYTES[own]
@@ -201,8 +201,8 @@ def _hash(eight: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarra
         left = own[longer, None]
         offsets = np.arange(2 * WORD_BYTES, int(left.max()), WORD_BYTES, dtype=np.int32)
         read = eight[starts[longer, None] + offsets] & FIRST_BYTES[left - offsets]
-        hashes[longer] += np.add.reduce(_mix(read + offsets.astype(np.uint64)), axis=1)
-    return _mix(hashes)
+        hashes[longer] += np.add.reduce(_mix_bits(read + offsets.astype(np.uint64)), axis=1)
+    return _mix_bits(hashes)
 
 
 def _codes_beyond_ascii(text: str) -> np.ndarray:
@@ -214,14 +214,14 @@ def _codes_beyond_ascii(text: str) -> np.ndarray:
     return np.concatenate(above_ascii)
 
 
-def _widths(codes: np.ndarray) -> np.ndarray:
+def _utf8_lengths(codes: np.ndarray) -> np.ndarray:
     """Return the number of UTF-8 bytes of each code point above 127."""
     return 2 + (codes > 0x7FF) + (codes > 0xFFFF)
 
 
-def _overwrite(encoded: np.ndarray, leads: np.ndarray, codes: np.ndarray) -> None:
+def _overwrite_characters(encoded: np.ndarray, leads: np.ndarray, codes: np.ndarray) -> None:
     """Overwrite characters in place with others of the same number of UTF-8 bytes."""
-    widths, codes = _widths(codes), codes.copy()
+    widths, codes = _utf8_lengths(codes), codes.copy()
     for offset in (3, 2, 1):
         wide = widths > offset
         encoded[leads[wide] + offset] = 0x80 | (codes[wide] & 0x3F)
@@ -259,7 +259,7 @@ def _small_letters() -> np.ndarray:
     return small
 
 
-def _mix(values: np.ndarray) -> np.ndarray:
+def _mix_bits(values: np.ndarray) -> np.ndarray:
     """Mix values in place so that each bit affects all bits (finalizer of SplitMix64)."""
     values ^= values >> SHIFTS[0]
     values *= FACTORS[0]

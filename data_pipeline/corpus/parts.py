@@ -101,10 +101,10 @@ def read_parts(recipe: Recipe, files: Sequence[InputFile], work: JobRunner) -> t
 
 def hashes_of(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """Return (path, sha256) of each file."""
-    return tuple((path, _hash(path)) for path in paths)
+    return tuple((path, _hash_file(path)) for path in paths)
 
 
-def _hash(path: str) -> str:
+def _hash_file(path: str) -> str:
     try:
         with regular_file(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

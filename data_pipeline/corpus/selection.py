@@ -59,8 +59,8 @@ class Selection:
     def rows(self, number: int) -> dict[str, np.ndarray]:
         """Return `train` and `validation` -> ascending int64 rows of a part."""
         digests = self.parts[number].digests
-        within = self.stays(number) & _less(digests[:, 0], self.below)
-        held = _less(digests[:, 1] ^ self.salt, self.held_below)
+        within = self.stays(number) & _is_below(digests[:, 0], self.below)
+        held = _is_below(digests[:, 1] ^ self.salt, self.held_below)
         return {"train": np.flatnonzero(within & ~held), "validation": np.flatnonzero(within & held)}
 
     def rows_by_part(self, split: str) -> Iterator[DocumentRows]:
@@ -72,7 +72,7 @@ class Selection:
 
     def share_of(self, num_bytes: int) -> float:
         """Return the share (`validation`) that puts at least `num_bytes` of text in the validation split."""
-        return min_bound(lambda: _salted(self.parts, self.stays, self.below, self.salt), num_bytes) / HASH_LIMIT
+        return min_bound(lambda: _salted_hashes(self.parts, self.stays, self.below, self.salt), num_bytes) / HASH_LIMIT
 
     def sample(self, split: str, limit_bytes: int) -> list[DocumentRows]:
         """Sample at most `limit_bytes` of text from a split, or one document. The sample depends only on the texts."""
@@ -86,7 +86,7 @@ class Selection:
         return [
             (number, rows[chosen])
             for number, rows in self.rows_by_part(split)
-            if (chosen := _less(self.parts[number].digests[rows, 0], bound)).any()
+            if (chosen := _is_below(self.parts[number].digests[rows, 0], bound)).any()
         ]
 
 
@@ -103,10 +103,10 @@ def select(
     The default share is `HELD`, but at least `LEAST_HELD` bytes or `MOST_HELD` of all text. Training always gets a
     document, and validation too if there are two.
     """
-    below = HASH_LIMIT if limit_bytes is None else max_bound(lambda: _hashes(parts, stays), limit_bytes)
+    below = HASH_LIMIT if limit_bytes is None else max_bound(lambda: _hashes_and_sizes(parts, stays), limit_bytes)
     salt = np.frombuffer(hashlib.blake2b(f"split {seed}".encode(), digest_size=8).digest(), dtype="<u8")[0]
     highest = total = 0
-    for draws, sizes in _salted(parts, stays, below, salt):
+    for draws, sizes in _salted_hashes(parts, stays, below, salt):
         if len(draws):
             highest, total = max(highest, int(draws.max())), total + int(sizes.sum())
     held_below = 0
@@ -114,21 +114,23 @@ def select(
         min_bytes = (
             1 if validation is not None else max(min(MIN_VALIDATION_BYTES, int(MAX_VALIDATION_SHARE * total)), 1)
         )
-        lower_bound = min_bound(lambda: _salted(parts, stays, below, salt), min_bytes)
+        lower_bound = min_bound(lambda: _salted_hashes(parts, stays, below, salt), min_bytes)
         held_below = max(int((VALIDATION_SHARE if validation is None else validation) * HASH_LIMIT), lower_bound)
     return Selection(parts, stays, below, salt, min(held_below, highest))
 
 
-def _salted(
+def _salted_hashes(
     parts: Sequence[Documents], stays: Callable[[int], np.ndarray], below: int, salt: np.uint64
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the salted hashes that decide the split of the selected documents, and their sizes, part by part."""
     for number, part in enumerate(parts):
-        retained = stays(number) & _less(part.digests[:, 0], below)
+        retained = stays(number) & _is_below(part.digests[:, 0], below)
         yield part.digests[retained, 1] ^ salt, part.sizes[retained]
 
 
-def _hashes(parts: Sequence[Documents], stays: Callable[[int], np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _hashes_and_sizes(
+    parts: Sequence[Documents], stays: Callable[[int], np.ndarray]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     for number, part in enumerate(parts):
         rows = stays(number)
         yield part.digests[rows, 0], part.sizes[rows]
@@ -164,25 +166,25 @@ def _interval_of_bound(
     each, and the text before the interval. None if there is less text."""
     sums = np.zeros(1 << 16, dtype=np.int64)
     for values, sizes in hashes():
-        np.add.at(sums, _interval(values), sizes)
+        np.add.at(sums, _interval_of(values), sizes)
     totals = np.cumsum(sums)
     interval = int(np.searchsorted(totals, num_bytes, side=side))
     if interval == len(sums):
         return None
     before = int(totals[interval] - sums[interval])
     inside = [
-        (values[here], sizes[here]) for values, sizes in hashes() if (here := _interval(values) == interval).any()
+        (values[here], sizes[here]) for values, sizes in hashes() if (here := _interval_of(values) == interval).any()
     ]
     values, sizes = (np.concatenate(column) for column in zip(*inside, strict=True))
     order = np.argsort(values, kind="stable")
     return values[order], before + np.cumsum(sizes[order]), before
 
 
-def _interval(hashes: np.ndarray) -> np.ndarray:
+def _interval_of(hashes: np.ndarray) -> np.ndarray:
     return (hashes >> np.uint64(48)).astype(np.int64)
 
 
-def _less(values: np.ndarray, bound: int) -> np.ndarray:
+def _is_below(values: np.ndarray, bound: int) -> np.ndarray:
     """Return which uint64 values are below `bound`, which may be 2**64."""
     return np.ones(len(values), dtype=bool) if bound >= HASH_LIMIT else values < np.uint64(bound)
 

@@ -165,7 +165,7 @@ def write_shard(job: ShardJob) -> ShardResult:
                 annotation_counts.update({name: len(items) for name, items in annotations.items()})
                 size = len(document.text.encode())
                 composition.add(document, len(ids), size)
-                writer.add(key, ids, annotations, blobs, meta=_meta(document), text_bytes=size)
+                writer.add(key, ids, annotations, blobs, meta=_sample_metadata(document), text_bytes=size)
         info = writer.close() if lengths.any() else None
     finally:
         writer.abort()  # no effect after close
@@ -186,7 +186,7 @@ def _annotate_each(
         return [annotated for document in batch for annotated in _annotate_each([document], tokenizer, annotations)]
 
 
-def _meta(document: Document) -> dict[str, Any]:
+def _sample_metadata(document: Document) -> dict[str, Any]:
     """Return the metadata of a sample: source and notes, without `turns` and `parts`, which are annotations."""
     notes = {name: note for name, note in document.notes.items() if name not in ("turns", "parts")}
     return {"source": document.source, **notes}

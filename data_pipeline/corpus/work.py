@@ -166,29 +166,29 @@ def _return_type(function: Callable) -> TypeAdapter[Any]:
 def key_of(function: Callable, job: Any) -> str:
     """Return a key that is equal for equal jobs, in every process and on every machine."""
     digest = hashlib.blake2b(digest_size=16)
-    for token in _tokens((VERSION, function.__module__, function.__qualname__, job)):
+    for token in _key_parts((VERSION, function.__module__, function.__qualname__, job)):
         digest.update(len(token).to_bytes(8, "little"))
         digest.update(token)
     return digest.hexdigest()
 
 
-def _tokens(value: Any) -> Iterator[bytes]:
+def _key_parts(value: Any) -> Iterator[bytes]:
     if is_dataclass(value) and not isinstance(value, type):
         yield f"{type(value).__module__}.{type(value).__qualname__}".encode()
         for field in fields(value):
             yield field.name.encode()
-            yield from _tokens(getattr(value, field.name))
+            yield from _key_parts(getattr(value, field.name))
     elif isinstance(value, np.ndarray):
         yield f"{value.dtype.str}{value.shape}".encode()
         yield np.ascontiguousarray(value).tobytes()
     elif isinstance(value, Mapping):
         yield f"mapping {len(value)}".encode()
         for key in sorted(value):
-            yield from _tokens((key, value[key]))
+            yield from _key_parts((key, value[key]))
     elif isinstance(value, tuple | list):
         yield f"sequence {len(value)}".encode()
         for entry in value:
-            yield from _tokens(entry)
+            yield from _key_parts(entry)
     else:
         assert value is None or isinstance(value, str | bytes | int | float | Path), f"a job holds {value!r}"
         yield repr(value).encode()

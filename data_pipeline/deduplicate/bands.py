@@ -56,9 +56,9 @@ class BandJob:
 
 def compare_bands(job: BandJob) -> int:
     """Write both results; return the number of doubtful pairs."""
-    keys, rows = _shared_entries(*_entries(job))
+    keys, rows = _shared_entries(*_entries_in_range(job))
     certain, doubtful = [NO_PAIRS], [NO_PAIRS]
-    for block in _blocks(keys):
+    for block in _entry_blocks(keys):
         sure, unsure = _compare_block(keys[block], rows[block], job)
         certain.append(sure)
         doubtful.append(unsure)
@@ -68,7 +68,7 @@ def compare_bands(job: BandJob) -> int:
     return pairs.shape[1]
 
 
-def _entries(job: BandJob) -> tuple[np.ndarray, np.ndarray]:
+def _entries_in_range(job: BandJob) -> tuple[np.ndarray, np.ndarray]:
     """Return uint64 [n] keys and int64 [n] rows of the job's range, part by part."""
     first_rows = job.listing.first_rows
     dropped = load(job.dropped) if job.dropped else None
@@ -96,7 +96,7 @@ def _shared_entries(keys: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.
     return keys[meet], rows[order[meet]]
 
 
-def _blocks(keys: np.ndarray) -> Iterator[slice]:
+def _entry_blocks(keys: np.ndarray) -> Iterator[slice]:
     """Yield slices of at most BLOCK entries, without dividing a key if possible."""
     begin = 0
     while begin < len(keys):

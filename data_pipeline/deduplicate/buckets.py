@@ -45,16 +45,16 @@ class PartListing:
 
     @property
     def stems(self) -> list[str]:
-        return [stem for stem, _ in _listed(self.path)]
+        return [stem for stem, _ in _read_entries(self.path)]
 
     @property
     def first_rows(self) -> np.ndarray:
         """int64 [parts + 1]: first row of each part, and the total number of rows."""
-        return np.cumsum([0, *(documents for _, documents in _listed(self.path))])
+        return np.cumsum([0, *(documents for _, documents in _read_entries(self.path))])
 
 
 @lru_cache(maxsize=1)
-def _listed(path: str) -> list[tuple[str, int]]:
+def _read_entries(path: str) -> list[tuple[str, int]]:
     with open(path, "rb") as file:
         return json.load(file)[1]
 

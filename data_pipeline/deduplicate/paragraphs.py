@@ -82,9 +82,9 @@ class _ParagraphCutter:
         self._options = job.options.paragraphs
         self._stem = job.listing.stems[job.number]
         first_paragraphs = job.listing.first_rows[job.number : job.number + 2].tolist()
-        self._equal = _marked(job.documents, first_paragraphs[0], first_paragraphs[1] - first_paragraphs[0])
+        self._equal = _is_listed(job.documents, first_paragraphs[0], first_paragraphs[1] - first_paragraphs[0])
         paragraphs = load(f"{self._stem}.paragraphs.npy").shape[1]
-        self._repeated = _marked(job.paragraphs, job.first_paragraph, paragraphs)
+        self._repeated = _is_listed(job.paragraphs, job.first_paragraph, paragraphs)
         self.dropped, self.paragraphs, self.characters = Dropped(), 0, 0
 
     def documents(self) -> Iterator[Document]:
@@ -109,7 +109,7 @@ class _ParagraphCutter:
         self.characters += len(document.text) - len(text)
 
 
-def _marked(paths: Sequence[str], begin: int, count: int) -> np.ndarray:
+def _is_listed(paths: Sequence[str], begin: int, count: int) -> np.ndarray:
     """Return bool [count]: which indexes from `begin` on are in the files."""
     marked = np.zeros(count, bool)
     for numbers, _ in entries_between(paths, begin, begin + count):

@@ -58,9 +58,9 @@ class Sketcher:
             columns["size"], columns["offset"] = np.array(self._rows, np.int64).T
         save(f"{self._stem}.columns.npy", columns)
         if self._options.documents:
-            save(f"{self._stem}.digests.npy", _sorted(self._digests))
+            save(f"{self._stem}.digests.npy", _sort_digests(self._digests))
         if self._options.paragraphs:
-            save(f"{self._stem}.paragraphs.npy", _sorted(self._paragraphs))
+            save(f"{self._stem}.paragraphs.npy", _sort_digests(self._paragraphs))
         if self._signatures:
             self._signatures.close()
         return len(columns)
@@ -119,7 +119,7 @@ def _digest(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=16).digest()
 
 
-def _sorted(digests: bytearray) -> np.ndarray:
+def _sort_digests(digests: bytearray) -> np.ndarray:
     """Return uint64 [3, n]: sorted digests and their indexes."""
     first, second = np.frombuffer(digests, "<u8").reshape(-1, 2).T
     order = np.lexsort((second, first))

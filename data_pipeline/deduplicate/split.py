@@ -13,13 +13,13 @@ BETWEEN = {"blank lines": re.compile(r"(\n[^\S\n]*\n\s*)"), "lines": re.compile(
 
 def repeatable_paragraphs(document: Document, options: Paragraphs) -> list[str]:
     """Return the paragraphs subject to removal, stripped."""
-    return [paragraph for _, paragraph in _numbered(_split(document, options), options)]
+    return [paragraph for _, paragraph in _numbered_paragraphs(_split_document(document, options), options)]
 
 
 def without_paragraphs(document: Document, repeated: Sequence[bool], options: Paragraphs) -> str:
     """Return the text without the marked paragraphs of `repeatable`, each removed with the separator after it."""
-    pieces = _split(document, options)
-    for (index, _), cut in zip(_numbered(pieces, options), repeated, strict=True):
+    pieces = _split_document(document, options)
+    for (index, _), cut in zip(_numbered_paragraphs(pieces, options), repeated, strict=True):
         if cut:
             pieces[index] = ""
             # The last paragraph has no separator after it, so the one before it is removed.
@@ -27,7 +27,7 @@ def without_paragraphs(document: Document, repeated: Sequence[bool], options: Pa
     return "".join(pieces)
 
 
-def _split(document: Document, options: Paragraphs) -> list[str]:
+def _split_document(document: Document, options: Paragraphs) -> list[str]:
     """Return paragraph, separator, paragraph, ..."""
     # Offsets of turns and parts would become invalid, and a dialogue with a gap is incoherent.
     if (document.form == "code" and not options.code) or document.notes.keys() & {"turns", "parts"}:
@@ -35,7 +35,7 @@ def _split(document: Document, options: Paragraphs) -> list[str]:
     return BETWEEN[options.between].split(document.text)
 
 
-def _numbered(pieces: list[str], options: Paragraphs) -> list[tuple[int, str]]:
+def _numbered_paragraphs(pieces: list[str], options: Paragraphs) -> list[tuple[int, str]]:
     """Return (index in `pieces`, paragraph) of each paragraph that is long enough."""
     paragraphs = ((index, pieces[index].strip()) for index in range(0, len(pieces), 2))
     return [(index, paragraph) for index, paragraph in paragraphs if len(paragraph) >= options.characters]

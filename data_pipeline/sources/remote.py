@@ -18,7 +18,7 @@ def list_url(url: str) -> Listing | None:
     """List a URL. None if nothing has this name."""
     try:
         system, path = file_system(url)
-        kind, folder, entries = _find(system, path.rstrip("/"))
+        kind, folder, entries = _locate(system, path.rstrip("/"))
     except Exception as error:  # each fsspec file system and its library raise their own exceptions
         cause = cause_of_not_found(error) if isinstance(error, FileNotFoundError) else error
         if isinstance(cause, FileNotFoundError):
@@ -30,7 +30,7 @@ def list_url(url: str) -> Listing | None:
     _, chained, outside = url.partition("::")
     top = "" if kind == "file" else posixpath.basename(folder) or posixpath.basename(outside)
     listing = Listing(kind, [])
-    corpora = _corpora(entries)
+    corpora = _corpus_folders(entries)
     for name, info in entries.items():
         inner_path = name[len(folder) :].lstrip("/")
         if kind == "folder" and any(is_hidden(part) for part in inner_path.split("/")):
@@ -40,12 +40,12 @@ def list_url(url: str) -> Listing | None:
             listing.skipped.append(("corpus", posixpath.join(top, inner_path)))
         else:
             listing.files.append(
-                FoundFile(file_url, posixpath.join(top, inner_path), info.get("size") or 0, _version(info))
+                FoundFile(file_url, posixpath.join(top, inner_path), info.get("size") or 0, _version_tag(info))
             )
     return listing
 
 
-def _corpora(names: Iterable[str]) -> list[str]:
+def _corpus_folders(names: Iterable[str]) -> list[str]:
     """Return the folders that hold a corpus."""
     folders: dict[str, list[str]] = {}
     for name in names:
@@ -53,7 +53,7 @@ def _corpora(names: Iterable[str]) -> list[str]:
     return [folder for folder, inside in folders.items() if is_corpus(inside)]
 
 
-def _find(system: Any, path: str) -> tuple[Literal["file", "folder", "glob"], str, dict[str, dict[str, Any]]]:
+def _locate(system: Any, path: str) -> tuple[Literal["file", "folder", "glob"], str, dict[str, dict[str, Any]]]:
     """Return kind, base folder of the names, and name -> info from the server."""
     try:
         info = system.info(path)
@@ -67,7 +67,7 @@ def _find(system: Any, path: str) -> tuple[Literal["file", "folder", "glob"], st
     return "folder", path, system.find(path, detail=True)
 
 
-def _version(info: dict[str, Any]) -> str:
+def _version_tag(info: dict[str, Any]) -> str:
     """Return the first value in `info` that changes with the content: an ETag, a modification time or a checksum."""
     known = (info.get(name) for name in ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "CRC"))
     return next((str(value).strip('"') for value in known if value), "")

@@ -10,7 +10,7 @@ import tokenizers
 import torch
 from rich.console import Console
 
-from data_pipeline.inspection import _source
+from data_pipeline.inspection import _document_source
 from megaptm.data import open_mix
 from megaptm.data.files import npy_bytes
 from megaptm.errors import UserError
@@ -141,7 +141,7 @@ def test_a_model_that_answers_without_numbers_says_nothing():
 
 def test_notes_of_a_shard_that_cannot_be_read_do_not_end_a_look_at_it(tmp_path):
     path = tmp_path / "train-000000.tar"
-    assert _source(path, 3) == "train-000000.tar, document 3"
+    assert _document_source(path, 3) == "train-000000.tar, document 3"
     with tarfile.open(path, "w") as tar:
         link = tarfile.TarInfo("000000000000.json")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
@@ -150,7 +150,7 @@ def test_notes_of_a_shard_that_cannot_be_read_do_not_end_a_look_at_it(tmp_path):
             member = tarfile.TarInfo("000000000001.json")
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-    named = [_source(path, document) for document in range(4)]
+    named = [_document_source(path, document) for document in range(4)]
     assert named == [f"train-000000.tar, document {n}" if n != 1 else "7" for n in range(4)]
 
 

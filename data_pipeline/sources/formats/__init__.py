@@ -52,7 +52,7 @@ def _has_records(source: Source) -> bool:
     return source.documents != "file" and source.aligned is None
 
 
-def _always(source: Source) -> bool:
+def _accepts_all(source: Source) -> bool:
     return True
 
 
@@ -60,10 +60,10 @@ FORMATS: dict[FormatName, Format] = {
     "text": Format(read_text, frozenset({".txt", ".text", ".rst"}), can_be_cut=_has_records),
     "markdown": Format(read_text, frozenset({".md", ".markdown"}), can_be_cut=_has_records),
     "code": Format(read_code, CODE, can_be_cut=_has_records),
-    "json-lines": Format(read_json_lines, frozenset({".jsonl", ".ndjson"}), frozenset({".json"}), _always),
+    "json-lines": Format(read_json_lines, frozenset({".jsonl", ".ndjson"}), frozenset({".json"}), _accepts_all),
     "csv": Format(read_csv, frozenset({".csv", ".tsv"})),
     "html": Format(read_html, frozenset({".html", ".htm", ".xhtml"})),
-    "parquet": Format(read_parquet, frozenset({".parquet"}), can_be_cut=_always),
+    "parquet": Format(read_parquet, frozenset({".parquet"}), can_be_cut=_accepts_all),
     "warc": Format(read_warc, frozenset({".warc", ".wet"})),
     "wikipedia": Format(read_wikipedia, frozenset(), frozenset({".xml"})),
     "image-text": Format(read_image_text, frozenset()),

@@ -39,7 +39,7 @@ def read_warc(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
             record = _parse(raw)
             if record.rec_type not in CONTENT_TYPES:
                 continue
-            text, notes = _text(record, raw, span.file.source)
+            text, notes = _record_text(record, raw, span.file.source)
         except NotTextError as skipped:
             handler.count_skipped(str(skipped), source)
         except Exception as error:
@@ -56,7 +56,7 @@ def _parse(raw: RawRecord) -> Any:
     return ArcWarcRecordLoader(arc2warc=False).parse_record_stream(io.BytesIO(raw.content), known_format="warc")
 
 
-def _text(record: Any, raw: RawRecord, source: Source) -> tuple[str, dict[str, Any]]:
+def _record_text(record: Any, raw: RawRecord, source: Source) -> tuple[str, dict[str, Any]]:
     """Return text and notes of a record; raises `NotTextError` and `UnreadableRecord`."""
     headers = record.http_headers or record.rec_headers
     status = record.http_headers.get_statuscode() if record.http_headers else "200"
@@ -66,7 +66,7 @@ def _text(record: Any, raw: RawRecord, source: Source) -> tuple[str, dict[str, A
     kind = kind.strip().lower()
     if kind != "text/plain" and kind not in HTML_TYPES:
         raise NotTextError("not text")
-    text, notes = decode_page(_content(record, raw, max_record_bytes(source)), parameters)
+    text, notes = decode_page(_decoded_body(record, raw, max_record_bytes(source)), parameters)
     if kind in HTML_TYPES:
         text = text_of_page(text, source.html)
     if not text:
@@ -75,7 +75,7 @@ def _text(record: Any, raw: RawRecord, source: Source) -> tuple[str, dict[str, A
     return text, {**({"url": url} if url else {}), **notes}
 
 
-def _content(record: Any, raw: RawRecord, longest: int) -> bytes:
+def _decoded_body(record: Any, raw: RawRecord, longest: int) -> bytes:
     """Return the body without transfer and content encodings; raises `UnreadableRecord`."""
     from warcio.bufferedreaders import ChunkedDataReader
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.annotate.retrieve import _location
+from data_pipeline.annotate.retrieve import _corpus_location
 from data_pipeline.images.duplicates import file_sketch
 from data_pipeline.images.shard_source import list_shards, local_copy
 from data_pipeline.recipe import TokenizerRecipe
@@ -146,7 +146,7 @@ def test_damaged_cache_of_addresses_is_fetched_again(url, tmp_path):
     build(url, there := tmp_path / "there", **OPTIONS)
     cache = Cache(tmp_path / "cache")
     first = Corpus.open(there, cache)
-    assert _location(first) == str(there), "not what the cache has of it, which is swept"
+    assert _corpus_location(first) == str(there), "not what the cache has of it, which is swept"
     for name in (addresses_name("train"), table_name("train")):
         copy = first.folder / name
         copy.write_bytes(copy.read_bytes()[:-5])
