@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from megaptm.bricks import HEADS
 from megaptm.config.distillation import distillation_errors, teacher_errors
-from megaptm.config.image_rules import image_objective_errors
+from megaptm.config.family_rules import family_rules
 from megaptm.config.learning_rate import schedule_restarts
 from megaptm.config.model import resolve_model
 from megaptm.config.model_rules import layered_model_errors, model_title, stack_sizes
@@ -156,8 +156,8 @@ def _model(config: Config) -> Iterator[str]:
         yield from _learned_positions(config, spec)
     yield from _recurrence(config, spec)
     yield from _contrastive_batch(config)
-    if spec.family.reads_images:
-        yield from image_objective_errors(config, spec)
+    for rules in family_rules():
+        yield from rules.config_errors(config, spec)
     if spec.family.reads_regions:
         yield from region_objective_errors(config, spec)
 
@@ -245,6 +245,10 @@ def _data(config: Config) -> Iterator[str]:
 
 def _layout(config: Config) -> Iterator[str]:
     layout, spec, title = config.layout, resolve_model(config), model_title(config.model)
+    own_errors = [error for rules in family_rules() for error in rules.layout_errors(layout, spec)]
+    yield from own_errors
+    if own_errors:
+        return
     if spec.family.is_recurrent:
         yield from recurrent_layout_errors(layout, spec.name)
         return

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from pydantic import ValidationError
 
 from megaptm.bricks.adaptive import cluster_mistakes
-from megaptm.config.image_rules import image_model_errors
+from megaptm.config.family_rules import family_rules
 from megaptm.config.model import CHARACTER_KEYS, WORD_VECTOR_KEYS, model_spec
 from megaptm.config.recurrent_rules import recurrent_model_errors
 from megaptm.config.region_rules import region_model_errors
@@ -33,12 +33,12 @@ def layered_model_errors(model: ModelConfig) -> Iterator[str]:
             yield f"model.{key} needs the full softmax, and model.negatives samples it: set one to 0."
     if spec.family.is_recurrent or spec.family.reads_characters:
         yield from recurrent_model_errors(spec)
-    elif spec.family.reads_images:
-        yield from image_model_errors(spec)
     elif spec.family.reads_regions:
         yield from region_model_errors(spec)
-    elif spec.size.cutoffs:
+    elif spec.size.cutoffs and not any("cutoffs" in keys for keys, _ in _reasons(spec)):
         yield from cluster_mistakes(spec)
+    for rules in family_rules():
+        yield from rules.model_errors(spec)
     if any(block.position == "axial" for block in spec.family.stacks.values()):
         yield from _axial(spec)
     yield from _attention(model, spec)
@@ -71,13 +71,13 @@ def _reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]]:
         yield ("embedding", "stacks"), "has one width throughout"
     else:
         yield CHARACTER_KEYS, "reads token ids, not characters"
-    if family.reads_images or family.reads_regions:
-        yield ("embedding", "cutoffs"), f"reads {'images' if family.reads_images else 'image regions'}"
-    if not family.reads_images:
-        yield ("patch", "pixel_mean", "pixel_std"), "reads no images"
-    if not family.reads_regions:
+    for rules in family_rules():
+        yield from rules.unused_keys(spec)
+    if family.reads_regions:
+        yield ("embedding", "cutoffs"), "reads image regions"
+    else:
         yield ("detector",), "reads no image regions"
-    if family.reads_characters or family.reads_images or spec.size.cutoffs:
+    if len(family.token_inputs) > 1 or not family.has_tokens or spec.size.cutoffs:
         yield ("word_vectors",), "has no single table of words"
     if "bidirectional-lm" not in family.heads:
         yield ("negatives",), "compares all tokens in its losses"

@@ -38,8 +38,7 @@ def megaptm_values(spec: ModelSpec, counterpart: Counterpart) -> dict[str, Any]:
         "groups": block.sharing.groups,
         "cycle": block.sharing.cycle,
         **_attention_values(block, size, counterpart),
-        "patch": size.patch,
-        "image": spec.grid * (size.patch or 1),
+        **counterpart.further_values(spec),
         "axial": [*spec.axial],
         "axial_widths": [*spec.axial_widths],
         "rounds": size.layers // block.sharing.cycle,
@@ -210,6 +209,7 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
         values["layers"] = values["rounds"] * values["cycle"]
     if "ffn" not in counterpart.fields.values():
         values.setdefault("ffn", FFN_RATIO * values["width"])
+    values = counterpart.read_values(counterpart, values)
     family = counterpart.family_table
     size = _size(counterpart, [*family.stacks], values)
     dropout = values.get("dropout", family.dropout)
@@ -228,13 +228,6 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
     context = (
         values["positions"] - family.first_position if "positions" in values else values.get("context", family.context)
     )
-    if "image" in values:
-        if values["image"] % values["patch"]:
-            raise UserError(
-                f"{CONFIG}: {field_name(counterpart, 'patch')} ({values['patch']}) does not divide "
-                f"{field_name(counterpart, 'image')} ({values['image']}); such a model cannot be imported."
-            )
-        context = (values["image"] // values["patch"]) ** 2 + 1
     if context < 1:
         raise UserError(
             f"{CONFIG}: {field_name(counterpart, 'positions')} is {values['positions']}, but texts start at position "

@@ -47,6 +47,11 @@ class Counterpart:
     """Fields of `fields` that no config has under that name -> function of the config that returns the value."""
     attention_values: Callable[[Block, Size], Mapping[str, Any]] = lambda block, size: {}
     """Function that returns megaptm's values of the attention of a stack, where they are not its options by name."""
+    further_values: Callable[[ModelSpec], Mapping[str, Any]] = lambda spec: {}
+    """Function that returns further values by the names that `fields` uses."""
+    read_values: Callable[[Counterpart, dict[str, Any]], dict[str, Any]] = lambda counterpart, values: values
+    """Function that returns megaptm's values of a config with those that follow from further values. Raises UserError
+    for values that do not fit together."""
     read_attention: Callable[[Block, Mapping[str, Any]], AttentionSpec | tuple[AttentionSpec, ...]] | None = None
     """Function that returns the kinds of attention that layers use in turn, from megaptm's values of a config that
     lists them by layer."""

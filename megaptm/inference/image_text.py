@@ -64,7 +64,7 @@ def image_vectors(loaded: TrainedModel, images: Sequence[Image], *, batch: int =
         patches = [
             task.patches(
                 _content(image),
-                loaded.spec.grid,
+                task.grid(loaded.spec.context),
                 np.random.default_rng(0),
                 source=f"images[{number}]",
                 remedy="give a JPEG, PNG, WebP, GIF, BMP or TIFF",

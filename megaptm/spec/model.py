@@ -102,11 +102,6 @@ class ModelSpec:
         return rows, self.size.table_width - rows
 
     @property
-    def grid(self) -> int:
-        """Number of patches along a side of an image. One position of the context is the class token."""
-        return isqrt(self.context - 1)
-
-    @property
     def longest(self) -> int | None:
         """Length of the longest text in tokens for learned positions. None: unlimited."""
         blocks = self.family.stacks.values()

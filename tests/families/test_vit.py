@@ -23,6 +23,7 @@ from megaptm.config import load, resolve_model
 from megaptm.data import Loader, open_mix, validation_batches
 from megaptm.errors import UserError
 from megaptm.families.vit import VIT
+from megaptm.families.vit.spec import grid_of
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.models import Model, build_model, fill
 from megaptm.plan.count import count_parameters, step_flops
@@ -218,8 +219,8 @@ def test_configs_match_their_images(path):
     config = load(path)
     spec = resolve_model(config)
     patches = config.built_objective.batch(config.data.sequence, True).fields["patches"]
-    assert patches.shape == (spec.grid**2, CHANNELS * spec.size.patch**2)
-    assert spec.masks_patches == ("masked" in path.stem)
+    assert patches.shape == (grid_of(spec) ** 2, CHANNELS * spec.size.patch**2)
+    assert ("masked-patch" in spec.family.heads) == ("masked" in path.stem)
 
 
 def test_recipes_match_the_paper():

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from megaptm.batch import CHANNELS
+from megaptm.errors import UserError
 from megaptm.families.albert.huggingface import count_labels
 from megaptm.families.vit.image_processor import apply_processor, complete_config, write_processor
 from megaptm.families.vit.resolution import resize_position_table
+from megaptm.families.vit.spec import grid_of
+from megaptm.hub.config_fields import field_name
 from megaptm.hub.counterpart import Counterpart
+from megaptm.hub.folder import CONFIG
 from megaptm.hub.tensor_rules import QKV, VOCABULARY, Form, TensorRule, pair
 from megaptm.spec import ModelSpec
 
@@ -32,7 +36,24 @@ CONVOLUTION = Form(
 )
 BATCH_OF_ONE = Form(lambda w, spec: [w[None].clone()], lambda ws, spec: ws[0][0])
 
+
+def _image_values(spec: ModelSpec) -> dict[str, Any]:
+    return {"patch": spec.size.patch, "image": grid_of(spec) * (spec.size.patch or 1)}
+
+
+def _read_image(counterpart: Counterpart, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with the number of positions, which follows from the side of an image."""
+    if values["image"] % values["patch"]:
+        raise UserError(
+            f"{CONFIG}: {field_name(counterpart, 'patch')} ({values['patch']}) does not divide "
+            f"{field_name(counterpart, 'image')} ({values['image']}); such a model cannot be imported."
+        )
+    return values | {"positions": (values["image"] // values["patch"]) ** 2 + 1}
+
+
 IMAGE_HOOKS: dict[str, Any] = {
+    "further_values": _image_values,
+    "read_values": _read_image,
     "write_files": write_processor,
     "read_files": apply_processor,
     "complete_config": complete_config,

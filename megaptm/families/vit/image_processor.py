@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from megaptm.batch import CHANNELS
 from megaptm.errors import UserError, shown
-from megaptm.families.vit.spec import MAX_PIXEL_STATISTIC, Channels, patches_of
+from megaptm.families.vit.spec import MAX_PIXEL_STATISTIC, Channels, grid_of, patches_of
 from megaptm.hub.folder import REMEDY
 from megaptm.hub.imported_weights import ImportedModel
 from megaptm.objectives import BaseObjective
@@ -98,7 +98,7 @@ class ImageProcessor:
 def write_processor(spec: ModelSpec, folder: Path, objective: BaseObjective) -> None:
     """Write the preprocessing of this objective's held-out images."""
     assert spec.size.patch is not None
-    side = spec.grid * spec.size.patch
+    side = grid_of(spec) * spec.size.patch
     tasks = [task.objective for task in tasks_of(objective)]
     # The preprocessing of user-defined objectives is unknown.
     task = next((task for task in tasks if isinstance(task, ImageObjective)), ImageLabels()).for_validation()
@@ -167,7 +167,7 @@ class ProcessorFields:
         if crop_side > scaled_side:
             self.refuse("crop_size", f"at most the {scaled_side} of size")
         assert self.spec.size.patch is not None
-        if crop_side != (side := self.spec.grid * self.spec.size.patch):
+        if crop_side != (side := grid_of(self.spec) * self.spec.size.patch):
             self.refuse("crop_size" if self.parse_flag("do_center_crop") else "size", f"the {side} pixels of the model")
         return ImageProcessor(*self.parse_pixels(), RESAMPLINGS[resample], crop, crop_side / scaled_side)
 
@@ -243,7 +243,7 @@ def complete_config(model: ImportedModel, values: dict[str, Any]) -> dict[str, A
     """Return the values of a run's config with the objective's options for these images."""
     spec = model.spec
     assert spec.size.patch is not None
-    options: dict[str, Any] = {"size": spec.grid * spec.size.patch, **model.objective_options}
+    options: dict[str, Any] = {"size": grid_of(spec) * spec.size.patch, **model.objective_options}
     options |= {"text_length": spec.longest} if spec.family.has_tokens else {}
     data = values["data"] | {"sequence": spec.context}
     return values | {"data": data, "objective": {spec.family.objectives[0]: options}}

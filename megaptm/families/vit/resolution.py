@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megaptm.errors import UserError
+from megaptm.families.vit.spec import grid_of
 from megaptm.hub.imported_weights import ImportedModel
 
 POSITIONS = "embed.position.weight"
@@ -19,14 +20,14 @@ def resize_position_table(model: ImportedModel, context: int) -> ImportedModel:
     patches are interpolate_positions bicubically in two dimensions (ViT, arXiv:2010.11929, section 3.2); all else is
     unchanged."""
     spec = replace(model.spec, context=context)
-    if context < 2 or spec.grid**2 + 1 != context:
+    if context < 2 or grid_of(spec) ** 2 + 1 != context:
         raise UserError(
             f"model.context ({context}) must be a square number of patches plus 1 for the class token: "
-            f"{max(spec.grid, 1) ** 2 + 1} or {(spec.grid + 1) ** 2 + 1}."
+            f"{max(grid_of(spec), 1) ** 2 + 1} or {(grid_of(spec) + 1) ** 2 + 1}."
         )
     weights = dict(model.weights)
     if context != model.spec.context:
-        weights[POSITIONS] = interpolate_positions(weights[POSITIONS], before=model.spec.grid, after=spec.grid)
+        weights[POSITIONS] = interpolate_positions(weights[POSITIONS], before=grid_of(model.spec), after=grid_of(spec))
     return replace(model, spec=spec, weights=weights)
 
 

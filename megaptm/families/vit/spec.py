@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isqrt
 from types import MappingProxyType
 
-from megaptm.spec import Family, InputSpec
+from megaptm.spec import Family, InputSpec, ModelSpec
 
 Channels = tuple[float, float, float]
 """A value for red, green and blue."""
@@ -38,3 +39,8 @@ def patches_of(family: Family) -> PatchInput:
     record = family.find_input(PatchInput)
     assert record is not None, f"{family.name} reads no images"
     return record
+
+
+def grid_of(spec: ModelSpec) -> int:
+    """Return the number of patches along a side of an image. One position of the context is the class token."""
+    return isqrt(spec.context - 1)
