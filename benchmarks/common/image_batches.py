@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from megaptm.batch import CHANNELS, IMAGE, PATCH
+from megaptm.families.vit.pixels import from_patches
 from megaptm.families.vit.spec import patches_of
-from megaptm.objectives.pixels import from_patches
 from megaptm.spec import Family, ModelSpec, Size
 
 PIXELS = 16

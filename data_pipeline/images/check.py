@@ -11,7 +11,7 @@ from data_pipeline.images.duplicates import appearance_sketch
 from data_pipeline.images.region_hdf5 import SUFFIXES as HDF5
 from data_pipeline.images.suffixes import MEMBERS
 from data_pipeline.images.truncation import is_truncated
-from megaptm.objectives.pixels import FORMATS, HIGH_BIT_DEPTH_MODES, SUFFIXES, open_image, to_rgb
+from megaptm.families.vit.pixels import FORMATS, HIGH_BIT_DEPTH_MODES, SUFFIXES, open_image, to_rgb
 from megaptm.objectives.region_files import SUFFIX, RegionError, read_regions
 
 if TYPE_CHECKING:

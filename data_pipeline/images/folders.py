@@ -16,7 +16,7 @@ from data_pipeline.images.thumbnails import DroppedImages
 from megaptm.data.manifest import LABELS
 from megaptm.data.shards import ShardInfo, ShardWriter, through_outages
 from megaptm.errors import UserError, shown
-from megaptm.objectives.pixels import SUFFIXES
+from megaptm.families.vit.pixels import SUFFIXES
 
 FIELDS = ("tokens", *SUFFIXES)
 """Fields in the manifest of an image corpus."""

@@ -17,7 +17,7 @@ from data_pipeline.images.thumbnails import DroppedImages, make_thumbnail
 from data_pipeline.page import PAGE, bars, full_page, table, tiles, titled_bars
 from megaptm.data.manifest import LABELS
 from megaptm.data.shards import Corpus
-from megaptm.objectives.pixels import SUFFIXES
+from megaptm.families.vit.pixels import SUFFIXES
 from megaptm.tokenizers import Tokenizer
 
 NUM_VALID_SHOWN = 24

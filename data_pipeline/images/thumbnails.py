@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from data_pipeline.document import EXAMPLES, Dropped
 from data_pipeline.images.text_steps import InvalidTextError
-from megaptm.objectives.pixels import open_image, to_rgb
+from megaptm.families.vit.pixels import open_image, to_rgb
 
 SIDE = 96
 """Longer side of a thumbnail in pixels."""

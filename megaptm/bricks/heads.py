@@ -9,7 +9,6 @@ from megaptm.bricks.adaptive import cluster_maps, projections
 from megaptm.bricks.brick import LinearShape
 from megaptm.bricks.contrast_heads import CrossModalHeadBrick
 from megaptm.bricks.head import ROWS_PROJECTED, HeadBrick, LossBytes, table_gradient_bytes
-from megaptm.bricks.image_heads import ImageLabelHeadBrick, ImageTextHeadBrick, MaskedPatchHeadBrick
 from megaptm.bricks.layer import norm_parameters
 from megaptm.bricks.region_heads import (
     RegionDistributionHeadBrick,
@@ -151,7 +150,6 @@ _HEADS: dict[str, type[HeadBrick]] = {
     head.name: head
     for head in (
         *(LanguageHeadBrick, MaskedHeadBrick, NextSentenceHeadBrick, SentenceOrderHeadBrick),
-        *(ImageLabelHeadBrick, MaskedPatchHeadBrick, ImageTextHeadBrick),
         *(ImageTextMatchHeadBrick, WordRegionHeadBrick, CrossModalHeadBrick),
         *(RegionFeatureHeadBrick, RegionLabelHeadBrick, RegionDistributionHeadBrick),
     )

@@ -128,9 +128,9 @@ def _evaluate_image_text(
 ) -> list[Retrieval | ZeroShot]:
     """Return the results of retrieval for image-text models, and of zero-shot classification on the corpus `labeled`;
     empty for other models."""
+    from megaptm.families.clip.objectives import ImageText
     from megaptm.inference.image_text import TEMPLATES, retrieval
     from megaptm.inference.region_retrieval import region_retrieval
-    from megaptm.objectives.images import ImageText
 
     family = loaded.spec.family
     if not isinstance(loaded.config.built_objective, ImageText):

@@ -21,8 +21,8 @@ from megaptm.data.loader import as_tensors, stacked
 from megaptm.data.manifest import LABELS
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
+from megaptm.families.clip.objectives import TEXT, ImageText, text_input
 from megaptm.inference.trained_model import TrainedModel
-from megaptm.objectives.images import TEXT, ImageText, text_input
 from megaptm.run.corpora import corpus_cache
 from megaptm.storage import regular_file
 from megaptm.tokenizers import load as load_tokenizer

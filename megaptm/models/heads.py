@@ -18,7 +18,6 @@ from megaptm.bricks.heads import (
     RowClassHeadBrick,
     TokenClassHeadBrick,
 )
-from megaptm.bricks.image_heads import ImageLabelHeadBrick, ImageTextHeadBrick, MaskedPatchHeadBrick
 from megaptm.bricks.region_heads import (
     RegionDistributionHeadBrick,
     RegionFeatureHeadBrick,
@@ -33,8 +32,6 @@ from megaptm.losses.soft_targets import Projected
 from megaptm.models.adaptive import AdaptiveHead
 from megaptm.models.cross_modal import CrossModalHead
 from megaptm.models.draw import UNIFORMS
-from megaptm.models.image_heads import ImageLabelHead, MaskedPatchHead
-from megaptm.models.image_text import ImageTextHead
 from megaptm.models.loss import Loss, class_loss, count_labels, token_loss
 from megaptm.models.places import asked_places
 from megaptm.models.region_heads import (
@@ -191,9 +188,6 @@ MODULES: dict[type[HeadBrick], Callable[[ModelSpec, HeadBrick], nn.Module]] = {
     MaskedHeadBrick: MaskedHead,
     RowClassHeadBrick: RowClassHead,
     TokenClassHeadBrick: TokenClassHead,
-    ImageLabelHeadBrick: ImageLabelHead,
-    MaskedPatchHeadBrick: MaskedPatchHead,
-    ImageTextHeadBrick: ImageTextHead,
     RegionFeatureHeadBrick: RegionFeatureHead,
     RegionLabelHeadBrick: RegionLabelHead,
     RegionDistributionHeadBrick: RegionDistributionHead,

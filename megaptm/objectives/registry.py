@@ -9,7 +9,6 @@ from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.continued import ContinuedCausalLM
 from megaptm.objectives.contrast import CrossModalContrast
 from megaptm.objectives.fragments import FragmentGeneration
-from megaptm.objectives.images import ImageLabels, ImageText, MaskedPatches
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.mixtures import UNIMO, UNITER
 from megaptm.objectives.objective import BaseObjective
@@ -36,15 +35,12 @@ _TASKS: dict[str, type[BaseObjective]] = {
     "cross-modal-contrast": CrossModalContrast,
     "fragment-generation": FragmentGeneration,
     "glove": GloVe,
-    "image-labels": ImageLabels,
-    "image-text": ImageText,
     "image-text-fragments": ImageTextFragments,
     "image-text-masked-lm": RegionMaskedLM,
     "image-text-matching": ImageTextMatching,
     "image-text-spans": ImageTextSpans,
     "masked-areas": MaskedAreas,
     "masked-lm": MaskedLM,
-    "masked-patches": MaskedPatches,
     "masked-regions": MaskedRegions,
     "skip-gram": SkipGram,
     "span-corruption": SpanCorruption,
@@ -79,9 +75,6 @@ _OBJECTIVES: dict[str, BaseObjective] = {
         CBOW(),
         GloVe(),
         WindowRanking(),
-        ImageLabels(),
-        ImageText(),
-        MaskedPatches(),
         RegionMaskedLM(),
         MaskedRegions(),
         MaskedRegions(target="class"),

@@ -24,11 +24,11 @@ from megaptm.config import load, resolve_model
 from megaptm.data import Loader, open_mix
 from megaptm.errors import UserError
 from megaptm.families.clip import CLIP
+from megaptm.families.clip.head_modules import LARGEST
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.inference.image_text import class_vectors, retrieval
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.models import build_model, fill, image_text, initial_value
-from megaptm.models.image_text import LARGEST
 from megaptm.plan.count import count_parameters, step_flops
 from megaptm.spec import published
 from megaptm.tokenizers import load as load_tokenizer

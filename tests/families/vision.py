@@ -9,9 +9,9 @@ import torch
 import transformers
 from torch import Tensor
 
+from megaptm.families.vit.pixels import from_patches
 from megaptm.families.vit.spec import patches_of
 from megaptm.models import Model
-from megaptm.objectives.pixels import from_patches
 from tests.models.vision import SIDE
 
 

@@ -9,10 +9,8 @@ from megaptm.batch import IMAGE, MASKED_PATCH, PATCH
 from megaptm.data import Loader, open_mix
 from megaptm.data.shards import Shard
 from megaptm.errors import UserError
-from megaptm.objectives import build_objective
-from megaptm.objectives.images import ImageLabels, MaskedPatches
-from megaptm.objectives.objective import DocumentSlice, SampleContext
-from megaptm.objectives.pixels import (
+from megaptm.families.vit.objectives import ImageLabels, MaskedPatches
+from megaptm.families.vit.pixels import (
     CropBox,
     center_square,
     crop_and_scale,
@@ -22,6 +20,8 @@ from megaptm.objectives.pixels import (
     random_crop,
     to_patches,
 )
+from megaptm.objectives import build_objective
+from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data.corpora import tiny_special
 from tests.data_pipeline.images.pictures import build, encoded, folder_of_labels, huge, picture, pixels

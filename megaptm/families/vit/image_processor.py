@@ -16,13 +16,13 @@ from typing import Any, NoReturn
 
 from megaptm.batch import CHANNELS
 from megaptm.errors import UserError, shown
+from megaptm.families.vit.objectives import ImageLabels, ImageObjective
+from megaptm.families.vit.pixels import RESAMPLINGS
 from megaptm.families.vit.spec import MAX_PIXEL_STATISTIC, Channels, grid_of, patches_of
 from megaptm.hub.folder import REMEDY
 from megaptm.hub.imported_weights import ImportedModel
 from megaptm.objectives import BaseObjective
 from megaptm.objectives.composed import tasks_of
-from megaptm.objectives.images import ImageLabels, ImageObjective
-from megaptm.objectives.pixels import RESAMPLINGS
 from megaptm.spec import ModelSpec
 from megaptm.storage import read_json_object, write_atomically
 

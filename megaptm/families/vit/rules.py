@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator
 from megaptm.batch import CHANNELS
 from megaptm.config.family_rules import FamilyRules
 from megaptm.config.schema import Config
+from megaptm.families.vit.objectives import ImageObjective
 from megaptm.families.vit.spec import PatchInput, grid_of
 from megaptm.objectives.composed import tasks_of
-from megaptm.objectives.images import ImageObjective
 from megaptm.spec import ModelSpec
 
 

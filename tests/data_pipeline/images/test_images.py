@@ -24,7 +24,7 @@ from data_pipeline.verify import verify_corpus
 from megaptm.data import open_mix
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
-from megaptm.objectives.pixels import open_image, to_rgb
+from megaptm.families.vit.pixels import open_image, to_rgb
 from megaptm.storage import RetryPolicy
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data_pipeline.images.pictures import (

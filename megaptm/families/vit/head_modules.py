@@ -1,4 +1,4 @@
-"""Image heads: label, and mean color of masked patches (ViT, arXiv:2010.11929)."""
+"""Heads of ViT (arXiv:2010.11929): label, and mean color of masked patches."""
 
 # S sequence, B batch, A target positions, V labels
 

@@ -1,4 +1,4 @@
-"""Contrastive head of images and texts (CLIP, arXiv:2103.00020)."""
+"""Head of CLIP (arXiv:2103.00020): contrast of images and texts."""
 
 # S sequence, B batch, D width, E features of a side, N samples of the global batch, R some of them
 
@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from megaptm.batch import IGNORED
 from megaptm.bricks import HeadBrick
-from megaptm.bricks.image_heads import ROWS_COMPARED
+from megaptm.families.clip.heads import ROWS_COMPARED
 from megaptm.layers.split import Linear
 from megaptm.models.contrast import ContrastHead
 from megaptm.spec import ModelSpec

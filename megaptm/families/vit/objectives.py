@@ -1,7 +1,6 @@
-"""Image objectives: classification, masked patches (ViT, arXiv:2010.11929), and image-text contrast (CLIP,
-arXiv:2103.00020)."""
+"""Objectives of images: classification, and masked patches (ViT, arXiv:2010.11929)."""
 
-# S sequence, N patches, K target patches, T text length
+# S sequence, N patches, K target patches
 
 from __future__ import annotations
 
@@ -15,21 +14,7 @@ from pydantic import Field as Option
 
 from megaptm.batch import CHANNELS, IMAGE, MASKED_PATCH, PATCH, BatchSpec, Field
 from megaptm.errors import UserError
-from megaptm.objectives.objective import (
-    DAMAGED_FILE_REMEDY,
-    DocumentSlice,
-    Objective,
-    Piece,
-    Rate,
-    Sample,
-    SampleContext,
-    SequenceLength,
-    SequenceWindow,
-    Share,
-    pad_pieces,
-    refuse_missing_tokens,
-)
-from megaptm.objectives.pixels import (
+from megaptm.families.vit.pixels import (
     SUFFIXES,
     CropBox,
     center_square,
@@ -40,6 +25,17 @@ from megaptm.objectives.pixels import (
     random_square,
     shrink_box,
     to_patches,
+)
+from megaptm.objectives.objective import (
+    DAMAGED_FILE_REMEDY,
+    DocumentSlice,
+    Objective,
+    Piece,
+    Rate,
+    Sample,
+    SampleContext,
+    SequenceWindow,
+    Share,
 )
 from megaptm.objectives.vocabulary import SpecialTokens
 
@@ -229,52 +225,5 @@ class MaskedPatches(ImageObjective):
         return {"tokens": tokens, "patches": shown, "masked_positions": 1 + targets, "patch_colors": colors}
 
 
-@dataclass(frozen=True)
-class ImageText(ImageObjective):
-    """Contrast of images and texts of a batch (arXiv:2103.00020)."""
-
-    crop: Literal["random", "random-square", "center", "none"] = "random-square"
-    """Crop; the paper uses a random square."""
-    flip: bool = False
-    """Whether every second image is flipped horizontally. Few texts describe both orientations."""
-    text_length: SequenceLength = 77
-    """Length of a text, special tokens included. Longer texts are truncated."""
-
-    name = "image-text"
-    image_annotation = "text"
-    losses: ClassVar = {"image-text": 1.0}
-    required_tokens = ("begin", "end")
-    template: ClassVar = ("begin A end", "A B")
-
-    @property
-    def is_supervised(self) -> bool:
-        return True
-
-    @property
-    def other_streams(self) -> dict[str, int]:
-        return {TEXT: self.text_length}
-
-    def check(self, special: SpecialTokens, sequence: int) -> None:
-        super().check(special, sequence)
-        remedy = "`megaptm corpus images ... texts=true`, or with tokenizer.specials=clip (roberta, albert)"
-        refuse_missing_tokens(self, special, remedy=remedy)
-
-    def label_fields(self, num_patches: int) -> dict[str, Field]:
-        return {f"{TEXT}tokens": Field((self.text_length,)), "text_end": Field(())}
-
-    def add_labels(self, inputs: Sample, document: DocumentSlice, context: SampleContext) -> Sample:
-        tokens, end = text_input(document.tokens, context.special, self.text_length)
-        return {**inputs, f"{TEXT}tokens": tokens, "text_end": np.array(end, dtype=np.int64)}
-
-
-TEXT = "text_"
-"""Prefix of the batch fields of an image's text."""
-
-
-def text_input(ids: np.ndarray, special: SpecialTokens, length: int) -> tuple[np.ndarray, int]:
-    """Return the tokens of a text, int64 [T], and its end position. Padding is never attended to, so any id serves."""
-    assert special.begin is not None
-    assert special.end is not None
-    content = ids[: length - 2].astype(np.int64)
-    pad = special.end if special.pad is None else special.pad
-    return pad_pieces([np.array([special.begin]), content, np.array([special.end])], length, pad), len(content) + 1
+TASKS = {"image-labels": ImageLabels, "masked-patches": MaskedPatches}
+OBJECTIVES = (ImageLabels(), MaskedPatches())

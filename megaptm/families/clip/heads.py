@@ -1,0 +1,61 @@
+"""Costs of the head of CLIP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megaptm.bricks import HeadBrick, LinearShape
+from megaptm.errors import UserError
+from megaptm.spec import ModelSpec
+
+ROWS_COMPARED = 1024
+"""Samples whose images and texts are compared with all at once (`head_modules`): with 32,768 samples, 0.5 GB."""
+
+
+class ImageTextHeadBrick(HeadBrick):
+    """Contrast of images and texts over the whole batch, in both directions (CLIP, arXiv:2103.00020, figure 3): a
+    projection of each to one space, as wide as the text stack, and a temperature. Papers count it."""
+
+    name = "image-text"
+    module = "megaptm.families.clip.head_modules:ImageTextHead"
+    label_field = "text_end"
+    projects = False
+    contrasts = True
+    reads_end = True
+    other_parameters = 1
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        if len(self.readings) != 2:
+            raise UserError(f"{spec.name}: the {self.name} head reads two stacks, of images and of texts: name both.")
+
+    @property
+    def embedding(self) -> int:
+        """Width of the joint space of images and texts."""
+        return self.spec.size_of(self.readings[1].stack).width
+
+    @property
+    def features(self) -> int:  # type: ignore[override]  # a constant of other heads
+        return 2 * self.embedding + 1
+
+    @property
+    def maps(self) -> Mapping[str, LinearShape]:
+        return {
+            stack: LinearShape(self.spec.output_width(stack), self.embedding, False)
+            for stack in [reading.stack for reading in self.readings]
+        }
+
+    @property
+    def published(self) -> int:
+        return self.parameters
+
+    def multiply_adds(self, positions: int) -> int:
+        """Return the multiply-adds for one position of each."""
+        return super().multiply_adds(1)
+
+    def compare_bytes(self, own: int, rows: int) -> int:
+        """Return the bytes for a part of the samples: the backward pass recomputes their comparisons, part by part."""
+        return super().compare_bytes(min(own, ROWS_COMPARED), rows)
+
+
+HEADS = (ImageTextHeadBrick,)

@@ -1,0 +1,63 @@
+"""Costs of the heads of ViT."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megaptm.bricks import HeadBrick, LinearShape
+from megaptm.bricks.head import LossBytes
+from megaptm.errors import UserError
+from megaptm.spec import ModelSpec
+
+
+class ImageLabelHeadBrick(HeadBrick):
+    """Image classification from the class token: a table and one bias per label (ViT, arXiv:2010.11929, 3.1). Papers do
+    not count it."""
+
+    name = "image-label"
+    module = "megaptm.families.vit.head_modules:ImageLabelHead"
+    label_field = "image_label"
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        if spec.family.tied:
+            raise UserError(f"{spec.name}: the {self.name} head has a table of its own; set tied=False.")
+
+    @property
+    def maps(self) -> Mapping[str, LinearShape]:
+        return {}
+
+    @property
+    def rows(self) -> int:
+        return self.width + 1
+
+    @property
+    def projections(self) -> list[tuple[int, int]]:
+        return [(self.width, self.spec.vocabulary)]
+
+    def multiply_adds(self, positions: int) -> int:
+        """Return the multiply-adds; one position is projected."""
+        return super().multiply_adds(1)
+
+    def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
+        """Return the bytes. One position per image is projected, but all are gathered."""
+        linear = super().loss_bytes(1, element, tensor=tensor, chunked=chunked)
+        return LossBytes(linear.saved + 2 * (positions - 1) * self.width * element, linear.transient)
+
+
+class MaskedPatchHeadBrick(HeadBrick):
+    """Mean color, of 512, of masked patches (ViT, arXiv:2010.11929, appendix B.1.2)."""
+
+    name = "masked-patch"
+    module = "megaptm.families.vit.head_modules:MaskedPatchHead"
+    label_field = "patch_colors"
+    projects = False
+    classes = 512
+    predicted_only = True
+
+    @property
+    def maps(self) -> Mapping[str, LinearShape]:
+        return {"classify": LinearShape(self.width, self.classes, True)}
+
+
+HEADS = (ImageLabelHeadBrick, MaskedPatchHeadBrick)
