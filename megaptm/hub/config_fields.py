@@ -230,7 +230,7 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
     )
     if context < 1:
         raise UserError(
-            f"{CONFIG}: {field_name(counterpart, 'positions')} is {values['positions']}, but texts start at position "
+            f"{CONFIG}: {counterpart.field_name('positions')} is {values['positions']}, but texts start at position "
             f"{family.first_position}; restore it."
         )
     spec = ModelSpec(
@@ -270,12 +270,6 @@ def check_pad(counterpart: Counterpart, pad: int | None, where: str = "") -> Non
         )
 
 
-def field_name(counterpart: Counterpart, *names: str) -> str:
-    """Return the config.json field for the first of megaptm's names that has one."""
-    fields = {name: field for field, name in reversed(counterpart.fields.items())}
-    return next(fields[name] for name in names if name in fields)
-
-
 def _size(counterpart: Counterpart, stacks: list[str], values: Mapping[str, Any]) -> Size:
     def stack_size(stack: str) -> Size:
         def stack_value(name: str) -> int:
@@ -283,7 +277,7 @@ def _size(counterpart: Counterpart, stacks: list[str], values: Mapping[str, Any]
             return value
 
         def name_of(name: str) -> str:
-            return field_name(counterpart, f"{stack}.{name}", name)
+            return counterpart.field_name(f"{stack}.{name}", name)
 
         layers, width, heads, ffn = map(stack_value, STACK_VALUES)
         if "head_width" not in values and width % heads:

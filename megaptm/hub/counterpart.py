@@ -106,6 +106,11 @@ class Counterpart:
     unused_prefixes: tuple[str, ...] = ()
     """Name prefixes of parameters in published checkpoints that pre-training does not have."""
 
+    def field_name(self, *names: str) -> str:
+        """Return the config.json field for the first of megaptm's names that has one."""
+        fields = {name: field for field, name in reversed(self.fields.items())}
+        return next(fields[name] for name in names if name in fields)
+
     @property
     def all_fixed(self) -> dict[str, Any]:
         """`fixed` with the fields of earlier releases."""

@@ -18,7 +18,7 @@ from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import Config, UncheckedConfig, dump, load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, VISION
-from megaptm.hub.config_fields import MAX_VALUE, SHARING_VALUES, field_name
+from megaptm.hub.config_fields import MAX_VALUE, SHARING_VALUES
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.counterparts import COUNTERPARTS
 from megaptm.hub.download import find_or_download
@@ -275,7 +275,7 @@ def _check_trainable(spec: ModelSpec, source: str) -> None:
         expected, imported = block.norm.eps, spec.family.stacks[stack].norm.eps
         if imported != expected:
             # BART's config has no such field, so its eps never differs.
-            field = field_name(_counterpart(spec), "norm_eps")
+            field = _counterpart(spec).field_name("norm_eps")
             raise UserError(
                 f"{source}: {field} is {imported} ({spec.name} has {expected}); the model cannot be trained."
             )

@@ -60,7 +60,7 @@ def fuzz(
     work = [
         (name, mode, list(range(start, min(count, start + CHUNK[mode]))), seed, sandbox)
         for name in names or TARGETS
-        for mode, count in (("read", reads), ("command", commands))
+        for mode, count in (("read", round(reads * TARGETS[name].read_share)), ("command", commands))
         for start in range(0, count, CHUNK[mode])
     ]
     # Commands first, because they take longest.

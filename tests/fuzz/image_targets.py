@@ -350,7 +350,9 @@ SHORT = ("corpus of labels",)
 
 def image_targets() -> Iterator[Target]:
     """Yield all targets."""
-    return (replace(target, is_short=target.name in SHORT) for target in _targets())
+    for target in _targets():
+        builds_corpus = target.mutate is mutate_source
+        yield replace(target, is_short=target.name in SHORT, read_share=0.125 if builds_corpus else 1.0)
 
 
 def _targets() -> Iterator[Target]:

@@ -28,6 +28,8 @@ class Target:
     commands: Callable[[Path], list[Command]]
     is_short: bool = True
     """Whether the short form includes it, because its files are written fast."""
+    read_share: float = 1.0
+    """Share of the read cases that are run: below 1 where each case builds a corpus."""
 
     def change(self, folder: Path, rng: Random) -> bool:
         """Call `mutate`, or replace a file by a link, a folder or a pipe."""

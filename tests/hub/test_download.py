@@ -13,9 +13,9 @@ import huggingface_hub
 import pytest
 
 from megaptm.errors import UserError
+from megaptm.families.vit.image_processor import PROCESSOR, PROCESSOR_OF_MODEL
 from megaptm.hub.download import find_or_download
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
-from megaptm.hub.image_processor import PROCESSOR, PROCESSOR_OF_MODEL
 from tests.models.tiny import tiny_model
 
 NAME, REVISION = "somebody/tiny-gpt2", "0" * 39 + "1"

@@ -10,7 +10,6 @@ from megaptm.families.albert.huggingface import count_labels
 from megaptm.families.vit.image_processor import apply_processor, complete_config, write_processor
 from megaptm.families.vit.resolution import resize_position_table
 from megaptm.families.vit.spec import grid_of
-from megaptm.hub.config_fields import field_name
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.folder import CONFIG
 from megaptm.hub.tensor_rules import QKV, VOCABULARY, Form, TensorRule, pair
@@ -45,8 +44,8 @@ def _read_image(counterpart: Counterpart, values: dict[str, Any]) -> dict[str, A
     """Return the values with the number of positions, which follows from the side of an image."""
     if values["image"] % values["patch"]:
         raise UserError(
-            f"{CONFIG}: {field_name(counterpart, 'patch')} ({values['patch']}) does not divide "
-            f"{field_name(counterpart, 'image')} ({values['image']}); such a model cannot be imported."
+            f"{CONFIG}: {counterpart.field_name('patch')} ({values['patch']}) does not divide "
+            f"{counterpart.field_name('image')} ({values['image']}); such a model cannot be imported."
         )
     return values | {"positions": (values["image"] // values["patch"]) ** 2 + 1}
 
