@@ -67,7 +67,7 @@ DECODER_FRACTION = 4
 def make_spec(name: str, *, layers: int, width: int, length: int) -> ModelSpec:
     """Return a spec of the family, without a mask decoder, which Hugging Face models lack."""
     table = FAMILIES[name]
-    if table.reads_images:
+    if not table.reads_text:
         return image_spec(table, layers=layers, width=width, length=length)
     stacks = {stack: block.for_encoding for stack, block in table.stacks.items()}
     # Hugging Face pads sequences to a multiple of the window, even beyond the maximum length.
@@ -94,7 +94,7 @@ def compared_heads(family: Family, model: str) -> tuple[str, ...]:
         classifies_samples = issubclass(brick, RowClassHeadBrick) and model.endswith("ForPreTraining")
         return classifies_samples or brick.label_field == HeadBrick.label_field
 
-    if family.reads_images or family.drawn:
+    if not family.reads_text or family.drawn:
         return family.heads
     return tuple(head for head in family.heads if is_in_model(HEADS[head]))
 
@@ -267,7 +267,7 @@ def main() -> None:
     peer = PeerProcess(threads=options.threads, keeps_memory=options.peer_keeps_memory)
     classes, metrics = find_comparable(options.length), []
     if options.packed:
-        texts = [name for name in classes if not FAMILIES[name].reads_images and name != "unilm"]
+        texts = [name for name in classes if FAMILIES[name].reads_text and name != "unilm"]
         classes = {name: classes[name] for name in texts}
     if unknown := set(options.families) - set(classes):
         arguments.error(f"--families: cannot compare {', '.join(sorted(unknown))}; expected {', '.join(classes)}")
@@ -276,7 +276,7 @@ def main() -> None:
         spec = make_spec(name, layers=options.layers, width=options.width, length=options.length)
         heads = compared_heads(spec.family, classes[name])
         inputs: Mapping[str, Any]
-        if spec.family.reads_images:
+        if not spec.family.reads_text:
             batch = image_batch(spec, IMAGES_PER_TEXT * options.batch)
             inputs = image_inputs(spec, batch)
         else:

@@ -32,7 +32,9 @@ def image_spec(table: Family, *, layers: int, width: int, length: int) -> ModelS
     narrow = max(HEAD, width * 2 // 3 // HEAD * HEAD)
     text = Size(layers=depth, width=narrow, heads=narrow // HEAD, ffn=4 * narrow, context=min(TEXT, length))
     stacks = dict.fromkeys(list(table.stacks)[1:], text)
-    size = Size(layers=depth, width=width, heads=max(1, width // HEAD), ffn=4 * width, patch=PIXELS, stacks=stacks)
+    size = Size(
+        layers=depth, width=width, heads=max(1, width // HEAD), ffn=4 * width, inputs={"patch": PIXELS}, stacks=stacks
+    )
     return ModelSpec(family=table, size=size, vocabulary=table.vocabulary, context=grid**2 + 1, dropout=0.0)
 
 

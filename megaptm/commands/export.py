@@ -111,15 +111,11 @@ def hugging_face(run: Path, folder: Path, step: int | None, average: int, dtype:
         unused=dict(read_tensors(run / UNUSED)) if (run / UNUSED).is_file() else None,
     )
     family = checkpoint.spec.family
-    if family.reads_images:
-        processors = ["AutoProcessor" if family.has_tokens and has_tokenizer else "AutoImageProcessor"]
-    else:
-        processors = ["AutoTokenizer"] if has_tokenizer else []
     which = f"the mean of {average} checkpoints up to step" if average > 1 else "step"
     echo(f"{which} {checkpoint.step} of {run} is in {folder}; in Python:")
     for name, subfolder in [
         *((name, subfolder) for subfolder, name in exported.classes.items()),
-        *((name, ".") for name in processors),
+        *((name, ".") for name in (exported.processor,) if name),
     ]:
         echo(f"  transformers.{name}.from_pretrained({str(folder / subfolder)!r})")
     if exported.left_out:

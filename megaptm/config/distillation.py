@@ -146,15 +146,16 @@ def _shared_inputs(config: Config, student: ModelSpec, teacher: ModelSpec) -> It
     if fields[0] != fields[1]:
         yield f"distill.model ({teacher.name}) and {student.name} read different inputs; use another teacher."
         return
-    image_keys = {
-        "patch": (student.size.patch, teacher.size.patch),
-        "detector": (student.size.detector, teacher.size.detector),
-    }
-    if student.family.reads_images:
-        image_keys["context"] = (student.context, teacher.context)
-    for key, (student_value, teacher_value) in image_keys.items():
+    sizes = {
+        key: (student.size.inputs.get(key), teacher.size.inputs.get(key))
+        for record in student.family.inputs
+        for key in record.size_keys
+    } | {"detector": (student.size.detector, teacher.size.detector)}
+    if not student.family.reads_text:
+        sizes["context"] = (student.context, teacher.context)
+    for key, (student_value, teacher_value) in sizes.items():
         if student_value != teacher_value:
-            yield f"distill.model.{key} ({teacher_value}) must be model.{key} ({student_value}) for the same images."
+            yield f"distill.model.{key} ({teacher_value}) must be model.{key} ({student_value}) for the same inputs."
     task = config.built_objective
     batch = config.batch_spec
     for prefix, positions in batch.streams.items():

@@ -137,13 +137,17 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
         for name in (*CLUSTER_KEYS, *CHARACTER_KEYS)
         for value in [getattr(model, name)]
     }
+    inputs = {} if table is None else dict(table.inputs)
+    for key in (key for record in family.inputs for key in record.size_keys):
+        if (value := getattr(model, key)) is not None:
+            inputs[key] = value
     return ModelSpec(
         family=family,
         size=Size(
             **shape,
             embedding=embedding,
             axial=axial,
-            patch=table.patch if table is not None and model.patch is None else model.patch,
+            inputs=inputs,
             detector=table.detector if table is not None and model.detector is None else model.detector,
             context=own_context,
             **by_frequency,
@@ -186,8 +190,7 @@ def with_resolved_model(config: Config) -> Config:
         name: getattr(spec.family, name) for name in LOSS_KEYS if name != "negatives" or spec.family.negatives
     }
     other_values |= {name: getattr(spec.size, name) for name in CHARACTER_KEYS if spec.family.reads_characters}
-    if spec.family.reads_images:
-        other_values |= {"patch": spec.size.patch}
+    other_values |= spec.size.inputs
     other_values |= {"detector": spec.size.detector} if spec.family.reads_regions else {}
     other_values |= {"init_std": spec.family.init_std} if spec.family.reads_init_std else {}
     other_values |= {

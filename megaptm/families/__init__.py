@@ -25,8 +25,12 @@ _TABLES: tuple[Family, ...] = tuple(
 )
 RECURRENT: dict[str, Family] = {table.name: table for table in _TABLES if table.is_recurrent}
 """Families with recurrent layers; they are trained with data parallelism only."""
-VISION: dict[str, Family] = {table.name: table for table in _TABLES if table.reads_images or table.reads_regions}
-"""Families that read images."""
+VISION: dict[str, Family] = {
+    table.name: table
+    for table in _TABLES
+    if table.name not in RECURRENT and any(record.fields for record in table.inputs)
+}
+"""Families of transformers with inputs besides a text."""
 CATALOGUE: dict[str, Family] = {table.name: table for table in _TABLES if table.name not in RECURRENT | VISION}
 """Families of transformers that read text only."""
 FAMILIES: dict[str, Family | WordFamily] = {**CATALOGUE, **RECURRENT, **VISION, **WORDS}

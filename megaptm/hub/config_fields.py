@@ -298,11 +298,12 @@ def _size(counterpart: Counterpart, stacks: list[str], values: Mapping[str, Any]
             head_width=values.get("head_width"),
             kv_heads=None if kv_heads == heads else kv_heads,
             axial=tuple(values["axial"]) if "axial" in values else None,
-            patch=values.get("patch") if stack == stacks[0] else None,
+            inputs={key: values[key] for key in input_keys if key in values} if stack == stacks[0] else {},
             context=None if (own := values.get(f"{stack}.context")) == values.get("context") else own,
             embedding=None if embedding == width else embedding,
         )
 
+    input_keys = [key for record in counterpart.family_table.inputs for key in record.size_keys]
     first, *other_sizes = map(stack_size, stacks)
     # No Hugging Face config has a detector: use that of the paper unless another is given.
     default = next(iter(counterpart.family_table.sizes.values()), None)

@@ -93,6 +93,8 @@ class Counterpart:
     """Row of the first position in that table."""
     positions_after_pad: bool = False
     """Whether positions of a text are numbered from the pad token's id on."""
+    processors: tuple[str, str] = ("AutoTokenizer", "")
+    """Class of `transformers` that loads what prepares the model's inputs: with a tokenizer, and without."""
     write_files: Callable[[ModelSpec, Path, BaseObjective], None] = lambda spec, folder, objective: None
     """Function that writes further files to the folder of an exported model. The objective is that of the training."""
     read_files: Callable[[ImportedModel, Path], ImportedModel] = lambda model, folder: model

@@ -60,6 +60,8 @@ class ExportedModel:
     """Path in the folder (`.` for the folder itself) -> class of `transformers` that loads it."""
     left_out: tuple[str, ...]
     """Heads that those classes do not have."""
+    processor: str
+    """Class of `transformers` that loads what prepares the model's inputs; empty if there is none."""
     warnings: tuple[str, ...]
     """Warnings about cases in which those classes compute something else."""
 
@@ -132,7 +134,8 @@ def to_hugging_face(
     ]
     warnings = tuple(warning for counterpart, model in exported.values() if (warning := counterpart.warning(model)))
     classes = {subfolder: exported[subfolder][0].model for subfolder in sorted(exported)}
-    return ExportedModel(classes, tuple(left_out), warnings)
+    processor = exported["."][0].processors[tokenizer is None]
+    return ExportedModel(classes, tuple(left_out), processor, warnings)
 
 
 def _unused_weights(unused: Mapping[str, Tensor], subfolder: str, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -342,7 +342,7 @@ def _size_values(size: Size) -> dict[str, Any]:
         "embedding": size.embedding,
         "kv_heads": size.kv_heads,
     }
-    optional |= {"patch": size.patch, "detector": None if size.detector is None else [*size.detector]}
+    optional |= {**size.inputs, "detector": None if size.detector is None else [*size.detector]}
     return shape | {name: number for name, number in optional.items() if number is not None}
 
 

@@ -26,9 +26,9 @@ def encode(loaded: TrainedModel, texts: str | Sequence[str], *, pool: str = "mea
     if batch < 1:
         raise UserError(f"batch ({batch}) must be 1 or more.")
     texts = [texts] if isinstance(texts, str) else texts
-    if loaded.spec.family.reads_images and loaded.spec.family.has_tokens:
+    if not loaded.spec.family.reads_text and loaded.spec.family.has_tokens:
         return text_vectors(loaded, texts, batch=batch)
-    if loaded.spec.family.reads_images:
+    if not loaded.spec.family.reads_text:
         raise UserError(
             f"{loaded.folder} is a model of {loaded.spec.name}, which reads images and no text: use encode_images."
         )

@@ -30,8 +30,8 @@ def model_uses(loaded: TrainedModel) -> tuple[Use, ...]:
 
 def require_use(loaded: TrainedModel, use: Use) -> None:
     """Raise UserError if the model does not support this use."""
-    if loaded.spec.family.reads_images:
-        raise UserError(f"{loaded.spec.name} reads images and cannot {use}: use `megaptm evaluate`.")
+    if not loaded.spec.family.reads_text:
+        raise UserError(f"{loaded.spec.name} does not start from a text and cannot {use}: use `megaptm evaluate`.")
     if use not in (supported := model_uses(loaded)):
         stacks, other = " and ".join(loaded.spec.family.stacks), " or ".join(supported or ("encode",))
         how = "" if supported else " (`megaptm.load(RUN).encode(texts)` in Python)"

@@ -66,7 +66,7 @@ def _by_filters(size: Size) -> float:
 
 def _pixels(size: Size) -> float:
     """Return the inverse square root of the number of values of a patch."""
-    return float((CHANNELS * (size.patch or 1) ** 2) ** -0.5)
+    return float((CHANNELS * size.inputs.get("patch", 1) ** 2) ** -0.5)
 
 
 def _scaled_residual(size: Size) -> float:

@@ -47,7 +47,7 @@ def build_arguments(
     """Return the arguments of `megaptm` that build such a corpus from `text` in `out`. `tokenizer` is the folder of an
     existing one."""
     family = resolve(config).family
-    if isinstance(family, Family) and family.reads_images and not family.has_tokens:
+    if isinstance(family, Family) and not family.reads_text and not family.has_tokens:
         return ["corpus", "images", text or "FOLDER_OF_LABELS", f"out={out}"]
     needed = _needed_annotations(path, config)
     kind = next((name for name in EXAMPLE_SOURCES if name in needed), None)
@@ -59,7 +59,7 @@ def build_arguments(
     if tokenizer is None and path != first and path in config.data.mix:
         tokenizer = join_path(first, "tokenizer")
     tokenizer = tokenizer or _tokenizer_of_weights(config)
-    if isinstance(family, Family) and family.reads_images:
+    if isinstance(family, Family) and not family.reads_text:
         tokenizer_options = _tokenizer_options(config) if tokenizer is None else [f"tokenizer={tokenizer}"]
         # These are the defaults for such a corpus.
         tokenizer_options = [

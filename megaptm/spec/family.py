@@ -147,6 +147,11 @@ class Family:
         """Whether the input has a token table. Without, the vocabulary is that of the labels."""
         return any(isinstance(record, TokenInput) for record in self.inputs)
 
+    @property
+    def reads_text(self) -> bool:
+        """Whether the first stack reads text."""
+        return self.token_inputs[0].reads_text
+
     def find_input(self, kind: type[Input]) -> Input | None:
         """Return the record of an input, or None."""
         return next((record for record in self.inputs if isinstance(record, kind)), None)
@@ -171,11 +176,6 @@ class Family:
     def reads_characters(self) -> bool:
         """Whether words are embedded from their characters."""
         return any(record.fields == ("characters",) for record in self.inputs)
-
-    @property
-    def reads_images(self) -> bool:
-        """Whether a stack reads image patches."""
-        return any(record.name == "patch" for record in self.inputs)
 
     @property
     def reads_regions(self) -> bool:

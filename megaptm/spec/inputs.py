@@ -35,6 +35,10 @@ class InputSpec:
     stacks does: the others read tokens."""
     is_appended: ClassVar[bool] = False
     """Whether its positions follow those of the text in the same sequence. They have no learned positions."""
+    reads_text: ClassVar[bool] = True
+    """Whether its positions are those of a text."""
+    size_keys: ClassVar[tuple[str, ...]] = ()
+    """Keys of the section `model` of a config whose values are in `Size.inputs`, because sizes differ in them."""
     options: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Key of the section `model` of a config -> field of the record that it sets. Other fields define the family."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 # arXiv:2005.14165 does not publish the width of GPT-3's bands. GPT-Neo, a replication, uses 256.
 BAND = 256
@@ -34,8 +36,9 @@ class Size:
     """For `axial` positions: rows and columns of the grid. None: the factorization of the context nearest to a
     square."""
 
-    patch: int | None = None
-    """Side length of an image patch in pixels."""
+    inputs: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Key of the section `model` of a config -> value, for inputs whose values differ among sizes
+    (`InputSpec.size_keys`)."""
     detector: tuple[int, int] | None = None
     """For image regions: feature width of a region, and number of classes of the detector, background first."""
     context: int | None = None

@@ -23,7 +23,7 @@ from megaptm.config import load, resolve_model
 from megaptm.data import Loader, open_mix, validation_batches
 from megaptm.errors import UserError
 from megaptm.families.vit import VIT
-from megaptm.families.vit.spec import grid_of
+from megaptm.families.vit.spec import grid_of, patch_side
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.models import Model, build_model, fill
 from megaptm.plan.count import count_parameters, step_flops
@@ -219,7 +219,7 @@ def test_configs_match_their_images(path):
     config = load(path)
     spec = resolve_model(config)
     patches = config.built_objective.batch(config.data.sequence, True).fields["patches"]
-    assert patches.shape == (grid_of(spec) ** 2, CHANNELS * spec.size.patch**2)
+    assert patches.shape == (grid_of(spec) ** 2, CHANNELS * patch_side(spec) ** 2)
     assert ("masked-patch" in spec.family.heads) == ("masked" in path.stem)
 
 

@@ -20,7 +20,7 @@ VIT_BOTH_HEADS = change(VIT, heads=("image-label", "masked-patch"), init="normal
 
 
 def tiny_vit(*, dropout: float = 0.0, layers: int = 4, both: bool = True) -> ModelSpec:
-    size = Size(layers=layers, width=32, heads=4, ffn=64, patch=SIDE)
+    size = Size(layers=layers, width=32, heads=4, ffn=64, inputs={"patch": SIDE})
     family = VIT_BOTH_HEADS if both else change(VIT, init="normal")
     return ModelSpec(family=family, size=size, vocabulary=VOCABULARY, context=GRID**2 + 1, dropout=dropout)
 
@@ -58,7 +58,7 @@ END = VOCABULARY - 1
 def tiny_clip(*, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
     """Return a spec with half of the layers on each side. The text stack is narrower."""
     text = Size(layers=layers // 2, width=16, heads=2, ffn=32, context=TEXT)
-    size = Size(layers=layers // 2, width=32, heads=4, ffn=64, patch=SIDE, stacks={"text": text})
+    size = Size(layers=layers // 2, width=32, heads=4, ffn=64, inputs={"patch": SIDE}, stacks={"text": text})
     return ModelSpec(family=CLIP, size=size, vocabulary=VOCABULARY, context=GRID**2 + 1, dropout=dropout)
 
 

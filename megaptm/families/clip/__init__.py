@@ -7,6 +7,8 @@ IMAGE = Block(position="learned", ffn=FFNSpec(activation="quick-gelu"))
 TEXT = change(IMAGE, visibility="causal")
 NARROW = Size(layers=12, width=512, heads=8, ffn=2048, context=77)
 WIDE = Size(layers=12, width=768, heads=12, ffn=3072, context=77)
+BASE = Size(layers=12, width=768, heads=12, ffn=3072, stacks={"text": NARROW})
+LARGE = Size(layers=24, width=1024, heads=16, ffn=4096, inputs={"patch": 14}, stacks={"text": WIDE})
 
 # Only patches are normalized before the first layer. The fields of a size describe the image stack. A text is
 # represented by the output at its end. The paper trains without dropout.
@@ -30,10 +32,10 @@ CLIP = Family(
     dropout=0.0,
     objectives=("image-text",),
     sizes={
-        "b-32": Size(layers=12, width=768, heads=12, ffn=3072, patch=32, context=50, stacks={"text": NARROW}),
-        "b-16": Size(layers=12, width=768, heads=12, ffn=3072, patch=16, context=197, stacks={"text": NARROW}),
-        "l-14": Size(layers=24, width=1024, heads=16, ffn=4096, patch=14, context=257, stacks={"text": WIDE}),
-        "l-14-336": Size(layers=24, width=1024, heads=16, ffn=4096, patch=14, context=577, stacks={"text": WIDE}),
+        "b-32": change(BASE, inputs={"patch": 32}, context=50),
+        "b-16": change(BASE, inputs={"patch": 16}, context=197),
+        "l-14": change(LARGE, context=257),
+        "l-14-336": change(LARGE, context=577),
     },
 )
 

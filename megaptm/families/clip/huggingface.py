@@ -78,6 +78,7 @@ CLIP = Counterpart(
     max_values={"logit_scale": math.log(100)},
     special_ids={"bos_token_id": 49_406, "eos_token_id": 49_407, "pad_token_id": 49_407},
     unused_prefixes=("vision_model.embeddings.position_ids", "text_model.embeddings.position_ids"),
+    processors=("AutoProcessor", "AutoImageProcessor"),
     **IMAGE_HOOKS,
 )
 

@@ -19,10 +19,10 @@ VIT = Family(
     init="vit",
     objectives=("image-labels", "masked-patches"),
     sizes={
-        "b-16": Size(layers=12, width=768, heads=12, ffn=3072, patch=16),
-        "b-32": Size(layers=12, width=768, heads=12, ffn=3072, patch=32, context=50),
-        "l-16": Size(layers=24, width=1024, heads=16, ffn=4096, patch=16),
-        "h-14": Size(layers=32, width=1280, heads=16, ffn=5120, patch=14, context=257),
+        "b-16": Size(layers=12, width=768, heads=12, ffn=3072, inputs={"patch": 16}),
+        "b-32": Size(layers=12, width=768, heads=12, ffn=3072, inputs={"patch": 32}, context=50),
+        "l-16": Size(layers=24, width=1024, heads=16, ffn=4096, inputs={"patch": 16}),
+        "h-14": Size(layers=32, width=1280, heads=16, ffn=5120, inputs={"patch": 14}, context=257),
     },
 )
 

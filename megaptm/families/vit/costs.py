@@ -6,7 +6,7 @@ from __future__ import annotations
 from megaptm.batch import CHANNELS
 from megaptm.bricks import LinearShape
 from megaptm.bricks.inputs import InputBrick
-from megaptm.errors import UserError
+from megaptm.families.vit.spec import patch_side
 
 
 class PatchBrick(InputBrick):
@@ -15,10 +15,8 @@ class PatchBrick(InputBrick):
     @property
     def project(self) -> LinearShape:
         """Projection of a patch's pixels, with all channels, to the hidden states."""
-        if self.spec.size.patch is None:
-            raise UserError(f"{self.spec.name} reads images, and its size has no patch: give model.patch.")
         width = self.spec.table_width(next(iter(self.spec.family.stacks)))
-        return LinearShape(CHANNELS * self.spec.size.patch**2, width, self.record.bias)
+        return LinearShape(CHANNELS * patch_side(self.spec) ** 2, width, self.record.bias)
 
     @property
     def has_mask(self) -> bool:

@@ -9,7 +9,7 @@ from megaptm.errors import UserError
 from megaptm.families.albert.huggingface import count_labels
 from megaptm.families.vit.image_processor import apply_processor, complete_config, write_processor
 from megaptm.families.vit.resolution import resize_position_table
-from megaptm.families.vit.spec import grid_of
+from megaptm.families.vit.spec import grid_of, patch_side
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.folder import CONFIG
 from megaptm.hub.tensor_rules import QKV, VOCABULARY, Form, TensorRule, pair
@@ -23,21 +23,16 @@ def _masks(spec: ModelSpec) -> bool:
     return "masked-patch" in spec.family.heads
 
 
-def _side(spec: ModelSpec) -> int:
-    assert spec.size.patch is not None
-    return spec.size.patch
-
-
 # `ViTForImageClassification` has a convolution as patch projection, and vectors with a batch axis of one.
 CONVOLUTION = Form(
-    lambda w, spec: [w.unflatten(1, (CHANNELS, _side(spec), _side(spec))).clone()],
+    lambda w, spec: [w.unflatten(1, (CHANNELS, patch_side(spec), patch_side(spec))).clone()],
     lambda ws, spec: ws[0].flatten(1),
 )
 BATCH_OF_ONE = Form(lambda w, spec: [w[None].clone()], lambda ws, spec: ws[0][0])
 
 
 def _image_values(spec: ModelSpec) -> dict[str, Any]:
-    return {"patch": spec.size.patch, "image": grid_of(spec) * (spec.size.patch or 1)}
+    return {"patch": patch_side(spec), "image": grid_of(spec) * patch_side(spec)}
 
 
 def _read_image(counterpart: Counterpart, values: dict[str, Any]) -> dict[str, Any]:
@@ -112,6 +107,7 @@ VIT = Counterpart(
     },
     prefix="vit.",
     unused_prefixes=("vit.pooler.",),
+    processors=("AutoImageProcessor", "AutoImageProcessor"),
     **IMAGE_HOOKS,
 )
 

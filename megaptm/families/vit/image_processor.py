@@ -18,7 +18,7 @@ from megaptm.batch import CHANNELS
 from megaptm.errors import UserError, shown
 from megaptm.families.vit.objectives import ImageLabels, ImageObjective
 from megaptm.families.vit.pixels import RESAMPLINGS
-from megaptm.families.vit.spec import MAX_PIXEL_STATISTIC, Channels, grid_of, patches_of
+from megaptm.families.vit.spec import MAX_PIXEL_STATISTIC, Channels, grid_of, patch_side, patches_of
 from megaptm.hub.folder import REMEDY
 from megaptm.hub.imported_weights import ImportedModel
 from megaptm.objectives import BaseObjective
@@ -97,8 +97,7 @@ class ImageProcessor:
 
 def write_processor(spec: ModelSpec, folder: Path, objective: BaseObjective) -> None:
     """Write the preprocessing of this objective's held-out images."""
-    assert spec.size.patch is not None
-    side = grid_of(spec) * spec.size.patch
+    side = grid_of(spec) * patch_side(spec)
     tasks = [task.objective for task in tasks_of(objective)]
     # The preprocessing of user-defined objectives is unknown.
     task = next((task for task in tasks if isinstance(task, ImageObjective)), ImageLabels()).for_validation()
@@ -166,8 +165,7 @@ class ProcessorFields:
             self.refuse("do_center_crop", "true if size is the shorter side")
         if crop_side > scaled_side:
             self.refuse("crop_size", f"at most the {scaled_side} of size")
-        assert self.spec.size.patch is not None
-        if crop_side != (side := grid_of(self.spec) * self.spec.size.patch):
+        if crop_side != (side := grid_of(self.spec) * patch_side(self.spec)):
             self.refuse("crop_size" if self.parse_flag("do_center_crop") else "size", f"the {side} pixels of the model")
         return ImageProcessor(*self.parse_pixels(), RESAMPLINGS[resample], crop, crop_side / scaled_side)
 
@@ -242,8 +240,7 @@ def apply_processor(model: ImportedModel, folder: Path) -> ImportedModel:
 def complete_config(model: ImportedModel, values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a run's config with the objective's options for these images."""
     spec = model.spec
-    assert spec.size.patch is not None
-    options: dict[str, Any] = {"size": grid_of(spec) * spec.size.patch, **model.objective_options}
+    options: dict[str, Any] = {"size": grid_of(spec) * patch_side(spec), **model.objective_options}
     options |= {"text_length": spec.longest} if spec.family.has_tokens else {}
     data = values["data"] | {"sequence": spec.context}
     return values | {"data": data, "objective": {spec.family.objectives[0]: options}}

@@ -8,7 +8,7 @@ from megaptm.batch import CHANNELS
 from megaptm.config.family_rules import FamilyRules
 from megaptm.config.schema import Config
 from megaptm.families.vit.objectives import ImageObjective
-from megaptm.families.vit.spec import PatchInput, grid_of
+from megaptm.families.vit.spec import PatchInput, grid_of, patch_side
 from megaptm.objectives.composed import tasks_of
 from megaptm.spec import ModelSpec
 
@@ -25,7 +25,7 @@ class ImageRules(FamilyRules):
     def model_errors(self, spec: ModelSpec) -> Iterator[str]:
         if spec.family.find_input(PatchInput) is None:
             return
-        if spec.size.patch is None:
+        if "patch" not in spec.size.inputs:
             yield f"model.size custom of {spec.family.name} needs model.patch, the side length of a patch in pixels."
         grid = grid_of(spec)
         if spec.context < 2 or grid**2 + 1 != spec.context:
@@ -36,9 +36,9 @@ class ImageRules(FamilyRules):
 
     def config_errors(self, config: Config, spec: ModelSpec) -> Iterator[str]:
         """Yield errors if the objective's patches differ from the model's."""
-        if spec.family.find_input(PatchInput) is None or spec.size.patch is None:
+        if spec.family.find_input(PatchInput) is None or "patch" not in spec.size.inputs:
             return
-        sequence, patch = config.data.sequence, spec.size.patch
+        sequence, patch = config.data.sequence, patch_side(spec)
         if sequence != spec.context:
             yield f"data.sequence ({sequence}) must be model.context ({spec.context}): an image and its patches."
             return

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import isqrt
 from types import MappingProxyType
 
+from megaptm.errors import UserError
 from megaptm.spec import Family, InputSpec, ModelSpec
 
 Channels = tuple[float, float, float]
@@ -24,6 +25,8 @@ class PatchInput(InputSpec):
     module = "megaptm.families.vit.patches:ImagePatches"
     fields = ("patches",)
     replaces_tokens = True
+    reads_text = False
+    size_keys = ("patch",)
     options = MappingProxyType({"pixel_mean": "mean", "pixel_std": "std"})
 
     mean: Channels = (0.5, 0.5, 0.5)
@@ -39,6 +42,13 @@ def patches_of(family: Family) -> PatchInput:
     record = family.find_input(PatchInput)
     assert record is not None, f"{family.name} reads no images"
     return record
+
+
+def patch_side(spec: ModelSpec) -> int:
+    """Return the side length of a patch in pixels. Raise UserError if the size has none."""
+    if (side := spec.size.inputs.get("patch")) is None:
+        raise UserError(f"{spec.name} reads images, and its size has no patch: give model.patch.")
+    return int(side)
 
 
 def grid_of(spec: ModelSpec) -> int:
