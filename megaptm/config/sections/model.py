@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, Strict, field_validator
+from pydantic import Field, Strict, create_model, field_validator
 
 from megaptm.config.sections.base import Count, Fraction, Section
-
-Mean = Annotated[float, Field(ge=-1e6, le=1e6)]
-Spread = Annotated[float, Field(ge=1e-6, le=1e6)]
+from megaptm.families import contributions
 
 
 class Shape(Section):
@@ -37,7 +35,7 @@ class Shape(Section):
     """Longest sequence with learned positions, if it differs from other stacks. Absent: the size's."""
 
 
-class ModelConfig(Shape):
+class GeneralModelConfig(Shape):
     """Model: a family, one of its sizes, and differences from the published one."""
 
     family: str
@@ -75,18 +73,9 @@ class ModelConfig(Shape):
     """NNLM: add direct connections from the vectors to the output. Absent: the size's."""
     embedding: Count | None = None
     """Width of the token table, if it differs from the residual stream. Absent: the size's."""
-    patch: Annotated[int, Field(ge=1, le=1 << 12)] | None = None
-    """Images: side length of a patch in pixels. Absent: the size's. model.context is one more than the number of
-    patches."""
     detector: Annotated[tuple[Count, Count], Strict(False)] | None = None
     """Image regions: number of a region's features, and number of the detector's classes, including the background.
     Absent: the size's."""
-    pixel_mean: Annotated[tuple[Mean, Mean, Mean], Strict(False)] | None = None
-    """Images: mean of red, green and blue (from 0 to 1), which is subtracted. Absent: the family's. ImageNet's, used by
-    many models: [0.485, 0.456, 0.406]."""
-    pixel_std: Annotated[tuple[Spread, Spread, Spread], Strict(False)] | None = None
-    """Images: standard deviation of red, green and blue, by which they are divided. Absent: the family's. ImageNet's:
-    [0.229, 0.224, 0.225]."""
     word_vectors: str | None = None
     """Text file of word vectors, one per line (text formats of GloVe and word2vec). They initialize the words of the
     vocabulary that the file has. Absent: all words are initialized alike."""
@@ -126,3 +115,15 @@ class ModelConfig(Shape):
     def _convert_size(cls, value: Any) -> Any:
         """Convert a number to a string: YAML reads `175` as a number. An unknown size is reported by other code."""
         return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+if TYPE_CHECKING:
+    ModelConfig = GeneralModelConfig
+else:
+    # The keys of families follow the general ones: pydantic collects fields from the last base class on.
+    ModelConfig = create_model(
+        "ModelConfig",
+        __base__=(*contributions("config", "MODEL_KEYS"), GeneralModelConfig),
+        __doc__=GeneralModelConfig.__doc__,
+        __module__=__name__,
+    )
