@@ -13,7 +13,6 @@ import click
 
 from megaptm import __version__
 from megaptm.commands.allow_code import add_allow_code
-from megaptm.commands.cache_logits import cache_logits
 from megaptm.commands.check import check
 from megaptm.commands.config import config
 from megaptm.commands.corpus import corpus
@@ -35,6 +34,7 @@ from megaptm.errors import (
     resource_errors_as_user_errors,
     storage_errors_as_user_errors,
 )
+from megaptm.extensions import EXTENSIONS, attributes
 from megaptm.processes import collect_garbage_rarely, end_now, replace_unencodable
 
 
@@ -107,12 +107,14 @@ def run() -> NoReturn:
     end_now(code)
 
 
+of_extensions = [*attributes(EXTENSIONS, "commands", "COMMAND")]
 for command in (
-    *(families, config, corpus, tokenizer, plan, check, cache_logits, train, launch),
+    *(families, config, corpus, tokenizer, plan, check, train, launch),
     *(report, evaluate, generate, export, imports),
+    *of_extensions,
 ):
     main.add_command(command)
-for command in (check, cache_logits, train, launch, report, evaluate, generate, export):
+for command in (check, train, launch, report, evaluate, generate, export, *of_extensions):
     add_allow_code(command)
 
 if __name__ == "__main__":

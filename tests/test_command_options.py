@@ -10,12 +10,12 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from megaptm.checkpoint.store import GoneError
-from megaptm.commands.cache_logits import cache_logits
 from megaptm.commands.corpus import corpus
 from megaptm.commands.evaluate import evaluate
 from megaptm.commands.export import export
 from megaptm.commands.generate import generate
 from megaptm.commands.tokenizer import tokenizer
+from megaptm.distillation.commands import cache_logits
 from megaptm.errors import UserError
 from megaptm.tokenizers import load
 from tests import ROOT
@@ -88,14 +88,14 @@ def test_tokenizer_sentinels_and_digits(tmp_path):
 
 def test_cache_logits_logs_progress(monkeypatch, tmp_path):
     clock = iter([0.0, 30.0, 70.0, 71.0, 80.0])  # start; request; request with a log line; request
-    monkeypatch.setattr("megaptm.commands.cache_logits.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("megaptm.distillation.commands.time", SimpleNamespace(monotonic=lambda: next(clock)))
 
     def run_teacher(config, *, tell, **_):
         for done in (10, 20, 30):
             tell(done, 40)
         return SimpleNamespace(manifest=SimpleNamespace(samples={}), missing=2, samples=30)
 
-    monkeypatch.setattr("megaptm.inference.teacher_logits.cache_logits", run_teacher)
+    monkeypatch.setattr("megaptm.distillation.cache.cache_logits", run_teacher)
     lines = CliRunner().invoke(cache_logits, [str(ROOT / "configs/bert/tiny.yaml"), "model.vocabulary=300"])
     assert lines.exit_code == 0, lines.output
     assert "20 of 40 samples" in lines.stderr

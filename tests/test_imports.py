@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from megaptm.extensions import EXTENSIONS
 from megaptm.families import FOLDERS
 from tests import ROOT
 
 # Package -> packages that it may import. `megaptm.errors`, `megaptm.suggest`, `megaptm.credentials`, `megaptm.console`,
-# `megaptm.python_path` and `megaptm` itself (its version) are common.
+# `megaptm.python_path`, `megaptm.extensions` and `megaptm` itself (its version) are common.
 NO_TORCH = {
     "spec": (),
     "plugins": (),
@@ -162,9 +163,28 @@ FAMILY_MAY_IMPORT = (
 )
 """Packages that the folder of a family may import, besides other families. Only families may import it: the rest of the
 project finds its tables through the catalogue, `megaptm.families`."""
+EXTENSION_MAY_IMPORT = {
+    "distillation": (
+        "spec",
+        "bricks",
+        "config",
+        "models",
+        "storage",
+        "tokenizers",
+        "data",
+        "run",
+        "report",
+        "inference",
+        "commands",
+    ),
+}
+"""Folder that extends the core -> packages that it may import. Nothing imports it: `extensions.EXTENSIONS` lists it."""
 ENTRY_POINTS = ("__main__", "api", "commands", "demo")
 """The command line and the library, which may import everything."""
 PIPELINE_MAY_IMPORT = ("batch", "config", "data", "objectives", "plugins", "schedulers", "storage", "tokenizers")
+
+
+COMMON = ("errors", "suggest", "credentials", "console", "python_path", "extensions", "__version__", "__init__")
 
 
 def modules(package):
@@ -189,17 +209,13 @@ def part(name):
     """Return the package of a dotted name: `train` for `megaptm.train.loop`, `families.bert` for the folder of a
     family; None outside megaptm, and for common modules."""
     words = name.split(".")
-    if (
-        words[0] != "megaptm"
-        or len(words) == 1
-        or words[1] in ("errors", "suggest", "credentials", "console", "python_path", "__version__", "__init__")
-    ):
+    if words[0] != "megaptm" or len(words) == 1 or words[1] in COMMON:
         return None
     return ".".join(words[1:3]) if words[1] == "families" and words[2:3] and words[2] in FOLDERS else words[1]
 
 
 def allowed(package):
-    return MAY_IMPORT.get(package, FAMILY_MAY_IMPORT)
+    return (MAY_IMPORT | EXTENSION_MAY_IMPORT).get(package, FAMILY_MAY_IMPORT)
 
 
 def is_family(package):
@@ -227,8 +243,12 @@ def test_imports_follow_the_table():
     assert list(violations()) == []
 
 
+def test_extensions_are_listed():
+    assert {f"megaptm.{name}" for name in EXTENSION_MAY_IMPORT} == {*EXTENSIONS}
+
+
 def test_table_has_no_unused_imports():
-    used: dict[str, set[str]] = {name: set() for name in (*MAY_IMPORT, "families.*")}
+    used: dict[str, set[str]] = {name: set() for name in (*MAY_IMPORT, *EXTENSION_MAY_IMPORT, "families.*")}
     for path in modules("megaptm"):
         own = part(".".join(path.relative_to(ROOT).with_suffix("").parts))
         own = "families.*" if is_family(own) else own
@@ -236,14 +256,15 @@ def test_table_has_no_unused_imports():
             used[own] |= {
                 other for name, _ in imported(path) if (other := part(name)) not in (None, own) and not is_family(other)
             }
-    assert used == {name: set(unused) for name, unused in MAY_IMPORT.items()} | {"families.*": {*FAMILY_MAY_IMPORT}}
+    table = MAY_IMPORT | EXTENSION_MAY_IMPORT | {"families.*": FAMILY_MAY_IMPORT}
+    assert used == {name: set(unused) for name, unused in table.items()}
     of_pipeline = {part(name) for path in modules("data_pipeline") for name, _ in imported(path)} - {None}
     assert of_pipeline == {*PIPELINE_MAY_IMPORT}
 
 
 def test_table_is_complete_and_acyclic():
     parts = {part(".".join(path.relative_to(ROOT).with_suffix("").parts)) for path in modules("megaptm")} - {None}
-    assert {name for name in parts if not is_family(name)} <= {*MAY_IMPORT, *ENTRY_POINTS}
+    assert {name for name in parts if not is_family(name)} <= {*MAY_IMPORT, *EXTENSION_MAY_IMPORT, *ENTRY_POINTS}
     done = set()
     while remaining := [name for name in MAY_IMPORT if name not in done]:
         ready = [name for name in remaining if set(MAY_IMPORT[name]) <= done]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, TypeVar
+
+from megaptm.extensions import EXTENSIONS, attributes
 
 V = TypeVar("V")
 
@@ -43,13 +43,8 @@ FOLDERS = (
 
 
 def contributions(module: str, name: str) -> Iterator[Any]:
-    """Yield the attribute `name` of `families.FOLDER.module`, for each folder that has both."""
-    for folder in FOLDERS:
-        path = f"megaptm.families.{folder}.{module}"
-        if find_spec(path):
-            attribute = getattr(import_module(path), name, None)
-            if attribute is not None:
-                yield attribute
+    """Yield the attribute `name` of `families.FOLDER.module`, for each folder that has both; then of extensions."""
+    yield from attributes((*(f"megaptm.families.{folder}" for folder in FOLDERS), *EXTENSIONS), module, name)
 
 
 class Registry(MutableMapping[str, V]):

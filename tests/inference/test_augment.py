@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from megaptm.distillation.augment import Augmentation, augment
 from megaptm.errors import UserError
-from megaptm.inference.augment import Augmentation, augment
 from megaptm.inference.loaded_model import LoadedModel
 from tests.inference.test_families import TEXTS, tiny
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from megaptm.data.teacher_logits import TEACHER_IDS, TEACHER_LOGITS, TeacherLogits
+from megaptm.distillation.cache import cache_logits
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import load_model
-from megaptm.inference.teacher_logits import cache_logits
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.folder import read_config
 from megaptm.track import read_metrics

@@ -54,7 +54,7 @@ def cache_logits(config: Path, overrides: tuple[str, ...], top: int, dtype: str,
     run_config = read_config(config, overrides)
     if on_terminal:
         tell("loading PyTorch")
-    from megaptm.inference.teacher_logits import cache_logits as write
+    from megaptm.distillation.cache import cache_logits as write
 
     def progress(done: int, total: int) -> None:
         nonlocal logged_at
@@ -79,3 +79,6 @@ def cache_logits(config: Path, overrides: tuple[str, ...], top: int, dtype: str,
         f"{folder}: logits of {samples['train']:,} training and {samples['validation']:,} validation samples, "
         f"{done.manifest.top} per token, {done.bytes:,} bytes; computed those of {done.samples:,} samples."
     )
+
+
+COMMAND = cache_logits
