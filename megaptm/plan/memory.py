@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
 from megaptm.bricks import ModelChunk, cache_width
-from megaptm.plan import activations, teacher
+from megaptm.plan import activations
 from megaptm.plan.optimizer import StateSize
 from megaptm.plan.stages import CountedStage, count_stages
 from megaptm.plan.workload import Workload
@@ -28,15 +28,16 @@ class Memory:
     """Temporary memory of a contrastive comparison, beyond that of the pass after it."""
     recurrence_cache: float = 0.0
     """Recurrence cache: current and next one in training, and the one of validation."""
-    teacher: float = 0.0
-    """Weights of a teacher, and its compared outputs."""
+    extra: Mapping[str, float] = field(default_factory=dict)
+    """Name -> bytes, for each of the workload's extra costs."""
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(self.parts().values())
 
     def parts(self) -> dict[str, float]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        own = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "extra"}
+        return own | dict(self.extra)
 
 
 def estimate_memory(work: Workload, stages: Sequence[CountedStage] | None = None) -> list[Memory]:
@@ -72,7 +73,7 @@ def _rank_memory(work: Workload, number: int, stage: CountedStage) -> Memory:
         buffers=buffers,
         comparison=comparison,
         recurrence_cache=3.0 * cache_bytes(work, chunks),
-        teacher=teacher.teacher_bytes(work),
+        extra={costs.name: costs.bytes(work) for costs in work.extra_costs},
     )
 
 

@@ -13,7 +13,6 @@ from megaptm.plan.machine import Machine
 from megaptm.plan.memory import Memory, estimate_memory, fullest_stage
 from megaptm.plan.saving import Saving, estimate_saving
 from megaptm.plan.step import StepTime, estimate_step
-from megaptm.plan.teacher import teacher_flops
 from megaptm.plan.workload import Workload, make_workload
 
 
@@ -81,7 +80,7 @@ class Plan:
             "tokens": self.tokens,
             "flops_per_token": work.flops / work.tokens,
             "flops_per_step": work.flops,
-            "teacher_flops_per_step": teacher_flops(work),
+            **{f"{costs.name}_flops_per_step": costs.flops(work) for costs in work.extra_costs},
             "flops": work.flops * self.samples // work.batch,
             "fits": self.fits,
             "memory": {

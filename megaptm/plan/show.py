@@ -9,12 +9,10 @@ from rich.text import Text
 
 from megaptm.config import Layout
 from megaptm.console import Console
-from megaptm.plan.count import count_parameters
 from megaptm.plan.dry import DryRunReport
 from megaptm.plan.plan import Plan
 from megaptm.plan.saving import Saving
 from megaptm.plan.search import Candidate, Search
-from megaptm.plan.teacher import teacher_flops
 
 GIB = 2**30
 COLORS = (
@@ -33,12 +31,8 @@ def show(plan: Plan, console: Console) -> None:
         f"{plan.parameters:,} parameters; {work.tokens:,} tokens and {work.flops:.3g} FLOPs a step "
         f"({work.flops / work.tokens:.3g} a token)"
     )
-    if work.distillation is not None:
-        console.print(
-            f"teacher {work.distillation.teacher.name}: "
-            f"{count_parameters(work.distillation.teacher, with_heads=True):,} parameters, {teacher_flops(work):.3g} "
-            "more FLOPs a step"
-        )
+    for costs in work.extra_costs:
+        console.print(costs.summary(work))
     console.print(f"{format_layout(layout)}; {work.precision}, batch {work.batch:,}\n", highlight=False)
     _memory(plan, console)
     _step(plan, console)
@@ -82,11 +76,9 @@ def _memory(plan: Plan, console: Console) -> None:
 
 def parts_of_memory(plan: Plan) -> list[str]:
     """Return the parts of memory to show. Rare parts are left out if this model does not have them."""
-    rare = {"comparison", "recurrence_cache", "teacher"}
+    rare = {"comparison", "recurrence_cache", *plan.memory[0].extra}
     return [
-        part
-        for part in plan.memory[0].parts()
-        if part not in rare or any(getattr(stage, part) for stage in plan.memory)
+        part for part in plan.memory[0].parts() if part not in rare or any(stage.parts()[part] for stage in plan.memory)
     ]
 
 

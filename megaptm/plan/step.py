@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from megaptm.plan import costs, teacher
+from megaptm.plan import costs
 from megaptm.plan.costs import Passes
 from megaptm.plan.machine import Machine
 from megaptm.plan.network import collective_seconds, message_seconds
@@ -34,7 +34,7 @@ class StepTime:
     flops: int
     """Model FLOPs on all devices."""
     hardware_flops: float
-    """FLOPs including recomputation and the teacher's."""
+    """FLOPs including recomputation and extra costs."""
     devices: int
     peak: float
 
@@ -68,12 +68,9 @@ def estimate_step(machine: Machine, work: Workload, stages: Sequence[CountedStag
     totals = [stage_passes.total for stage_passes in passes]
     slowest = max(range(len(totals)), key=lambda stage: totals[stage])
     slowest_passes = passes[slowest] * work.microbatches
-    compute = (
-        slowest_passes.forward
-        + slowest_passes.backward
-        + costs.time_comparison(machine, work)
-        + teacher.teacher_seconds(machine, work)
-    )
+    compute = slowest_passes.forward + slowest_passes.backward + costs.time_comparison(machine, work)
+    for extra in work.extra_costs:
+        compute = compute + extra.seconds(machine, work)
     # The slowest stage waits until the first micro-batch reaches it, and the others end after its last one.
     bubble = (sum(totals) - totals[slowest]) / layout.virtual
     return StepTime(
@@ -91,7 +88,7 @@ def estimate_step(machine: Machine, work: Workload, stages: Sequence[CountedStag
         + _feature_seconds(machine, work),
         optimizer=max(_optimizer_seconds(machine, work, stage) for stage in stages),
         flops=work.flops,
-        hardware_flops=work.flops + recomputed_flops(work) + teacher.teacher_flops(work),
+        hardware_flops=work.flops + recomputed_flops(work) + sum(extra.flops(work) for extra in work.extra_costs),
         devices=layout.processes,
         peak=machine.peak(work.precision),
     )

@@ -9,13 +9,15 @@ from typing import Literal
 
 from megaptm.bricks import HeadBrick
 from megaptm.bricks import heads as heads_of
-from megaptm.config import Config, Layout, OptimizerConfig, resolve, resolve_distillation
+from megaptm.config import Config, Layout, OptimizerConfig, resolve
 from megaptm.config.objective_fit import sequence_lengths
 from megaptm.errors import UserError
+from megaptm.families import contributions
 from megaptm.families.words import WordSpec
 from megaptm.plan.count import step_flops
+from megaptm.plan.extra_costs import ExtraCosts
 from megaptm.plan.software import MEGAPTM, Software
-from megaptm.spec import Distillation, ModelSpec
+from megaptm.spec import ModelSpec
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 """Bytes of a weight or activation by precision."""
@@ -45,8 +47,8 @@ class Workload:
     software: Software = MEGAPTM
     optimizer: OptimizerConfig | None = None
     """None: a rule with two state elements per weight."""
-    distillation: Distillation | None = None
-    """Settings of distillation from a teacher, which also reads each micro-batch (`plan.teacher`)."""
+    extra_costs: tuple[ExtraCosts, ...] = ()
+    """Costs of extensions of the run."""
 
     @property
     def element_bytes(self) -> int:
@@ -102,7 +104,7 @@ class Workload:
 
     @property
     def flops(self) -> int:
-        """Model FLOPs of a step on all devices, without recomputation and teacher."""
+        """Model FLOPs of a step on all devices, without recomputation and extra costs."""
         return step_flops(
             self.spec, rows=self.batch, lengths=self.lengths, num_predicted=self.num_predicted, appended=self.appended
         )
@@ -131,7 +133,9 @@ def make_workload(config: Config) -> Workload:
         appended=batch.num_appended,
         trained_heads=tuple(objective.losses),
         optimizer=config.optimizer,
-        distillation=None if config.distill is None else resolve_distillation(config),
+        extra_costs=tuple(
+            costs for make in contributions("costs", "extra_costs") if (costs := make(config)) is not None
+        ),
         software=replace(
             MEGAPTM,
             gradient_overlap=config.communication.overlap_grad_reduce,

@@ -10,8 +10,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from megaptm.config import Layout, load
+from megaptm.distillation.costs import TeacherCosts
 from megaptm.models import Model, fill
-from megaptm.plan import teacher
 from megaptm.plan.machine import load_machine
 from megaptm.plan.memory import estimate_memory
 from megaptm.plan.step import estimate_step
@@ -53,33 +53,30 @@ def test_flops_equal_torch(hooks: tuple[str, ...]) -> None:
         layout=Layout(microbatch=3),
         batch=3,
         precision="fp32",
-        distillation=distillation,
     )
     # Vocabulary padding is projected, too: by the student three times, by the teacher once.
     padding = 2 * 36 * (spec.padded_vocabulary - spec.vocabulary) * (3 * spec.width + teacher_spec.width)
-    assert counted == pytest.approx(teacher.teacher_flops(work) + padding * ("logits" in hooks), rel=0.01)
+    assert counted == pytest.approx(TeacherCosts(distillation).flops(work) + padding * ("logits" in hooks), rel=0.01)
 
 
 def test_memory_and_time_of_a_teacher() -> None:
     work = make_workload(load("configs/distilbert/base.yaml"))
+    (teacher,) = work.extra_costs
+    assert isinstance(teacher, TeacherCosts)
     with torch.device("meta"):
-        built = Model(published(change(work.distillation.teacher.family), "base"))  # type: ignore[union-attr]
-    assert teacher.count_teacher_parameters(work) == sum(parameter.numel() for parameter in built.parameters())
-    alone = replace(work, distillation=None)
+        built = Model(published(change(teacher.distillation.teacher.family), "base"))
+    parameters = teacher.count_parameters(work)
+    assert parameters == sum(parameter.numel() for parameter in built.parameters())
+    alone = replace(work, extra_costs=())
     (with_teacher,), (without_teacher,) = estimate_memory(work), estimate_memory(alone)
-    assert (
-        with_teacher.total - without_teacher.total == with_teacher.teacher >= 2 * teacher.count_teacher_parameters(work)
-    )
+    assert with_teacher.total - without_teacher.total == with_teacher.extra["teacher"] >= 2 * parameters
     machine = load_machine("h100-80g")
     # With cached logits no teacher is held, and none computes logits.
-    cached = replace(work, distillation=replace(work.distillation, cached=True, weights={"logits": 5.0}))  # type: ignore[type-var]
+    cached_costs = TeacherCosts(replace(teacher.distillation, cached=True, weights={"logits": 5.0}))
+    cached = replace(work, extra_costs=(cached_costs,))
     (with_cached,) = estimate_memory(cached)
-    assert (
-        0
-        < with_cached.teacher - without_teacher.teacher
-        < with_teacher.teacher - 2 * teacher.count_teacher_parameters(work)
-    )
-    assert teacher.teacher_flops(cached) < 0.5 * teacher.teacher_flops(work)
+    assert 0 < with_cached.extra["teacher"] < with_teacher.extra["teacher"] - 2 * parameters
+    assert cached_costs.flops(cached) < 0.5 * teacher.flops(work)
     assert (
         estimate_step(machine, alone).seconds
         < estimate_step(machine, cached).seconds
