@@ -164,19 +164,7 @@ FAMILY_MAY_IMPORT = (
 """Packages that the folder of a family may import, besides other families. Only families may import it: the rest of the
 project finds its tables through the catalogue, `megaptm.families`."""
 EXTENSION_MAY_IMPORT = {
-    "distillation": (
-        "spec",
-        "bricks",
-        "config",
-        "models",
-        "storage",
-        "tokenizers",
-        "data",
-        "run",
-        "report",
-        "inference",
-        "commands",
-    ),
+    "distillation": ("spec", "batch", "bricks", "config", "plan", "layers", "losses", "models", "storage", "tokenizers", "data", "checkpoint", "parallel", "run", "report", "inference", "train", "commands"),
 }
 """Folder that extends the core -> packages that it may import. Nothing imports it: `extensions.EXTENSIONS` lists it."""
 ENTRY_POINTS = ("__main__", "api", "commands", "demo")

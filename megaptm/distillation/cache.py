@@ -31,10 +31,11 @@ from megaptm.data.teacher_logits import (
     sample_digest,
     write_file,
 )
+from megaptm.distillation.losses import compared_places, head_projection
 from megaptm.errors import UserError
 from megaptm.inference.trained_model import open_run
+from megaptm.losses.token import Projected
 from megaptm.models import Model
-from megaptm.models.distill import Projected, compared_places, head_projection
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.other_run import CONFIG, OtherRun
 from megaptm.run.teacher import checkpoint_id, num_positions, stream_prefix, teacher_run

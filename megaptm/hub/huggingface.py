@@ -158,9 +158,10 @@ def _convert(
 ) -> tuple[PretrainedConfig, Any, dict[str, Tensor]]:
     """Return config, generation config and weights in Hugging Face's format; `start`: `BaseObjective.decoder_start`."""
     counterpart = find_counterpart(spec)
-    # Projections to the width of a teacher are used only in pre-training, too.
-    added = (*(f"head.{head}." for head in _heads_left_out(spec, counterpart)), "distill.")
-    known = {name: weight for name, weight in weights.items() if not name.startswith(added)}
+    left_out = tuple(f"head.{head}." for head in _heads_left_out(spec, counterpart))
+    # Modules that extensions add to a model are used only in pre-training, too.
+    own = tuple(f"{part}." for part in ("embed", *spec.family.stacks, "head"))
+    known = {name: weight for name, weight in weights.items() if name.startswith(own) and not name.startswith(left_out)}
     hf_weights = export_weights(counterpart.rules, spec, known)
     hf_weights |= {name: torch.zeros(shape) for name, shape in counterpart.zero_parameters(spec).items()}
     special = _special_ids(counterpart, spec, tokenizer, start)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -60,6 +61,25 @@ class SequenceHooks:
     """Hook that returns this rank's part of a tensor along the sequence."""
     gather_sequence: Callable[[Tensor], Tensor] = staticmethod(same)
     """Hook that returns the full sequence from this rank's part."""
+
+
+@dataclass(frozen=True)
+class TensorRanks:
+    """Tensor ranks that divide heads or the vocabulary. The default is a single rank."""
+
+    rank: int = 0
+    sum: Callable[[Tensor], None] | None = None
+    """Sum over ranks, in place. None: a single rank."""
+    largest: Callable[[Tensor], None] | None = None
+    """Maximum over ranks, in place."""
+    reduce: Callable[[Tensor], Tensor] = same
+    """Sum over ranks, with a gradient."""
+
+
+class UsesTensorRanks:
+    """Mixin of modules that combine results of the tensor ranks themselves."""
+
+    ranks = TensorRanks()
 
 
 class Embedding(nn.Module):

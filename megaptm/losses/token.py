@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,25 @@ from megaptm.layers.table_gradient import TableGradient, scaled
 
 SAMPLING_CHUNK = 256
 """Samples whose tokens are sampled at once: 100 MB at vocabulary 30,522 and fp32."""
+
+
+class Projected(NamedTuple):
+    """Input of a vocabulary projection; logits are `hidden @ weight.T + bias`."""
+
+    hidden: Tensor
+    """Hidden states [N, D]."""
+    weight: Tensor
+    """Projection [V, D]."""
+    bias: Tensor | None
+    """Bias [V]."""
+
+    def select(self, rows: Any) -> Projected:
+        """Return a subset of the samples."""
+        return self._replace(hidden=self.hidden[rows])
+
+    def logits(self) -> Tensor:
+        """Return logits [N, V]."""
+        return F.linear(*self)
 
 
 class TokenLoss(nn.Module):

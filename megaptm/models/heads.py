@@ -28,7 +28,7 @@ from megaptm.errors import UserError
 from megaptm.layers.feedforward import GATES, activation_of
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
-from megaptm.losses.soft_targets import Projected
+from megaptm.losses.token import Projected
 from megaptm.models.adaptive import AdaptiveHead
 from megaptm.models.cross_modal import CrossModalHead
 from megaptm.models.draw import UNIFORMS

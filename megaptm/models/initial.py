@@ -110,7 +110,6 @@ RULES: dict[str, tuple[tuple[str, Std], ...]] = {
         (r"bias_table\.weight", _width),
         (r"(\w+_)?(widen|narrow)\.weight", _width),
         (r"(pooler|classify|transform)\.weight", _width),
-        (r"distill\.\w+\.weight", _width),
     ),
     # Released code of ViT: layer projections by Glorot, patch projection by fan-in; zeros for class token, mask vector
     # and label projection.
@@ -215,6 +214,8 @@ def _rule(spec: ModelSpec, name: str) -> Std:
     for pattern, std in RULES[spec.family.init]:
         if re.search(rf"(?:^|\.)(?:{pattern})$", name):
             return _scaled(std, spec.family.init_std / USUAL_STD) if std in BY_INIT_STD else std
+    if name.partition(".")[0] not in ("embed", "head", *spec.family.stacks):
+        return _width  # a module that an extension adds to the model
     raise KeyError(f"no rule of init={spec.family.init!r} names the parameter {name}")
 
 

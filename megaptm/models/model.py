@@ -22,13 +22,12 @@ from megaptm.layers.mask import cross_mask, self_mask
 from megaptm.layers.past import Past
 from megaptm.layers.recurrent import RecurrentStack
 from megaptm.models.contrast import ContrastHead
-from megaptm.models.distill import DistillationLosses
 from megaptm.models.draw import REPLACED, DrawingHead, draw_tokens
 from megaptm.models.embed import Embed
 from megaptm.models.heads import Head, build_heads
 from megaptm.models.loss import Loss
 from megaptm.models.output import ModelOutput, States
-from megaptm.spec import EMBEDDED, Block, Distillation, Family, ModelSpec, Reading
+from megaptm.spec import EMBEDDED, Block, Family, ModelSpec, Reading
 
 NONE_ENDED: Mapping[str, Tensor] = MappingProxyType({})
 NOTHING_PAST: Mapping[str, Past] = MappingProxyType({})
@@ -80,10 +79,7 @@ class Model(nn.Module):
     embed: Embed | None
     head: nn.ModuleDict | None
 
-    def __init__(
-        self, spec: ModelSpec, chunk: ModelChunk | None = None, distillation: Distillation | None = None
-    ) -> None:
-        """`distillation`: losses with respect to a teacher."""
+    def __init__(self, spec: ModelSpec, chunk: ModelChunk | None = None) -> None:
         super().__init__()
         self.spec, self.chunk = spec, chunk or chunks(spec, 1)[0]
         family = spec.family
@@ -110,9 +106,6 @@ class Model(nn.Module):
                 read.read |= {reading.layer}
         if self.chunk.last or self.chunk.heads:
             self.head = build_heads(spec, self.chunk.heads)
-        self.distill = None if distillation is None else DistillationLosses(spec, distillation)
-        if distillation is not None:
-            self.keep_layers(distillation.read_of_student(spec))
 
     def keep_layers(self, layers: Mapping[str, Iterable[int]]) -> None:
         """Request the outputs of layers, stack -> layer indices, for `states`."""

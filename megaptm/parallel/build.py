@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from megaptm.bricks import HEADS
-from megaptm.checkpoint.tensors import TensorReader
 from megaptm.config import Layout, OptimizerConfig
 from megaptm.errors import UserError
 from megaptm.parallel.contrast import ContrastHook
@@ -17,8 +16,7 @@ from megaptm.parallel.initial import Initializer
 from megaptm.parallel.model import ParallelModel, build_parallel_model
 from megaptm.parallel.optimizers import build_optimizer
 from megaptm.parallel.recurrence_cache import RecurrenceHook
-from megaptm.parallel.teacher import DistillationHook, build_teacher
-from megaptm.spec import Distillation, ModelSpec
+from megaptm.spec import ModelSpec
 
 
 def build_engine(
@@ -28,25 +26,23 @@ def build_engine(
     *,
     losses: Mapping[str, float],
     seed: int,
-    distillation: Distillation | None = None,
-    teacher: TensorReader | None = None,
+    hooks: Sequence[EngineHook] = (),
     open_initializer: Callable[[], Initializer] | None = None,
     **options: Any,
 ) -> Engine:
     """Build an engine without values of weights: call `Engine.fill` or `Engine.restore`.
 
-    `teacher`: checkpoint of the teacher, unless its logits are cached. `options`: see `build_parallel_model`.
+    `hooks`: hooks of the run, beside those of the model. `options`: see `build_parallel_model`.
     """
-    model = build_parallel_model(spec, layout, losses=losses, distillation=distillation, **options)
-    hooks = model_hooks(model, losses)
-    if distillation is not None:
-        hooks.append(_distillation_hook(model, distillation, teacher, **options))
+    model = build_parallel_model(spec, layout, losses=losses, hooks=hooks, **options)
+    for hook in hooks:
+        hook.attach(model)
     return Engine(
         model,
         build_optimizer(model, optimizer),
         losses=losses,
         seed=seed,
-        hooks=hooks,
+        hooks=[*model_hooks(model, losses), *hooks],
         open_initializer=open_initializer,
     )
 
@@ -65,14 +61,3 @@ def model_hooks(model: ParallelModel, losses: Iterable[str]) -> list[EngineHook]
             "which would read the cache twice. Set model.memory=0, or choose another objective."
         )
     return hooks
-
-
-def _distillation_hook(
-    model: ParallelModel, distillation: Distillation, reader: TensorReader | None, **options: Any
-) -> DistillationHook:
-    if distillation.cached:
-        return DistillationHook(model, distillation, None)
-    assert reader is not None, "a student needs its teacher's weights"
-    same = {name: options[name] for name in ("global_tokens", "attention_kernel") if name in options}
-    teacher = build_teacher(distillation, model.layout, model.ranks, reader=reader, precision=model.precision, **same)
-    return DistillationHook(model, distillation, teacher)

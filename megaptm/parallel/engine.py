@@ -62,7 +62,9 @@ class Engine:
 
     def fill(self) -> None:
         """Set the initial weights, a function of the seed."""
-        initializer = None if self._open_initializer is None else self._open_initializer()
+        initializer = next(filter(None, (hook.initializer() for hook in self.hooks)), None)
+        if initializer is None and self._open_initializer is not None:
+            initializer = self._open_initializer()
         for stage in self.model.stages:
             fill(stage, seed=self.seed, initializer=initializer)
         self.optimizer.megatron.reload_model_params()

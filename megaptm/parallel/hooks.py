@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -15,12 +15,26 @@ from megaptm.models.model import Model
 from megaptm.models.output import ModelOutput
 from megaptm.parallel.pipeline import Pipeline
 
+if TYPE_CHECKING:
+    from megaptm.parallel.initial import Initializer
+    from megaptm.parallel.model import ParallelModel
+
 
 class EngineHook:
     """Base class of hooks, whose methods change nothing. A hook overrides those that it needs.
 
     The engine calls every method on all ranks at the same point of the program.
     """
+
+    def extend_model(self, model: Model) -> None:
+        """Add modules to a chunk of the model, on the meta device, before it is divided over tensor ranks."""
+
+    def attach(self, model: ParallelModel) -> None:
+        """Called when the model of this rank is built, without values of its weights."""
+
+    def initializer(self) -> Initializer | None:
+        """Return a function for the initial weights of the model; None to leave them to others."""
+        return None
 
     def loss_weights(self, weights: dict[str, float]) -> dict[str, float]:
         """Return the weights of the losses, with those of `extra_losses`."""

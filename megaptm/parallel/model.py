@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,10 @@ from torch import Tensor
 from megaptm.bricks.kernels import AUTO
 from megaptm.config import CommunicationConfig, Layout
 from megaptm.parallel.groups import Ranks, open_groups
+from megaptm.parallel.hooks import EngineHook
 from megaptm.parallel.stage import Stage, attach_main_grads, build_stages, reduce_untouched, transformer_config
 from megaptm.parallel.tied_parameters import TiedParameters
-from megaptm.spec import Distillation, ModelSpec
+from megaptm.spec import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def build_parallel_model(
     timeout_minutes: float = 30.0,
     global_tokens: bool = False,
     attention_kernel: str = AUTO,
-    distillation: Distillation | None = None,
+    hooks: Sequence[EngineHook] = (),
 ) -> ParallelModel:
     """Open the process groups of the layout and build this rank's part of the model, without values of its weights.
 
@@ -69,6 +70,7 @@ def build_parallel_model(
     - `timeout_minutes`: time limit of collectives, the same as for `groups.join`.
     - `global_tokens`: whether batches mark global tokens. If not, the projections of global tokens are frozen.
     - `attention_kernel`: one of `bricks.kernels.KERNELS`, or `auto`.
+    - `hooks`: hooks that may extend the model.
     """
     ranks = open_groups(layout, timeout_minutes=timeout_minutes)
     communication = communication or CommunicationConfig()
@@ -81,7 +83,7 @@ def build_parallel_model(
         losses=losses,
         global_tokens=global_tokens,
         kernel=attention_kernel,
-        distillation=distillation,
+        hooks=hooks,
     )
     tied_parameters = TiedParameters(stages, layout, ranks, timeout_minutes=timeout_minutes)
     overlap_grad_reduce = communication.overlap_grad_reduce and ranks.data_size > 1

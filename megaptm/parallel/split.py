@@ -29,8 +29,17 @@ from torch import Tensor, nn
 from megaptm.batch import IGNORED
 from megaptm.layers.attention import AttentionCore
 from megaptm.layers.layer import Stack
-from megaptm.layers.split import Dropout, Embedding, HeadBias, HeadTable, Linear, SequenceHooks, VocabularyBias
-from megaptm.losses.soft_targets import SoftTargetLoss, VocabularyRanks
+from megaptm.layers.split import (
+    Dropout,
+    Embedding,
+    HeadBias,
+    HeadTable,
+    Linear,
+    SequenceHooks,
+    TensorRanks,
+    UsesTensorRanks,
+    VocabularyBias,
+)
 from megaptm.losses.token import SAMPLING_CHUNK, ReplicatedTokenLoss, TokenLoss, cumulative_shares, pick
 from megaptm.models.model import Model
 from megaptm.parallel.groups import OWN_STREAM
@@ -192,11 +201,11 @@ def split_model(model: Model, config: ModelParallelConfig, *, ranks: int, rank: 
         if config.sequence_parallel:
             model.scatter_sequence = scatter_to_sequence_parallel_region
             model.gather_sequence = _gather_for_replicated_heads
-        if model.distill is not None:
-            model.distill.sum_over_heads = reduce_from_tensor_model_parallel_region
-            for module in model.distill.modules():
-                if isinstance(module, SoftTargetLoss):
-                    module.ranks = VocabularyRanks(rank, _sum_over_tensor_ranks, _largest_of_tensor_ranks)
+        for module in model.modules():
+            if isinstance(module, UsesTensorRanks):
+                module.ranks = TensorRanks(
+                    rank, _sum_over_tensor_ranks, _largest_of_tensor_ranks, reduce_from_tensor_model_parallel_region
+                )
         _set_stacks(model, sequence_parallel=config.sequence_parallel, ranks=ranks, rank=rank)
     return placements
 

@@ -25,7 +25,7 @@ from megaptm.models.output import ModelOutput
 from megaptm.parallel.groups import Ranks, device
 from megaptm.parallel.hooks import EngineHook
 from megaptm.parallel.split import Placement, mark_parameters, split_model
-from megaptm.spec import Distillation, ModelSpec
+from megaptm.spec import ModelSpec
 
 
 class Stage(MegatronModule):
@@ -109,7 +109,7 @@ def build_stages(
     losses: Iterable[str],
     global_tokens: bool,
     kernel: str = AUTO,
-    distillation: Distillation | None = None,
+    hooks: Sequence[EngineHook] = (),
 ) -> list[Stage]:
     """Return this rank's chunks in pipeline order, with uninitialized weights.
 
@@ -127,7 +127,7 @@ def build_stages(
             losses,
             global_tokens,
             kernel,
-            distillation,
+            hooks,
         )
         for index in range(layout.virtual)
     ]
@@ -143,10 +143,12 @@ def _build(
     losses: Iterable[str],
     global_tokens: bool,
     kernel: str,
-    distillation: Distillation | None,
+    hooks: Sequence[EngineHook],
 ) -> Stage:
     with torch.device("meta"):
-        model = Model(spec, chunk, distillation)
+        model = Model(spec, chunk)
+        for hook in hooks:
+            hook.extend_model(model)
         placements = split_model(model, config, ranks=ranks.tensor_size, rank=ranks.tensor)
         model.to(config.params_dtype)
         for module in model.modules():

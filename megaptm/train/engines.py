@@ -7,15 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from megaptm.config import Config, resolve_distillation
+from megaptm.config import Config
 from megaptm.errors import UserError
+from megaptm.families import contributions
 from megaptm.families.words import WordSpec
 from megaptm.objectives import weights_at
 from megaptm.objectives.pairs import GloVe
 from megaptm.objectives.windows import WordWindows
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.rank import RankEnvironment
-from megaptm.spec import Distillation, ModelSpec
+from megaptm.spec import ModelSpec
 from megaptm.train.batch_source import BatchSource, StepSource
 from megaptm.train.pair_source import PairSource
 from megaptm.train.training_engine import TrainingEngine
@@ -52,17 +53,15 @@ def build_engine(
             raise UserError(f"{spec.name} needs numba: install it with `pip install 'megaptm[words]'`.") from None
     from megaptm.parallel.build import build_engine as build_parallel_engine
 
-    distillation = None if config.distill is None else resolve_distillation(config)
-    teacher = _teacher(config, rank_env)
+    hooks = [build(config, rank_env) for build in contributions("hook", "build_hook")]
     return build_parallel_engine(
         spec,
         config.layout,
         config.optimizer,
         losses=weights_at(config.built_objective, 0),
         seed=config.train.seed,
-        distillation=distillation,
-        teacher=teacher,
-        open_initializer=_open_initializer(config, corpora, rank_env, distillation, teacher),
+        hooks=[hook for hook in hooks if hook is not None],
+        open_initializer=_open_initializer(config, corpora, rank_env),
         precision=config.train.precision,
         communication=config.communication,
         timeout_minutes=timeout_minutes,
@@ -71,30 +70,13 @@ def build_engine(
     )
 
 
-def _teacher(config: Config, rank_env: RankEnvironment) -> TensorReader | None:
-    if config.distill is None:
-        return None
-    from megaptm.run.teacher import needs_weights, teacher_run
-
-    return verified_reader(teacher_run(config), rank_env) if needs_weights(config) else None
-
-
 def _open_initializer(
-    config: Config,
-    corpora: RunCorpora,
-    rank_env: RankEnvironment,
-    distillation: Distillation | None,
-    teacher: TensorReader | None,
+    config: Config, corpora: RunCorpora, rank_env: RankEnvironment
 ) -> Callable[[], Initializer] | None:
-    """Return a function that opens the weights from which this run starts, if any: word vectors, another run, the
-    teacher."""
+    """Return a function that opens the weights from which this run starts, if any: word vectors or another run."""
     from megaptm.parallel.initial import checkpoint_initializer
-    from megaptm.parallel.teacher import teacher_initializer
     from megaptm.run.initial import initial_run
 
-    if distillation is not None and distillation.initial:
-        assert teacher is not None, "a student cannot start from cached logits"
-        return partial(teacher_initializer, distillation, teacher)
     if config.model.word_vectors is not None:
         return partial(_vector_initializer, config.model.word_vectors, corpora)
     if config.train.init_from is None or (initial := initial_run(config)) is None:

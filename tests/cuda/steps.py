@@ -23,7 +23,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 pretend.install()
 
 from megaptm.models.model import Model
-from megaptm.parallel import build, collectives, dry, model, stage, teacher
+from megaptm.distillation import hook
+from megaptm.parallel import build, collectives, dry, model, stage
 from tests.cuda.cases import CASES, Case
 from tests.layouts.cases import batch, losses_of
 
@@ -43,7 +44,6 @@ class Weights:
 def second_step(case: Case) -> dict[str, dict[str, int]]:
     """Return the counters of the second step; the first step builds kernels and moments."""
     rows, fields, spec = case.layout.microbatch, fields_of(case), case.spec
-    weights: Any = Weights()
     with dry._world(case.layout, case.rank), FakeTensorMode(allow_non_fake_inputs=True), pretend.Waits():
         built = build.build_engine(
             spec,
@@ -53,8 +53,7 @@ def second_step(case: Case) -> dict[str, dict[str, int]]:
             seed=1,
             precision="bf16",
             global_tokens="global_tokens" in fields,
-            distillation=case.distillation,
-            teacher=weights if case.taught == "by a teacher" else None,
+            hooks=hooks_of(case),
         )
         for step in range(2):
             pretend.clear()
@@ -66,6 +65,11 @@ def second_step(case: Case) -> dict[str, dict[str, int]]:
             built.train_step(batches, step=step, lr=1e-3)
             collectives.any_rank(False)
     return {name: dict(getattr(pretend, name)) for name in ("waits", "messages", "refused", "kernels")}
+
+
+def hooks_of(case: Case) -> list[hook.DistillationHook]:
+    weights: Any = Weights()
+    return [] if case.distillation is None else [hook.DistillationHook(case.distillation, weights)]
 
 
 def fields_of(case: Case) -> dict[str, torch.Tensor]:
@@ -109,10 +113,10 @@ def run_in_this_thread(work: Callable[[], T]) -> T:
 
 
 def patch_models() -> None:
-    for module in (model, teacher):
+    for module in (model, hook):
         replaced: Any = module
         replaced.build_stages = build_stages
-    patched: Any = teacher
+    patched: Any = hook
     patched.run_on_all_ranks = run_in_this_thread  # tensors are fake in this thread only
     dist.all_gather_object = gather_nothing
 

@@ -12,6 +12,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from megaptm.distillation.losses import add_losses
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.families.bert import BERT
@@ -74,7 +75,8 @@ def test_export_equals_transformers_and_round_trips(family: str, tmp_path: Path)
 def test_distillation_projection_is_not_exported(tmp_path: Path) -> None:
     spec = tiny_spec("tinybert")
     distillation = Distillation(teacher=spec, weights={"embeddings": 1.0}, layers={"encoder": ()}, projection="shared")
-    student = Model(spec, distillation=distillation)
+    student = Model(spec)
+    add_losses(student, distillation)
     fill(student, seed=7)
     to_hugging_face(spec, weights_of(student), None, tmp_path / "out")
     imported = from_hugging_face(tmp_path / "out", family="tinybert")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ LOSSES = {"bert": {"mlm": 1.0}, "t5": {"lm": 1.0}}
 def engine_of(folder: str, family: str, layout: Layout, precision: str = "fp32", initial: tuple[int, ...] = ()) -> Any:
     """Return the engine of a student, which is narrower than its teacher unless `initial` layers initialize it."""
     from megaptm.checkpoint.store import Store
-    from megaptm.parallel.teacher import teacher_initializer
+    from megaptm.distillation.hook import DistillationHook
 
     teacher, student = tiny(family), tiny(STUDENTS[family], layers=2, dropout=0.0)
     weights = WEIGHTS
@@ -50,9 +49,7 @@ def engine_of(folder: str, family: str, layout: Layout, precision: str = "fp32",
         losses=LOSSES[family],
         seed=7,
         precision=precision,
-        distillation=distillation,
-        teacher=reader,
-        open_initializer=partial(teacher_initializer, distillation, reader) if initial else None,
+        hooks=[DistillationHook(distillation, reader)],
     )
 
 
@@ -147,7 +144,7 @@ def test_resume_is_bit_identical_and_saves_no_teacher(teachers: dict[str, str], 
 
 def compare_with_teacher(folder: str, initial: tuple[int, ...]) -> tuple[list[str], list[str]]:
     """Return the parameters of a new student that equal the teacher's, and the others."""
-    from megaptm.parallel.teacher import DistillationHook
+    from megaptm.distillation.hook import DistillationHook
 
     engine = engine_of(folder, "bert", Layout(microbatch=8, tensor=2), initial=initial)
     (hook,) = [hook for hook in engine.hooks if isinstance(hook, DistillationHook)]

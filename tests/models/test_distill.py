@@ -12,14 +12,16 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
+from megaptm.distillation.losses import DistillationLosses, add_losses
+from megaptm.distillation.soft_targets import LargestLogits, SoftTargetLoss, soft_class_loss
 from megaptm.families.bert import BERT
 from megaptm.families.bert.huggingface import encoder
 from megaptm.hub.tensor_rules import import_weights
-from megaptm.losses.soft_targets import LargestLogits, Projected, SoftTargetLoss, soft_class_loss
+from megaptm.losses.token import Projected
 from megaptm.models import Model, fill
-from megaptm.models.distill import DistillationLosses
 from megaptm.spec import Distillation, ModelSpec, Size, change
-from tests.models.tiny import distilled_losses, tiny_batch, tiny_spec
+from tests.models.students import distillation_of, distilled_losses
+from tests.models.tiny import tiny_batch, tiny_spec
 from tests.parity.reference import scatter_labels
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -88,7 +90,9 @@ def golden_encoder(name: str, width: int, layers: int, ffn: int) -> tuple[ModelS
 
 
 def model_with(spec: ModelSpec, weights: Mapping[str, Tensor], distillation: Distillation | None = None) -> Model:
-    model = Model(spec, distillation=distillation)
+    model = Model(spec)
+    if distillation is not None:
+        add_losses(model, distillation)
     fill(model, seed=7)
     model.load_state_dict(weights, strict=False)
     return model.eval()
@@ -114,7 +118,7 @@ def test_hidden_states_and_scores_equal_tinybert() -> None:
     # Only the sample without padding: the released code counts padding, ours does not.
     batch = {"tokens": golden["ids"][:1].long(), "segments": golden["types"][:1].long()}
     assert golden["mask"][0].all()
-    losses = student.distill.losses(student, student.states(batch), teacher, batch)  # type: ignore[union-attr]
+    losses = distillation_of(student).losses(student, student.states(batch), teacher, batch)
     student_states, teacher_states = golden["student_hidden_projected"][:, 0], golden["teacher_hidden_picked"][:, 0]
     mse = (student_states - teacher_states).square().mean((1, 2))
     scores = sum(
@@ -127,8 +131,8 @@ def test_hidden_states_and_scores_equal_tinybert() -> None:
         assert count == 9
         assert (loss / count).item() == pytest.approx(value.item(), rel=1e-6)
     # The second layer only.
-    student.distill.wanted = replace(distillation, layer_weights=(0.0, 2.0))  # type: ignore[union-attr]
-    loss, _ = student.distill.losses(student, student.states(batch), teacher, batch)["distill-hidden"]  # type: ignore[union-attr]
+    distillation_of(student).wanted = replace(distillation, layer_weights=(0.0, 2.0))
+    loss, _ = distillation_of(student).losses(student, student.states(batch), teacher, batch)["distill-hidden"]
     assert (loss / 9).item() == pytest.approx(2 * mse[2].item(), rel=1e-6)
 
 
@@ -174,8 +178,8 @@ def test_losses_are_zero_if_student_equals_teacher(family: str) -> None:
 @pytest.mark.parametrize("soft", ["kl", "cross-entropy"])
 def test_soft_target_gradients_equal_plain_torch(soft: str, drops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients of hidden states, table and bias are compared, with a padded vocabulary, in several chunks."""
-    monkeypatch.setattr("megaptm.losses.soft_targets.drops_unlabeled", lambda hidden: drops)
-    monkeypatch.setattr("megaptm.losses.soft_targets.ROWS_PROJECTED", 2)
+    monkeypatch.setattr("megaptm.distillation.soft_targets.drops_unlabeled", lambda hidden: drops)
+    monkeypatch.setattr("megaptm.distillation.soft_targets.ROWS_PROJECTED", 2)
     torch.manual_seed(0)
     hidden, table, bias = (torch.randn(*shape, requires_grad=True) for shape in ((5, 4), (8, 4), (8,)))
     teacher, is_target = (

@@ -18,7 +18,6 @@ from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.models import Model, build_model, fill
-from megaptm.models.loss import Loss
 from megaptm.spec import Family, ModelSpec, Size
 
 FAMILIES = tuple(CATALOGUE)
@@ -104,14 +103,6 @@ def tiny_batch(family: str, *, rows: int = 3, sequence: int = 12, target: int = 
         batch["task_ids"] = draw.classes(table.tasks, rows)
     labels = torch.tensor([0, 1, 1])[:rows]
     return batch | make_label_fields(table, batch, draw, positions=target_positions, row_labels=lambda brick: labels)
-
-
-def distilled_losses(student: Model, teacher: Model | None, batch: dict[str, Tensor]) -> dict[str, Loss]:
-    """Return the losses of a student: of its heads, and with respect to the teacher if there is one."""
-    output = student(batch)
-    if student.distill is None:
-        return output.losses
-    return output.losses | student.distill.losses(student, output.states, teacher, batch)
 
 
 def mean_losses(losses: dict[str, tuple[Tensor, Tensor]]) -> Tensor:

@@ -11,28 +11,31 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from megaptm.config import Layout, load
 from megaptm.distillation.costs import TeacherCosts
+from megaptm.distillation.losses import add_losses
 from megaptm.models import Model, fill
 from megaptm.plan.machine import load_machine
 from megaptm.plan.memory import estimate_memory
 from megaptm.plan.step import estimate_step
 from megaptm.plan.workload import Workload, make_workload
 from megaptm.spec import Distillation, ModelSpec, Size, change, published
-from tests.models.tiny import distilled_losses, tiny_batch, tiny_spec
+from tests.models.students import distilled_losses
+from tests.models.tiny import tiny_batch, tiny_spec
 
 
 def counted_flops(spec: ModelSpec, distillation: Distillation | None) -> int:
     """Return the FLOPs of a forward and backward pass of a student, and of its teacher if there is one."""
-    student = Model(spec, distillation=distillation)
-    fill(student, seed=7)
-    teacher_model = None
+    student, teacher = Model(spec), None
     if distillation is not None:
-        teacher_model = Model(distillation.teacher)
-        fill(teacher_model, seed=8)
-        teacher_model.requires_grad_(False).keep_layers(distillation.read_of_teacher())
+        add_losses(student, distillation)
+        teacher = Model(distillation.teacher)
+        fill(teacher, seed=8)
+        teacher.requires_grad_(False).keep_layers(distillation.read_of_teacher())
+    fill(student, seed=7)
     batch = tiny_batch("bert")
     batch["document_ids"] = torch.ones_like(batch["document_ids"])  # the CPU skips positions without labels
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        sum(loss for loss, _ in distilled_losses(student, teacher_model, batch).values()).backward()
+        losses = student(batch).losses if teacher is None else distilled_losses(student, teacher, batch)
+        sum(loss for loss, _ in losses.values()).backward()
     return counter.get_total_flops()
 
 

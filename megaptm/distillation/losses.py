@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple, cast
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,16 +13,14 @@ from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
 from megaptm.bricks import HEADS
-from megaptm.layers.layer import same
-from megaptm.layers.split import Linear
-from megaptm.losses.soft_targets import LargestLogits, Projected, SoftTargetLoss, soft_class_loss
+from megaptm.distillation.soft_targets import LargestLogits, SoftTargetLoss, soft_class_loss
+from megaptm.layers.split import Linear, UsesTensorRanks
+from megaptm.losses.token import Projected
 from megaptm.models.heads import LanguageHead, MaskedHead, RowClassHead
 from megaptm.models.loss import Loss, count_asked
+from megaptm.models.model import Model
 from megaptm.models.output import States
 from megaptm.spec import EMBEDDED, LOSS, Distillation, ModelSpec, Reading
-
-if TYPE_CHECKING:
-    from megaptm.models.model import Model
 
 
 class StudentAndTeacher(NamedTuple):
@@ -49,7 +47,7 @@ class StudentAndTeacher(NamedTuple):
         )
 
 
-class DistillationLosses(nn.Module):
+class DistillationLosses(UsesTensorRanks, nn.Module):
     """Distillation losses, each summed over positions, and projections to the teacher's width.
 
     - `logits`: see `SoftTargetLoss`; `classes`: the same for sequence classes.
@@ -62,8 +60,6 @@ class DistillationLosses(nn.Module):
     def __init__(self, spec: ModelSpec, wanted: Distillation) -> None:
         super().__init__()
         self.spec, self.wanted = spec, wanted
-        self.sum_over_heads: Callable[[Tensor], Tensor] = same
-        """Hook that sums over the heads of all tensor ranks."""
         self.last = next(reversed(spec.family.stacks))
         hooks = [hook for hook in ("embeddings", "hidden") if wanted.asks(hook) and wanted.projection != "none"]
         self.maps = {hook: hook if wanted.projection == "by-kind" else "shared" for hook in hooks}
@@ -168,7 +164,7 @@ class DistillationLosses(nn.Module):
                     / heads
                     * self.wanted.weight_of(student_layer)
                 )
-                yield self.sum_over_heads(self._over_places(apart_BS.t(), stack, batch))
+                yield self.ranks.reduce(self._over_places(apart_BS.t(), stack, batch))
 
     def apart(self, hook: str, ours_SBD: Tensor, theirs_SBD: Tensor) -> Tensor:
         """Return the mean squared error of projected student states, [S, B]."""
@@ -185,6 +181,14 @@ class DistillationLosses(nn.Module):
         """Return the positions whose logits are compared, [B, S]."""
         prefix = self.spec.family.prefixes[self.spec.readings(self.head)[0].stack]
         return compared_places(batch, prefix, self.wanted.positions)
+
+
+def add_losses(model: Model, distillation: Distillation) -> DistillationLosses:
+    """Add the losses of a student and their projections to its model, as the module `distill`."""
+    losses = DistillationLosses(model.spec, distillation)
+    model.add_module("distill", losses)
+    model.keep_layers(distillation.read_of_student(model.spec))
+    return losses
 
 
 def real_places(batch: Mapping[str, Tensor], prefix: str) -> Tensor:

@@ -5,37 +5,16 @@ logits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.bricks.head import ROWS_PROJECTED
 from megaptm.layers.accumulate import gradient_sum_of
+from megaptm.layers.split import TensorRanks, UsesTensorRanks
 from megaptm.layers.table_gradient import TableGradient, scaled
-from megaptm.losses.token import drops_unlabeled
-
-
-class Projected(NamedTuple):
-    """Input of a vocabulary projection; logits are `hidden @ weight.T + bias`."""
-
-    hidden: Tensor
-    """Hidden states [N, D]."""
-    weight: Tensor
-    """Projection [V, D]."""
-    bias: Tensor | None
-    """Bias [V]."""
-
-    def select(self, rows: Any) -> Projected:
-        """Return a subset of the samples."""
-        return self._replace(hidden=self.hidden[rows])
-
-    def logits(self) -> Tensor:
-        """Return logits [N, V]."""
-        return F.linear(*self)
+from megaptm.losses.token import Projected, drops_unlabeled
 
 
 class LargestLogits(NamedTuple):
@@ -63,27 +42,7 @@ class LargestLogits(NamedTuple):
         return wide.scatter_(1, columns, self.values.float())[:, : self.words]
 
 
-@dataclass(frozen=True)
-class VocabularyRanks:
-    """Partition of the vocabulary over tensor ranks."""
-
-    rank: int = 0
-    sum: Callable[[Tensor], None] | None = None
-    """Sum over ranks, in place. None: a single rank."""
-    largest: Callable[[Tensor], None] | None = None
-
-    def normalizer(self, scores_CV: Tensor) -> Tensor:
-        """Return the log-sum-exp over the full vocabulary, [C, 1]."""
-        if self.sum is None or self.largest is None:
-            return scores_CV.logsumexp(-1, keepdim=True)
-        largest_C1 = scores_CV.amax(-1, keepdim=True)
-        self.largest(largest_C1)
-        sums_C1 = (scores_CV - largest_C1).exp().sum(-1, keepdim=True)
-        self.sum(sums_C1)
-        return largest_C1 + sums_C1.log()
-
-
-class SoftTargetLoss(nn.Module):
+class SoftTargetLoss(UsesTensorRanks, nn.Module):
     """Loss between the token distributions of student and teacher, summed over samples: KL divergence times the squared
     temperature (`kl`; Sanh et al., 2019), or cross-entropy divided by the vocabulary size (`cross-entropy`; released
     code of TinyBERT)."""
@@ -91,8 +50,6 @@ class SoftTargetLoss(nn.Module):
     def __init__(self, vocabulary: int, *, temperature: float, soft: str) -> None:
         super().__init__()
         self.vocabulary, self.temperature, self.soft = vocabulary, temperature, soft
-        self.ranks = VocabularyRanks()
-        """Replaced by `parallel` if the vocabulary is split over ranks."""
 
     def forward(self, student: Projected, teacher: Projected | LargestLogits, is_target_N: Tensor) -> Tensor:
         """Return the float32 sum over target samples. Gradients flow to the student only. Largest logits of a teacher
@@ -111,7 +68,7 @@ class SoftTargetLoss(nn.Module):
         for logits_CV in (student_CV, teacher_CV):
             scores_CV = logits_CV.float() / self.temperature
             scores_CV[:, real:] = -torch.inf
-            scores.append(scores_CV - self.ranks.normalizer(scores_CV))
+            scores.append(scores_CV - normalizer(scores_CV, self.ranks))
         student_log_CV, teacher_log_CV = scores
         probabilities_CV = teacher_log_CV.exp()
         gradient_CV = student_log_CV.exp() - probabilities_CV
@@ -132,6 +89,17 @@ class SoftTargetLoss(nn.Module):
             terms_CV, scale = -probabilities_CV * student_log_CV, 1 / self.vocabulary
         losses_C1 = terms_CV.sum(-1, keepdim=True) * scale
         return losses_C1, gradient_CV.mul_(scale / self.temperature)
+
+
+def normalizer(scores_CV: Tensor, ranks: TensorRanks) -> Tensor:
+    """Return the log-sum-exp over the full vocabulary, [C, 1]."""
+    if ranks.sum is None or ranks.largest is None:
+        return scores_CV.logsumexp(-1, keepdim=True)
+    largest_C1 = scores_CV.amax(-1, keepdim=True)
+    ranks.largest(largest_C1)
+    sums_C1 = (scores_CV - largest_C1).exp().sum(-1, keepdim=True)
+    ranks.sum(sums_C1)
+    return largest_C1 + sums_C1.log()
 
 
 def soft_class_loss(student_NC: Tensor, teacher_NC: Tensor, *, temperature: float, soft: str) -> Tensor:

@@ -8,7 +8,8 @@ from torch import Tensor
 from megaptm.batch import MicroBatch
 from megaptm.bricks.kernels import AUTO
 from megaptm.checkpoint.tensors import TensorReader
-from megaptm.config import CommunicationConfig, Layout
+from megaptm.config import CommunicationConfig, Config, Layout, resolve_distillation
+from megaptm.distillation.losses import add_losses
 from megaptm.errors import UserError
 from megaptm.models.loss import Loss
 from megaptm.models.model import Model
@@ -19,17 +20,63 @@ from megaptm.parallel.hooks import EngineHook
 from megaptm.parallel.initial import Initializer
 from megaptm.parallel.model import ParallelModel
 from megaptm.parallel.stage import build_stages, transformer_config
+from megaptm.run.rank import RankEnvironment
+from megaptm.run.teacher import needs_weights, teacher_run
 from megaptm.spec import LOSS, Distillation
+from megaptm.train.engines import verified_reader
+
+
+def build_hook(config: Config, rank_env: RankEnvironment) -> DistillationHook | None:
+    """Return the hook of a config with distillation, None for others. All ranks call this and verify the teacher."""
+    if config.distill is None:
+        return None
+    return DistillationHook(
+        resolve_distillation(config),
+        verified_reader(teacher_run(config), rank_env) if needs_weights(config) else None,
+        global_tokens=config.batch_spec.has_global_tokens,
+        attention_kernel=config.train.attention_kernel,
+    )
 
 
 class DistillationHook(EngineHook):
     """Losses of a student with respect to a teacher, or to cached logits of one."""
 
-    def __init__(self, student: ParallelModel, distillation: Distillation, teacher: Model | None) -> None:
-        """`teacher`: None if the batches have its logits."""
-        losses = student.stages[-1].model.distill
-        assert losses is not None, "the model was built without distillation"
-        self._losses, self._distillation, self.teacher = losses, distillation, teacher
+    teacher: Model | None = None
+    """This rank's part of the teacher. None if the batches have its logits."""
+
+    def __init__(
+        self,
+        distillation: Distillation,
+        reader: TensorReader | None,
+        *,
+        global_tokens: bool = False,
+        attention_kernel: str = AUTO,
+    ) -> None:
+        """`reader`: the teacher's checkpoint. None if its logits are cached. The options are those of the student."""
+        self._distillation, self._reader = distillation, reader
+        self._options = {"global_tokens": global_tokens, "attention_kernel": attention_kernel}
+
+    def extend_model(self, model: Model) -> None:
+        self._losses = add_losses(model, self._distillation)
+
+    def attach(self, model: ParallelModel) -> None:
+        if self._distillation.cached:
+            return
+        assert self._reader is not None, "a student needs its teacher's weights"
+        self.teacher = build_teacher(
+            self._distillation,
+            model.layout,
+            model.ranks,
+            reader=self._reader,
+            precision=model.precision,
+            **self._options,
+        )
+
+    def initializer(self) -> Initializer | None:
+        if not self._distillation.initial:
+            return None
+        assert self._reader is not None, "a student cannot start from cached logits"
+        return teacher_initializer(self._distillation, self._reader)
 
     def loss_weights(self, weights: dict[str, float]) -> dict[str, float]:
         return self._distillation.with_loss_weights(weights)
