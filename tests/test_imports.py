@@ -12,7 +12,7 @@ from megaptm.families import FOLDERS
 from tests import ROOT
 
 # Package -> packages that it may import. `megaptm.errors`, `megaptm.suggest`, `megaptm.credentials`, `megaptm.console`,
-# `megaptm.python_path`, `megaptm.extensions` and `megaptm` itself (its version) are common.
+# `megaptm.python_path`, `megaptm.extensions`, `megaptm.section` and `megaptm` itself (its version) are common.
 NO_TORCH = {
     "spec": (),
     "plugins": (),
@@ -56,7 +56,6 @@ MAY_IMPORT = {
     "report": ("families", "config", "plan", "shell", "storage", "tokenizers", "track", "resilience", "run"),
     "hub": (
         "spec",
-        "batch",
         "objectives",
         "families",
         "config",
@@ -164,7 +163,29 @@ FAMILY_MAY_IMPORT = (
 """Packages that the folder of a family may import, besides other families. Only families may import it: the rest of the
 project finds its tables through the catalogue, `megaptm.families`."""
 EXTENSION_MAY_IMPORT = {
-    "distillation": ("spec", "batch", "bricks", "config", "plan", "layers", "losses", "models", "storage", "tokenizers", "data", "checkpoint", "parallel", "run", "report", "inference", "train", "commands"),
+    "distillation": (
+        "spec",
+        "batch",
+        "families",
+        "objectives",
+        "bricks",
+        "config",
+        "plan",
+        "layers",
+        "losses",
+        "models",
+        "storage",
+        "tokenizers",
+        "data",
+        "checkpoint",
+        "resilience",
+        "parallel",
+        "run",
+        "report",
+        "inference",
+        "train",
+        "commands",
+    ),
 }
 """Folder that extends the core -> packages that it may import. Nothing imports it: `extensions.EXTENSIONS` lists it."""
 ENTRY_POINTS = ("__main__", "api", "commands", "demo")
@@ -172,7 +193,10 @@ ENTRY_POINTS = ("__main__", "api", "commands", "demo")
 PIPELINE_MAY_IMPORT = ("batch", "config", "data", "objectives", "plugins", "schedulers", "storage", "tokenizers")
 
 
-COMMON = ("errors", "suggest", "credentials", "console", "python_path", "extensions", "__version__", "__init__")
+COMMON = (
+    *("errors", "suggest", "credentials", "console", "python_path", "extensions", "section"),
+    *("__version__", "__init__"),
+)
 
 
 def modules(package):

@@ -35,9 +35,9 @@ from megaptm.run.corpora import (
     load_corpus_tokenizer,
     open_corpus,
 )
-from megaptm.run.corpora_checks import check_cached_logits, check_epochs
+from megaptm.run.corpora_checks import check_epochs
+from megaptm.run.hooks import run_hooks
 from megaptm.run.initial import check_initial, initial_run
-from megaptm.run.teacher import check_teacher
 from megaptm.storage import RetryPolicy, file_sha256, join_path, list_files, regular_file
 
 TIMEOUT_SECONDS = 20.0
@@ -120,14 +120,9 @@ def _check_corpus(case: Case, location: str) -> Iterator[Finding]:
 def _check_mix(config: Config) -> Iterator[Finding]:
     """Check that corpora, tokenizer and objective match, and that there is enough text."""
     corpora, train = RunCorpora(config), config.train
-    if config.distill is not None:
-        check_teacher(config, corpora.tokenizer)
-        yield Finding(
-            "data",
-            "ok",
-            f"{config.distill.teacher}: the teacher exists, matches distill.model, and has the same tokenizer.",
-            {"teacher": config.distill.teacher, "step": config.distill.step},
-        )
+    for hook in run_hooks():
+        if (checked := hook.check(config, corpora.tokenizer)) is not None:
+            yield Finding("data", "ok", *checked)
     check_initial(config, corpora.tokenizer)
     if (initial := initial_run(config)) is not None:
         yield Finding(
@@ -144,7 +139,8 @@ def _check_mix(config: Config) -> Iterator[Finding]:
     check_epochs(config, text)
     validation = corpora.mix("validation")
     held_out = validation.fresh_batches(train.batch)
-    check_cached_logits(config, {"train": text, "validation": validation})
+    for hook in run_hooks():
+        hook.check_samples(config, {"train": text, "validation": validation})
     samples = config.batch_schedule.first_sample(train.steps)
     yield Finding(
         "data",

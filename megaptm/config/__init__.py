@@ -1,6 +1,5 @@
 """Configs: from YAML to a typed and checked `Config`. Does not import torch."""
 
-from megaptm.config.distillation import resolve_distillation
 from megaptm.config.model import resolve, resolve_model
 from megaptm.config.read import Draft, UncheckedConfig, draft, dump, load, load_run, read_model
 from megaptm.config.schema import (
@@ -8,7 +7,6 @@ from megaptm.config.schema import (
     CommunicationConfig,
     Config,
     DataConfig,
-    DistillConfig,
     Layout,
     ModelConfig,
     OptimizerConfig,
@@ -22,7 +20,6 @@ __all__ = [
     "CommunicationConfig",
     "Config",
     "DataConfig",
-    "DistillConfig",
     "Draft",
     "Layout",
     "ModelConfig",
@@ -37,6 +34,5 @@ __all__ = [
     "load_run",
     "read_model",
     "resolve",
-    "resolve_distillation",
     "resolve_model",
 ]

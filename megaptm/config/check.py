@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
 from megaptm.bricks import HEADS
-from megaptm.config.distillation import distillation_errors, teacher_errors
 from megaptm.config.family_rules import family_rules
+from megaptm.config.hooks import config_hooks
 from megaptm.config.learning_rate import schedule_restarts
 from megaptm.config.model import resolve_model
 from megaptm.config.model_rules import layered_model_errors, model_title, stack_sizes
@@ -42,11 +42,15 @@ def config_errors(config: Config) -> Iterator[str]:
     yield from unknown
     if isinstance(_family(config.model), WordFamily):
         yield from (() if unknown else word_vector_errors(config))
-        if config.distill is not None:
-            yield f"distill: {config.model.family} is a word-vector family, which cannot be distilled; remove it."
-        all_rules: tuple[Rules, ...] = (_init, _data, _batch, _schedule)
+        all_rules: tuple[Rules, ...] = (_extensions, _init, _data, _batch, _schedule)
     else:
-        all_rules = (*(() if unknown else (_model, _layout, _communication, _distill)), _init, _data, _batch, _schedule)
+        all_rules = (
+            *(() if unknown else (_model, _layout, _communication, _extensions)),
+            _init,
+            _data,
+            _batch,
+            _schedule,
+        )
     for rules in all_rules:
         yield from rules(config)
 
@@ -209,14 +213,10 @@ def _learned_positions(config: Config, spec: ModelSpec) -> Iterator[str]:
             )
 
 
-def _distill(config: Config) -> Iterator[str]:
-    """Yield errors of the teacher. The relation of student and teacher is checked only if both are valid."""
-    if config.distill is None:
-        return
-    mistakes = [*teacher_errors(config, model_errors)]
-    yield from mistakes
-    if not mistakes and not [*layered_model_errors(config.model)]:
-        yield from distillation_errors(config)
+def _extensions(config: Config) -> Iterator[str]:
+    """Yield errors of the sections of extensions."""
+    for hook in config_hooks():
+        yield from hook.errors(config, model_errors)
 
 
 def _init(config: Config) -> Iterator[str]:
@@ -227,8 +227,6 @@ def _init(config: Config) -> Iterator[str]:
         return
     if isinstance(_family(config.model), WordFamily):
         yield f"train.init_from is not supported by the word-vector family {config.model.family}; remove it."
-    if config.distill is not None and config.distill.initial_layers:
-        yield "train.init_from and distill.initial_layers both set the student's initial weights: remove one."
     if config.model.word_vectors is not None:
         yield "train.init_from and model.word_vectors both set the initial word vectors: remove one."
 

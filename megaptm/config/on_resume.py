@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from megaptm.config.sections.extensions import extension_sections
+
 
 class OnResume(StrEnum):
     """Rule for changing a key of a run that has saved a checkpoint."""
@@ -65,10 +67,9 @@ RULES = {
     "train.validate_batches": OnResume.YES,
     "train.threads": OnResume.YES,
     "train.hang_seconds": OnResume.YES,
-    "distill.teacher": OnResume.MOVED,
-    "distill.cached_logits": OnResume.MOVED,
     "checkpoint": OnResume.YES,
     "track": OnResume.YES,
+    **{f"{key}.{name}": OnResume.MOVED for key, section in extension_sections().items() for name in section.moved},
 }
 """Key or section -> rule. Unlisted keys have `OnResume.NO`."""
 

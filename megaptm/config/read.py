@@ -15,11 +15,12 @@ from pydantic import BaseModel, ValidationError
 
 from megaptm.config.check import config_errors, model_errors
 from megaptm.config.device_layouts import device_errors, select_layout, with_all_devices
-from megaptm.config.distillation import with_resolved_teacher
 from megaptm.config.errors import error_messages
+from megaptm.config.hooks import config_hooks
 from megaptm.config.model import model_spec, with_resolved_model
 from megaptm.config.schedule import with_limited_warmup
 from megaptm.config.schema import Config, DeviceLayout, ModelSection
+from megaptm.config.sections.extensions import extension_sections
 from megaptm.config.shipped import find_config, find_shipped
 from megaptm.config.yamls import ConfigLayer, YamlDumper, read_file, read_mapping, read_override
 from megaptm.errors import UserError
@@ -30,7 +31,9 @@ MAX_MESSAGES = 20
 """Maximum number of mistakes reported for one config."""
 # Replaced as a unit instead of merged: a config with its own corpora or tasks does not want its parent's as well, and
 # layouts belong to one model. An override of a key inside one changes only that key.
-REPLACED_KEYS = frozenset({"data.mix", "data.size_limits", "layouts", "objective", "distill.model"})
+REPLACED_KEYS = frozenset({"data.mix", "data.size_limits", "layouts", "objective"}) | {
+    f"{key}.{name}" for key, section in extension_sections().items() for name in section.replaced
+}
 PYTHON_CONFIG = "the given config"
 """Location of a Python config in error messages."""
 
@@ -127,14 +130,17 @@ class UncheckedConfig:
                 config, devices = self._validated(_without_unknown(values, error))
             except ValidationError:
                 return Draft(None, tuple(mistakes))
-        config = with_limited_warmup(_with_teacher(config))
+        for hook in config_hooks():
+            config = hook.completed(config)
+        config = with_limited_warmup(config)
         unfit = list(device_errors(config, devices)) if devices is not None else []
         if devices is not None and not unfit:
             config = with_all_devices(config, devices)
         mistakes += [*config_errors(config), *unfit]
         if not mistakes:
             config = with_resolved_model(config)
-            config = config if config.distill is None else with_resolved_teacher(config)
+            for hook in config_hooks():
+                config = hook.resolved(config)
         return Draft(config, tuple(mistakes))
 
     def _validated(self, values: dict[str, Any]) -> tuple[Config, int | None]:
@@ -150,18 +156,6 @@ class UncheckedConfig:
         if draft.config is None or draft.mistakes:
             raise _joined_error(draft.mistakes)
         return draft.config
-
-
-def _with_teacher(config: Config) -> Config:
-    """Fill in an absent description of the teacher from its run or its cached logits, if they exist."""
-    if config.distill is None or config.distill.model:
-        return config
-    folders = (config.distill.teacher, *([config.distill.cached_logits] if config.distill.cached_logits else []))
-    configs = [Path(folder).expanduser() / "config.yaml" for folder in folders]
-    if (config_path := next((path for path in configs if path.is_file()), None)) is None:
-        return config
-    model = load_run(config_path).model.model_dump(mode="json", exclude_none=True)
-    return config.model_copy(update={"distill": config.distill.model_copy(update={"model": model})})
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:

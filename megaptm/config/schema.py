@@ -15,14 +15,14 @@ from pydantic_core import PydanticCustomError
 
 from megaptm.batch import BatchSpec
 from megaptm.batch_schedule import BatchSchedule
-from megaptm.config.sections.base import Count, Section
 from megaptm.config.sections.data import DataConfig
-from megaptm.config.sections.distill import DistillConfig
+from megaptm.config.sections.extensions import with_extension_sections
 from megaptm.config.sections.model import ModelConfig, Shape
 from megaptm.config.sections.optimizer import AdafactorConfig, OptimizerConfig
 from megaptm.errors import UserError
 from megaptm.families import find_family
 from megaptm.objectives import BaseObjective, build_objective
+from megaptm.section import Count, Section
 
 __all__ = [
     "AdafactorConfig",
@@ -32,7 +32,6 @@ __all__ = [
     "Count",
     "DataConfig",
     "DeviceLayout",
-    "DistillConfig",
     "Layout",
     "ModelConfig",
     "ModelSection",
@@ -203,6 +202,7 @@ class ModelSection(Section):
     model: ModelConfig
 
 
+@with_extension_sections
 class Config(Section):
     """Config of one run."""
 
@@ -217,8 +217,6 @@ class Config(Section):
     communication: CommunicationConfig = CommunicationConfig()
     optimizer: OptimizerConfig
     train: TrainConfig
-    distill: DistillConfig | None = None
-    """Teacher and distillation losses (docs/distillation.md)."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     track: TrackConfig = TrackConfig()
 

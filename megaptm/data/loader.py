@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,13 +19,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from megaptm.batch import BatchSpec, MicroBatch
 from megaptm.batch_schedule import BatchSchedule
-from megaptm.data.mix import Mix
+from megaptm.data.mix import SampleSource
 from megaptm.errors import SHARED_MEMORY, UserError, storage_errors_as_user_errors
 from megaptm.objectives.objective import Sample
 from megaptm.processes import end_with_parent
-
-if TYPE_CHECKING:
-    from megaptm.data.teacher_logits import TeacherLogitsMix
 
 # Time for the thread to finish a sample. A thread that waits for a server is abandoned, and ends with the process.
 JOIN_SECONDS = 5.0
@@ -80,7 +77,7 @@ class Loader:
 
     def __init__(
         self,
-        mix: Mix | TeacherLogitsMix,
+        mix: SampleSource,
         *,
         start_step: int = 0,
         end_step: int | None = None,
@@ -129,7 +126,7 @@ class Loader:
 
 
 def validation_batches(
-    mix: Mix | TeacherLogitsMix,
+    mix: SampleSource,
     *,
     batch: int,
     microbatch: int,
@@ -142,7 +139,7 @@ def validation_batches(
 
 
 def read_validation(
-    mix: Mix | TeacherLogitsMix,
+    mix: SampleSource,
     *,
     batch: int,
     microbatch: int,
@@ -173,13 +170,13 @@ def read_validation(
             yield batches
 
 
-def validation_steps(mix: Mix | TeacherLogitsMix, *, batch: int, max_steps: int | None = None) -> int:
+def validation_steps(mix: SampleSource, *, batch: int, max_steps: int | None = None) -> int:
     """Return the number of steps of `validation_batches`, without reading them."""
     steps = mix.fresh_batches(batch)
     return steps if max_steps is None else min(steps, max_steps)
 
 
-def stacked(mix: Mix | TeacherLogitsMix, sample_ranges: Iterable[int]) -> Sample:
+def stacked(mix: SampleSource, sample_ranges: Iterable[int]) -> Sample:
     """Return the samples of a micro-batch, stacked: field -> [B, ...]."""
     samples = [mix.sample(number) for number in sample_ranges]
     return {field: np.stack([sample[field] for sample in samples]) for field in samples[0]}
@@ -230,7 +227,7 @@ class _SharedBatches(Dataset):
     """Data set of a worker: writes a micro-batch to shared memory and returns the names of its fields. A `UserError` is
     returned as a value, so that its message is unchanged."""
 
-    def __init__(self, mix: Mix | TeacherLogitsMix, memory: BatchMemory):
+    def __init__(self, mix: SampleSource, memory: BatchMemory):
         self.mix = mix
         self.memory = memory
 
@@ -318,7 +315,7 @@ class _Thread:
         self._thread = threading.Thread(target=self._run, args=arguments, name="megaptm-data", daemon=True)
         self._thread.start()
 
-    def _run(self, mix: Mix, sample_ranges: Iterator[range]) -> None:
+    def _run(self, mix: SampleSource, sample_ranges: Iterator[range]) -> None:
         try:
             for samples in sample_ranges:
                 self._room.get()

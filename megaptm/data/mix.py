@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -55,6 +55,20 @@ class Phase:
     """Samples of each source per block."""
     before: list[int]
     """Samples of each source before `first`."""
+
+
+class SampleSource(Protocol):
+    """Samples by index, as loaders read them."""
+
+    @property
+    def batch(self) -> BatchSpec:
+        """Fields of every sample."""
+
+    def sample(self, index: int) -> Sample:
+        """Return a sample."""
+
+    def fresh_batches(self, batch: int) -> int:
+        """Return the number of batches before text repeats."""
 
 
 class Mix:

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from megaptm.bricks.head import ROWS_PROJECTED
-from megaptm.config import Config, dump, resolve_distillation, resolve_model
+from megaptm.config import Config, dump, resolve_model
 from megaptm.data.loader import as_tensors, stacked, validation_steps
 from megaptm.data.mix import Mix
-from megaptm.data.teacher_logits import (
+from megaptm.distillation.cached_logits import (
     FORMAT,
     MANIFEST,
     PER_FILE,
@@ -32,13 +32,15 @@ from megaptm.data.teacher_logits import (
     write_file,
 )
 from megaptm.distillation.losses import compared_places, head_projection
+from megaptm.distillation.rules import resolve_distillation
+from megaptm.distillation.run import checkpoint_id, num_positions, stream_prefix, teacher_run
+from megaptm.distillation.section import distill_section
 from megaptm.errors import UserError
 from megaptm.inference.trained_model import open_run
 from megaptm.losses.token import Projected
 from megaptm.models import Model
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.other_run import CONFIG, OtherRun
-from megaptm.run.teacher import checkpoint_id, num_positions, stream_prefix, teacher_run
 from megaptm.spec import ModelSpec
 from megaptm.storage import is_unfinished, write_atomically, write_session
 from megaptm.tokenizers import load as load_tokenizer
@@ -129,12 +131,13 @@ def _is_written(path: Path, mix: Mix, numbers: range, manifest: TeacherLogitsMan
 
 def _configured_folder(config: Config) -> Path:
     """Return the folder in which the config expects logits. Raise UserError if it has none."""
-    if config.distill is None or config.distill.cached_logits is None:
+    distill = distill_section(config)
+    if distill is None or distill.cached_logits is None:
         raise UserError(
             "distill.cached_logits is missing: set it to the folder for the logits, which the run then reads "
             "(docs/distillation.md)."
         )
-    return Path(config.distill.cached_logits)
+    return Path(distill.cached_logits)
 
 
 def _build_manifest(

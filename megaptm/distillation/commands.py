@@ -55,6 +55,7 @@ def cache_logits(config: Path, overrides: tuple[str, ...], top: int, dtype: str,
     if on_terminal:
         tell("loading PyTorch")
     from megaptm.distillation.cache import cache_logits as write
+    from megaptm.distillation.section import distill_section
 
     def progress(done: int, total: int) -> None:
         nonlocal logged_at
@@ -70,7 +71,9 @@ def cache_logits(config: Path, overrides: tuple[str, ...], top: int, dtype: str,
         parts=parts,
         tell=progress,
     )
-    samples, folder = done.manifest.samples, run_config.distill.cached_logits if run_config.distill else ""
+    samples = done.manifest.samples
+    distill = distill_section(run_config)
+    folder = distill.cached_logits if distill else ""
     if done.missing:
         computed = f"{folder}: computed the logits of {done.samples:,} samples"
         echo(f"{computed}; {done.missing:,} files of other parts are missing.")

@@ -6,7 +6,10 @@ from dataclasses import dataclass, replace
 
 from megaptm.bricks import heads, sublayers
 from megaptm.bricks.head import ROWS_PROJECTED
-from megaptm.config import Config, resolve_distillation
+from megaptm.config import Config
+from megaptm.distillation.rules import resolve_distillation
+from megaptm.distillation.section import distill_section
+from megaptm.distillation.spec import Distillation
 from megaptm.plan import costs
 from megaptm.plan.costs import OperationTime
 from megaptm.plan.count import count_parameters
@@ -14,12 +17,12 @@ from megaptm.plan.extra_costs import ExtraCosts
 from megaptm.plan.machine import Machine
 from megaptm.plan.stages import count_rank_parameters, stage_chunks
 from megaptm.plan.workload import Workload
-from megaptm.spec import Distillation, ModelSpec, change
+from megaptm.spec import ModelSpec, change
 
 
 def extra_costs(config: Config) -> TeacherCosts | None:
     """Return the costs of the teacher of a config, if it has one."""
-    return None if config.distill is None else TeacherCosts(resolve_distillation(config))
+    return None if distill_section(config) is None else TeacherCosts(resolve_distillation(config))
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from megaptm.batch import MicroBatch
 from megaptm.bricks.kernels import AUTO
 from megaptm.checkpoint.tensors import TensorReader
-from megaptm.config import CommunicationConfig, Config, Layout, resolve_distillation
+from megaptm.config import CommunicationConfig, Config, Layout
 from megaptm.distillation.losses import add_losses
+from megaptm.distillation.rules import resolve_distillation
+from megaptm.distillation.run import needs_weights, teacher_run
+from megaptm.distillation.section import distill_section
+from megaptm.distillation.spec import LOSS, Distillation
 from megaptm.errors import UserError
 from megaptm.models.loss import Loss
 from megaptm.models.model import Model
@@ -21,14 +27,12 @@ from megaptm.parallel.initial import Initializer
 from megaptm.parallel.model import ParallelModel
 from megaptm.parallel.stage import build_stages, transformer_config
 from megaptm.run.rank import RankEnvironment
-from megaptm.run.teacher import needs_weights, teacher_run
-from megaptm.spec import LOSS, Distillation
 from megaptm.train.engines import verified_reader
 
 
 def build_hook(config: Config, rank_env: RankEnvironment) -> DistillationHook | None:
     """Return the hook of a config with distillation, None for others. All ranks call this and verify the teacher."""
-    if config.distill is None:
+    if distill_section(config) is None:
         return None
     return DistillationHook(
         resolve_distillation(config),
@@ -54,7 +58,7 @@ class DistillationHook(EngineHook):
     ) -> None:
         """`reader`: the teacher's checkpoint. None if its logits are cached. The options are those of the student."""
         self._distillation, self._reader = distillation, reader
-        self._options = {"global_tokens": global_tokens, "attention_kernel": attention_kernel}
+        self._options: dict[str, Any] = {"global_tokens": global_tokens, "attention_kernel": attention_kernel}
 
     def extend_model(self, model: Model) -> None:
         self._losses = add_losses(model, self._distillation)

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from megaptm.batch import IGNORED
 from megaptm.bricks import HEADS
 from megaptm.distillation.soft_targets import LargestLogits, SoftTargetLoss, soft_class_loss
+from megaptm.distillation.spec import LOSS, Distillation
 from megaptm.layers.split import Linear, UsesTensorRanks
 from megaptm.losses.token import Projected
 from megaptm.models.heads import LanguageHead, MaskedHead, RowClassHead
 from megaptm.models.loss import Loss, count_asked
 from megaptm.models.model import Model
 from megaptm.models.output import States
-from megaptm.spec import EMBEDDED, LOSS, Distillation, ModelSpec, Reading
+from megaptm.spec import EMBEDDED, ModelSpec, Reading
 
 
 class StudentAndTeacher(NamedTuple):

@@ -120,7 +120,7 @@ def _refused_changes(previous: Config, config: Config, done: int) -> Iterator[Re
                 continue
             case OnResume.NEXT_PHASE if config.train.phase_start == previous.train.steps:
                 continue
-            case OnResume.MOVED if key.startswith("distill."):
+            case OnResume.MOVED if not key.startswith("data."):
                 if old and new:  # compared by hash when the checkpoint is loaded
                     continue
             case OnResume.MOVED:

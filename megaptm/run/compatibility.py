@@ -114,33 +114,6 @@ def refuse_other_files(checkpoint: Checkpoint, files: Mapping[str, str]) -> None
             )
 
 
-LOGITS_SEPARATOR = ", of logits kept with "
-"""Separator in a teacher's identifier, before the settings of its cached logits."""
-
-
-def refuse_other_teacher(checkpoint: Checkpoint, teacher: str | None) -> None:
-    """Raise `UserError` if the student's teacher has changed. An imported student has no teacher yet.
-
-    With cached logits, identifiers end with their settings (`OF_LOGITS`), because these change the loss. Older
-    checkpoints lack the settings.
-    """
-    (before, _, settings_before), (now, _, settings_now) = (
-        (identifier or "").partition(LOGITS_SEPARATOR) for identifier in (checkpoint.state.get("teacher"), teacher)
-    )
-    if not checkpoint.step:
-        return
-    if before != now:
-        raise UserError(
-            f"{'distill.cached_logits does not come from' if settings_now else 'distill.teacher is not'} the "
-            f"checkpoint that {checkpoint.folder} was trained with: restore that one, or choose another run=FOLDER."
-        )
-    if settings_before and settings_before != settings_now:
-        raise UserError(
-            f"distill.cached_logits was written with {settings_now}, and {checkpoint.folder} was trained with logits "
-            f"written with {settings_before}: restore those, or choose another run=FOLDER."
-        )
-
-
 def find_abandoned(store: Store, skip: Mapping[int, int]) -> dict[int, int]:
     """Return checkpoint step -> key of `train.skip_batches` that the checkpoint's training did not apply, or applied
     differently.

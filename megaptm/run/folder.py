@@ -39,6 +39,7 @@ from megaptm.resilience.heartbeat import HEARTBEATS
 from megaptm.resilience.lock import LAUNCH_FILE, RunLock
 from megaptm.run.changes import compare_configs, find_moved_corpora
 from megaptm.run.corpora import corpus_cache, corpus_vocabulary
+from megaptm.run.hooks import run_hooks
 from megaptm.run.submission import SCRIPT, SUBMITTED, refuse_queued
 from megaptm.storage import refuse_link, write_atomically
 from megaptm.track.journal import FILE as METRICS
@@ -102,7 +103,7 @@ def _with_moved_corpora(run: Path, written: UncheckedConfig) -> UncheckedConfig:
     if not isinstance(data, dict) or data == previous.values.get("data") or not has_checkpoint(run):
         return written
     mix = data.get("mix")
-    typed = {_absolute(path): path for path in mix if isinstance(path, str)} if isinstance(mix, dict) else {}
+    typed = {absolute(path): path for path in mix if isinstance(path, str)} if isinstance(mix, dict) else {}
     config = previous.load()
     moved = typed | {
         old: typed[new] for old, new in find_moved_corpora(run, config, typed, corpus_cache(config)).items()
@@ -134,35 +135,24 @@ def absolute_paths(config: Config) -> Config:
 
     So the run can be continued from any directory.
     """
-    mix = {_absolute(folder): weight for folder, weight in config.data.mix.items()}
-    cache = config.data.cache_dir and _absolute(config.data.cache_dir)
-    limits = {_absolute(folder): documents for folder, documents in config.data.size_limits.items()}
+    mix = {absolute(folder): weight for folder, weight in config.data.mix.items()}
+    cache = config.data.cache_dir and absolute(config.data.cache_dir)
+    limits = {absolute(folder): documents for folder, documents in config.data.size_limits.items()}
     data = config.data.model_copy(update={"mix": mix, "size_limits": limits, "cache_dir": cache})
-    objective = config.objective if isinstance(config.objective, str) else map_files(config.objective, _absolute)
-    vectors = config.model.word_vectors and _absolute(config.model.word_vectors)
+    objective = config.objective if isinstance(config.objective, str) else map_files(config.objective, absolute)
+    vectors = config.model.word_vectors and absolute(config.model.word_vectors)
     model = config.model.model_copy(update={"word_vectors": vectors})
-    update = {"run": _absolute(config.run), "model": model, "data": data, "objective": objective}
-    if config.distill is not None:
-        teacher, step = _absolute(config.distill.teacher), config.distill.step
-        # A teacher that is trained further must not change in the middle of a run.
-        if step is None and (previous := _saved_config(Path(config.run))) is not None and previous.distill is not None:
-            step = previous.distill.step
-        cached = config.distill.cached_logits and _absolute(config.distill.cached_logits)
-        if step is None and cached is not None:
-            from megaptm.data.teacher_logits import cached_step
-
-            step = cached_step(Path(cached))
-        step = newest_step(Path(teacher)) if step is None else step
-        update["distill"] = config.distill.model_copy(
-            update={"teacher": teacher, "step": step, "cached_logits": cached}
-        )
+    update = {"run": absolute(config.run), "model": model, "data": data, "objective": objective}
     if config.train.init_from is not None:
-        folder, step = _absolute(config.train.init_from), config.train.init_step
+        folder, step = absolute(config.train.init_from), config.train.init_step
         if step is None and (previous := _saved_config(Path(config.run))) is not None:
             step = previous.train.init_step
         step = newest_step(Path(folder)) if step is None else step
         update["train"] = config.train.model_copy(update={"init_from": folder, "init_step": step})
     config = config.model_copy(update=update)
+    run = Path(config.run)
+    for hook in run_hooks():
+        config = hook.with_absolute_paths(config, lambda: _saved_config(run))
     if config.optimizer.max_warmup_ratio is not None and (previous := _saved_config(Path(config.run))) is not None:
         config = with_initial_warmup(config, previous)
     return config
@@ -286,5 +276,5 @@ def has_checkpoint(run: Path) -> bool:
     return last_saved_step(run) > 0
 
 
-def _absolute(path: str) -> str:
+def absolute(path: str) -> str:
     return path if "://" in path else os.path.abspath(os.path.expanduser(path))

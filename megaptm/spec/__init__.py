@@ -21,8 +21,7 @@ from megaptm.spec.block import (
     visibility_of,
     with_attention_options,
 )
-from megaptm.spec.distillation import EMBEDDED, HOOKS, LOSS, Distillation
-from megaptm.spec.family import Family, Reading, change
+from megaptm.spec.family import EMBEDDED, Family, Reading, change
 from megaptm.spec.inputs import InputSpec, SegmentInput, TaskInput, TokenInput
 from megaptm.spec.model import VOCABULARY_MULTIPLE, ModelSpec, published
 from megaptm.spec.size import BAND, Size
@@ -32,8 +31,6 @@ __all__ = [
     "BIAS_BUCKETS",
     "BIAS_FARTHEST",
     "EMBEDDED",
-    "HOOKS",
-    "LOSS",
     "SCORE_BIASES",
     "VISIBILITIES",
     "VOCABULARY_MULTIPLE",
@@ -41,7 +38,6 @@ __all__ = [
     "AttentionSpec",
     "BandedSpec",
     "Block",
-    "Distillation",
     "FFNSpec",
     "Family",
     "InputSpec",

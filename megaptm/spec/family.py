@@ -215,6 +215,10 @@ class Family:
         return next(reversed(self.stacks.values()))
 
 
+EMBEDDED = -1
+"""Layer index of the input embeddings."""
+
+
 class Reading(NamedTuple):
     """Output that a head reads."""
 

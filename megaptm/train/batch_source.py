@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from megaptm.batch import BatchSpec, MicroBatch
 from megaptm.config import Config
 from megaptm.data.loader import Loader, read_validation, validation_steps
-from megaptm.data.mix import Mix
+from megaptm.data.mix import SampleSource
 from megaptm.parallel.groups import Ranks
 from megaptm.run.corpora import RunCorpora
+from megaptm.run.hooks import run_hooks
 from megaptm.tokenizers import Tokenizer
-
-if TYPE_CHECKING:
-    from megaptm.data.teacher_logits import TeacherLogits, TeacherLogitsMix
 
 
 class Samples(Protocol):
@@ -69,8 +67,9 @@ class BatchSource:
         self.ranks = ranks
         self.tokenizer = corpora.tokenizer
         self.train, self.validation = corpora.mix("train"), corpora.mix("validation")
-        self._teacher_logits = _cached_logits(config)
-        """Cached logits of a teacher that does not run."""
+        self._read_train = _extended(config, self.train, "train")
+        self._read_validation = _extended(config, self.validation, "validation")
+        """Samples with the fields of extensions."""
         self._loader: Loader | None = None
 
     @property
@@ -86,7 +85,7 @@ class BatchSource:
             while True:
                 yield None
         self._loader = Loader(
-            self._taught(self.train, "train"),
+            self._read_train,
             start_step=start,
             batch=self.config.batch_schedule,
             microbatch=self.config.layout.microbatch,
@@ -104,7 +103,7 @@ class BatchSource:
         if not self.reads:
             return repeat(None, validation_steps(self.validation, batch=batch, max_steps=max_batches))
         return read_validation(
-            self._taught(self.validation, "validation"),
+            self._read_validation,
             batch=batch,
             microbatch=self.config.layout.microbatch,
             rank=self.ranks.data,
@@ -113,21 +112,13 @@ class BatchSource:
             workers=self.config.data.workers if self.config.built_objective.blobs else None,
         )
 
-    def _taught(self, mix: Mix, split: str) -> Mix | TeacherLogitsMix:
-        if self._teacher_logits is None:
-            return mix
-        from megaptm.data.teacher_logits import TeacherLogitsMix
-
-        return TeacherLogitsMix(mix, self._teacher_logits.split(split))
-
     def close(self) -> None:
         if self._loader is not None:
             self._loader.close()
 
 
-def _cached_logits(config: Config) -> TeacherLogits | None:
-    if config.distill is None or config.distill.cached_logits is None:
-        return None
-    from megaptm.run.teacher import teacher_logits
-
-    return teacher_logits(config)
+def _extended(config: Config, samples: SampleSource, split: str) -> SampleSource:
+    """Return the samples of a split with the fields that extensions add."""
+    for hook in run_hooks():
+        samples = hook.samples(config, samples, split)
+    return samples

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,10 @@ from megaptm.run.compatibility import (
     recorded_layout,
     refuse_other_files,
     refuse_other_model,
-    refuse_other_teacher,
     refuse_other_text,
 )
+from megaptm.run.hooks import run_hooks
 from megaptm.run.rank import RankEnvironment
-from megaptm.run.teacher import teacher_id
 from megaptm.spec import ModelSpec
 from megaptm.train.batch_source import StepSource
 from megaptm.train.held_out import FIELD as HELD_OUT
@@ -72,7 +72,8 @@ class Checkpointer:
         self.config, self.engine, self.spec, self.source = config, engine, spec, source
         self.rank_env, self.events = rank_env, events
         self.compatibility = compatibility(spec, source.tokenizer.fingerprint)
-        self.teacher = None if config.distill is None else teacher_id(config)
+        self.extensions = [(hook, hook.state(config)) for hook in run_hooks()]
+        """Hooks of extensions, and their state."""
         self.files: dict[str, str] = broadcast_object(objective_files(config) if lock else {})
         self.store = Store(
             run,
@@ -105,7 +106,8 @@ class Checkpointer:
             refuse_other_model(checkpoint, self.compatibility)
             refuse_other_text(checkpoint, self.source.train.corpora)
             refuse_other_files(checkpoint, self.files)
-            refuse_other_teacher(checkpoint, self.teacher)
+            for hook, extension in self.extensions:
+                hook.refuse_changes(checkpoint, extension)
             self.layout_before = recorded_layout(checkpoint)
             self.held_out.restore(read_state(checkpoint, HELD_OUT))
         self.source.count()
@@ -195,7 +197,7 @@ class Checkpointer:
         samples = self.config.batch_schedule.first_sample(step)
         return {
             **self.compatibility,
-            **({} if self.teacher is None else {"teacher": self.teacher}),
+            **dict(chain.from_iterable(extension.items() for _, extension in self.extensions)),
             "samples": samples,
             "cursors": dict(self.source.train.cursors(samples)),
             "corpora": dict(self.source.train.corpora),

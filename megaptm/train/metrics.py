@@ -179,7 +179,7 @@ class StepReport:
     def validation(self, step: int, means: Mapping[str, float]) -> None:
         self._fence()
         metrics = {"validation/loss": means["loss"]}
-        if len(self.objective.losses) > 1 or self.config.distill is not None:
+        if len(self.objective.losses) > 1 or not means.keys() <= {"loss", *self.objective.losses}:
             metrics |= {f"validation/{name}": value for name, value in means.items() if name != "loss"}
         self.tracker.log_metrics(step, metrics)
         self._screen.validation(step, metrics)

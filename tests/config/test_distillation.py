@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.config import dump, load, resolve_distillation
+from megaptm.config import dump, load
+from megaptm.distillation.rules import resolve_distillation
+from megaptm.distillation.section import distill_section
 from megaptm.errors import UserError
 from megaptm.families.distilbert import TINYBERT
 
@@ -36,9 +38,10 @@ def test_tinybert_layer_mapping(size: str, group: int) -> None:
 def test_distilbert_losses_and_initial_layers() -> None:
     """Values of the released code."""
     config = load("distilbert/base")
-    assert config.distill is not None
-    assert config.distill.model["layers"] == 12
-    assert config.distill.model["vocabulary"] == 30_522
+    distill = distill_section(config)
+    assert distill is not None
+    assert distill.model["layers"] == 12
+    assert distill.model["vocabulary"] == 30_522
     distillation = resolve_distillation(config)
     assert distillation.with_loss_weights({"mlm": 1.0}) == {"mlm": 2.0, "distill-logits": 5.0, "distill-cosine": 1.0}
     assert distillation.temperature == 2.0

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from megaptm.data.teacher_logits import (
+from megaptm.distillation.cached_logits import (
     FORMAT,
     MANIFEST,
     TEACHER_IDS,

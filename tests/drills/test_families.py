@@ -13,6 +13,7 @@ from rich.console import Console
 from data_pipeline import commands
 from data_pipeline.annotate.similar import write_similar_words
 from megaptm.config import load as load_config
+from megaptm.distillation.section import distill_section
 from megaptm.families import CATALOGUE
 from megaptm.objectives import OBJECTIVES
 from megaptm.tokenizers import load
@@ -129,7 +130,7 @@ def macbert_overrides(corpus: Path) -> list[str]:
 def overrides_for(family: str, corpus: Path) -> list[str]:
     """Return the overrides that a tiny config needs for this corpus and number of steps."""
     config = load_config(ROOT / f"configs/{family}/tiny.yaml")
-    if config.distill is not None:
+    if distill_section(config) is not None:
         return ["distill=null", "model.layers=2"]  # stages have no teacher
     if config.model.cutoffs:
         return ["model.cutoffs=[128, 320]"]  # vocabulary of 512

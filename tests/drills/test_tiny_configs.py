@@ -22,6 +22,7 @@ from megaptm.config import Config, load
 from megaptm.data import Mix, open_mix
 from megaptm.data.loader import as_tensors, stacked
 from megaptm.data.statistics import unigram_loss
+from megaptm.distillation.section import distill_section
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, RECURRENT
 from megaptm.hub.counterparts import find_counterpart
@@ -83,7 +84,9 @@ def finished(
     folder = documented_corpora(family)
     monkeypatch_module.chdir(folder)  # the working directory of a config's relative paths
     run = folder / "runs" / f"{family}-tiny"
-    if (distill := load(tiny_config(family)).distill) is not None and not checkpoints(folder / distill.teacher):
+    if (distill := distill_section(load(tiny_config(family)))) is not None and not checkpoints(
+        folder / distill.teacher
+    ):
         assert finish("train", str(tiny_config("bert")), THREADS).returncode == 0
     with measure_cost(request.config, family) as spent:
         spent.cpu += kill_half_way(family, run)
@@ -104,7 +107,7 @@ def finished(
 
 def divided_axis(family: str) -> str:
     """Return the axis on which two processes resume: pipeline, or data for families and students that have no other."""
-    is_student = family in CATALOGUE and load(tiny_config(family)).distill is not None
+    is_student = family in CATALOGUE and distill_section(load(tiny_config(family))) is not None
     return "data" if family in RECURRENT or is_student else "pipeline"
 
 

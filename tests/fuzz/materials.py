@@ -12,7 +12,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from megaptm.data.teacher_logits import FORMAT, SampleLogits, file_hash, file_name, sample_digest, write_file
+from megaptm.distillation.cached_logits import FORMAT, SampleLogits, file_hash, file_name, sample_digest, write_file
 from megaptm.families.elmo.bilm import bilm_options, to_bilm
 from megaptm.families.elmo.hdf5 import write_hdf5
 from megaptm.hub.huggingface import to_hugging_face

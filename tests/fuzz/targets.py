@@ -218,7 +218,7 @@ def mutate_logits(folder: Path, rng: Random) -> bool:
 
 
 def read_logits(folder: Path) -> Any:
-    from megaptm.data.teacher_logits import TeacherLogits
+    from megaptm.distillation.cached_logits import TeacherLogits
 
     logits = TeacherLogits.open(folder).split("train")
     fields_by_sample = [logits.fields(number, logits_sample(number)) for number in range(3)]

@@ -13,6 +13,7 @@ import transformers
 from torch import Tensor
 
 from megaptm.distillation.losses import add_losses
+from megaptm.distillation.spec import Distillation
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.families.bert import BERT
@@ -20,7 +21,7 @@ from megaptm.families.gpt import GPT2
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.huggingface import describe_config, from_hugging_face, hugging_face_config, to_hugging_face
 from megaptm.models import Model, build_model, fill
-from megaptm.spec import Distillation, ModelSpec, Size, TaskInput, change, published
+from megaptm.spec import ModelSpec, Size, TaskInput, change, published
 from megaptm.tokenizers import train
 from tests.hub.reloaded import use_own_random_values
 from tests.models.tiny import FAMILIES, has_counterpart, tiny_batch, tiny_model, tiny_spec

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from megaptm.config import Layout
-from megaptm.spec import Distillation, ModelSpec, change
+from megaptm.distillation.spec import Distillation
+from megaptm.spec import ModelSpec, change
 from tests.engines import filled_engine
 from tests.layouts.cases import ADAM, batch, micro_batches, tiny, train_and_save
 from tests.ranks import run_ranks

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from megaptm.distillation.losses import DistillationLosses, add_losses
 from megaptm.distillation.soft_targets import LargestLogits, SoftTargetLoss, soft_class_loss
+from megaptm.distillation.spec import Distillation
 from megaptm.families.bert import BERT
 from megaptm.families.bert.huggingface import encoder
 from megaptm.hub.tensor_rules import import_weights
 from megaptm.losses.token import Projected
 from megaptm.models import Model, fill
-from megaptm.spec import Distillation, ModelSpec, Size, change
+from megaptm.spec import ModelSpec, Size, change
 from tests.models.students import distillation_of, distilled_losses
 from tests.models.tiny import tiny_batch, tiny_spec
 from tests.parity.reference import scatter_labels

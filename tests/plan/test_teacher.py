@@ -12,12 +12,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from megaptm.config import Layout, load
 from megaptm.distillation.costs import TeacherCosts
 from megaptm.distillation.losses import add_losses
+from megaptm.distillation.spec import Distillation
 from megaptm.models import Model, fill
 from megaptm.plan.machine import load_machine
 from megaptm.plan.memory import estimate_memory
 from megaptm.plan.step import estimate_step
 from megaptm.plan.workload import Workload, make_workload
-from megaptm.spec import Distillation, ModelSpec, Size, change, published
+from megaptm.spec import ModelSpec, Size, change, published
 from tests.models.students import distilled_losses
 from tests.models.tiny import tiny_batch, tiny_spec
 

@@ -9,16 +9,15 @@ import pytest
 
 from megaptm.checkpoint.store import Checkpoint, Store
 from megaptm.config import load, resolve, resolve_model
+from megaptm.distillation.run import LOGITS_SEPARATOR, refuse_other_teacher
 from megaptm.errors import UserError
 from megaptm.families import FAMILIES
 from megaptm.run.compatibility import (
-    LOGITS_SEPARATOR,
     compatibility,
     find_abandoned,
     objective_files,
     refuse_other_files,
     refuse_other_model,
-    refuse_other_teacher,
     refuse_other_text,
 )
 from tests import ROOT

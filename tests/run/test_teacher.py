@@ -9,12 +9,13 @@ import pytest
 
 from megaptm.checkpoint.committed import FOLDER, MANIFEST
 from megaptm.config import Config, dump, load
-from megaptm.data.teacher_logits import FORMAT, TeacherLogitsManifest
-from megaptm.data.teacher_logits import MANIFEST as KEPT
+from megaptm.distillation.cached_logits import FORMAT, TeacherLogitsManifest
+from megaptm.distillation.cached_logits import MANIFEST as KEPT
+from megaptm.distillation.run import check_teacher
+from megaptm.distillation.section import distill_section
 from megaptm.errors import UserError
 from megaptm.run.changes import compare_configs
 from megaptm.run.folder import absolute_paths
-from megaptm.run.teacher import check_teacher
 
 BERT = Path(__file__).parents[2] / "configs/bert/tiny.yaml"
 
@@ -40,7 +41,7 @@ def test_student_keeps_the_teacher_step_of_its_start(tmp_path: Path, first: int)
     teacher, run = save_checkpoint(tmp_path / "teacher", first, config), tmp_path / "run"
     save_checkpoint(run, 1, student_config(teacher, run))
     save_checkpoint(teacher, 4, config)
-    of_run, of_another = student_config(teacher, run).distill, student_config(teacher, tmp_path / "another").distill
+    of_run, of_another = (distill_section(student_config(teacher, folder)) for folder in (run, tmp_path / "another"))
     assert of_run is not None
     assert of_another is not None
     assert (of_run.step, of_another.step) == (first, 4)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from megaptm.data.teacher_logits import TEACHER_IDS, TEACHER_LOGITS, TeacherLogits
 from megaptm.distillation.cache import cache_logits
+from megaptm.distillation.cached_logits import TEACHER_IDS, TEACHER_LOGITS, TeacherLogits
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import load_model
 from megaptm.run.corpora import RunCorpora

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from megaptm.config import load
+from megaptm.distillation.section import distill_section
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.track import read_metrics
 from tests.drills.program import arguments, losses
@@ -40,7 +41,7 @@ def test_student_resumes_with_the_same_teacher_checkpoint(
     megaptm("train", str(teacher), "train.steps=4")
     megaptm("train", str(tmp_path / "run"), "layout.data=1")
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
-    said = load(tmp_path / "run/config.yaml").distill
+    said = distill_section(load(tmp_path / "run/config.yaml"))
     assert said is not None
     assert (said.step, said.model["layers"]) == (2, 2)
     for record in (one for one in read_metrics(tmp_path / "whole") if "loss/mlm" in one):

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from megaptm.config.sections.base import Count, Section
 from megaptm.objectives.objective import SequenceLength
+from megaptm.section import Count, Section
 
 
 class DataConfig(Section):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, Strict, create_model, field_validator
 
-from megaptm.config.sections.base import Count, Fraction, Section
 from megaptm.families import contributions
+from megaptm.section import Count, Fraction, Section
 
 
 class Shape(Section):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Strict
 
-from megaptm.config.sections.base import Count, Fraction, Section
+from megaptm.section import Count, Fraction, Section
 
 
 class AdafactorConfig(Section):

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field, Strict
 
-from megaptm.config.sections.base import Section
 from megaptm.families.vit.spec import MAX_PIXEL_STATISTIC
+from megaptm.section import Section
 
 Mean = Annotated[float, Field(ge=-MAX_PIXEL_STATISTIC, le=MAX_PIXEL_STATISTIC)]
 Spread = Annotated[float, Field(ge=1 / MAX_PIXEL_STATISTIC, le=MAX_PIXEL_STATISTIC)]

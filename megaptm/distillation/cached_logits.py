@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError
@@ -27,7 +27,7 @@ from safetensors.numpy import load, save
 
 from megaptm.batch import BatchSpec, Field
 from megaptm.data.lru import LRUCache
-from megaptm.data.mix import Mix
+from megaptm.data.mix import SampleSource
 from megaptm.data.shards import through_outages
 from megaptm.errors import UserError, storage_errors_as_user_errors
 from megaptm.objectives.objective import Sample
@@ -55,7 +55,7 @@ class TeacherLogitsManifest(Record):
 
     format: str
     teacher: str
-    """Identifier of the teacher's checkpoint (`run.teacher.checkpoint_id`)."""
+    """Identifier of the teacher's checkpoint (`distillation.run.checkpoint_id`)."""
     step: int
     head: str
     positions: str
@@ -272,7 +272,7 @@ def _are_valid(tensors: Mapping[str, np.ndarray], manifest: TeacherLogitsManifes
 class TeacherLogitsMix:
     """Samples of a mix with cached teacher logits."""
 
-    def __init__(self, mix: Mix, logits: SplitLogits) -> None:
+    def __init__(self, mix: SampleSource, logits: SplitLogits) -> None:
         self.mix, self.logits = mix, logits
         manifest, own = logits.source.manifest, mix.batch
         shape = (manifest.sequence, manifest.top)
@@ -286,7 +286,5 @@ class TeacherLogitsMix:
         sample = self.mix.sample(index)
         return sample | self.logits.fields(index, sample)
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "mix":  # during unpickling
-            raise AttributeError(name)
-        return getattr(self.mix, name)
+    def fresh_batches(self, batch: int) -> int:
+        return self.mix.fresh_batches(batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from megaptm.spec.model import ModelSpec
+from megaptm.spec import EMBEDDED, ModelSpec
 
 HOOKS = ("logits", "classes", "cosine", "embeddings", "hidden", "scores")
 """Outputs that are compared: token logits; class logits; direction of the last hidden states (cosine); input
@@ -14,8 +14,6 @@ LOSS = "distill-"
 """Prefix of the names of distillation losses."""
 WORDS = ("lm", "mlm")
 """Heads that predict tokens."""
-EMBEDDED = -1
-"""Layer index of the input embeddings."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,37 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 
 from pydantic import ValidationError
 
 from megaptm.bricks import HEADS
 from megaptm.bricks.heads import RowClassHeadBrick
+from megaptm.config import load_run
 from megaptm.config.errors import error_messages
+from megaptm.config.hooks import ConfigHook, ModelErrors
 from megaptm.config.model import model_spec, resolve_model, with_resolved_model
-from megaptm.config.schema import Config, DistillConfig, ModelConfig, ModelSection
+from megaptm.config.model_rules import layered_model_errors
+from megaptm.config.schema import Config, ModelConfig, ModelSection
+from megaptm.distillation.section import DistillConfig, distill_section
+from megaptm.distillation.spec import HOOKS, Distillation
 from megaptm.families import find_family
 from megaptm.families.words import WordFamily
-from megaptm.spec import HOOKS, Distillation, ModelSpec
+from megaptm.spec import ModelSpec
 
 
 def teacher_model(config: Config) -> ModelConfig:
     """Return the section of the teacher's model. Its vocabulary is the student's by default."""
-    assert config.distill is not None
-    return ModelSection.model_validate({"model": {"vocabulary": config.model.vocabulary} | config.distill.model}).model
+    distill = distill_section(config)
+    assert distill is not None
+    return ModelSection.model_validate({"model": {"vocabulary": config.model.vocabulary} | distill.model}).model
 
 
-def with_resolved_teacher(config: Config) -> Config:
-    """Return the config with all sizes of the teacher filled in, as `with_resolved_model` does for the model."""
-    assert config.distill is not None
-    alone = with_resolved_model(config.model_copy(update={"model": teacher_model(config), "distill": None})).model
-    model = alone.model_dump(mode="json", exclude_none=True)
-    return config.model_copy(update={"distill": config.distill.model_copy(update={"model": model})})
+class DistillationRules(ConfigHook):
+    """Rules of the section `distill`."""
+
+    def completed(self, config: Config) -> Config:
+        """Fill in an absent description of the teacher from its run or its cached logits, if they exist."""
+        distill = distill_section(config)
+        if distill is None or distill.model:
+            return config
+        folders = (distill.teacher, *([distill.cached_logits] if distill.cached_logits else []))
+        configs = [Path(folder).expanduser() / "config.yaml" for folder in folders]
+        if (config_path := next((path for path in configs if path.is_file()), None)) is None:
+            return config
+        return _with_model(config, load_run(config_path).model)
+
+    def errors(self, config: Config, model_errors: ModelErrors) -> Iterator[str]:
+        """Yield broken rules. The relation of student and teacher is checked only if both are valid."""
+        distill = distill_section(config)
+        if distill is None:
+            return
+        if isinstance(find_family(config.model.family), WordFamily):
+            yield f"distill: {config.model.family} is a word-vector family, which cannot be distilled; remove it."
+            return
+        mistakes = [*teacher_errors(config, model_errors)]
+        yield from mistakes
+        if not mistakes and not [*layered_model_errors(config.model)]:
+            yield from distillation_errors(config)
+        if distill.initial_layers and config.train.init_from is not None:
+            yield "train.init_from and distill.initial_layers both set the student's initial weights: remove one."
+
+    def resolved(self, config: Config) -> Config:
+        """Fill in all sizes of the teacher, as `with_resolved_model` does for the model."""
+        if distill_section(config) is None:
+            return config
+        teacher = config.model_copy(update={"model": teacher_model(config), "distill": None})
+        return _with_model(config, with_resolved_model(teacher).model)
+
+
+CONFIG_HOOK = DistillationRules()
+
+
+def _with_model(config: Config, teacher: ModelConfig) -> Config:
+    """Return the config with a description of the teacher."""
+    distill = distill_section(config)
+    assert distill is not None
+    model = teacher.model_dump(mode="json", exclude_none=True)
+    return config.model_copy(update={"distill": distill.model_copy(update={"model": model})})
 
 
 def resolve_distillation(config: Config) -> Distillation:
     """Return the distillation of a checked config that has a teacher."""
-    distill = config.distill
+    distill = distill_section(config)
     assert distill is not None
     questions = _class_heads(config)
     teacher, student = model_spec(teacher_model(config), questions), resolve_model(config)
@@ -54,14 +101,15 @@ def resolve_distillation(config: Config) -> Distillation:
 
 def _class_heads(config: Config) -> tuple[str, ...]:
     """Return the heads of the objective whose logits are compared."""
-    assert config.distill is not None
+    distill = distill_section(config)
+    assert distill is not None
     rows = [loss for loss in config.built_objective.losses if issubclass(HEADS[loss], RowClassHeadBrick)]
-    return tuple(rows) if config.distill.classes else ()
+    return tuple(rows) if distill.classes else ()
 
 
-def teacher_errors(config: Config, model_errors: Callable[[ModelConfig], Iterator[str]]) -> Iterator[str]:
+def teacher_errors(config: Config, model_errors: ModelErrors) -> Iterator[str]:
     """Yield broken rules of the teacher by itself."""
-    distill = config.distill
+    distill = distill_section(config)
     assert distill is not None
     if not distill.model:
         yield (
@@ -82,7 +130,7 @@ def teacher_errors(config: Config, model_errors: Callable[[ModelConfig], Iterato
 
 def distillation_errors(config: Config) -> Iterator[str]:
     """Yield broken rules of the combination of student and teacher."""
-    distill, student, teacher = config.distill, resolve_model(config), model_spec(teacher_model(config))
+    distill, student, teacher = distill_section(config), resolve_model(config), model_spec(teacher_model(config))
     assert distill is not None
     if not any(getattr(distill, hook) for hook in HOOKS):
         yield f"distill has no loss: give one of {', '.join(HOOKS)} a weight, or remove distill."

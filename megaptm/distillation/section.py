@@ -6,19 +6,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict
 
-from megaptm.config.sections.base import Section
 from megaptm.objectives.objective import Weight
+from megaptm.section import ExtensionSection
 
 
-class DistillConfig(Section):
+class DistillConfig(ExtensionSection):
     """Teacher from which a model learns in addition to its objective; a weight of 0 disables a loss
     (docs/distillation.md)."""
+
+    key = "distill"
+    meaning = "Teacher and distillation losses (docs/distillation.md)."
+    replaced = ("model",)
+    moved = ("teacher", "cached_logits")
 
     teacher: str
     """Folder of the teacher's run; `megaptm import hf` makes one from a Hugging Face model."""
     step: Annotated[int, Field(ge=0)] | None = None
     """Step of the teacher's checkpoint. Absent: the newest when the run starts."""
-    model: dict[str, Any] = {}
+    model: dict[str, Any] = {}  # noqa: RUF012
     """Keys of a section `model` that describe the teacher. Absent: those of its run, if it exists."""
     cached_logits: str | None = None
     """Folder of the teacher's largest logits for all samples of the run (`megaptm cache-logits`), used instead of
@@ -55,3 +60,12 @@ class DistillConfig(Section):
     initial_layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Strict(False)] = ()
     """Teacher layers (0 is the first) that initialize the student's layers of a stack, along with tables and heads.
     Absent: the usual initialization."""
+
+
+SECTION = DistillConfig
+
+
+def distill_section(config: Any) -> DistillConfig | None:
+    """Return the section of a config, if it has one."""
+    section: DistillConfig | None = config.distill
+    return section

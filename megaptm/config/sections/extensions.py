@@ -1,0 +1,27 @@
+"""Sections that extensions add to a config."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import Field, create_model
+
+from megaptm.families import contributions
+from megaptm.section import ExtensionSection, Section
+
+Schema = TypeVar("Schema", bound=type[Section])
+
+
+def extension_sections() -> dict[str, type[ExtensionSection]]:
+    """Return key -> class. A module `section.py` has `SECTION`, a class with its key."""
+    return {section.key: section for section in contributions("section", "SECTION")}
+
+
+def with_extension_sections(schema: Schema) -> Schema:
+    """Return the class of a config with a key for each of these sections; absent by default."""
+    fields = {
+        key: (section | None, Field(None, description=section.meaning)) for key, section in extension_sections().items()
+    }
+    return create_model(  # type: ignore[call-overload,no-any-return]
+        schema.__name__, __base__=schema, __module__=schema.__module__, __doc__=schema.__doc__, **fields
+    )

@@ -1,0 +1,31 @@
+"""Base class and types of config sections."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class Section(BaseModel):
+    """Frozen section that rejects unknown keys; `config.errors` words the messages."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class ExtensionSection(Section):
+    """Section of a config that an extension defines."""
+
+    key: ClassVar[str]
+    """Key of the section."""
+    meaning: ClassVar[str]
+    """Description of the key."""
+    replaced: ClassVar[tuple[str, ...]] = ()
+    """Keys whose value replaces that of an extended config as a unit, instead of being merged."""
+    moved: ClassVar[tuple[str, ...]] = ()
+    """Keys with paths that may change when a run is continued; the content is compared by a hash."""
