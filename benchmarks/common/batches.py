@@ -15,8 +15,6 @@ from torch import Tensor
 from megaptm.batch import IGNORED
 from megaptm.bricks import HEADS, HeadBrick
 from megaptm.bricks.heads import TokenClassHeadBrick
-from megaptm.families.reformer.spec import LSHSpec
-from megaptm.families.spanbert.heads import SpanBoundaryHeadBrick
 from megaptm.spec import Block, Family, Reading, change, with_attention_options
 
 Fields = dict[str, Tensor]
@@ -58,9 +56,9 @@ def small_patterns(
 
 
 def _chunk_options(block: Block, chunk: int, hashed_chunk: int) -> dict[str, Any]:
-    if not (hashed := [record for record in block.attentions if isinstance(record, LSHSpec)]):
+    if not (hashed := [record for record in block.attentions if hasattr(record, "num_hashes")]):
         return {}
-    lengths = tuple(hashed_chunk if isinstance(record, LSHSpec) else chunk for record in block.attentions)
+    lengths = tuple(hashed_chunk if hasattr(record, "num_hashes") else chunk for record in block.attentions)
     return {"chunk_length": lengths, "num_buckets": 4 if isinstance(hashed[0].num_buckets, int) else (2, 4)}
 
 
@@ -137,7 +135,7 @@ def _fields_of_head(
     positions: Callable[[], tuple[Tensor, Tensor]],
     row_labels: Callable[[type[HeadBrick]], Tensor],
 ) -> Fields:
-    if issubclass(brick, SpanBoundaryHeadBrick):
+    if brick.name == "span-boundary":
         return _boundaries(sampler.tokens(len(documents), 3))
     if brick.predicted_only:
         at, targets = positions()

@@ -1,4 +1,4 @@
-"""Copies of the project without some families."""
+"""Copies of the project without some families or extensions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
+from megaptm.extensions import EXTENSIONS
 from megaptm.families import FOLDERS
 from tests import ROOT
 
@@ -28,9 +29,7 @@ def dependents(folder: str) -> set[str]:
 
 def copy_without(folders: set[str], target: Path) -> Path:
     """Copy the package to `target`, without the folders of these families and their lines in the registry."""
-    copy = shutil.copytree(
-        ROOT / "megaptm", target / "megaptm", symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
-    )
+    copy = _copy_folder("megaptm", target)
     for name in ("configs", "slurm"):  # links of the package lead here
         (target / name).symlink_to(ROOT / name)
     registry = copy / "families/registry.py"
@@ -39,3 +38,31 @@ def copy_without(folders: set[str], target: Path) -> Path:
     for folder in folders:
         shutil.rmtree(copy / "families" / folder)
     return target
+
+
+def copy_without_extensions(target: Path) -> Path:
+    """Copy the package to `target`, without the folders of extensions and their list."""
+    copy_without(set(), target)
+    for name in EXTENSIONS:
+        shutil.rmtree(target / name.replace(".", "/"))
+    listing = target / "megaptm/extensions.py"
+    listing.write_text(
+        re.sub(r"(?m)^EXTENSIONS = .*$", "EXTENSIONS: tuple[str, ...] = ()", listing.read_text(encoding="utf-8")),
+        encoding="utf-8",
+    )
+    return target
+
+
+def add_tests(target: Path) -> None:
+    """Add what the tests need to a copy. Tests refer to the checkout that they are in, so they are no link."""
+    for name in ("tests", "benchmarks", "data_pipeline"):
+        _copy_folder(name, target)
+    for path in ROOT.iterdir():
+        if not path.name.startswith(".") and not (target / path.name).exists():
+            (target / path.name).symlink_to(path)
+
+
+def _copy_folder(name: str, target: Path) -> Path:
+    return shutil.copytree(
+        ROOT / name, target / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", ".mypy_cache")
+    )

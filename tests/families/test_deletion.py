@@ -1,7 +1,8 @@
-"""The folder of a family can be deleted, with those of the families that are derived from it."""
+"""The folder of a family can be deleted, with those of the families that are derived from it; so can extensions."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -12,7 +13,11 @@ import pytest
 from megaptm.families import FAMILIES, FOLDERS
 from megaptm.spec import Family
 from tests import ROOT
-from tests.families.deletion import copy_without, dependents
+from tests.families.deletion import add_tests, copy_without, copy_without_extensions, dependents
+from tests.tiers import quick_tests
+
+KEPT = {"gpt", "bert", "t5"}
+"""Families of the core tests in tests/tiers.yaml."""
 
 BUILD = """
 import sys
@@ -36,23 +41,39 @@ def remaining_configs(deleted: set[str]) -> list[str]:
     return [str(path) for name in names if (path := ROOT / "configs" / name / "tiny.yaml").exists()]
 
 
-def check_without(deleted: set[str], folder: Path) -> None:
-    """Load the registries and build the remaining models in a copy without these families."""
-    copy = copy_without(deleted, folder)
+def run_in(copy: Path, *arguments: str) -> None:
+    """Run Python in a copy, and require success."""
     done = subprocess.run(
-        [sys.executable, "-c", BUILD, *remaining_configs(deleted)],
+        [sys.executable, *arguments],
         cwd=copy,
-        env={"PYTHONPATH": str(copy)},
+        env={**os.environ, "PYTHONPATH": str(copy)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
+
+
+def check_without(deleted: set[str], folder: Path) -> None:
+    """Load the registries and build the remaining models in a copy without these families."""
+    run_in(copy_without(deleted, folder), "-c", BUILD, *remaining_configs(deleted))
 
 
 def test_core_works_without_most_families(tmp_path: Path) -> None:
     """All but GPT, BERT and T5 are deleted at once."""
-    check_without({*FOLDERS} - {"gpt", "bert", "t5"}, tmp_path)
+    check_without({*FOLDERS} - KEPT, tmp_path)
+
+
+def test_core_works_without_extensions(tmp_path: Path) -> None:
+    copy = copy_without_extensions(tmp_path)
+    run_in(copy, "-c", BUILD, *(str(ROOT / "configs" / name / "tiny.yaml") for name in ("gpt2", "bert", "t5")))
+
+
+@pytest.mark.drill
+def test_core_tests_pass_without_most_families(tmp_path: Path) -> None:
+    copy = copy_without({*FOLDERS} - KEPT, tmp_path)
+    add_tests(copy)
+    run_in(copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not drill", *quick_tests("core"))
 
 
 @pytest.mark.drill

@@ -25,15 +25,12 @@ from megaptm.batch import IGNORED
 from megaptm.bricks import HeadBrick
 from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
-from megaptm.families import CATALOGUE, RECURRENT, VISION
+from megaptm.families import CATALOGUE
 from megaptm.spec import Family, ModelSpec, Size, change
 from tests.engines import filled_engine
 from tests.models.grammar import VARIANTS, variant
-from tests.models.recurrent import elmo_batch, tiny_cove, tiny_elmo
-from tests.models.regions import UNITER_ALL_HEADS, tiny_uniter, uniter_batch
+from tests.models.own import own_case
 from tests.models.tiny import scaffold_sizes, tiny_size_options
-from tests.models.unified import tiny_unimo, unimo_batch
-from tests.models.vision import VIT_BOTH_HEADS, clip_batch, tiny_clip, tiny_vit, vit_batch
 
 VOCABULARY = 150  # pads to 256: a tensor rank can hold nothing but padding
 ROWS = 8
@@ -50,11 +47,8 @@ KINDS = ("gpt2", "bert", "t5")
 
 
 def tiny(family: str, *, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
-    if family in RECURRENT:
-        return {"elmo": tiny_elmo, "cove": tiny_cove}[family](dropout=dropout)
-    if family in VISION:
-        of_images = {"vit": tiny_vit, "clip": tiny_clip, "uniter": tiny_uniter, "unimo": tiny_unimo}
-        return of_images[family](dropout=dropout, layers=layers)
+    if (own := own_case(family)) is not None:
+        return own.spec(dropout=dropout, layers=layers)
     if family in VARIANTS:
         return variant(tiny(VARIANTS[family].base, dropout=dropout, layers=layers), family)
     table = small_patterns(CATALOGUE[family], window=(4, 2), block=1, chunk=4, hashed_chunk=4)
@@ -75,21 +69,16 @@ def losses_of(family: str) -> dict[str, float]:
 
 
 def table_of(family: str) -> Family:
-    if family in RECURRENT:
-        return RECURRENT[family]
-    if family in VISION:
-        return {"vit": VIT_BOTH_HEADS, "uniter": UNITER_ALL_HEADS}.get(family, VISION[family])
+    if (own := own_case(family)) is not None:
+        return own.spec().family
     return VARIANTS[family].family if family in VARIANTS else CATALOGUE[family]
 
 
 def batch(family: str, step: int) -> dict[str, Tensor]:
     """Return the global batch of a step: packed sequences with documents and padding, equal in every layout. The number
     of labels differs between samples, so that a mean of means would be wrong."""
-    if family == "elmo":
-        return elmo_batch(ROWS, LENGTH, seed=100 + step, resets=slice(step % ROWS, None, 3))
-    if family in VISION:
-        of_images = {"vit": vit_batch, "clip": clip_batch, "uniter": uniter_batch, "unimo": unimo_batch}
-        return of_images[family](ROWS, seed=100 + step)
+    if (own := own_case(family)) is not None and own.batch is not None:
+        return own.batch(ROWS, step)
     table, generator = table_of(family), torch.Generator().manual_seed(100 + step)
     draw = TokenSampler(generator, VOCABULARY)
 

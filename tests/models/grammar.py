@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from megaptm.families import CATALOGUE
+from megaptm.families import CATALOGUE, FOLDERS
 from megaptm.families.bert import BERT
 from megaptm.families.gpt import GPT2
-from megaptm.families.longformer.spec import WindowSpec
 from megaptm.families.t5 import T5
 from megaptm.spec import (
     AttentionSpec,
@@ -46,12 +45,7 @@ TOWERS = {
     "encoder": Block(position="learned", norm=NormSpec(position="post")),
     "decoder": Block(visibility="causal", position="rope", ffn=FFNSpec(activation="swiglu")),
 }
-# BigBird's ETC: global tokens marked by the batch, instead of the first and the last block.
-ETC_BLOCK = change(
-    CATALOGUE["bigbird"].last_block, attention={"edge_blocks": False, "block_size": 2, "num_random_blocks": 1}
-)
 BOTH = ("attention", "ffn")
-WINDOWS = tuple(WindowSpec(window=(2, 3, 5)[n % 3], dilation=1 + n % 2) for n in range(6))
 VARIANTS = {
     "shared-layers": Variant("bert", bert(sharing={"sublayers": BOTH}), {}),
     "shared-attention-2-groups": Variant("bert", bert(sharing={"sublayers": ("attention",), "groups": 2}), {}),
@@ -86,18 +80,30 @@ VARIANTS = {
         change(T5, stacks=TOWERS, heads=("lm", "pairs"), reads={"pairs": ("encoder", "decoder")}, init="normal"),
         {"stacks": {"encoder": Size(layers=2, width=16, heads=2, ffn=32)}},
     ),
-    "infomax": Variant("bert", change(BERT, heads=("mlm", "infomax")), {}),
     "early-exit": Variant("gpt2", change(GPT2, heads=("lm", "exit"), reads={"exit": "decoder.1"}), {}),
     "rope": Variant("gpt2", gpt(position="rope", visibility="causal"), {}),
     "grouped-queries": Variant("gpt2", gpt(position="rope"), {"kv_heads": 2}),
     "banded-multi-query-z-loss": Variant(
         "bert", change(bert(attention=(BandedSpec(), AttentionSpec())), z_loss=1e-2), {"kv_heads": 1, "band": 3}
     ),
-    "dilated-windows": Variant("gpt2", gpt(attention=WINDOWS), {}),
-    "blocks-global-tokens": Variant("bigbird", change(CATALOGUE["bigbird"], stacks={"encoder": ETC_BLOCK}), {}),
     "custom-pattern": Variant("bert", bert(attention=PatternSpec(pattern="tests.models.strided:NEAR_OR_FIRST")), {}),
     "attention-without-bias": Variant("bert", bert(attention={"bias": False}), {}),
 }
+
+if "infoword" in FOLDERS:
+    VARIANTS["infomax"] = Variant("bert", change(BERT, heads=("mlm", "infomax")), {})
+if "longformer" in FOLDERS:
+    from megaptm.families.longformer.spec import WindowSpec
+
+    WINDOWS = tuple(WindowSpec(window=(2, 3, 5)[n % 3], dilation=1 + n % 2) for n in range(6))
+    VARIANTS["dilated-windows"] = Variant("gpt2", gpt(attention=WINDOWS), {})
+if "bigbird" in FOLDERS:
+    BIGBIRD = CATALOGUE["bigbird"]
+    # ETC: global tokens marked by the batch, instead of the first and the last block.
+    ETC = {"edge_blocks": False, "block_size": 2, "num_random_blocks": 1}
+    VARIANTS["blocks-global-tokens"] = Variant(
+        "bigbird", change(BIGBIRD, stacks={"encoder": change(BIGBIRD.last_block, attention=ETC)}), {}
+    )
 
 
 def variant(spec: ModelSpec, name: str) -> ModelSpec:

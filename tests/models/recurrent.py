@@ -8,8 +8,11 @@ from torch import Tensor
 from megaptm.families.cove import COVE
 from megaptm.families.elmo import ELMO
 from megaptm.spec import Family, ModelSpec, Size, change
+from tests.models.own import OwnCase
 
 VOCABULARY = 150
+LENGTH = 16
+"""Words of a text in `CASES`."""
 NUM_CHARACTERS = 7
 FILTERS = ((1, 4), (2, 6), (3, 6))
 
@@ -42,3 +45,12 @@ def elmo_batch(rows: int, length: int, *, seed: int, resets: slice | None = None
     if resets is not None:
         batch["reset_state"][resets] = 1
     return batch
+
+
+CASES = {
+    "elmo": OwnCase(
+        lambda *, dropout=0.0, layers=4: tiny_elmo(dropout=dropout),
+        lambda rows, step: elmo_batch(rows, LENGTH, seed=100 + step, resets=slice(step % rows, None, 3)),
+    ),
+    "cove": OwnCase(lambda *, dropout=0.0, layers=4: tiny_cove(dropout=dropout)),
+}

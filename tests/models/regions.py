@@ -9,6 +9,7 @@ from megaptm.batch import IGNORED, MASKED_REGION, NUM_BOX_VALUES, REGION
 from megaptm.families.uniter import UNITER
 from megaptm.models import Model, build_model
 from megaptm.spec import ModelSpec, Size, change
+from tests.models.own import OwnCase
 from tests.models.vision import fill_with_noise
 
 VOCABULARY = 150
@@ -68,3 +69,6 @@ def uniter_batch(rows: int, *, seed: int) -> dict[str, Tensor]:
 def uniter_model(*, layers: int = 2, noise: float = 0.1) -> Model:
     """Return a model for tests, as `vit_model`."""
     return fill_with_noise(build_model(tiny_uniter(layers=layers)), noise)
+
+
+CASES = {"uniter": OwnCase(tiny_uniter, lambda rows, step: uniter_batch(rows, seed=100 + step))}

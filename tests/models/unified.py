@@ -9,6 +9,7 @@ from megaptm.batch import IGNORED, MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
 from megaptm.families.unimo import UNIMO
 from megaptm.models import Model, build_model
 from megaptm.spec import ModelSpec, Size
+from tests.models.own import OwnCase
 from tests.models.regions import CLASSES, FEATURES, TEXT, VOCABULARY, uniter_batch
 from tests.models.vision import fill_with_noise
 
@@ -58,3 +59,6 @@ def unimo_batch(rows: int, *, seed: int) -> dict[str, Tensor]:
 def unimo_model(*, layers: int = 2, noise: float = 0.1) -> Model:
     """Return a model for tests, as `vit_model`."""
     return fill_with_noise(build_model(tiny_unimo(layers=layers)), noise)
+
+
+CASES = {"unimo": OwnCase(tiny_unimo, lambda rows, step: unimo_batch(rows, seed=100 + step))}

@@ -10,6 +10,7 @@ from megaptm.families.clip import CLIP
 from megaptm.families.vit import VIT
 from megaptm.models import Model, build_model, fill
 from megaptm.spec import ModelSpec, Size, change
+from tests.models.own import OwnCase
 
 VOCABULARY = 150
 GRID, SIDE = 3, 2
@@ -89,3 +90,9 @@ def fill_with_noise(model: Model, noise: float) -> Model:
             if len(parameter) == model.spec.padded_vocabulary:
                 parameter[model.spec.vocabulary :] = 0
     return model.eval()
+
+
+CASES = {
+    "vit": OwnCase(tiny_vit, lambda rows, step: vit_batch(rows, seed=100 + step)),
+    "clip": OwnCase(tiny_clip, lambda rows, step: clip_batch(rows, seed=100 + step)),
+}

@@ -25,9 +25,9 @@ def train_wordpiece(texts: Iterable[str], request: VocabularyRequest) -> Any:
     request.require_room(
         len(forms), f"two forms of each of the {len(alphabet)} characters of this text (one of Chinese characters)"
     )
-    teacher = Library(models.WordPiece(unk_token=request.unknown))
-    teacher.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    teacher.train_from_iterator(
+    trained = Library(models.WordPiece(unk_token=request.unknown))
+    trained.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trained.train_from_iterator(
         texts,
         trainers.WordPieceTrainer(
             vocab_size=request.trained_size,
@@ -36,7 +36,7 @@ def train_wordpiece(texts: Iterable[str], request: VocabularyRequest) -> Any:
             show_progress=False,
         ),
     )
-    library = Library(models.WordPiece(teacher.get_vocab(), unk_token=request.unknown))
+    library = Library(models.WordPiece(trained.get_vocab(), unk_token=request.unknown))
     library.normalizer = normalizer
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece()

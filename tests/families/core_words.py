@@ -1,0 +1,108 @@
+"""Words of the ideas of families, and the places of the core that still contain them."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from tests import ROOT
+
+WORDS = {
+    "albert": ("albert",),
+    "bart": ("bart",),
+    "bigbird": ("bigbird",),
+    "clip": ("image-text", "tower"),
+    "cove": ("attentive", "cove"),
+    "deberta": ("deberta", "disentangled"),
+    "distilbert": ("distilbert", "tinybert"),
+    "electra": ("discriminator", "drawn", "electra", "replaced-token"),
+    "elmo": ("bidirectional-lm", "elmo", "highway"),
+    "ernie": ("capitalization", "ernie"),
+    "infoword": ("infoword",),
+    "led": ("led",),
+    "longformer": ("longformer",),
+    "macbert": ("macbert",),
+    "palm": ("palm",),
+    "reformer": ("axial", "lsh", "reformer", "reversible"),
+    "spanbert": ("span-boundary", "spanbert"),
+    "transformer_xl": ("adaptive", "cutoffs", "transformer-xl"),
+    "unilm": ("unilm",),
+    "unimo": ("unimo",),
+    "uniter": ("detector", "region", "uniter"),
+    "vit": ("patch", "vit"),
+    "xlnet": ("query-stream", "xlnet"),
+    "distillation": ("distill", "distillation", "student", "teacher"),
+}
+"""Folder of a family, or of an extension -> words of its ideas, lower case; a hyphen joins consecutive words. Plurals
+count as well."""
+OUTSIDE = ("megaptm/families/", "megaptm/distillation/")
+"""Folders that are not the core."""
+REMAINING = Path(__file__).with_name("core_words.yaml")
+
+
+def core_files() -> list[str]:
+    """Return the Python files of the core."""
+    files = subprocess.check_output(["git", "ls-files", "megaptm/*.py", "data_pipeline/*.py"], cwd=ROOT, text=True)
+    return [file for file in files.split() if not file.startswith(OUTSIDE) and (ROOT / file).exists()]
+
+
+def texts(tree: ast.Module) -> Iterator[str]:
+    """Yield the identifiers and strings of a module, without docstrings."""
+    docstrings = {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)) if id(node) not in docstrings:
+                yield text
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.alias(name=name):
+                yield name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.keyword(arg=str(name)):
+                yield name
+
+
+def words_of(text: str) -> str:
+    """Return the words of an identifier or string in lower case and singular, each between hyphens."""
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", text)
+    return f"-{'-'.join(word.lower().removesuffix('es' if word.endswith('ches') else 's') for word in words)}-"
+
+
+def count(tree: ast.Module) -> Counter[str]:
+    """Return word -> number of identifiers and strings of a module that contain it."""
+    patterns = {word: words_of(word) for words in WORDS.values() for word in words}
+    # Megatron calls the operators of tensor parallelism regions.
+    found = [words_of(text).replace("-parallel-region-", "-") for text in texts(tree)]
+    counts = {word: sum(pattern in text for text in found) for word, pattern in patterns.items()}
+    return Counter({word: number for word, number in counts.items() if number})
+
+
+def counts() -> dict[str, dict[str, int]]:
+    """Return folder or module of the core -> word -> number of identifiers and strings that contain it."""
+    rooms: dict[str, Counter[str]] = {}
+    for file in core_files():
+        rooms.setdefault("/".join(file.split("/")[:2]), Counter()).update(
+            count(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+        )
+    return {room: dict(sorted(words.items())) for room, words in sorted(rooms.items()) if words}
+
+
+def remaining() -> dict[str, dict[str, int]]:
+    """Return the same numbers when they were last written. An absent word must not occur."""
+    return yaml.safe_load(REMAINING.read_text(encoding="utf-8")) or {}
+
+
+if __name__ == "__main__":
+    REMAINING.write_text(
+        "# Words of families' ideas in identifiers and strings of the core, by folder (tests/families/core_words.py).\n"
+        "# Numbers only fall: `python -m tests.families.core_words` writes this file after an idea has moved.\n"
+        + yaml.safe_dump(counts()),
+        encoding="utf-8",
+    )
