@@ -176,8 +176,6 @@ def input_maps(spec: ModelSpec, stacks: Collection[str]) -> Iterator[LinearShape
     for name in _by_table(family, stacks):
         if family.stacks[name].position == "learned":
             yield LinearShape(spec.table_width(name), spec.positions_of(name), False)
-        if family.stacks[name].position == "axial":
-            yield from (LinearShape(*sides, False) for sides in zip(spec.axial_widths, spec.axial, strict=True))
     yield from [LinearShape(width, 1, False)] * sum(family.stacks[name].query_stream for name in stacks)
     yield from (one for name, one in widening(spec).items() if name in stacks)
 

@@ -129,9 +129,6 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     own_context = None if table is None else table.context
     context = own_context or family.context if model.context is None else model.context
     embedding = model.embedding if table is None or model.embedding is not None else table.embedding
-    axial = model.axial
-    if axial is None and table is not None and model.context in (None, family.context):
-        axial = table.axial
     by_frequency: dict[str, Any] = {
         name: getattr(table or Size(layers=1, width=1, heads=1, ffn=1), name) if value is None else value
         for name in (*CLUSTER_KEYS, *CHARACTER_KEYS)
@@ -146,7 +143,6 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
         size=Size(
             **shape,
             embedding=embedding,
-            axial=axial,
             inputs=inputs,
             detector=table.detector if table is not None and model.detector is None else model.detector,
             context=own_context,
@@ -180,8 +176,6 @@ def with_resolved_model(config: Config) -> Config:
         model_values |= {"vocabulary": spec.vocabulary}
         return config.model_copy(update={"model": config.model.model_copy(update=model_values)})
     shape = {name: getattr(spec.size, name) for name in (*SHAPE_KEYS, "embedding", *CLUSTER_KEYS)}
-    if any(block.position == "axial" for block in spec.family.stacks.values()):
-        shape["axial"] = spec.axial
     stacks = {
         stack: Shape(**{name: getattr(size, name) for name in SHAPE_KEYS}) for stack, size in spec.size.stacks.items()
     }
@@ -194,7 +188,9 @@ def with_resolved_model(config: Config) -> Config:
     other_values |= {"detector": spec.size.detector} if spec.family.reads_regions else {}
     other_values |= {"init_std": spec.family.init_std} if spec.family.reads_init_std else {}
     other_values |= {
-        key: getattr(record, field) for record in spec.family.inputs for key, field in record.options.items()
+        key: getattr(record.resolved(spec.context), field)
+        for record in spec.family.inputs
+        for key, field in record.options.items()
     }
     # Values in which stacks differ are omitted: no key can express them, so they remain the family's.
     blocks = spec.family.stacks.values()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Iterator
 
 from pydantic import ValidationError
@@ -39,8 +38,6 @@ def layered_model_errors(model: ModelConfig) -> Iterator[str]:
         yield from cluster_mistakes(spec)
     for rules in family_rules():
         yield from rules.model_errors(spec)
-    if any(block.position == "axial" for block in spec.family.stacks.values()):
-        yield from _axial(spec)
     yield from _attention(model, spec)
     yield from _stacks(model, spec)
     yield from _heads(model, spec)
@@ -87,19 +84,6 @@ def _reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]]:
         yield ("tasks",), "reads no task ids, unlike ernie-2"
     if not any(block.sharing.sublayers for block in blocks):
         yield ("groups", "cycle"), "shares no weights among layers (model.share)"
-    if not any(block.position == "axial" for block in blocks):
-        yield ("axial",), "has no axial positions"
-
-
-def _axial(spec: ModelSpec) -> Iterator[str]:
-    """Yield errors of axial positions."""
-    if (positions := math.prod(spec.axial)) != spec.context:
-        yield (
-            f"model.axial ({spec.axial[0]} x {spec.axial[1]}) has {positions} positions, and model.context is "
-            f"{spec.context}: make them equal, or remove model.axial."
-        )
-    if spec.size.table_width < 4:
-        yield f"model.width ({spec.size.table_width}) is too small for axial positions; make it 4 or more."
 
 
 def _attention(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:

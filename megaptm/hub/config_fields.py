@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from megaptm.errors import UserError
-from megaptm.hub.counterpart import FFN_RATIO, LEGACY_FIELDS, Counterpart
+from megaptm.hub.counterpart import FFN_RATIO, LEGACY_FIELDS, MAX_VALUE, Counterpart, is_count, is_even
 from megaptm.hub.counterparts import check_sharing
 from megaptm.hub.folder import CONFIG
 from megaptm.spec import Block, ModelSpec, Size, TaskInput, attention_options, change, with_attention_options
 
-# Bound of layers, heads, widths and ids: no model has more, and tensors have fewer than 2^63 elements.
-MAX_VALUE = 1 << 20
 STACK_VALUES = ("layers", "width", "heads", "ffn")
 SHARING_VALUES = ("groups", "cycle")
 ATTENTION_VALUES = ("window", "block_size", "num_random_blocks")
@@ -39,8 +37,6 @@ def megaptm_values(spec: ModelSpec, counterpart: Counterpart) -> dict[str, Any]:
         "cycle": block.sharing.cycle,
         **_attention_values(block, size, counterpart),
         **counterpart.further_values(spec),
-        "axial": [*spec.axial],
-        "axial_widths": [*spec.axial_widths],
         "rounds": size.layers // block.sharing.cycle,
         "dropout": spec.dropout,
         "attention_dropout": block.attentions[0].dropout_rate(spec.dropout),
@@ -98,6 +94,9 @@ def check_value(counterpart: Counterpart, field: str, value: Any) -> Any:
     if value is None and field == "n_inner":
         return value
     match counterpart.fields[field]:
+        case name if name in counterpart.checks:
+            expected, check = counterpart.checks[name]
+            is_valid = check(value)
         case "dropout" | "attention_dropout":
             expected, is_valid = "a number from 0 to below 1", _is_number(value) and 0 <= value < 1
         case "logit_scale":
@@ -108,34 +107,12 @@ def check_value(counterpart: Counterpart, field: str, value: Any) -> Any:
             # One for all layers, or a list with one per layer.
             windows = value if type(value) is list else [value]
             expected = f"an even number from 2 to {MAX_VALUE:,}, or a list of such numbers"
-            is_valid = bool(windows) and all(map(_is_even, windows))
-        case "attention":
-            expected = "a list of `local` and `lsh`, one for each layer"
-            is_valid = _is_list(value) and 0 < len(value) <= MAX_VALUE and {*value} <= {"local", "lsh"}
-        case "axial" | "axial_widths":
-            expected = f"two integers from 1 to {MAX_VALUE:,}"
-            is_valid = _is_list(value) and len(value) == 2 and all(map(_is_count, value))
-        case "num_buckets":
-            factors = value if _is_list(value) else [value]
-            expected = f"an even number from 2 to {MAX_VALUE:,}, or a list of such numbers"
-            is_valid = bool(factors) and all(map(_is_even, factors))
+            is_valid = bool(windows) and all(map(is_even, windows))
         case _:
-            expected, is_valid = f"an integer from 1 to {MAX_VALUE:,}", _is_count(value)
+            expected, is_valid = f"an integer from 1 to {MAX_VALUE:,}", is_count(value)
     if not is_valid:
         raise UserError(f"{CONFIG}: {field} is {str(value)[:40]!r}; it must be {expected}.")
     return value
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= MAX_VALUE
-
-
-def _is_even(value: Any) -> bool:
-    return _is_count(value) and value % 2 == 0
-
-
-def _is_list(value: Any) -> bool:
-    return type(value) in (list, tuple)
 
 
 def _is_number(value: Any) -> bool:
@@ -233,6 +210,9 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
             f"{CONFIG}: {counterpart.field_name('positions')} is {values['positions']}, but texts start at position "
             f"{family.first_position}; restore it."
         )
+    for record in family.inputs:
+        own = {field: values[key] for key, field in record.options.items() if key in values}
+        family = family.with_input(replace(record, **own))
     spec = ModelSpec(
         family=change(family, stacks=stacks).with_input(TaskInput(rows=values.get("tasks", family.tasks))),
         size=size,
@@ -240,16 +220,6 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
         context=context,
         dropout=dropout,
     )
-    if "axial" in values and (widths := spec.axial_widths) != (pair := tuple(values["axial_widths"])):
-        raise UserError(
-            f"{CONFIG}: axial_pos_embds_dim is {[*pair]} ({family.name} has {[*widths]} for hidden_size {size.width}); "
-            "such a model cannot be imported."
-        )
-    if "axial" in values and math.prod(values["axial"]) != spec.context:
-        raise UserError(
-            f"{CONFIG}: the product of axial_pos_shape ({values['axial']}) is not max_position_embeddings "
-            f"({spec.context}); restore it."
-        )
     scale = megaptm_values(spec, counterpart)["logit_scale"]
     if abs(values.get("logit_scale", scale) / scale - 1) > 1e-6:
         raise UserError(
@@ -297,7 +267,6 @@ def _size(counterpart: Counterpart, stacks: list[str], values: Mapping[str, Any]
             ffn=ffn,
             head_width=values.get("head_width"),
             kv_heads=None if kv_heads == heads else kv_heads,
-            axial=tuple(values["axial"]) if "axial" in values else None,
             inputs={key: values[key] for key in input_keys if key in values} if stack == stacks[0] else {},
             context=None if (own := values.get(f"{stack}.context")) == values.get("context") else own,
             embedding=None if embedding == width else embedding,

@@ -15,12 +15,26 @@ from megaptm.spec import AttentionSpec, Block, Family, ModelSpec, Size
 if TYPE_CHECKING:
     from megaptm.hub.imported_weights import ImportedModel
 
+# Bound of layers, heads, widths and ids: no model has more, and tensors have fewer than 2^63 elements.
+MAX_VALUE = 1 << 20
 FFN_RATIO = 4
 """Ratio of feed-forward width to model width, if config.json has no field for it."""
 
 
 LEGACY_FIELDS = {"position_embedding_type": "absolute", "pruned_heads": {}}
 """Fixed fields of every architecture that files of earlier transformers releases contain."""
+
+
+def is_count(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= MAX_VALUE
+
+
+def is_even(value: Any) -> bool:
+    return is_count(value) and value % 2 == 0
+
+
+def is_list(value: Any) -> bool:
+    return type(value) in (list, tuple)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +57,8 @@ class Counterpart:
     fields: dict[str, str]
     """config.json field -> name in `config_fields.megaptm_values`. Several fields may map to one value (dropouts); they
     must then agree."""
+    checks: dict[str, tuple[str, Callable[[Any], bool]]] = field(default_factory=dict)
+    """Name of a value in `fields` that is not one number -> what a config must have, and whether a value is that."""
     derived: dict[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
     """Fields of `fields` that no config has under that name -> function of the config that returns the value."""
     attention_values: Callable[[Block, Size], Mapping[str, Any]] = lambda block, size: {}

@@ -18,8 +18,8 @@ from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import Config, UncheckedConfig, dump, load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, VISION
-from megaptm.hub.config_fields import MAX_VALUE, SHARING_VALUES
-from megaptm.hub.counterpart import Counterpart
+from megaptm.hub.config_fields import SHARING_VALUES
+from megaptm.hub.counterpart import MAX_VALUE, Counterpart
 from megaptm.hub.counterparts import COUNTERPARTS
 from megaptm.hub.download import find_or_download
 from megaptm.hub.folder import CONFIG as HF_CONFIG

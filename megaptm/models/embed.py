@@ -29,7 +29,8 @@ class Embed(nn.Module):
     """Input embedding: inputs of the family (`Family.inputs`) plus positions; then norm (BERT), dropout, and a
     projection if tables are narrower than the stack (ALBERT).
 
-    An input with a module of its own is called with its batch fields, then with `tokens` [S, B], and returns [S, B, D].
+    An input with a module of its own is called with its batch fields, then with `tokens` [S, B], or the positions if it
+    `reads_positions`, and returns [S, B, D].
     One that is appended gets only its own R positions, and also their segment embeddings [R, B, D], or None.
 
     A gradient-disentangled stack adds a difference table of its own. Without stacks this module is only the token table
@@ -80,8 +81,6 @@ class Embed(nn.Module):
                 self.add_module(f"{prefix}difference", difference)
             if family.stacks[name].position == "learned":
                 self.add_module(f"{prefix}position", Embedding(spec.positions_of(name), spec.table_width(name)))
-            if family.stacks[name].position == "axial":
-                self.add_module(f"{prefix}axial", AxialPositions(spec))
             if family.has_embedding_norm(name):
                 block = family.stacks[name]
                 self.add_module(f"{prefix}norm", Norm(spec.table_width(name), block.norm))
@@ -120,15 +119,16 @@ class Embed(nn.Module):
             x = x + sinusoid(self._places(batch.get(f"{prefix}positions"), ids_SB), width=x.shape[-1]).to(x.dtype)
         if (table := self._modules.get(f"{own}position")) is not None:
             x = x + table(self._positions(batch.get(f"{prefix}positions"), ids_SB, table))
-        if (axial := self._modules.get(f"{own}axial")) is not None:
-            x = x + axial(self._places(batch.get(f"{prefix}positions"), ids_SB))
         if segments is not None:
             x = x + segments[: len(x)]
         if self.task is not None:
             x = x + self.task(batch["task_ids"] if "task_ids" in batch else ids_SB.new_zeros(ids_SB.shape[1]))
         for record in self.added:
             if not record.is_appended:
-                x = x + self._module(record.name)(*(batch[prefix + name] for name in record.fields), ids_SB)
+                fields = (batch[prefix + name] for name in record.fields)
+                given = batch.get(f"{prefix}positions")
+                ids = self._places(given, ids_SB) if record.reads_positions else ids_SB
+                x = x + self._module(record.name)(*fields, ids)
         if (norm := self._modules.get(f"{own}norm")) is not None:
             x = norm(x)
         for record, rest in appended:
@@ -172,27 +172,6 @@ class Embed(nn.Module):
         return torch.arange(len(ids_SB), device=ids_SB.device)[:, None] if given_BS is None else given_BS.t()
 
 
-class AxialPositions(nn.Module):
-    """Axial position embedding: concatenated row and column embeddings of a grid (arXiv:2001.04451, section 2)."""
-
-    def __init__(self, spec: ModelSpec) -> None:
-        super().__init__()
-        (rows, self.columns), widths = spec.axial, spec.axial_widths
-        if rows * self.columns != spec.context:
-            raise UserError(
-                f"model.axial ({rows} x {self.columns}) must have as many places as model.context ({spec.context}): "
-                "change either."
-            )
-        self.row, self.column = Embedding(rows, widths[0]), Embedding(self.columns, widths[1])
-
-    def forward(self, places: Tensor) -> Tensor:
-        """Return [..., D]."""
-        known = self.row.rows * self.columns
-        if len(places) > known:
-            raise UserError(f"A sequence of {len(places)} has no axial positions; the model has {known}.")
-        return torch.cat([self.row(places // self.columns), self.column(places % self.columns)], -1)
-
-
 class TiedProjection(nn.Module):
     """Weight of an input's projection alone, for a chunk whose head uses its transpose."""
 
@@ -230,7 +209,8 @@ def _check_drawn_tables(family: Family) -> None:
         )
     if family.gradient_disentangled and (
         family.segments
-        or any(family.stacks[name].position in ("learned", "axial") for name in family.gradient_disentangled)
+        or any(record.reads_positions for record in family.inputs)
+        or any(family.stacks[name].position == "learned" for name in family.gradient_disentangled)
     ):
         raise UserError(
             f"{family.name}: drawn_tables is gradient-disentangled, which is known of tokens alone; leave out segments "

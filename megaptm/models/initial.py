@@ -88,8 +88,7 @@ def _qkv(size: Size) -> Tensor:
 
 # The first pattern that matches the end of a name applies. Biases start at 0 and norms at 1 in every family.
 RULES: dict[str, tuple[tuple[str, Std], ...]] = {
-    # Axial positions as in the released code of Reformer.
-    "normal": ((r"axial\.(row|column)\.weight", _constant(1.0)), (r".*", _normal)),
+    "normal": ((r".*", _normal),),
     # TensorFlow's `truncated_normal`, as in the released code of BERT and its successors.
     "truncated-normal": ((r".*", _normal),),
     "gpt2": (
@@ -211,6 +210,9 @@ def _draw_again_beyond_two(drawn: np.ndarray, generator: np.random.Generator) ->
 def _rule(spec: ModelSpec, name: str) -> Std:
     if spec.family.init not in RULES:
         raise UserError(f"{spec.name}: init is {spec.family.init!r}, which is unknown; use one of {', '.join(RULES)}.")
+    for record in spec.family.inputs if spec.family.init == "normal" else ():
+        if record.initial_std is not None and name.startswith(f"embed.{record.name}."):
+            return _constant(record.initial_std)
     for pattern, std in RULES[spec.family.init]:
         if re.search(rf"(?:^|\.)(?:{pattern})$", name):
             return _scaled(std, spec.family.init_std / USUAL_STD) if std in BY_INIT_STD else std

@@ -126,12 +126,11 @@ class Block:
     """Kind of attention. A tuple: layer i uses element i modulo the length."""
     cross: str | None = None
     """Name of the earlier stack that cross-attention reads. None: no cross-attention."""
-    position: Literal["none", "learned", "sinusoid", "axial", "t5-bias", "t5-bias-causal", "rope"] = "none"
+    position: Literal["none", "learned", "sinusoid", "t5-bias", "t5-bias-causal", "rope"] = "none"
     """Kind of position encoding:
 
     - `learned`: a table at the input.
     - `sinusoid`: sines and cosines at the input (arXiv:1706.03762, 3.5).
-    - `axial`: two tables at the input, for the row and the column of a position (arXiv:2001.04451, section 2).
     - `t5-bias`, `t5-bias-causal`: learned bias on the scores by distance, shared by the stack; to both sides, or
       backward only.
     - `rope`: rotary embedding of queries and keys (arXiv:2104.09864).

@@ -39,8 +39,17 @@ class InputSpec:
     """Whether its positions are those of a text."""
     size_keys: ClassVar[tuple[str, ...]] = ()
     """Keys of the section `model` of a config whose values are in `Size.inputs`, because sizes differ in them."""
+    reads_positions: ClassVar[bool] = False
+    """Whether its module reads positions, at most the model's context, instead of token ids: [S, B], or [S, 1] if they
+    are the same in each sample."""
+    initial_std: ClassVar[float | None] = None
+    """Standard deviation of its initial weights in families with `init="normal"`. None: the family's."""
     options: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Key of the section `model` of a config -> field of the record that it sets. Other fields define the family."""
+
+    def resolved(self, context: int) -> InputSpec:
+        """Return the record with the options that follow from the model's context filled in."""
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)

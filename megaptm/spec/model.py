@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isqrt
 
 from megaptm.spec.family import Family, Reading
 from megaptm.spec.size import Size
@@ -88,25 +87,12 @@ class ModelSpec:
         return self.size_of(stack).width * self.family.stacks[stack].streams
 
     @property
-    def axial(self) -> tuple[int, int]:
-        """Rows and columns of the grid of axial positions."""
-        if self.size.axial is not None:
-            return self.size.axial
-        rows = next(rows for rows in range(isqrt(self.context), 0, -1) if self.context % rows == 0)
-        return rows, self.context // rows
-
-    @property
-    def axial_widths(self) -> tuple[int, int]:
-        """Widths of the row and column embeddings: one to three, as in the released models."""
-        rows = self.size.table_width // 4
-        return rows, self.size.table_width - rows
-
-    @property
     def longest(self) -> int | None:
         """Length of the longest text in tokens for learned positions. None: unlimited."""
         blocks = self.family.stacks.values()
-        tables = any(block.position in ("learned", "axial") or block != block.for_encoding for block in blocks)
-        return self.context_of(self._token_stack) if tables else None
+        tables = any(block.position == "learned" or block != block.for_encoding for block in blocks)
+        bounded = tables or any(record.reads_positions for record in self.family.inputs)
+        return self.context_of(self._token_stack) if bounded else None
 
 
 def published(family: Family, size: str) -> ModelSpec:

@@ -32,10 +32,6 @@ class Size:
     embedding: int | None = None
     """Width of the token embedding, at the input and in tied heads (ALBERT, ELECTRA). None: width."""
 
-    axial: tuple[int, int] | None = None
-    """For `axial` positions: rows and columns of the grid. None: the factorization of the context nearest to a
-    square."""
-
     inputs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Key of the section `model` of a config -> value, for inputs whose values differ among sizes
     (`InputSpec.size_keys`)."""

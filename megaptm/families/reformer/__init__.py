@@ -1,8 +1,8 @@
 """Reformer (Kitaev et al., 2020): a decoder for long texts, with attention among positions with equal hashes (LSH), and
 reversible layers that store no activations for the backward pass."""
 
-from megaptm.families.reformer.spec import LocalSpec, LSHSpec
-from megaptm.spec import Block, Family, FFNSpec, NormSpec, Size, change
+from megaptm.families.reformer.spec import AxialInput, LocalSpec, LSHSpec
+from megaptm.spec import Block, Family, FFNSpec, NormSpec, Size, TokenInput, change
 
 LOCAL = LocalSpec(bias=False, chunk_length=128)
 
@@ -14,11 +14,11 @@ REFORMER = Family(
     vocabulary=258,
     tokenizer="byte-bpe",
     context=65_536,
+    inputs=(TokenInput(), AxialInput(published=(128, 512))),
     stacks={
         "decoder": Block(
             visibility="causal",
             attention=(LOCAL, LOCAL, LSHSpec(bias=False, chunk_length=256, num_hashes=4, num_buckets=512), LOCAL),
-            position="axial",
             residual="reversible",
             norm=NormSpec(eps=1e-12),
             ffn=FFNSpec(activation="relu", dropout=True),
@@ -30,7 +30,7 @@ REFORMER = Family(
     output_bias=True,
     dropout=0.2,
     objectives=("causal-lm",),
-    sizes={"enwik8": Size(layers=12, width=1024, heads=8, ffn=4096, head_width=128, axial=(128, 512))},
+    sizes={"enwik8": Size(layers=12, width=1024, heads=8, ffn=4096, head_width=128)},
 )
 
 # The released model of a novel, `google/reformer-crime-and-punishment`: one sequence is half a million subword tokens.
@@ -40,6 +40,7 @@ REFORMER_NOVEL = change(
     vocabulary=320,
     tokenizer="bpe",
     context=524_288,
+    inputs=(TokenInput(), AxialInput(published=(512, 1024))),
     stacks={
         "decoder": change(
             REFORMER.last_block,
@@ -50,7 +51,7 @@ REFORMER_NOVEL = change(
         ),
     },
     dropout=0.05,
-    sizes={"crime-and-punishment": Size(layers=6, width=256, heads=2, ffn=512, head_width=64, axial=(512, 1024))},
+    sizes={"crime-and-punishment": Size(layers=6, width=256, heads=2, ffn=512, head_width=64)},
 )
 
 FAMILIES = (REFORMER, REFORMER_NOVEL)

@@ -1,10 +1,12 @@
-"""Linear layers and costs of local and LSH attention."""
+"""Linear layers and costs of local and LSH attention, and of axial positions."""
 
 from __future__ import annotations
 
 from megaptm.bricks import LinearShape, MemoryTraffic, SavedBytes
 from megaptm.bricks.attention import SelfAttentionBrick
+from megaptm.bricks.inputs import InputBrick
 from megaptm.families.reformer.pattern import ChunkPairs
+from megaptm.families.reformer.spec import widths_of
 from megaptm.spec import Block, Size
 
 
@@ -62,3 +64,12 @@ class HashedAttentionBrick(SelfAttentionBrick):
         """Return the traffic of sorting and unsorting in each hash round."""
         features = self.features * element * (2 + 6 * self.hashes)
         return MemoryTraffic(forward=features, backward=2 * features)
+
+
+class AxialBrick(InputBrick):
+    """Tables of rows and columns of a grid of positions."""
+
+    @property
+    def maps(self) -> tuple[LinearShape, ...]:
+        grid = self.record.grid_of(self.spec.context)
+        return tuple(LinearShape(*sides, False) for sides in zip(widths_of(self.spec), grid, strict=True))

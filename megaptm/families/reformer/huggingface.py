@@ -5,12 +5,15 @@ logits, unlike version 4."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
-from megaptm.families.reformer.spec import LocalSpec, LSHSpec
-from megaptm.hub.counterpart import Counterpart
+from megaptm.errors import UserError
+from megaptm.families.reformer.spec import AxialInput, LocalSpec, LSHSpec, widths_of
+from megaptm.hub.counterpart import MAX_VALUE, Counterpart, is_count, is_even, is_list
+from megaptm.hub.folder import CONFIG
 from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, Form, TensorRule, pair
-from megaptm.spec import AttentionSpec, Block, Size
+from megaptm.spec import AttentionSpec, Block, ModelSpec, Size
 
 LAYER = "reformer.encoder.layers.{n}"
 ATTENTION = f"{LAYER}.attention.self_attention"
@@ -58,11 +61,56 @@ def _read_attention(block: Block, values: Mapping[str, Any]) -> AttentionSpec | 
     return tuple(layers[:cycle]) if cycle > 1 else layers[0]
 
 
+def _further_values(spec: ModelSpec) -> dict[str, Any]:
+    record = spec.family.find_input(AxialInput)
+    assert record is not None
+    return {"axial": [*record.grid_of(spec.context)], "axial_widths": [*widths_of(spec)]}
+
+
+def _read_values(counterpart: Counterpart, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with the grid of positions as a tuple, which must fit the context and the width."""
+    rows = values["width"] // 4
+    widths, pair = (rows, values["width"] - rows), tuple(values["axial_widths"])
+    if widths != pair:
+        raise UserError(
+            f"{CONFIG}: axial_pos_embds_dim is {[*pair]} ({counterpart.family} has {[*widths]} for hidden_size "
+            f"{values['width']}); such a model cannot be imported."
+        )
+    if prod(values["axial"]) != values["context"]:
+        raise UserError(
+            f"{CONFIG}: the product of axial_pos_shape ({values['axial']}) is not max_position_embeddings "
+            f"({values['context']}); restore it."
+        )
+    return values | {"axial": tuple(values["axial"])}
+
+
+def _are_kinds(value: Any) -> bool:
+    return is_list(value) and 0 < len(value) <= MAX_VALUE and {*value} <= {"local", "lsh"}
+
+
+def _are_two_counts(value: Any) -> bool:
+    return is_list(value) and len(value) == 2 and all(map(is_count, value))
+
+
+def _are_even(value: Any) -> bool:
+    factors = value if is_list(value) else [value]
+    return bool(factors) and all(map(is_even, factors))
+
+
+PAIR = (f"two integers from 1 to {MAX_VALUE:,}", _are_two_counts)
 REFORMER = Counterpart(
     family="reformer",
     model="ReformerModelWithLMHead",
     attention_values=_attention_values,
     read_attention=_read_attention,
+    further_values=_further_values,
+    read_values=_read_values,
+    checks={
+        "attention": ("a list of `local` and `lsh`, one for each layer", _are_kinds),
+        "axial": PAIR,
+        "axial_widths": PAIR,
+        "num_buckets": (f"an even number from 2 to {MAX_VALUE:,}, or a list of such numbers", _are_even),
+    },
     fields={
         "attn_layers": "attention",
         "hidden_size": "width",

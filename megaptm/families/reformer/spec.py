@@ -1,15 +1,16 @@
-"""Options of local and LSH attention (Reformer, arXiv:2001.04451)."""
+"""Options of local and LSH attention, and of axial positions (Reformer, arXiv:2001.04451)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
+from math import isqrt, prod
+from types import MappingProxyType
 from typing import Annotated
 
 from pydantic import Field
 
-from megaptm.spec import AtLeastOne, AttentionSpec, Block, Size
+from megaptm.spec import AtLeastOne, AttentionSpec, Block, InputSpec, ModelSpec, Size
 
 MAX_BUCKETS = 1 << 31
 """Bound of the number of hash buckets."""
@@ -67,3 +68,39 @@ class LSHSpec(LocalSpec):
             yield "attention.bias is no-keys, but the keys of LSH attention are its queries: use true or false."
         if size.key_heads != size.heads:
             yield f"kv_heads ({size.key_heads}): the keys of LSH attention are its queries; leave kv_heads out."
+
+
+@dataclass(frozen=True, kw_only=True)
+class AxialInput(InputSpec):
+    """Axial positions: two tables, for the row and the column of a position in a grid (section 2)."""
+
+    name = "axial"
+    costs = "megaptm.families.reformer.costs:AxialBrick"
+    module = "megaptm.families.reformer.positions:AxialPositions"
+    reads_positions = True
+    initial_std = 1.0  # the released code
+    options = MappingProxyType({"axial": "grid"})
+
+    published: tuple[int, int] | None = None
+    """Rows and columns of the published grid."""
+    grid: tuple[int, int] | None = None
+    """Rows and columns of the grid. None: the published ones, if they fit the context, or else the factorization of the
+    context nearest to a square."""
+
+    def grid_of(self, context: int) -> tuple[int, int]:
+        """Return rows and columns of the grid."""
+        if self.grid is not None:
+            return self.grid
+        if self.published is not None and prod(self.published) == context:
+            return self.published
+        rows = next(rows for rows in range(isqrt(context), 0, -1) if context % rows == 0)
+        return rows, context // rows
+
+    def resolved(self, context: int) -> AxialInput:
+        return replace(self, grid=self.grid_of(context))
+
+
+def widths_of(spec: ModelSpec) -> tuple[int, int]:
+    """Return the widths of the row and column embeddings: one to three, as in the released models."""
+    rows = spec.size.table_width // 4
+    return rows, spec.size.table_width - rows

@@ -1,0 +1,32 @@
+"""Axial positions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from megaptm.errors import UserError
+from megaptm.families.reformer.spec import AxialInput, widths_of
+from megaptm.layers.split import Embedding
+from megaptm.spec import ModelSpec
+
+
+class AxialPositions(nn.Module):
+    """Axial position embedding: concatenated row and column embeddings of a grid (arXiv:2001.04451, section 2)."""
+
+    def __init__(self, spec: ModelSpec, record: AxialInput) -> None:
+        super().__init__()
+        (rows, self.columns), widths = record.grid_of(spec.context), widths_of(spec)
+        if rows * self.columns != spec.context:
+            raise UserError(
+                f"model.axial ({rows} x {self.columns}) must have as many places as model.context ({spec.context}): "
+                "change either."
+            )
+        self.row, self.column = Embedding(rows, widths[0]), Embedding(self.columns, widths[1])
+
+    def forward(self, places: Tensor) -> Tensor:
+        """Return [..., D]."""
+        known = self.row.rows * self.columns
+        if len(places) > known:
+            raise UserError(f"A sequence of {len(places)} has no axial positions; the model has {known}.")
+        return torch.cat([self.row(places // self.columns), self.column(places % self.columns)], -1)
