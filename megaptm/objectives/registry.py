@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from megaptm.families import Registry, contributions
 from megaptm.objectives.causal import CausalLM
-from megaptm.objectives.continued import ContinuedCausalLM
 from megaptm.objectives.contrast import CrossModalContrast
 from megaptm.objectives.fragments import FragmentGeneration
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
@@ -31,7 +30,6 @@ from megaptm.objectives.windows import CBOW, SkipGram
 _TASKS: dict[str, type[BaseObjective]] = {
     "causal-lm": CausalLM,
     "cbow": CBOW,
-    "continued-causal-lm": ContinuedCausalLM,
     "cross-modal-contrast": CrossModalContrast,
     "fragment-generation": FragmentGeneration,
     "glove": GloVe,
@@ -55,7 +53,6 @@ _OBJECTIVES: dict[str, BaseObjective] = {
     objective.name: objective
     for objective in (
         CausalLM(),
-        ContinuedCausalLM(),
         MaskedLM(),
         MaskedLM(hide="whole-words"),
         MaskedLMWithQuestion("next-sentence"),
@@ -65,7 +62,6 @@ _OBJECTIVES: dict[str, BaseObjective] = {
         MaskedLMWithQuestion(
             "sentence-order", MaskedLM(hide="ngrams", length_weights=(0.4, 0.3, 0.2, 0.1), show="similar-words")
         ),
-        MaskedLMWithQuestion("next-sentence", MaskedLM(hide="independent", units="tokens")),
         SpanCorruption(),
         TextToText(),
         SpanCorruption(hide="tokens"),

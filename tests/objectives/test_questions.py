@@ -12,11 +12,12 @@ from megaptm.data import open_mix
 from megaptm.data.shards import Corpus, ShardWriter, write_manifest
 from megaptm.errors import UserError
 from megaptm.families.ernie.objectives import Capitalization, TokenDocument
+from megaptm.families.ernie.questions import order_label, sentence_distance_pair
 from megaptm.objectives import OBJECTIVES, build_objective
 from megaptm.objectives.compose import map_files
 from megaptm.objectives.objective import DocumentSlice, SampleContext, SentenceGroup
 from megaptm.objectives.questions import TextQuestion
-from megaptm.objectives.text_questions import fit_lengths, order_label, sentence_distance_pair
+from megaptm.objectives.text_questions import fit_lengths
 from tests.data.corpora import SPECIALS, tiny_corpus
 from tests.objectives.samples import SPECIAL, random_slice
 

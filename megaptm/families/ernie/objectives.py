@@ -1,4 +1,5 @@
-"""Questions about tokens, and the mixture of tasks of ERNIE 2.0 (arXiv:1907.12412)."""
+"""Masked tokens of ERNIE 1.0 (arXiv:1904.09223); questions about tokens and the mixture of tasks of ERNIE 2.0
+(arXiv:1907.12412)."""
 
 # S tokens of a sequence
 
@@ -11,7 +12,14 @@ import numpy as np
 
 from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.objectives.composed import CONSTANT_ONE, Task
-from megaptm.objectives.masked import TEXT_FIELDS, MaskedLM, TextSequence, enclose_documents, window_of_documents
+from megaptm.objectives.masked import (
+    TEXT_FIELDS,
+    MaskedLM,
+    MaskedLMWithQuestion,
+    TextSequence,
+    enclose_documents,
+    window_of_documents,
+)
 from megaptm.objectives.mixtures import NamedMixture
 from megaptm.objectives.objective import (
     Objective,
@@ -114,4 +122,7 @@ ERNIE_2 = NamedMixture(
 )
 
 TASKS = {"capitalization": Capitalization, "token-document": TokenDocument}
-OBJECTIVES = (ERNIE_2,)
+# The first training stage of ERNIE 1.0.
+INDEPENDENT_TOKENS = MaskedLMWithQuestion("next-sentence", MaskedLM(hide="independent", units="tokens"))
+
+OBJECTIVES = (INDEPENDENT_TOKENS, ERNIE_2)

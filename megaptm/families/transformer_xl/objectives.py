@@ -32,3 +32,7 @@ class ContinuedCausalLM(CausalLM):
             "labels": made["labels"],
             "reset_state": np.array(piece[0].starts_lane, dtype=np.int64),
         }
+
+
+TASKS = {"continued-causal-lm": ContinuedCausalLM}
+OBJECTIVES = (ContinuedCausalLM(),)
