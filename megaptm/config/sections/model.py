@@ -106,9 +106,6 @@ class GeneralModelConfig(Shape):
     kinds have `dropout` (whether attention weights have the model's dropout, or a rate of their own). Further options
     are those of the kind: `window` and `dilation` (Longformer, LED); `block_size`, `num_random_blocks`, `seed` and
     `edge_blocks` (BigBird); `chunk_length`, `num_hashes` and `num_buckets` (Reformer). Absent: the family's."""
-    axial: Annotated[tuple[Count, Count], Strict(False)] | None = None
-    """Axial positions: rows and columns of the grid of positions. Absent: the size's; for another context, nearly a
-    square."""
 
     @field_validator("size", mode="before")
     @classmethod
