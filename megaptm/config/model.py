@@ -135,9 +135,12 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
         for value in [getattr(model, name)]
     }
     inputs = {} if table is None else dict(table.inputs)
-    for key in (key for record in family.inputs for key in record.size_keys):
-        if (value := getattr(model, key)) is not None:
-            inputs[key] = value
+    for record in family.inputs:
+        for key in record.size_keys:
+            if (value := getattr(model, key)) is not None:
+                inputs[key] = value
+            elif record.fits_context and model.context not in (None, family.context):
+                inputs.pop(key, None)
     return ModelSpec(
         family=family,
         size=Size(
@@ -184,13 +187,13 @@ def with_resolved_model(config: Config) -> Config:
         name: getattr(spec.family, name) for name in LOSS_KEYS if name != "negatives" or spec.family.negatives
     }
     other_values |= {name: getattr(spec.size, name) for name in CHARACTER_KEYS if spec.family.reads_characters}
+    for record in spec.family.inputs:
+        other_values |= record.derived_sizes(spec)
     other_values |= spec.size.inputs
     other_values |= {"detector": spec.size.detector} if spec.family.reads_regions else {}
     other_values |= {"init_std": spec.family.init_std} if spec.family.reads_init_std else {}
     other_values |= {
-        key: getattr(record.resolved(spec.context), field)
-        for record in spec.family.inputs
-        for key, field in record.options.items()
+        key: getattr(record, field) for record in spec.family.inputs for key, field in record.options.items()
     }
     # Values in which stacks differ are omitted: no key can express them, so they remain the family's.
     blocks = spec.family.stacks.values()

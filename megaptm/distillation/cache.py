@@ -31,7 +31,7 @@ from megaptm.distillation.cached_logits import (
     sample_digest,
     write_file,
 )
-from megaptm.distillation.losses import compared_places, head_projection
+from megaptm.distillation.losses import compared_positions, head_projection
 from megaptm.distillation.rules import resolve_distillation
 from megaptm.distillation.run import checkpoint_id, num_positions, stream_prefix, teacher_run
 from megaptm.distillation.section import distill_section
@@ -202,7 +202,7 @@ def _teacher_logits(
         tensors = {name: field.to(device) for name, field in as_tensors(batch).items()}
         with torch.inference_mode():
             projected = head_projection(model, manifest.head, model.states(tensors))
-            target_BS = compared_places(tensors, stream_prefix(model.spec, manifest.head), manifest.positions)
+            target_BS = compared_positions(tensors, stream_prefix(model.spec, manifest.head), manifest.positions)
             # Projected positions are in the order (S, B).
             indices = torch.arange(target_BS.numel(), device=device).view(*reversed(target_BS.shape)).t()[target_BS]
             best = [

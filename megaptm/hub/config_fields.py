@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any, NoReturn
 
 from megaptm.errors import UserError
@@ -210,9 +209,6 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
             f"{CONFIG}: {counterpart.field_name('positions')} is {values['positions']}, but texts start at position "
             f"{family.first_position}; restore it."
         )
-    for record in family.inputs:
-        own = {field: values[key] for key, field in record.options.items() if key in values}
-        family = family.with_input(replace(record, **own))
     spec = ModelSpec(
         family=change(family, stacks=stacks).with_input(TaskInput(rows=values.get("tasks", family.tasks))),
         size=size,

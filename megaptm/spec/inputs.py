@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from megaptm.spec.model import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,8 @@ class InputSpec:
     """Whether its positions are those of a text."""
     size_keys: ClassVar[tuple[str, ...]] = ()
     """Keys of the section `model` of a config whose values are in `Size.inputs`, because sizes differ in them."""
+    fits_context: ClassVar[bool] = False
+    """Whether the published values of `size_keys` are only for the published context."""
     reads_positions: ClassVar[bool] = False
     """Whether its module reads positions, at most the model's context, instead of token ids: [S, B], or [S, 1] if they
     are the same in each sample."""
@@ -47,9 +52,9 @@ class InputSpec:
     options: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Key of the section `model` of a config -> field of the record that it sets. Other fields define the family."""
 
-    def resolved(self, context: int) -> InputSpec:
-        """Return the record with the options that follow from the model's context filled in."""
-        return self
+    def derived_sizes(self, spec: ModelSpec) -> Mapping[str, Any]:
+        """Return values of `size_keys` that follow from the model if its size has none."""
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,8 +79,8 @@ def count(tree: ast.Module) -> Counter[str]:
     """Return word -> number of identifiers and strings of a module that contain it."""
     patterns = {word: words_of(word) for words in WORDS.values() for word in words}
     # Megatron calls the operators of tensor parallelism regions.
-    found = [words_of(text).replace("-parallel-region-", "-") for text in texts(tree)]
-    counts = {word: sum(pattern in text for text in found) for word, pattern in patterns.items()}
+    identifiers = [words_of(text).replace("-parallel-region-", "-") for text in texts(tree)]
+    counts = {word: sum(pattern in text for text in identifiers) for word, pattern in patterns.items()}
     return Counter({word: number for word, number in counts.items() if number})
 
 

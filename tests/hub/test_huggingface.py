@@ -64,7 +64,7 @@ def test_export_equals_transformers_and_round_trips(family: str, tmp_path: Path)
     assert set(imported.absent) == not_exported
     assert (spec.size, spec.vocabulary, 24 if spec.longest is None else spec.context) == (
         # Written by the export, where megaptm derives it from the context.
-        replace(model.spec.size, head_width=spec.size.head_width),
+        replace(model.spec.size, head_width=spec.size.head_width, inputs=spec.size.inputs),
         model.spec.vocabulary,
         24,
     )

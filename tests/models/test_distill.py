@@ -132,7 +132,7 @@ def test_hidden_states_and_scores_equal_tinybert() -> None:
         assert count == 9
         assert (loss / count).item() == pytest.approx(value.item(), rel=1e-6)
     # The second layer only.
-    distillation_of(student).wanted = replace(distillation, layer_weights=(0.0, 2.0))
+    distillation_of(student).distillation = replace(distillation, layer_weights=(0.0, 2.0))
     loss, _ = distillation_of(student).losses(student, student.states(batch), teacher, batch)["distill-hidden"]
     assert (loss / 9).item() == pytest.approx(2 * mse[2].item(), rel=1e-6)
 

@@ -14,7 +14,7 @@ REFORMER = Family(
     vocabulary=258,
     tokenizer="byte-bpe",
     context=65_536,
-    inputs=(TokenInput(), AxialInput(published=(128, 512))),
+    inputs=(TokenInput(), AxialInput()),
     stacks={
         "decoder": Block(
             visibility="causal",
@@ -30,7 +30,7 @@ REFORMER = Family(
     output_bias=True,
     dropout=0.2,
     objectives=("causal-lm",),
-    sizes={"enwik8": Size(layers=12, width=1024, heads=8, ffn=4096, head_width=128)},
+    sizes={"enwik8": Size(layers=12, width=1024, heads=8, ffn=4096, head_width=128, inputs={"axial": (128, 512)})},
 )
 
 # The released model of a novel, `google/reformer-crime-and-punishment`: one sequence is half a million subword tokens.
@@ -40,7 +40,6 @@ REFORMER_NOVEL = change(
     vocabulary=320,
     tokenizer="bpe",
     context=524_288,
-    inputs=(TokenInput(), AxialInput(published=(512, 1024))),
     stacks={
         "decoder": change(
             REFORMER.last_block,
@@ -51,7 +50,11 @@ REFORMER_NOVEL = change(
         ),
     },
     dropout=0.05,
-    sizes={"crime-and-punishment": Size(layers=6, width=256, heads=2, ffn=512, head_width=64)},
+    sizes={
+        "crime-and-punishment": Size(
+            layers=6, width=256, heads=2, ffn=512, head_width=64, inputs={"axial": (512, 1024)}
+        )
+    },
 )
 
 FAMILIES = (REFORMER, REFORMER_NOVEL)

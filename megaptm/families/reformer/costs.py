@@ -6,7 +6,7 @@ from megaptm.bricks import LinearShape, MemoryTraffic, SavedBytes
 from megaptm.bricks.attention import SelfAttentionBrick
 from megaptm.bricks.inputs import InputBrick
 from megaptm.families.reformer.pattern import ChunkPairs
-from megaptm.families.reformer.spec import widths_of
+from megaptm.families.reformer.spec import grid_of, widths_of
 from megaptm.spec import Block, Size
 
 
@@ -71,5 +71,5 @@ class AxialBrick(InputBrick):
 
     @property
     def maps(self) -> tuple[LinearShape, ...]:
-        grid = self.record.grid_of(self.spec.context)
-        return tuple(LinearShape(*sides, False) for sides in zip(widths_of(self.spec), grid, strict=True))
+        sides = zip(widths_of(self.spec), grid_of(self.spec), strict=True)
+        return tuple(LinearShape(width, rows, False) for width, rows in sides)

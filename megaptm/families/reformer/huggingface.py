@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from megaptm.errors import UserError
-from megaptm.families.reformer.spec import AxialInput, LocalSpec, LSHSpec, widths_of
+from megaptm.families.reformer.spec import LocalSpec, LSHSpec, grid_of, widths_of
 from megaptm.hub.counterpart import MAX_VALUE, Counterpart, is_count, is_even, is_list
 from megaptm.hub.folder import CONFIG
 from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, Form, TensorRule, pair
@@ -62,9 +62,7 @@ def _read_attention(block: Block, values: Mapping[str, Any]) -> AttentionSpec | 
 
 
 def _further_values(spec: ModelSpec) -> dict[str, Any]:
-    record = spec.family.find_input(AxialInput)
-    assert record is not None
-    return {"axial": [*record.grid_of(spec.context)], "axial_widths": [*widths_of(spec)]}
+    return {"axial": [*grid_of(spec)], "axial_widths": [*widths_of(spec)]}
 
 
 def _read_values(counterpart: Counterpart, values: dict[str, Any]) -> dict[str, Any]:

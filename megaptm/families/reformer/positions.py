@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from megaptm.errors import UserError
-from megaptm.families.reformer.spec import AxialInput, widths_of
+from megaptm.families.reformer.spec import AxialInput, grid_of, widths_of
 from megaptm.layers.split import Embedding
 from megaptm.spec import ModelSpec
 
@@ -16,17 +16,17 @@ class AxialPositions(nn.Module):
 
     def __init__(self, spec: ModelSpec, record: AxialInput) -> None:
         super().__init__()
-        (rows, self.columns), widths = record.grid_of(spec.context), widths_of(spec)
+        (rows, self.columns), widths = grid_of(spec), widths_of(spec)
         if rows * self.columns != spec.context:
             raise UserError(
-                f"model.axial ({rows} x {self.columns}) must have as many places as model.context ({spec.context}): "
+                f"model.axial ({rows} x {self.columns}) must have as many positions as model.context ({spec.context}): "
                 "change either."
             )
         self.row, self.column = Embedding(rows, widths[0]), Embedding(self.columns, widths[1])
 
-    def forward(self, places: Tensor) -> Tensor:
+    def forward(self, positions: Tensor) -> Tensor:
         """Return [..., D]."""
         known = self.row.rows * self.columns
-        if len(places) > known:
-            raise UserError(f"A sequence of {len(places)} has no axial positions; the model has {known}.")
-        return torch.cat([self.row(places // self.columns), self.column(places % self.columns)], -1)
+        if len(positions) > known:
+            raise UserError(f"A sequence of {len(positions)} has no axial positions; the model has {known}.")
+        return torch.cat([self.row(positions // self.columns), self.column(positions % self.columns)], -1)

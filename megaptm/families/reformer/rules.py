@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from math import prod
 
 from megaptm.config.family_rules import FamilyRules
-from megaptm.families.reformer.spec import AxialInput
+from megaptm.families.reformer.spec import AxialInput, grid_of
 from megaptm.spec import ModelSpec
 
 
@@ -18,9 +18,9 @@ class AxialRules(FamilyRules):
             yield ("axial",), "has no axial positions"
 
     def model_errors(self, spec: ModelSpec) -> Iterator[str]:
-        if (record := spec.family.find_input(AxialInput)) is None:
+        if spec.family.find_input(AxialInput) is None:
             return
-        rows, columns = record.grid_of(spec.context)
+        rows, columns = grid_of(spec)
         if (positions := prod((rows, columns))) != spec.context:
             yield (
                 f"model.axial ({rows} x {columns}) has {positions} positions, and model.context is {spec.context}: "

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isqrt, prod
-from types import MappingProxyType
 from typing import Annotated
 
 from pydantic import Field
@@ -79,25 +78,20 @@ class AxialInput(InputSpec):
     module = "megaptm.families.reformer.positions:AxialPositions"
     reads_positions = True
     initial_std = 1.0  # the released code
-    options = MappingProxyType({"axial": "grid"})
+    size_keys = ("axial",)
+    fits_context = True
 
-    published: tuple[int, int] | None = None
-    """Rows and columns of the published grid."""
-    grid: tuple[int, int] | None = None
-    """Rows and columns of the grid. None: the published ones, if they fit the context, or else the factorization of the
-    context nearest to a square."""
+    def derived_sizes(self, spec: ModelSpec) -> dict[str, tuple[int, int]]:
+        return {"axial": grid_of(spec)}
 
-    def grid_of(self, context: int) -> tuple[int, int]:
-        """Return rows and columns of the grid."""
-        if self.grid is not None:
-            return self.grid
-        if self.published is not None and prod(self.published) == context:
-            return self.published
-        rows = next(rows for rows in range(isqrt(context), 0, -1) if context % rows == 0)
-        return rows, context // rows
 
-    def resolved(self, context: int) -> AxialInput:
-        return replace(self, grid=self.grid_of(context))
+def grid_of(spec: ModelSpec) -> tuple[int, int]:
+    """Return rows and columns of the grid: the size's, or the factorization of the context nearest to a square."""
+    if (grid := spec.size.inputs.get("axial")) is not None:
+        rows, columns = grid
+        return rows, columns
+    rows = next(rows for rows in range(isqrt(spec.context), 0, -1) if spec.context % rows == 0)
+    return rows, spec.context // rows
 
 
 def widths_of(spec: ModelSpec) -> tuple[int, int]:
