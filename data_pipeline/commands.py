@@ -80,15 +80,15 @@ def images(arguments: Sequence[str], *, console: Console | None = None) -> Image
 def _split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], BuildOptions]:
     """Divide words into sources, settings of the recipe, and build options."""
     settings = [argument for argument in arguments if _is_setting(argument)]
-    options_given = [argument for argument in settings if argument.partition("=")[0] in BuildOptions.__annotations__]
-    if not any(argument.startswith("out=") for argument in options_given):
+    option_names = [argument for argument in settings if argument.partition("=")[0] in BuildOptions.__annotations__]
+    if not any(argument.startswith("out=") for argument in option_names):
         raise UserError("out, the folder or URL of the corpus, is missing: add out=corpora/NAME.")
     options = parse_settings(
         BuildOptions,
-        {key: value for argument in options_given for key, value in read_override(argument).values.items()},
+        {key: value for argument in option_names for key, value in read_override(argument).values.items()},
         "build",
     )
-    recipe_settings = [argument for argument in settings if argument not in options_given]
+    recipe_settings = [argument for argument in settings if argument not in option_names]
     return [argument for argument in arguments if not _is_setting(argument)], recipe_settings, options
 
 

@@ -106,7 +106,7 @@ class RowClassHeadBrick(HeadBrick):
 
     @property
     def published(self) -> int:
-        return self.maps["pooler"].whole if self.pooler_published else 0
+        return self.maps["pooler"].replicated if self.pooler_published else 0
 
     def mapped(self, positions: int) -> int:
         return 1

@@ -34,7 +34,7 @@ from megaptm.data.teacher_logits import (
 from megaptm.errors import UserError
 from megaptm.inference.trained_model import open_run
 from megaptm.models import Model
-from megaptm.models.distill import Projected, compared_places, head_projection
+from megaptm.models.distill import Projected, compared_positions, head_projection
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.other_run import CONFIG, OtherRun
 from megaptm.run.teacher import checkpoint_id, num_positions, stream_prefix, teacher_run
@@ -198,7 +198,7 @@ def _teacher_logits(
         tensors = {name: field.to(device) for name, field in as_tensors(batch).items()}
         with torch.inference_mode():
             projected = head_projection(model, manifest.head, model.states(tensors))
-            target_BS = compared_places(tensors, stream_prefix(model.spec, manifest.head), manifest.positions)
+            target_BS = compared_positions(tensors, stream_prefix(model.spec, manifest.head), manifest.positions)
             # Projected positions are in the order (S, B).
             indices = torch.arange(target_BS.numel(), device=device).view(*reversed(target_BS.shape)).t()[target_BS]
             best = [

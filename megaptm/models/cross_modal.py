@@ -11,7 +11,7 @@ from torch import Tensor
 from megaptm.batch import IGNORED, MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
 from megaptm.losses.contrast import cross_modal_contrast
 from megaptm.models.contrast import ContrastHead
-from megaptm.models.places import at_places
+from megaptm.models.target_positions import states_at
 
 TEMPERATURE = 0.1
 """Divisor of cosines. The paper does not publish its value."""
@@ -59,5 +59,5 @@ def _vectors(x_BSD: Tensor, places_BK: Tensor | None, most: int, *, first: int) 
         places_BK = torch.full((len(x_BSD), most), IGNORED, device=x_BSD.device)
         places_BK[:, 0] = first
     there_BK = (places_BK != IGNORED).float()
-    vectors_BKD = F.normalize(at_places(x_BSD, places_BK.clamp(min=0)).float(), dim=-1)
+    vectors_BKD = F.normalize(states_at(x_BSD, places_BK.clamp(min=0)).float(), dim=-1)
     return (vectors_BKD * there_BK[:, :, None]).flatten(1), there_BK

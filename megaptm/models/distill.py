@@ -17,7 +17,7 @@ from megaptm.layers.layer import same
 from megaptm.layers.split import Linear
 from megaptm.losses.soft_targets import LargestLogits, Projected, SoftTargetLoss, soft_class_loss
 from megaptm.models.heads import LanguageHead, MaskedHead, RowClassHead
-from megaptm.models.loss import Loss, count_asked
+from megaptm.models.loss import Loss, num_labels
 from megaptm.models.output import States
 from megaptm.spec import EMBEDDED, LOSS, Distillation, ModelSpec, Reading
 
@@ -41,10 +41,10 @@ class StudentAndTeacher(NamedTuple):
             self.teacher.gather_sequence(self.teacher_states.streams[stack]),
         )
 
-    def states(self, stack: str, mine: int, layer: int) -> tuple[Tensor, Tensor]:
+    def states(self, stack: str, student_layer: int, layer: int) -> tuple[Tensor, Tensor]:
         """Return the gathered outputs of a student layer and a teacher layer."""
         return (
-            self.student.gather_sequence(self.student_states.inner[Reading(stack, mine)]),
+            self.student.gather_sequence(self.student_states.inner[Reading(stack, student_layer)]),
             self.teacher.gather_sequence(self.teacher_states.inner[Reading(stack, layer)]),
         )
 
@@ -59,33 +59,39 @@ class DistillationLosses(nn.Module):
       section 3.1).
     """
 
-    def __init__(self, spec: ModelSpec, wanted: Distillation) -> None:
+    def __init__(self, spec: ModelSpec, distillation: Distillation) -> None:
         super().__init__()
-        self.spec, self.wanted = spec, wanted
+        self.spec, self.distillation = spec, distillation
         self.sum_over_heads: Callable[[Tensor], Tensor] = same
         """Hook that sums over the heads of all tensor ranks."""
         self.last = next(reversed(spec.family.stacks))
-        hooks = [hook for hook in ("embeddings", "hidden") if wanted.asks(hook) and wanted.projection != "none"]
-        self.maps = {hook: hook if wanted.projection == "by-kind" else "shared" for hook in hooks}
+        hooks = [
+            hook for hook in ("embeddings", "hidden") if distillation.asks(hook) and distillation.projection != "none"
+        ]
+        self.maps = {hook: hook if distillation.projection == "by-kind" else "shared" for hook in hooks}
         """Hook -> projection of its states."""
-        inputs, outputs = spec.size_of(self.last).width, wanted.teacher.size_of(self.last).width
+        inputs, outputs = spec.size_of(self.last).width, distillation.teacher.size_of(self.last).width
         for name in dict.fromkeys(self.maps.values()):
             self.add_module(name, Linear(inputs, outputs, bias=True))
-        if wanted.asks("logits"):
-            head = wanted.head_of(spec)
+        if distillation.asks("logits"):
+            head = distillation.head_of(spec)
             assert head is not None, "config has refused it"
             self.head = head
-            self.soft = SoftTargetLoss(spec.vocabulary, temperature=wanted.temperature, soft=wanted.logit_loss)
+            self.soft = SoftTargetLoss(
+                spec.vocabulary, temperature=distillation.temperature, soft=distillation.logit_loss
+            )
 
-    def losses(self, student: Model, said: States, teacher: Model | None, batch: dict[str, Tensor]) -> dict[str, Loss]:
+    def losses(
+        self, student: Model, states: States, teacher: Model | None, batch: dict[str, Tensor]
+    ) -> dict[str, Loss]:
         """Return loss name -> (sum, number of positions). Without a teacher the batch has its largest logits,
         `teacher_ids` and `teacher_logits` [B, S, K]."""
         if teacher is None:
             name = f"{LOSS}logits"
-            return {name: (self._kept_logits(student, said, batch), self.count(name, batch).float())}
+            return {name: (self._cached_logits(student, states, batch), self.count(name, batch).float())}
         with torch.no_grad():
-            told = teacher.states(batch)
-        both = StudentAndTeacher(student, said, teacher, told, batch)
+            teacher_states = teacher.states(batch)
+        both = StudentAndTeacher(student, states, teacher, teacher_states, batch)
         of_hook = {
             "logits": self._logits,
             "classes": self._class_losses,
@@ -94,35 +100,37 @@ class DistillationLosses(nn.Module):
             "hidden": self._hidden,
             "scores": self._scores,
         }
-        losses = {f"{LOSS}{hook}": torch.stack([*of_hook[hook](both)]).sum() for hook in self.wanted.weights}
+        losses = {f"{LOSS}{hook}": torch.stack([*of_hook[hook](both)]).sum() for hook in self.distillation.weights}
         return {name: (loss, self.count(name, batch).float()) for name, loss in losses.items()}
 
     def count(self, name: str, batch: dict[str, Tensor]) -> Tensor:
         """Return the number of positions of a loss."""
         hook = name.removeprefix(LOSS)
         if hook == "logits":
-            return self._asked(batch).sum()
+            return self._compared(batch).sum()
         if hook == "classes":
-            return torch.stack([count_asked(batch, HEADS[name].label_field) for name in self.wanted.questions]).sum()
+            return torch.stack(
+                [num_labels(batch, HEADS[name].label_field) for name in self.distillation.questions]
+            ).sum()
         prefixes = self.spec.family.prefixes
         stacks = [self.last] if hook == "cosine" else [*prefixes]
-        return torch.stack([real_places(batch, prefixes[stack]).sum() for stack in stacks]).sum()
+        return torch.stack([unpadded_positions(batch, prefixes[stack]).sum() for stack in stacks]).sum()
 
-    def _kept_logits(self, student: Model, said: States, batch: dict[str, Tensor]) -> Tensor:
-        ours = head_projection(student, self.head, said)
-        words = len(ours.weight)
+    def _cached_logits(self, student: Model, states: States, batch: dict[str, Tensor]) -> Tensor:
+        student_logits = head_projection(student, self.head, states)
+        words = len(student_logits.weight)
         ids, values = (batch[name].transpose(0, 1).flatten(0, 1) for name in ("teacher_ids", "teacher_logits"))
-        theirs = LargestLogits(ids.long(), values, first=self.soft.ranks.rank * words, words=words)
-        return self.soft(ours, theirs, self._asked(batch).t().flatten())
+        teacher_logits = LargestLogits(ids.long(), values, first=self.soft.ranks.rank * words, words=words)
+        return self.soft(student_logits, teacher_logits, self._compared(batch).t().flatten())
 
     def _logits(self, both: StudentAndTeacher) -> Iterator[Tensor]:
         student_logits = head_projection(both.student, self.head, both.student_states)
         with torch.no_grad():
             teacher_logits = head_projection(both.teacher, self.head, both.teacher_states)
-        yield self.soft(student_logits, teacher_logits, self._asked(both.batch).t().flatten())
+        yield self.soft(student_logits, teacher_logits, self._compared(both.batch).t().flatten())
 
     def _class_losses(self, both: StudentAndTeacher) -> Iterator[Tensor]:
-        questions = [name for name in self.wanted.questions if HEADS[name].label_field in both.batch]
+        questions = [name for name in self.distillation.questions if HEADS[name].label_field in both.batch]
         if not questions:  # a batch of another task
             yield next(iter(both.student_states.streams.values())).new_zeros(())
         for name in questions:
@@ -130,30 +138,30 @@ class DistillationLosses(nn.Module):
             with torch.no_grad():
                 teacher_BC = _classes(both.teacher, name, both.teacher_states)
             losses_B = soft_class_loss(
-                student_BC, teacher_BC, temperature=self.wanted.temperature, soft=self.wanted.logit_loss
+                student_BC, teacher_BC, temperature=self.distillation.temperature, soft=self.distillation.logit_loss
             )
             yield torch.where(both.batch[HEADS[name].label_field] != IGNORED, losses_B, 0.0).sum()
 
     def _cosine(self, both: StudentAndTeacher) -> Iterator[Tensor]:
         student_states, teacher_states = both.ends(self.last)
         apart_SB = 1 - F.cosine_similarity(student_states.float(), teacher_states.float(), dim=-1)
-        yield self._over_places(apart_SB, self.last, both.batch)
+        yield self._sum_unpadded(apart_SB, self.last, both.batch)
 
     def _embeddings(self, both: StudentAndTeacher) -> Iterator[Tensor]:
         for stack in self.spec.family.stacks:
             apart_SB = self.apart("embeddings", *both.states(stack, EMBEDDED, EMBEDDED))
-            yield self._over_places(apart_SB, stack, both.batch)
+            yield self._sum_unpadded(apart_SB, stack, both.batch)
 
     def _hidden(self, both: StudentAndTeacher) -> Iterator[Tensor]:
-        for stack, layers in self.wanted.layers.items():
+        for stack, layers in self.distillation.layers.items():
             for student_layer, layer in enumerate(layers):
-                apart_SB = self.apart("hidden", *both.states(stack, student_layer, layer)) * self.wanted.weight_of(
-                    student_layer
-                )
-                yield self._over_places(apart_SB, stack, both.batch)
+                apart_SB = self.apart(
+                    "hidden", *both.states(stack, student_layer, layer)
+                ) * self.distillation.weight_of(student_layer)
+                yield self._sum_unpadded(apart_SB, stack, both.batch)
 
     def _scores(self, both: StudentAndTeacher) -> Iterator[Tensor]:
-        for stack, layers in self.wanted.layers.items():
+        for stack, layers in self.distillation.layers.items():
             heads, batch = self.spec.size_of(stack).heads, both.batch
             for student_layer, layer in enumerate(layers):
                 read = (
@@ -166,37 +174,37 @@ class DistillationLosses(nn.Module):
                 apart_BS = (
                     (student_BHSS - teacher_BHSS).square().mean(-1).sum(1)
                     / heads
-                    * self.wanted.weight_of(student_layer)
+                    * self.distillation.weight_of(student_layer)
                 )
-                yield self.sum_over_heads(self._over_places(apart_BS.t(), stack, batch))
+                yield self.sum_over_heads(self._sum_unpadded(apart_BS.t(), stack, batch))
 
-    def apart(self, hook: str, ours_SBD: Tensor, theirs_SBD: Tensor) -> Tensor:
+    def apart(self, hook: str, student_SBD: Tensor, teacher_SBD: Tensor) -> Tensor:
         """Return the mean squared error of projected student states, [S, B]."""
         if hook in self.maps:
-            ours_SBD = cast(Linear, self._modules[self.maps[hook]])(ours_SBD)
-        return (ours_SBD.float() - theirs_SBD.float()).square().mean(-1)
+            student_SBD = cast(Linear, self._modules[self.maps[hook]])(student_SBD)
+        return (student_SBD.float() - teacher_SBD.float()).square().mean(-1)
 
-    def _over_places(self, of_places_SB: Tensor, stack: str, batch: dict[str, Tensor]) -> Tensor:
+    def _sum_unpadded(self, losses_SB: Tensor, stack: str, batch: dict[str, Tensor]) -> Tensor:
         """Return the sum over positions that are not padding."""
-        real_SB = real_places(batch, self.spec.family.prefixes[stack]).t()
-        return torch.where(real_SB, of_places_SB, 0.0).sum()
+        real_SB = unpadded_positions(batch, self.spec.family.prefixes[stack]).t()
+        return torch.where(real_SB, losses_SB, 0.0).sum()
 
-    def _asked(self, batch: dict[str, Tensor]) -> Tensor:
+    def _compared(self, batch: dict[str, Tensor]) -> Tensor:
         """Return the positions whose logits are compared, [B, S]."""
         prefix = self.spec.family.prefixes[self.spec.readings(self.head)[0].stack]
-        return compared_places(batch, prefix, self.wanted.positions)
+        return compared_positions(batch, prefix, self.distillation.positions)
 
 
-def real_places(batch: Mapping[str, Tensor], prefix: str) -> Tensor:
+def unpadded_positions(batch: Mapping[str, Tensor], prefix: str) -> Tensor:
     """Return the positions of a stream that are not padding, [B, S]."""
     documents = batch.get(f"{prefix}document_ids")
     return torch.ones_like(batch[f"{prefix}tokens"], dtype=torch.bool) if documents is None else documents != 0
 
 
-def compared_places(batch: Mapping[str, Tensor], prefix: str, places: str) -> Tensor:
+def compared_positions(batch: Mapping[str, Tensor], prefix: str, positions: str) -> Tensor:
     """Return the positions whose logits are compared, [B, S]: `all` but padding, or `asked` target positions."""
-    real_BS = real_places(batch, prefix)
-    if places == "all":
+    real_BS = unpadded_positions(batch, prefix)
+    if positions == "all":
         return real_BS
     if "labels" not in batch:  # a batch of another task
         return torch.zeros_like(real_BS)

@@ -117,11 +117,13 @@ class Embed(nn.Module):
         if self.scale != 1.0:
             x = x * self.scale
         if self.waves[stack]:
-            x = x + sinusoid(self._places(batch.get(f"{prefix}positions"), ids_SB), width=x.shape[-1]).to(x.dtype)
+            x = x + sinusoid(self._positions_or_range(batch.get(f"{prefix}positions"), ids_SB), width=x.shape[-1]).to(
+                x.dtype
+            )
         if (table := self._modules.get(f"{own}position")) is not None:
             x = x + table(self._positions(batch.get(f"{prefix}positions"), ids_SB, table))
         if (axial := self._modules.get(f"{own}axial")) is not None:
-            x = x + axial(self._places(batch.get(f"{prefix}positions"), ids_SB))
+            x = x + axial(self._positions_or_range(batch.get(f"{prefix}positions"), ids_SB))
         if segments is not None:
             x = x + segments[: len(x)]
         if self.task is not None:
@@ -160,16 +162,16 @@ class Embed(nn.Module):
                 return batch | text, [(record, batch | rest)]
         return batch, []
 
-    def _positions(self, given_BS: Tensor | None, ids_SB: Tensor, table: nn.Module) -> Tensor:
+    def _positions(self, positions_BS: Tensor | None, ids_SB: Tensor, table: nn.Module) -> Tensor:
         """Return row indices of the position table, [S, B], or [S, 1] without given positions."""
         rows = cast(Embedding, table).rows - self.first_position
-        if given_BS is None and len(ids_SB) > rows:
+        if positions_BS is None and len(ids_SB) > rows:
             raise UserError(f"A sequence of {len(ids_SB)} has no learned positions; the model has {rows}.")
-        return self._places(given_BS, ids_SB) + self.first_position
+        return self._positions_or_range(positions_BS, ids_SB) + self.first_position
 
-    def _places(self, given_BS: Tensor | None, ids_SB: Tensor) -> Tensor:
+    def _positions_or_range(self, positions_BS: Tensor | None, ids_SB: Tensor) -> Tensor:
         """Return the position of each token, [S, B], or [S, 1] without given positions."""
-        return torch.arange(len(ids_SB), device=ids_SB.device)[:, None] if given_BS is None else given_BS.t()
+        return torch.arange(len(ids_SB), device=ids_SB.device)[:, None] if positions_BS is None else positions_BS.t()
 
 
 class AxialPositions(nn.Module):
@@ -185,12 +187,12 @@ class AxialPositions(nn.Module):
             )
         self.row, self.column = Embedding(rows, widths[0]), Embedding(self.columns, widths[1])
 
-    def forward(self, places: Tensor) -> Tensor:
+    def forward(self, positions: Tensor) -> Tensor:
         """Return [..., D]."""
         known = self.row.rows * self.columns
-        if len(places) > known:
-            raise UserError(f"A sequence of {len(places)} has no axial positions; the model has {known}.")
-        return torch.cat([self.row(places // self.columns), self.column(places % self.columns)], -1)
+        if len(positions) > known:
+            raise UserError(f"A sequence of {len(positions)} has no axial positions; the model has {known}.")
+        return torch.cat([self.row(positions // self.columns), self.column(positions % self.columns)], -1)
 
 
 class TiedProjection(nn.Module):

@@ -15,7 +15,7 @@ from megaptm.layers.norm import Norm
 from megaptm.layers.split import Linear
 from megaptm.losses.transport import cosine_costs, transport_distance
 from megaptm.models.loss import Loss, class_loss, count_labels
-from megaptm.models.places import asked_places
+from megaptm.models.target_positions import target_states
 from megaptm.spec import ModelSpec
 
 
@@ -32,7 +32,7 @@ class _HiddenRegions(nn.Module):
         return self.norm(F.gelu(self.transform(x)))
 
     def _asked(self, x_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        return self._read(asked_places(x_SBD, batch, self.label_field))
+        return self._read(target_states(x_SBD, batch, self.label_field))
 
 
 class RegionFeatureHead(_HiddenRegions):

@@ -50,8 +50,8 @@ class Distillation:
 
     def with_loss_weights(self, losses: Mapping[str, float]) -> dict[str, float]:
         """Return loss -> weight for the losses of the objective and of the distillation."""
-        asked = {name: weight * self.objective for name, weight in losses.items()}
-        return asked | {f"{LOSS}{hook}": weight for hook, weight in self.weights.items()}
+        requested = {name: weight * self.objective for name, weight in losses.items()}
+        return requested | {f"{LOSS}{hook}": weight for hook, weight in self.weights.items()}
 
     def weight_of(self, layer: int) -> float:
         """Return the weight of the losses of a student layer."""

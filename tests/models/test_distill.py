@@ -127,7 +127,7 @@ def test_hidden_states_and_scores_equal_tinybert() -> None:
         assert count == 9
         assert (loss / count).item() == pytest.approx(value.item(), rel=1e-6)
     # The second layer only.
-    student.distill.wanted = replace(distillation, layer_weights=(0.0, 2.0))  # type: ignore[union-attr]
+    student.distill.distillation = replace(distillation, layer_weights=(0.0, 2.0))  # type: ignore[union-attr]
     loss, _ = student.distill.losses(student, student.states(batch), teacher, batch)["distill-hidden"]  # type: ignore[union-attr]
     assert (loss / 9).item() == pytest.approx(2 * mse[2].item(), rel=1e-6)
 

@@ -13,19 +13,19 @@ RngReplay = Callable[[], AbstractContextManager[None]]
 """Context that restores the generator state of when it was created; afterwards the previous state continues."""
 
 
-def seed_of_stream(device: torch.device) -> int:
+def next_seed(device: torch.device) -> int:
     """Return a seed from the device's generator, which advances."""
     if device.type != "cuda":
         return int(torch.randint(1 << 62, (1,), device=device))
     # Sampling on a GPU would make the host wait. The host knows the seed and offset of the GPU's generator.
     generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
-    place = generator.get_offset()
-    generator.set_offset(place + 4)
-    digest = hashlib.blake2b(f"{generator.initial_seed()}:{place}".encode(), digest_size=8).digest()
+    offset = generator.get_offset()
+    generator.set_offset(offset + 4)
+    digest = hashlib.blake2b(f"{generator.initial_seed()}:{offset}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 2
 
 
-def sent(sampled: Tensor, device: torch.device) -> Tensor:
+def copy_to_device(sampled: Tensor, device: torch.device) -> Tensor:
     """Copy host samples to the device without blocking. Pinned memory is needed: a copy from pageable memory would wait
     for all launched kernels."""
     return (sampled.pin_memory() if device.type == "cuda" else sampled).to(device, non_blocking=True)

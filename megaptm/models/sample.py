@@ -17,16 +17,16 @@ REPLACED = "replaced"
 """Batch field [B, S] of replaced-token labels, which are known after sampling."""
 
 
-class DrawingHead(Protocol):
+class SamplingHead(Protocol):
     """Interface of heads that sample tokens."""
 
-    def draw(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Tensor:
+    def sample(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Tensor:
         """Return a sampled token for each target position, [B, A]."""
         ...
 
 
-def draw_tokens(
-    head: DrawingHead, x_SBD: Tensor, batch: dict[str, Tensor], tokens_BS: Tensor, tied: Tensor | None
+def sample_tokens(
+    head: SamplingHead, x_SBD: Tensor, batch: dict[str, Tensor], tokens_BS: Tensor, tied: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return tokens [B, S] with samples at target positions, and whether each differs from the original.
 
@@ -36,7 +36,7 @@ def draw_tokens(
     if UNIFORMS not in batch:
         return tokens_BS, torch.zeros_like(tokens_BS, dtype=torch.bool)
     labels_BA = batch["labels"]
-    sampled_BA = head.draw(x_SBD, batch, tied)
+    sampled_BA = head.sample(x_SBD, batch, tied)
     # Samples at ignored positions go to an extra column, which is dropped.
     behind = tokens_BS.shape[1]
     at_BA = torch.where(labels_BA == IGNORED, behind, batch["masked_positions"])

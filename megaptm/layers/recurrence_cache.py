@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-class Past:
+class StackCache:
     """Recurrence cache: inputs of each layer in earlier sequences, to which it attends besides the current sequence."""
 
     def __init__(
@@ -22,13 +22,13 @@ class Past:
         evaluation (`clamp_len` and `same_length` of the released code).
         """
         self.states, self.filled, self.farthest, self.same_length = states, filled, farthest, same_length
-        self.seen: dict[int, Tensor] = {}
+        self.current_states: dict[int, Tensor] = {}
         """Layer -> its input in the current sequence, or the part of it that enters the cache, [S, B, D]."""
 
     @classmethod
     def empty(
         cls, layers: Iterable[int], shape: tuple[int, int, int], *, like: Tensor, farthest: int | None = None
-    ) -> Past:
+    ) -> StackCache:
         """Return an empty cache; `shape` is (M, B, D)."""
         states = {layer: like.new_zeros(shape) for layer in layers}
         filled = torch.zeros(shape[1], dtype=torch.int64, device=like.device)
@@ -39,16 +39,16 @@ class Past:
         """Length M of the cache."""
         return next(iter(self.states.values())).shape[0]
 
-    def begin(self, starts_B: Tensor) -> None:
+    def start(self, starts_B: Tensor) -> None:
         """Clear the cache of sequences that continue no other."""
         self.filled = self.filled.masked_fill(starts_B.bool(), 0)
 
-    def moved_on(self) -> Past:
+    def advanced(self) -> StackCache:
         """Return the cache after the current sequence."""
-        length, new_positions = self.length, len(next(iter(self.seen.values())))
+        length, new_positions = self.length, len(next(iter(self.current_states.values())))
         states = {
-            layer: torch.cat([before[new_positions:], self.seen[layer][-length:]])
+            layer: torch.cat([before[new_positions:], self.current_states[layer][-length:]])
             for layer, before in self.states.items()
         }
         filled = (self.filled + new_positions).clamp(max=length)
-        return Past(states, filled, farthest=self.farthest, same_length=self.same_length)
+        return StackCache(states, filled, farthest=self.farthest, same_length=self.same_length)
