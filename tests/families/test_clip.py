@@ -284,7 +284,7 @@ def test_embeddings_are_normalized_and_independent_of_batch(run):
         (lambda run, corpora: run.encode_images([picture()], batch=0), r"batch \(0\) must be 1 or more"),
         (lambda run, corpora: run.encode([]), "texts is empty"),
         (lambda run, corpora: run.encode_images([corpora / "none.png"]), "cannot be read"),
-        (lambda run, corpora: run.generate("a"), "reads images and cannot generate"),
+        (lambda run, corpora: run.generate("a"), "does not start from a text and cannot generate"),
     ],
 )
 def test_invalid_calls_are_refused(run, corpora, call, message):

@@ -218,10 +218,10 @@ def test_recipes_match_the_paper() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.context=40", r"data.sequence \(64\), of which 9 are image regions, must not exceed the 40 learned"),
+        ("model.context=40", r"data.sequence \(64\), of which 9 follow the text, must not exceed the 40 learned"),
         ("model.detector=[24,9]", r"classes.* of 24 features and 17 classes, and model.detector has 24 and 9"),
         ("model.detector=[20,17]", r"spans.* reads regions of 24 features, and model.detector has 20"),
-        ("objective=masked-lm", "does not fit unimo: it provides no image regions"),
+        ("objective=masked-lm", "does not fit unimo: it provides no region_boxes and region_features"),
         ("objective=uniter", "does not fit unimo: it .*attention order"),
         (
             "objective={cross-modal-contrast: {max_paraphrases: 5, max_rewritten_negatives: 4}}",
@@ -236,7 +236,7 @@ def test_recipes_match_the_paper() -> None:
             "objective={image-text-spans: {mask_token_prob: 0.9, random_token_prob: 0.2}}",
             r"mask_token_prob \(0.9\) and random_token_prob \(0.2\) sum to more than 1",
         ),
-        ("model.family=roberta", "it provides image regions after a text"),
+        ("model.family=roberta", "it provides region_boxes and region_features, which this family does not read"),
     ],
 )
 def test_invalid_config_is_refused(override: str, message: str) -> None:

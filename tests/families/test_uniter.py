@@ -398,10 +398,10 @@ def test_written_config_has_the_detector():
             "b: {task: image-text-matching, share: 1, regions: 4, features: 24, classes: 17}}",
             "different numbers of image regions .a 8, b 4",
         ),
-        ("objective=masked-lm", "does not fit uniter: it provides no image regions"),
+        ("objective=masked-lm", "does not fit uniter: it provides no region_boxes and region_features"),
         ("objective=image-labels", "does not fit uniter"),
         ("model.embedding=32", r"model.embedding \(32\) is not used by uniter"),
-        ("model.family=bert", "it provides image regions after a text"),
+        ("model.family=bert", "it provides region_boxes and region_features, which this family does not read"),
     ],
 )
 def test_invalid_config_is_refused(override, message):
