@@ -23,11 +23,11 @@ from megaptm.config import load, resolve_model
 from megaptm.data import Loader, open_mix, validation_batches
 from megaptm.errors import UserError
 from megaptm.families.vit import VIT
-from megaptm.families.vit.spec import grid_of, patch_side
+from megaptm.families.vit.spec import PatchInput, grid_of, patch_side
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.models import Model, build_model, fill
 from megaptm.plan.count import count_parameters, step_flops
-from megaptm.spec import change, published
+from megaptm.spec import TokenInput, change, published
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.tokenizers.labels import make_label_tokenizer
 from tests.data_pipeline.images.pictures import digits
@@ -177,8 +177,8 @@ def test_pipeline_stages_equal_full_model():
     ("options", "message"),
     [
         ({"tied": True}, "projection on the token table"),
-        ({"inputs": ("patch", "token")}, "token tables beside them"),
-        ({"inputs": ("patch", "characters")}, "words made of characters"),
+        ({"inputs": (PatchInput(), TokenInput())}, "token tables beside it"),
+        ({"inputs": (PatchInput(), PatchInput())}, "two of one kind"),
     ],
 )
 def test_text_options_are_refused(options, message):
