@@ -55,7 +55,6 @@ MAY_IMPORT = {
     "report": ("families", "config", "plan", "shell", "storage", "tokenizers", "track", "resilience", "run"),
     "hub": (
         "spec",
-        "batch",
         "objectives",
         "families",
         "config",
@@ -159,12 +158,26 @@ FAMILY_MAY_IMPORT = (
     "tokenizers",
     "run",
     "commands",
+    "data",
+    "inference",
+    "families",
+    "report",
 )
 """Packages that the folder of a family may import, besides other families. Only families may import it: the rest of the
 project finds its tables through the catalogue, `megaptm.families`."""
 ENTRY_POINTS = ("__main__", "api", "commands", "demo")
 """The command line and the library, which may import everything."""
-PIPELINE_MAY_IMPORT = ("batch", "config", "data", "objectives", "plugins", "schedulers", "storage", "tokenizers")
+PIPELINE_MAY_IMPORT = (
+    "batch",
+    "config",
+    "data",
+    "families",
+    "objectives",
+    "plugins",
+    "schedulers",
+    "storage",
+    "tokenizers",
+)
 
 
 def modules(package):

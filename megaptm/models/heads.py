@@ -11,18 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from megaptm.bricks import HeadBrick, heads
-from megaptm.bricks.contrast_heads import CrossModalHeadBrick
 from megaptm.bricks.heads import (
     LanguageHeadBrick,
     MaskedHeadBrick,
     RowClassHeadBrick,
     TokenClassHeadBrick,
-)
-from megaptm.bricks.region_heads import (
-    RegionDistributionHeadBrick,
-    RegionFeatureHeadBrick,
-    RegionLabelHeadBrick,
-    WordRegionHeadBrick,
 )
 from megaptm.errors import UserError
 from megaptm.layers.feedforward import GATES, activation_of
@@ -30,14 +23,7 @@ from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
 from megaptm.losses.soft_targets import Projected
 from megaptm.models.adaptive import AdaptiveHead
-from megaptm.models.cross_modal import CrossModalHead
 from megaptm.models.loss import Loss, class_loss, count_labels, token_loss
-from megaptm.models.region_heads import (
-    RegionDistributionHead,
-    RegionFeatureHead,
-    RegionLabelHead,
-    WordRegionHead,
-)
 from megaptm.models.sample import UNIFORMS
 from megaptm.models.target_positions import target_states
 from megaptm.plugins import load_plugin
@@ -188,11 +174,6 @@ MODULES: dict[type[HeadBrick], Callable[[ModelSpec, HeadBrick], nn.Module]] = {
     MaskedHeadBrick: MaskedHead,
     RowClassHeadBrick: RowClassHead,
     TokenClassHeadBrick: TokenClassHead,
-    RegionFeatureHeadBrick: RegionFeatureHead,
-    RegionLabelHeadBrick: RegionLabelHead,
-    RegionDistributionHeadBrick: RegionDistributionHead,
-    WordRegionHeadBrick: WordRegionHead,
-    CrossModalHeadBrick: CrossModalHead,
 }
 """Modules of brick classes that name no module of their own."""
 

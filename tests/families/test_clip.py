@@ -16,7 +16,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import megaptm
-from data_pipeline.images.shapes import write_shapes
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.batch import IGNORED
 from megaptm.bricks import heads
@@ -25,6 +24,7 @@ from megaptm.data import Loader, open_mix
 from megaptm.errors import UserError
 from megaptm.families.clip import CLIP, head_modules
 from megaptm.families.clip.head_modules import LARGEST
+from megaptm.families.vit.corpus.shapes import write_shapes
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.inference.image_text import class_vectors, retrieval
 from megaptm.inference.loaded_model import LoadedModel

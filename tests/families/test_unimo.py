@@ -11,15 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megaptm.batch import IGNORED, MASKED_REGION, MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
+from megaptm.batch import IGNORED
 from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families.unimo import UNIMO
-from megaptm.families.uniter.spec import RegionInput
+from megaptm.families.unimo.head_modules import TEMPERATURE
+from megaptm.families.unimo.heads import MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
+from megaptm.families.uniter.spec import MASKED_REGION, RegionInput
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.import_run import complete_weights
 from megaptm.models import Model, build_model
-from megaptm.models.cross_modal import TEMPERATURE
 from megaptm.plan.count import count_parameters
 from megaptm.spec import ModelSpec, published
 from tests.models.regions import CLASSES, FEATURES, TEXT

@@ -14,13 +14,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from megaptm.batch import IGNORED, MASKED_REGION
+from megaptm.batch import IGNORED
 from megaptm.config import load, resolve_model
 from megaptm.config.model import with_resolved_model
 from megaptm.errors import UserError
 from megaptm.families.bert.huggingface import MASKED, encoder
 from megaptm.families.uniter import UNITER
-from megaptm.families.uniter.spec import RegionInput
+from megaptm.families.uniter.spec import MASKED_REGION, RegionInput
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.import_run import complete_weights
 from megaptm.hub.tensor_rules import TensorRule, import_weights, pair
