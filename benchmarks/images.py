@@ -30,11 +30,11 @@ from peers.images_webdataset import Crop, Ids, open_loader
 from PIL import Image
 from rich.console import Console
 
-from data_pipeline.images.build import build_images
-from data_pipeline.images.recipe import ImageRecipe
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.data import Loader, open_mix
 from megaptm.data.loader import as_tensors, stacked
+from megaptm.families.vit.corpus.build import build_images
+from megaptm.families.vit.corpus.recipe import ImageRecipe
 from megaptm.tokenizers import load
 
 SIZE, PATCH, TEXT = 224, 16, 77

@@ -1,38 +1,32 @@
-"""Functions behind the commands `megaptm corpus build|images|inspect|verify|similar-words|meanings|retrieve` and
+"""Functions behind the commands `megaptm corpus build|inspect|verify|similar-words` and
 `megaptm tokenizer train`."""
 
 from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from rich.table import Table as Grid
 from rich.text import Text
 
-from data_pipeline.annotate.meanings import read_meanings, write_meanings
-from data_pipeline.annotate.retrieve import RetrievalOptions, retrieve
 from data_pipeline.annotate.similar import read_table, read_vectors, write_similar_words
 from data_pipeline.corpus.build import build_corpus, select_documents
 from data_pipeline.corpus.parts import read_parts
 from data_pipeline.corpus.training import DocumentSample, train_tokenizer
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.corpus.workers import InProcess
-from data_pipeline.images.build import build_images
-from data_pipeline.images.recipe import DIGITS, SHAPES, ImageRecipe, read_image_settings
-from data_pipeline.images.report import ImageReport
 from data_pipeline.inspection import inspect_corpus
 from data_pipeline.progress import Stages
-from data_pipeline.recipe import LIST_READERS, Recipe, TokenizerRecipe, read_recipe
+from data_pipeline.recipe import Recipe, TokenizerRecipe, read_recipe
 from data_pipeline.report import CorpusReport
 from data_pipeline.settings import parse_settings
 from data_pipeline.sources import find_files
 from data_pipeline.verify import verify_corpus
 from megaptm.config.yamls import read_override
 from megaptm.console import Console
-from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.storage import is_remote, writable_path
 from megaptm.tokenizers import Tokenizer, load
@@ -45,7 +39,7 @@ def build(arguments: Sequence[str], *, console: Console | None = None) -> Corpus
     of a recipe, `out` (folder or URL), and `workers`, `overwrite` and `scratch`, which do not affect the output.
     """
     console = console or Console()
-    sources, settings, options = _split_arguments(arguments)
+    sources, settings, options = split_arguments(arguments)
     report = build_corpus(read_recipe(sources, settings), console=console, **asdict(options))
     report.print(console)
     return report
@@ -57,38 +51,18 @@ def build_settings() -> list[str]:
     return [*own, *(f"tokenizer.{field.name}" for field in fields(TokenizerRecipe))]
 
 
-def images(arguments: Sequence[str], *, console: Console | None = None) -> ImageReport:
-    """Build a corpus of images and print its report.
-
-    `words` are a source and `key=value` settings of `ImageRecipe` and `Build`. The source is a folder with a subfolder
-    per label, a folder of webdataset shards, `digits` or `shapes`.
-    """
-    console = console or Console()
-    sources, settings, options = _split_arguments(arguments)
-    if len(sources) != 1:
-        raise UserError(
-            f"`corpus images` takes one source, a folder, {DIGITS} or {SHAPES}, not {len(sources)}: name one."
-        )
-    recipe_settings = read_image_settings(settings)
-    ready = {"steps": LIST_READERS["steps"](recipe_settings["steps"], "images")} if "steps" in recipe_settings else {}
-    recipe = parse_settings(ImageRecipe, {"source": sources[0], **recipe_settings}, "images", ready)
-    report = build_images(recipe, console=console, **asdict(options))
-    report.print(console)
-    return report
-
-
-def _split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], BuildOptions]:
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], BuildOptions]:
     """Divide words into sources, settings of the recipe, and build options."""
     settings = [argument for argument in arguments if _is_setting(argument)]
-    options_given = [argument for argument in settings if argument.partition("=")[0] in BuildOptions.__annotations__]
-    if not any(argument.startswith("out=") for argument in options_given):
+    option_names = [argument for argument in settings if argument.partition("=")[0] in BuildOptions.__annotations__]
+    if not any(argument.startswith("out=") for argument in option_names):
         raise UserError("out, the folder or URL of the corpus, is missing: add out=corpora/NAME.")
     options = parse_settings(
         BuildOptions,
-        {key: value for argument in options_given for key, value in read_override(argument).values.items()},
+        {key: value for argument in option_names for key, value in read_override(argument).values.items()},
         "build",
     )
-    recipe_settings = [argument for argument in settings if argument not in options_given]
+    recipe_settings = [argument for argument in settings if argument not in option_names]
     return [argument for argument in arguments if not _is_setting(argument)], recipe_settings, options
 
 
@@ -129,7 +103,7 @@ def verify(folder: str, console: Console | None = None) -> bool:
     return all(check.is_valid for check in checks)
 
 
-def _output_file(out: str) -> Path:
+def output_file(out: str) -> Path:
     """Return the path of an output file. Raises `UserError` before any computation if it cannot be written."""
     if is_remote(out):
         raise UserError(f"--out ({out}) is a URL: name a local file.")
@@ -142,45 +116,10 @@ def similar_words(
     source: str, tokenizer: str, out: str, *, vectors: bool = False, top: int = 10, console: Console | None = None
 ) -> None:
     """Write the table of similar words that `show: similar-words` reads."""
-    file, known, path = _output_file(out), load(Path(tokenizer)), Path(source)
+    file, known, path = output_file(out), load(Path(tokenizer)), Path(source)
     arguments = read_vectors(path, known, top=top) if vectors else read_table(path)
     count = write_similar_words(arguments, known, file)
     (console or Console()).print(f"{out}: {count:,} words have similar words", highlight=False)
-
-
-def meanings(source: str, tokenizer: str, out: str, *, console: Console | None = None) -> None:
-    """Write the table of phrases that `cross-modal-contrast` rewrites captions by."""
-    file = _output_file(out)
-    made, phrases = write_meanings(read_meanings(Path(source)), load(Path(tokenizer)), file)
-    (console or Console()).print(f"{out}: {made:,} meanings with {phrases:,} phrases", highlight=False)
-
-
-def retrieved(
-    corpus: str,
-    out: str,
-    options: RetrievalOptions,
-    *,
-    images: str | None = None,
-    texts: str | None = None,
-    part: int = 0,
-    parts: int = 1,
-    tell: Callable[[str], None] = lambda recipe_settings: None,
-    console: Console | None = None,
-) -> None:
-    """Write the file of similar documents, which an objective reads as `retrieved`, and print statistics."""
-    path = _output_file(out)
-    own, *other_corpora = (None if location is None else Corpus.open(location) for location in (corpus, images, texts))
-    assert own is not None
-    console = console or Console()
-    report = retrieve(
-        own, path, options, images=other_corpora[0], texts=other_corpora[1], part=part, parts=parts, tell=tell
-    )
-    if isinstance(report, int):
-        console.print(f"{out}: {report:,} blocks of other parts are missing.", highlight=False)
-        return
-    for name, counts in report.items():
-        console.print(f"{name.replace('.', ', ')}: {counts}", highlight=False, soft_wrap=True)
-    console.print(out, highlight=False)
 
 
 def tokenizer_train(

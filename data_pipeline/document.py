@@ -14,6 +14,8 @@ from megaptm.errors import UserError
 OnError = Literal["skip", "fail"]
 """Action for text that cannot be read, or on which a step fails: count it as dropped, or end the build."""
 TIME_LIMIT_EXCEEDED = "time limit exceeded"
+ATTACHED = "image"
+"""Note of a document: path or URL of the file that its text describes, and that is stored with it."""
 EXAMPLES = 5
 """Documents recorded as examples of each drop reason."""
 EXAMPLE_CHARACTERS = 200
@@ -30,7 +32,7 @@ class Document:
     """`prose` or `code`, which determines sentence splitting."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """Metadata from readers and steps, as JSON values: `language`, `url`, `turns` ([[first character, role], ...]),
-    `parts` (first character of each part), `image` (file that the text describes)."""
+    `parts` (first character of each part), `ATTACHED`."""
     origin: str = field(default="", compare=False)
     """Format and path of the source, for the report: `json-lines crawl/*.jsonl`."""
 

@@ -16,12 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from data_pipeline.report import histogram
-from megaptm.batch import IGNORED, MASKED_PATCH, MASKED_REGION, BatchSpec
+from megaptm.batch import IGNORED, BatchSpec
 from megaptm.console import Console
 from megaptm.data.files import open_tar, tar_members
 from megaptm.data.manifest import LABELS
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
+from megaptm.families import contributions
 from megaptm.objectives.text_questions import QUESTIONS, question_field
 from megaptm.storage import parse_json
 from megaptm.tokenizers import Tokenizer, load
@@ -40,7 +41,7 @@ def inspect_corpus(
     console.print(Text(f"corpus {corpus.name}", "italic"), soft_wrap=True)
     console.print(summary_table(corpus, tokenizer))
     if not _has_labels(corpus):
-        content = "texts of images" if _has_images(corpus) else "documents"
+        content = f"texts of {noun}s" if (noun := _noun(corpus)) else "documents"
         console.print(histogram(_count_lengths(corpus, split), f"{split} {content} by length in tokens"))
     panels = (
         _documents(corpus, tokenizer, split, count, sequence)
@@ -56,13 +57,15 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _has_images(corpus: Corpus) -> bool:
-    return "images" in corpus.manifest.made_from
+def _noun(corpus: Corpus) -> str:
+    """Return the noun of a sample, `image`, or "" for a corpus of text."""
+    nouns = dict(contributions("inspection", "NOUN"))  # key of `made_from`, noun
+    return next((noun for key, noun in nouns.items() if key in corpus.manifest.made_from), "")
 
 
 def _has_labels(corpus: Corpus) -> bool:
-    """Whether the tokens of an image are a label: one token that stands for a name."""
-    return _has_images(corpus) and corpus.manifest.dtype == LABELS
+    """Whether the tokens of a sample are a label: one token that stands for a name."""
+    return corpus.manifest.dtype == LABELS
 
 
 def summary_table(corpus: Corpus, tokenizer: Tokenizer) -> Table:
@@ -74,10 +77,10 @@ def summary_table(corpus: Corpus, tokenizer: Tokenizer) -> Table:
     else:
         table.add_row("tokenizer", f"{tokenizer.kind}, {tokenizer.vocabulary:,} ids")
     for name, split in corpus.manifest.splits.items():
-        counts = [plural(split.samples, "image" if _has_images(corpus) else "document")]
+        counts = [plural(split.samples, _noun(corpus) or "document")]
         counts += [] if _has_labels(corpus) else [plural(split.tokens, "token")]
         counts += [
-            f"{split.bytes:,} bytes{'' if _has_images(corpus) else ' of text'}",
+            f"{split.bytes:,} bytes{'' if _noun(corpus) else ' of text'}",
             plural(len(split.shards), "shard"),
         ]
         table.add_row(name, ", ".join(counts))
@@ -144,48 +147,12 @@ def _first_samples(
         )
 
 
-def _shown_image(sample: Mapping[str, np.ndarray], tokenizer: Tokenizer) -> Text:
-    """Describe an image sample: number of patches, hidden patches, and the label or the colors."""
-    hidden = int((sample["tokens"] == MASKED_PATCH).sum())
-    text = Text(f"{len(sample['patches'])} patches of {sample['patches'].shape[1]} values, {hidden} hidden")
-    text.append("\n\nlabel: " if "text_tokens" not in sample else "\n\ntext: ")
-    if "text_tokens" in sample:
-        text.append(tokenizer.decode(sample["text_tokens"][1 : int(sample["text_end"])]), LABEL_STYLE)
-    elif "image_label" in sample:
-        text.append(tokenizer.name(int(sample["image_label"])), LABEL_STYLE)
-    else:
-        text.append(" ".join(f"{color:03o}" for color in sample["patch_colors"].tolist()), LABEL_STYLE)
-    return text
-
-
-def _shown_regions(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: Tokenizer) -> Text:
-    """Describe a sample with regions: its text and labels, the number of regions and hidden regions, and region
-    labels."""
-    words = len(sample["tokens"]) - len(sample["region_features"])
-    read = {name: sample[name][:words] for name in ("tokens", "document_ids")}
-    masked: dict[str, np.ndarray] = {}
-    if "labels" in sample:
-        masked = {name: sample[name][: len(sample["labels"])] for name in ("masked_positions", "labels")}
-    known = {name: field for name, field in batch.fields.items() if name in (*read, *masked)}
-    text = show_sample({**read, **masked}, BatchSpec({"": words}, known), tokenizer)
-    there = sample["document_ids"][words:] > 0
-    hidden = int((sample["tokens"][words:][there] == MASKED_REGION).sum())
-    text.append(f"\n\n{int(there.sum())} regions of {sample['region_features'].shape[1]} values, {hidden} hidden")
-    if "region_labels" in sample:
-        classes = sample["region_labels"][sample["region_labels"] != IGNORED]
-        text.append("\n\nregion classes: ").append(" ".join(map(str, classes.tolist())), LABEL_STYLE)
-    if "matched" in sample and sample["matched"] != IGNORED:
-        text.append("\n\nregions: ").append(("of another text", "of this text")[int(sample["matched"])], LABEL_STYLE)
-    return text
-
-
 def show_sample(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: Tokenizer) -> Text:
     """Return the model's input, with the labels highlighted."""
-    if "patches" in sample:
-        return _shown_image(sample, tokenizer)
+    for show in contributions("inspection", "SHOW_SAMPLE"):
+        if (text := show(sample, batch, tokenizer)) is not None:
+            return text  # type: ignore[no-any-return]  # of a module found by its name
     tokens = sample["tokens"]
-    if "region_features" in sample:
-        return _shown_regions(sample, batch, tokenizer)
     if "document_ids" in sample:
         tokens = tokens[sample["document_ids"] > 0]
     text = Text()

@@ -125,6 +125,11 @@ def read_recipe(source: Sequence[str], settings: Sequence[str] = ()) -> Recipe:
     """Read the recipe from one YAML file, or make one from the sources named in `source`, with `key=value` settings."""
     overrides = [match for word in (*source, *settings) if (match := OVERRIDE.fullmatch(word))]
     source, settings = ([word for word in words if not OVERRIDE.fullmatch(word)] for words in (source, settings))
+    if overrides and not source and not any(word.startswith("sources=") for word in settings):
+        raise UserError(
+            f"{overrides[0][0]} only changes a setting of files in the sources: name the sources before it, such as "
+            f"{overrides[0]['files']}."
+        )
     named = len(source) == 1 and source[0].endswith((".yaml", ".yml"))
     where = source[0] if named else "the corpus"
     content: dict[str, Any] = read_file(find_config(Path(source[0]))).values if named else {"sources": list(source)}

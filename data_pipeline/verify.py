@@ -78,7 +78,7 @@ def _check_shard(corpus: Corpus, info: ShardInfo) -> FolderCheck:
 def _compare_tokens(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
     """Compare the members of the tar with the index. Return the first difference, or an empty string."""
     if isinstance(shard, LabeledShard | CaptionedShard):
-        return _compare_images(path, shard, info, vocabulary)
+        return _compare_files(path, shard, info, vocabulary)
     rows = []
     with open_tar(path) as tar:
         for member in tar_members(tar):
@@ -99,8 +99,8 @@ def _compare_tokens(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) 
     return ""
 
 
-def _compare_images(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
-    """Compare a shard of images with its index, which may omit images."""
+def _compare_files(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
+    """Compare a shard whose samples are files with its index, which may omit some."""
     largest = max((int(shard.tokens(document).max()) for document in range(len(shard))), default=0)
     if largest >= vocabulary:
         return f"{info.index_name} has label or id {largest:,}, beyond the {vocabulary:,} ids of the corpus"
@@ -109,7 +109,7 @@ def _compare_images(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) 
     with suppress(tarfile.ReadError), open_tar(path) as tar:
         files.update((member.offset_data, member.size) for member in tar_members(tar) if member.isreg())
     for number, row in enumerate(shard.index[:, 2 : 2 * len(shard.fields)].reshape(len(shard), -1, 2).tolist()):
-        images = [(at, size) for at, size in row if size]
-        if len(images) != 1 or images[0] not in files:
+        own = [(at, size) for at, size in row if size]
+        if len(own) != 1 or own[0] not in files:
             return f"{info.index_name} does not point to a file of the tar for document {number:,}"
     return ""

@@ -24,15 +24,6 @@ MAX_WORD_LENGTH = 50
 """Maximum number of characters of a word, marks included; longer words are cut."""
 IMAGE, PATCH, MASKED_PATCH = range(3)
 """Values of `tokens` in an image sequence: the whole image (first position), a patch, a masked patch."""
-REGION, MASKED_REGION = 0, 1
-"""Values of `tokens` at the region positions after a text: a region, a masked region."""
-NUM_BOX_VALUES = 7
-"""Number of box values of a region: left, top, right, bottom, width, height and area, as shares of the image's."""
-MAX_COMPARED_TEXTS = 8
-"""Maximum number of texts of a sample that its image is compared with (UNIMO): the caption, its rewritten versions, and
-retrieved texts."""
-MAX_COMPARED_IMAGES = 4
-"""Maximum number of images that a caption is compared with (UNIMO): its own image, and retrieved ones."""
 CHANNELS = 3
 """Number of color channels of a pixel: red, green, blue."""
 IGNORED = -100
@@ -79,9 +70,8 @@ class BatchSpec:
 
     Images: `tokens` holds the kind of each position (`IMAGE`, `PATCH` ...). `patches`, uint8 [S - 1, channels x
     pixels], holds the pixels of the patches, in row-major order. Within a patch the channels follow each other: all red
-    values row by row, then green, then blue. The positions of a text may be followed by R image regions:
-    `region_features` [R, F] and `region_boxes` [R, 7]. `tokens` then tells which of them are masked (`REGION`,
-    `MASKED_REGION`).
+    values row by row, then green, then blue. The positions of a text may be followed by R others (`Field.is_appended`),
+    at which `tokens` holds their kinds.
 
     Fields of the first stack have no prefix; those of another stack have its name: `decoder_tokens`. `task_ids` [] is
     the task of a sample. If sequences continue from step to step, `reset_state` [] is 1 for a sequence that continues

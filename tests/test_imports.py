@@ -159,6 +159,10 @@ FAMILY_MAY_IMPORT = (
     "tokenizers",
     "run",
     "commands",
+    "data",
+    "inference",
+    "families",
+    "report",
 )
 """Packages that the folder of a family may import, besides other families. Only families may import it: the rest of the
 project finds its tables through the catalogue, `megaptm.families`."""
@@ -190,7 +194,17 @@ EXTENSION_MAY_IMPORT = {
 """Folder that extends the core -> packages that it may import. Nothing imports it: `extensions.EXTENSIONS` lists it."""
 ENTRY_POINTS = ("__main__", "api", "commands", "demo")
 """The command line and the library, which may import everything."""
-PIPELINE_MAY_IMPORT = ("batch", "config", "data", "objectives", "plugins", "schedulers", "storage", "tokenizers")
+PIPELINE_MAY_IMPORT = (
+    "batch",
+    "config",
+    "data",
+    "families",
+    "objectives",
+    "plugins",
+    "schedulers",
+    "storage",
+    "tokenizers",
+)
 
 
 COMMON = (

@@ -27,6 +27,7 @@ from data_pipeline.page import write_page
 from data_pipeline.recipe import Recipe
 from data_pipeline.report import CorpusReport, make_report
 from data_pipeline.sources import find_files
+from data_pipeline.sources.formats import FORMATS
 from megaptm import __version__
 from megaptm.console import Console
 from megaptm.data.shards import Manifest, write_manifest
@@ -71,14 +72,15 @@ def build_corpus(
         tokenizer.save(output.scratch / "tokenizer")  # where workers load it from
         shutil.copytree(output.scratch / "tokenizer", output.folder / "tokenizer")
         annotations = complete_annotations(recipe, tokenizer)
-        images = any(source.format == "image-text" for source in recipe.sources)
-        results = write_shards(recipe, selection, tokenizer, annotations, work, images=images)
+        formats = {source.format for source in recipe.sources if source.format}
+        attached = {suffix: member for name in sorted(formats) for suffix, member in FORMATS[name].attached.items()}
+        results = write_shards(recipe, selection, tokenizer, annotations, work, attached=attached)
         for result in itertools.chain(*results.values()):
             dropped.merge(result.dropped)
         if not any(result.info for result in results["train"]):
             raise _empty_corpus_error(recipe, dropped)
         annotation_counts = count_annotations(itertools.chain(*results.values()), annotations)
-        fields = stored_fields(annotations, images=images)
+        fields = stored_fields(annotations, attached)
         manifest = _write_manifest(recipe, tokenizer, results, output, fields, annotations.tables(), annotation_counts)
         composition = composition_of(result.composition for result in itertools.chain(*results.values()))
         report = make_report(

@@ -31,7 +31,7 @@ from megaptm.errors import FULL_DISK, UserError, describe_full_disk, describe_pa
 from megaptm.storage import exists, is_remote, join_path, list_files, remove_file, upload
 from megaptm.storage.atomic_file import SUFFIX, sync
 
-MIN_KEPT_SECONDS = 60.0
+MIN_STORED_SECONDS = 60.0
 """Seconds of work that a failed build keeps instead of discarding."""
 CACHE = "~/.cache/megaptm/builds"
 """Default scratch folder of corpora that are uploaded to a URL."""
@@ -186,7 +186,7 @@ def open_output(
                 output.begin()
                 yield output
             except BaseException:
-                if not earlier and time.monotonic() - start_time < MIN_KEPT_SECONDS:
+                if not earlier and time.monotonic() - start_time < MIN_STORED_SECONDS:
                     output.drop()
                 elif console is not None:
                     console.print(f"Finished work is kept in {output.scratch}: run the same command to continue.")

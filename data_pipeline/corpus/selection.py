@@ -100,7 +100,7 @@ def select(
 ) -> Selection:
     """Select at most `limit_bytes` of the remaining documents, and a share of them for validation.
 
-    The default share is `HELD`, but at least `LEAST_HELD` bytes or `MOST_HELD` of all text. Training always gets a
+    The default share is `HELD`, but at least `MIN_HELD` bytes or `MAX_HELD` of all text. Training always gets a
     document, and validation too if there are two.
     """
     below = HASH_LIMIT if limit_bytes is None else max_bound(lambda: _hashes_and_sizes(parts, stays), limit_bytes)

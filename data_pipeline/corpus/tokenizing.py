@@ -24,9 +24,8 @@ from data_pipeline.corpus.selection import DocumentRows, Selection, shards_of
 from data_pipeline.corpus.unknown import UnknownWords, count_unknown
 from data_pipeline.corpus.work import JobRunner, key_of
 from data_pipeline.deduplicate import read_part
-from data_pipeline.document import Document, Dropped, OnError, is_document_error
+from data_pipeline.document import ATTACHED, Document, Dropped, OnError, is_document_error
 from data_pipeline.folders import SHARDS
-from data_pipeline.images.suffixes import MEMBERS
 from data_pipeline.recipe import Recipe
 from megaptm.data.shards import ShardInfo, ShardWriter
 from megaptm.errors import UserError
@@ -60,7 +59,8 @@ class ShardJob:
     """Folder of the tokenizer."""
     fingerprint: str
     annotations: Annotations
-    images: bool
+    attached: Mapping[str, str]
+    """Suffixes of files that documents may name: `Format.attached`."""
     on_error: OnError
     inputs: tuple[tuple[str, str], ...]
     """(path, sha256) of other files that annotation reads."""
@@ -90,7 +90,7 @@ def write_shards(
     annotations: Annotations,
     work: JobRunner,
     *,
-    images: bool,
+    attached: Mapping[str, str],
 ) -> dict[str, list[ShardResult]]:
     """Tokenize and write the shards of all splits. Returns split -> results."""
     parts: Sequence[Part] = selection.parts  # type: ignore[assignment]
@@ -113,7 +113,7 @@ def write_shards(
             tokenizer=str(work.folder / "tokenizer"),
             fingerprint=tokenizer.fingerprint,
             annotations=annotations,
-            images=images,
+            attached=attached,
             on_error=recipe.on_error,
             inputs=inputs,
         )
@@ -130,9 +130,9 @@ def dtype_of_ids(tokenizer: Tokenizer) -> str:
     return "uint16" if tokenizer.vocabulary <= 1 << 16 else "uint32"
 
 
-def stored_fields(annotations: Annotations, *, images: bool) -> tuple[str, ...]:
+def stored_fields(annotations: Annotations, attached: Mapping[str, str]) -> tuple[str, ...]:
     """Return the fields that documents may have, as listed in the manifest."""
-    return ("tokens", *annotations.fields, *(dict.fromkeys(MEMBERS.values()) if images else ()))
+    return ("tokens", *annotations.fields, *dict.fromkeys(attached.values()))
 
 
 def write_shard(job: ShardJob) -> ShardResult:
@@ -144,7 +144,7 @@ def write_shard(job: ShardJob) -> ShardResult:
     annotation_counts = Counter(dict.fromkeys(job.annotations.fields, 0))
     unknown: dict[str, UnknownWords] = {}
     composition = Composition()
-    fields = stored_fields(job.annotations, images=job.images)
+    fields = stored_fields(job.annotations, job.attached)
     writer = ShardWriter(Path(job.folder, f"{key_of(write_shard, job)}.tar"), dtype=job.dtype, fields=fields)
     try:
         for batch in batches(documents, BATCH_CHARACTERS, BATCH_DOCUMENTS):
@@ -154,9 +154,9 @@ def write_shard(job: ShardJob) -> ShardResult:
                     dropped.failed("tokenizing", document, annotated, job.on_error)
                     continue
                 ids, annotations = annotated
-                blobs = _read_image(document) if job.images else {}
+                blobs = _read_attached(document, job.attached) if job.attached else {}
                 if blobs is None or (reason := _drop_reason(ids, annotations)):
-                    dropped.add("no image" if blobs is None else reason, document.source, document.text)
+                    dropped.add(f"no {ATTACHED}" if blobs is None else reason, document.source, document.text)
                     continue
                 lengths[len(ids).bit_length() - 1] += 1
                 if language := document.notes.get("language"):
@@ -200,15 +200,15 @@ def _drop_reason(ids: np.ndarray, annotations: Mapping[str, np.ndarray]) -> str:
     return "no parts" if len(annotations.get("parts", (0, 0))) < 2 else ""
 
 
-def _read_image(document: Document) -> dict[str, bytes] | None:
-    """Return suffix -> bytes of the document's image; empty without an image, None if it cannot be read."""
-    part = document.notes.get("image")
+def _read_attached(document: Document, suffixes: Mapping[str, str]) -> dict[str, bytes] | None:
+    """Return suffix -> bytes of the file that a document names; empty without one, None if it cannot be read."""
+    part = document.notes.get(ATTACHED)
     if part is None:
         return {}
     if not is_remote(part) and not Path(part).is_file():  # reading a pipe could block forever
         return None
     try:
-        return {MEMBERS[Path(part).suffix.lower()]: read_file(part)}
+        return {suffixes[Path(part).suffix.lower()]: read_file(part)}
     except (KeyError, OSError, UserError):
         return None
 

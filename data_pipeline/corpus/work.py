@@ -85,7 +85,7 @@ class _Call:
     function: Callable[[Any], Any]
     job: Any
     folder: str
-    kept: str | None
+    result_path: str | None
     """Path of the stored result below the folder, or None."""
 
 
@@ -102,17 +102,17 @@ class _DamagedFilesError(Exception):  # no end, only more work
 
 def _run_job(call: _Call) -> _JobOutcome:
     """Run a job on a worker. The worker stores the result itself, because the driver may be gone by then."""
-    if call.kept is None:
+    if call.result_path is None:
         return _JobOutcome(call.function(call.job))
     try:
-        return _JobOutcome(_load_result(call.function, Path(call.folder), call.kept), was_stored=True)
+        return _JobOutcome(_load_result(call.function, Path(call.folder), call.result_path), was_stored=True)
     except FileNotFoundError:
         damaged: tuple[str, ...] = ()
     except _DamagedFilesError as files:
         damaged = files.args
     with created_paths() as paths:
         result = call.function(call.job)
-    _store_result(result, call.function, Path(call.folder), call.kept, paths)
+    _store_result(result, call.function, Path(call.folder), call.result_path, paths)
     return _JobOutcome(result, damaged=damaged)
 
 

@@ -11,8 +11,7 @@ from pathlib import PurePosixPath
 from data_pipeline.document import Dropped
 from data_pipeline.sources.archives import archive_kind
 from data_pipeline.sources.compression import without_compression
-from data_pipeline.sources.formats import FORMATS, format_of, skip_reason
-from data_pipeline.sources.formats.image_text import is_image, is_metadata
+from data_pipeline.sources.formats import FORMATS, TEXT_FORMATS, format_of, skip_reason
 from data_pipeline.sources.formats.text import read_text
 from data_pipeline.sources.listing import FoundFile, Listing
 from data_pipeline.sources.local import list_folder, list_path
@@ -25,7 +24,7 @@ from megaptm.storage import is_remote
 __all__ = ["JSON_LINES", "PYTHON_LIBRARY", "InputFile", "find_files"]
 
 PYTHON_LIBRARY = "python-library"
-JSON_LINES = FORMATS["json-lines"].suffixes
+JSON_LINES = TEXT_FORMATS["json-lines"].suffixes
 
 
 def find_files(sources: Sequence[str | Source], dropped: Dropped | None = None) -> list[InputFile]:
@@ -64,9 +63,9 @@ REASON_MESSAGES = {
 
 def _files_of(source: Source, skipped: Dropped) -> list[InputFile]:
     listing = _list_source(source)
-    find_inputs = (
-        _image_text_files if source.format == "image-text" else _aligned_files if source.aligned else _unpaired_files
-    )
+    find_inputs = FORMATS[source.format].find_files if source.format else None
+    if find_inputs is None:
+        find_inputs = _aligned_files if source.aligned else _unpaired_files
     files = sorted(find_inputs(source, listing), key=lambda file: (file.name, file.path))
     taken = {file.path for file in files} | {file.aligned.path for file in files if file.aligned is not None}
     not_taken = [
@@ -77,15 +76,16 @@ def _files_of(source: Source, skipped: Dropped) -> list[InputFile]:
     for name, reason in sorted((name, reason) for reason, name in [*listing.skipped, *not_taken]):
         skipped.add(reason, name, message=REASON_MESSAGES[reason])
     if not files:
-        suffixes = FORMATS[source.format].suffixes if source.format else (*FORMATS["text"].suffixes, *JSON_LINES)
+        suffixes = FORMATS[source.format].suffixes if source.format else (*TEXT_FORMATS["text"].suffixes, *JSON_LINES)
         counts = ", ".join(
             f"{count:,} {reason} ({skipped.examples[reason][0][0]})" for reason, count in skipped.counts.items()
         )
-        images = any(is_image(name) for _, name in not_taken)
+        suffixes_not_taken = {PurePosixPath(name).suffix.lower() for _, name in not_taken}
+        remedies = [form.remedy for form in FORMATS.values() if suffixes_not_taken & {*form.attached}]
         raise UserError(
             f"no text found in {source.path}{f', but {counts}' if counts else ''}: name a file, or a folder or glob "
             f"with files such as {', '.join(sorted(suffixes)) or 'those of its format'}, or set the `format` of its "
-            f"files{'; for images, use `megaptm corpus images`' if images else ''}."
+            f"{'; '.join(('files', *remedies))}."
         )
     return files
 
@@ -103,7 +103,7 @@ def _list_source(source: Source) -> Listing:
 
 def _unpaired_files(source: Source, listing: Listing) -> Iterator[InputFile]:
     for entry in listing.files:
-        file = _input_file(entry, source)
+        file = input_file(entry, source)
         named = listing.kind == "file" or file.source is not source
         if named or archive_kind(file.name) or not skip_reason(file.name, source, listing.kind):
             yield file
@@ -125,40 +125,12 @@ def _aligned_files(source: Source, listing: Listing) -> Iterator[InputFile]:
         other = list_url(path) if is_remote(path) else list_path(path)
         if other is None:
             raise UserError(f"source {source.path}: {path} does not exist beside {file.path}: add it.")
-        yield replace(file, aligned=_input_file(other.files[0], source))
+        yield replace(file, aligned=input_file(other.files[0], source))
 
 
-def _image_text_files(source: Source, listing: Listing) -> Iterator[InputFile]:
-    """Yield metadata files, which describe all files below their folder, and in other folders captions with images."""
-    described = {_folder(file.name) for file in listing.files if is_metadata(file.name)}
-    loose = [file for file in listing.files if not any(folder in described for folder in _parent_folders(file.name))]
-    images = {_stem(file.name): file.path for file in loose if is_image(file.name)}
-    captions = {_stem(file.name) for file in loose if file.name.lower().endswith(".txt")}
-    for file in listing.files:
-        if is_metadata(file.name):
-            yield _input_file(file, source)
-    for file in loose:
-        stem = _stem(file.name)
-        if file.name.lower().endswith(".txt"):
-            yield _input_file(file, source, images.get(stem))
-        elif is_image(file.name) and stem not in captions:
-            yield _input_file(file, source)  # counted later as an image without a caption
-
-
-def _folder(name: str) -> str:
-    return str(PurePosixPath(name).parent)
-
-
-def _parent_folders(name: str) -> list[str]:
-    return [str(folder) for folder in PurePosixPath(name).parents]
-
-
-def _stem(name: str) -> str:
-    return str(PurePosixPath(name).with_suffix(""))
-
-
-def _input_file(file: FoundFile, source: Source, image: str | None = None) -> InputFile:
-    return apply_overrides(InputFile(file.path, file.name, file.size, file.version, source, image))
+def input_file(file: FoundFile, source: Source, attached: str | None = None) -> InputFile:
+    """Return a file of a source, with the settings that match its name. `attached`: file that its text describes."""
+    return apply_overrides(InputFile(file.path, file.name, file.size, file.version, source, attached))
 
 
 def _canonical_path(path: str) -> str:

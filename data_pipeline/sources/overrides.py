@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -34,18 +35,28 @@ def apply_overrides(file: InputFile) -> InputFile:
     return file
 
 
-def refuse_unmatched(sources: Iterable[Source], files: Iterable[InputFile]) -> None:
-    """Raise `UserError` if a pattern of `overrides` matches no file of its source."""
+def refuse_unmatched(sources: Iterable[Source], files: Sequence[InputFile]) -> None:
+    """Raise `UserError` if a pattern of `overrides` matches no file of its source.
+
+    It may match members of archives, unless it is the path of a file: that was meant, and would be left out.
+    """
     patterns = {pattern: source for source in sources for pattern in source.overrides}
     if not patterns:
         return
     for file in files:
-        if archive_kind(file.name):
-            return  # members of the archive may match
         for pattern in _matching_patterns(file):
             patterns.pop(pattern, None)
+    has_archives = any(archive_kind(file.name) for file in files)
     for pattern, source in patterns.items():
-        raise UserError(f"source {source.path}: no file matches {pattern} in its overrides: correct the name or glob.")
+        if os.path.isfile(pattern):  # false for a name that is too long
+            raise UserError(
+                f"{pattern} is in no source, so its overrides have no effect: name the file as a source too, or "
+                "correct the name or glob."
+            )
+        if not has_archives:
+            raise UserError(
+                f"source {source.path}: no file matches {pattern} in its overrides: correct the name or glob."
+            )
 
 
 def _matching_patterns(file: InputFile) -> list[str]:

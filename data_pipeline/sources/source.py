@@ -11,10 +11,7 @@ from typing import Any, Literal, get_args
 from data_pipeline.document import OnError
 from megaptm.errors import UserError
 
-FormatName = Literal[
-    "text", "markdown", "code", "json-lines", "csv", "parquet", "html", "warc", "wikipedia", "image-text"
-]
-__all__ = ["DocumentUnit", "FormatName", "Html", "InputFile", "OnError", "Source", "Span"]
+__all__ = ["DocumentUnit", "Html", "InputFile", "OnError", "Source", "Span"]
 
 DocumentUnit = Literal["file", "line", "blank-line"]
 Html = Literal["main", "all"]
@@ -34,7 +31,7 @@ class Source:
     path: str
     """Path, folder, glob or URL; or `python-library`, text that every machine has."""
     _: KW_ONLY
-    format: FormatName | None = None
+    format: str | None = None
     """Default: by the suffix of each file. If set, a folder's files with a suffix of the format, or all matches of a
     glob."""
     text: str = "text"
@@ -77,10 +74,13 @@ class Source:
     """Maximum ratio of unpacked to compressed size. It applies to files and archives that unpack to more than 1 GiB."""
 
     def __post_init__(self) -> None:
-        for name, kind in (("format", FormatName), ("documents", DocumentUnit), ("html", Html)):
-            value = getattr(self, name)
-            if value not in get_args(kind) and (name, value) != ("format", None):
-                raise UserError(f"source {self.path}: {name} ({value}) must be one of {', '.join(get_args(kind))}.")
+        from data_pipeline.sources.formats import FORMATS  # formats read sources
+
+        known: dict[str, tuple[str, ...]] = {"format": (*FORMATS,)} if self.format is not None else {}
+        known |= {"documents": get_args(DocumentUnit), "html": get_args(Html)}
+        for name, values in known.items():
+            if (value := getattr(self, name)) not in values:
+                raise UserError(f"source {self.path}: {name} ({value}) must be one of {', '.join(values)}.")
         if unknown := sorted(set(self.leave_out) - set(MARKUP)):
             raise UserError(f"source {self.path}: leave_out ({unknown[0]}) must be one of {', '.join(MARKUP)}.")
         if len(self.parts) == 1 or len({*self.parts}) < len(self.parts):
@@ -141,8 +141,8 @@ class InputFile:
     version: str = ""
     """Value that changes with the content: modification time in nanoseconds, or the server's ETag."""
     source: Source = field(default_factory=lambda: Source(""))
-    image: str | None = None
-    """Image-text: path or URL of the image whose caption this file holds."""
+    attached: str | None = None
+    """Path or URL of the file that the text of this one describes, for formats of documents with files."""
     aligned: InputFile | None = None
     """Text: aligned file, whose lines are the second parts of the documents."""
     label: str = ""

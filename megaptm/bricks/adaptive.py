@@ -85,5 +85,8 @@ def token_parameters(spec: ModelSpec, *, embeds: bool = True) -> int:
 def projections(spec: ModelSpec) -> list[tuple[int, int]]:
     """Return inputs and outputs of each product of the softmax. The first product also has one output per further
     cluster, after its tokens."""
-    first, *others = clusters(spec)
-    return [(first.width, first.rows + len(others)), *((one.width, one.rows) for one in others)]
+    first, *tail_clusters = clusters(spec)
+    return [
+        (first.width, first.rows + len(tail_clusters)),
+        *((cluster.width, cluster.rows) for cluster in tail_clusters),
+    ]

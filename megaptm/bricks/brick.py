@@ -53,7 +53,7 @@ class LinearShape:
         return self.weights + (self.outputs if self.bias and self.split == "columns" else 0)
 
     @property
-    def whole(self) -> int:
+    def replicated(self) -> int:
         """Parameters that are replicated on tensor ranks."""
         bias = self.outputs if self.bias and self.split != "columns" else 0
         return bias + (self.weights if self.split in WHOLE else 0)

@@ -83,16 +83,16 @@ def load_pattern(word: str) -> CustomPattern:
 
 def check_alike(pattern: CustomPattern, query: Any, key: Any) -> None:
     """Raise UserError if the mask of torch tensors differs from that of numpy arrays on this machine."""
-    expected = _asked(pattern, query.numpy(), key.numpy())
+    expected = _mask_of(pattern, query.numpy(), key.numpy())
     try:
         attended = pattern.mask(query, key)
     except Exception as error:  # whatever the user's code raises
         raise plugin_error(f"Block.attention: of torch's tensors the mask of `{pattern.name}`", error) from None
     if type(attended) is not type(query) or str(attended.dtype) != "torch.bool":
         kind = f"{getattr(attended, 'dtype', '')} {type(attended).__name__}".strip()
-        raise _wrong(pattern, f"of torch's tensors its mask gives a {kind}", "make it of operators, which both have")
+        raise _broken(pattern, f"of torch's tensors its mask gives a {kind}", "make it of operators, which both have")
     if not np.array_equal(attended.numpy(), expected):
-        raise _wrong(
+        raise _broken(
             pattern, "of torch's tensors its mask says what it does not of numpy's arrays", "make it of operators"
         )
 
@@ -107,45 +107,47 @@ def fingerprint(pattern: CustomPattern, length: int) -> str:
     for row in np.unique(np.linspace(0, len(table) - 1, COMPARED_ROWS).astype(np.int64)):
         queries = positions[row * pattern.block : (row + 1) * pattern.block, None]
         keys = positions[table[row, positions // pattern.block]][None]
-        pairs, again = (_asked(pattern, queries.copy(), keys.copy()) for _ in range(2))
+        pairs, again = (_mask_of(pattern, queries.copy(), keys.copy()) for _ in range(2))
         if not np.array_equal(pairs, again):
-            raise _wrong(pattern, "its mask says something else each time", "let it say what follows from places alone")
+            raise _broken(
+                pattern, "its mask says something else each time", "let it say what follows from places alone"
+            )
         digest.update(np.packbits(pairs).tobytes())
     return digest.hexdigest()
 
 
 @lru_cache(maxsize=64)
 def _table(pattern: CustomPattern, length: int) -> np.ndarray:
-    number, places = -(-length // pattern.block), np.arange(length)
-    places.setflags(write=False)  # Read-only: a mask that writes to its input would change later inputs.
-    if not (itself := _asked(pattern, places, places)).all():
-        raise _wrong(pattern, f"place {np.argmin(itself)} does not see itself", "let each see itself")
+    number, positions = -(-length // pattern.block), np.arange(length)
+    positions.setflags(write=False)  # Read-only: a mask that writes to its input would change later inputs.
+    if not (itself := _mask_of(pattern, positions, positions)).all():
+        raise _broken(pattern, f"place {np.argmin(itself)} does not see itself", "let each see itself")
     if pattern.block_mask is None:
-        rows = (places[start : start + pattern.block] for start in range(0, length, pattern.block))
+        rows = (positions[start : start + pattern.block] for start in range(0, length, pattern.block))
         starts = np.arange(0, length, pattern.block)
-        found = np.stack(
-            [np.logical_or.reduceat(_asked(pattern, row[:, None], places[None]).any(0), starts) for row in rows]
+        blocks = np.stack(
+            [np.logical_or.reduceat(_mask_of(pattern, row[:, None], positions[None]).any(0), starts) for row in rows]
         )
-        return found[None]
+        return blocks[None]
     try:
-        found, again = pattern.block_mask(number), pattern.block_mask(number)
+        blocks, again = pattern.block_mask(number), pattern.block_mask(number)
     except Exception as error:  # whatever the user's code raises
         raise plugin_error(f"Block.attention: the block mask of `{pattern.name}`", error) from None
-    if not isinstance(found, np.ndarray) or found.dtype != bool or found.shape != (number, number):
-        what = f"{found.dtype} {[*found.shape]}" if isinstance(found, np.ndarray) else type(found).__name__
-        raise _wrong(
-            pattern, f"its block mask is {what}", f"of {number} blocks give an array, bool [{number}, {number}]"
+    if not isinstance(blocks, np.ndarray) or blocks.dtype != bool or blocks.shape != (number, number):
+        received = f"{blocks.dtype} {[*blocks.shape]}" if isinstance(blocks, np.ndarray) else type(blocks).__name__
+        raise _broken(
+            pattern, f"its block mask is {received}", f"of {number} blocks give an array, bool [{number}, {number}]"
         )
-    if not np.array_equal(found, again):  # it would also differ between processes, and in a resumed run
-        raise _wrong(
+    if not np.array_equal(blocks, again):  # it would also differ between processes, and in a resumed run
+        raise _broken(
             pattern, "its block mask is another each time", "draw it by a seed, as np.random.default_rng(0) does"
         )
-    if not found.diagonal().all():
-        raise _wrong(pattern, f"block {np.argmin(found.diagonal())} does not see itself", "let each see itself")
-    return found[None]
+    if not blocks.diagonal().all():
+        raise _broken(pattern, f"block {np.argmin(blocks.diagonal())} does not see itself", "let each see itself")
+    return blocks[None]
 
 
-def _asked(pattern: CustomPattern, query: np.ndarray, key: np.ndarray) -> np.ndarray:
+def _mask_of(pattern: CustomPattern, query: np.ndarray, key: np.ndarray) -> np.ndarray:
     """Return the mask. Raise UserError if it is not a boolean array of the pairs."""
     try:
         attended = pattern.mask(query, key)
@@ -153,12 +155,14 @@ def _asked(pattern: CustomPattern, query: np.ndarray, key: np.ndarray) -> np.nda
         raise plugin_error(f"Block.attention: the mask of `{pattern.name}`", error) from None
     shape = np.broadcast_shapes(query.shape, key.shape)
     if not isinstance(attended, np.ndarray) or attended.dtype != bool or attended.shape != shape:
-        what = f"{attended.dtype} {[*attended.shape]}" if isinstance(attended, np.ndarray) else type(attended).__name__
-        raise _wrong(
-            pattern, f"of places {[*query.shape]} and {[*key.shape]} its mask says {what}", f"give bool {[*shape]}"
+        received = (
+            f"{attended.dtype} {[*attended.shape]}" if isinstance(attended, np.ndarray) else type(attended).__name__
+        )
+        raise _broken(
+            pattern, f"of places {[*query.shape]} and {[*key.shape]} its mask says {received}", f"give bool {[*shape]}"
         )
     return attended
 
 
-def _wrong(pattern: CustomPattern, what: str, remedy: str) -> UserError:
-    return UserError(f"Block.attention: the pattern `{pattern.name}` is broken ({what}): {remedy}.")
+def _broken(pattern: CustomPattern, problem: str, remedy: str) -> UserError:
+    return UserError(f"Block.attention: the pattern `{pattern.name}` is broken ({problem}): {remedy}.")

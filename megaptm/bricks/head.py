@@ -144,14 +144,14 @@ class HeadBrick(ABC):
     def parameters(self) -> int:
         """All parameters, without vocabulary padding."""
         return (
-            sum(linear.whole for linear in self.maps.values())
+            sum(linear.replicated for linear in self.maps.values())
             + self.rows * self.spec.vocabulary
             + self.other_parameters
         )
 
     def rank_parameters(self, tensor: int) -> int:
         """Return the parameters of one of `tensor` tensor ranks, with vocabulary padding."""
-        replicated = sum(linear.whole for linear in self.maps.values()) + self.other_parameters
+        replicated = sum(linear.replicated for linear in self.maps.values()) + self.other_parameters
         return replicated + self.rows * self.spec.padded_vocabulary // tensor
 
     def positions_read(self, length: int, num_predicted: int | None) -> int:

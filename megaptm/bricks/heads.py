@@ -7,15 +7,8 @@ from typing import ClassVar, TypeVar
 
 from megaptm.bricks.adaptive import cluster_maps, projections
 from megaptm.bricks.brick import LinearShape
-from megaptm.bricks.contrast_heads import CrossModalHeadBrick
 from megaptm.bricks.head import ROWS_PROJECTED, HeadBrick, LossBytes, table_gradient_bytes
 from megaptm.bricks.layer import norm_parameters
-from megaptm.bricks.region_heads import (
-    RegionDistributionHeadBrick,
-    RegionFeatureHeadBrick,
-    RegionLabelHeadBrick,
-    WordRegionHeadBrick,
-)
 from megaptm.errors import UserError
 from megaptm.families import Registry, contributions
 from megaptm.plugins import is_plugin
@@ -106,7 +99,7 @@ class RowClassHeadBrick(HeadBrick):
 
     @property
     def published(self) -> int:
-        return self.maps["pooler"].whole if self.pooler_published else 0
+        return self.maps["pooler"].replicated if self.pooler_published else 0
 
     def mapped(self, positions: int) -> int:
         return 1
@@ -138,21 +131,8 @@ class SentenceOrderHeadBrick(RowClassHeadBrick):
     pooler_published = True
 
 
-class ImageTextMatchHeadBrick(RowClassHeadBrick):
-    """ITM: whether an image's regions match a text (UNITER, arXiv:1909.11740, section 3.2)."""
-
-    name = "itm"
-    label_field = "matched"
-    pooler_published = True
-
-
 _HEADS: dict[str, type[HeadBrick]] = {
-    head.name: head
-    for head in (
-        *(LanguageHeadBrick, MaskedHeadBrick, NextSentenceHeadBrick, SentenceOrderHeadBrick),
-        *(ImageTextMatchHeadBrick, WordRegionHeadBrick, CrossModalHeadBrick),
-        *(RegionFeatureHeadBrick, RegionLabelHeadBrick, RegionDistributionHeadBrick),
-    )
+    head.name: head for head in (*(LanguageHeadBrick, MaskedHeadBrick, NextSentenceHeadBrick, SentenceOrderHeadBrick),)
 }
 HEADS: Registry[type[HeadBrick]] = Registry(
     _HEADS, lambda: ((head.name, head) for heads in contributions("heads", "HEADS") for head in heads)

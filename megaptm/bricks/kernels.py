@@ -127,7 +127,7 @@ def _windows(kernel: str, work: AttentionWork, device: ComputeDevice) -> str:
         "it knows no gaps in a window": isinstance(work.pattern, SlidingWindow) and work.pattern.dilation > 1,
         "it knows windows and no other pattern": not isinstance(work.pattern, SlidingWindow | None),
     }
-    return next((why for why, asked in cannot.items() if asked), "")
+    return next((why for why, needed in cannot.items() if needed), "")
 
 
 def _flash_attn(work: AttentionWork, device: ComputeDevice) -> str:
@@ -154,14 +154,14 @@ OF_SPARSE = ("flash-attn", "transformer-engine", "flex", "tiles")
 
 
 @lru_cache(maxsize=1024)  # each layer calls this in each step
-def choose(work: AttentionWork, device: ComputeDevice, wanted: str = AUTO) -> KernelChoice:
+def choose(work: AttentionWork, device: ComputeDevice, configured: str = AUTO) -> KernelChoice:
     """Return the kernel of one attention computation. Raise UserError if the configured kernel cannot compute it."""
-    if wanted != AUTO:
-        if why := _refusal(wanted, work, device):
+    if configured != AUTO:
+        if why := _refusal(configured, work, device):
             raise UserError(
-                f"train.attention_kernel ({wanted}) cannot compute the {work.name}: {why}; take another, or auto."
+                f"train.attention_kernel ({configured}) cannot compute the {work.name}: {why}; take another, or auto."
             )
-        return KernelChoice(wanted, "train.attention_kernel says so")
+        return KernelChoice(configured, "train.attention_kernel says so")
     if work.hashed:
         return KernelChoice("chunks", "places are sorted by hashes, and near ones compared")
     if not work.sparse:
@@ -173,8 +173,8 @@ def choose(work: AttentionWork, device: ComputeDevice, wanted: str = AUTO) -> Ke
             continue
         assert work.pattern is not None
         share = f"{work.pattern.pairs(work.queries) / work.queries**2:.2g} of a row's pairs are compared"
-        told = refused if device.kind == "cuda" else {}
-        return KernelChoice(name, "; ".join([share, *(f"not {kernel}: {why}" for kernel, why in told.items())]))
+        named = refused if device.kind == "cuda" else {}
+        return KernelChoice(name, "; ".join([share, *(f"not {kernel}: {why}" for kernel, why in named.items())]))
     raise AssertionError("tiles say any pattern")
 
 

@@ -36,9 +36,9 @@ class SubLayer:
         return self.brick.biases + sum(linear.divided for linear in self.brick.maps.values())
 
     @property
-    def whole(self) -> int:
+    def replicated(self) -> int:
         """Parameters that are replicated on tensor ranks."""
-        return self.norm + sum(linear.whole for linear in self.brick.maps.values())
+        return self.norm + sum(linear.replicated for linear in self.brick.maps.values())
 
 
 @lru_cache(maxsize=256)
@@ -83,7 +83,7 @@ class LayerParameters:
 
     divided: int
     """Divided over tensor ranks."""
-    whole: int
+    replicated: int
     """Replicated on tensor ranks."""
 
 
@@ -96,7 +96,7 @@ def layer_parameters(block: Block, size: Size, layers: range, memory: int | None
     norms = norm_parameters(block, size.width) * norms_beside(block, layers)
     return LayerParameters(
         sum(sub.divided for sub in subs) + sum(linear.divided for linear in beside),
-        sum(sub.whole for sub in subs) + sum(linear.whole for linear in beside) + norms,
+        sum(sub.replicated for sub in subs) + sum(linear.replicated for linear in beside) + norms,
     )
 
 
@@ -159,7 +159,7 @@ def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
     ]
     for brick in input_bricks(spec).values():
         norms += [norm_parameters(family.first_block, spec.size.table_width)] * brick.num_norms
-    return sum(linear.whole for linear in input_maps(spec, stacks)) + sum(norms)
+    return sum(linear.replicated for linear in input_maps(spec, stacks)) + sum(norms)
 
 
 def _by_table(family: Family, stacks: Collection[str]) -> list[str]:
@@ -177,7 +177,7 @@ def input_maps(spec: ModelSpec, stacks: Collection[str]) -> Iterator[LinearShape
         if family.stacks[name].position == "learned":
             yield LinearShape(spec.table_width(name), spec.positions_of(name), False)
     yield from [LinearShape(width, 1, False)] * sum(family.stacks[name].query_stream for name in stacks)
-    yield from (one for name, one in widening(spec).items() if name in stacks)
+    yield from (linear for name, linear in widening(spec).items() if name in stacks)
 
 
 def widening(spec: ModelSpec) -> dict[str, LinearShape]:

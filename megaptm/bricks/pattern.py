@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-MOST_QUERIES = 128
+MAX_QUERIES = 128
 """Queries per tile of a window. Larger tiles compute more masked pairs; smaller ones have small, slow products."""
-MOST_QUERIES_OF_ALL = 512
+MAX_QUERIES_OF_ALL = 512
 """Queries per tile if each attends to all keys."""
 
 
@@ -95,8 +95,8 @@ class AllPairs(Pattern):
         return (query == query) & (key == key)
 
     def tiles(self, length: int) -> Iterator[Tile]:
-        for start in range(0, length, MOST_QUERIES_OF_ALL):
-            yield Tile(slice(start, min(start + MOST_QUERIES_OF_ALL, length)), slice(0, length), exact=True)
+        for start in range(0, length, MAX_QUERIES_OF_ALL):
+            yield Tile(slice(start, min(start + MAX_QUERIES_OF_ALL, length)), slice(0, length), exact=True)
 
 
 @dataclass(frozen=True)
@@ -117,16 +117,16 @@ class SlidingWindow(Pattern):
         return near if self.dilation == 1 else near & (step % self.dilation == 0)
 
     def tiles(self, length: int) -> Iterator[Tile]:
-        queries = min(MOST_QUERIES, 1 << (max(self.before, self.after, 1) - 1).bit_length())
+        queries = min(MAX_QUERIES, 1 << (max(self.before, self.after, 1) - 1).bit_length())
         # A position attends only to positions whole steps away: each residue is a sequence of its own.
         for first in range(min(self.dilation, length)):
             run = len(range(first, length, self.dilation))
             for start in range(0, run, queries):
                 stop = min(start + queries, run)
                 keys = max(0, start - self.before), min(run, stop + self.after)
-                yield Tile(self._places(first, start, stop), self._places(first, *keys))
+                yield Tile(self._slice(first, start, stop), self._slice(first, *keys))
 
-    def _places(self, first: int, start: int, stop: int) -> slice:
+    def _slice(self, first: int, start: int, stop: int) -> slice:
         return slice(first + start * self.dilation, first + (stop - 1) * self.dilation + 1, self.dilation)
 
 
@@ -154,10 +154,10 @@ def attended_blocks(pattern: Pattern | None, length: int, block: int, *, causal:
     return attended
 
 
-def _tile_keys(pattern: Pattern, tile: Tile, places: np.ndarray) -> np.ndarray:
+def _tile_keys(pattern: Pattern, tile: Tile, positions: np.ndarray) -> np.ndarray:
     """Return positions, [H or 1, k]."""
     if isinstance(tile.keys, slice):
-        return places[tile.keys][None]
+        return positions[tile.keys][None]
     block = pattern.tile_block
     keys = (tile.keys[:, :, None] * block + np.arange(block)).reshape(len(tile.keys), -1)
-    return np.minimum(keys, len(places) - 1)
+    return np.minimum(keys, len(positions) - 1)

@@ -194,13 +194,13 @@ def facts_by_node(replies: NodeReplies, name: str) -> dict[str, Any]:
 
 def outliers(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
     """Yield nodes with an unusual value: node, its value, the usual value, `node1 has`."""
-    usual = most_common(values)
+    usual = usual_value(values)
     nodes = [node for node, own in values.items() if own == usual]
     usual_nodes = f"{nodes[0]} has" if len(nodes) == 1 else f"{len(nodes)} others have"
     yield from ((node, own, usual, usual_nodes) for node, own in values.items() if own != usual)
 
 
-def most_common(values: Mapping[str, Any]) -> Any:
+def usual_value(values: Mapping[str, Any]) -> Any:
     return max(values.values(), key=list(values.values()).count, default=None)
 
 

@@ -1,4 +1,4 @@
-"""`megaptm corpus`: building corpora from text or images, and inspecting them."""
+"""`megaptm corpus`: building corpora from text, and inspecting them. Families add commands for other content."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import sys
 
 import click
 
-from megaptm.commands.options import Finite, read_part
+from megaptm.commands.family_group import FamilyGroup
 
 
-@click.group()
+@click.group(cls=FamilyGroup, attribute="CORPUS")
 def corpus() -> None:
     """Build, inspect and verify corpora of text or images.
 
@@ -67,40 +67,6 @@ def build(words: tuple[str, ...]) -> None:
 
 
 @corpus.command()
-@click.argument("words", nargs=-1, required=True, metavar="SOURCE out=FOLDER [KEY=VALUE]...")
-def images(words: tuple[str, ...]) -> None:
-    """Build a corpus from images: check each image, drop unusable ones, write shards.
-
-    SOURCE is a folder with one subfolder of images per label; a folder or s3:// URL of webdataset shards (.tar), which
-    stay unchanged and get an index; `digits`, the small images of scikit-learn; or `shapes`, generated images. With
-    texts=true each image has a text instead of a label, in 0001.txt or 0001.json beside it or in the shard.
-
-    \b
-      megaptm corpus images digits out=corpora/digits validation=0.1
-      megaptm corpus images photos/ out=corpora/photos workers=16
-      megaptm corpus images imagenet/train out=corpora/imagenet held_out=imagenet/val
-      megaptm corpus images shards/ out=corpora/imagenet classes=names.txt check=header
-      megaptm corpus images laion/ out=corpora/laion texts=true tokenizer=corpora/captions/tokenizer
-      megaptm corpus images s3://bucket/laion out=s3://bucket/laion-corpus texts=true 'steps=[drop-short: {words: 3}]'
-
-    \b
-    out, workers, overwrite, scratch   as for `megaptm corpus build`
-    validation   share of held-out images, or of held-out shards  [default: 0.02]
-    held_out     folder of held-out images, instead of a share
-    classes      for webdataset shards: text file with a name for each label; label: .json field of the label
-    texts        true: images with texts; text: .json field of the text; max_tokens: maximum tokens of a text
-    steps        build steps that change or drop texts, as for `megaptm corpus build`
-    regions      true: texts with detector outputs (.npz) instead of images; detector: their sizes
-    tokenizer    for texts: folder of an existing tokenizer; or tokenizer.vocabulary ... of a new one
-    min_side, max_pixels, max_aspect_ratio   limits for images; check=header: do not decode images
-    seed, shard_bytes ...: see docs/images.md
-    """
-    from data_pipeline import commands
-
-    commands.images(words)
-
-
-@corpus.command()
 @click.argument("folder")
 @click.option("--objective", help="Also show samples of this objective: inputs and labels.")
 @click.option("--count", type=int, default=3, show_default=True, help="Number of documents to show.")
@@ -152,88 +118,3 @@ def similar_words(source: str, tokenizer: str, out: str, vectors: bool, top: int
     from data_pipeline import commands
 
     commands.similar_words(source, tokenizer, out, vectors=vectors, top=top)
-
-
-@corpus.command()
-@click.argument("source")
-@click.option("--tokenizer", required=True, help="Folder of the tokenizer of the corpus.")
-@click.option("--out", required=True, help="Output file, for the objective option `meanings`.")
-def meanings(source: str, tokenizer: str, out: str) -> None:
-    """Build the table of synonymous phrases with which an objective rewrites captions (UNIMO).
-
-    SOURCE has lines of kind<TAB>phrase<TAB>phrase ..., with the phrases of one meaning; kinds are objects, attributes
-    and relations. Replacing a phrase by one of another meaning of its kind gives a false caption.
-
-    \b
-      megaptm corpus meanings phrases.tsv --tokenizer corpora/captions/tokenizer --out corpora/meanings.json
-    """
-    from data_pipeline import commands
-
-    commands.meanings(source, tokenizer, out)
-
-
-@corpus.command()
-@click.argument("folder")
-@click.option("--out", required=True, help="Output file, for the objective option `retrieved`.")
-@click.option("--images", help="Corpus of images with regions to search.  [default: FOLDER]")
-@click.option("--texts", help="Corpus of short documents to search.  [default: retrieve no texts]")
-@click.option(
-    "--top", type=click.IntRange(1, 64), default=4, show_default=True, help="Results of each kind per document."
-)
-@click.option("--threshold", type=Finite(0, 1), default=0.3, show_default=True, help="Minimum similarity.")
-@click.option(
-    "--block", type=click.IntRange(2), default=1 << 16, show_default=True, help="Documents compared at a time."
-)
-@click.option(
-    "--columns",
-    type=click.IntRange(1, 16),
-    default=1,
-    show_default=True,
-    help="Columns of an image that are compared separately.",
-)
-@click.option(
-    "--max-tokens", type=click.IntRange(1), default=64, show_default=True, help="Tokens that are read of a text."
-)
-@click.option(
-    "--detector",
-    type=click.IntRange(1),
-    nargs=2,
-    default=(2048, 1601),
-    show_default=True,
-    help="Number of features of a region, and of classes.",
-)
-@click.option(
-    "--part", default="1/1", help="Part to compute, such as 1/8: parts can run at the same time.  [default: all]"
-)
-def retrieve(
-    folder: str,
-    out: str,
-    images: str | None,
-    texts: str | None,
-    top: int,
-    threshold: float,
-    block: int,
-    columns: int,
-    max_tokens: int,
-    detector: tuple[int, int],
-    part: str,
-) -> None:
-    """Retrieve images and texts that are similar to those of a corpus (UNIMO, UNITER).
-
-    For each pair of the corpus in FOLDER: images with similar detections, texts with similar words, and captions of
-    other images with nearly the same words. Held-out pairs are compared only with held-out ones. The same command again
-    continues an interrupted search.
-
-    \b
-      megaptm corpus retrieve corpora/captions --texts corpora/sentences --out corpora/retrieved.safetensors
-    """
-    from data_pipeline import commands
-    from data_pipeline.annotate.retrieve import RetrievalOptions
-    from megaptm.report.terminal import TimedLog
-
-    part_index, parts = read_part(part)
-    options = RetrievalOptions(
-        top=top, threshold=threshold, block=block, columns=columns, max_tokens=max_tokens, detector=detector
-    )
-    tell = TimedLog(stream=sys.stderr, enabled=sys.stderr.isatty())
-    commands.retrieved(folder, out, options, images=images, texts=texts, part=part_index, parts=parts, tell=tell)

@@ -83,8 +83,8 @@ def evaluate(
     \b
       megaptm evaluate runs/clip-tiny --zero-shot corpora/shapes-labels --template 'a photo of a {}.'
 
-    For models of regions and texts, retrieval compares vectors (UNIMO) or scores each text with each image (UNITER, by
-    default of 128 pairs).
+    For other models of texts and images, retrieval compares vectors, or scores each text with each image, by default of
+    128 pairs.
     """
     from megaptm.inference.folder import is_run
     from megaptm.report.terminal import TimedLog
@@ -128,9 +128,9 @@ def _evaluate_image_text(
 ) -> list[Retrieval | ZeroShot]:
     """Return the results of retrieval for image-text models, and of zero-shot classification on the corpus `labeled`;
     empty for other models."""
+    from megaptm.families import contributions
     from megaptm.families.clip.objectives import ImageText
     from megaptm.inference.image_text import TEMPLATES, retrieval
-    from megaptm.inference.region_retrieval import region_retrieval
 
     family = loaded.spec.family
     if not isinstance(loaded.config.built_objective, ImageText):
@@ -138,8 +138,11 @@ def _evaluate_image_text(
             raise UserError(
                 f"--zero-shot and --template are for models of images and texts, which {family.name} is not."
             )
-        result = region_retrieval(loaded, corpora, rows=rows) if family.reads_regions else None
-        return [] if result is None else [result]
+        # Families that are derived from others come later in the list, and are preferred.
+        for retrieve in reversed([*contributions("retrieval", "RETRIEVAL")]):
+            if (result := retrieve(loaded, corpora, rows=rows)) is not None:
+                return [result]
+        return []
     results: list[Retrieval | ZeroShot] = [retrieval(loaded, corpora, rows=rows)]
     if labeled:
         results.append(loaded.zero_shot(corpus=labeled, templates=templates or TEMPLATES, rows=rows))

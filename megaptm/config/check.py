@@ -14,7 +14,6 @@ from megaptm.config.model import resolve_model
 from megaptm.config.model_rules import layered_model_errors, model_title, stack_sizes
 from megaptm.config.objective_fit import objective_errors, sequence_lengths
 from megaptm.config.recurrent_rules import recurrent_layout_errors
-from megaptm.config.region_rules import region_objective_errors
 from megaptm.config.schedule import tasks_without_samples
 from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig
 from megaptm.config.word_rules import word_model_errors, word_vector_errors
@@ -162,8 +161,6 @@ def _model(config: Config) -> Iterator[str]:
     yield from _contrastive_batch(config)
     for rules in family_rules():
         yield from rules.config_errors(config, spec)
-    if spec.family.reads_regions:
-        yield from region_objective_errors(config, spec)
 
 
 def _contrastive_batch(config: Config) -> Iterator[str]:

@@ -11,7 +11,6 @@ from megaptm.bricks.adaptive import cluster_mistakes
 from megaptm.config.family_rules import family_rules
 from megaptm.config.model import CHARACTER_KEYS, WORD_VECTOR_KEYS, model_spec
 from megaptm.config.recurrent_rules import recurrent_model_errors
-from megaptm.config.region_rules import region_model_errors
 from megaptm.config.schema import ModelConfig
 from megaptm.errors import nearest
 from megaptm.families.words import WORDS
@@ -32,8 +31,6 @@ def layered_model_errors(model: ModelConfig) -> Iterator[str]:
             yield f"model.{key} needs the full softmax, and model.negatives samples it: set one to 0."
     if spec.family.is_recurrent or spec.family.reads_characters:
         yield from recurrent_model_errors(spec)
-    elif spec.family.reads_regions:
-        yield from region_model_errors(spec)
     elif spec.size.cutoffs and not any("cutoffs" in keys for keys, _ in _reasons(spec)):
         yield from cluster_mistakes(spec)
     for rules in family_rules():
@@ -70,10 +67,6 @@ def _reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]]:
         yield CHARACTER_KEYS, "reads token ids, not characters"
     for rules in family_rules():
         yield from rules.unused_keys(spec)
-    if family.reads_regions:
-        yield ("embedding", "cutoffs"), "reads image regions"
-    else:
-        yield ("detector",), "reads no image regions"
     if len(family.token_inputs) > 1 or not family.has_tokens or spec.size.cutoffs:
         yield ("word_vectors",), "has no single table of words"
     if "bidirectional-lm" not in family.heads:

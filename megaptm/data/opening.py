@@ -23,7 +23,6 @@ from megaptm.errors import UserError
 from megaptm.objectives import Task, build_objective
 from megaptm.objectives.composed import tasks_of
 from megaptm.objectives.objective import GROUP_UNITS, BaseObjective, Objective, SampleObjective
-from megaptm.objectives.region_files import SUFFIX
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.storage import Cache
 
@@ -173,11 +172,9 @@ def _check_images(corpus: Corpus, objectives: Iterable[BaseObjective]) -> None:
     """Raise `UserError` if an objective reads images that the corpus lacks, or text and the corpus has only images."""
     for objective in objectives:
         if objective.blobs and not {*objective.blobs} & {*corpus.manifest.fields}:
-            regions = objective.blobs == (SUFFIX,)
-            missing, options = ("regions of images", " ... texts=true regions=true") if regions else ("images", "")
             raise UserError(
-                f"{corpus.name} has no {missing}, which objective {objective.name} reads: build a corpus with "
-                f"`megaptm corpus images{options}`."
+                f"{corpus.name} has no {objective.blob_kind}, which objective {objective.name} reads: build a corpus "
+                f"with `megaptm corpus images{objective.blob_options}`."
             )
         if isinstance(objective, Objective) and objective.blobs and objective.image_annotation is not None:
             annotation = "label" if corpus.manifest.dtype == LABELS else "text"

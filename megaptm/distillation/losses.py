@@ -18,7 +18,7 @@ from megaptm.distillation.spec import LOSS, Distillation
 from megaptm.layers.split import Linear, UsesTensorRanks
 from megaptm.losses.token import Projected
 from megaptm.models.heads import LanguageHead, MaskedHead, RowClassHead
-from megaptm.models.loss import Loss, count_asked
+from megaptm.models.loss import Loss, num_labels
 from megaptm.models.model import Model
 from megaptm.models.output import States
 from megaptm.spec import EMBEDDED, ModelSpec, Reading
@@ -107,7 +107,7 @@ class DistillationLosses(UsesTensorRanks, nn.Module):
             return self._target_positions(batch).sum()
         if hook == "classes":
             return torch.stack(
-                [count_asked(batch, HEADS[name].label_field) for name in self.distillation.questions]
+                [num_labels(batch, HEADS[name].label_field) for name in self.distillation.questions]
             ).sum()
         prefixes = self.spec.family.prefixes
         stacks = [self.last] if hook == "cosine" else [*prefixes]

@@ -156,6 +156,6 @@ class _SoftTargets(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *d_losses: Tensor) -> tuple[Tensor | None, ...]:
         (d_loss,) = d_losses
-        gradients = scaled(*ctx.gradients, d_loss=d_loss, bias_dtype=ctx.bias_dtype, kept=ctx.gradient_sum)
+        gradients = scaled(*ctx.gradients, d_loss=d_loss, bias_dtype=ctx.bias_dtype, gradient_sum=ctx.gradient_sum)
         del ctx.gradients
         return *gradients, *[None] * 4

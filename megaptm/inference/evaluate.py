@@ -120,9 +120,13 @@ def evaluate(
         batch_size = min(batch_size, rows)
         held_out = _open(loaded, corpora, "validation", lanes=batch_size)
         rows = min(rows // batch_size * batch_size, held_out.fresh_samples)
-    pasts = loaded.model.empty_pasts(batch_size, places=options.memory, farthest=options.farthest) if has_lanes else {}
-    for past in pasts.values():
-        past.same_length = options.same_length
+    caches = (
+        loaded.model.empty_caches(batch_size, num_positions=options.memory, farthest=options.farthest)
+        if has_lanes
+        else {}
+    )
+    for stack_cache in caches.values():
+        stack_cache.same_length = options.same_length
     sizes = {name: loaded.tokenizer.vocabulary if HEADS[name].projects else bricks[name].classes for name in names}
     sizes |= dict.fromkeys(contrasts, 1)  # for contrastive losses only the number of labels is counted
     chance = dict.fromkeys(contrasts, 0.0)
@@ -135,8 +139,8 @@ def evaluate(
     for batch in _read(held_out, rows, batch_size, "held-out loss", console):
         tensors = {field: tensor.to(loaded.device) for field, tensor in as_tensors(batch).items()}
         with torch.inference_mode():
-            batch_losses = loaded.model(tensors, pasts=pasts).losses
-            pasts = {stack: past.moved_on() for stack, past in pasts.items()}
+            batch_losses = loaded.model(tensors, caches=caches).losses
+            caches = {stack: stack_cache.advanced() for stack, stack_cache in caches.items()}
             if sampled_labels:
                 batch = {field: tensor.cpu().numpy() for field, tensor in loaded.model.answered(tensors).items()}
         _count(batch, counts)

@@ -140,12 +140,12 @@ def _continue_with_recurrence(loaded: TrainedModel, ids: list[int], *, tokens: i
     """Continue a decoder with a recurrence cache: each token is a sequence that follows the one before. The cache is as
     long as a training sequence plus its cache."""
     spec, end = loaded.spec, loaded.tokenizer.special.end
-    places = spec.context + spec.size_of(generating_stack(loaded)).cached_positions
-    pasts = loaded.model.empty_pasts(1, places=places)
+    max_positions = spec.context + spec.size_of(generating_stack(loaded)).cached_positions
+    caches = loaded.model.empty_caches(1, num_positions=max_positions)
     for _ in range(tokens):
         with torch.inference_mode():
-            logits = loaded.model.logits({"tokens": torch.tensor([ids], device=loaded.device)}, pasts=pasts)
-            pasts = {stack: past.moved_on() for stack, past in pasts.items()}
+            logits = loaded.model.logits({"tokens": torch.tensor([ids], device=loaded.device)}, caches=caches)
+            caches = {stack: stack_cache.advanced() for stack, stack_cache in caches.items()}
             id_ = sampler(logits["lm"][0, -1])
         if id_ == end:
             return
@@ -177,24 +177,24 @@ class CachedAttend(nn.Module):
         pattern = attend.pattern if isinstance(attend, PatternAttend) else None
         assert pattern is None or isinstance(pattern, SlidingWindow), "blocks attend to later positions"
         self.window = pattern
-        self.past: tuple[Tensor, Tensor] | None = None
+        self.keys_values: tuple[Tensor, Tensor] | None = None
 
     def forward(self, q_SBHK: Tensor, k_SBHK: Tensor, v_SBHK: Tensor, mask: Tensor | None) -> Tensor:
         assert mask is None, "only a causal stack without a bias table can be continued token by token"
-        if self.past is None:
+        if self.keys_values is None:
             self._store(k_SBHK, v_SBHK)
             return self.attend(q_SBHK, k_SBHK, v_SBHK, mask)
         assert len(q_SBHK) == 1, "one new token attends to all before it; several would attend to later ones"
-        self._store(torch.cat([self.past[0], k_SBHK]), torch.cat([self.past[1], v_SBHK]))
-        distance = torch.arange(len(self.past[0]), device=q_SBHK.device).flip(0)
+        self._store(torch.cat([self.keys_values[0], k_SBHK]), torch.cat([self.keys_values[1], v_SBHK]))
+        distance = torch.arange(len(self.keys_values[0]), device=q_SBHK.device).flip(0)
         attends = torch.ones_like(distance, dtype=torch.bool)
         if self.window is not None:
             attends = distance % self.window.dilation == 0
-        return self.attend.weigh(q_SBHK, *self.past, attends[None, None, None]).flatten(2)
+        return self.attend.attend_by_head(q_SBHK, *self.keys_values, attends[None, None, None]).flatten(2)
 
     def _store(self, k_SBHK: Tensor, v_SBHK: Tensor) -> None:
         length = 0 if self.window is None else self.window.before * self.window.dilation + 1
-        self.past = k_SBHK[-length:], v_SBHK[-length:]
+        self.keys_values = k_SBHK[-length:], v_SBHK[-length:]
 
 
 class CachedLinear(nn.Module):
@@ -219,14 +219,14 @@ class KeyValueCache:
 
     def clear(self) -> None:
         for layer in self.layers:
-            layer.past = None
+            layer.keys_values = None
 
     def select(self, rows_B: Tensor) -> None:
         """Select these sequences of the cache."""
         for layer in self.layers:
-            if layer.past is not None:
-                keys, values = layer.past
-                layer.past = keys.index_select(1, rows_B), values.index_select(1, rows_B)
+            if layer.keys_values is not None:
+                keys, values = layer.keys_values
+                layer.keys_values = keys.index_select(1, rows_B), values.index_select(1, rows_B)
 
 
 @contextmanager

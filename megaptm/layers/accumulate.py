@@ -51,14 +51,14 @@ class Lookup(torch.autograd.Function):
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[None, Tensor | None]:
         (d_output,) = d_outputs
         (ids,) = ctx.saved_tensors
-        weight_VD, kept = ctx.weight, gradient_sum_of(ctx.weight)
-        if kept is None:
+        weight_VD, retained = ctx.weight, gradient_sum_of(ctx.weight)
+        if retained is None:
             # In float32: CPU kernels accumulate in the input dtype, and bfloat16 would lose small values.
             return None, _summed(d_output.to(sum_dtype(d_output.dtype)), ids, len(weight_VD)).to(d_output.dtype)
         # Most rows receive zero. Counting distinct rows would synchronize with a GPU.
-        total_VD = kept.total
+        total_VD = retained.total
         total_VD += _summed(d_output.to(total_VD.dtype), ids, len(total_VD))
-        return None, kept.added()
+        return None, retained.added()
 
 
 def _summed(d_output: Tensor, ids: Tensor, rows: int) -> Tensor:

@@ -24,9 +24,9 @@ from megaptm.layers.sparse import Marked
 from megaptm.layers.split import Dropout, HeadBias, Linear
 from megaptm.spec import visibility_of
 
-LEAST_SCORE = -100.0
+MIN_SCORE = -100.0
 """Scores at or below this count as masked in `scores`. The released code of TinyBERT adds -10,000 to masked scores."""
-MOST_COMPARED = 256
+MAX_COMPARED = 256
 """Largest number of positions at which the two forms of a custom pattern are compared."""
 
 
@@ -57,9 +57,9 @@ class Attend(AttentionCore):
         `mask` is boolean or a bias on the scores; it replaces `causal`. Keys and values may have fewer heads than
         queries; each serves a group of consecutive query heads.
         """
-        return self.weigh(q_SBHK, k_MBHK, v_MBHK, mask).flatten(2)
+        return self.attend_by_head(q_SBHK, k_MBHK, v_MBHK, mask).flatten(2)
 
-    def weigh(self, q_SBHK: Tensor, k_MBHK: Tensor, v_MBHK: Tensor, mask: Tensor | None) -> Tensor:
+    def attend_by_head(self, q_SBHK: Tensor, k_MBHK: Tensor, v_MBHK: Tensor, mask: Tensor | None) -> Tensor:
         """Return the attention output before heads are merged, [S, B, H, K]."""
         heads = q_SBHK.shape[2]
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBHK, for_heads(k_MBHK, heads), for_heads(v_MBHK, heads)))
@@ -79,7 +79,7 @@ class Attend(AttentionCore):
 @lru_cache
 def _check_alike_once(pattern: CustomPattern) -> None:
     """Check a custom pattern once per process, however many layers use it."""
-    positions = torch.arange(min(2 * pattern.block, MOST_COMPARED) + 1, device="cpu")
+    positions = torch.arange(min(2 * pattern.block, MAX_COMPARED) + 1, device="cpu")
     check_alike(pattern, *torch.meshgrid(positions, positions, indexing="ij"))
 
 
@@ -130,28 +130,28 @@ class PatternAttend(Attend):
         k_SBHK: Tensor,
         v_SBHK: Tensor,
         mask: Tensor | None,
-        of_marked: tuple[Tensor, Tensor, Tensor] | None = None,
-        places_BG: Tensor | None = None,
+        global_qkv: tuple[Tensor, Tensor, Tensor] | None = None,
+        positions_BG: Tensor | None = None,
     ) -> Tensor:
         """Return [S, B, H*K].
 
-        `of_marked`: separate queries, keys and values of global attention, if the layer has them. `places_BG`: global
-        positions, if already computed (`marked_places`).
+        `global_qkv`: separate queries, keys and values of global attention, if the layer has them. `positions_BG`:
+        global positions, if already computed (`global_positions`).
         """
         if mask is not None and (mask.dtype == torch.bool or mask.is_floating_point()):
             return super().forward(q_SBHK, k_SBHK, v_SBHK, mask)
         made = Mask.of(mask, len(q_SBHK), q_SBHK.device, visibility=self.visibility, pattern=self.pattern)
-        marked = None if made.marks is None else Marked.of(made.marks, places_BG)
+        marked = None if made.marks is None else Marked.of(made.marks, positions_BG)
         rate = self.dropout.rate if self.dropout.draws else 0.0
         kernel = choose(work_of(q_SBHK, made, marked, rate), device_of(q_SBHK.device), self.kernel).kernel
         if kernel == FUSED:
-            mixed_SBHK = self.weigh(q_SBHK, k_SBHK, v_SBHK, made.scores(None))
+            mixed_SBHK = self.attend_by_head(q_SBHK, k_SBHK, v_SBHK, made.scores(None))
         else:
             with self.dropout.drawing():
                 mixed_SBHK = attend_by(kernel, q_SBHK, k_SBHK, v_SBHK, made, marked, scale=self.scale, dropout=rate)
         if marked is not None:
-            q, k, v = (q_SBHK, k_SBHK, v_SBHK) if of_marked is None else of_marked
-            mixed_SBHK = marked.put(mixed_SBHK, self.weigh(marked.take(q), k, v, marked.see(made)))
+            q, k, v = (q_SBHK, k_SBHK, v_SBHK) if global_qkv is None else global_qkv
+            mixed_SBHK = marked.put(mixed_SBHK, self.attend_by_head(marked.take(q), k, v, marked.see(made)))
         return mixed_SBHK.flatten(2)
 
 
@@ -206,19 +206,21 @@ class SelfAttention(AttentionModule):
         mask: Tensor | None,
         position_state: Tensor | None = None,
         keys: Tensor | None = None,
-        past: None = None,
-        places_BG: Tensor | None = None,
+        cached_states: None = None,
+        positions_BG: Tensor | None = None,
     ) -> Tensor:
         """Return [S, B, D].
 
         `position_state`: rotation of queries and keys (`positions.rotation`), if any. `keys`: input of the key and
-        value projections, if not x. `places_BG`: as in `PatternAttend.forward`.
+        value projections, if not x. `positions_BG`: as in `PatternAttend.forward`.
         """
         read = self._placed(*self._project(x_SBD, keys), position_state)
-        return self.output(self.attend(*read, mask) if places_BG is None else self.attend(*read, mask, None, places_BG))
+        return self.output(
+            self.attend(*read, mask) if positions_BG is None else self.attend(*read, mask, None, positions_BG)
+        )
 
     def scores(self, x_SBD: Tensor, mask: Tensor | None, position_state: Tensor | None = None) -> Tensor:
-        """Return attention scores before the softmax, [B, H, S, S] float32; zero if masked or at most `LEAST_SCORE`.
+        """Return attention scores before the softmax, [B, H, S, S] float32; zero if masked or at most `MIN_SCORE`.
 
         `mask` as in `Attend.forward`. Fused kernels do not return scores, so they are computed a second time.
         """
@@ -231,7 +233,7 @@ class SelfAttention(AttentionModule):
             scores = scores + mask
         elif mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)
-        return scores.masked_fill(scores <= LEAST_SCORE, 0.0)
+        return scores.masked_fill(scores <= MIN_SCORE, 0.0)
 
     def _placed(self, q: Tensor, k: Tensor, v: Tensor, position_state: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Apply the rotary position encoding to queries and keys."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # it takes a second to import
 
 BLOCK = 128
 """Positions per block of FlexAttention. Tile sizes of the compiled kernels divide it."""
-MOST_COMPILED = 64
+MAX_COMPILED = 64
 """Largest number of compiled variants (patterns, lengths, types) in a process; torch's default is 8. Others use tiles.
 """
 
@@ -94,10 +94,10 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: Marked | None, sc
         # Global keys are appended, so that they are compared once.
         k, v = torch.cat([k, marked.take(k)]), torch.cat([v, marked.take(v)])
     q_BHSK, k_BGSK, v_BGSK = (x.permute(1, 2, 0, 3) for x in (q, k, v))
-    seen, grouped = block_mask(mask, marked), q.shape[2] != k.shape[2]
+    blocks, grouped = block_mask(mask, marked), q.shape[2] != k.shape[2]
     attend = _compiled_flex if q.is_cuda else _flex_attention
     try:
-        mixed_BHSK: Tensor = attend()(q_BHSK, k_BGSK, v_BGSK, block_mask=seen, scale=scale, enable_gqa=grouped)
+        mixed_BHSK: Tensor = attend()(q_BHSK, k_BGSK, v_BGSK, block_mask=blocks, scale=scale, enable_gqa=grouped)
     except torch._dynamo.exc.FailOnRecompileLimitHit:
         # With more variants than this, compiling takes longer than tiles.
         return _tiles(q, k_padded, v_padded, mask, marked, scale, dropout)
@@ -114,7 +114,7 @@ def _flex_attention() -> Callable[..., Any]:
 def _compiled_flex() -> Callable[..., Any]:
     import torch._dynamo
 
-    torch._dynamo.config.recompile_limit = max(MOST_COMPILED, torch._dynamo.config.recompile_limit)
+    torch._dynamo.config.recompile_limit = max(MAX_COMPILED, torch._dynamo.config.recompile_limit)
     # fullgraph: the eager fallback of FlexAttention would silently materialize all scores.
     compiled: Callable[..., Any] = torch.compile(_flex_attention(), dynamic=False, fullgraph=True)
     return compiled
@@ -124,8 +124,10 @@ def block_mask(mask: Mask, marked: Marked | None = None, *, block: int = BLOCK) 
     """Return FlexAttention's block mask. Keys of global tokens follow the keys of the sequence."""
     from torch.nn.attention.flex_attention import BlockMask
 
-    length, beside = mask.length[1], 0 if marked is None else marked.places.shape[1]
-    attended_BHNM = _by_place(mask.pattern, length, block, mask.causal, mask.device) & _by_content(mask, length, block)
+    length, beside = mask.length[1], 0 if marked is None else marked.positions.shape[1]
+    attended_BHNM = _by_position(mask.pattern, length, block, mask.causal, mask.device) & _by_content(
+        mask, length, block
+    )
     if beside:
         blocks = -(-(length + beside) // block)
         attended_BHNM = F.pad(attended_BHNM, (0, blocks - attended_BHNM.shape[3]), value=True)
@@ -138,7 +140,7 @@ def block_mask(mask: Mask, marked: Marked | None = None, *, block: int = BLOCK) 
 
 
 @lru_cache(maxsize=256)
-def _by_place(pattern: Pattern | None, length: int, block: int, causal: bool, device: torch.device) -> Tensor:
+def _by_position(pattern: Pattern | None, length: int, block: int, causal: bool, device: torch.device) -> Tensor:
     """Return blocks allowed by the pattern, [1, H or 1, N, N]; cached on the device."""
     return torch.from_numpy(attended_blocks(pattern, length, block, causal=causal)).to(device)[None]
 
@@ -167,15 +169,15 @@ def _ends(numbers_BS: Tensor, length: int, block: int) -> tuple[Tensor, Tensor]:
 def _mask_mod(mask: Mask, marked: Marked | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Return FlexAttention's mask function, which must be a plain function."""
     if marked is None or mask.marks is None:
-        return lambda batch, head, query, key: mask.seen(batch, head, query, key)
+        return lambda batch, head, query, key: mask.attends(batch, head, query, key)
     marks, unmarked, length = mask.marks, mask.unmarked, mask.length[1]
 
-    def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def attends(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         own, slot = key.clamp(max=length - 1), (key - length).clamp(min=0)
-        of_row = unmarked.seen(batch, head, query, own) & (marks[batch, own] == 0)
-        return torch.where(key < length, of_row, marked.is_seen(mask, batch, query, slot))
+        of_row = unmarked.attends(batch, head, query, own) & (marks[batch, own] == 0)
+        return torch.where(key < length, of_row, marked.attended(mask, batch, query, slot))
 
-    return seen
+    return attends
 
 
 def _flash_attn(

@@ -15,12 +15,12 @@ from megaptm.bricks import BRICKS, SubLayer, sublayers
 from megaptm.bricks.kernels import AUTO, FUSED
 from megaptm.errors import UserError
 from megaptm.layers.attention import AttentionModule, CrossAttention, SelfAttention
-from megaptm.layers.draws import RngReplay, save_rng_state
 from megaptm.layers.feedforward import FeedForward
 from megaptm.layers.mask import Mask
 from megaptm.layers.norm import FinalNorm, Norm
 from megaptm.layers.positions import rotation, score_bias
 from megaptm.layers.reversible import LayerInputs, run_reversible
+from megaptm.layers.rng import RngReplay, save_rng_state
 from megaptm.layers.split import Dropout, HeadTable, SequenceHooks, same
 from megaptm.plugins import is_plugin, load_plugin
 from megaptm.spec import BIAS_BUCKETS, AttentionSpec, Block, Size, value_errors
@@ -125,13 +125,13 @@ class Layer(nn.Module):
         memory_mask: Tensor | None = None,
         position_state: Tensor | None = None,
         keys: Tensor | None = None,
-        past: Tensor | None = None,
+        cached_states: Tensor | None = None,
         *known: Tensor | None,
     ) -> Tensor:
         """Return [S, B, D] from [S, B, D]. A function of tensors only, so that activation recomputation can repeat it.
 
         `position_state`: rotation of queries and keys, or distance table. `keys`: input of keys and values, if not x.
-        `past`: further keys of the recurrence cache. `known`: further arguments of the attention module.
+        `cached_states`: further keys of the recurrence cache. `known`: further arguments of the attention module.
         """
         if self.norm_position == "parallel":
             normed = self.attention_norm(x)
@@ -139,9 +139,9 @@ class Layer(nn.Module):
             if memory is not None:
                 x = x + self.dropout(self.cross(normed, memory, memory_mask))
             return x + self.dropout(self.ffn(normed))
-        if past is not None and self.norm_position == "pre":
-            past = self.attention_norm(past)
-        besides = () if past is None and not known else (past, *known)
+        if cached_states is not None and self.norm_position == "pre":
+            cached_states = self.attention_norm(cached_states)
+        besides = () if cached_states is None and not known else (cached_states, *known)
         x = self._sublayer(self.attention_norm, self.attention, x, mask, position_state, keys, *besides)
         if memory is not None:
             x = self._sublayer(self.cross_norm, self.cross, x, memory, memory_mask)
@@ -199,7 +199,7 @@ class AttentionInputs:
     mask: Tensor | None
     position_state: Tensor | None
     further: tuple[Tensor | None, ...] = ()
-    """Further arguments, after `keys` and `past`."""
+    """Further arguments, after `keys` and `cached_states`."""
 
 
 @dataclass(frozen=True)
@@ -331,7 +331,7 @@ class Stack(SequenceHooks, nn.ModuleDict):
         """Return the inputs of each kind of attention."""
         scores, turned = self._scores(mask), self._rotation(mask, positions)
         # Every kind but those without global tokens takes their positions.
-        marked = () if mask.marked_places is None else (None, mask.marked_places)
+        marked = () if mask.global_positions is None else (None, mask.global_positions)
         return {
             record: AttentionInputs(scores[record.kind], turned, marked if record.takes_global_positions else ())
             for record in self.block.attentions
@@ -339,7 +339,7 @@ class Stack(SequenceHooks, nn.ModuleDict):
 
     def attention_scores(self, number: int, x: Tensor, mask: Mask, positions: Tensor | None = None) -> Tensor:
         """Return the scores of a `dot` attention layer with input x [S, B, D], before the softmax: [B, H, S, S]
-        float32; zero if masked or at most `LEAST_SCORE`."""
+        float32; zero if masked or at most `MIN_SCORE`."""
         layer = cast(Layer, self[str(number)])
         read = x if layer.norm_position == "post" else layer.attention_norm(x)
         attention = cast(SelfAttention, layer.attention)

@@ -28,21 +28,21 @@ class LSTM(nn.Module):
 
     def advance(self, input_BG: Tensor, before: LSTMState) -> LSTMState:
         """Advance the state by one position. `input_BG`: output of the `input` projection at this position."""
-        given_BF, cell_BF = before
-        enter, keep, new, leave = (input_BG + self.state(given_BF)).chunk(4, -1)
+        output_BF, cell_BF = before
+        enter, keep, new, leave = (input_BG + self.state(output_BF)).chunk(4, -1)
         cell_BF = torch.sigmoid(keep) * cell_BF + torch.sigmoid(enter) * torch.tanh(new)
         return torch.sigmoid(leave) * torch.tanh(cell_BF), cell_BF
 
     def forward(self, x_SBD: Tensor, goes_on_SB1: Tensor | None, *, backwards: bool = False) -> Tensor:
         """Return [S, B, F]. The state carries over from the previous position where `goes_on` is 1."""
-        inputs, state, given = self.input(x_SBD), self.nothing(x_SBD), []
+        inputs, state, outputs = self.input(x_SBD), self.nothing(x_SBD), []
         positions = range(len(inputs) - 1, -1, -1) if backwards else range(len(inputs))
         for position in positions:
             if goes_on_SB1 is not None:
                 state = handed_on(state, goes_on_SB1[position])
             state = self.advance(inputs[position], state)
-            given.append(state[0])
-        return torch.stack(given[::-1] if backwards else given)
+            outputs.append(state[0])
+        return torch.stack(outputs[::-1] if backwards else outputs)
 
 
 def handed_on(state: LSTMState, goes_on_B1: Tensor) -> LSTMState:
@@ -81,11 +81,11 @@ class Attention(nn.Module):
         super().__init__()
         self.query, self.merge = Linear.of(brick.maps["attention.query"]), Linear.of(brick.maps["attention.merge"])
 
-    def forward(self, state_BF: Tensor, memory_MBD: Tensor, seen_BM: Tensor | None) -> Tensor:
+    def forward(self, state_BF: Tensor, memory_MBD: Tensor, mask_BM: Tensor | None) -> Tensor:
         """Return [B, width of the decoder]."""
         scores_BM = torch.einsum("bd,mbd->bm", self.query(state_BF), memory_MBD)
-        if seen_BM is not None:
-            scores_BM = scores_BM.masked_fill(~seen_BM, float("-inf"))
+        if mask_BM is not None:
+            scores_BM = scores_BM.masked_fill(~mask_BM, float("-inf"))
         context_BD = torch.einsum("bm,mbd->bd", scores_BM.softmax(-1), memory_MBD)
         return torch.tanh(self.merge(torch.cat([context_BD, state_BF], -1)))
 
@@ -101,21 +101,21 @@ class AttentiveLSTM(nn.Module):
 
 def decode(
     first: AttentiveLSTM,
-    others: list[LSTM],
+    other_lstms: list[LSTM],
     x_SBD: Tensor,
     memory_MBD: Tensor,
     *,
     documents_BS: Tensor | None,
-    seen_BSM: Tensor | None,
+    mask_BSM: Tensor | None,
     dropout: Dropout,
 ) -> Tensor:
     """Return the attention output at each position, [S, B, D], which the next position also reads.
 
     The state restarts at every document. Dropout is applied between layers.
     """
-    lstms, on_SB1 = [first.lstm, *others], goes_on(documents_BS, x_SBD)
+    lstms, on_SB1 = [first.lstm, *other_lstms], goes_on(documents_BS, x_SBD)
     states, fed_BD = (
-        [one.nothing(x_SBD) for one in lstms],
+        [lstm.nothing(x_SBD) for lstm in lstms],
         x_SBD.new_zeros(x_SBD.shape[1], first.attention.merge.out_features),
     )
     made = []
@@ -126,6 +126,6 @@ def decode(
         for number, lstm in enumerate(lstms):
             states[number] = lstm.advance(lstm.input(read_BD), states[number])
             read_BD = dropout(states[number][0])
-        fed_BD = first.attention(read_BD, memory_MBD, None if seen_BSM is None else seen_BSM[:, position])
+        fed_BD = first.attention(read_BD, memory_MBD, None if mask_BSM is None else mask_BSM[:, position])
         made.append(fed_BD)
     return torch.stack(made)

@@ -14,10 +14,10 @@ from torch._guards import detect_fake_mode
 
 from megaptm.bricks.pattern import Pattern
 from megaptm.errors import UserError
-from megaptm.layers.past import Past
+from megaptm.layers.recurrence_cache import StackCache
 from megaptm.spec import Block, visibility_of
 
-MARKED_PLACES = "marked_places"
+GLOBAL_POSITIONS = "global_positions"
 """Batch field with global positions, added by the engine: counting them in a layer would synchronize with the GPU."""
 
 
@@ -40,12 +40,12 @@ class Mask:
     """Attention pattern. None: all pairs."""
     marks: Tensor | None = None
     """[B, S], not 0 at global positions, which attend and are attended to outside the pattern."""
-    marked_places: Tensor | None = None
-    """[B, G]: global positions (`layers.sparse.marked_places`). None: not computed yet."""
-    asked: Tensor | None = None
+    global_positions: Tensor | None = None
+    """[B, G]: global positions (`layers.sparse.global_positions`). None: not computed yet."""
+    target_positions: Tensor | None = None
     """[B, A]: positions of the query stream, which attend to positions before them in the order, themselves excluded.
     These queries follow the Q queries of the content stream."""
-    past: Past | None = None
+    cache: StackCache | None = None
     """Recurrence cache, to which every position attends. Its keys precede the K keys."""
     segments: Tensor | None = None
     """[B, Q]: segment ids for relative segment encoding. The recurrence cache is in segment 0."""
@@ -56,17 +56,17 @@ class Mask:
 
     def __post_init__(self) -> None:
         if self.pattern is not None:
-            # A dry run's tensors have no numbers: they are no one else's.
+            # Tensors of a dry run have no values, so they are cached apart.
             table = _table_of(self.pattern, max(self.length), self.device, detect_fake_mode())
             object.__setattr__(self, "table", table)
 
     def within(self, pattern: Pattern | None) -> Mask:
-        """The same, with a pattern; itself, where that hides nothing."""
+        """Return the mask with a pattern; this mask if the pattern hides nothing."""
         return self if pattern is None or pattern.attends_to_all(max(self.length)) else replace(self, pattern=pattern)
 
-    def seen(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Whether it is, of numbers of rows, heads and positions that broadcast."""
-        return self.by_place(batch, head, query, key) & self.by_content(batch, query, key)
+    def attends(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Return whether queries attend to keys, for broadcastable batch, head, query and key indices."""
+        return self.by_position(batch, head, query, key) & self.by_content(batch, query, key)
 
     def by_content(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Return the part of the mask that depends on the batch: documents and order."""
@@ -80,7 +80,7 @@ class Mask:
             attended = attended & (self.order[batch, key] <= self.order[batch, query])
         return attended
 
-    def by_place(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def by_position(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Return the part of the mask that depends on positions: pattern, global tokens and causality."""
         attended = key <= query if self.causal else torch.ones((), dtype=torch.bool, device=self.device)
         if self.pattern is None:
@@ -106,11 +106,11 @@ class Mask:
             torch.arange(number, device=self.device).view([-1 if axis == dimension else 1 for axis in range(4)])
             for dimension, number in enumerate((rows, heads, *self.length))
         )
-        attended = self.seen(batch, head, query, key).expand(rows, heads, *self.length)
-        if self.asked is not None:
-            beside = self._beside(self.asked)
+        attended = self.attends(batch, head, query, key).expand(rows, heads, *self.length)
+        if self.target_positions is not None:
+            beside = self._beside(self.target_positions)
             attended = torch.cat([attended.expand(len(beside), -1, -1, -1), beside], 2)
-        return attended if self.past is None else self._with_past(attended, self.past)
+        return attended if self.cache is None else self._with_cache(attended, self.cache)
 
     def _beside(self, positions: Tensor) -> Tensor:
         """Return the mask of the query stream, [B, 1, A, K]."""
@@ -122,20 +122,20 @@ class Mask:
         query, key = self.documents[0].gather(1, positions)[:, None, :, None], self.documents[1][:, None, None, :]
         return attended & ((query == key) | (query == 0))
 
-    def _with_past(self, attended: Tensor, past: Past) -> Tensor:
+    def _with_cache(self, attended: Tensor, cache: StackCache) -> Tensor:
         """Return the mask with the recurrence cache, [B, 1, Q, M + K]. Only its last positions may be filled."""
         if self.documents is not None:
             raise UserError(
                 "rows with several documents cannot be told from what is remembered of rows before: set "
                 "data.document_mask=false, or model.memory=0."
             )
-        there = torch.arange(past.length, device=self.device) >= past.length - past.filled[:, None]
+        there = torch.arange(cache.length, device=self.device) >= cache.length - cache.filled[:, None]
         there = there[:, None, None, :].expand(-1, 1, attended.shape[2], -1)
-        if past.same_length:
+        if cache.same_length:
             # Each query attends to as many positions as the cache holds, its own included.
-            ages = torch.arange(self.length[0], device=self.device)[:, None] + past.length
-            there = there & (ages - torch.arange(past.length, device=self.device) < past.length)
-            attended = attended.tril().triu(1 - past.length)
+            ages = torch.arange(self.length[0], device=self.device)[:, None] + cache.length
+            there = there & (ages - torch.arange(cache.length, device=self.device) < cache.length)
+            attended = attended.tril().triu(1 - cache.length)
         return torch.cat([there, attended.expand(len(there), -1, -1, -1)], 3)
 
     @functools.cached_property
@@ -144,11 +144,11 @@ class Mask:
         if self.segments is None:
             return None
         queries = self.segments
-        if self.asked is not None:
-            queries = torch.cat([queries, queries.gather(1, self.asked)], 1)
+        if self.target_positions is not None:
+            queries = torch.cat([queries, queries.gather(1, self.target_positions)], 1)
         keys = self.segments
-        if self.past is not None:
-            keys = torch.cat([keys.new_zeros(len(keys), self.past.length), keys], 1)
+        if self.cache is not None:
+            keys = torch.cat([keys.new_zeros(len(keys), self.cache.length), keys], 1)
         return queries[:, :, None] != keys[:, None, :]
 
     def scores(self, bias: Tensor | None) -> Tensor | None:
@@ -198,7 +198,12 @@ def _table_of(pattern: Pattern, length: int, device: torch.device, mode: object)
 
 
 def self_mask(
-    batch: dict[str, Tensor], prefix: str, visibility: str, *, block: Block | None = None, past: Past | None = None
+    batch: dict[str, Tensor],
+    prefix: str,
+    visibility: str,
+    *,
+    block: Block | None = None,
+    cache: StackCache | None = None,
 ) -> Mask:
     """Return the self-attention mask of the batch fields with this prefix: `tokens`, `document_ids`, `order`,
     `global_tokens`. With a block also what relative attention needs."""
@@ -217,9 +222,9 @@ def self_mask(
         causal=causal,
         order=order if ordered else None,
         marks=marks,
-        marked_places=batch.get(prefix + MARKED_PLACES),
-        asked=batch.get(f"{prefix}masked_positions") if block is not None and block.query_stream else None,
-        past=past,
+        global_positions=batch.get(prefix + GLOBAL_POSITIONS),
+        target_positions=batch.get(f"{prefix}masked_positions") if block is not None and block.query_stream else None,
+        cache=cache,
         segments=batch.get(f"{prefix}segments") if block is not None and block.segment_scores else None,
         backward=batch.get(f"{prefix}backward"),
     )

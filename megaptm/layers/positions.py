@@ -19,11 +19,11 @@ ROUNDING = 1e-9
 border. Bucket borders must not depend on the device's rounding."""
 
 
-def sinusoid(places_SB: Tensor, *, width: int) -> Tensor:
+def sinusoid(positions_SB: Tensor, *, width: int) -> Tensor:
     """Return [S, B, D], float64: features 2i and 2i + 1 are sine and cosine of position / 10000^(2i/D)
     (arXiv:1706.03762, 3.5)."""
-    exponents = torch.arange(0, width, 2, device=places_SB.device, dtype=torch.float64) / width
-    angles = places_SB[..., None] * 10_000.0**-exponents
+    exponents = torch.arange(0, width, 2, device=positions_SB.device, dtype=torch.float64) / width
+    angles = positions_SB[..., None] * 10_000.0**-exponents
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)
 
 
@@ -76,14 +76,14 @@ class _ByDistance(torch.autograd.Function):
         return stored.sum(1, dtype=sum_dtype(d_HQK.dtype)), None, None
 
 
-def rotation(places_BS: Tensor, *, features: int, base: float) -> Tensor:
+def rotation(positions_BS: Tensor, *, features: int, base: float) -> Tensor:
     """Return cosine and sine of the angles of `rotate`, [2, S, B, 1, F/2].
 
     Pair i rotates by position / base^(2i/F) (arXiv:2104.09864, equation 15). Float32 regardless of the model's dtype:
     in bfloat16 positions above 256 would share angles.
     """
-    exponents = torch.arange(0, features, 2, device=places_BS.device, dtype=torch.float32) / features
-    angles_SBF = places_BS.t()[:, :, None].float() * base**-exponents
+    exponents = torch.arange(0, features, 2, device=positions_BS.device, dtype=torch.float32) / features
+    angles_SBF = positions_BS.t()[:, :, None].float() * base**-exponents
     return torch.stack([angles_SBF.cos(), angles_SBF.sin()])[:, :, :, None]
 
 

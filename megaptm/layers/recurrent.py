@@ -14,7 +14,7 @@ from megaptm.bricks import Brick, sublayers
 from megaptm.errors import UserError
 from megaptm.layers.lstm import LSTM, AttentiveLSTM, BothWays, decode
 from megaptm.layers.mask import Mask
-from megaptm.layers.past import Past
+from megaptm.layers.recurrence_cache import StackCache
 from megaptm.layers.split import Dropout, Linear
 from megaptm.spec import Block, LSTMSpec, Size, value_errors
 
@@ -53,20 +53,20 @@ class ProjectedLSTM(nn.Module):
 
         Positions outside `here` keep the state.
         """
-        given_BD, cell_BF = before.split([self.projection.out_features, self.projection.in_features], -1)
-        given = []
+        output_BD, cell_BF = before.split([self.projection.out_features, self.projection.in_features], -1)
+        outputs = []
         for position, input_BG in enumerate(self.input(x_SBD).unbind(0)):
-            enter, new, keep, leave = (input_BG + self.state(given_BD)).chunk(4, -1)
+            enter, new, keep, leave = (input_BG + self.state(output_BD)).chunk(4, -1)
             cell = torch.sigmoid(keep + 1) * cell_BF + torch.sigmoid(enter) * torch.tanh(new)
             cell = cell.clamp(-self.cell_clip, self.cell_clip)
             now = self.projection(torch.sigmoid(leave) * torch.tanh(cell))
             now = now.clamp(-self.projection_clip, self.projection_clip)
             if here_SB is not None:
                 here_B1 = here_SB[position][:, None]
-                now, cell = torch.where(here_B1, now, given_BD), torch.where(here_B1, cell, cell_BF)
-            given_BD, cell_BF = now, cell
-            given.append(now)
-        return torch.stack(given), torch.cat([given_BD, cell_BF], -1)
+                now, cell = torch.where(here_B1, now, output_BD), torch.where(here_B1, cell, cell_BF)
+            output_BD, cell_BF = now, cell
+            outputs.append(now)
+        return torch.stack(outputs), torch.cat([output_BD, cell_BF], -1)
 
 
 class LSTMLayer(nn.Module):
@@ -89,8 +89,8 @@ class RecurrentLayer(nn.Module):
         self.recurrent, self.adds = ProjectedLSTM(sub.brick), number > 0
 
     def forward(self, x_SBD: Tensor, before: Tensor, here_SB: Tensor | None) -> tuple[Tensor, Tensor]:
-        given_SBD, after = self.recurrent(x_SBD, before, here_SB)
-        return (given_SBD + x_SBD if self.adds else given_SBD), after
+        output_SBD, after = self.recurrent(x_SBD, before, here_SB)
+        return (output_SBD + x_SBD if self.adds else output_SBD), after
 
 
 class RecurrentStack(nn.ModuleDict):
@@ -135,9 +135,9 @@ class RecurrentStack(nn.ModuleDict):
             return self._both_ways(x, mask, outputs)
         here_SB = None if mask.documents is None else mask.documents[0].t() > 0
         for number in self.numbers:
-            x, after = self[str(number)](x, self._before(x, mask.past, number), here_SB)
-            if mask.past is not None:
-                mask.past.seen[number] = after.detach()[None]
+            x, after = self[str(number)](x, self._before(x, mask.cache, number), here_SB)
+            if mask.cache is not None:
+                mask.cache.current_states[number] = after.detach()[None]
             if outputs is not None and number in self.read:
                 outputs[number] = x
             x = self["dropout"](x)
@@ -153,14 +153,14 @@ class RecurrentStack(nn.ModuleDict):
         return x
 
     def _decode(self, x: Tensor, mask: Mask, memory: Tensor, memory_mask: Mask | None) -> Tensor:
-        seen_BSM = None if memory_mask is None or memory_mask.documents is None else memory_mask.dense.squeeze(1)
+        mask_BSM = None if memory_mask is None or memory_mask.documents is None else memory_mask.dense.squeeze(1)
         x = decode(
             cast(AttentiveLSTM, self._lstm(0)),
             [cast(LSTM, self._lstm(number)) for number in self.numbers[1:]],
             x,
             memory,
             documents_BS=None if mask.documents is None else mask.documents[0],
-            seen_BSM=seen_BSM,
+            mask_BSM=mask_BSM,
             dropout=cast(Dropout, self["dropout"]),
         )
         return cast(Tensor, self["dropout"](x))
@@ -168,11 +168,11 @@ class RecurrentStack(nn.ModuleDict):
     def _lstm(self, number: int) -> nn.Module:
         return cast(LSTMLayer, self[str(number)]).recurrent
 
-    def _before(self, x: Tensor, past: Past | None, number: int) -> Tensor:
+    def _before(self, x: Tensor, cache: StackCache | None, number: int) -> Tensor:
         """Return the initial state of each sequence, [B, D + F]."""
-        if past is None:
+        if cache is None:
             return x.new_zeros(x.shape[1], self.size.width + self.size.ffn)
-        return past.states[number][0] * (past.filled > 0)[:, None]
+        return cache.states[number][0] * (cache.filled > 0)[:, None]
 
 
 def check_recurrent(block: Block, size: Size) -> LSTMSpec:

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from megaptm.bricks.feedforward import ROWS_FED
 from megaptm.layers.accumulate import sum_dtype
-from megaptm.layers.draws import RngReplay
+from megaptm.layers.rng import RngReplay
 from megaptm.layers.split import Dropout
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ class _Reversible(torch.autograd.Function):
 def _fed_again(layer: Layer, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Return the output of the feed-forward and the gradient of its input. Weight gradients are passed on once,
     whatever the number of pieces: gradient reduction counts its calls."""
-    weights = [one for part in (layer.ffn_norm, layer.ffn) for one in part.parameters() if one.requires_grad]
-    sums = [torch.zeros(one.shape, dtype=sum_dtype(one.dtype), device=one.device) for one in weights]
+    weights = [inputs for part in (layer.ffn_norm, layer.ffn) for inputs in part.parameters() if inputs.requires_grad]
+    sums = [torch.zeros(inputs.shape, dtype=sum_dtype(inputs.dtype), device=inputs.device) for inputs in weights]
     fed, grads = [], []
     for piece, grad_piece in zip(_pieces(x), _pieces(grad), strict=True):
         with torch.enable_grad():
@@ -104,7 +104,7 @@ def _fed_again(layer: Layer, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
             total += weight_grad
         fed[-1] = fed[-1].detach()
     if weights:
-        torch.autograd.backward(weights, [total.to(one.dtype) for total, one in zip(sums, weights, strict=True)])
+        torch.autograd.backward(weights, [total.to(inputs.dtype) for total, inputs in zip(sums, weights, strict=True)])
     return torch.cat(fed), torch.cat(grads)
 
 

@@ -22,54 +22,54 @@ from torch.autograd.function import once_differentiable
 
 from megaptm.bricks.pattern import Pattern
 from megaptm.layers.accumulate import sum_dtype
-from megaptm.layers.draws import seed_of_stream
 from megaptm.layers.mask import Mask
+from megaptm.layers.rng import next_seed
 
 
 @dataclass(frozen=True)
 class Marked:
     """Global positions of each sequence, padded to equal number."""
 
-    places: Tensor
+    positions: Tensor
     """Positions [B, G]."""
     real: Tensor
     """Valid entries [B, G]; False for padding."""
 
     @classmethod
-    def of(cls, marks_BS: Tensor, places_BG: Tensor | None = None) -> Marked:
-        """Build from marks [B, S]. `places_BG`: result of `marked_places`, if already computed."""
-        places_BG = marked_places(marks_BS) if places_BG is None else places_BG
-        return cls(places_BG, marks_BS.gather(1, places_BG) != 0)
+    def of(cls, marks_BS: Tensor, positions_BG: Tensor | None = None) -> Marked:
+        """Build from marks [B, S]. `positions_BG`: result of `global_positions`, if already computed."""
+        positions_BG = global_positions(marks_BS) if positions_BG is None else positions_BG
+        return cls(positions_BG, marks_BS.gather(1, positions_BG) != 0)
 
     def take(self, x_SBHK: Tensor) -> Tensor:
         """Return x at the global positions, [G, B, H, K]."""
-        rows = torch.arange(len(self.places), device=self.places.device)
-        return x_SBHK[self.places.t(), rows]
+        rows = torch.arange(len(self.positions), device=self.positions.device)
+        return x_SBHK[self.positions.t(), rows]
 
-    def put(self, x_SBHK: Tensor, given_GBHK: Tensor) -> Tensor:
+    def put(self, x_SBHK: Tensor, own_GBHK: Tensor) -> Tensor:
         """Return x with other values at the global positions."""
         # Padding entries point to other positions of the same sequence, which keep their values.
-        put_GBHK = torch.where(self.real.t()[:, :, None, None], given_GBHK, self.take(x_SBHK))
-        rows = torch.arange(len(self.places), device=self.places.device)
-        return x_SBHK.index_put((self.places.t(), rows), put_GBHK)
+        put_GBHK = torch.where(self.real.t()[:, :, None, None], own_GBHK, self.take(x_SBHK))
+        rows = torch.arange(len(self.positions), device=self.positions.device)
+        return x_SBHK.index_put((self.positions.t(), rows), put_GBHK)
 
-    def are_seen(self, mask: Mask, query: Tensor) -> Tensor:
+    def keys_attended(self, mask: Mask, query: Tensor) -> Tensor:
         """Return whether queries [q, 1] attend to the global positions, [B, 1, q, G]."""
-        rows, slots = (torch.arange(number, device=self.places.device) for number in self.places.shape)
-        return self.is_seen(mask, rows[:, None, None, None], query, slots)
+        rows, slots = (torch.arange(number, device=self.positions.device) for number in self.positions.shape)
+        return self.attended(mask, rows[:, None, None, None], query, slots)
 
-    def is_seen(self, mask: Mask, batch: Tensor, query: Tensor, slot: Tensor) -> Tensor:
+    def attended(self, mask: Mask, batch: Tensor, query: Tensor, slot: Tensor) -> Tensor:
         """Return whether queries attend to global positions, for broadcastable batch, query and slot indices."""
-        return self.real[batch, slot] & _seen_by_all(mask, batch, query, self.places[batch, slot])
+        return self.real[batch, slot] & _without_pattern(mask, batch, query, self.positions[batch, slot])
 
     def see(self, mask: Mask) -> Tensor:
         """Return the mask of the global positions' own queries, [B, 1, G, S]."""
-        rows, keys = (torch.arange(number, device=mask.device) for number in (len(self.places), mask.length[1]))
-        attended = _seen_by_all(mask, rows[:, None, None, None], self.places[:, None, :, None], keys)
-        return attended.expand(len(self.places), 1, self.places.shape[1], len(keys))
+        rows, keys = (torch.arange(number, device=mask.device) for number in (len(self.positions), mask.length[1]))
+        attended = _without_pattern(mask, rows[:, None, None, None], self.positions[:, None, :, None], keys)
+        return attended.expand(len(self.positions), 1, self.positions.shape[1], len(keys))
 
 
-def marked_places(marks_BS: Tensor) -> Tensor:
+def global_positions(marks_BS: Tensor) -> Tensor:
     """Return the marked positions of each sequence [B, G], padded with others to a power of two.
 
     A kernel is compiled for each G. The host waits for the GPU to count them.
@@ -80,7 +80,7 @@ def marked_places(marks_BS: Tensor) -> Tensor:
     return marks.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :max_marked]
 
 
-def _seen_by_all(mask: Mask, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+def _without_pattern(mask: Mask, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """Return the mask without the pattern."""
     attended = mask.by_content(batch, query, key)
     return attended & (key <= query) if mask.causal else attended
@@ -93,7 +93,7 @@ def attend_by_tiles(
     here they are treated as ordinary queries."""
     extra = (None, None) if marked is None else (marked.take(k_SBHK), marked.take(v_SBHK))
     # Sampled from the caller's generator. The backward pass repeats the dropout masks from it.
-    seed = seed_of_stream(q_SBHK.device) if dropout else 0
+    seed = next_seed(q_SBHK.device) if dropout else 0
     mixed: Tensor = _ByTiles.apply(q_SBHK, k_SBHK, v_SBHK, *extra, _Work(mask, marked, scale, dropout, seed))
     return mixed
 
@@ -184,7 +184,7 @@ class _ByTiles(torch.autograd.Function):
 def _weights(q_SBHK: Tensor, keys: _Side, work: _Work) -> Iterator[tuple[_Tile, Tensor, Tensor, Tensor, Tensor | None]]:
     """Yield each tile, its scaled queries [N, q, K] and keys [N, k + G, K], its attention weights [N, q, k + G] and
     dropout factors."""
-    q_SNK, tile_masks = q_SBHK.flatten(1, 2), _Seen(work, q_SBHK)
+    q_SNK, tile_masks = q_SBHK.flatten(1, 2), _TileMask(work, q_SBHK)
     generator = torch.Generator(q_SBHK.device).manual_seed(work.seed) if work.dropout else None
     for tile in _tiles_of(work.mask):
         q, k = q_SNK[tile.queries].transpose(0, 1) * work.scale, keys.take(tile)
@@ -199,20 +199,20 @@ def _weights(q_SBHK: Tensor, keys: _Side, work: _Work) -> Iterator[tuple[_Tile, 
         yield tile, q, k, weights, drop
 
 
-class _Seen:
+class _TileMask:
     """Mask within a tile."""
 
     def __init__(self, work: _Work, q_SBHK: Tensor) -> None:
         self.mask, self.marked = work.mask, work.marked
-        self.places = torch.arange(len(q_SBHK), device=q_SBHK.device)
+        self.positions = torch.arange(len(q_SBHK), device=q_SBHK.device)
         self.rows = torch.arange(q_SBHK.shape[1], device=q_SBHK.device)[:, None, None, None]
         self.windows: dict[tuple[int, int, int], Tensor] = {}
 
     def of(self, tile: _Tile) -> Tensor | None:
         """Return booleans that broadcast to [B, H, q, k + G]. None if nothing is masked."""
-        query, key = self.places[tile.queries][:, None], self._keys(tile)
-        attended = self._by_place(tile, query, key)
-        key = key.clamp(max=len(self.places) - 1)
+        query, key = self.positions[tile.queries][:, None], self._keys(tile)
+        attended = self._by_position(tile, query, key)
+        key = key.clamp(max=len(self.positions) - 1)
         if self.mask.documents is not None or self.mask.order is not None:
             allowed = self.mask.by_content(self.rows, query, key)
             attended = allowed if attended is None else attended & allowed
@@ -220,34 +220,34 @@ class _Seen:
             return attended
         # Global keys are compared once, beside the tile's own keys.
         unmarked = self.mask.marks[self.rows, key] == 0
-        own, beside = unmarked if attended is None else attended & unmarked, self.marked.are_seen(self.mask, query)
+        own, beside = unmarked if attended is None else attended & unmarked, self.marked.keys_attended(self.mask, query)
         shape = (*own.shape[:2], len(query))
         return torch.cat([own.expand(*shape, -1), beside.expand(*shape, -1)], dim=3)
 
     def _keys(self, tile: _Tile) -> Tensor:
         """Return key positions that broadcast to [B, H, q, k]."""
         if isinstance(tile.keys, slice):
-            return self.places[tile.keys]
+            return self.positions[tile.keys]
         assert self.mask.pattern is not None
         block = self.mask.pattern.tile_block
         starts = tile.keys * block
         return (starts[:, :, None] + torch.arange(block, device=starts.device)).flatten(1)[None, :, None]
 
-    def _by_place(self, tile: _Tile, query: Tensor, key: Tensor) -> Tensor | None:
+    def _by_position(self, tile: _Tile, query: Tensor, key: Tensor) -> Tensor | None:
         zero = query.new_zeros(())
         if not isinstance(tile.keys, slice):
-            ragged = len(self.places) % (key.shape[-1] // tile.keys.shape[1])
-            within = (key < len(self.places)).expand(1, -1, len(query), -1) if ragged else None
+            ragged = len(self.positions) % (key.shape[-1] // tile.keys.shape[1])
+            within = (key < len(self.positions)).expand(1, -1, len(query), -1) if ragged else None
             if tile.exact:
                 return within
-            attended = self.mask.unmarked.by_place(zero, zero, query, key.clamp(max=len(self.places) - 1))
+            attended = self.mask.unmarked.by_position(zero, zero, query, key.clamp(max=len(self.positions) - 1))
             return attended if within is None else attended & within
         if tile.exact:
             return None
         # The mask of a window depends only on relative positions.
         at = (tile.queries.start - tile.keys.start, len(query), len(key))
         if at not in self.windows:
-            self.windows[at] = self.mask.unmarked.by_place(zero, zero, query, key)[None, None]
+            self.windows[at] = self.mask.unmarked.by_position(zero, zero, query, key)[None, None]
         return self.windows[at]
 
 

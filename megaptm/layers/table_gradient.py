@@ -47,28 +47,28 @@ class TableGradient:
     def times(self, d_loss: Tensor) -> Tensor:
         """Return the gradient [V, D] in the table's dtype. Can be called once: it works in place."""
         if self._factors is not None:
-            left, right = self._factors
-            return (left.t() @ right).mul_(d_loss).to(self._weight.dtype)
+            left, right_factor = self._factors
+            return (left.t() @ right_factor).mul_(d_loss).to(self._weight.dtype)
         if self._total is None:
             return torch.zeros_like(self._weight)
         return self._total.mul_(d_loss).to(self._weight.dtype)
 
-    def add_to(self, kept: GradientSum, d_loss: Tensor) -> Tensor | None:
+    def add_to(self, gradient_sum: GradientSum, d_loss: Tensor) -> Tensor | None:
         """Add to the engine's buffer. Return the value that the backward pass returns for the table."""
-        d_loss = d_loss.to(kept.total.dtype)
+        d_loss = d_loss.to(gradient_sum.total.dtype)
         for rows, gradient in self._parts():
-            kept.total[rows].addcmul_(gradient.to(kept.total.dtype), d_loss)
-        return kept.added()
+            gradient_sum.total[rows].addcmul_(gradient.to(gradient_sum.total.dtype), d_loss)
+        return gradient_sum.added()
 
     def _parts(self) -> Iterator[tuple[slice, Tensor]]:
         if self._total is not None:
             yield slice(None), self._total
         elif self._factors is not None:
-            left, right = self._factors
-            once = max(1, NUMBERS_MULTIPLIED // right.shape[1])
+            left, right_factor = self._factors
+            once = max(1, NUMBERS_MULTIPLIED // right_factor.shape[1])
             for start in range(0, left.shape[1], once):
                 rows = slice(start, start + once)
-                yield rows, left[:, rows].t() @ right
+                yield rows, left[:, rows].t() @ right_factor
 
 
 def scaled(
@@ -78,13 +78,13 @@ def scaled(
     *,
     d_loss: Tensor,
     bias_dtype: torch.dtype | None,
-    kept: GradientSum | None,
+    gradient_sum: GradientSum | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Scale gradients of hidden states, table and bias from the forward pass by the gradient of the loss.
 
-    In place, so callable once. The table's gradient goes to the engine's buffer, if `kept` is given.
+    In place, so callable once. The table's gradient goes to the engine's buffer, if `gradient_sum` is given.
     """
     if d_bias is not None:
         d_bias = d_bias.mul_(d_loss).to(bias_dtype)
-    of_table = d_weight.times(d_loss) if kept is None else d_weight.add_to(kept, d_loss)
+    of_table = d_weight.times(d_loss) if gradient_sum is None else d_weight.add_to(gradient_sum, d_loss)
     return d_hidden.mul_(d_loss), of_table, d_bias

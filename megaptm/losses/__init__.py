@@ -1,1 +1,1 @@
-"""Losses: token cross-entropy, sampled softmax, soft targets, contrastive loss, optimal transport."""
+"""Losses: token cross-entropy, sampled softmax, soft targets, contrastive loss."""

@@ -63,7 +63,7 @@ class TokenLoss(nn.Module):
         return loss
 
     @torch.no_grad()
-    def draw(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, draws_N: Tensor) -> Tensor:
+    def sample(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, draws_N: Tensor) -> Tensor:
         """Sample a token for each hidden state, [N], by inverse transform of a number in [0, 1)."""
         tokens = []
         for hidden_CD, draws_C in zip(hidden_ND.split(SAMPLING_CHUNK), draws_N.split(SAMPLING_CHUNK), strict=True):
@@ -169,6 +169,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *d_losses: Tensor) -> tuple[Tensor | None, ...]:
         (d_loss,) = d_losses
-        gradients = scaled(*ctx.gradients, d_loss=d_loss, bias_dtype=ctx.bias_dtype, kept=gradient_sum_of(ctx.weight))
+        gradients = scaled(
+            *ctx.gradients, d_loss=d_loss, bias_dtype=ctx.bias_dtype, gradient_sum=gradient_sum_of(ctx.weight)
+        )
         del ctx.gradients
         return *gradients, *[None] * 5

@@ -45,12 +45,12 @@ class AdaptiveTokens(nn.Module):
         super().__init__()
         check_adaptive(spec)
         self.clusters, self.width = clusters(spec), spec.width
-        self.tables = nn.ModuleList(Table(one.rows, one.width) for one in self.clusters)
+        self.tables = nn.ModuleList(Table(cluster.rows, cluster.width) for cluster in self.clusters)
         maps = cluster_maps(spec)
         self.shared_map = len(maps) == 1
         # The softmax has its own projection instead of the first.
         skipped = 0 if embeds or self.shared_map else 1
-        self.maps = nn.ModuleDict({str(n): Linear.of(one) for n, one in enumerate(maps) if n >= skipped})
+        self.maps = nn.ModuleDict({str(n): Linear.of(cluster) for n, cluster in enumerate(maps) if n >= skipped})
 
     @property
     def weight(self) -> Tensor:
@@ -73,9 +73,9 @@ class AdaptiveTokens(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Return [..., D] from ids [...]."""
         total: Tensor | None = None
-        for number, one in enumerate(self.clusters):
-            inside = (ids >= one.first) & (ids < one.first + one.rows)
-            rows = F.embedding((ids - one.first).clamp(0, one.rows - 1), self.table(number))
+        for number, cluster in enumerate(self.clusters):
+            inside = (ids >= cluster.first) & (ids < cluster.first + cluster.rows)
+            rows = F.embedding((ids - cluster.first).clamp(0, cluster.rows - 1), self.table(number))
             if (weight := self.map(number)) is not None:
                 rows = F.linear(rows, weight)
             rows = rows * inside[..., None]
@@ -93,39 +93,39 @@ class AdaptiveHead(nn.Module):
         super().__init__()
         check_adaptive(spec)
         self.clusters = clusters(spec)
-        first, *others = self.clusters
+        first, *tail = self.clusters
         self.narrow = Linear.of(brick.maps["narrow"]) if "narrow" in brick.maps else None
-        self.cluster = Table(len(others), first.width)
-        self.cluster_bias = RowBias(len(others))
-        self.word_bias = nn.ModuleList(RowBias(one.rows) for one in self.clusters)
+        self.cluster = Table(len(tail), first.width)
+        self.cluster_bias = RowBias(len(tail))
+        self.word_bias = nn.ModuleList(RowBias(cluster.rows) for cluster in self.clusters)
         self.project = nn.ModuleList(
-            ReplicatedTokenLoss(rows) for rows in (first.rows + len(others), *(one.rows for one in others))
+            ReplicatedTokenLoss(rows) for rows in (first.rows + len(tail), *(cluster.rows for cluster in tail))
         )
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: AdaptiveTokens) -> tuple[Tensor, Tensor]:
         labels_N, x_ND = batch["labels"].t().reshape(-1), x_SBD.flatten(0, 1)
-        asked = labels_N != IGNORED
+        labeled = labels_N != IGNORED
         total = x_ND.new_zeros((), dtype=torch.float32)
         head_N = labels_N
-        for number, one in enumerate(self.clusters[1:], 1):
-            inside = (labels_N >= one.first) & asked
+        for number, cluster in enumerate(self.clusters[1:], 1):
+            inside = (labels_N >= cluster.first) & labeled
             head_N = torch.where(inside, self.clusters[0].rows + number - 1, head_N)
-            word_N = torch.where(inside & (labels_N < one.first + one.rows), labels_N - one.first, IGNORED)
+            word_N = torch.where(inside & (labels_N < cluster.first + cluster.rows), labels_N - cluster.first, IGNORED)
             total = total + self.project[number](*self._of(number, x_ND, tied), word_N)
         total = total + self.project[0](*self._of(0, x_ND, tied), head_N)
-        return total, asked.sum().float()
+        return total, labeled.sum().float()
 
     def logits(self, x_SBD: Tensor, tied: AdaptiveTokens) -> Tensor:
         """Return log-probabilities [B, S, V]."""
         x_BSD = x_SBD.transpose(0, 1)
         first = self.clusters[0].rows
-        head = self._said(0, x_BSD, tied)
+        head = self._log_probabilities(0, x_BSD, tied)
         logits = [head[..., :first]]
         for number in range(1, len(self.clusters)):
-            logits.append(head[..., first + number - 1 : first + number] + self._said(number, x_BSD, tied))
+            logits.append(head[..., first + number - 1 : first + number] + self._log_probabilities(number, x_BSD, tied))
         return torch.cat(logits, -1)
 
-    def _said(self, number: int, x: Tensor, tied: AdaptiveTokens) -> Tensor:
+    def _log_probabilities(self, number: int, x: Tensor, tied: AdaptiveTokens) -> Tensor:
         hidden, weight, bias = self._of(number, x, tied)
         return F.linear(hidden, weight, bias).log_softmax(-1)
 

@@ -116,7 +116,9 @@ class Embed(nn.Module):
         if self.scale != 1.0:
             x = x * self.scale
         if self.waves[stack]:
-            x = x + sinusoid(self._places(batch.get(f"{prefix}positions"), ids_SB), width=x.shape[-1]).to(x.dtype)
+            x = x + sinusoid(self._positions_or_range(batch.get(f"{prefix}positions"), ids_SB), width=x.shape[-1]).to(
+                x.dtype
+            )
         if (table := self._modules.get(f"{own}position")) is not None:
             x = x + table(self._positions(batch.get(f"{prefix}positions"), ids_SB, table))
         if segments is not None:
@@ -127,7 +129,7 @@ class Embed(nn.Module):
             if not record.is_appended:
                 fields = (batch[prefix + name] for name in record.fields)
                 given = batch.get(f"{prefix}positions")
-                ids = self._places(given, ids_SB) if record.reads_positions else ids_SB
+                ids = self._positions_or_range(given, ids_SB) if record.reads_positions else ids_SB
                 x = x + self._module(record.name)(*fields, ids)
         if (norm := self._modules.get(f"{own}norm")) is not None:
             x = norm(x)
@@ -160,16 +162,16 @@ class Embed(nn.Module):
                 return batch | text, [(record, batch | rest)]
         return batch, []
 
-    def _positions(self, given_BS: Tensor | None, ids_SB: Tensor, table: nn.Module) -> Tensor:
+    def _positions(self, positions_BS: Tensor | None, ids_SB: Tensor, table: nn.Module) -> Tensor:
         """Return row indices of the position table, [S, B], or [S, 1] without given positions."""
         rows = cast(Embedding, table).rows - self.first_position
-        if given_BS is None and len(ids_SB) > rows:
+        if positions_BS is None and len(ids_SB) > rows:
             raise UserError(f"A sequence of {len(ids_SB)} has no learned positions; the model has {rows}.")
-        return self._places(given_BS, ids_SB) + self.first_position
+        return self._positions_or_range(positions_BS, ids_SB) + self.first_position
 
-    def _places(self, given_BS: Tensor | None, ids_SB: Tensor) -> Tensor:
+    def _positions_or_range(self, positions_BS: Tensor | None, ids_SB: Tensor) -> Tensor:
         """Return the position of each token, [S, B], or [S, 1] without given positions."""
-        return torch.arange(len(ids_SB), device=ids_SB.device)[:, None] if given_BS is None else given_BS.t()
+        return torch.arange(len(ids_SB), device=ids_SB.device)[:, None] if positions_BS is None else positions_BS.t()
 
 
 class TiedProjection(nn.Module):

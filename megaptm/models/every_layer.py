@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from megaptm.errors import UserError
-from megaptm.layers.past import Past
-from megaptm.models.model import NOTHING_PAST, Model
+from megaptm.layers.recurrence_cache import StackCache
+from megaptm.models.model import NO_CACHES, Model
 from megaptm.spec import EMBEDDED, Reading
 
 FORWARDS, BACKWARDS = "forwards", "backwards"
@@ -19,32 +19,32 @@ FORWARDS, BACKWARDS = "forwards", "backwards"
 
 def reversed_texts(field_BS: Tensor, lengths_B: Tensor) -> Tensor:
     """Reverse each text of [B, S, ...]; padding stays in place."""
-    places_S = torch.arange(field_BS.shape[1], device=field_BS.device)
+    positions_S = torch.arange(field_BS.shape[1], device=field_BS.device)
     lengths_B1 = lengths_B[:, None]
-    from_BS = torch.where(places_S < lengths_B1, lengths_B1 - 1 - places_S, places_S)
+    from_BS = torch.where(positions_S < lengths_B1, lengths_B1 - 1 - positions_S, positions_S)
     return field_BS[torch.arange(len(field_BS), device=field_BS.device)[:, None], from_BS]
 
 
 def every_layer(
-    model: Model, characters_BSC: Tensor, lengths_B: Tensor, *, pasts: Mapping[str, Past] = NOTHING_PAST
+    model: Model, characters_BSC: Tensor, lengths_B: Tensor, *, caches: Mapping[str, StackCache] = NO_CACHES
 ) -> Tensor:
     """Return [L + 1, B, S, 2 D]: word embeddings, twice, then both directions of each layer, concatenated. Values at
-    padding are undefined. `pasts` as in `Model.forward`."""
-    places_S = torch.arange(characters_BSC.shape[1], device=characters_BSC.device)
-    document_ids = (places_S < lengths_B[:, None]).long()
+    padding are undefined. `caches` as in `Model.forward`."""
+    positions_S = torch.arange(characters_BSC.shape[1], device=characters_BSC.device)
+    document_ids = (positions_S < lengths_B[:, None]).long()
     batch: dict[str, Tensor] = {}
     for prefix in model.spec.family.prefixes.values():
         batch |= {f"{prefix}tokens": document_ids, f"{prefix}document_ids": document_ids}
     characters = {FORWARDS: characters_BSC, BACKWARDS: reversed_texts(characters_BSC, lengths_B)}
-    batch |= {f"{model.spec.family.prefixes[name]}characters": one for name, one in characters.items()}
+    batch |= {f"{model.spec.family.prefixes[name]}characters": field for name, field in characters.items()}
     layers = [EMBEDDED, *range(model.spec.size.layers)]
     model.keep_layers(dict.fromkeys((FORWARDS, BACKWARDS), layers))
-    inner = model.states(batch, pasts=pasts).inner
-    said = []
+    inner = model.states(batch, caches=caches).inner
+    outputs = []
     for layer in layers:
         forwards_BSD, backwards_BSD = (inner[Reading(name, layer)].transpose(0, 1) for name in (FORWARDS, BACKWARDS))
-        said.append(torch.cat([forwards_BSD, reversed_texts(backwards_BSD, lengths_B)], -1))
-    return torch.stack(said)
+        outputs.append(torch.cat([forwards_BSD, reversed_texts(backwards_BSD, lengths_B)], -1))
+    return torch.stack(outputs)
 
 
 class ScalarMix(nn.Module):
@@ -72,7 +72,7 @@ class ScalarMix(nn.Module):
         return strength * self.weights.square().sum()
 
 
-PLACES = ("input", "output")
+MIX_ENDS = ("input", "output")
 
 
 class TaskWithLayers(nn.Module):
@@ -89,22 +89,22 @@ class TaskWithLayers(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         """`task` maps [B, S, I + D] (mix at the input) or [B, S, I] to [B, S, O]. Raises `UserError` if `at` is empty
-        or not in `PLACES`."""
+        or not in `MIX_ENDS`."""
         super().__init__()
-        if not at or not {*at} <= {*PLACES}:
+        if not at or not {*at} <= {*MIX_ENDS}:
             raise UserError(f"at is {', '.join(at) or 'empty'}: a mix of layers is at the input, the output, or both.")
         self.task = task
-        self.mixes = nn.ModuleDict({place: ScalarMix(layers, norm=norm, dropout=dropout) for place in at})
+        self.mixes = nn.ModuleDict({end: ScalarMix(layers, norm=norm, dropout=dropout) for end in at})
 
     def forward(self, x_BSI: Tensor, layers_LBSD: Tensor, here_BS: Tensor) -> Tensor:
         """Return [B, S, O + D] with a mix at the output, otherwise [B, S, O]. `here_BS` as in `ScalarMix`."""
-        said_BSO = self.task(self._beside("input", x_BSI, layers_LBSD, here_BS))
-        return self._beside("output", said_BSO, layers_LBSD, here_BS)
+        output_BSO = self.task(self._beside("input", x_BSI, layers_LBSD, here_BS))
+        return self._beside("output", output_BSO, layers_LBSD, here_BS)
 
-    def _beside(self, place: str, x_BSI: Tensor, layers_LBSD: Tensor, here_BS: Tensor) -> Tensor:
-        if place not in self.mixes:
+    def _beside(self, end: str, x_BSI: Tensor, layers_LBSD: Tensor, here_BS: Tensor) -> Tensor:
+        if end not in self.mixes:
             return x_BSI
-        return torch.cat([x_BSI, self.mixes[place](layers_LBSD, here_BS)], -1)
+        return torch.cat([x_BSI, self.mixes[end](layers_LBSD, here_BS)], -1)
 
     def penalty(self, strength: float) -> Tensor:
         """Return the sum of the penalties of all mixes."""

@@ -11,18 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from megaptm.bricks import HeadBrick, heads
-from megaptm.bricks.contrast_heads import CrossModalHeadBrick
 from megaptm.bricks.heads import (
     LanguageHeadBrick,
     MaskedHeadBrick,
     RowClassHeadBrick,
     TokenClassHeadBrick,
-)
-from megaptm.bricks.region_heads import (
-    RegionDistributionHeadBrick,
-    RegionFeatureHeadBrick,
-    RegionLabelHeadBrick,
-    WordRegionHeadBrick,
 )
 from megaptm.errors import UserError
 from megaptm.layers.feedforward import GATES, activation_of
@@ -30,16 +23,9 @@ from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
 from megaptm.losses.token import Projected
 from megaptm.models.adaptive import AdaptiveHead
-from megaptm.models.cross_modal import CrossModalHead
-from megaptm.models.draw import UNIFORMS
 from megaptm.models.loss import Loss, class_loss, count_labels, token_loss
-from megaptm.models.places import asked_places
-from megaptm.models.region_heads import (
-    RegionDistributionHead,
-    RegionFeatureHead,
-    RegionLabelHead,
-    WordRegionHead,
-)
+from megaptm.models.sample import UNIFORMS
+from megaptm.models.target_positions import target_states
 from megaptm.plugins import load_plugin
 from megaptm.spec import ModelSpec
 
@@ -109,15 +95,15 @@ class MaskedHead(nn.Module):
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels = batch["labels"]
         assert tied is not None
-        x = self._read(asked_places(x_SBD, batch, "labels")).flatten(0, 1)
+        x = self._read(target_states(x_SBD, batch, "labels")).flatten(0, 1)
         return self.project(x, tied, self.vocabulary.bias, labels.reshape(-1)), count_labels(labels)
 
-    def draw(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Tensor:
+    def sample(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Tensor:
         """Sample a token for each target position with the batch's uniform numbers, [B, A]."""
         assert tied is not None
         draws_BA = batch[UNIFORMS]
-        x = self._read(asked_places(x_SBD, batch, UNIFORMS)).flatten(0, 1)
-        return self.project.draw(x, tied, self.vocabulary.bias, draws_BA.reshape(-1)).view(draws_BA.shape)
+        x = self._read(target_states(x_SBD, batch, UNIFORMS)).flatten(0, 1)
+        return self.project.sample(x, tied, self.vocabulary.bias, draws_BA.reshape(-1)).view(draws_BA.shape)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """Return logits at every position, [B, S, V]."""
@@ -188,11 +174,6 @@ MODULES: dict[type[HeadBrick], Callable[[ModelSpec, HeadBrick], nn.Module]] = {
     MaskedHeadBrick: MaskedHead,
     RowClassHeadBrick: RowClassHead,
     TokenClassHeadBrick: TokenClassHead,
-    RegionFeatureHeadBrick: RegionFeatureHead,
-    RegionLabelHeadBrick: RegionLabelHead,
-    RegionDistributionHeadBrick: RegionDistributionHead,
-    WordRegionHeadBrick: WordRegionHead,
-    CrossModalHeadBrick: CrossModalHead,
 }
 """Modules of brick classes that name no module of their own."""
 

@@ -201,10 +201,10 @@ def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int)
     return value
 
 
-def _draw_again_beyond_two(drawn: np.ndarray, generator: np.random.Generator) -> None:
+def _draw_again_beyond_two(sampled: np.ndarray, generator: np.random.Generator) -> None:
     """Resample values beyond two standard deviations, in place."""
-    while len(beyond := np.flatnonzero(np.abs(drawn) > 2)):
-        drawn[beyond] = generator.standard_normal(len(beyond), dtype=np.float32)
+    while len(beyond := np.flatnonzero(np.abs(sampled) > 2)):
+        sampled[beyond] = generator.standard_normal(len(beyond), dtype=np.float32)
 
 
 def _rule(spec: ModelSpec, name: str) -> Std:

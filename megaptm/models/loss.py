@@ -32,7 +32,7 @@ def class_loss(logits: Tensor, labels: Tensor) -> Loss:
     return F.cross_entropy(scores, labels.flatten(), reduction="sum", ignore_index=IGNORED), count_labels(labels)
 
 
-def count_asked(batch: Mapping[str, Tensor], field: str) -> Tensor:
+def num_labels(batch: Mapping[str, Tensor], field: str) -> Tensor:
     """Return the number of labels in a batch field, an integer scalar; 0 without the field."""
     if field not in batch:
         return torch.zeros((), dtype=torch.int64, device=batch["tokens"].device)

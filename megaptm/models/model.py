@@ -19,18 +19,18 @@ from megaptm.errors import UserError
 from megaptm.layers.attention import AttentionCore
 from megaptm.layers.layer import Stack, same, stack_class
 from megaptm.layers.mask import cross_mask, self_mask
-from megaptm.layers.past import Past
+from megaptm.layers.recurrence_cache import StackCache
 from megaptm.layers.recurrent import RecurrentStack
 from megaptm.models.contrast import ContrastHead
-from megaptm.models.draw import REPLACED, DrawingHead, draw_tokens
 from megaptm.models.embed import Embed
 from megaptm.models.heads import Head, build_heads
 from megaptm.models.loss import Loss
 from megaptm.models.output import ModelOutput, States
+from megaptm.models.sample import REPLACED, SamplingHead, sample_tokens
 from megaptm.spec import EMBEDDED, Block, Family, ModelSpec, Reading
 
 NONE_ENDED: Mapping[str, Tensor] = MappingProxyType({})
-NOTHING_PAST: Mapping[str, Past] = MappingProxyType({})
+NO_CACHES: Mapping[str, StackCache] = MappingProxyType({})
 
 
 def even_chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
@@ -119,15 +119,15 @@ class Model(nn.Module):
         x: Tensor | None = None,
         *,
         features: bool = False,
-        pasts: Mapping[str, Past] = NOTHING_PAST,
+        caches: Mapping[str, StackCache] = NO_CACHES,
     ) -> ModelOutput:
         """Run one chunk.
 
         `batch` has ids [B, S] and masks of every stream, on every chunk. `x` [S, B, D] is the stream of the previous
-        chunk. `features`: return features of contrastive heads instead of losses. `pasts`: stack -> recurrence cache,
+        chunk. `features`: return features of contrastive heads instead of losses. `caches`: stack -> recurrence cache,
         which records the inputs of the layers.
         """
-        streams, inner = self._run(batch, x, pasts=pasts)
+        streams, inner = self._run(batch, x, caches=caches)
         batch = self._answered(batch, streams)
         labeled = {name: head for name, head in self._heads().items() if HEADS[name].label_field in batch}
         if not self.chunk.last:
@@ -151,9 +151,9 @@ class Model(nn.Module):
         read = self._read(streams, inner, labeled)
         return ModelOutput(losses=self._losses(labeled, read, batch), states=States(streams, inner))
 
-    def states(self, batch: dict[str, Tensor], *, pasts: Mapping[str, Past] = NOTHING_PAST) -> States:
-        """Return outputs of stacks and of requested layers. The model must be complete. `pasts` as in `forward`."""
-        return States(*self._run(batch, None, pasts=pasts))
+    def states(self, batch: dict[str, Tensor], *, caches: Mapping[str, StackCache] = NO_CACHES) -> States:
+        """Return outputs of stacks and of requested layers. The model must be complete. `caches` as in `forward`."""
+        return States(*self._run(batch, None, caches=caches))
 
     def attention_scores(self, stack: str, layer: int, x_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
         """Return attention scores before the softmax, [B, H, S, S], recomputed from the layer's input; zero if masked
@@ -202,20 +202,22 @@ class Model(nn.Module):
         x: Tensor | None = None,
         *,
         ended: Mapping[str, Tensor] = NONE_ENDED,
-        pasts: Mapping[str, Past] = NOTHING_PAST,
+        caches: Mapping[str, StackCache] = NO_CACHES,
     ) -> dict[str, Tensor]:
         """Return the logits of each head.
 
         `lm` and `mlm`: [B, S, vocabulary] at every position. `next-sentence`: [B, 2]. `image-text`: features of both
-        sides and the temperature, [B, 2 E + 1]. `ended`: stack -> its output [S, B, D], if already computed. `pasts` as
-        in `forward`. With a query stream the logits are those of the content stream; `asked_logits` returns both.
+        sides and the temperature, [B, 2 E + 1]. `ended`: stack -> its output [S, B, D], if already computed. `caches`
+        as in `forward`. With a query stream the logits are those of the content stream; `target_logits` returns both.
         """
         batch = self._alone(batch)
-        return self._logits(*self._run(batch, x, ended, pasts), batch)
+        return self._logits(*self._run(batch, x, ended, caches), batch)
 
-    def asked_logits(self, batch: dict[str, Tensor], *, pasts: Mapping[str, Past] = NOTHING_PAST) -> dict[str, Tensor]:
+    def target_logits(
+        self, batch: dict[str, Tensor], *, caches: Mapping[str, StackCache] = NO_CACHES
+    ) -> dict[str, Tensor]:
         """Return the logits of content stream and query stream, [B, S + A, vocabulary]."""
-        return self._logits(*self._run(batch, None, pasts=pasts), batch)
+        return self._logits(*self._run(batch, None, caches=caches), batch)
 
     def _alone(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the batch without query stream."""
@@ -223,17 +225,19 @@ class Model(nn.Module):
             return batch
         return {field: value for field, value in batch.items() if field != "masked_positions"}
 
-    def empty_pasts(self, rows: int, *, places: int | None = None, farthest: int | None = None) -> dict[str, Past]:
-        """Return empty recurrence caches of the stacks that have one. `places`: their length; None: the size's."""
-        pasts, like = {}, next(self.parameters())
+    def empty_caches(
+        self, rows: int, *, num_positions: int | None = None, farthest: int | None = None
+    ) -> dict[str, StackCache]:
+        """Return empty recurrence caches of the stacks that have one. `num_positions`: length; None: the size's."""
+        caches, like = {}, next(self.parameters())
         for name, layers in self.chunk.layers.items():
             size = self.spec.size_of(name)
-            length = size.cached_positions if places is None else places
+            length = size.cached_positions if num_positions is None else num_positions
             block = self.spec.family.stacks[name]
             if layers and length and (block.caches_states or block.is_recurrent):
                 shape = (1 if block.is_recurrent else length, rows, cache_width(block, size))
-                pasts[name] = Past.empty(layers, shape, like=like.detach(), farthest=farthest)
-        return pasts
+                caches[name] = StackCache.empty(layers, shape, like=like.detach(), farthest=farthest)
+        return caches
 
     def _logits(
         self, streams: dict[str, Tensor], inner: dict[Reading, Tensor], batch: dict[str, Tensor]
@@ -260,7 +264,7 @@ class Model(nn.Module):
             reading: self.gather_sequence(inner[reading] if reading in inner else streams[reading.stack])
             for reading in dict.fromkeys(chain(*readings.values()))
         }
-        return {name: tuple(gathered[reading] for reading in theirs) for name, theirs in readings.items()}
+        return {name: tuple(gathered[reading] for reading in head_readings) for name, head_readings in readings.items()}
 
     def _heads(self) -> dict[str, Head]:
         return {} if self.head is None else cast(dict[str, Head], dict(self.head.items()))
@@ -283,7 +287,7 @@ class Model(nn.Module):
         batch: dict[str, Tensor],
         x: Tensor | None,
         ended: Mapping[str, Tensor] = NONE_ENDED,
-        pasts: Mapping[str, Past] = NOTHING_PAST,
+        caches: Mapping[str, StackCache] = NO_CACHES,
     ) -> tuple[dict[str, Tensor], dict[Reading, Tensor]]:
         """Run the layers of this chunk from the embedding, or from the previous chunk's stream. Skip stacks in `ended`.
         Return the streams and the layer outputs that heads read."""
@@ -295,9 +299,9 @@ class Model(nn.Module):
                 inner |= self._draw(name, batch, streams)
             if (stack := self.stack(name)) is None or name in ended:
                 continue
-            if (past := pasts.get(name)) is not None and "reset_state" in batch:
-                past.begin(batch["reset_state"])
-            mask = self_mask(batch, prefix, stack.block.visibility, block=stack.block, past=past)
+            if (cache := caches.get(name)) is not None and "reset_state" in batch:
+                cache.start(batch["reset_state"])
+            mask = self_mask(batch, prefix, stack.block.visibility, block=stack.block, cache=cache)
             memory, memory_mask = None, None
             if (source := stack.block.cross) is not None:
                 memory, memory_mask = streams[source], cross_mask(batch, prefix, prefixes[source])
@@ -332,11 +336,11 @@ class Model(nn.Module):
         """Sample the input of a stack that reads sampled tokens, and embed it. Return the stream that the sampling head
         read. In its place the stream carries marks of replaced positions."""
         assert self.embed is not None
-        family, head = self.spec.family, cast(DrawingHead, self._heads()[self.spec.family.drawn[name]])
+        family, head = self.spec.family, cast(SamplingHead, self._heads()[self.spec.family.drawn[name]])
         source, field = family.source(name), f"{family.prefixes[name]}tokens"
         ended = streams[source]
         with torch.no_grad():
-            tokens, changed_BS = draw_tokens(head, self.gather_sequence(ended), batch, batch[field], self.table)
+            tokens, changed_BS = sample_tokens(head, self.gather_sequence(ended), batch, batch[field], self.table)
             marks_SB1 = self.scatter_sequence(changed_BS.t()[:, :, None].to(ended.dtype))
         streams[name] = self.embed({**batch, field: tokens}, name, self.scatter_sequence)
         streams[source] = marks_SB1.expand_as(ended)

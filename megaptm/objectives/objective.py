@@ -218,6 +218,10 @@ class BaseObjective(ABC):
     `labels`. Sentences of pairs have them as `mark_tokens` returns. The corpus must have them."""
     blobs: ClassVar[tuple[str, ...]] = ()
     """Suffixes of files that slices provide: `jpg`, `png` (unit `document`)."""
+    blob_kind: ClassVar[str] = "images"
+    """Content of these files, for messages."""
+    blob_options: ClassVar[str] = ""
+    """Options of `megaptm corpus images` that store them, for messages."""
 
     @property
     def is_supervised(self) -> bool:

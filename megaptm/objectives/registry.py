@@ -6,44 +6,23 @@ from collections.abc import Iterator
 
 from megaptm.families import Registry, contributions
 from megaptm.objectives.causal import CausalLM
-from megaptm.objectives.contrast import CrossModalContrast
-from megaptm.objectives.fragments import FragmentGeneration
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
-from megaptm.objectives.mixtures import UNIMO, UNITER
 from megaptm.objectives.objective import BaseObjective
 from megaptm.objectives.pairs import GloVe
 from megaptm.objectives.ranking import WindowRanking
-from megaptm.objectives.regions import ImageTextMatching, MaskedRegions, RegionMaskedLM
 from megaptm.objectives.spans import SpanCorruption
 from megaptm.objectives.text_to_text import TextToText
 from megaptm.objectives.translation import Translation
 from megaptm.objectives.translation_lm import TranslationLM
-from megaptm.objectives.unified import (
-    ImageTextFragments,
-    ImageTextSpans,
-    MaskedAreas,
-    TextFragments,
-    TextSpans,
-)
 from megaptm.objectives.windows import CBOW, SkipGram
 
 _TASKS: dict[str, type[BaseObjective]] = {
     "causal-lm": CausalLM,
     "cbow": CBOW,
-    "cross-modal-contrast": CrossModalContrast,
-    "fragment-generation": FragmentGeneration,
     "glove": GloVe,
-    "image-text-fragments": ImageTextFragments,
-    "image-text-masked-lm": RegionMaskedLM,
-    "image-text-matching": ImageTextMatching,
-    "image-text-spans": ImageTextSpans,
-    "masked-areas": MaskedAreas,
     "masked-lm": MaskedLM,
-    "masked-regions": MaskedRegions,
     "skip-gram": SkipGram,
     "span-corruption": SpanCorruption,
-    "text-fragments": TextFragments,
-    "text-spans": TextSpans,
     "text-to-text": TextToText,
     "translation": Translation,
     "translation-lm": TranslationLM,
@@ -71,22 +50,6 @@ _OBJECTIVES: dict[str, BaseObjective] = {
         CBOW(),
         GloVe(),
         WindowRanking(),
-        RegionMaskedLM(),
-        MaskedRegions(),
-        MaskedRegions(target="class"),
-        MaskedRegions(target="distribution"),
-        ImageTextMatching(),
-        UNITER,
-        FragmentGeneration(),
-        TextSpans(),
-        TextFragments(),
-        ImageTextSpans(),
-        ImageTextFragments(),
-        MaskedAreas(),
-        MaskedAreas(target="class"),
-        MaskedAreas(target="distribution"),
-        CrossModalContrast(),
-        UNIMO,
     )
 }
 

@@ -133,7 +133,7 @@ def _forward_and_backward(stage: Stage, batch: dict[str, Tensor], layout: Layout
     if stage.model.spec.has_recurrence_cache:
         cache = RecurrenceCache(stage.model)
         cache.begin(layout.microbatch)
-        arguments = {"pasts": cache.next_samples(layout.microbatch)}
+        arguments = {"caches": cache.next_samples(layout.microbatch)}
     output = stage.model(batch, stream, **arguments)
     total = output.stream if output.stream is not None else torch.stack([loss for loss, _ in output.losses.values()])
     total.sum().backward()

@@ -14,7 +14,7 @@ from torch import Tensor
 from megaptm.batch import IGNORED, MicroBatch
 from megaptm.bricks import HEADS
 from megaptm.checkpoint.tensors import TensorPiece, TensorReader
-from megaptm.models.loss import count_asked
+from megaptm.models.loss import num_labels
 from megaptm.models.output import ModelOutput
 from megaptm.parallel import state
 from megaptm.parallel.batches import share_batches
@@ -176,7 +176,7 @@ class Engine:
 
     def _count_labels(self, loss: str, batch: MicroBatch) -> Tensor:
         if loss in HEADS:
-            return count_asked(batch, HEADS[loss].label_field)
+            return num_labels(batch, HEADS[loss].label_field)
         counts = (hook.count_labels(loss, batch) for hook in self.hooks)
         return next(count for count in counts if count is not None)
 

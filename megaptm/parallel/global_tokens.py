@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from megaptm.batch import MicroBatch
-from megaptm.layers.mask import MARKED_PLACES
-from megaptm.layers.sparse import marked_places
+from megaptm.layers.mask import GLOBAL_POSITIONS
+from megaptm.layers.sparse import global_positions
 from megaptm.parallel.groups import device
 from megaptm.parallel.hooks import EngineHook
 
@@ -21,8 +21,8 @@ class GlobalTokensHook(EngineHook):
         added = {}
         for field in batch:
             if field.endswith(FIELD):
-                positions = marked_places(batch[field])
-                added[f"{field.removesuffix(FIELD)}{MARKED_PLACES}"] = (
+                positions = global_positions(batch[field])
+                added[f"{field.removesuffix(FIELD)}{GLOBAL_POSITIONS}"] = (
                     positions.pin_memory() if device().type == "cuda" else positions
                 )
         return batch | added

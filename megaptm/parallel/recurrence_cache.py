@@ -18,7 +18,7 @@ from torch import Tensor
 from megaptm.batch import MicroBatch
 from megaptm.checkpoint.tensors import TensorPiece, TensorReader
 from megaptm.errors import UserError
-from megaptm.layers.past import Past
+from megaptm.layers.recurrence_cache import StackCache
 from megaptm.models.model import Model
 from megaptm.parallel.groups import Ranks
 from megaptm.parallel.hooks import EngineHook
@@ -36,7 +36,7 @@ class RecurrenceHook(EngineHook):
         self.evaluation = [RecurrenceCache(model) for model in models]
         self.current = self.training
         self._ranks = ranks
-        self._pasts: list[dict[str, Past]] = [{} for _ in models]
+        self._caches: list[dict[str, StackCache]] = [{} for _ in models]
 
     @contextmanager
     def passes(
@@ -49,12 +49,12 @@ class RecurrenceHook(EngineHook):
         yield {}
 
     def forward_arguments(self, chunk: int, batch: MicroBatch) -> dict[str, Any]:
-        self._pasts[chunk] = self.current[chunk].next_samples(len(batch["tokens"]))
-        return {"pasts": self._pasts[chunk]}
+        self._caches[chunk] = self.current[chunk].next_samples(len(batch["tokens"]))
+        return {"caches": self._caches[chunk]}
 
     def after_forward(self, chunk: int) -> None:
-        self.current[chunk].note(self._pasts[chunk])
-        self._pasts[chunk] = {}
+        self.current[chunk].note(self._caches[chunk])
+        self._caches[chunk] = {}
 
     def after_step(self) -> None:
         for cache in self.current:
@@ -78,7 +78,7 @@ class RecurrenceCache:
         """(stack, layer) -> [R, M, D]."""
         self.filled: Tensor | None = None
         """int64 [R]"""
-        self._noted: list[dict[str, Past]] = []
+        self._noted: list[dict[str, StackCache]] = []
         self._next_sample = 0
 
     def begin(self, num_samples: int, *, resizable: bool = False) -> None:
@@ -95,42 +95,42 @@ class RecurrenceCache:
 
     def clear(self, num_samples: int) -> None:
         """Empty the cache, for a number of samples."""
-        pasts = self.model.empty_pasts(num_samples)
+        caches = self.model.empty_caches(num_samples)
         self.states = {
             (stack, layer): state.transpose(0, 1).contiguous()
-            for stack, past in pasts.items()
-            for layer, state in past.states.items()
+            for stack, stack_cache in caches.items()
+            for layer, state in stack_cache.states.items()
         }
-        self.filled = next((past.filled for past in pasts.values()), None)
+        self.filled = next((stack_cache.filled for stack_cache in caches.values()), None)
 
-    def next_samples(self, num_samples: int) -> dict[str, Past]:
+    def next_samples(self, num_samples: int) -> dict[str, StackCache]:
         """Return the cache of the next samples of the pass, by stack."""
         if not self.states:
             return {}
         assert self.filled is not None
         samples = slice(self._next_sample, self._next_sample + num_samples)
         self._next_sample += num_samples
-        pasts: dict[str, Past] = {}
+        caches: dict[str, StackCache] = {}
         for stack in dict.fromkeys(stack for stack, _ in self.states):
             states = {n: state[samples].transpose(0, 1) for (name, n), state in self.states.items() if name == stack}
-            pasts[stack] = Past(states, self.filled[samples])
-        return pasts
+            caches[stack] = StackCache(states, self.filled[samples])
+        return caches
 
-    def note(self, pasts: dict[str, Past]) -> None:
+    def note(self, caches: dict[str, StackCache]) -> None:
         """Note the new states of samples that were just read."""
-        self._noted.append({stack: past.moved_on() for stack, past in pasts.items()})
+        self._noted.append({stack: stack_cache.advanced() for stack, stack_cache in caches.items()})
 
     def commit(self) -> None:
         """Store the noted states. Not called after a rejected step."""
         first = 0
-        for pasts in self._noted:
-            for stack, past in pasts.items():
-                samples = slice(first, first + len(past.filled))
+        for caches in self._noted:
+            for stack, stack_cache in caches.items():
+                samples = slice(first, first + len(stack_cache.filled))
                 assert self.filled is not None
-                self.filled[samples] = past.filled
-                for layer, state in past.states.items():
+                self.filled[samples] = stack_cache.filled
+                for layer, state in stack_cache.states.items():
                     self.states[stack, layer][samples] = state.transpose(0, 1)
-            first += len(next(iter(pasts.values())).filled) if pasts else 0
+            first += len(next(iter(caches.values())).filled) if caches else 0
         self._noted = []
 
     def pieces(self, ranks: Ranks, *, first: bool) -> Iterator[TensorPiece]:

@@ -159,8 +159,8 @@ class VocabularySplitTokenLoss(nn.Module):
         return total_N
 
     @torch.no_grad()
-    def draw(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, draws_N: Tensor) -> Tensor:
-        """Sample tokens as `TokenLoss.draw` does: the rank whose slice contains the random number determines the
+    def sample(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, draws_N: Tensor) -> Tensor:
+        """Sample tokens as `TokenLoss.sample` does: the rank whose slice contains the random number determines the
         token."""
         group, columns = get_tensor_model_parallel_group(), weight_VD.shape[0]
         tokens = []

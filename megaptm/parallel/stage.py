@@ -18,8 +18,8 @@ from megaptm.bricks import ModelChunk
 from megaptm.bricks.kernels import AUTO
 from megaptm.config import CommunicationConfig, Layout
 from megaptm.layers.attention import AttentionModule, PatternAttend
-from megaptm.layers.draws import RngReplay
 from megaptm.layers.layer import Stack
+from megaptm.layers.rng import RngReplay
 from megaptm.models.model import Model, even_chunks
 from megaptm.models.output import ModelOutput
 from megaptm.parallel.groups import Ranks, device

@@ -33,7 +33,7 @@ def count_parameters(spec: ModelSpec | WordSpec, *, with_heads: bool = False) ->
     for name, block in stacks.items():
         size = spec.size_of(name)
         layers = layer_parameters(block, size, range(size.layers), memory_width(spec, name))
-        total += layers.divided + layers.whole + final_norm(block, size)
+        total += layers.divided + layers.replicated + final_norm(block, size)
         if with_heads and (table := pretraining_table(spec, name, range(size.layers))):
             total += table.weights
     return total + sum(head.parameters if with_heads else head.published for head in heads(spec).values())

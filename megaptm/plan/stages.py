@@ -64,7 +64,7 @@ def count_rank_parameters(work: Workload, local: list[ModelChunk]) -> Parameters
             size, memory = spec.size_of(name), memory_width(spec, name)
             layer_counts = layer_parameters(block, size, layers, memory)
             table = pretraining_table(spec, name, layers)
-            trained += layer_counts.divided // tensor + layer_counts.whole + (table.weights if table else 0)
+            trained += layer_counts.divided // tensor + layer_counts.replicated + (table.weights if table else 0)
             subs = [sub for kind in kinds(block, layers) for sub in sublayers(kind, size, memory)]
             largest = max([largest, *(linear.weights for sub in subs for linear in sub.brick.maps.values())])
         trained += sum(final_norm(spec.family.stacks[name], spec.size_of(name)) for name in chunk.final_stacks)

@@ -4,7 +4,7 @@ A family is the table of its paper. The code that builds a model reads only thes
 supports is an error when the model is built (`layers.layer`), never ignored.
 """
 
-from megaptm.spec.attention import AtLeastOne, AttentionSpec, BandedSpec, PatternSpec
+from megaptm.spec.attention import AttentionSpec, BandedSpec, PatternSpec, PositiveInt
 from megaptm.spec.block import (
     BIAS_BUCKETS,
     BIAS_FARTHEST,
@@ -34,7 +34,6 @@ __all__ = [
     "SCORE_BIASES",
     "VISIBILITIES",
     "VOCABULARY_MULTIPLE",
-    "AtLeastOne",
     "AttentionSpec",
     "BandedSpec",
     "Block",
@@ -45,6 +44,7 @@ __all__ = [
     "ModelSpec",
     "NormSpec",
     "PatternSpec",
+    "PositiveInt",
     "Reading",
     "SegmentInput",
     "SharingSpec",

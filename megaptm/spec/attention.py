@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from megaptm.spec.block import Block
     from megaptm.spec.size import Size
 
-AtLeastOne = Annotated[int, Field(ge=1)]
+PositiveInt = Annotated[int, Field(ge=1)]
 DropoutRate = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
@@ -42,7 +42,7 @@ class AttentionSpec:
     scores_distances: ClassVar[bool] = False
     """Whether scores depend on the distance of query and key."""
     caches_states: ClassVar[bool] = False
-    """Whether layers also attend to a recurrence cache: their inputs in earlier sequences (`layers.past.Past`)."""
+    """Whether layers also attend to a recurrence cache: their inputs in earlier sequences."""
 
     bias: bool | Literal["no-keys"] = True
     """Whether attention projections have a bias; `no-keys`: all but the key projection (DeBERTa)."""

@@ -246,12 +246,12 @@ def _replaces_within_words(part: Mapping[str, Any]) -> bool:
 
 def _is_space(library: tokenizers.Tokenizer, space: str) -> bool:
     """Whether a character separates words, alone, doubled or among others, without leaving a token."""
-    for left, right in pairwise(("a", "it's", "12", "漢字か", "é.", "B😀")):
-        expected = _split(library, left) + _split(library, right)
+    for left, last in pairwise(("a", "it's", "12", "漢字か", "é.", "B😀")):
+        expected = _split(library, left) + _split(library, last)
         for between in (space, space * 2, f" {space}", f"{space} ", f"\n{space} "):
-            if _split(library, f"{left}{between}{right}") != expected:
+            if _split(library, f"{left}{between}{last}") != expected:
                 return False
-        if _split(library, f"{space}{left}{space}{space}{right}{space}") != expected:
+        if _split(library, f"{space}{left}{space}{space}{last}{space}") != expected:
             return False
     return True
 

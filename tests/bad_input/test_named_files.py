@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_pipeline.annotate.meanings import read_meanings
 from data_pipeline.annotate.options import Annotations
 from data_pipeline.clean.c4 import C4Quality
 from data_pipeline.clean.decontaminate import Decontaminate
@@ -18,6 +17,7 @@ from data_pipeline.document import Document, Dropped
 from megaptm.checkpoint.files import RetriedFile, StorageError, read_small_file
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
+from megaptm.families.unimo.corpus.meanings import read_meanings
 from megaptm.storage import regular_file
 from megaptm.words.text_file import with_vectors
 from tests.data.corpora import tiny_corpus

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from megaptm.errors import UserError
-from megaptm.objectives.meanings import load_meanings
-from megaptm.objectives.region_files import RegionError, read_regions
+from megaptm.families.unimo.meanings import load_meanings
+from megaptm.families.uniter.region_files import RegionError, read_regions
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])

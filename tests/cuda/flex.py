@@ -150,7 +150,7 @@ def generate_code(name: str, mode: FakeTensorMode) -> dict[str, str]:
             object.__setattr__(mask_of_inputs, "documents", (inputs[0], inputs[0]))
         if mask.table is not None:
             object.__setattr__(mask_of_inputs, "table", inputs[-1])
-        return mask_of_inputs.seen(batch, head, query, key)
+        return mask_of_inputs.attends(batch, head, query, key)
 
     tensors = [value for value in blocks if isinstance(value, Tensor)]
 

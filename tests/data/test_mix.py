@@ -11,8 +11,8 @@ from megaptm.batch_schedule import BatchSchedule
 from megaptm.data import open_mix
 from megaptm.data.mix import BLOCK
 from megaptm.errors import UserError
+from megaptm.families.unimo.unified import TextBeforeRegions
 from megaptm.objectives import OBJECTIVES, SpecialTokens
-from megaptm.objectives.unified import TextBeforeRegions
 from tests.data.corpora import equal_samples, tiny_corpus, tiny_special
 
 SPECIAL = tiny_special()

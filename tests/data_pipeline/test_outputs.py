@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from data_pipeline.annotate.retrieve import RetrievalOptions
-from data_pipeline.commands import meanings, retrieved, similar_words
+from data_pipeline.commands import similar_words
 from megaptm.__main__ import main
 from megaptm.errors import UserError
+from megaptm.families.unimo.corpus.meanings import meanings
+from megaptm.families.uniter.corpus.retrieve import RetrievalOptions, retrieved
 
 COMMANDS = {
     "similar-words": lambda out: similar_words("absent", "absent", out),

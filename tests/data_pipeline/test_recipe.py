@@ -115,6 +115,13 @@ def test_override_on_command_line():
     assert recipe.seed == 3
 
 
+def test_overrides_without_sources_are_rejected():
+    with pytest.raises(
+        UserError, match=r"^a.jsonl:text=content only changes .* name the sources before it, such as a.js"
+    ):
+        read_recipe(["a.jsonl:text=content"], ["seed=3"])
+
+
 def test_override_is_added_to_recipe(tmp_path):
     path = written(tmp_path, "sources: [{path: a, text: body, overrides: {c.csv: {text: x}}}, b]")
     recipe = read_recipe([path, "c.csv:delimiter=;", "d:format=text"])

@@ -20,10 +20,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from data_pipeline.images import build
 from data_pipeline.recipe import read_recipe
 from megaptm.__main__ import main
 from megaptm.config import load, resolve
+from megaptm.families.uniter import image_recipe
 from tests import ROOT
 from tests.docs.commands import PAGES, PROGRAMS, Command, all_commands, commands_of, megaptm_arguments, parse_arguments
 from tests.forked import megaptm
@@ -112,7 +112,7 @@ def run(command: Command, folder: Path) -> str:
 def test_commands_of_pages_run_in_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     # A quarter of the regions that `megaptm corpus images shapes regions=true` makes.
-    monkeypatch.setattr(build, "write_region_shapes", partial(build.write_region_shapes, images=512))
+    monkeypatch.setattr(image_recipe, "write_region_shapes", partial(image_recipe.write_region_shapes, images=512))
     ran = []
     for page in PAGES:
         # Runs are of one page; corpora remain for the next page.

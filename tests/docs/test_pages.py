@@ -9,6 +9,7 @@ import pytest
 
 from megaptm.families import CATALOGUE, RECURRENT, VISION
 from megaptm.hub.counterparts import hugging_face_models
+from megaptm.resilience.events import Event
 from tests import ROOT
 from tests.docs.commands import PAGES
 from tests.drills.test_tiny_configs import FAMILIES as LIVES
@@ -70,6 +71,11 @@ def test_each_published_size_has_a_config_and_each_family_a_tiny_one() -> None:
     for page in ("families", "configs"):
         names = quoted((ROOT / f"docs/{page}.md").read_text(encoding="utf-8"))
         assert {name.partition("/")[2] for name in LITERAL} <= {*names}, page
+
+
+def test_pages_name_events_of_the_journal() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert {*re.findall(r"event `([\w-]+)`", text)} <= {kind.kind for kind in Event.__subclasses__()}
 
 
 def headings(page: Path) -> set[str]:

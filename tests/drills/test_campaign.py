@@ -88,7 +88,7 @@ def kill_at_random(words: list[str], run: Path, rng: random.Random, outcome: Cam
     job = start("train", *words)
     before = len(losses_in_order(run)) if run.exists() else 0
     kill_step, pause, victim = before + rng.randint(2, MAX_STEPS), rng.uniform(0.0, 0.2), rng.choice(VICTIMS)
-    wait_for(lambda: run.exists() and len(losses_in_order(run)) >= kill_step, job)
+    wait_for(lambda: run.exists() and len(losses_in_order(run)) >= kill_step, job, seconds=900)
     time.sleep(pause)
     processes = family_of(job)
     cpu_seconds = sum(sum(process.cpu_times()[:2]) for process in processes if is_alive(process))

@@ -149,11 +149,11 @@ def uses_lanes(loaded: LoadedModel) -> bool:
 
 def mean_losses(loaded: LoadedModel, batches: list[MicroBatch]) -> dict[str, float]:
     """Return nats per label."""
-    results, pasts = [], loaded.model.empty_pasts(len(batches[0]["tokens"])) if uses_lanes(loaded) else {}
+    results, caches = [], loaded.model.empty_caches(len(batches[0]["tokens"])) if uses_lanes(loaded) else {}
     with torch.inference_mode():
         for batch in batches:
-            results.append(loaded.model(batch, pasts=pasts).losses)
-            pasts = {stack: past.moved_on() for stack, past in pasts.items()}
+            results.append(loaded.model(batch, caches=caches).losses)
+            caches = {stack: stack_cache.advanced() for stack, stack_cache in caches.items()}
     return {
         name: float(sum(result[name][0] for result in results) / sum(result[name][1] for result in results))
         for name in results[0]

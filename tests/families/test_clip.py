@@ -16,19 +16,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import megaptm
-from data_pipeline.images.shapes import write_shapes
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.batch import IGNORED
 from megaptm.bricks import heads
 from megaptm.config import load, resolve_model
 from megaptm.data import Loader, open_mix
 from megaptm.errors import UserError
-from megaptm.families.clip import CLIP
+from megaptm.families.clip import CLIP, head_modules
 from megaptm.families.clip.head_modules import LARGEST
+from megaptm.families.vit.corpus.shapes import write_shapes
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.inference.image_text import class_vectors, retrieval
 from megaptm.inference.loaded_model import LoadedModel
-from megaptm.models import build_model, fill, image_text, initial_value
+from megaptm.models import build_model, fill, initial_value
 from megaptm.plan.count import count_parameters, step_flops
 from megaptm.spec import published
 from megaptm.tokenizers import load as load_tokenizer
@@ -160,7 +160,7 @@ def test_chunked_loss_equals_full_loss(monkeypatch):
     features = model(batch, features=True).features[HEAD].detach()
     text_ends, results = batch["text_end"], []
     for max_rows in (1024, 2):
-        monkeypatch.setattr(image_text, "ROWS_COMPARED", max_rows)
+        monkeypatch.setattr(head_modules, "ROWS_COMPARED", max_rows)
         inputs = features.clone().requires_grad_()
         losses = model.head[HEAD].compare(inputs, text_ends, slice(1, 6))
         [gradient] = torch.autograd.grad(losses.sum(), inputs)
@@ -284,7 +284,7 @@ def test_embeddings_are_normalized_and_independent_of_batch(run):
         (lambda run, corpora: run.encode_images([picture()], batch=0), r"batch \(0\) must be 1 or more"),
         (lambda run, corpora: run.encode([]), "texts is empty"),
         (lambda run, corpora: run.encode_images([corpora / "none.png"]), "cannot be read"),
-        (lambda run, corpora: run.generate("a"), "reads images and cannot generate"),
+        (lambda run, corpora: run.generate("a"), "does not start from a text and cannot generate"),
     ],
 )
 def test_invalid_calls_are_refused(run, corpora, call, message):

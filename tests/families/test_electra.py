@@ -28,7 +28,7 @@ from megaptm.hub.tensor_rules import export_weights, import_weights
 from megaptm.layers.mask import self_mask
 from megaptm.losses.token import cumulative_shares, pick
 from megaptm.models import Model, build_model, fill
-from megaptm.models.draw import draw_tokens
+from megaptm.models.sample import sample_tokens
 from megaptm.objectives import OBJECTIVES, SpecialTokens
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.run.checkpoint import open_checkpoint
@@ -177,7 +177,7 @@ def test_corrupted_tokens_equal_the_released_code(
     assert streams["generator"] is not None
     x = streams["generator"](model.embed(batch, "generator", lambda x: x), self_mask(batch, "", "full"))
     table = model.embed.token.weight
-    tokens, changed = draw_tokens(model.head["mlm"], x, batch, batch["tokens"], table)
+    tokens, changed = sample_tokens(model.head["mlm"], x, batch, batch["tokens"], table)
     assert tokens.equal(torch.tensor(golden["corrupted_ids"]).long())
     assert changed.long().equal(torch.tensor(golden["labels"]).long())
     assert not changed.all(1).any()

@@ -238,7 +238,7 @@ def test_model_learns_with_negatives_and_carried_state():
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
     table = torch.from_numpy(character_ids([f"{number:03}" for number in range(VOCABULARY)]))[:, :7]
     text = torch.arange(40_000) * 7 % 31
-    pasts = model.empty_pasts(16)
+    caches = model.empty_caches(16)
     for step in range(100):
         at = torch.arange(16) * 2000 + step * 8
         rows = text[at[:, None] + torch.arange(9)]
@@ -247,14 +247,14 @@ def test_model_learns_with_negatives_and_carried_state():
             fields = {"tokens": row[:, :-1], "characters": table[row[:, :-1]], "labels": row[:, 1:]}
             batch |= {f"{prefix}{name}": field for name, field in fields.items()}
         model.begin_step(seed=1, step=step)
-        loss, number = model(batch, pasts=pasts).losses[HEAD]
-        pasts = {stack: past.moved_on() for stack, past in pasts.items()}
+        loss, number = model(batch, caches=caches).losses[HEAD]
+        caches = {stack: stack_cache.advanced() for stack, stack_cache in caches.items()}
         optimizer.zero_grad()
         (loss / number).backward()
         optimizer.step()
     model.eval()
     with torch.no_grad():
-        loss, number = model(batch, pasts=pasts).losses[HEAD]
+        loss, number = model(batch, caches=caches).losses[HEAD]
     assert (loss / number).item() < math.log(31) / 2
 
 

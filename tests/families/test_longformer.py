@@ -13,7 +13,7 @@ from megaptm.families import CATALOGUE
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.layers import sparse
 from megaptm.layers.layer import Stack
-from megaptm.layers.sparse import marked_places
+from megaptm.layers.sparse import global_positions
 from megaptm.parallel.global_tokens import GlobalTokensHook
 from megaptm.spec import published
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
@@ -94,9 +94,9 @@ def test_precomputed_global_positions_change_nothing(recompute: bool) -> None:
             if isinstance(module, Stack):
                 module.run_layer = partial(checkpoint, use_reentrant=False)
     prepared = GlobalTokensHook().prepare_batch(batch)
-    assert prepared["marked_places"].shape == (len(batch["tokens"]), 4)  # of three global tokens
+    assert prepared["global_positions"].shape == (len(batch["tokens"]), 4)  # of three global tokens
     expected = model(batch).losses["mlm"][0]
-    with patch.object(sparse, "marked_places", side_effect=AssertionError("counted again")):
+    with patch.object(sparse, "global_positions", side_effect=AssertionError("counted again")):
         loss = model(prepared).losses["mlm"][0]
     assert torch.equal(loss, expected)
     loss.backward()
@@ -105,6 +105,6 @@ def test_precomputed_global_positions_change_nothing(recompute: bool) -> None:
 def test_number_of_global_positions_is_rounded_up() -> None:
     """A GPU kernel is compiled for each size, so there are few sizes."""
     marks = torch.arange(100) < torch.arange(101)[:, None]
-    widths = [marked_places(row[None]).shape[1] for row in marks]
+    widths = [global_positions(row[None]).shape[1] for row in marks]
     assert {*widths} == {0, 1, 2, 4, 8, 16, 32, 64, 100}
     assert all(width >= num_marked for num_marked, width in enumerate(widths))

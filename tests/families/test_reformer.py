@@ -21,8 +21,8 @@ from megaptm.families.reformer.attention import HashedAttend, rotations
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.layers import layer as layers_of_stacks
-from megaptm.layers.draws import RngReplay
 from megaptm.layers.reversible import LayerInputs
+from megaptm.layers.rng import RngReplay
 from megaptm.models import Model, build_model, fill
 from megaptm.spec import change, with_attention_options
 from tests.hub.reloaded import use_own_random_values

@@ -24,11 +24,11 @@ def build_tiny_model(memory: int, *, layers: int = 3, width: int = 32, init: str
 
 def segment_logits(model: Model, tokens: Tensor, *, memory: int | None = None) -> Tensor:
     """Return the logits [B, T, V] of a text that is read in segments."""
-    pasts, logits = model.empty_pasts(len(tokens), places=memory), []
+    caches, logits = model.empty_caches(len(tokens), num_positions=memory), []
     with torch.no_grad():
         for segment in tokens.split(LENGTH, dim=1):
-            logits.append(model.logits({"tokens": segment}, pasts=pasts)["lm"])
-            pasts = {stack: past.moved_on() for stack, past in pasts.items()}
+            logits.append(model.logits({"tokens": segment}, caches=caches)["lm"])
+            caches = {stack: stack_cache.advanced() for stack, stack_cache in caches.items()}
     return torch.cat(logits, 1)
 
 
@@ -75,20 +75,20 @@ def test_attention_is_causal_across_segments() -> None:
 
 def test_cached_states_have_no_gradient() -> None:
     tokens, model = text(2 * LENGTH), build_tiny_model(memory=8)
-    pasts = model.empty_pasts(2)
-    model({"tokens": tokens[:, :LENGTH], "labels": tokens[:, 1 : LENGTH + 1]}, pasts=pasts)
-    pasts = {stack: past.moved_on() for stack, past in pasts.items()}
-    assert all(not state.requires_grad for past in pasts.values() for state in past.states.values())
+    caches = model.empty_caches(2)
+    model({"tokens": tokens[:, :LENGTH], "labels": tokens[:, 1 : LENGTH + 1]}, caches=caches)
+    caches = {stack: stack_cache.advanced() for stack, stack_cache in caches.items()}
+    assert all(not state.requires_grad for stack_cache in caches.values() for state in stack_cache.states.values())
 
 
 def test_reset_state_clears_the_cache() -> None:
     tokens, model = text(2 * LENGTH), build_tiny_model(memory=8)
-    pasts = model.empty_pasts(2)
+    caches = model.empty_caches(2)
     with torch.no_grad():
-        model.logits({"tokens": tokens[:, :LENGTH]}, pasts=pasts)
-        pasts = {stack: past.moved_on() for stack, past in pasts.items()}
+        model.logits({"tokens": tokens[:, :LENGTH]}, caches=caches)
+        caches = {stack: stack_cache.advanced() for stack, stack_cache in caches.items()}
         batch = {"tokens": tokens[:, LENGTH:], "reset_state": torch.tensor([1, 0])}
-        logits = model.logits(batch, pasts=pasts)["lm"]
+        logits = model.logits(batch, caches=caches)["lm"]
         without_cache = model.logits({"tokens": tokens[:, LENGTH:]})["lm"]
     torch.testing.assert_close(logits[0], without_cache[0], rtol=0, atol=1e-5)
     assert (logits[1] - without_cache[1]).abs().max() > 1e-2
@@ -115,14 +115,14 @@ def test_perplexity_falls_with_cache_length() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
     for step in range(120):
         tokens = repeated_text(16, segments * LENGTH + 1, seed=100 + step)
-        pasts = model.empty_pasts(16)
+        caches = model.empty_caches(16)
         optimizer.zero_grad()
         total = torch.zeros(())
         for start in range(0, segments * LENGTH, LENGTH):
             batch = {"tokens": tokens[:, start : start + LENGTH], "labels": tokens[:, start + 1 : start + LENGTH + 1]}
-            loss, count = model(batch, pasts=pasts).losses["lm"]
+            loss, count = model(batch, caches=caches).losses["lm"]
             total = total + loss / count
-            pasts = {stack: past.moved_on() for stack, past in pasts.items()}
+            caches = {stack: stack_cache.advanced() for stack, stack_cache in caches.items()}
         total.backward()
         optimizer.step()
     model.eval()

@@ -11,15 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megaptm.batch import IGNORED, MASKED_REGION, MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
+from megaptm.batch import IGNORED
 from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families.unimo import UNIMO
-from megaptm.families.uniter.spec import RegionInput
+from megaptm.families.unimo.head_modules import TEMPERATURE
+from megaptm.families.unimo.heads import MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
+from megaptm.families.uniter.spec import MASKED_REGION, RegionInput
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.import_run import complete_weights
 from megaptm.models import Model, build_model
-from megaptm.models.cross_modal import TEMPERATURE
 from megaptm.plan.count import count_parameters
 from megaptm.spec import ModelSpec, published
 from tests.models.regions import CLASSES, FEATURES, TEXT
@@ -218,10 +219,10 @@ def test_recipes_match_the_paper() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.context=40", r"data.sequence \(64\), of which 9 are image regions, must not exceed the 40 learned"),
+        ("model.context=40", r"data.sequence \(64\), of which 9 follow the text, must not exceed the 40 learned"),
         ("model.detector=[24,9]", r"classes.* of 24 features and 17 classes, and model.detector has 24 and 9"),
         ("model.detector=[20,17]", r"spans.* reads regions of 24 features, and model.detector has 20"),
-        ("objective=masked-lm", "does not fit unimo: it provides no image regions"),
+        ("objective=masked-lm", "does not fit unimo: it provides no region_boxes and region_features"),
         ("objective=uniter", "does not fit unimo: it .*attention order"),
         (
             "objective={cross-modal-contrast: {max_paraphrases: 5, max_rewritten_negatives: 4}}",
@@ -236,7 +237,7 @@ def test_recipes_match_the_paper() -> None:
             "objective={image-text-spans: {mask_token_prob: 0.9, random_token_prob: 0.2}}",
             r"mask_token_prob \(0.9\) and random_token_prob \(0.2\) sum to more than 1",
         ),
-        ("model.family=roberta", "it provides image regions after a text"),
+        ("model.family=roberta", "it provides region_boxes and region_features, which this family does not read"),
     ],
 )
 def test_invalid_config_is_refused(override: str, message: str) -> None:

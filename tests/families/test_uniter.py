@@ -14,13 +14,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from megaptm.batch import IGNORED, MASKED_REGION
+from megaptm.batch import IGNORED
 from megaptm.config import load, resolve_model
 from megaptm.config.model import with_resolved_model
 from megaptm.errors import UserError
 from megaptm.families.bert.huggingface import MASKED, encoder
 from megaptm.families.uniter import UNITER
-from megaptm.families.uniter.spec import RegionInput
+from megaptm.families.uniter.spec import MASKED_REGION, RegionInput
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.import_run import complete_weights
 from megaptm.hub.tensor_rules import TensorRule, import_weights, pair
@@ -398,10 +398,10 @@ def test_written_config_has_the_detector():
             "b: {task: image-text-matching, share: 1, regions: 4, features: 24, classes: 17}}",
             "different numbers of image regions .a 8, b 4",
         ),
-        ("objective=masked-lm", "does not fit uniter: it provides no image regions"),
+        ("objective=masked-lm", "does not fit uniter: it provides no region_boxes and region_features"),
         ("objective=image-labels", "does not fit uniter"),
         ("model.embedding=32", r"model.embedding \(32\) is not used by uniter"),
-        ("model.family=bert", "it provides image regions after a text"),
+        ("model.family=bert", "it provides region_boxes and region_features, which this family does not read"),
     ],
 )
 def test_invalid_config_is_refused(override, message):

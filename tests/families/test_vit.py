@@ -23,11 +23,11 @@ from megaptm.config import load, resolve_model
 from megaptm.data import Loader, open_mix, validation_batches
 from megaptm.errors import UserError
 from megaptm.families.vit import VIT
-from megaptm.families.vit.spec import grid_of, patch_side
+from megaptm.families.vit.spec import PatchInput, grid_of, patch_side
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.models import Model, build_model, fill
 from megaptm.plan.count import count_parameters, step_flops
-from megaptm.spec import change, published
+from megaptm.spec import TokenInput, change, published
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.tokenizers.labels import make_label_tokenizer
 from tests.data_pipeline.images.pictures import digits
@@ -145,7 +145,7 @@ def test_import_as_a_run(tmp_path):
         assert loaded.model.logits(batch)["image-label"].equal(model.logits(batch)["image-label"])
     with pytest.raises(UserError, match="vit, which reads images and no text"):
         loaded.encode("a cat")
-    with pytest.raises(UserError, match="vit reads images and cannot generate"):
+    with pytest.raises(UserError, match="vit does not start from a text and cannot generate"):
         loaded.generate("a cat")
 
 
@@ -177,8 +177,8 @@ def test_pipeline_stages_equal_full_model():
     ("options", "message"),
     [
         ({"tied": True}, "projection on the token table"),
-        ({"inputs": ("patch", "token")}, "token tables beside them"),
-        ({"inputs": ("patch", "characters")}, "words made of characters"),
+        ({"inputs": (PatchInput(), TokenInput())}, "token tables beside it"),
+        ({"inputs": (PatchInput(), PatchInput())}, "two of one kind"),
     ],
 )
 def test_text_options_are_refused(options, message):
@@ -193,7 +193,7 @@ def test_text_options_are_refused(options, message):
         ("data.sequence=50", r"data.sequence \(50\) must be model.context \(197\)"),
         ("model.patch=32", r"other patches than model.patch \(32\): its option `size`.* must be 448"),
         ("model.context=200", r"model.context \(200\) must be one more than a square.*197 or 226"),
-        ("objective=masked-lm", "it provides text, and this family reads images"),
+        ("objective=masked-lm", "it provides no patches, which this family reads"),
         ("model.cutoffs=[3]", r"model.cutoffs \(\[3\]\) is not used by vit"),
         ("objective={image-labels: {size: 200}}", "in pixels, must be 224"),
         ("objective={image-labels: {area_range: [0.5, 0.1]}}", "must be a minimum, then a maximum"),
@@ -207,7 +207,7 @@ def test_invalid_config_is_refused(override, message):
 
 def test_image_options_of_text_models_are_refused():
     for override, message in (
-        ("objective=image-labels", "it provides images; "),
+        ("objective=image-labels", "it provides patches, which this family does not read; "),
         ("model.patch=4", "bert/base, which reads no images"),
     ):
         with pytest.raises(UserError, match=message):

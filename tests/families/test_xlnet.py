@@ -31,7 +31,7 @@ def make_batch(number: int = 2, *, seed: int = 0) -> dict[str, Tensor]:
 def query_logits(model: Model, batch: dict[str, Tensor]) -> Tensor:
     """Return the logits [B, A, V] of the query stream."""
     with torch.no_grad():
-        return model.asked_logits(batch)["permutation-lm"][:, batch["tokens"].shape[1] :]
+        return model.target_logits(batch)["permutation-lm"][:, batch["tokens"].shape[1] :]
 
 
 def test_query_attends_to_earlier_tokens_of_the_order() -> None:
@@ -72,7 +72,7 @@ def test_content_stream_attends_to_itself_and_earlier_tokens() -> None:
 def test_queries_do_not_change_the_content_stream() -> None:
     model, batch = tiny_model("xlnet"), make_batch()
     with torch.no_grad():
-        beside = model.asked_logits(batch)["permutation-lm"][:, :LENGTH]
+        beside = model.target_logits(batch)["permutation-lm"][:, :LENGTH]
         torch.testing.assert_close(beside, model.logits(batch)["permutation-lm"], rtol=0, atol=1e-6)
 
 
@@ -107,7 +107,7 @@ def test_recurrence_cache_matches_hugging_face(queries: bool) -> None:
     model = tiny_model("xlnet")
     reference = make_reference(model)
     reference.transformer.mem_len, reference.transformer.reuse_len = 9, LENGTH // 2
-    pasts, mems = model.empty_pasts(2, places=9), None
+    caches, mems = model.empty_caches(2, num_positions=9), None
     for seed in range(3):
         batch = make_batch(seed=seed) | {"labels": torch.ones(2, len(POSITIONS), dtype=torch.long)}
         batch["order"] = torch.arange(LENGTH).flip(0).expand(2, -1)
@@ -118,11 +118,11 @@ def test_recurrence_cache_matches_hugging_face(queries: bool) -> None:
             del inputs["target_mapping"]
         with torch.no_grad():
             output = reference(**inputs, mems=mems, use_mems=True)
-            logits = model.asked_logits(batch, pasts=pasts)["permutation-lm"]
+            logits = model.target_logits(batch, caches=caches)["permutation-lm"]
         expected = logits[:, LENGTH:] if queries else logits[:, :LENGTH]
         torch.testing.assert_close(expected, output.logits, rtol=0, atol=1e-5)
-        pasts, mems = {name: past.moved_on() for name, past in pasts.items()}, output.mems
-        for layer, state in pasts["encoder"].states.items():
+        caches, mems = {name: stack_cache.advanced() for name, stack_cache in caches.items()}, output.mems
+        for layer, state in caches["encoder"].states.items():
             torch.testing.assert_close(state[-len(mems[layer]) :], mems[layer], rtol=0, atol=1e-5)
 
 

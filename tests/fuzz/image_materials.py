@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 import yaml
 
-from data_pipeline.annotate.meanings import read_meanings, write_meanings
-from data_pipeline.images.region_shapes import DETECTOR, write_region_shapes
 from megaptm.config import dump, load
+from megaptm.families.unimo.corpus.meanings import read_meanings, write_meanings
+from megaptm.families.uniter.corpus.region_shapes import DETECTOR, write_region_shapes
 from megaptm.hub.huggingface import to_hugging_face
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.tokenizers import load as load_tokenizer

@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.images.region_shapes import DETECTOR
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.errors import UserError
+from megaptm.families.uniter.corpus.region_shapes import DETECTOR
 from tests.fuzz.addresses import addresses_commands, mutate_addresses, read_addresses
 from tests.fuzz.corpora import mutate_index, mutate_manifest, mutate_shard, mutate_table, mutate_tokenizer
 from tests.fuzz.models import (
@@ -97,12 +97,12 @@ def source_reader(*objectives: tuple[dict[str, Any], int], **options: Any) -> Ca
     def read(folder: Path) -> Any:
         from rich.console import Console
 
-        from data_pipeline.images.build import build_images
-        from data_pipeline.images.recipe import ImageRecipe
         from data_pipeline.verify import verify_corpus
+        from megaptm.families.vit.corpus.build import build_images
+        from megaptm.families.vit.corpus.recipe import recipe_class
 
         quiet, built = Console(file=io.StringIO()), folder.with_name("built")
-        recipe = ImageRecipe(source=str(folder), validation=0.4, **options)
+        recipe = recipe_class(options)(source=str(folder), validation=0.4, **options)
         try:
             report = build_images(recipe, built, workers=0, console=quiet, overwrite=True)
             assert all(check.is_valid for check in verify_corpus(built))
@@ -305,11 +305,11 @@ def read_meanings(folder: Path) -> Any:
     """Read both files, and return captions that are rewritten by the first."""
     import numpy as np
 
-    from data_pipeline.annotate.meanings import read_meanings as read
-    from data_pipeline.annotate.meanings import write_meanings
     from megaptm.data import open_mix
     from megaptm.data.shards import Corpus
-    from megaptm.objectives.meanings import load_meanings
+    from megaptm.families.unimo.corpus.meanings import read_meanings as read
+    from megaptm.families.unimo.corpus.meanings import write_meanings
+    from megaptm.families.unimo.meanings import load_meanings
     from megaptm.run.corpora import load_corpus_tokenizer
 
     corpus = folder.parent / "materials/corpus-regions"

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save, save_file
 
-from data_pipeline.annotate.retrieve import RetrievalOptions, retrieve
-from data_pipeline.images.region_shapes import DETECTOR
 from megaptm.data.retrieved import METADATA
 from megaptm.data.shards import Corpus
+from megaptm.families.uniter.corpus.region_shapes import DETECTOR
+from megaptm.families.uniter.corpus.retrieve import RetrievalOptions, retrieve
 from tests.fuzz.mutations import NUMBERS, Random, change_bytes, change_tree
 from tests.fuzz.target import Command
 

@@ -95,7 +95,7 @@ def test_key_value_cache_is_no_longer_than_needed(family, shapes):
             batch = {"tokens": tokens[:, position : position + 1], "positions": torch.tensor([[position]])}
             steps.append(model.logits(batch)["lm"][0])
         torch.testing.assert_close(torch.cat(steps), expected, rtol=1e-4, atol=1e-4)
-        keys = [layer.past[0] for layer in cache.layers]
+        keys = [layer.keys_values[0] for layer in cache.layers]
         assert [(len(key), *key.shape[2:]) for key in keys] == shapes
 
 

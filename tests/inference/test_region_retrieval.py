@@ -13,14 +13,15 @@ import torch.nn.functional as F
 
 from megaptm.config import load, resolve_model
 from megaptm.data.loader import as_tensors, stacked
+from megaptm.families.unimo.contrast import CrossModalContrast
+from megaptm.families.unimo.retrieval import _compare_vectors, vector_retrieval
+from megaptm.families.uniter.objectives import ImageTextMatching
+from megaptm.families.uniter.retrieval import _match_pairs, matching_retrieval, open_pairs
 from megaptm.inference.image_text import measure_recall
 from megaptm.inference.loaded_model import LoadedModel
-from megaptm.inference.region_retrieval import _compare_vectors, _match_pairs, _open_pairs, region_retrieval
 from megaptm.models import build_model, fill
 from megaptm.objectives.composed import tasks_of
-from megaptm.objectives.contrast import CrossModalContrast
 from megaptm.objectives.objective import SampleContext
-from megaptm.objectives.regions import ImageTextMatching
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus
 from tests.models.vision import fill_with_noise
@@ -44,7 +45,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_scores_match_single_samples(loaded: LoadedModel) -> None:
     tasks = tasks_of(loaded.config.built_objective)
     task = next(task for task in tasks if task.label in ("matching", "contrast"))
-    mix = _open_pairs(loaded, task, None)
+    mix = open_pairs(loaded, task, None)
     order, objective = mix.orders[0], mix.sources[0].task.objective
     spots = [mix.locate(number) for number in range(FIRST)]
     pieces = [order.piece(spot.epoch, spot.position)[0] for spot in spots]
@@ -75,7 +76,7 @@ def test_image_has_as_many_regions_as_in_training(loaded: LoadedModel) -> None:
     """A contrast objective shares its regions between an image and retrieved images."""
     objective: Any = task.objective
     with_retrieved = replace(task, objective=replace(objective, retrieved="a file that is not read"))
-    mix = _open_pairs(loaded, with_retrieved, None)
+    mix = open_pairs(loaded, with_retrieved, None)
     regions = mix.sample(0)["region_boxes"].shape[0]
     shared = objective.regions // 2 if isinstance(objective, CrossModalContrast) else 0
     assert regions == objective.regions - shared
@@ -83,11 +84,12 @@ def test_image_has_as_many_regions_as_in_training(loaded: LoadedModel) -> None:
 
 
 def test_retrieval_uses_the_first_pairs(loaded: LoadedModel) -> None:
-    retrieval = region_retrieval(loaded, rows=FIRST)
+    measure = matching_retrieval if loaded.spec.name == "uniter" else vector_retrieval
+    retrieval = measure(loaded, rows=FIRST)
     assert retrieval is not None
     assert retrieval.pairs == FIRST
     assert retrieval.texts_of_images[5] == retrieval.images_of_texts[5] == 1.0
-    all_pairs = region_retrieval(loaded)
+    all_pairs = measure(loaded)
     assert all_pairs is not None
     assert 10 < all_pairs.pairs < 40
 

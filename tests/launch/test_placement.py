@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megaptm.config import Layout
-from megaptm.launch.ray.placement import Node, count_ranks, no_room_error, place_ranks
+from megaptm.launch.ray.placement import Node, assign_ranks, count_ranks, no_room_error
 
 
 def nodes(*free, devices=None):
@@ -13,7 +13,9 @@ def nodes(*free, devices=None):
 
 
 def placed(free, **layout):
-    return [(assignment.node.id, *assignment.ranks) for assignment in place_ranks(nodes(*free), Layout(**layout)) or []]
+    return [
+        (assignment.node.id, *assignment.ranks) for assignment in assign_ranks(nodes(*free), Layout(**layout)) or []
+    ]
 
 
 def test_ranks_fill_the_largest_nodes_first():
@@ -33,7 +35,7 @@ def test_incomplete_tensor_groups_are_not_placed():
 )
 def test_tensor_groups_are_placed_on_one_node(free, tensor, copies):
     layout = Layout(tensor=tensor, data=copies)
-    assignments = place_ranks(nodes(*free), layout)
+    assignments = assign_ranks(nodes(*free), layout)
     assert (assignments is not None) == (count_ranks(free, tensor) >= layout.processes)
     if assignments is not None:
         assert [rank for assignment in assignments for rank in assignment.ranks] == list(range(layout.processes))

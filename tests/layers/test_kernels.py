@@ -111,7 +111,7 @@ def test_block_mask_covers_packed_and_ordered_batches(name: str, content: str) -
     mask = mask_of(name, length, **dict.fromkeys(content.split(), True))
     marked = None if mask.marks is None else Marked.of(mask.marks)
     blocks = block_mask(mask, marked, block=block)
-    keys = length + (0 if marked is None else marked.places.shape[1])
+    keys = length + (0 if marked is None else marked.positions.shape[1])
     expected = create_block_mask(blocks.mask_mod, 2, HEADS, length, keys, device="cpu", BLOCK_SIZE=block).to_dense()
     assert (blocks.to_dense() >= expected).all()
     if name == "full" and content == "packed":  # blocks of different documents are skipped

@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data_pipeline.annotate.meanings import read_meanings, write_meanings
 from megaptm.batch import IGNORED, MicroBatch
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.config import load, resolve_model
 from megaptm.data import Loader, open_mix, validation_batches
 from megaptm.data.statistics import unigram_loss
+from megaptm.families.unimo.corpus.meanings import read_meanings, write_meanings
+from megaptm.families.uniter.objectives import RegionMaskedLM
 from megaptm.objectives.composed import tasks_of
-from megaptm.objectives.regions import RegionMaskedLM
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus
 from tests.engines import filled_engine

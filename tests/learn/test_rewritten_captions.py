@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megaptm.losses.contrast import cross_modal_contrast
-from megaptm.objectives.rewriting import Rewriter, Text
+from megaptm.families.unimo.loss import cross_modal_contrast
+from megaptm.families.unimo.rewriting import Rewriter, Text
 
 COLORS, SHAPES = ("red", "green", "blue", "yellow"), ("circle", "square", "triangle", "cross")
 REWRITER = Rewriter(

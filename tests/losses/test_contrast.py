@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from megaptm.losses.contrast import cross_modal_contrast, info_nce
+from megaptm.families.unimo.loss import cross_modal_contrast
+from megaptm.losses.contrast import info_nce
 
 ROWS, CANDIDATES = 5, 9
 IMAGES, TEXTS, WIDTH, TEMPERATURE = 3, 4, 6, 0.2

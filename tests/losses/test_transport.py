@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from megaptm.losses.transport import cosine_costs, transport_distance, transport_plan
+from megaptm.families.uniter.transport import cosine_costs, transport_distance, transport_plan
 
 GOLDEN = Path(__file__).parents[1] / "golden/uniter_transport.safetensors"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from megaptm.batch import IGNORED, MASKED_REGION, NUM_BOX_VALUES, REGION
+from megaptm.batch import IGNORED
 from megaptm.families.uniter import UNITER
+from megaptm.families.uniter.spec import MASKED_REGION, NUM_BOX_VALUES, REGION
 from megaptm.models import Model, build_model
 from megaptm.spec import ModelSpec, Size, change
 from tests.models.own import OwnCase

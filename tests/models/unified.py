@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from megaptm.batch import IGNORED, MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
+from megaptm.batch import IGNORED
 from megaptm.families.unimo import UNIMO
+from megaptm.families.unimo.heads import MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
 from megaptm.models import Model, build_model
 from megaptm.spec import ModelSpec, Size
 from tests.models.own import OwnCase

@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_pipeline.images.region_shapes import DETECTOR
 from data_pipeline.recipe import TokenizerRecipe
-from megaptm.batch import IGNORED, MASKED_REGION
+from megaptm.batch import IGNORED
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.data import Corpus, open_mix
 from megaptm.data.batch_mix import BATCHES
 from megaptm.errors import UserError
+from megaptm.families.uniter.corpus.region_shapes import DETECTOR
+from megaptm.families.uniter.region_files import RegionError, read_regions
+from megaptm.families.uniter.spec import MASKED_REGION
 from megaptm.objectives import build_objective
 from megaptm.objectives.objective import DocumentSlice, SampleContext
-from megaptm.objectives.region_files import RegionError, read_regions
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data_pipeline.images.pictures import build, write_tar
 from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus

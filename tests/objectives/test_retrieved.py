@@ -18,16 +18,21 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import load_file, save, save_file
 
-from data_pipeline.annotate.retrieve import RetrievalCounts, RetrievalOptions, max_class_probabilities, retrieve
-from data_pipeline.commands import retrieved
-from data_pipeline.images.region_shapes import COLORS, DETECTOR, SHAPES
 from megaptm.batch import IGNORED
 from megaptm.data import open_mix
 from megaptm.data.retrieved import METADATA, load_retrieved
 from megaptm.data.shards import Corpus, ShardWriter, write_manifest
 from megaptm.errors import UserError
+from megaptm.families.uniter.corpus.region_shapes import COLORS, DETECTOR, SHAPES
+from megaptm.families.uniter.corpus.retrieve import (
+    RetrievalCounts,
+    RetrievalOptions,
+    max_class_probabilities,
+    retrieve,
+    retrieved,
+)
+from megaptm.families.uniter.region_files import Regions
 from megaptm.objectives.objective import RETRIEVED, DocumentSlice
-from megaptm.objectives.region_files import Regions
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data.corpora import tiny_corpus

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from megaptm.errors import UserError
-from megaptm.objectives.rewriting import Meaning, PhraseMatch, Rewriter, Text, join_words, split_words
+from megaptm.families.unimo.rewriting import Meaning, PhraseMatch, Rewriter, Text, join_words, split_words
 
 
 def words(text: str) -> Text:

@@ -12,19 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_pipeline.annotate.meanings import write_meanings
-from data_pipeline.images.region_shapes import DETECTOR
-from megaptm.batch import IGNORED, MASKED_REGION, MAX_COMPARED_TEXTS
+from megaptm.batch import IGNORED
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.data import open_mix
 from megaptm.data.batch_mix import BATCHES
 from megaptm.errors import UserError
+from megaptm.families.unimo.corpus.meanings import write_meanings
+from megaptm.families.unimo.fragments import FragmentOptions
+from megaptm.families.unimo.heads import MAX_COMPARED_TEXTS
+from megaptm.families.unimo.meanings import load_meanings
+from megaptm.families.unimo.unified import ImageTextFragments, MaskedAreas, intersection_over_union
+from megaptm.families.uniter.corpus.region_shapes import DETECTOR
+from megaptm.families.uniter.region_files import Regions
+from megaptm.families.uniter.spec import MASKED_REGION
 from megaptm.objectives import SpecialTokens
-from megaptm.objectives.fragments import FragmentOptions
-from megaptm.objectives.meanings import load_meanings
 from megaptm.objectives.objective import DocumentSlice, SampleContext
-from megaptm.objectives.region_files import Regions
-from megaptm.objectives.unified import ImageTextFragments, MaskedAreas, intersection_over_union
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data.corpora import tiny_corpus
 from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus

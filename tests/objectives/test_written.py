@@ -2,9 +2,11 @@
 
 import pytest
 
+from megaptm.families.unimo.objectives import UNIMO
+from megaptm.families.uniter.objectives import UNITER
 from megaptm.objectives import build_objective
 from megaptm.objectives.composed import Composed
-from megaptm.objectives.mixtures import UNIMO, UNITER, NamedMixture
+from megaptm.objectives.mixtures import NamedMixture
 from megaptm.objectives.written import mixture_config
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from megaptm.families.elmo import ELMO
 from megaptm.families.elmo.bilm import from_bilm, to_bilm
-from megaptm.layers.past import Past
+from megaptm.layers.recurrence_cache import StackCache
 from megaptm.models import Model, build_model
 from megaptm.models.every_layer import every_layer
 from megaptm.spec import ModelSpec, Size, change
@@ -79,9 +79,9 @@ def build_released(arrays: Mapping[str, np.ndarray], spec: ModelSpec) -> Model:
     return model
 
 
-def check_states(arrays: Mapping[str, np.ndarray], prefix: str, pasts: Mapping[str, Past]) -> None:
+def check_states(arrays: Mapping[str, np.ndarray], prefix: str, caches: Mapping[str, StackCache]) -> None:
     for stack, released_name in zip(DIRECTIONS, ("forward", "backward"), strict=True):
-        for layer, state_1BF in pasts[stack].states.items():
+        for layer, state_1BF in caches[stack].states.items():
             expected = np.concatenate([arrays[f"{prefix}/{released_name}/{layer}/{part}"] for part in "hc"], -1)
             assert_close(state_1BF[0], expected)
 
@@ -94,31 +94,33 @@ def test_layers_and_states_of_consecutive_batches_equal_released_code() -> None:
     """Texts have different lengths, the last batch is smaller, and both clips have an effect."""
     arrays, options = golden("inference")
     model = build_released(arrays, make_spec(options)).eval()
-    pasts = model.empty_pasts(4)
+    caches = model.empty_caches(4)
     for index in range(3):
         characters = torch.from_numpy(arrays[f"batch/{index}/char_ids"])
         lengths = (characters > 0).any(-1).sum(-1)
         size = len(lengths)
-        batch_pasts = {
-            stack: Past({layer: state[:, :size] for layer, state in past.states.items()}, past.filled[:size])
-            for stack, past in pasts.items()
+        batch_caches = {
+            stack: StackCache(
+                {layer: state[:, :size] for layer, state in stack_cache.states.items()}, stack_cache.filled[:size]
+            )
+            for stack, stack_cache in caches.items()
         }
         with torch.no_grad():
-            layers = every_layer(model, characters, lengths, pasts=batch_pasts)
+            layers = every_layer(model, characters, lengths, caches=batch_caches)
         for sample, length in enumerate(lengths.tolist()):  # the released code omits the first and last position
             expected = arrays[f"batch/{index}/layers"][sample, :, : length - 2]
             assert_close(layers[:, sample, 1 : length - 1], expected)
-        for stack, past in batch_pasts.items():  # samples that the batch lacks keep their state
-            for layer, state in past.moved_on().states.items():
-                pasts[stack].states[layer][:, :size] = state
-            pasts[stack].filled[:size] = 1
-        check_states(arrays, f"batch/{index}/state_after", pasts)
+        for stack, stack_cache in batch_caches.items():  # samples that the batch lacks keep their state
+            for layer, state in stack_cache.advanced().states.items():
+                caches[stack].states[layer][:, :size] = state
+            caches[stack].filled[:size] = 1
+        check_states(arrays, f"batch/{index}/state_after", caches)
 
 
-def run_training_steps() -> tuple[Model, list[Tensor], list[dict[str, Past]]]:
+def run_training_steps() -> tuple[Model, list[Tensor], list[dict[str, StackCache]]]:
     arrays, options = golden("training")
     model = build_released(arrays, make_spec(options))
-    pasts, losses, states = model.empty_pasts(2), [], []
+    caches, losses, states = model.empty_caches(2), [], []
     for step in range(3):
         batch = {}
         inputs = (torch.from_numpy(arrays[f"step/{step}/{name}"]) for name in ("char_ids", "targets"))
@@ -126,10 +128,10 @@ def run_training_steps() -> tuple[Model, list[Tensor], list[dict[str, Past]]]:
             # Character ids of the training code do not include padding.
             fields = {"tokens": labels.long(), "characters": characters + 1, "labels": labels.long()}
             batch |= {f"{prefix}{name}": field for name, field in fields.items()}
-        total, count = model(batch, pasts=pasts).losses["bidirectional-lm"]
+        total, count = model(batch, caches=caches).losses["bidirectional-lm"]
         losses.append(total / count)
-        pasts = {stack: past.moved_on() for stack, past in pasts.items()}
-        states.append(pasts)
+        caches = {stack: stack_cache.advanced() for stack, stack_cache in caches.items()}
+        states.append(caches)
     return model, losses, states
 
 

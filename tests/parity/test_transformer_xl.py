@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from megaptm.families import CATALOGUE
-from megaptm.layers.past import Past
+from megaptm.layers.recurrence_cache import StackCache
 from megaptm.models import Model, build_model
 from megaptm.spec import Family, ModelSpec, Size, change
 
@@ -138,15 +138,15 @@ def make_segment(case: str, index: int) -> dict[str, Tensor]:
     return {"tokens": stream[:, start : start + LENGTH], "labels": stream[:, start + 1 : start + LENGTH + 1]}
 
 
-def make_cache(model: Model, start: str, config: dict[str, Any]) -> dict[str, Past]:
+def make_cache(model: Model, start: str, config: dict[str, Any]) -> dict[str, StackCache]:
     """Return the initial recurrence cache: empty, or zeros that are attended to (`zeros_start`)."""
-    pasts = model.empty_pasts(ROWS)
-    past = pasts["decoder"]
+    caches = model.empty_caches(ROWS)
+    stack_cache = caches["decoder"]
     if start == "zeros_start":
-        past.filled = past.filled + past.length
-    past.farthest = config["clamp_len"] if config["clamp_len"] > 0 else None
-    past.same_length = config["same_length"]
-    return pasts
+        stack_cache.filled = stack_cache.filled + stack_cache.length
+    stack_cache.farthest = config["clamp_len"] if config["clamp_len"] > 0 else None
+    stack_cache.same_length = config["same_length"]
+    return caches
 
 
 def differences(*, clusters: bool) -> tuple[float, float]:
@@ -155,13 +155,13 @@ def differences(*, clusters: bool) -> tuple[float, float]:
     max_difference, max_gradient_difference = 0.0, 0.0
     for case in TRAINED if clusters else ("plain_softmax",):
         (tensors, config), model = golden(case), build_case(case)
-        pasts = make_cache(model, "empty_start", config)
+        caches = make_cache(model, "empty_start", config)
         for index in range(SEGMENTS):
-            logits = model.logits({"tokens": make_segment(case, index)["tokens"]}, pasts=pasts)["lm"]
+            logits = model.logits({"tokens": make_segment(case, index)["tokens"]}, caches=caches)["lm"]
             difference = logits.log_softmax(-1) - tensors[f"empty_start.{index}.log_probs"]
             max_difference = max(max_difference, float(difference.detach().abs().max()))
-            loss, count = model(make_segment(case, index), pasts=pasts).losses["lm"]
-            pasts = {name: past.moved_on() for name, past in pasts.items()}
+            loss, count = model(make_segment(case, index), caches=caches).losses["lm"]
+            caches = {name: stack_cache.advanced() for name, stack_cache in caches.items()}
         (loss / count).backward()
         for name, value in convert_tensors(tensors, "grad", config).items():
             grad = model.get_parameter(name).grad
@@ -175,19 +175,19 @@ def differences(*, clusters: bool) -> tuple[float, float]:
 @pytest.mark.parametrize("case", CASES)
 def test_hidden_states_cache_and_log_probabilities_equal_released_code(case: str, start: str) -> None:
     (tensors, config), model = golden(case), build_case(case)
-    pasts = make_cache(model, start, config)
+    caches = make_cache(model, start, config)
     for index in range(SEGMENTS):
         batch = make_segment(case, index)
         with torch.no_grad():
-            logits = model.logits({"tokens": batch["tokens"]}, pasts=pasts)["lm"]
-        past = pasts["decoder"]
+            logits = model.logits({"tokens": batch["tokens"]}, caches=caches)["lm"]
+        stack_cache = caches["decoder"]
         hidden = tensors[f"{start}.{index}.hidden"]
-        for layer, read in past.seen.items():
+        for layer, read in stack_cache.current_states.items():
             torch.testing.assert_close(read.transpose(0, 1), hidden[layer], rtol=1e-5, atol=1e-5)
-        pasts = {"decoder": past.moved_on()}
+        caches = {"decoder": stack_cache.advanced()}
         cache = tensors[f"{start}.{index}.mems"]
-        assert pasts["decoder"].filled.tolist() == [cache.shape[1]] * ROWS
-        for layer, states in pasts["decoder"].states.items():
+        assert caches["decoder"].filled.tolist() == [cache.shape[1]] * ROWS
+        for layer, states in caches["decoder"].states.items():
             filled = states[len(states) - cache.shape[1] :]
             torch.testing.assert_close(filled, cache[layer], rtol=1e-5, atol=1e-5)
         if not config["pre_lnorm"]:  # the released code has no final norm
@@ -198,12 +198,12 @@ def test_hidden_states_cache_and_log_probabilities_equal_released_code(case: str
 @pytest.mark.parametrize("case", TRAINED)
 def test_loss_and_gradients_equal_released_code(case: str) -> None:
     (tensors, config), model = golden(case), build_case(case)
-    pasts = make_cache(model, "empty_start", config)
+    caches = make_cache(model, "empty_start", config)
     for index in range(SEGMENTS):
-        loss, count = model(make_segment(case, index), pasts=pasts).losses["lm"]
+        loss, count = model(make_segment(case, index), caches=caches).losses["lm"]
         nll = tensors[f"empty_start.{index}.nll_targets"]
         torch.testing.assert_close(loss / count, nll.mean(), rtol=1e-5, atol=1e-5)
-        pasts = {name: past.moved_on() for name, past in pasts.items()}
+        caches = {name: stack_cache.advanced() for name, stack_cache in caches.items()}
     (loss / count).backward()
     expected = convert_tensors(tensors, "grad", config)
     for name, parameter in model.named_parameters():

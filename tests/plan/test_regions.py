@@ -11,9 +11,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from megaptm.config import Layout, load
+from megaptm.families.uniter.regions import ImageRegions
 from megaptm.families.uniter.spec import RegionInput
 from megaptm.models import build_model, fill
-from megaptm.models.regions import ImageRegions
 from megaptm.plan import activations
 from megaptm.plan.count import step_flops
 from megaptm.plan.machine import load_machine

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.annotate.meanings import read_meanings, write_meanings
+from megaptm.families.unimo.corpus.meanings import read_meanings, write_meanings
 from megaptm.inference.loaded_model import load_model
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.track import read_metrics

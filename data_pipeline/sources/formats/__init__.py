@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -13,14 +14,15 @@ from data_pipeline.sources.archives import archive_kind
 from data_pipeline.sources.compression import compression_of, is_unsupported, without_compression
 from data_pipeline.sources.formats.csv import read_csv
 from data_pipeline.sources.formats.html import read_html
-from data_pipeline.sources.formats.image_text import read_image_text
 from data_pipeline.sources.formats.json_lines import read_json_lines
 from data_pipeline.sources.formats.parquet import read_parquet
 from data_pipeline.sources.formats.text import read_code, read_text
 from data_pipeline.sources.formats.warc import read_warc
 from data_pipeline.sources.formats.wikipedia import read_wikipedia
-from data_pipeline.sources.source import FormatName, InputFile, Source, Span
+from data_pipeline.sources.listing import Listing
+from data_pipeline.sources.source import InputFile, Source, Span
 from data_pipeline.sources.unreadable import UnreadableHandler
+from megaptm.families import Registry, contributions
 
 # fmt: off
 CODE = frozenset({
@@ -46,6 +48,12 @@ class Format:
     folder."""
     can_be_cut: Callable[[Source], bool] = lambda source: False
     """Whether an uncompressed file can be divided into several spans."""
+    find_files: Callable[[Source, Listing], Iterator[InputFile]] | None = None
+    """Return the files of a source that are read. None: those whose suffix is of the format."""
+    attached: Mapping[str, str] = field(default_factory=dict)
+    """Lower-case suffix of files that a document may name as its note `ATTACHED` -> suffix in a shard."""
+    remedy: str = ""
+    """Remedy if a source of text has such files alone."""
 
 
 def _has_records(source: Source) -> bool:
@@ -56,7 +64,7 @@ def _accepts_all(source: Source) -> bool:
     return True
 
 
-FORMATS: dict[FormatName, Format] = {
+TEXT_FORMATS: dict[str, Format] = {
     "text": Format(read_text, frozenset({".txt", ".text", ".rst"}), can_be_cut=_has_records),
     "markdown": Format(read_text, frozenset({".md", ".markdown"}), can_be_cut=_has_records),
     "code": Format(read_code, CODE, can_be_cut=_has_records),
@@ -66,13 +74,14 @@ FORMATS: dict[FormatName, Format] = {
     "parquet": Format(read_parquet, frozenset({".parquet"}), can_be_cut=_accepts_all),
     "warc": Format(read_warc, frozenset({".warc", ".wet"})),
     "wikipedia": Format(read_wikipedia, frozenset(), frozenset({".xml"})),
-    "image-text": Format(read_image_text, frozenset()),
 }
-BY_SUFFIX = {suffix: name for name, row in FORMATS.items() for suffix in row.suffixes}
-BY_NAMED_SUFFIX = {suffix: name for name, row in FORMATS.items() for suffix in row.named_suffixes}
+FORMATS: Registry[Format] = Registry(TEXT_FORMATS, lambda: chain(*map(dict.items, contributions("formats", "FORMATS"))))
+"""Formats by name: those of text, then those of families."""
+BY_SUFFIX = {suffix: name for name, row in TEXT_FORMATS.items() for suffix in row.suffixes}
+BY_NAMED_SUFFIX = {suffix: name for name, row in TEXT_FORMATS.items() for suffix in row.named_suffixes}
 
 
-def format_name(file_name: str, *, named: bool) -> FormatName | None:
+def format_name(file_name: str, *, named: bool) -> str | None:
     """Return the format that a file name implies, regardless of a compression suffix; None if unknown."""
     inner = without_compression(file_name).lower()
     if DUMP.search(inner):
@@ -91,7 +100,7 @@ def skip_reason(file_name: str, source: Source, kind: Literal["file", "folder", 
     return None if implied is not None and source.format in (None, implied) else "unknown format"
 
 
-def format_of(file: InputFile) -> FormatName:
+def format_of(file: InputFile) -> str:
     """Return the format of a file. A named file with an unknown suffix is read as text."""
     return file.source.format or format_name(file.name, named=True) or "text"
 

@@ -56,7 +56,7 @@ def read_raw_records(file: InputFile) -> Iterator[RawRecord | UnreadableRecord]:
         raise Unreadable("not WARC", "is not a readable WARC (it does not start with `WARC/`)", "remove it")
     while not window.is_empty():
         head = window.find(HEADER_END, 0, MAX_HEADER_BYTES)
-        if head is None and window.has_at_most(MAX_HEADER_BYTES):
+        if head is None and window.ends_within(MAX_HEADER_BYTES):
             raise window.error or _truncated_error()
         length = LENGTH.search(bytes(window.data[:head])) if head is not None else None
         size = head + int(length[1]) if head is not None and length is not None else None
@@ -80,7 +80,7 @@ def read_raw_records(file: InputFile) -> Iterator[RawRecord | UnreadableRecord]:
             yield RawRecord(window.take(size))
             window.skip_newlines()
             continue
-        if size is not None and window.has_at_most(size) and window.find(NEXT_RECORD, len(RECORD_START), size) is None:
+        if size is not None and window.ends_within(size) and window.find(NEXT_RECORD, len(RECORD_START), size) is None:
             raise window.error or _truncated_error()
         yield _wrong_length_error()
         if not window.skip_to_next():
@@ -131,7 +131,7 @@ class _Window:
     def is_empty(self) -> bool:
         return not self.fill(1)
 
-    def has_at_most(self, size: int) -> bool:
+    def ends_within(self, size: int) -> bool:
         """Whether at most `size` bytes are left."""
         return not self.fill(size + 1)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from megaptm.spec import AtLeastOne, AttentionSpec, Block, Size
+from megaptm.spec import AttentionSpec, Block, PositiveInt, Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class BlockSparseSpec(AttentionSpec):
     options = (*AttentionSpec.options, "block_size", "num_random_blocks", "seed", "edge_blocks")
     reads_global_tokens = True
 
-    block_size: AtLeastOne = 64
+    block_size: PositiveInt = 64
     """Positions of a block."""
     num_random_blocks: Annotated[int, Field(ge=0, le=1 << 10)] = 3
     """Number of random blocks that each block attends to; sampled for each layer and head."""

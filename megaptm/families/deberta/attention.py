@@ -57,7 +57,7 @@ class DisentangledAttention(SelfAttention):
         mask: Tensor | None,
         position_state: Tensor | None = None,
         keys: Tensor | None = None,
-        past: None = None,
+        cached_states: None = None,
         rows_SS: Tensor | None = None,
     ) -> Tensor:
         """Return [S, B, D]. `position_state`: the distance table. `rows_SS`: result of `distance_rows`, if already

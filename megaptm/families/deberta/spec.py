@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from megaptm.spec import AtLeastOne, AttentionSpec, Block, Size
+from megaptm.spec import AttentionSpec, Block, PositiveInt, Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +19,9 @@ class DisentangledSpec(AttentionSpec):
     stack = "megaptm.families.deberta.stack:DisentangledStack"
     scores_distances = True
 
-    max_distance: AtLeastOne = 512
+    max_distance: PositiveInt = 512
     """Largest distance to each side."""
-    num_distance_buckets: AtLeastOne | None = None
+    num_distance_buckets: PositiveInt | None = None
     """Distance buckets to each side, logarithmic for large distances. None: one per distance."""
     norm: bool = False
     """Whether the distance table is normalized (DeBERTa-v2)."""

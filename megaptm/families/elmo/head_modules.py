@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from megaptm.bricks import HeadBrick
 from megaptm.errors import UserError
-from megaptm.layers.draws import sent
+from megaptm.layers.rng import copy_to_device
 from megaptm.layers.split import Embedding, VocabularyBias
 from megaptm.losses.sampled import NegativeSamples, sample_negatives, sampled_cross_entropy
 from megaptm.models.loss import Loss, count_labels, token_loss
@@ -55,7 +55,9 @@ class BidirectionalHead(nn.Module):
             for prefix in self.prefixes
             if self.number
         ]
-        self.negatives = [(sample, sent(torch.from_numpy(sample.ids), self.table.weight.device)) for sample in samples]
+        self.negatives = [
+            (sample, copy_to_device(torch.from_numpy(sample.ids), self.table.weight.device)) for sample in samples
+        ]
 
     def _loss(self, direction: int, x_ND: Tensor, labels_N: Tensor) -> Tensor:
         if not (self.training and self.number):

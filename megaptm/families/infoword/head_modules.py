@@ -13,7 +13,7 @@ from megaptm.bricks import HeadBrick
 from megaptm.layers.split import Linear
 from megaptm.losses.contrast import info_nce
 from megaptm.models.contrast import ContrastHead
-from megaptm.models.places import at_places
+from megaptm.models.target_positions import states_at
 from megaptm.spec import ModelSpec
 
 TEMPERATURE = 0.1
@@ -38,7 +38,7 @@ class InfoMaxHead(ContrastHead):
         if start_B is None:
             start_B = torch.zeros(x_SBD.shape[1], dtype=torch.int64, device=x_SBD.device)
         positions_B2 = torch.stack([torch.zeros_like(start_B), start_B.clamp(min=0)], 1)
-        sides_B2D = self.project(at_places(x_SBD.transpose(0, 1), positions_B2))
+        sides_B2D = self.project(states_at(x_SBD.transpose(0, 1), positions_B2))
         return F.normalize(sides_B2D.float(), dim=-1).flatten(1)
 
     def compare(self, features_NF: Tensor, answers_N: Tensor, own: slice) -> Tensor:

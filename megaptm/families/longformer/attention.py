@@ -32,13 +32,13 @@ class WindowAttention(SelfAttention):
         mask: Tensor | None,
         position_state: Tensor | None = None,
         keys: Tensor | None = None,
-        past: None = None,
-        places_BG: Tensor | None = None,
+        cached_states: None = None,
+        positions_BG: Tensor | None = None,
     ) -> Tensor:
         """Return [S, B, D]. `mask`: numbers of a batch (`Mask.numbers`)."""
         q, k, v = self._placed(*self._project(x_SBD, keys), position_state)
-        of_marked = None
+        global_qkv = None
         if self.attend.marks(mask):
             gq, gk, gv = self.global_qkv(x_SBD).unflatten(-1, (-1, 3, self.key_width)).unbind(3)
-            of_marked = self._placed(gq, gk, gv, position_state)
-        return self.output(self.attend(q, k, v, mask, of_marked, places_BG))
+            global_qkv = self._placed(gq, gk, gv, position_state)
+        return self.output(self.attend(q, k, v, mask, global_qkv, positions_BG))

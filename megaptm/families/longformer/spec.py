@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megaptm.spec import AtLeastOne, AttentionSpec, Block, Size
+from megaptm.spec import AttentionSpec, Block, PositiveInt, Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,10 +19,10 @@ class WindowSpec(AttentionSpec):
     options = (*AttentionSpec.options, "window", "dilation")
     reads_global_tokens = True
 
-    window: AtLeastOne = 512
+    window: PositiveInt = 512
     """Number of attended positions besides the query's own. Half of them are on each side; with causal `visibility` all
     are before it."""
-    dilation: AtLeastOne = 1
+    dilation: PositiveInt = 1
     """Step between attended positions."""
 
     def errors(self, block: Block, size: Size) -> Iterator[str]:

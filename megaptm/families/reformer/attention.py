@@ -26,13 +26,13 @@ from megaptm.bricks import Brick
 from megaptm.families.reformer.costs import HashedAttentionBrick
 from megaptm.layers.accumulate import sum_dtype
 from megaptm.layers.attention import AttentionCore, AttentionModule
-from megaptm.layers.draws import seed_of_stream, sent
 from megaptm.layers.positions import rotate
+from megaptm.layers.rng import copy_to_device, next_seed
 from megaptm.layers.split import Dropout, Linear
 
 HIDDEN, ITSELF = -1e9, -1e5
 """Scores of masked keys, and of a query with itself: it attends to itself only if nothing else is left."""
-MOST_SCORES = 1 << 22
+MAX_SCORES = 1 << 22
 """Largest number of scores in memory at a time."""
 EVALUATION = "evaluation"
 """Seed key of rotations outside of training steps."""
@@ -59,7 +59,7 @@ class HashedAttend(AttentionCore):
         self.key = EVALUATION
         """Seed key of rotations, besides layer and head."""
         self.dropout = Dropout(brick.attention.dropout_rate(dropout), region="heads")
-        self._drawn: tuple[tuple[Any, ...], Tensor] | None = None
+        self._sampled: tuple[tuple[Any, ...], Tensor] | None = None
 
     def set_seed_key(self, key: str | None) -> None:
         self.key = EVALUATION if key is None else key
@@ -85,7 +85,7 @@ class HashedAttend(AttentionCore):
         positions = order.reshape(chunks)
         with self.dropout.drawing():
             rate = self.dropout.rate if self.dropout.draws else 0.0
-            seed = seed_of_stream(q.device) if rate else 0
+            seed = next_seed(q.device) if rate else 0
         work = _Work(positions, _at(documents, positions), length, self.causal, buckets_BHRS is not None, rate, seed)
         q_sorted, v_sorted = (_reordered(x[:, :, None], order, inverse).reshape(*chunks, x.shape[-1]) for x in (q, v))
         mixed, normalizers = _Chunks.apply(q_sorted, v_sorted, work)
@@ -100,18 +100,18 @@ class HashedAttend(AttentionCore):
     def _rotations(self, q_SBHK: Tensor) -> Tensor:
         """Return rotations [H, K, R, F] of all factors, concatenated. Sampled once per step."""
         by = (self.key, self.layer, self.heads, q_SBHK.device)
-        if self._drawn is None or self._drawn[0] != by:
+        if self._sampled is None or self._sampled[0] != by:
             shape = (q_SBHK.shape[-1], self.brick.hashes, sum(self.brick.factors) // 2)
             sampled = rotations(self.key, self.layer, self.heads, shape)
-            self._drawn = by, sent(sampled, q_SBHK.device)
-        return self._drawn[1]
+            self._sampled = by, copy_to_device(sampled, q_SBHK.device)
+        return self._sampled[1]
 
     def _hash(self, q_SBHK: Tensor, rotation_HKF: Tensor) -> Tensor:
         """Return the bucket of each position for one rotation, [B, H, S]: the direction, or its opposite, with the
         largest product."""
         rows, heads = q_SBHK.shape[1:3]
         buckets = []
-        for piece in q_SBHK.split(max(1, MOST_SCORES // (rows * heads * rotation_HKF.shape[-1]))):
+        for piece in q_SBHK.split(max(1, MAX_SCORES // (rows * heads * rotation_HKF.shape[-1]))):
             precise = sum_dtype(piece.dtype)
             turned = torch.einsum("sbhk,hkf->bhsf", piece.to(precise), rotation_HKF.to(precise))
             bucket, product = torch.zeros(turned.shape[:3], dtype=torch.int32, device=turned.device), 1
@@ -170,12 +170,12 @@ def _sorted(buckets_BHRS: Tensor | None, documents_BS: Tensor | None, q_BHPK: Te
     return F.pad(key, (0, missing), value=torch.iinfo(torch.int64).max).argsort(dim=-1, stable=True)
 
 
-def _at(documents_BS: Tensor | None, places_BHCc: Tensor) -> Tensor | None:
+def _at(documents_BS: Tensor | None, positions_BHCc: Tensor) -> Tensor | None:
     """Return the document ids of positions, [B, H, C, c]; 0 for padding."""
     if documents_BS is None:
         return None
-    filled = F.pad(documents_BS, (0, -documents_BS.shape[1] % places_BHCc.shape[-1]))
-    return filled.gather(1, places_BHCc.flatten(1)).view(places_BHCc.shape)
+    filled = F.pad(documents_BS, (0, -documents_BS.shape[1] % positions_BHCc.shape[-1]))
+    return filled.gather(1, positions_BHCc.flatten(1)).view(positions_BHCc.shape)
 
 
 def _reordered(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ class _Reorder(torch.autograd.Function):
 class _Work:
     """Inputs of the forward and backward pass that have no gradients."""
 
-    places: Tensor
+    positions: Tensor
     """[B, H, C, c]"""
     documents: Tensor | None
     length: int
@@ -226,11 +226,13 @@ class _Chunks(torch.autograd.Function):
         ctx.save_for_backward(q_BHCcK, v_BHCcK)
         ctx.work = work
         mixed = torch.empty_like(v_BHCcK)
-        said = torch.empty(q_BHCcK.shape[:4], dtype=sum_dtype(q_BHCcK.dtype), device=q_BHCcK.device)
-        for some, draw in _tiles(q_BHCcK, work):
-            own = slice(some.start, some.stop)
-            mixed[:, :, own], said[:, :, own] = _attend(*_taken(q_BHCcK, v_BHCcK, some, work), some, work, draw)
-        return mixed, said
+        normalizers = torch.empty(q_BHCcK.shape[:4], dtype=sum_dtype(q_BHCcK.dtype), device=q_BHCcK.device)
+        for chunks, generator in _tiles(q_BHCcK, work):
+            own = slice(chunks.start, chunks.stop)
+            mixed[:, :, own], normalizers[:, :, own] = _attend(
+                *_taken(q_BHCcK, v_BHCcK, chunks, work), chunks, work, generator
+            )
+        return mixed, normalizers
 
     @staticmethod
     @once_differentiable
@@ -238,21 +240,21 @@ class _Chunks(torch.autograd.Function):
         q_BHCcK, v_BHCcK = ctx.saved_tensors
         work: _Work = ctx.work
         grads = [torch.zeros(x.shape, dtype=sum_dtype(x.dtype), device=x.device) for x in (q_BHCcK, v_BHCcK)]
-        for some, draw in _tiles(q_BHCcK, work):
+        for chunks, generator in _tiles(q_BHCcK, work):
             with torch.enable_grad():
-                given = [
-                    None if x is None else x.detach().requires_grad_() for x in _taken(q_BHCcK, v_BHCcK, some, work)
+                inputs = [
+                    None if x is None else x.detach().requires_grad_() for x in _taken(q_BHCcK, v_BHCcK, chunks, work)
                 ]
-                q, q_before, v, v_before = given
+                q, q_before, v, v_before = inputs
                 assert q is not None
                 assert v is not None
-                outputs = _attend(q, q_before, v, v_before, some, work, draw)
-            own = slice(some.start, some.stop)
-            there = [x for x in given if x is not None]
-            found = iter(torch.autograd.grad(outputs, there, (grad_mixed[:, :, own], grad_normalizers[:, :, own])))
-            for number, x in enumerate(given):
+                outputs = _attend(q, q_before, v, v_before, chunks, work, generator)
+            own = slice(chunks.start, chunks.stop)
+            there = [x for x in inputs if x is not None]
+            gradients = iter(torch.autograd.grad(outputs, there, (grad_mixed[:, :, own], grad_normalizers[:, :, own])))
+            for number, x in enumerate(inputs):
                 if x is not None:
-                    _add(grads[number // 2], next(found), some, before=number % 2 == 1)
+                    _add(grads[number // 2], next(gradients), chunks, before=number % 2 == 1)
         return grads[0].to(q_BHCcK.dtype), grads[1].to(v_BHCcK.dtype), None
 
 
@@ -260,32 +262,32 @@ def _tiles(q_BHCcK: Tensor, work: _Work) -> Iterator[tuple[range, torch.Generato
     """Yield ranges of chunks, and the generator of their dropout masks."""
     rows, heads, chunks, chunk, _ = q_BHCcK.shape
     generator = torch.Generator(q_BHCcK.device).manual_seed(work.seed) if work.dropout else None
-    each = max(1, MOST_SCORES // (rows * heads * chunk * chunk * (2 if work.looks_back else 1)))
+    each = max(1, MAX_SCORES // (rows * heads * chunk * chunk * (2 if work.looks_back else 1)))
     for start in range(0, chunks, each):
         yield range(start, min(start + each, chunks)), generator
 
 
-def _taken(q: Tensor, v: Tensor, some: range, work: _Work) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+def _taken(q: Tensor, v: Tensor, chunks: range, work: _Work) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
     """Return queries and values of a range of chunks, each with those of the previous chunks."""
-    own = slice(some.start, some.stop)
-    back = (_before(q, some), _before(v, some)) if work.looks_back else (None, None)
+    own = slice(chunks.start, chunks.stop)
+    back = (_before(q, chunks), _before(v, chunks)) if work.looks_back else (None, None)
     return q[:, :, own], back[0], v[:, :, own], back[1]
 
 
-def _before(x: Tensor, some: range) -> Tensor:
-    if some.start:
-        return x[:, :, some.start - 1 : some.stop - 1]
-    return torch.cat([x[:, :, -1:], x[:, :, : some.stop - 1]], 2)
+def _before(x: Tensor, chunks: range) -> Tensor:
+    if chunks.start:
+        return x[:, :, chunks.start - 1 : chunks.stop - 1]
+    return torch.cat([x[:, :, -1:], x[:, :, : chunks.stop - 1]], 2)
 
 
-def _add(grad: Tensor, found: Tensor, some: range, *, before: bool) -> None:
+def _add(grad: Tensor, gradient: Tensor, chunks: range, *, before: bool) -> None:
     if not before:
-        grad[:, :, some.start : some.stop] += found
-    elif some.start:
-        grad[:, :, some.start - 1 : some.stop - 1] += found
+        grad[:, :, chunks.start : chunks.stop] += gradient
+    elif chunks.start:
+        grad[:, :, chunks.start - 1 : chunks.stop - 1] += gradient
     else:
-        grad[:, :, -1:] += found[:, :, :1]
-        grad[:, :, : some.stop - 1] += found[:, :, 1:]
+        grad[:, :, -1:] += gradient[:, :, :1]
+        grad[:, :, : chunks.stop - 1] += gradient[:, :, 1:]
 
 
 def _attend(
@@ -293,20 +295,20 @@ def _attend(
     q_before: Tensor | None,
     v: Tensor,
     v_before: Tensor | None,
-    some: range,
+    chunks: range,
     work: _Work,
-    draw: torch.Generator | None,
+    generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor]:
     """Return attention output [B, H, g, c, K] of a range of chunks, and the log-normalizer of its weights."""
     k = q if q_before is None else torch.cat([q_before, q], 3)
     v = v if v_before is None else torch.cat([v_before, v], 3)
     scores = (q @ _of_length_one(k).transpose(3, 4)).to(sum_dtype(q.dtype))
-    hidden, itself = _unseen(some, work)
+    hidden, itself = _unseen(chunks, work)
     scores = scores.masked_fill(hidden, HIDDEN).masked_fill(itself, ITSELF)
     normalizers = scores.logsumexp(-1, keepdim=True)
     weights = (scores - normalizers).exp().to(v.dtype)
-    if draw is not None:
-        keep = torch.empty_like(weights).bernoulli_(1 - work.dropout, generator=draw)
+    if generator is not None:
+        keep = torch.empty_like(weights).bernoulli_(1 - work.dropout, generator=generator)
         weights = weights * (keep / (1 - work.dropout))
     return weights @ v, normalizers.squeeze(-1)
 
@@ -317,15 +319,15 @@ def _of_length_one(k: Tensor) -> Tensor:
     return of_root_one / k.shape[-1] ** 0.5
 
 
-def _unseen(some: range, work: _Work) -> tuple[Tensor, Tensor]:
+def _unseen(chunks: range, work: _Work) -> tuple[Tensor, Tensor]:
     """Return which keys are masked, and which are the query's own position, [B, H, g, c, k]."""
-    own = slice(some.start, some.stop)
+    own = slice(chunks.start, chunks.stop)
 
     def sides(x: Tensor) -> tuple[Tensor, Tensor]:
-        keys = torch.cat([_before(x, some), x[:, :, own]], 3) if work.looks_back else x[:, :, own]
+        keys = torch.cat([_before(x, chunks), x[:, :, own]], 3) if work.looks_back else x[:, :, own]
         return x[:, :, own, :, None], keys[:, :, :, None]
 
-    query, key = sides(work.places)
+    query, key = sides(work.positions)
     hidden = key >= work.length
     if work.causal:
         hidden = hidden | (key > query)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from megaptm.spec import AtLeastOne, AttentionSpec, Block, InputSpec, ModelSpec, Size
+from megaptm.spec import AttentionSpec, Block, InputSpec, ModelSpec, PositiveInt, Size
 
 MAX_BUCKETS = 1 << 31
 """Bound of the number of hash buckets."""
@@ -25,7 +25,7 @@ class LocalSpec(AttentionSpec):
     reads_global_tokens = True
     caches_keys = False
 
-    chunk_length: AtLeastOne = 64
+    chunk_length: PositiveInt = 64
     """Positions of a chunk."""
 
 
@@ -42,7 +42,7 @@ class LSHSpec(LocalSpec):
 
     num_hashes: Annotated[int, Field(ge=1, le=1 << 10)] = 1
     """Number of hash rounds, each with its own random rotations."""
-    num_buckets: AtLeastOne | Annotated[tuple[AtLeastOne, ...], Field(min_length=1)] = 64
+    num_buckets: PositiveInt | Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = 64
     """Number of hash buckets, even; a tuple of factors for a factorized hash."""
 
     @property

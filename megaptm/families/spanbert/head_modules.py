@@ -14,7 +14,7 @@ from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
 from megaptm.models.heads import plain_activation
 from megaptm.models.loss import Loss, count_labels, token_loss
-from megaptm.models.places import at_places
+from megaptm.models.target_positions import states_at
 from megaptm.spec import ModelSpec
 
 
@@ -38,7 +38,7 @@ class SpanBoundaryHead(nn.Module):
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         x_BSD, labels = x_SBD.transpose(0, 1), batch["span_labels"]
-        before, after = (at_places(x_BSD, batch[name]) for name in ("span_left", "span_right"))
+        before, after = (states_at(x_BSD, batch[name]) for name in ("span_left", "span_right"))
         assert tied is not None
         read = self._read(before, after, batch["span_offset"])
         return self.project(read.flatten(0, 1), tied, self.vocabulary.bias, labels.reshape(-1)), count_labels(labels)
@@ -51,7 +51,7 @@ class SpanBoundaryHead(nn.Module):
         offsets = torch.zeros(before.shape[:2], dtype=torch.int64, device=before.device)
         return self.project.logits(self._read(before, after, offsets), tied, self.vocabulary.bias)
 
-    def _read(self, left: Tensor, right: Tensor, offsets: Tensor) -> Tensor:
-        x = torch.cat([left, right, self.offset(offsets)], -1)
+    def _read(self, left: Tensor, after: Tensor, offsets: Tensor) -> Tensor:
+        x = torch.cat([left, after, self.offset(offsets)], -1)
         x = self.first_norm(self.activation(self.first(x)))
         return self.second_norm(self.activation(self.second(x)))

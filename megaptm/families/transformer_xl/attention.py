@@ -78,40 +78,40 @@ class RelativeAttention(AttentionModule):
         mask: Tensor,
         sines_LXD: Tensor,
         keys: Tensor | None = None,
-        past_MBD: Tensor | None = None,
+        cached_MBD: Tensor | None = None,
         content_bias_FH: Tensor | None = None,
-        place_bias_FH: Tensor | None = None,
+        position_bias_FH: Tensor | None = None,
         apart_BQK: Tensor | None = None,
-        asked_BA: Tensor | None = None,
+        targets_BA: Tensor | None = None,
     ) -> Tensor:
         """Return [Q, B, D].
 
-        `mask`: [B or 1, 1, Q, K]. The biases are the stack's, if shared. `apart`: keys of another segment. `asked`:
+        `mask`: [B or 1, 1, Q, K]. The biases are the stack's, if shared. `apart`: keys of another segment. `targets`:
         positions of the query stream.
         """
         assert keys is None, "keys are made of what queries are made of"
-        if content_bias_FH is None or place_bias_FH is None:
-            content_bias_FH, place_bias_FH = self.content_bias.weight, self.place_bias.weight
+        if content_bias_FH is None or position_bias_FH is None:
+            content_bias_FH, position_bias_FH = self.content_bias.weight, self.place_bias.weight
         q, k, v = self.qkv(x_QBD).unflatten(-1, (-1, 3, self.key_width)).unbind(3)
-        if asked_BA is not None:
-            text = len(q) - asked_BA.shape[1]
+        if targets_BA is not None:
+            text = len(q) - targets_BA.shape[1]
             k, v = k[:text], v[:text]
-        if past_MBD is not None:
-            k_past, v_past = self._of_past(past_MBD)
-            k, v = torch.cat([k_past, k]), torch.cat([v_past, v])
-        scores = self._by_place(q + place_bias_FH.t(), sines_LXD, len(k), asked_BA)
+        if cached_MBD is not None:
+            k_cached, v_cached = self._of_cache(cached_MBD)
+            k, v = torch.cat([k_cached, k]), torch.cat([v_cached, v])
+        scores = self._by_distance(q + position_bias_FH.t(), sines_LXD, len(k), targets_BA)
         if apart_BQK is not None:
             scores = scores + self._by_segment(q, apart_BQK)
         scores = scores * self.attend.scale
         # The first query of an order may have no key; its softmax would be NaN.
-        blind = ~mask.any(-1, keepdim=True) if asked_BA is not None else None
+        blind = ~mask.any(-1, keepdim=True) if targets_BA is not None else None
         scores = scores.masked_fill(~mask if blind is None else ~(mask | blind), -math.inf)
         mixed_QBA = self.attend(q + content_bias_FH.t(), k, v, scores)
         if blind is not None:
             mixed_QBA = mixed_QBA.masked_fill(blind[:, 0].transpose(0, 1), 0.0)
         return self.output(mixed_QBA)
 
-    def _of_past(self, past_MBD: Tensor) -> tuple[Tensor, Tensor]:
+    def _of_cache(self, cached_MBD: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of the cache, [M, B, H, F].
 
         Uses the weights directly: each rank has the full cache, which a tensor-parallel module would treat as a part of
@@ -119,24 +119,24 @@ class RelativeAttention(AttentionModule):
         """
         weight = self.qkv.weight.unflatten(0, (-1, 3, self.key_width))[:, 1:].flatten(0, 2)
         bias = None if self.qkv.bias is None else self.qkv.bias.unflatten(0, (-1, 3, self.key_width))[:, 1:].flatten()
-        k, v = F.linear(past_MBD, weight, bias).unflatten(-1, (-1, 2, self.key_width)).unbind(3)
+        k, v = F.linear(cached_MBD, weight, bias).unflatten(-1, (-1, 2, self.key_width)).unbind(3)
         return k, v
 
-    def _by_place(self, q_QBHF: Tensor, sines_LXD: Tensor, keys: int, asked_BA: Tensor | None) -> Tensor:
+    def _by_distance(self, q_QBHF: Tensor, sines_LXD: Tensor, keys: int, targets_BA: Tensor | None) -> Tensor:
         """Return scores by distance, [B, H, Q, K]."""
         r_LXHF = F.linear(sines_LXD.to(q_QBHF.dtype), self.place.weight).unflatten(-1, (-1, self.key_width))
         if r_LXHF.shape[1] == 1:
             of_distances = torch.einsum("sbhf,lhf->bhsl", q_QBHF, r_LXHF[:, 0])
         else:
             of_distances = torch.einsum("sbhf,lbhf->bhsl", q_QBHF, r_LXHF)
-        if asked_BA is None:
+        if targets_BA is None:
             return shifted(of_distances, keys)
-        of_text, of_asked = of_distances.split([len(q_QBHF) - asked_BA.shape[1], asked_BA.shape[1]], 2)
+        of_text, of_targets = of_distances.split([len(q_QBHF) - targets_BA.shape[1], targets_BA.shape[1]], 2)
         # The distance grows by one for each position that the query is earlier.
-        first_B1A1 = (of_text.shape[2] - 1 - asked_BA)[:, None, :, None]
+        first_B1A1 = (of_text.shape[2] - 1 - targets_BA)[:, None, :, None]
         rows = first_B1A1 + torch.arange(keys, device=q_QBHF.device)
-        at_asked = of_asked.gather(-1, rows.expand(-1, of_asked.shape[1], -1, -1))
-        return torch.cat([shifted(of_text, keys), at_asked], 2)
+        at_targets = of_targets.gather(-1, rows.expand(-1, of_targets.shape[1], -1, -1))
+        return torch.cat([shifted(of_text, keys), at_targets], 2)
 
     def _by_segment(self, q_QBHF: Tensor, apart_BQK: Tensor) -> Tensor:
         """Return scores by segment, [B, H, Q, K]."""

@@ -40,13 +40,13 @@ class RelativeStack(Stack):
         outputs: dict[int, Tensor] | None = None,
         decode: bool = True,
     ) -> Tensor:
-        past = mask.past
+        stack_cache = mask.cache
         sines = distance_sines(
             mask.length[0],
-            past.length if past else 0,
+            stack_cache.length if stack_cache else 0,
             width=self.size.width,
             both_sides=not self.block.causal,
-            farthest=past.farthest if past else None,
+            farthest=stack_cache.farthest if stack_cache else None,
             backward_B=mask.backward,
             device=mask.device,
         )
@@ -56,12 +56,22 @@ class RelativeStack(Stack):
         num_cached = mask.length[0] // 2 if self._record.cached == "half" else mask.length[0]
         for number in self.numbers:
             before = None
-            if past is not None:
-                before = past.states[number]
+            if stack_cache is not None:
+                before = stack_cache.states[number]
                 with torch.no_grad():
-                    past.seen[number] = self.gather_sequence(x.detach())[:num_cached]
+                    stack_cache.current_states[number] = self.gather_sequence(x.detach())[:num_cached]
             x = self.run_layer(
-                self[str(number)], x, mask.dense, None, None, sines, None, before, *biases, mask.apart, mask.asked
+                self[str(number)],
+                x,
+                mask.dense,
+                None,
+                None,
+                sines,
+                None,
+                before,
+                *biases,
+                mask.apart,
+                mask.target_positions,
             )
             if outputs is not None and number in self.read:
                 outputs[number] = x

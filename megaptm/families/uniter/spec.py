@@ -6,14 +6,19 @@ from dataclasses import dataclass
 
 from megaptm.spec import InputSpec
 
+REGION, MASKED_REGION = 0, 1
+"""Values of the batch field `tokens` at the region positions after a text: a region, a masked region."""
+NUM_BOX_VALUES = 7
+"""Number of box values of a region: left, top, right, bottom, width, height and area, as shares of the image's."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RegionInput(InputSpec):
     """Detector features of an image, which follow the text."""
 
     name = "region"
-    costs = "megaptm.bricks.regions:RegionBrick"
-    module = "megaptm.models.regions:ImageRegions"
+    costs = "megaptm.families.uniter.costs:RegionBrick"
+    module = "megaptm.families.uniter.regions:ImageRegions"
     fields = ("region_features", "region_boxes")
     is_appended = True
 

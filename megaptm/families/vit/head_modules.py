@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from megaptm.bricks import HeadBrick
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
 from megaptm.models.loss import Loss, class_loss, count_labels, token_loss
-from megaptm.models.places import asked_places
+from megaptm.models.target_positions import target_states
 from megaptm.spec import ModelSpec
 
 
@@ -41,7 +41,7 @@ class MaskedPatchHead(nn.Module):
         self.classify = Linear.of(brick.maps["classify"])
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        return class_loss(self.classify(asked_places(x_SBD, batch, self.label_field)), batch[self.label_field])
+        return class_loss(self.classify(target_states(x_SBD, batch, self.label_field)), batch[self.label_field])
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """Return logits at every position, [B, S, colors]."""

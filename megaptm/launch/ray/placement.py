@@ -23,7 +23,7 @@ class RankAssignment:
         return f"{ranks} on {self.node.address}"
 
 
-def place_ranks(nodes: Sequence[Node], layout: Layout) -> list[RankAssignment] | None:
+def assign_ranks(nodes: Sequence[Node], layout: Layout) -> list[RankAssignment] | None:
     """Return a placement on as few nodes as possible, each with whole tensor groups; None if there is not enough room.
 
     Ranks of a node are consecutive, and megatron-core numbers tensor ranks first, so no group spans two nodes.
@@ -44,7 +44,7 @@ def count_ranks(free: Sequence[int], tensor: int) -> int:
 
 
 def no_room_error(nodes: Sequence[Node], layout: Layout, kind: str) -> UserError:
-    """Return the error for a failed `place_ranks`: the required and available devices."""
+    """Return the error for a failed `assign_ranks`: the required and available devices."""
     groups = f", in groups of {layout.tensor} on one node (layout.tensor)" if layout.tensor > 1 else ""
     needed = f"the layout needs {layout.processes} {kind}s{groups}"
     if not any(node.devices for node in nodes):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megaptm.config import Layout
-from megaptm.launch.ray.placement import RankAssignment, place_ranks
+from megaptm.launch.ray.placement import RankAssignment, assign_ranks
 from megaptm.schedulers.ray.cluster import alive_nodes
 
 RESERVE_SECONDS = 30.0
@@ -54,7 +54,7 @@ def reserve(layout: Layout, *, seconds: float, should_stop: Callable[[], object]
 
 def _try_reserve(layout: Layout) -> Reservation | None:
     kind, nodes = alive_nodes()
-    assignments = place_ranks(nodes, layout)
+    assignments = assign_ranks(nodes, layout)
     if assignments is None:
         return None
     group = _placement_group(

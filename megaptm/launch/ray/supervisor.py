@@ -13,7 +13,7 @@ from pathlib import Path
 from megaptm.config import Config
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, UserError
 from megaptm.launch.ray.attempt import READY_SECONDS, Outcome, RunAttempt
-from megaptm.launch.ray.placement import count_ranks, no_room_error, place_ranks
+from megaptm.launch.ray.placement import assign_ranks, count_ranks, no_room_error
 from megaptm.launch.ray.reservation import Reservation, reserve
 from megaptm.launch.restart_policy import Ending, RestartPolicy
 from megaptm.launch.worker_group import forwarding
@@ -42,7 +42,7 @@ def launch_command(address: str | None) -> list[str]:
 def show_placement(config: Config) -> None:
     """Print where the ranks would run now. Raise UserError if there is not enough room."""
     kind, nodes = alive_nodes()
-    assignments = place_ranks(nodes, config.layout)
+    assignments = assign_ranks(nodes, config.layout)
     if assignments is None:
         raise no_room_error(nodes, config.layout, kind)
     for assignment in assignments:

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.annotate.meanings import read_meanings
-from data_pipeline.commands import meanings
 from megaptm.errors import UserError
-from megaptm.objectives.meanings import load_meanings
-from megaptm.objectives.rewriting import join_words
+from megaptm.families.unimo.corpus.meanings import meanings, read_meanings
+from megaptm.families.unimo.meanings import load_meanings
+from megaptm.families.unimo.rewriting import join_words
 from megaptm.tokenizers import train
 
 TEXT = "a red cart and a crimson wagon beside a blue box, the cartoon near the redder boxes " * 30

@@ -34,7 +34,7 @@ def unfinished(recipe, tmp_path, monkeypatch):
         raise CutOff(work)
 
     monkeypatch.setattr(output.LocalOutput, "publish", publish)
-    monkeypatch.setattr(output, "MIN_KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(output, "MIN_STORED_SECONDS", 0.0)
 
     def build() -> tuple[dict[str, bytes], JobRunner]:
         with pytest.raises(CutOff) as end:

@@ -98,7 +98,7 @@ def publish_until(call: int, out: Path, monkeypatch) -> bool:
     ):
         (work.scratch / "work").touch()
         tiny_corpus(work.folder, seed=1)
-        patch.setattr(output, "MIN_KEPT_SECONDS", 0.0)  # a killed process removes nothing
+        patch.setattr(output, "MIN_STORED_SECONDS", 0.0)  # a killed process removes nothing
         for name in ("rename", "unlink", "rmdir", "fsync"):
             patch.setattr(os, name, dying(getattr(os, name)))
         work.publish(NO_WORK)

@@ -14,15 +14,15 @@ import numpy as np
 from PIL import Image
 from rich.console import Console
 
-from data_pipeline.images.build import build_images
-from data_pipeline.images.recipe import ImageRecipe
+from megaptm.families.vit.corpus.build import build_images
+from megaptm.families.vit.corpus.recipe import recipe_class
 
 QUIET = Console(file=io.StringIO())
 
 
 def build(source: Path | str, out: Path, **options: Any) -> Any:
     """A corpus, built in this process, and its report."""
-    return build_images(ImageRecipe(source=str(source), **options), out, workers=0, console=QUIET)
+    return build_images(recipe_class(options)(source=str(source), **options), out, workers=0, console=QUIET)
 
 
 def digits(out: Path, **options: Any) -> Path:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.images.region_shapes import DETECTOR, NUM_IMAGES, write_region_shapes
 from data_pipeline.recipe import TokenizerRecipe
+from megaptm.families.uniter.corpus.region_shapes import DETECTOR, NUM_IMAGES, write_region_shapes
 from tests.data_pipeline.images.pictures import build
 
 TOKENIZERS = {

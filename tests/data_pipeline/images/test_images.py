@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_pipeline.commands import images
-from data_pipeline.images.check import ImageLimits, InvalidImage, ValidImage, check_image
-from data_pipeline.images.folders import ImageFile
-from data_pipeline.images.recipe import ImageRecipe
-from data_pipeline.images.splits import split_by_hash
 from data_pipeline.recipe import TokenizerRecipe
 from data_pipeline.verify import verify_corpus
 from megaptm.data import open_mix
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
+from megaptm.families.vit.corpus.build import images
+from megaptm.families.vit.corpus.check import ImageLimits, InvalidImage, ValidImage, check_image
+from megaptm.families.vit.corpus.folders import ImageFile
+from megaptm.families.vit.corpus.recipe import ImageRecipe
+from megaptm.families.vit.corpus.splits import split_by_hash
 from megaptm.families.vit.pixels import open_image, to_rgb
 from megaptm.storage import RetryPolicy
 from megaptm.tokenizers import load as load_tokenizer
@@ -274,8 +274,8 @@ def test_disk_error_ends_image_build(name, tmp_path, monkeypatch):
     def gives_up(*_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))  # a read error, which names no file
 
-    kind = {".jpg": "pathlib.Path.read_bytes", ".txt": "data_pipeline.images.texts._read_limited"}
-    monkeypatch.setattr(kind.get(path.suffix, "data_pipeline.images.index_shards._read_member"), gives_up)
+    kind = {".jpg": "pathlib.Path.read_bytes", ".txt": "megaptm.families.vit.corpus.texts._read_limited"}
+    monkeypatch.setattr(kind.get(path.suffix, "megaptm.families.vit.corpus.index_shards._read_member"), gives_up)
     monkeypatch.setattr("megaptm.data.shards.RETRY", RetryPolicy(seconds=0.0))
     with pytest.raises(UserError, match=rf"{path} .*Input/output error"):
         build(tmp_path / "given", tmp_path / "corpus", validation=0.0, texts=name in ("1.jpg", "1.txt"))

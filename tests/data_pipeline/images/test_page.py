@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from data_pipeline.document import EXAMPLES
-from data_pipeline.images import page
-from data_pipeline.images.thumbnails import SIDE, DroppedImages, make_thumbnail
 from data_pipeline.recipe import TokenizerRecipe
+from megaptm.families.vit.corpus import page
+from megaptm.families.vit.corpus.thumbnails import SIDE, DroppedImages, make_thumbnail
 from tests.data_pipeline.images.pictures import BAD, build, folder_of_labels, picture, write_tar
 
 SHOWN = re.compile(r"<figure>(?:<img alt='' src='data:image/jpeg;base64,([^']+)'>)?<figcaption>([^<]*)</figcaption>")

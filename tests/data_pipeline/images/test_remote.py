@@ -10,9 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.annotate.retrieve import _corpus_location
-from data_pipeline.images.duplicates import file_sketch
-from data_pipeline.images.shard_source import list_shards, local_copy
 from data_pipeline.recipe import TokenizerRecipe
 from data_pipeline.verify import verify_corpus
 from megaptm.check.data import check_shards
@@ -24,6 +21,9 @@ from megaptm.data.manifest import MANIFEST, content_id
 from megaptm.data.shards import Corpus
 from megaptm.data.table import table_name
 from megaptm.errors import UserError
+from megaptm.families.uniter.corpus.retrieve import _corpus_location
+from megaptm.families.vit.corpus.duplicates import file_sketch
+from megaptm.families.vit.corpus.shard_source import list_shards, local_copy
 from megaptm.storage import Cache, join_path, list_files, upload
 from megaptm.tokenizers import load
 from tests import ROOT

@@ -19,16 +19,17 @@ from tokenizers import pre_tokenizers
 
 from data_pipeline.clean.basic import CutLong, DropShort
 from data_pipeline.clean.connectives import PairByConnective
-from data_pipeline.commands import images, inspect, read_image_settings
-from data_pipeline.images.duplicates import appearance_sketch, find_repeated
-from data_pipeline.images.recipe import ImageRecipe
-from data_pipeline.images.text_steps import TextSteps
-from data_pipeline.images.texts import InvalidTextError, text_of
+from data_pipeline.commands import inspect
 from data_pipeline.recipe import TokenizerRecipe
 from data_pipeline.verify import verify_corpus
 from megaptm.data import Loader, open_mix
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
+from megaptm.families.vit.corpus.build import images
+from megaptm.families.vit.corpus.duplicates import appearance_sketch, find_repeated
+from megaptm.families.vit.corpus.recipe import ImageRecipe, read_image_settings
+from megaptm.families.vit.corpus.text_steps import TextSteps
+from megaptm.families.vit.corpus.texts import InvalidTextError, text_of
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data_pipeline.images.pictures import BAD, build, encoded, picture, pixels, write_tar
 

@@ -312,3 +312,10 @@ def test_unmatched_override_is_rejected(tmp_path):
     written(tmp_path / "a.jsonl", "{}")
     with pytest.raises(UserError, match=r"no file matches b\*.jsonl in its overrides: correct the name or glob"):
         names(tmp_path, overrides={"*.jsonl": {"text": "x"}, "b*.jsonl": {"text": "content"}})
+
+
+def test_override_of_a_file_outside_the_sources_is_rejected(tmp_path):
+    members = archive(tmp_path / "pile.zip", {"one.jsonl": b'{"text": "one"}\n'})
+    outside = written(tmp_path / "other.jsonl", '{"content": "other"}\n')
+    with pytest.raises(UserError, match=r"other.jsonl is in no source, .* name the file as a source too"):
+        names(members, overrides={str(outside): {"text": "content"}})

@@ -1,0 +1,26 @@
+"""`megaptm corpus meanings`."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+@click.argument("source")
+@click.option("--tokenizer", required=True, help="Folder of the tokenizer of the corpus.")
+@click.option("--out", required=True, help="Output file, for the objective option `meanings`.")
+def meanings(source: str, tokenizer: str, out: str) -> None:
+    """Build the table of synonymous phrases with which an objective rewrites captions (UNIMO).
+
+    SOURCE has lines of kind<TAB>phrase<TAB>phrase ..., with the phrases of one meaning; kinds are objects, attributes
+    and relations. Replacing a phrase by one of another meaning of its kind gives a false caption.
+
+    \b
+      megaptm corpus meanings phrases.tsv --tokenizer corpora/captions/tokenizer --out corpora/meanings.json
+    """
+    from megaptm.families.unimo.corpus.meanings import meanings as build
+
+    build(source, tokenizer, out)
+
+
+CORPUS = meanings

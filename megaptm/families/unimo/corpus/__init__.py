@@ -1,0 +1,1 @@
+"""Files that the objectives of UNIMO read besides a corpus."""

@@ -1,0 +1,48 @@
+"""Costs of the head of UNIMO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megaptm.bricks import HeadBrick, LinearShape
+
+MAX_COMPARED_TEXTS = 8
+"""Maximum number of texts of a sample that its image is compared with: the caption, its rewritten versions, and
+retrieved texts."""
+MAX_COMPARED_IMAGES = 4
+"""Maximum number of images that a caption is compared with: its own image, and retrieved ones."""
+COMPARED = MAX_COMPARED_IMAGES + MAX_COMPARED_TEXTS
+"""Vectors of a sample of images and texts."""
+
+
+class CrossModalHeadBrick(HeadBrick):
+    """CMCL: contrast of an image with its positive and negative texts and with similar images, over the whole batch
+    (UNIMO, arXiv:2012.15409, section 2.1). No parameters."""
+
+    name = "cmcl"
+    module = "megaptm.families.unimo.head_modules:CrossModalHead"
+    label_field = "num_positive_texts"
+    projects = False
+    is_classifier = False
+    contrasts = True
+
+    @property
+    def features(self) -> int:  # type: ignore[override]  # a constant of other heads
+        """Vectors of images and texts, and flags of those that exist."""
+        return (self.width + 1) * COMPARED
+
+    @property
+    def maps(self) -> Mapping[str, LinearShape]:
+        return {}
+
+    def compare_bytes(self, own: int, rows: int) -> int:
+        """Return the bytes as the base class does, for each image with all texts and each caption with all images. The
+        masks of positives and of existing pairs are added to scores and softmax."""
+        pairs = own * rows * COMPARED
+        return 4 * (3 * rows * self.features + 4 * pairs) + 2 * pairs
+
+    def compare_multiply_adds(self, own: int, rows: int) -> int:
+        return own * rows * self.width * COMPARED
+
+
+HEADS = (CrossModalHeadBrick,)

@@ -1,0 +1,38 @@
+"""Retrieval by vectors of texts and images (arXiv:2012.15409)."""
+
+# N pairs
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from megaptm.data import Mix
+from megaptm.families.unimo.contrast import CrossModalContrast
+from megaptm.families.unimo.heads import MAX_COMPARED_IMAGES
+from megaptm.families.uniter.retrieval import task_retrieval
+from megaptm.inference.image_text import MAX_PAIRS, Retrieval, read_batches
+from megaptm.inference.trained_model import TrainedModel
+
+
+def vector_retrieval(
+    loaded: TrainedModel, corpora: dict[str, float] | None = None, *, rows: int | None = None
+) -> Retrieval | None:
+    """Evaluate retrieval by vectors among the first `rows` held-out pairs. None: 5,000 pairs, as for COCO."""
+    return task_retrieval(loaded, CrossModalContrast, _compare_vectors, corpora, rows or MAX_PAIRS)
+
+
+def _compare_vectors(loaded: TrainedModel, mix: Mix, number: int) -> Tensor:
+    """Return [N, N]: cosines of images and texts."""
+    images, texts, width = [], [], loaded.spec.width
+    for batch in read_batches(mix, number):
+        with torch.inference_mode():
+            inputs = {name: field.to(loaded.device) for name, field in batch.items()}
+            features = loaded.model(inputs, features=True).features["cmcl"].float()
+            # First image and first text of a sample, of all slots that it has.
+            images.append(features[:, :width].clone())
+            texts.append(features[:, MAX_COMPARED_IMAGES * width :][:, :width].clone())
+    return torch.cat(images).cpu() @ torch.cat(texts).cpu().t()
+
+
+RETRIEVAL = vector_retrieval

@@ -1,0 +1,83 @@
+"""Costs of image regions (UNITER, arXiv:1909.11740, section 3.1): projections of a region's features and box, a norm
+of each and of their sum, and a mask vector. UNIMO (arXiv:2012.15409) has only the last norm, and zeros for hidden
+regions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from megaptm.bricks import LinearShape
+from megaptm.bricks.inputs import InputBrick
+from megaptm.errors import UserError
+from megaptm.families.uniter.spec import NUM_BOX_VALUES
+from megaptm.spec import ModelSpec
+
+NORMS = {"each": 3, "sum": 1}
+"""Value of `RegionInput.norms` -> number of norms."""
+BOXES = (NUM_BOX_VALUES, NUM_BOX_VALUES - 2)
+"""Numbers of a box that are read: all, or those without its width and height."""
+HIDDEN = ("vector", "zeros")
+
+
+class Detector(NamedTuple):
+    """Output sizes of the region detector."""
+
+    features: int
+    """Features of a region."""
+    classes: int
+    """Number of classes; the first is the background."""
+
+
+def detector_of(spec: ModelSpec) -> Detector:
+    """Return the detector of a size. Raise UserError if it is missing."""
+    if spec.size.detector is None:
+        raise UserError(f"{spec.name} reads regions of images, and its size has no detector: give model.detector.")
+    return Detector(*spec.size.detector)
+
+
+class RegionBrick(InputBrick):
+    """Image regions."""
+
+    @property
+    def num_norms(self) -> int:
+        self._check("norms", NORMS)
+        return NORMS[self.record.norms]
+
+    @property
+    def tied_map(self) -> LinearShape:
+        """Projection from a region's features to the hidden states."""
+        return LinearShape(detector_of(self.spec).features, self.spec.size.table_width, True)
+
+    @property
+    def maps(self) -> tuple[LinearShape, ...]:
+        """All linear layers; a table counts as one from its width to its rows. The mask table has two rows, as in the
+        released code: row 0, for visible regions, is zero."""
+        self._check("boxes", BOXES)
+        self._check("hidden", HIDDEN)
+        box = LinearShape(self.record.boxes, self.spec.size.table_width, True)
+        mask = LinearShape(self.tied_map.inputs, 2, False)
+        return (self.tied_map, box, mask) if self.record.hidden == "vector" else (self.tied_map, box)
+
+    @property
+    def products(self) -> tuple[tuple[LinearShape, bool], ...]:
+        """Projections of features, whose input gets a gradient for hidden regions, and of the box, whose input gets
+        none."""
+        features, box, *_ = self.maps
+        return (features, True), (box, False)
+
+    def batch_bytes(self, positions: int) -> int:
+        """Return the bytes of regions in a batch: features in half precision, a box in float32."""
+        return positions * (2 * self.tied_map.inputs + 4 * NUM_BOX_VALUES)
+
+    def saved_bytes(self, positions: int, element: int) -> int:
+        """Return the bytes of the inputs of projections and norms."""
+        features, box, *_ = self.maps
+        return positions * (features.inputs + box.inputs + self.num_norms * features.outputs) * element
+
+    def _check(self, option: str, known: Collection[str | int]) -> None:
+        if (value := getattr(self.record, option)) not in known:
+            raise UserError(
+                f"{self.spec.name}: RegionInput.{option} is {value!r}, which is unknown; use one of "
+                f"{', '.join(map(str, known))}."
+            )

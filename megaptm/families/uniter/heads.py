@@ -1,0 +1,108 @@
+"""Costs of the heads of UNITER (arXiv:1909.11740, section 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megaptm.bricks import HeadBrick, LinearShape
+from megaptm.bricks.head import LossBytes
+from megaptm.bricks.heads import RowClassHeadBrick
+from megaptm.bricks.layer import norm_parameters
+from megaptm.families.uniter.costs import detector_of
+
+
+class ImageTextMatchHeadBrick(RowClassHeadBrick):
+    """ITM: whether an image's regions match a text."""
+
+    name = "itm"
+    label_field = "matched"
+    pooler_published = True
+
+
+class _HiddenRegionHeadBrick(HeadBrick):
+    """Base of heads of hidden regions: linear layer and norm."""
+
+    projects = False
+    predicted_only = True
+
+    @property
+    def maps(self) -> Mapping[str, LinearShape]:
+        return {"transform": LinearShape(self.width, self.width, True)}
+
+    @property
+    def other_parameters(self) -> int:
+        return norm_parameters(self.block, self.width)
+
+
+class RegionFeatureHeadBrick(_HiddenRegionHeadBrick):
+    """MRFR: features of hidden regions, by the transposed projection of features and a bias."""
+
+    name = "mrfr"
+    module = "megaptm.families.uniter.head_modules:RegionFeatureHead"
+    label_field = "masked_region_features"
+    tied_input = "region"
+    is_classifier = False
+
+    @property
+    def other_parameters(self) -> int:
+        return super().other_parameters + detector_of(self.spec).features
+
+    def multiply_adds(self, positions: int) -> int:
+        return super().multiply_adds(positions) + positions * self.width * detector_of(self.spec).features
+
+
+class _RegionClassHeadBrick(_HiddenRegionHeadBrick):
+    """Base of heads that classify hidden regions: a linear layer to the classes."""
+
+    @property
+    def classes(self) -> int:  # type: ignore[override]  # a constant of other heads
+        return detector_of(self.spec).classes
+
+    @property
+    def maps(self) -> Mapping[str, LinearShape]:
+        return {**super().maps, "classify": LinearShape(self.width, self.classes, True)}
+
+
+class RegionLabelHeadBrick(_RegionClassHeadBrick):
+    """MRC: class of hidden regions."""
+
+    name = "mrc"
+    module = "megaptm.families.uniter.head_modules:RegionLabelHead"
+    label_field = "region_labels"
+
+
+class RegionDistributionHeadBrick(_RegionClassHeadBrick):
+    """MRC-kl: class distribution of hidden regions."""
+
+    name = "mrc-kl"
+    module = "megaptm.families.uniter.head_modules:RegionDistributionHead"
+    label_field = "region_distributions"
+    is_classifier = False
+
+
+class WordRegionHeadBrick(HeadBrick):
+    """WRA: distance of words and regions by optimal transport. No parameters."""
+
+    name = "wra"
+    module = "megaptm.families.uniter.head_modules:WordRegionHead"
+    label_field = "matched"
+    projects = False
+    is_classifier = False
+
+    @property
+    def maps(self) -> Mapping[str, LinearShape]:
+        return {}
+
+    def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
+        """Return the bytes of the input, of its normalized vectors and of their gradients in float32."""
+        read = super().loss_bytes(positions, element, tensor=tensor, chunked=chunked)
+        return LossBytes(read.saved + 2 * positions * self.width * 4, read.transient)
+
+
+HEADS = (
+    ImageTextMatchHeadBrick,
+    WordRegionHeadBrick,
+    RegionFeatureHeadBrick,
+    RegionLabelHeadBrick,
+    RegionDistributionHeadBrick,
+)

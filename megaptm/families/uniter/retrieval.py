@@ -1,0 +1,87 @@
+"""Retrieval by matching scores of each text with each image (arXiv:1909.11740, section 4)."""
+
+# N pairs, W positions of a text
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from megaptm.data import Mix, open_mix
+from megaptm.families.uniter.objectives import ImageTextMatching, RegionObjective
+from megaptm.inference.image_text import BATCH_PAIRS, Retrieval, measure_recall, read_batches
+from megaptm.inference.trained_model import TrainedModel
+from megaptm.objectives.composed import Task, tasks_of
+from megaptm.run.corpora import corpus_cache
+
+MAX_MATCHED = 128
+"""Default number of pairs for matching scores: 16,384 samples, each text with each image."""
+IMAGE_FIELDS = ("region_features", "region_boxes")
+
+
+def matching_retrieval(
+    loaded: TrainedModel, corpora: dict[str, float] | None = None, *, rows: int | None = None
+) -> Retrieval | None:
+    """Evaluate retrieval by matching scores among the first `rows` held-out pairs. None: 128 pairs."""
+    return task_retrieval(loaded, ImageTextMatching, _match_pairs, corpora, rows or MAX_MATCHED)
+
+
+def task_retrieval(
+    loaded: TrainedModel,
+    kind: type[RegionObjective],
+    compare: Callable[[TrainedModel, Mix, int], Tensor],
+    corpora: dict[str, float] | None,
+    rows: int,
+) -> Retrieval | None:
+    """Compare held-out images and texts of the first task of a class. Return None without such a task."""
+    tasks = tasks_of(loaded.config.built_objective)
+    if (task := next((task for task in tasks if isinstance(task.objective, kind)), None)) is None:
+        return None
+    mix = open_pairs(loaded, task, corpora)
+    return measure_recall(compare(loaded, mix, min(mix.fresh_samples, rows)))
+
+
+def open_pairs(loaded: TrainedModel, task: Task, corpora: dict[str, float] | None) -> Mix:
+    """Return held-out samples with only a text and its own image."""
+    config, trained = loaded.config, task.objective
+    assert isinstance(trained, RegionObjective)
+    single_pair = trained.single_pair
+    own = {name: weight for name, weight in config.data.mix.items() if name in (task.corpora or [name])}
+    return open_mix(
+        corpora or own,
+        split="validation",
+        objective=single_pair,
+        sequence=config.data.sequence - (trained.regions - single_pair.regions),  # texts as long as in training
+        seed=config.train.seed,
+        document_mask=config.data.document_mask,
+        special=loaded.tokenizer.special,
+        cache=corpus_cache(config),
+    )
+
+
+def _match_pairs(loaded: TrainedModel, mix: Mix, number: int) -> Tensor:
+    """Return [N, N]: log-odds that image and text match."""
+    batches = [*read_batches(mix, number)]
+    names = [name for name in batches[0] if name != "matched"]
+    # Copied to the GPU once, not for each image: every copy would synchronize.
+    pairs = {name: torch.cat([batch[name] for batch in batches]).to(loaded.device) for name in names}
+    text_length = pairs["tokens"].shape[1] - pairs["region_boxes"].shape[1]
+    scores = torch.empty(number, number, device=loaded.device)
+    with torch.inference_mode():
+        for image, start in product(range(number), range(0, number, BATCH_PAIRS)):
+            texts = slice(start, min(start + BATCH_PAIRS, number))
+            batch = {name: field[texts] for name, field in pairs.items()}
+            for name in IMAGE_FIELDS:
+                batch[name] = pairs[name][image].expand_as(batch[name])
+            for name in ("tokens", "document_ids"):
+                batch[name] = batch[name].clone()
+                batch[name][:, text_length:] = pairs[name][image, text_length:]
+            logits = loaded.model.logits(batch)["itm"].float()
+            scores[image, texts] = logits[:, 1] - logits[:, 0]
+    return scores.cpu()
+
+
+RETRIEVAL = matching_retrieval
