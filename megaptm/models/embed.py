@@ -128,8 +128,9 @@ class Embed(nn.Module):
         for record in self.added:
             if not record.is_appended:
                 fields = (batch[prefix + name] for name in record.fields)
-                given = batch.get(f"{prefix}positions")
-                ids = self._positions_or_range(given, ids_SB) if record.reads_positions else ids_SB
+                ids = ids_SB
+                if record.reads_positions:
+                    ids = self._positions_or_range(batch.get(f"{prefix}positions"), ids_SB)
                 x = x + self._module(record.name)(*fields, ids)
         if (norm := self._modules.get(f"{own}norm")) is not None:
             x = norm(x)
