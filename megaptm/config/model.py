@@ -148,7 +148,6 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
             embedding=embedding,
             axial=axial,
             inputs=inputs,
-            detector=table.detector if table is not None and model.detector is None else model.detector,
             context=own_context,
             **by_frequency,
             # The first layer of some recurrent stacks has the width of the token table.
@@ -191,7 +190,6 @@ def with_resolved_model(config: Config) -> Config:
     }
     other_values |= {name: getattr(spec.size, name) for name in CHARACTER_KEYS if spec.family.reads_characters}
     other_values |= spec.size.inputs
-    other_values |= {"detector": spec.size.detector} if spec.family.reads_regions else {}
     other_values |= {"init_std": spec.family.init_std} if spec.family.reads_init_std else {}
     other_values |= {
         key: getattr(record, field) for record in spec.family.inputs for key, field in record.options.items()

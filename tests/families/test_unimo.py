@@ -57,8 +57,8 @@ def differences() -> tuple[float, float]:
     """Return the largest difference of logits, and of the gradient of the token table, from RoBERTa on text. RoBERTa's
     one segment embedding is added to positions."""
     reference = make_random_reference(roberta := tiny_spec("roberta"))
-    imported = from_hugging_face(reference, family="unimo", detector=(FEATURES, CLASSES))
-    assert (imported.spec.name, imported.spec.context, imported.spec.size.detector) == (
+    imported = from_hugging_face(reference, family="unimo", inputs={"detector": (FEATURES, CLASSES)})
+    assert (imported.spec.name, imported.spec.context, imported.spec.size.inputs["detector"]) == (
         "unimo",
         24,
         (FEATURES, CLASSES),
