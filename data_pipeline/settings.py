@@ -22,8 +22,8 @@ def parse_settings(kind: type[Kind], content: Any, where: str, ready: Mapping[st
     """
     if not isinstance(content, Mapping):
         raise UserError(f"{where} must be a table of settings, not {_describe_value(content)}.")
-    hints = get_type_hints(kind, include_extras=True)  # include the bounds of numbers
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # every kind is a dataclass
+    hints = {name: hint for name, hint in get_type_hints(kind, include_extras=True).items() if name in known}
     ready = ready or {}
     for name in content:
         if name not in known:

@@ -212,7 +212,7 @@ def test_json_has_null_for_nan_and_infinity(capsys):
     parsed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert parsed == {"limit": None, "step": [1.5, None], "nodes": {"1": None}}
     for words, command in all_commands(main):
-        if "--json" in [name for option in command.params for name in option.opts]:
+        if "--json" in [name for option in command.get_params(click.Context(command)) for name in option.opts]:
             assert command.callback.__globals__.get("print_json") is print_json, words
 
 

@@ -6,16 +6,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
+from megaptm.commands.family_group import FamilyCommand
 from megaptm.commands.output import echo, print_json
 from megaptm.errors import UserError
 from megaptm.inference.evaluation_options import EvaluationOptions
 
 if TYPE_CHECKING:
-    from megaptm.inference.image_text import Retrieval, ZeroShot
+    from megaptm.console import Console
     from megaptm.inference.loaded_model import LoadedModel
 
 SKIPPED_WORDS = 100
@@ -32,7 +33,7 @@ def _with_evaluation_options(command: Callable[..., None]) -> Callable[..., None
     return command
 
 
-@click.command()
+@click.command(cls=FamilyCommand, attribute="EVALUATE_OPTIONS")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--corpus", multiple=True, help="Corpus to evaluate on, instead of the run's own; repeatable.")
 @_with_evaluation_options
@@ -43,10 +44,6 @@ def _with_evaluation_options(command: Callable[..., None]) -> Callable[..., None
     type=click.Path(path_type=Path),
     help="Word vectors: file of analogies, four words per line; the fourth is predicted.",
 )
-@click.option("--zero-shot", help="Image-text models: labeled corpus whose images are classified by label names.")
-@click.option(
-    "--template", "templates", multiple=True, help="Prompt template for label names; repeat to average several."
-)
 @click.option("--json", "as_json", is_flag=True, help="Print the results as one JSON object.")
 def evaluate(
     model: Path,
@@ -54,10 +51,8 @@ def evaluate(
     step: int | None,
     words: tuple[str, ...],
     analogies: Path | None,
-    zero_shot: str | None,
-    templates: tuple[str, ...],
     as_json: bool,
-    **measured: Any,
+    **further: Any,
 ) -> None:
     """Evaluate a MODEL on held-out data. MODEL is the folder of a run or of an exported model.
 
@@ -89,7 +84,7 @@ def evaluate(
     from megaptm.inference.folder import is_run
     from megaptm.report.terminal import TimedLog
 
-    options = EvaluationOptions(**measured)
+    options = EvaluationOptions(**{option.name: further.pop(option.name) for option in fields(EvaluationOptions)})
     a_run = is_run(model, step)
     if words or analogies or (a_run and _has_word_vectors(model)):
         _evaluate_word_vectors(model, words, analogies, step, as_json)
@@ -110,42 +105,43 @@ def evaluate(
     corpora = dict.fromkeys(corpus, 1.0)
     bars = Console(stderr=True) if sys.stderr.isatty() else None
     result = evaluation.evaluate(loaded, options, corpora=corpora, console=bars, tell=tell)
-    image_results = _evaluate_image_text(loaded, corpora, options.rows, zero_shot, templates)
+    further_results = _further_results(loaded, corpora, options.rows, further)
     if as_json:
-        print_json({key: value for part in (result, *image_results) for key, value in part.to_json().items()})
+        print_json(result.to_json() | {key: value for part in further_results for key, value in part.to_json().items()})
     else:
         evaluation.show(result, Console())
-        for image_result in image_results:
-            image_result.show(Console())
+        for further_result in further_results:
+            further_result.show(Console())
     sys.stdout.flush()
     if not corpora and options.as_trained:
         tell("recording the result in the run folder" + (" and in MLflow" if loaded.config.track.enabled else ""))
         evaluation.record(loaded.config, result)
 
 
-def _evaluate_image_text(
-    loaded: LoadedModel, corpora: dict[str, float], rows: int | None, labeled: str | None, templates: tuple[str, ...]
-) -> list[Retrieval | ZeroShot]:
-    """Return the results of retrieval for image-text models, and of zero-shot classification on the corpus `labeled`;
-    empty for other models."""
-    from megaptm.families import contributions
-    from megaptm.families.clip.objectives import ImageText
-    from megaptm.inference.image_text import TEMPLATES, retrieval
+class Result(Protocol):
+    """Result of an evaluation."""
 
-    family = loaded.spec.family
-    if not isinstance(loaded.config.built_objective, ImageText):
-        if labeled or templates:
-            raise UserError(
-                f"--zero-shot and --template are for models of images and texts, which {family.name} is not."
-            )
-        # Families that are derived from others come later in the list, and are preferred.
-        for retrieve in reversed([*contributions("retrieval", "RETRIEVAL")]):
-            if (result := retrieve(loaded, corpora, rows=rows)) is not None:
-                return [result]
-        return []
-    results: list[Retrieval | ZeroShot] = [retrieval(loaded, corpora, rows=rows)]
-    if labeled:
-        results.append(loaded.zero_shot(corpus=labeled, templates=templates or TEMPLATES, rows=rows))
+    def to_json(self) -> dict[str, object]:
+        """Return the result as JSON values."""
+        ...
+
+    def show(self, console: Console) -> None:
+        """Print the result."""
+        ...
+
+
+def _further_results(
+    loaded: LoadedModel, corpora: dict[str, float], rows: int | None, options: dict[str, Any]
+) -> list[Result]:
+    """Return results of retrieval, and of the options of families; empty for most models."""
+    from megaptm.families import contributions
+
+    # Families that are derived from others come later in the list, and are preferred.
+    families = reversed([*contributions("retrieval", "RETRIEVAL")])
+    retrievals = (retrieve(loaded, corpora, rows=rows) for retrieve in families)
+    results: list[Result] = [result for result in retrievals if result is not None][:1]
+    for evaluate_further in contributions("commands", "EVALUATE"):
+        results += evaluate_further(loaded, rows, options)
     return results
 
 

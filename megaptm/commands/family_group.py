@@ -1,4 +1,5 @@
-"""Command groups to which families add commands, for files of their papers' code."""
+"""Command groups to which families add commands, for files of their papers' code, and commands to which they add
+options."""
 
 from __future__ import annotations
 
@@ -30,3 +31,20 @@ class FamilyGroup(click.Group):
 
         for command in contributions("commands", self._attribute):
             self.add_command(command)
+
+
+class FamilyCommand(click.Command):
+    """Command with its own options and those that families have under a name, such as `EVALUATE_OPTIONS`."""
+
+    def __init__(self, *arguments: Any, attribute: str, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._attribute, self._complete = attribute, False
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        from megaptm.families import contributions
+
+        if not self._complete:
+            self._complete = True
+            for options in contributions("commands", self._attribute):
+                self.params += options
+        return super().get_params(ctx)

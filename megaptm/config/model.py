@@ -147,7 +147,6 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
             **shape,
             embedding=embedding,
             inputs=inputs,
-            detector=table.detector if table is not None and model.detector is None else model.detector,
             context=own_context,
             **by_frequency,
             # The first layer of some recurrent stacks has the width of the token table.
@@ -190,7 +189,6 @@ def with_resolved_model(config: Config) -> Config:
     for record in spec.family.inputs:
         other_values |= record.derived_sizes(spec)
     other_values |= spec.size.inputs
-    other_values |= {"detector": spec.size.detector} if spec.family.reads_regions else {}
     other_values |= {"init_std": spec.family.init_std} if spec.family.reads_init_std else {}
     other_values |= {
         key: getattr(record, field) for record in spec.family.inputs for key, field in record.options.items()

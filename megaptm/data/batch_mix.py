@@ -1,4 +1,4 @@
-"""Tasks that each provide complete batches (UNITER)."""
+"""Tasks that each provide complete batches."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def _shared_inputs(config: Config, student: ModelSpec, teacher: ModelSpec) -> It
         key: (student.size.inputs.get(key), teacher.size.inputs.get(key))
         for record in student.family.inputs
         for key in record.size_keys
-    } | {"detector": (student.size.detector, teacher.size.detector)}
+    }
     if not student.family.reads_text:
         sizes["context"] = (student.context, teacher.context)
     for key, (student_value, teacher_value) in sizes.items():

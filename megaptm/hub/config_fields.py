@@ -263,16 +263,17 @@ def _size(counterpart: Counterpart, stacks: list[str], values: Mapping[str, Any]
             ffn=ffn,
             head_width=values.get("head_width"),
             kv_heads=None if kv_heads == heads else kv_heads,
-            inputs={key: values[key] for key in input_keys if key in values} if stack == stacks[0] else {},
+            inputs=inputs if stack == stacks[0] else {},
             context=None if (own := values.get(f"{stack}.context")) == values.get("context") else own,
             embedding=None if embedding == width else embedding,
         )
 
-    input_keys = [key for record in counterpart.family_table.inputs for key in record.size_keys]
-    first, *other_sizes = map(stack_size, stacks)
-    # No Hugging Face config has a detector: use that of the paper unless another is given.
+    # Values that no Hugging Face config has are those of the paper unless others are given.
     default = next(iter(counterpart.family_table.sizes.values()), None)
-    first = first if default is None else change(first, detector=default.detector)
+    known = values if default is None else {**default.inputs, **values}
+    input_keys = [key for record in counterpart.family_table.inputs for key in record.size_keys]
+    inputs = {key: known[key] for key in input_keys if key in known}
+    first, *other_sizes = map(stack_size, stacks)
     return change(
         first, stacks={name: size for name, size in zip(stacks[1:], other_sizes, strict=True) if size != first}
     )

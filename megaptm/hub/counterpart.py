@@ -38,6 +38,18 @@ def is_list(value: Any) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ImportOption:
+    """Override of an import, `model.KEY=VALUE`, for a value of `Size.inputs` that files of a model lack."""
+
+    read: Callable[[str], Any]
+    """Function that returns the value of a text. Raises UserError for an invalid one."""
+    form: str
+    """Form of the text, for the help: `[FEATURES,CLASSES]`."""
+    models: str
+    """Models that it is for: "models of image regions"."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Counterpart:
     """Hugging Face architecture and the megaptm family that it corresponds to."""
 
@@ -109,6 +121,8 @@ class Counterpart:
     """Row of the first position in that table."""
     positions_after_pad: bool = False
     """Whether positions of a text are numbered from the pad token's id on."""
+    import_options: Mapping[str, ImportOption] = field(default_factory=dict)
+    """Key of `Size.inputs` -> override of an import that gives its value."""
     processors: tuple[str, str] = ("AutoTokenizer", "")
     """Class of `transformers` that loads what prepares the model's inputs: with a tokenizer, and without."""
     write_files: Callable[[ModelSpec, Path, BaseObjective], None] = lambda spec, folder, objective: None

@@ -9,7 +9,7 @@ from typing import Any
 
 from megaptm.errors import UserError
 from megaptm.families import contributions
-from megaptm.hub.counterpart import FFN_RATIO, Counterpart
+from megaptm.hub.counterpart import FFN_RATIO, Counterpart, ImportOption
 from megaptm.spec import AttentionSpec, Block, Family, ModelSpec, Size, attention_options, change
 
 COUNTERPARTS: tuple[Counterpart, ...] = tuple(chain.from_iterable(contributions("huggingface", "COUNTERPARTS")))
@@ -135,6 +135,11 @@ def find_counterparts(model_type: object, family: object = None) -> tuple[Counte
         return selected
     families = ", ".join(dict.fromkeys(counterpart.family for counterpart in same_type))
     raise UserError(f"model.family ({family}): a model of type {model_type!r} can be imported as {families}.")
+
+
+def import_options() -> dict[str, ImportOption]:
+    """Return the overrides of imports, by key of `Size.inputs`."""
+    return dict(chain.from_iterable(counterpart.import_options.items() for counterpart in COUNTERPARTS))
 
 
 def is_first_of_its_type(counterpart: Counterpart) -> bool:

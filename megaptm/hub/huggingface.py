@@ -23,7 +23,7 @@ from megaptm.hub.config_fields import (
     refuse,
 )
 from megaptm.hub.counterpart import Counterpart
-from megaptm.hub.counterparts import find_counterpart, find_counterparts, is_first_of_its_type
+from megaptm.hub.counterparts import find_counterpart, find_counterparts, import_options, is_first_of_its_type
 from megaptm.hub.folder import CONFIG, REMEDY, check_folder, read_weights
 from megaptm.hub.imported_weights import ImportedModel, heads_missing_in_hf_class, imported_model
 from megaptm.hub.labels import label_names
@@ -182,13 +182,13 @@ def from_hugging_face(
     source: Path | PreTrainedModel,
     *,
     family: str | None = None,
-    detector: tuple[int, int] | None = None,
+    inputs: Mapping[str, Any] | None = None,
     context: int | None = None,
 ) -> ImportedModel:
     """Import a model from a folder or from memory.
 
     - `family`: needed if several families have the model's type. None: that in its config (`FAMILY`), or the first.
-    - `detector`: region detector; None: that of the paper.
+    - `inputs`: values of `Size.inputs` that no config has (`Counterpart.import_options`). Default: those of the paper.
     - `context`: number of positions, if they are repeated from the model's (`Counterpart.repeated_table`).
 
     The bare model (`GPT2Model`, `BertModel`), or one with some of its heads, is accepted too: `absent` names what it
@@ -203,10 +203,12 @@ def from_hugging_face(
         config = {**vars(source.config), **source.config.to_dict()}
         counterpart, spec = describe_config(config, family=family)
         state, where = source.state_dict(), type(source).__name__
-    if detector is not None:
-        if not spec.family.reads_regions:
-            raise UserError(f"model.detector is for models of image regions, which {spec.name} is not: remove it.")
-        spec = replace(spec, size=change(spec.size, detector=detector))
+    for key in inputs or {}:
+        if key not in counterpart.import_options:
+            models = import_options()[key].models
+            raise UserError(f"model.{key} is for {models}, which {spec.name} is not: remove it.")
+    if inputs:
+        spec = replace(spec, size=change(spec.size, inputs={**spec.size.inputs, **inputs}))
     if context is not None and counterpart.repeated_table:
         spec = replace(spec, context=context)
     model = replace(

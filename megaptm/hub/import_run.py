@@ -20,7 +20,7 @@ from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, VISION
 from megaptm.hub.config_fields import SHARING_VALUES
 from megaptm.hub.counterpart import MAX_VALUE, Counterpart
-from megaptm.hub.counterparts import COUNTERPARTS
+from megaptm.hub.counterparts import COUNTERPARTS, import_options
 from megaptm.hub.download import find_or_download
 from megaptm.hub.folder import CONFIG as HF_CONFIG
 from megaptm.hub.folder import REMEDY
@@ -31,8 +31,6 @@ from megaptm.hub.library import transformers
 from megaptm.hub.tokenizer import has_tokenizer, read_tokenizer
 from megaptm.models import build_model, initial_value
 from megaptm.objectives import build_objective
-from megaptm.objectives.mixtures import NamedMixture
-from megaptm.objectives.written import mixture_config
 from megaptm.plan.count import count_parameters
 from megaptm.resilience.events import Events, ImportEvent
 from megaptm.resilience.lock import RunLock
@@ -55,12 +53,14 @@ RECIPE: dict[str, Any] = {
     "train": {"steps": 1000, "batch": 8, "log_every": 10},
 }
 MAX_SEQUENCE = 512
-FAMILY, CONTEXT, DETECTOR = IMPORT_OPTIONS = ("model.family=", "model.context=", "model.detector=")
+FAMILY, CONTEXT = "model.family=", "model.context="
+INPUTS = {f"model.{key}=": key for key in import_options()}
+IMPORT_OPTIONS = (FAMILY, CONTEXT, *INPUTS)
 """Overrides that select how a model is imported; the last of several counts. Its config determines the rest."""
 IMPORT_OPTIONS_HELP = (
     ", model.family if several families have the model's type, model.attention.window and block_size if the files have "
-    f"no such value, {CONTEXT}POSITIONS of models of images, LED, Longformer and BigBird, and "
-    f"{DETECTOR}[FEATURES,CLASSES] of models of image regions"
+    f"no such value, {CONTEXT}POSITIONS of models of images, LED, Longformer and BigBird"
+    + "".join(f", and model.{key}={option.form} of {option.models}" for key, option in import_options().items())
 )
 FAMILIES = CATALOGUE | VISION
 """Families that can be imported from Hugging Face."""
@@ -100,7 +100,7 @@ def import_run(
         source,
         tokenizer=tokenizer,
         family=options.get(FAMILY),
-        detector=_parse_detector(options[DETECTOR]) if DETECTOR in options else None,
+        inputs={key: import_options()[key].read(options[text]) for text, key in INPUTS.items() if text in options},
         context=context,
     )
     refuse_model_overrides(overrides, source, settable=model.settable_keys, also=IMPORT_OPTIONS_HELP)
@@ -144,17 +144,6 @@ def _parse_context(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or not text.strip("0"):
         raise UserError(f"{CONTEXT}{text} must be a positive integer: give the number of positions.")
     return min(int(text), MAX_VALUE)
-
-
-def _parse_detector(text: str) -> tuple[int, int]:
-    numbers = [number.strip() for number in text.strip("[] ").split(",")]
-    are_valid = all(number.isascii() and number.isdecimal() and len(number) < 8 and int(number) for number in numbers)
-    if len(numbers) != 2 or not are_valid:
-        raise UserError(
-            f"{DETECTOR}{text} must be [FEATURES,CLASSES], two positive integers, as in {DETECTOR}[2048,1601]."
-        )
-    features, classes = map(int, numbers)
-    return features, classes
 
 
 def refuse_existing_run(run: Path) -> None:
@@ -211,11 +200,11 @@ def read_model(
     *,
     tokenizer: str | Path | None = None,
     family: str | None = None,
-    detector: tuple[int, int] | None = None,
+    inputs: Mapping[str, Any] | None = None,
     context: int | None = None,
 ) -> tuple[ImportedModel, Tokenizer | None]:
     """Return the model in a folder or on the hub, and its tokenizer, or that in the folder `tokenizer`; None if there
-    is none. Raise UserError if they do not match. `family`, `detector`, `context`: as in `from_hugging_face`."""
+    is none. Raise UserError if they do not match. `family`, `inputs`, `context`: as in `from_hugging_face`."""
     if (Path(source) / CONFIG).is_file():
         raise UserError(
             f"{source} is a run of megaptm: continue it with `megaptm train`, or start a new run from its weights with "
@@ -223,7 +212,7 @@ def read_model(
         )
     transformers()  # raises UserError before any download
     folder = find_or_download(source)
-    model = from_hugging_face(folder, family=family, detector=detector, context=context)
+    model = from_hugging_face(folder, family=family, inputs=inputs, context=context)
     if not model.spec.family.has_tokens:
         return model, read_labels(folder, HF_CONFIG, remedy=REMEDY, labels=model.spec.vocabulary)
     own = folder if tokenizer is None else Path(tokenizer)
@@ -312,16 +301,6 @@ def _default_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
     values: dict[str, Any] = {} if objective == default_objective else {"objective": objective}
     sequence = min(MAX_SEQUENCE, *map(spec.context_of, spec.family.stacks))
     data: dict[str, Any] = {"mix": {str(run / "corpus"): 1.0}, "sequence": sequence}
-    if spec.family.reads_regions:
-        # Regions follow the text. A text of a text-only task may span several documents.
-        mixture = build_objective(default_objective)
-        data |= {"sequence": sequence + mixture.batch(4096, False).num_appended, "document_mask": False}
-        assert isinstance(mixture, NamedMixture)
-        assert spec.size.detector is not None
-        features, classes = spec.size.detector
-        # The objective's name alone stands for the papers' detector.
-        if (written := mixture_config(mixture, features=features, classes=classes)) != mixture_config(mixture):
-            values["objective"] = written
     values = {"run": str(run), "model": model, "data": data, **values, **RECIPE}
     return _counterpart(spec).complete_config(imported, values)
 
@@ -342,7 +321,7 @@ def _size_values(size: Size) -> dict[str, Any]:
         "embedding": size.embedding,
         "kv_heads": size.kv_heads,
     }
-    optional |= {**size.inputs, "detector": None if size.detector is None else [*size.detector]}
+    optional |= {key: [*value] if isinstance(value, tuple) else value for key, value in size.inputs.items()}
     return shape | {name: number for name, number in optional.items() if number is not None}
 
 

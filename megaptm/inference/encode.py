@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megaptm.errors import UserError
-from megaptm.inference.image_text import text_vectors
 from megaptm.inference.prompt import text_batch
 from megaptm.inference.trained_model import TrainedModel
 from megaptm.inference.words_by_characters import layers_of_words
@@ -21,17 +20,10 @@ POOLS = ("mean", "first", "last", "none")
 
 def encode(loaded: TrainedModel, texts: str | Sequence[str], *, pool: str = "mean", batch: int = 16) -> Tensor:
     """Return [N, D], or [N, S, D] with pool `none`, float32 on the CPU; see `LoadedModel.encode`."""
-    if pool not in POOLS:
-        raise UserError(f"pool ({pool}) must be one of {', '.join(POOLS)}.")
-    if batch < 1:
-        raise UserError(f"batch ({batch}) must be 1 or more.")
+    check_encode_options(pool, batch)
     texts = [texts] if isinstance(texts, str) else texts
-    if not loaded.spec.family.reads_text and loaded.spec.family.has_tokens:
-        return text_vectors(loaded, texts, batch=batch)
     if not loaded.spec.family.reads_text:
-        raise UserError(
-            f"{loaded.folder} is a model of {loaded.spec.name}, which reads images and no text: use encode_images."
-        )
+        raise UserError(f"{loaded.folder} is a model of {loaded.spec.name}, which reads no text.")
     if loaded.spec.family.reads_characters:
         hidden = [layers_LSD.mean(0) for layers_LSD in layers_of_words(loaded, texts, batch=batch)]
     else:
@@ -46,6 +38,14 @@ def encode(loaded: TrainedModel, texts: str | Sequence[str], *, pool: str = "mea
     if pool == "mean":
         return torch.stack([x_SD.mean(0) for x_SD in hidden])
     return torch.stack([x_SD[0 if pool == "first" else -1] for x_SD in hidden])
+
+
+def check_encode_options(pool: str, batch: int) -> None:
+    """Raise UserError for invalid options of `LoadedModel.encode`."""
+    if pool not in POOLS:
+        raise UserError(f"pool ({pool}) must be one of {', '.join(POOLS)}.")
+    if batch < 1:
+        raise UserError(f"batch ({batch}) must be 1 or more.")
 
 
 def _encode_text(loaded: TrainedModel, text: str, index: int) -> list[int]:

@@ -9,20 +9,25 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from megaptm.families import contributions
 from megaptm.inference.beam import Beam, generate_by_beam
 from megaptm.inference.encode import encode
 from megaptm.inference.evaluate import Evaluation, evaluate
 from megaptm.inference.evaluation_options import EvaluationOptions
 from megaptm.inference.folder import is_run
 from megaptm.inference.generate import Sampling, TokenPrediction, continue_text, fill_holes, predict_masks
-from megaptm.inference.image_text import TEMPLATES, Image, ZeroShot, classify_images, image_vectors
 from megaptm.inference.trained_model import TrainedModel, open_exported, open_run
 from megaptm.inference.words_by_characters import layers_of_words
 
 
 @dataclass(frozen=True)
 class LoadedModel(TrainedModel):
-    """Trained model with its tokenizer and its uses. `megaptm.load` opens one."""
+    """Trained model with its tokenizer and its uses. `megaptm.load` opens one. Some families add uses."""
+
+    @classmethod
+    def fits(cls, model: TrainedModel) -> bool:
+        """Whether this class has the uses of a model. Overridden by `LOADED` in `inference.py` of a family's folder."""
+        return True
 
     def generate(
         self, prompt: str, *, tokens: int = 100, temperature: float = 0.8, top_k: int = 50, seed: int = 0
@@ -59,29 +64,9 @@ class LoadedModel(TrainedModel):
         padded with zeros. Special tokens are added as in training. `batch`: texts per forward pass.
 
         For a bidirectional language model (ELMo): the mean of its layers, with one vector per word and none for begin
-        and end marks. For an image-text model (CLIP): the normalized vector in the joint space, for any `pool`.
+        and end marks.
         """
         return encode(self, texts, pool=pool, batch=batch)
-
-    def encode_images(self, images: Image | Sequence[Image], *, batch: int = 64) -> Tensor:
-        """Return a vector of each image (a file or its bytes), float32 [images, width] on the CPU, for an image-text
-        model (CLIP): normalized, in the joint space. `self.encode(texts) @ self.encode_images(images).T` gives
-        similarities. Images are cropped as in validation."""
-        return image_vectors(self, [images] if isinstance(images, str | Path | bytes) else images, batch=batch)
-
-    def zero_shot(
-        self,
-        names: str | Sequence[str] | None = None,
-        images: Image | Sequence[Image] | None = None,
-        *,
-        corpus: str | Path | None = None,
-        templates: Sequence[str] = TEMPLATES,
-        rows: int | None = None,
-    ) -> ZeroShot:
-        """Classify images by names, with the mean of the text vectors of `templates` for each name (CLIP,
-        arXiv:2103.00020, 3.1.4). Either `images`, or the first `rows` held-out images of a labeled corpus, whose label
-        names are the default `names`."""
-        return classify_images(self, names, images, corpus=corpus, templates=templates, rows=rows)
 
     def layers(self, texts: str | Sequence[str], *, batch: int = 16) -> list[Tensor]:
         """Return the outputs of every layer of a bidirectional language model (ELMo) for the words of each text,
@@ -119,4 +104,6 @@ def load_model(folder: str | Path, *, step: int | None = None, device: str | tor
     opened = (
         open_run(folder, step=step, device=device) if is_run(folder, step) else open_exported(folder, device=device)
     )
-    return LoadedModel(**vars(opened))
+    kind = next((kind for kind in contributions("inference", "LOADED") if kind.fits(opened)), LoadedModel)
+    model: LoadedModel = kind(**vars(opened))
+    return model

@@ -169,8 +169,6 @@ LEANING = re.compile(r".*\.highway\.\d+\.carry\.bias")
 """Carry gates of highway layers start mostly open (arXiv:1505.00387, 2.1)."""
 TEMPERATURE = "head.image-text.scale"
 """The log temperature of CLIP starts at log(1 / 0.07) (arXiv:2103.00020, 2.5)."""
-ZERO_FIRST = ("embed.token.characters.weight", "embed.region.mask.weight")
-"""Tables whose first row is zero: padding of characters, and unmasked regions."""
 VOCABULARY_TABLES = (
     *("embed.token.weight", "head.lm.table.weight", "head.bidirectional-lm.table.weight"),
     "head.image-label.table.weight",
@@ -194,7 +192,7 @@ def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int)
     if spec.family.init == "truncated-normal":
         _draw_again_beyond_two(sampled.reshape(-1), generator)
     value = torch.from_numpy(sampled).mul_(std)
-    if name in ZERO_FIRST:
+    if name in {f"embed.{record.name}.{table}" for record in spec.family.inputs for table in record.zero_first}:
         value[0] = 0.0
     if name in VOCABULARY_TABLES:
         value[spec.vocabulary :] = 0.0

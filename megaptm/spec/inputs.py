@@ -38,6 +38,8 @@ class InputSpec:
     stacks does: the others read tokens."""
     is_appended: ClassVar[bool] = False
     """Whether its positions follow those of the text in the same sequence. They have no learned positions."""
+    zero_first: ClassVar[tuple[str, ...]] = ()
+    """Parameters of its module whose first row is initialized with zeros."""
     reads_text: ClassVar[bool] = True
     """Whether its positions are those of a text."""
     size_keys: ClassVar[tuple[str, ...]] = ()

@@ -35,8 +35,6 @@ class Size:
     inputs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Key of the section `model` of a config -> value, for inputs whose values differ among sizes
     (`InputSpec.size_keys`)."""
-    detector: tuple[int, int] | None = None
-    """For image regions: feature width of a region, and number of classes of the detector, background first."""
     context: int | None = None
     """Number of learned positions, where sizes of a family differ. None: the family's."""
 

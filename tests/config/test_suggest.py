@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import get_args
 
+import click
 import pytest
 
 from megaptm.__main__ import main
@@ -28,7 +29,7 @@ def test_equivalent_names_exist() -> None:
     words = {words[-1] for words, _ in all_commands(main)} | {
         form.removeprefix("--")
         for _, command in all_commands(main)
-        for parameter in command.params
+        for parameter in command.get_params(click.Context(command))
         for form in parameter.opts
     }
     assert {*EQUIVALENT_NAMES.values()} <= config_keys() | options | {*QUESTIONS} | {*KINDS} | values | words

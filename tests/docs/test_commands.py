@@ -199,7 +199,7 @@ OPTIONS_OF_OTHER_PROGRAMS = (
 
 
 def options(command: click.Command) -> Iterator[str]:
-    for parameter in command.params:
+    for parameter in command.get_params(click.Context(command)):
         yield from (*parameter.opts, *parameter.secondary_opts)
     if isinstance(command, click.Group):
         for inner_command in command.commands.values():

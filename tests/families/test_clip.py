@@ -24,9 +24,10 @@ from megaptm.data import Loader, open_mix
 from megaptm.errors import UserError
 from megaptm.families.clip import CLIP, head_modules
 from megaptm.families.clip.head_modules import LARGEST
+from megaptm.families.clip.inference import class_vectors
+from megaptm.families.clip.retrieval import retrieval
 from megaptm.families.vit.corpus.shapes import write_shapes
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
-from megaptm.inference.image_text import class_vectors, retrieval
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.models import build_model, fill, initial_value
 from megaptm.plan.count import count_parameters, step_flops

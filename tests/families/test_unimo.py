@@ -4,6 +4,7 @@ configs."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from megaptm.errors import UserError
 from megaptm.families.unimo import UNIMO
 from megaptm.families.unimo.head_modules import TEMPERATURE
 from megaptm.families.unimo.heads import MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
-from megaptm.families.uniter.spec import MASKED_REGION, RegionInput
+from megaptm.families.uniter.spec import MASKED_REGION
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.import_run import complete_weights
 from megaptm.models import Model, build_model
@@ -56,8 +57,8 @@ def differences() -> tuple[float, float]:
     """Return the largest difference of logits, and of the gradient of the token table, from RoBERTa on text. RoBERTa's
     one segment embedding is added to positions."""
     reference = make_random_reference(roberta := tiny_spec("roberta"))
-    imported = from_hugging_face(reference, family="unimo", detector=(FEATURES, CLASSES))
-    assert (imported.spec.name, imported.spec.context, imported.spec.size.detector) == (
+    imported = from_hugging_face(reference, family="unimo", inputs={"detector": (FEATURES, CLASSES)})
+    assert (imported.spec.name, imported.spec.context, imported.spec.size.inputs["detector"]) == (
         "unimo",
         24,
         (FEATURES, CLASSES),
@@ -252,6 +253,6 @@ def test_invalid_config_is_refused(override: str, message: str) -> None:
 )
 def test_unknown_family_value_is_refused(options: dict[str, object]) -> None:
     spec = tiny_unimo()
-    family = UNIMO.with_input(RegionInput(**options))
+    family = UNIMO.with_input(replace(UNIMO.inputs[-1], **options))
     with pytest.raises(UserError, match=f"{next(iter(options))} is .* which is unknown; use one of"):
         build_model(ModelSpec(family=family, size=spec.size, vocabulary=150, context=spec.context, dropout=0.0))

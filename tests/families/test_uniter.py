@@ -73,8 +73,8 @@ def test_import_from_bert() -> None:
     """Logits equal BERT's on text. BERT's pooler becomes that of image-text matching, and all modules of regions are
     initialized."""
     reference, batch = make_random_reference(tiny_spec("bert")), tiny_batch("bert")
-    imported = from_hugging_face(reference, family="uniter", detector=(FEATURES, CLASSES))
-    assert (imported.spec.name, imported.spec.context, imported.spec.size.detector) == (
+    imported = from_hugging_face(reference, family="uniter", inputs={"detector": (FEATURES, CLASSES)})
+    assert (imported.spec.name, imported.spec.context, imported.spec.size.inputs["detector"]) == (
         "uniter",
         24,
         (FEATURES, CLASSES),
@@ -91,7 +91,7 @@ def test_import_from_bert() -> None:
     without_pooler = type(reference.bert)(reference.config, add_pooling_layer=False)
     assert "head.itm.pooler" in from_hugging_face(without_pooler, family="uniter").newly_initialized
     with pytest.raises(UserError, match=r"model.detector is for models of image regions, which bert is not"):
-        from_hugging_face(reference, detector=(FEATURES, CLASSES))
+        from_hugging_face(reference, inputs={"detector": (FEATURES, CLASSES)})
 
 
 @pytest.mark.parametrize(("size", "expected"), [("base", 109_898_752), ("large", 335_695_872)])
@@ -124,7 +124,7 @@ def golden_model() -> Model:
         width=config["hidden_size"],
         heads=config["num_attention_heads"],
         ffn=config["intermediate_size"],
-        detector=(meta["img_dim"], meta["classes"]),
+        inputs={"detector": (meta["img_dim"], meta["classes"])},
     )
     spec = ModelSpec(
         family=UNITER_ALL_HEADS,
@@ -384,7 +384,7 @@ def test_written_config_has_init_std():
 def test_written_config_has_the_detector():
     config = load(CONFIGS / "tiny.yaml")
     assert with_resolved_model(config).model.detector == (24, 17)
-    assert resolve_model(config).size.detector == (24, 17)
+    assert resolve_model(config).size.inputs["detector"] == (24, 17)
     assert with_resolved_model(load(CONFIGS / "base.yaml")).model.detector == (2048, 1601)
 
 
@@ -437,7 +437,7 @@ def test_size_without_detector_is_refused():
     spec = tiny_uniter()
     bare = ModelSpec(
         family=UNITER_ALL_HEADS,
-        size=change(spec.size, detector=None),
+        size=change(spec.size, inputs={}),
         vocabulary=150,
         context=spec.context,
         dropout=0.0,

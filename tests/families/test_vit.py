@@ -143,7 +143,7 @@ def test_import_as_a_run(tmp_path):
     batch = vit_batch(2, seed=0, both=False)
     with torch.no_grad():
         assert loaded.model.logits(batch)["image-label"].equal(model.logits(batch)["image-label"])
-    with pytest.raises(UserError, match="vit, which reads images and no text"):
+    with pytest.raises(UserError, match="vit, which reads no text"):
         loaded.encode("a cat")
     with pytest.raises(UserError, match="vit does not start from a text and cannot generate"):
         loaded.generate("a cat")

@@ -17,8 +17,8 @@ from megaptm.families.unimo.contrast import CrossModalContrast
 from megaptm.families.unimo.retrieval import _compare_vectors, vector_retrieval
 from megaptm.families.uniter.objectives import ImageTextMatching
 from megaptm.families.uniter.retrieval import _match_pairs, matching_retrieval, open_pairs
-from megaptm.inference.image_text import measure_recall
 from megaptm.inference.loaded_model import LoadedModel
+from megaptm.inference.retrieval import measure_recall
 from megaptm.models import build_model, fill
 from megaptm.objectives.composed import tasks_of
 from megaptm.objectives.objective import SampleContext

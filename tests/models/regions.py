@@ -22,7 +22,7 @@ UNITER_ALL_HEADS = change(UNITER, heads=(*UNITER.heads, "mrc"))
 
 
 def tiny_uniter(*, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
-    size = Size(layers=layers, width=32, heads=4, ffn=64, detector=(FEATURES, CLASSES))
+    size = Size(layers=layers, width=32, heads=4, ffn=64, inputs={"detector": (FEATURES, CLASSES)})
     return ModelSpec(family=UNITER_ALL_HEADS, size=size, vocabulary=VOCABULARY, context=TEXT + REGIONS, dropout=dropout)
 
 

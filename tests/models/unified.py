@@ -21,7 +21,7 @@ OTHER_IMAGE = 3
 
 
 def tiny_unimo(*, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
-    size = Size(layers=layers, width=32, heads=4, ffn=64, detector=(FEATURES, CLASSES))
+    size = Size(layers=layers, width=32, heads=4, ffn=64, inputs={"detector": (FEATURES, CLASSES)})
     return ModelSpec(family=UNIMO, size=size, vocabulary=VOCABULARY, context=TEXT, dropout=dropout)
 
 

@@ -411,7 +411,7 @@ def test_build_counts_and_skips_invalid_files(tmp_path, shards):
     assert report.splits["train"]["images"] == 4
     reasons = Counter(reason for _, reason in INVALID_FILES.values())
     assert report.dropped == {**reasons, "text without image": 1}
-    assert report.regions
+    assert report.size_name == "number of regions"
 
 
 def test_hdf5_and_npz_give_the_same_corpus(tmp_path):

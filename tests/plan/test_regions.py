@@ -43,7 +43,7 @@ def test_flops_equal_torch():
 
 def test_activations_of_regions_equal_autograd():
     """To 2%, because norms also save two values per position, and masked regions their mask."""
-    size = Size(layers=1, width=256, heads=4, ffn=64, detector=(512, 7))
+    size = Size(layers=1, width=256, heads=4, ffn=64, inputs={"detector": (512, 7)})
     spec = ModelSpec(family=UNITER_ALL_HEADS, size=size, vocabulary=150, context=14, dropout=0.0)
     regions, saved = ImageRegions(spec, RegionInput()), []
     rows, positions = 5, 6

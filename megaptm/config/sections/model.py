@@ -73,9 +73,6 @@ class GeneralModelConfig(Shape):
     """NNLM: add direct connections from the vectors to the output. Absent: the size's."""
     embedding: Count | None = None
     """Width of the token table, if it differs from the residual stream. Absent: the size's."""
-    detector: Annotated[tuple[Count, Count], Strict(False)] | None = None
-    """Image regions: number of a region's features, and number of the detector's classes, including the background.
-    Absent: the size's."""
     word_vectors: str | None = None
     """Text file of word vectors, one per line (text formats of GloVe and word2vec). They initialize the words of the
     vocabulary that the file has. Absent: all words are initialized alike."""

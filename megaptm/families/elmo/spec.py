@@ -16,3 +16,4 @@ class CharacterInput(InputSpec):
     module = "megaptm.models.characters:CharacterWords"
     fields = ("characters",)
     replaces_tokens = True
+    zero_first = ("characters.weight",)

@@ -25,7 +25,7 @@ UNIMO = change(
         "masked-areas-distribution",
         "cross-modal-contrast",
     ),
-    sizes={name: change(size, detector=DETECTOR) for name, size in ROBERTA.sizes.items()},
+    sizes={name: change(size, inputs={"detector": DETECTOR}) for name, size in ROBERTA.sizes.items()},
 )
 
 FAMILIES = (UNIMO,)

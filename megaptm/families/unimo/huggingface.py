@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from megaptm.families.roberta.huggingface import ROBERTA
-from megaptm.families.uniter.huggingface import REGION_HEADS
+from megaptm.families.uniter.huggingface import REGION_HEADS, REGION_HOOKS
 from megaptm.hub.tensor_rules import Form, pair
 
 # Every token of a RoBERTa adds the single row of its segment table. Regions have no segment, so this row is added to
@@ -26,6 +26,7 @@ UNIMO = replace(
         *(rule for name in ("project", "box", "norm") for rule in pair(f"embed.region.{name}")),
         *REGION_HEADS,
     ),
+    **REGION_HOOKS,
 )
 
 COUNTERPARTS = (UNIMO,)

@@ -25,7 +25,7 @@ UNITER = change(
         "masked-regions-distribution",
         "image-text-matching",
     ),
-    sizes={name: change(size, detector=DETECTOR) for name, size in BERT.sizes.items()},
+    sizes={name: change(size, inputs={"detector": DETECTOR}) for name, size in BERT.sizes.items()},
 )
 
 FAMILIES = (UNITER,)

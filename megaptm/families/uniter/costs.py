@@ -31,9 +31,9 @@ class Detector(NamedTuple):
 
 def detector_of(spec: ModelSpec) -> Detector:
     """Return the detector of a size. Raise UserError if it is missing."""
-    if spec.size.detector is None:
+    if (sizes := spec.size.inputs.get("detector")) is None:
         raise UserError(f"{spec.name} reads regions of images, and its size has no detector: give model.detector.")
-    return Detector(*spec.size.detector)
+    return Detector(*sizes)
 
 
 class RegionBrick(InputBrick):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
 from megaptm.bricks import HeadBrick
+from megaptm.families.uniter.costs import detector_of
 from megaptm.families.uniter.transport import cosine_costs, transport_distance
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Linear
@@ -41,8 +42,7 @@ class RegionFeatureHead(_HiddenRegions):
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__(spec, brick)
-        assert spec.size.detector is not None
-        self.bias = nn.Parameter(torch.empty(spec.size.detector[0]))
+        self.bias = nn.Parameter(torch.empty(detector_of(spec).features))
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels_BAF = batch[self.label_field]

@@ -1,9 +1,17 @@
 """Counterpart of UNITER (arXiv:1909.11740): `BertForPreTraining`, from which it is initialized."""
 
 from dataclasses import replace
+from typing import Any
 
+from megaptm.errors import UserError
 from megaptm.families.bert.huggingface import BERT, MASKED, encoder
+from megaptm.families.uniter.costs import detector_of
+from megaptm.hub.counterpart import ImportOption
+from megaptm.hub.imported_weights import ImportedModel
 from megaptm.hub.tensor_rules import TensorRule, pair
+from megaptm.objectives import build_objective
+from megaptm.objectives.mixtures import NamedMixture
+from megaptm.objectives.written import mixture_config
 
 REGION_HEADS = (
     *pair("head.mrfr.transform"),
@@ -15,6 +23,41 @@ REGION_HEADS = (
 )
 """Rules of heads that predict masked regions. Neither BERT nor RoBERTa has them, so they are initialized, like
 everything that reads regions."""
+
+
+def _complete_config(model: ImportedModel, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a run's config with positions of regions, and the objective's options for the detector."""
+    mixture = build_objective(model.spec.family.objectives[0])
+    assert isinstance(mixture, NamedMixture)
+    # Regions follow the text. A text of a text-only task may span several documents.
+    sequence = values["data"]["sequence"] + mixture.batch(4096, False).num_appended
+    values = values | {"data": values["data"] | {"sequence": sequence, "document_mask": False}}
+    features, classes = detector_of(model.spec)
+    # The objective's name alone stands for the papers' detector.
+    if (written := mixture_config(mixture, features=features, classes=classes)) != mixture_config(mixture):
+        values["objective"] = written
+    return values
+
+
+def _read_detector(text: str) -> tuple[int, int]:
+    numbers = [number.strip() for number in text.strip("[] ").split(",")]
+    are_valid = all(number.isascii() and number.isdecimal() and len(number) < 8 and int(number) for number in numbers)
+    if len(numbers) != 2 or not are_valid:
+        raise UserError(
+            f"model.detector={text} must be [FEATURES,CLASSES], two positive integers, as in "
+            "model.detector=[2048,1601]."
+        )
+    features, classes = map(int, numbers)
+    return features, classes
+
+
+REGION_HOOKS: dict[str, Any] = {
+    "complete_config": _complete_config,
+    "import_options": {
+        "detector": ImportOption(read=_read_detector, form="[FEATURES,CLASSES]", models="models of image regions")
+    },
+}
+"""Hooks of counterparts whose models read regions."""
 
 # As in the released code, BERT's pooler and classifier of two texts become those of image-text matching. The second row
 # of its segments is that of regions.
@@ -37,6 +80,7 @@ UNITER = replace(
         *REGION_HEADS,
     ),
     unused_prefixes=("cls.seq_relationship.",),
+    **REGION_HOOKS,
 )
 
 COUNTERPARTS = (UNITER,)

@@ -7,6 +7,7 @@ from typing import Any
 
 from megaptm.config.family_rules import FamilyRules
 from megaptm.config.schema import Config
+from megaptm.families.uniter.costs import detector_of
 from megaptm.families.uniter.spec import RegionInput
 from megaptm.objectives import BaseObjective
 from megaptm.objectives.composed import tasks_of
@@ -23,24 +24,24 @@ class RegionRules(FamilyRules):
             yield ("embedding", "cutoffs"), "reads image regions"
 
     def model_errors(self, spec: ModelSpec) -> Iterator[str]:
-        if spec.family.find_input(RegionInput) is not None and spec.size.detector is None:
+        if spec.family.find_input(RegionInput) is not None and "detector" not in spec.size.inputs:
             yield f"model.size custom of {spec.family.name} needs model.detector, its numbers of features and classes."
 
     def config_errors(self, config: Config, spec: ModelSpec) -> Iterator[str]:
         """Yield errors unless all tasks read the model's detector output and have the same number of regions."""
-        if spec.family.find_input(RegionInput) is None or spec.size.detector is None:
+        if spec.family.find_input(RegionInput) is None or "detector" not in spec.size.inputs:
             return
         parts = _parts(config.built_objective)
         for label, task in parts.items():
             where = f"objective ({label})"
-            features, classes = spec.size.detector
+            features, classes = detector_of(spec)
             if not hasattr(task, "classes"):  # a text alone
                 if task.features != features:
                     yield (
                         f"{where} reads regions of {task.features} features, and model.detector has {features}: set "
                         f"its option `features` to {features}, or change model.detector."
                     )
-            elif (task.features, task.classes) != spec.size.detector:
+            elif (task.features, task.classes) != (features, classes):
                 yield (
                     f"{where} reads regions of {task.features} features and {task.classes} classes, and model.detector "
                     f"has {features} and {classes}: set its options `features` and `classes`, or change model.detector."

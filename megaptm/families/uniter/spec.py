@@ -21,6 +21,8 @@ class RegionInput(InputSpec):
     module = "megaptm.families.uniter.regions:ImageRegions"
     fields = ("region_features", "region_boxes")
     is_appended = True
+    size_keys = ("detector",)
+    zero_first = ("mask.weight",)
 
     norms: str = "each"
     """Norms: `each` of the projections of features and box, and their sum (UNITER); or only the `sum` (UNIMO)."""

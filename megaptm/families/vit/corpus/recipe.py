@@ -128,16 +128,14 @@ class ImageRecipe:
 
 
 def recipe_class(settings: Mapping[str, Any]) -> type[ImageRecipe]:
-    """Return the class that has these settings: `ImageRecipe`, or a subclass of a family."""
-    for kind in contributions("image_recipe", "RECIPE"):
-        if any(settings.get(name) not in (None, False) for name in _own_settings(kind)):
-            return kind  # type: ignore[no-any-return]  # of a module found by its name
-    return ImageRecipe
+    """Return the class that has these settings: `ImageRecipe`, or that of a family with further ones."""
+    further = {name for name, value in settings.items() if value not in (None, False)} - _names(ImageRecipe)
+    kinds: list[type[ImageRecipe]] = [*contributions("image_recipe", "RECIPE")] if further else []
+    return next((kind for kind in kinds if further & _names(kind)), next(iter(kinds), ImageRecipe))
 
 
-def _own_settings(kind: type[ImageRecipe]) -> set[str]:
-    """Return the settings that `ImageRecipe` does not have."""
-    return {field.name for field in fields(kind)} - {field.name for field in fields(ImageRecipe)}
+def _names(kind: type[ImageRecipe]) -> set[str]:
+    return {field.name for field in fields(kind)}
 
 
 def read_image_recipe(source: str, words: Sequence[str]) -> ImageRecipe:
@@ -150,7 +148,7 @@ def read_image_recipe(source: str, words: Sequence[str]) -> ImageRecipe:
 
 def read_image_settings(words: Sequence[str]) -> dict[str, Any]:
     """Convert words of a command to settings of an `ImageRecipe`. `tokenizer` may be a folder. Unset fields of a
-    tokenizer are those of the recipe's default. Settings of families that are false are dropped."""
+    tokenizer are those of the recipe's default. Unknown settings that are false are dropped."""
     settings: dict[str, Any] = {}
     content: dict[str, Any] = {}
     for word in words:
@@ -166,9 +164,7 @@ def read_image_settings(words: Sequence[str]) -> dict[str, Any]:
             settings["tokenizer"] = tokenizer
         settings |= values
     kind = recipe_class(settings)
-    if kind is ImageRecipe:
-        for other in contributions("image_recipe", "RECIPE"):
-            settings = {name: value for name, value in settings.items() if name not in _own_settings(other)}
+    settings = {name: value for name, value in settings.items() if name in _names(kind) or value is not False}
     default = kind.tokenizer
     if content:
         # The default special tokens only fit the default kind.

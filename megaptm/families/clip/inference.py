@@ -4,45 +4,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from rich.table import Table
 from torch import Tensor
 
 from megaptm.batch import IMAGE, PATCH
 from megaptm.console import Console
-from megaptm.data import Mix, open_mix
-from megaptm.data.loader import as_tensors, stacked
+from megaptm.data import open_mix
 from megaptm.data.manifest import LABELS
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.families.clip.objectives import TEXT, ImageText, text_input
+from megaptm.inference.encode import check_encode_options
+from megaptm.inference.loaded_model import LoadedModel
+from megaptm.inference.retrieval import read_batches
 from megaptm.inference.trained_model import TrainedModel
 from megaptm.run.corpora import corpus_cache
 from megaptm.storage import regular_file
 from megaptm.tokenizers import load as load_tokenizer
 
 HEAD = "image-text"
-RECALLS = (1, 5, 10)
 Image = str | Path | bytes
 """Image file, or its content."""
 TEMPLATES = ("a photo of a {}.",)
 """Default prompt template of a class (CLIP, arXiv:2103.00020, 3.1.4)."""
-BATCH_PAIRS = 64
-"""Pairs per forward pass; they need little memory without gradients."""
-MAX_PAIRS = 5000
-TIE = 1e-6
-"""Cosines that differ by less count as equal; the order of sums changes them that much."""
 
 
 def text_vectors(loaded: TrainedModel, texts: Sequence[str], *, batch: int = 64) -> Tensor:
     """Return normalized text vectors [N, E], float32 on the CPU, in the joint space with images."""
-    task = _image_text_task(loaded)
+    task = image_text_task(loaded)
     special, length = loaded.tokenizer.special, min(task.text_length, loaded.spec.longest or task.text_length)
     rows = [text_input(ids, special, length) for ids in loaded.tokenizer.encode_batch(list(texts))]
     if not rows:
@@ -53,7 +48,7 @@ def text_vectors(loaded: TrainedModel, texts: Sequence[str], *, batch: int = 64)
 def image_vectors(loaded: TrainedModel, images: Sequence[Image], *, batch: int = 64) -> Tensor:
     """Return normalized image vectors [N, E], float32 on the CPU, from files or their bytes. Raise UserError for one
     that is no image."""
-    task = _image_text_task(loaded).for_validation()
+    task = image_text_task(loaded).for_validation()
     assert isinstance(task, ImageText)
     if batch < 1:
         raise UserError(f"batch ({batch}) must be 1 or more.")
@@ -134,7 +129,7 @@ def classify_images(
     templates: Sequence[str] = TEMPLATES,
     rows: int | None = None,
 ) -> ZeroShot:
-    """Classify images by class names; see `LoadedModel.zero_shot`."""
+    """Classify images by class names; see `ImageTextModel.zero_shot`."""
     if (images is None) == (corpus is None):
         raise UserError("images and corpus: give one of them, images or a corpus with labels.")
     if rows is not None and rows < 1:
@@ -158,7 +153,7 @@ def classify_images(
             f"names has {len(names)} names, but {corpus} has {label_names.vocabulary} labels: give a name for each "
             "label, or no names."
         )
-    task = _image_text_task(loaded)
+    task = image_text_task(loaded)
     mix = open_mix(
         {str(corpus): 1.0},
         split="validation",
@@ -176,63 +171,7 @@ def classify_images(
     return ZeroShot(tuple(names), torch.cat(cosines), np.concatenate(labels))
 
 
-@dataclass(frozen=True)
-class Retrieval:
-    """Retrieval among all pairs: recall at 1, 5, 10."""
-
-    pairs: int
-    texts_of_images: dict[int, float]
-    images_of_texts: dict[int, float]
-
-    def to_json(self) -> dict[str, object]:
-        """Return the result as JSON values."""
-        return {"retrieval": asdict(self)}
-
-    def show(self, console: Console) -> None:
-        table = Table(box=None, pad_edge=False)
-        table.add_column(f"retrieval among {self.pairs:,} pairs")
-        for k in RECALLS:
-            table.add_column(f"recall@{k}", justify="right")
-        table.add_row("text of an image", *(f"{self.texts_of_images[k]:.1%}" for k in RECALLS))
-        table.add_row("image of a text", *(f"{self.images_of_texts[k]:.1%}" for k in RECALLS))
-        table.add_row("chance", *(f"{min(1, k / self.pairs):.1%}" for k in RECALLS))
-        console.print(table)
-
-
-def retrieval(loaded: TrainedModel, corpora: dict[str, float] | None = None, *, rows: int | None = None) -> Retrieval:
-    """Evaluate retrieval among the first `rows` held-out pairs (None: all, at most 5,000 as for COCO). Texts whose
-    score ties with the correct one, such as equal texts, do not count as errors."""
-    config = loaded.config
-    mix = open_mix(
-        corpora or config.data.mix,
-        split="validation",
-        objective=_image_text_task(loaded),
-        sequence=config.data.sequence,
-        seed=config.train.seed,
-        special=loaded.tokenizer.special,
-        cache=corpus_cache(config),
-    )
-    number = min(mix.fresh_samples, rows or MAX_PAIRS)
-    images, texts = [], []
-    for batch in read_batches(mix, number):
-        with torch.inference_mode():
-            output = loaded.model({name: field.to(loaded.device) for name, field in batch.items()}, features=True)
-        sides = output.features[HEAD].float().cpu()[:, :-1].chunk(2, -1)
-        images.append(sides[0])
-        texts.append(sides[1])
-    return measure_recall(torch.cat(images) @ torch.cat(texts).t())
-
-
-def measure_recall(scores_NN: Tensor) -> Retrieval:
-    """Return the recalls of similarities [N, N]; correct pairs are on the diagonal."""
-    recalls = []
-    for scores in (scores_NN, scores_NN.t()):
-        better = (scores > scores.diagonal()[:, None] + TIE).sum(-1)
-        recalls.append({k: float((better < k).float().mean()) for k in RECALLS})
-    return Retrieval(len(scores_NN), *recalls)
-
-
-def _image_text_task(loaded: TrainedModel) -> ImageText:
+def image_text_task(loaded: TrainedModel) -> ImageText:
     task = loaded.config.built_objective
     if not isinstance(task, ImageText):
         raise UserError(f"{loaded.spec.name} has no joint space of images and texts: use a model of clip.")
@@ -247,12 +186,6 @@ def _content(image: Image) -> bytes:
         return regular_file(image).read_bytes()
     except OSError as error:
         raise UserError(f"{image} cannot be read ({error.strerror}): give the path of an image file.") from None
-
-
-def read_batches(mix: Mix, number: int) -> Iterator[dict[str, Tensor]]:
-    """Yield batches of the first samples of a mix."""
-    for start in range(0, number, BATCH_PAIRS):
-        yield as_tensors(stacked(mix, range(start, min(start + BATCH_PAIRS, number))))
 
 
 def _text_features(loaded: TrainedModel, rows: Sequence[tuple[np.ndarray, int]]) -> Tensor:
@@ -276,3 +209,40 @@ def _features(loaded: TrainedModel, batch: dict[str, Tensor], *, without: str) -
         features = loaded.model.logits(inputs, ended={without: zeros})[HEAD]
     images, texts = features.float().cpu()[:, :-1].chunk(2, -1)
     return images, texts
+
+
+class ImageTextModel(LoadedModel):
+    """Trained image-text model."""
+
+    @classmethod
+    def fits(cls, model: TrainedModel) -> bool:
+        return isinstance(model.config.built_objective, ImageText)
+
+    def encode(self, texts: str | Sequence[str], *, pool: str = "mean", batch: int = 16) -> Tensor:
+        """Return the normalized vector of each text in the joint space, float32 [texts, width] on the CPU, for any
+        `pool`."""
+        check_encode_options(pool, batch)
+        return text_vectors(self, [texts] if isinstance(texts, str) else texts, batch=batch)
+
+    def encode_images(self, images: Image | Sequence[Image], *, batch: int = 64) -> Tensor:
+        """Return a vector of each image (a file or its bytes), float32 [images, width] on the CPU: normalized, in the
+        joint space. `self.encode(texts) @ self.encode_images(images).T` gives similarities. Images are cropped as in
+        validation."""
+        return image_vectors(self, [images] if isinstance(images, str | Path | bytes) else images, batch=batch)
+
+    def zero_shot(
+        self,
+        names: str | Sequence[str] | None = None,
+        images: Image | Sequence[Image] | None = None,
+        *,
+        corpus: str | Path | None = None,
+        templates: Sequence[str] = TEMPLATES,
+        rows: int | None = None,
+    ) -> ZeroShot:
+        """Classify images by names, with the mean of the text vectors of `templates` for each name (CLIP,
+        arXiv:2103.00020, 3.1.4). Either `images`, or the first `rows` held-out images of a labeled corpus, whose label
+        names are the default `names`."""
+        return classify_images(self, names, images, corpus=corpus, templates=templates, rows=rows)
+
+
+LOADED = ImageTextModel

@@ -1,0 +1,20 @@
+"""Key of the section `model` for models that read image regions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Strict
+
+from megaptm.config.sections.base import Count, Section
+
+
+class RegionKeys(Section):
+    """Key of regions."""
+
+    detector: Annotated[tuple[Count, Count], Strict(False)] | None = None
+    """Image regions: number of a region's features, and number of the detector's classes, including the background.
+    Absent: the size's."""
+
+
+MODEL_KEYS = RegionKeys
