@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Strict
 
-from megaptm.config.sections.base import Count, Section
+from megaptm.section import Count, Section
 
 
 class RegionKeys(Section):
