@@ -53,7 +53,7 @@ def build_engine(
     from megaptm.parallel.build import build_engine as build_parallel_engine
 
     distillation = None if config.distill is None else resolve_distillation(config)
-    teacher = _teacher(config, rank_env)
+    teacher = _teacher_reader(config, rank_env)
     return build_parallel_engine(
         spec,
         config.layout,
@@ -71,7 +71,7 @@ def build_engine(
     )
 
 
-def _teacher(config: Config, rank_env: RankEnvironment) -> TensorReader | None:
+def _teacher_reader(config: Config, rank_env: RankEnvironment) -> TensorReader | None:
     if config.distill is None:
         return None
     from megaptm.run.teacher import needs_weights, teacher_run

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+import yaml
 from rich.console import Console
 
 from data_pipeline.inspection import _document_source
@@ -15,7 +16,8 @@ from megaptm.data import open_mix
 from megaptm.data.files import npy_bytes
 from megaptm.errors import UserError
 from megaptm.inference.evaluate import EvaluatedLoss, Evaluation, show
-from megaptm.report.summary import _seconds
+from megaptm.inference.loaded_model import load_model
+from megaptm.report.summary import _time_table
 from megaptm.resilience.events import last_saved_step, read_events
 from megaptm.run.time_spent import TimeSpent
 from megaptm.tokenizers import load
@@ -23,6 +25,7 @@ from megaptm.tokenizers.word_cache import convert_library_errors, splits_at_spac
 from megaptm.track import read_metrics
 from tests.data.corpora import tiny_corpus, tiny_special
 from tests.fuzz.rehash import rehash_corpus
+from tests.train.runs import save_untrained
 
 
 def test_lines_of_journals_that_cannot_be_counted_are_left_out(tmp_path):
@@ -173,4 +176,13 @@ def test_a_model_whose_perplexity_is_beyond_all_numbers_is_shown():
 
 
 def test_a_run_that_took_no_time_is_reported():
-    assert _seconds(TimeSpent(productive=5.0, other=-5.0)).row_count == 3
+    assert _time_table(TimeSpent(productive=5.0, other=-5.0)).row_count == 3
+
+
+def test_config_larger_than_memory_is_rejected(tmp_path, real_corpus):
+    run, _ = save_untrained("gpt2", tmp_path / "run", real_corpus("byte-bpe"))
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["model"]["ffn"] = 1 << 50
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(UserError, match="restore the config with which it was trained"):
+        load_model(run)
