@@ -20,10 +20,10 @@ def bases(folder: str) -> set[str]:
 
 def dependents(folder: str) -> set[str]:
     """Return the families that import a family, directly or through others."""
-    found: set[str] = set()
-    while more := {name for name in FOLDERS if bases(name) & {folder, *found}} - found:
-        found |= more
-    return found
+    importers: set[str] = set()
+    while more := {name for name in FOLDERS if bases(name) & {folder, *importers}} - importers:
+        importers |= more
+    return importers
 
 
 def copy_without(folders: set[str], target: Path) -> Path:
