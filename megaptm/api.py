@@ -127,7 +127,7 @@ def open_dataset(
         document_mask = parsed_objective.unit != "lane"
     if not isinstance(document_mask, bool):
         raise UserError(f"document_mask must be True or False, not {document_mask!r}.")
-    mix = {_location(location): weight for location, weight in _weighted(corpora).items()}
+    mix = {_location(location): weight for location, weight in _corpus_weights(corpora).items()}
     if not mix:
         raise UserError("corpora is empty: name at least one corpus folder.")
     shard_cache = None if cache is None else Cache(Path(cache))
@@ -144,7 +144,7 @@ def open_dataset(
     return MixDataset(opened, epochs=epochs)
 
 
-def _weighted(corpora: PathLike | Mapping[Any, float]) -> Mapping[Any, float]:
+def _corpus_weights(corpora: PathLike | Mapping[Any, float]) -> Mapping[Any, float]:
     return corpora if isinstance(corpora, Mapping) else {_location(corpora): 1.0}
 
 

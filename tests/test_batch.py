@@ -1,4 +1,4 @@
-"""A sample with fewer fields than its batch: padding where a model reads, nothing asked where it is asked."""
+"""Fields that a sample lacks become padding if they are inputs, and ignored labels if they are labels."""
 
 import numpy as np
 import pytest
@@ -17,25 +17,25 @@ SPEC = BatchSpec(
 
 
 @pytest.mark.parametrize("label", ["sentence_order", "count_of_tokens", "next_sentence"])
-def test_a_label_that_is_absent_is_not_asked_whatever_it_is_called(label):
+def test_absent_labels_are_ignored(label):
     assert SPEC.pad_sample({}, pad=9)[label] == IGNORED
 
 
 @pytest.mark.parametrize("prefix", ["", "right_"])
-def test_what_a_model_reads_is_padding(prefix):
-    made = SPEC.pad_sample({f"{prefix}tokens": np.array([5, 6])}, pad=9)
-    assert made[f"{prefix}tokens"].tolist() == [5, 6, 9, 9]
-    assert made[f"{prefix}document_ids"].tolist() == [1, 1, 0, 0]
-    assert made[f"{prefix}positions"].tolist() == [0, 1, 2, 3]
-    assert made[f"{prefix}segments"].tolist() == made[f"{prefix}order"].tolist() == [0, 0, 0, 0]
-    assert made["masked_positions"].tolist() == made["uniforms"].tolist() == [0, 0, 0, 0]
-    assert made["task_ids"] == made["reset_state"] == made["backward"] == 0
-    assert made["labels"].tolist() == [IGNORED] * 4
+def test_absent_inputs_are_padding(prefix):
+    sample = SPEC.pad_sample({f"{prefix}tokens": np.array([5, 6])}, pad=9)
+    assert sample[f"{prefix}tokens"].tolist() == [5, 6, 9, 9]
+    assert sample[f"{prefix}document_ids"].tolist() == [1, 1, 0, 0]
+    assert sample[f"{prefix}positions"].tolist() == [0, 1, 2, 3]
+    assert sample[f"{prefix}segments"].tolist() == sample[f"{prefix}order"].tolist() == [0, 0, 0, 0]
+    assert sample["masked_positions"].tolist() == sample["uniforms"].tolist() == [0, 0, 0, 0]
+    assert sample["task_ids"] == sample["reset_state"] == sample["backward"] == 0
+    assert sample["labels"].tolist() == [IGNORED] * 4
     assert set(INPUT_FIELDS) <= SPEC.fields.keys()
 
 
-def test_shorter_rows_of_a_vocabulary_without_padding_are_padded_too():
-    wanted = BatchSpec({"": 6}, fields((6,), "tokens", "labels"))
-    wide = wanted.pad_sample({"tokens": np.arange(1, 4), "labels": np.arange(1, 4)}, pad=None)
-    assert wide["tokens"].tolist() == [1, 2, 3, 0, 0, 0]
-    assert wide["labels"].tolist() == [1, 2, 3, *[IGNORED] * 3]
+def test_padding_without_a_padding_token():
+    spec = BatchSpec({"": 6}, fields((6,), "tokens", "labels"))
+    sample = spec.pad_sample({"tokens": np.arange(1, 4), "labels": np.arange(1, 4)}, pad=None)
+    assert sample["tokens"].tolist() == [1, 2, 3, 0, 0, 0]
+    assert sample["labels"].tolist() == [1, 2, 3, *[IGNORED] * 3]

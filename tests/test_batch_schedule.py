@@ -1,4 +1,4 @@
-"""Which samples a step takes."""
+"""Samples of each step, with batch ramps and skipped batches."""
 
 import pytest
 
@@ -9,12 +9,12 @@ GPT3 = BatchSchedule(1536, start=16, increment=16, samples=12 * 10**9 // 2048)
 LIKE_GPT3 = BatchSchedule(1536, start=16, increment=16, samples=100_000)
 ODD = BatchSchedule(70, start=10, increment=20, samples=333)
 STEEP = BatchSchedule(1000, start=1, increment=37, samples=50)
-"""One step passes several increments."""
+"""The size grows by several increments in one step."""
 PALM = BatchSchedule(2048, sizes_by_step=((0, 512), (50_000, 1024), (115_000, 2048)))
 """arXiv:2204.02311, section 5: of 255,000 steps."""
 
 
-def test_without_a_ramp_every_step_is_whole():
+def test_constant_batch_size():
     batches = BatchSchedule(12)
     assert [batches.size(step) for step in (0, 1, 10**9)] == [12] * 3
     assert [batches.first_sample(step) for step in (0, 1, 10**9)] == [0, 12, 12 * 10**9]
@@ -23,34 +23,35 @@ def test_without_a_ramp_every_step_is_whole():
 
 
 @pytest.mark.parametrize("batches", [LIKE_GPT3, ODD, STEEP], ids=["like GPT-3", "odd", "steep"])
-def test_a_step_begins_where_the_one_before_it_ended_and_grows_with_what_was_read(batches):
-    seen, sizes = 0, []
-    while seen < batches.samples or len(sizes) < 20:
+def test_ramp_grows_with_the_samples_read(batches):
+    samples_read, sizes = 0, []
+    while samples_read < batches.samples or len(sizes) < 20:
         step = len(sizes)
-        share = min(1.0, seen / batches.samples)
+        share = min(1.0, samples_read / batches.samples)
         times = int(share * ((batches.final_size - batches.start) // batches.increment) + 1e-9)
-        assert batches.first_sample(step) == seen
+        assert batches.first_sample(step) == samples_read
         assert batches.size(step) == batches.start + times * batches.increment
-        assert batches.steps_in(seen) == step
-        assert batches.steps_in(seen + batches.size(step) - 1) == step
+        assert batches.steps_in(samples_read) == step
+        assert batches.steps_in(samples_read + batches.size(step) - 1) == step
         sizes.append(batches.size(step))
-        seen += sizes[-1]
+        samples_read += sizes[-1]
     end = len(sizes)
-    assert (batches.first_sample(end), batches.size(end)) == (seen, batches.final_size)
+    assert batches.first_sample(end) == samples_read
+    assert batches.size(end) == batches.final_size
     assert batches.sizes(0, end) == {size: sizes.count(size) for size in sizes}
     assert batches.sizes(2, end - 1) == {size: sizes[2:-1].count(size) for size in sizes[2:-1]}
 
 
-def test_the_steps_of_gpt3_are_counted_without_walking_them():
-    """Of 300 billion tokens: more steps than of whole batches, by those that the ramp makes small."""
+def test_gpt3_ramp():
+    """300 billion tokens take more steps than with full batches, because the ramp starts with small ones."""
     steps = GPT3.steps_in(300 * 10**9 // 2048)
     sizes = GPT3.sizes(0, steps)
     assert sum(sizes.values()) == steps > 300e9 / (2048 * 1536)
-    assert sum(size * number for size, number in sizes.items()) == GPT3.first_sample(steps)
+    assert sum(size * steps_of_size for size, steps_of_size in sizes.items()) == GPT3.first_sample(steps)
     assert sorted(sizes) == list(range(16, 1537, 16))
 
 
-def test_a_batch_that_doubles_at_given_steps_reads_the_tokens_of_palm():
+def test_palm_batch_sizes_by_step():
     assert [PALM.size(step) for step in (0, 49_999, 50_000, 114_999, 115_000, 10**6)] == [
         512,
         512,
@@ -68,13 +69,13 @@ def test_a_batch_that_doubles_at_given_steps_reads_the_tokens_of_palm():
 @pytest.mark.parametrize(
     "batches", [BatchSchedule(12, sizes_by_step=((0, 4), (3, 8), (5, 12))), BatchSchedule(12, sizes_by_step=((0, 12),))]
 )
-def test_given_steps_begin_where_the_one_before_ended(batches):
-    seen = 0
+def test_batch_sizes_by_step_are_consecutive(batches):
+    samples_read = 0
     for step in range(10):
-        assert batches.first_sample(step) == seen
-        assert batches.steps_in(seen) == batches.steps_in(seen + batches.size(step) - 1) == step
+        assert batches.first_sample(step) == samples_read
+        assert batches.steps_in(samples_read) == batches.steps_in(samples_read + batches.size(step) - 1) == step
         assert batches.size(step) == max(rows for begin, rows in batches.sizes_by_step if begin <= step)
-        seen += batches.size(step)
+        samples_read += batches.size(step)
 
 
 @pytest.mark.parametrize(
@@ -97,18 +98,19 @@ def test_given_steps_begin_where_the_one_before_ended(batches):
         ),
     ],
 )
-def test_a_ramp_that_does_not_lead_to_the_batch_is_refused(ramp, sentence):
+def test_invalid_ramp_is_refused(ramp, sentence):
     with pytest.raises(UserError, match=sentence):
         BatchSchedule(12, **ramp)
 
 
 @pytest.mark.parametrize("ramp", [{}, {"start": 4, "increment": 4, "samples": 24}], ids=["whole", "ramp"])
-def test_batches_that_are_passed_over_are_read_by_no_step_and_count_for_nothing_else(ramp):
+def test_skipped_batches_are_not_read(ramp):
     plain, skipping = BatchSchedule(12, **ramp), BatchSchedule(12, **ramp, skips=((2, 3), (5, 1)))
-    passed = [0, 0, *[3 * plain.size(2)] * 3, *[3 * plain.size(2) + plain.size(5)] * 4]
-    for step, samples in enumerate(passed):
+    skipped = [0, 0, *[3 * plain.size(2)] * 3, *[3 * plain.size(2) + plain.size(5)] * 4]
+    for step, samples in enumerate(skipped):
         assert skipping.size(step) == plain.size(step)
         assert skipping.num_trained(step) == plain.first_sample(step)
         assert skipping.first_sample(step) == plain.first_sample(step) + samples
         end = skipping.first_sample(step) + skipping.size(step)
-        assert (skipping.steps_in(end - 1), skipping.steps_in(end)) == (step, step + 1)
+        assert skipping.steps_in(end - 1) == step
+        assert skipping.steps_in(end) == step + 1

@@ -54,11 +54,13 @@ class CommandLine:
 def collect_findings(command_line: CommandLine, tell: Callable[[str], object]) -> Iterator[Finding]:
     """Yield all findings as they appear."""
     faults: list[Finding] = []
-    seconds = _parse(parse_time, command_line.time, "time", faults)
-    options = _parse(parse_sbatch_options, command_line.slurm_options, "slurm", faults) or ()
-    machine = _parse(load_machine, command_line.machine, "machine", faults)
-    checks = _parse(_select_checks, command_line.only, "topic", faults)
-    draft = _parse(lambda path: read_draft(path, command_line.overrides), command_line.config, "config", faults)
+    seconds = _parse_argument(parse_time, command_line.time, "time", faults)
+    options = _parse_argument(parse_sbatch_options, command_line.slurm_options, "slurm", faults) or ()
+    machine = _parse_argument(load_machine, command_line.machine, "machine", faults)
+    checks = _parse_argument(_select_checks, command_line.only, "topic", faults)
+    draft = _parse_argument(
+        lambda path: read_draft(path, command_line.overrides), command_line.config, "config", faults
+    )
     yield from faults
     if draft is None or checks is None:
         return
@@ -70,7 +72,7 @@ def collect_findings(command_line: CommandLine, tell: Callable[[str], object]) -
         config=draft.config,
         config_errors=draft.mistakes,
         machine=machine,
-        request=_request(command_line, seconds, options),
+        request=_job_request(command_line, seconds, options),
         hashing="all" if command_line.full else "some",
         speed=command_line.speed,
         tell=tell,
@@ -86,7 +88,9 @@ def _select_checks(topics: tuple[str, ...]) -> list[tuple[str, Check]]:
     return [(topic, check) for topic, check in CHECKS if not topics or topic in topics]
 
 
-def _parse(parse: Callable[[Word], Value], text: Word | None, topic: str, faults: list[Finding]) -> Value | None:
+def _parse_argument(
+    parse: Callable[[Word], Value], text: Word | None, topic: str, faults: list[Finding]
+) -> Value | None:
     """Return the parsed argument; None if it is absent or invalid."""
     if text is None:
         return None
@@ -97,7 +101,7 @@ def _parse(parse: Callable[[Word], Value], text: Word | None, topic: str, faults
         return None
 
 
-def _request(command_line: CommandLine, seconds: float | None, options: tuple[str, ...]) -> Request:
+def _job_request(command_line: CommandLine, seconds: float | None, options: tuple[str, ...]) -> Request:
     is_slurm_job = command_line.slurm_options or any(
         option is not None for option in (command_line.nodes, command_line.time, command_line.gpus_per_node)
     )
@@ -114,7 +118,7 @@ def print_findings(findings: Iterable[Finding], console: Console) -> bool:
     """Print the findings, each topic once, and their counts; return whether there is a fault."""
     counts, before = Counter[Severity](), ""
     for finding in findings:
-        console.print(_line(finding, finding.topic if finding.topic != before else ""))
+        console.print(_finding_row(finding, finding.topic if finding.topic != before else ""))
         counts[finding.state] += 1
         before = finding.topic
     details = [
@@ -126,7 +130,7 @@ def print_findings(findings: Iterable[Finding], console: Console) -> bool:
     return bool(counts["fault"])
 
 
-def _line(finding: Finding, topic: str) -> Table:
+def _finding_row(finding: Finding, topic: str) -> Table:
     line = Table.grid(padding=(0, 1))
     line.add_column(width=1)
     line.add_column(width=TOPIC_WIDTH, style="bold")

@@ -43,15 +43,15 @@ def check_memory(case: Case) -> Iterator[Finding]:
         remedy = "raise layout.tensor or layout.pipeline, set layout.recompute=full, or see megaptm plan --search."
         if planned[stage].comparison:
             remedy = "the contrastive loss over all samples takes most of it; raise layout.data, or lower train.batch."
-        yield Finding(TOPIC, "fault", f"{rank} needs {_gib(needed)} GiB of {device}: {remedy}", details)
+        yield Finding(TOPIC, "fault", f"{rank} needs {_format_gib(needed)} GiB of {device}: {remedy}", details)
     elif needed > MAX_MEMORY_SHARE * usable:
         remedy = (
             f"only {share:.1%} are left, and the plan may be wrong by a few percent; leave more, or try it on one node."
         )
-        yield Finding(TOPIC, "warning", f"{rank} needs {_gib(needed)} GiB of {device}: {remedy}", details)
+        yield Finding(TOPIC, "warning", f"{rank} needs {_format_gib(needed)} GiB of {device}: {remedy}", details)
     else:
         left = f"{free / GIB:,.1f} GiB ({share:.0%}) are left"
-        yield Finding(TOPIC, "ok", f"{rank} needs {_gib(needed)} GiB of {device}; {left}.", details)
+        yield Finding(TOPIC, "ok", f"{rank} needs {_format_gib(needed)} GiB of {device}; {left}.", details)
     if free >= 0:
         yield from _check_host_copies(case.config, machine, count_parameters(workload.spec, with_heads=True), free)
 
@@ -61,7 +61,7 @@ def _check_tables(config: Config, machine: Machine, spec: WordSpec) -> Finding:
     are small."""
     on_node = min(machine.devices, config.layout.processes)
     needed = spec.bytes * on_node // (1 if spec.family.is_network else config.layout.processes)
-    message, details = f"the embedding tables take {_gib(needed)} GiB of a node's memory", {"bytes": needed}
+    message, details = f"the embedding tables take {_format_gib(needed)} GiB of a node's memory", {"bytes": needed}
     if machine.host_gib is None:
         return Finding(TOPIC, "ok", f"{message}.", details)
     message += f", which is {machine.host_gib:,.0f} GiB"
@@ -78,13 +78,16 @@ def _check_host_copies(config: Config, machine: Machine, parameters: int, free: 
     on_node = min(machine.devices, config.layout.processes)
     room = on_node * free if machine.host_gib is None else HOST_SHARE * machine.host_gib * GIB
     details = {"host_bytes": needed, "usable_host_bytes": room}
-    message = f"copies for asynchronous checkpoints take {_gib(needed)} of the {_gib(room)} GiB of usable host memory"
+    message = (
+        f"copies for asynchronous checkpoints take {_format_gib(needed)} of the {_format_gib(room)} GiB of usable host "
+        "memory"
+    )
     if needed > room:
         yield Finding(TOPIC, "fault", f"{message}: set checkpoint.asynchronous=false, or use more nodes.", details)
     else:
         yield Finding(TOPIC, "ok", f"{message}.", details)
 
 
-def _gib(size: float) -> str:
+def _format_gib(size: float) -> str:
     """Return GiB with significant digits: 0.02, 61.3."""
     return f"{size / GIB:,.{1 if size > GIB else 2}f}"

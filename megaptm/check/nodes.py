@@ -33,7 +33,7 @@ WHERE = "on these nodes"
 def check_nodes(case: Case) -> Iterator[Finding]:
     """Compare the replies of the nodes."""
     run = Path(case.config.run)
-    with token(run) as token_path:
+    with probe_file(run) as token_path:
         paths = probed_paths(case.config, token_path.parent)
         arguments = [
             *(f"--visible={path}" for path in paths.visible),
@@ -52,7 +52,7 @@ def probed_paths(config: Config, token: Path) -> ProbedPaths:
 
 
 @contextlib.contextmanager
-def token(run: Path) -> Iterator[Path]:
+def probe_file(run: Path) -> Iterator[Path]:
     """Yield a temporary file in the run folder, or in its nearest existing parent, while nodes are probed."""
     path = nearest_folder(run) / f".megaptm-check-{secrets.token_hex(8)}"
     try:
@@ -91,27 +91,33 @@ class ProbedPaths:
 
 def compare_nodes(replies: NodeReplies, paths: ProbedPaths) -> Iterator[Finding]:
     """Yield the problems of single nodes, or one good finding if there are none."""
-    findings = [*silent(replies), *software(replies), *clocks(replies), *disks(replies, paths), *hardware(replies)]
+    findings = [
+        *silent_nodes(replies),
+        *software_findings(replies),
+        *clock_findings(replies),
+        *disk_findings(replies, paths),
+        *hardware_findings(replies),
+    ]
     yield from findings
     if not findings:
-        yield Finding(TOPIC, "ok", summary(list(replies.by_node.values()), list(replies.by_node)))
+        yield Finding(TOPIC, "ok", describe_nodes(list(replies.by_node.values()), list(replies.by_node)))
 
 
-def summary(facts: Sequence[dict[str, Any]], nodes: Sequence[str]) -> str:
+def describe_nodes(facts: Sequence[dict[str, Any]], nodes: Sequence[str]) -> str:
     kind = f"{facts[0]['cpus']} CPUs, {facts[0]['memory_bytes'] / 2**30:.0f} GiB, {describe_gpus(facts[0]['gpus'])}"
     if len(nodes) == 1:
         return f"{nodes[0]} has {kind}."
     return f"{len(nodes)} nodes ({name_some(nodes)}) each have {kind}, with the same software, time and shared disk."
 
 
-def silent(replies: NodeReplies) -> Iterator[Finding]:
+def silent_nodes(replies: NodeReplies) -> Iterator[Finding]:
     for node, reason in replies.silent.items():
         yield fault(
             f"megaptm does not run on {node} ({reason}): repair the node, or exclude it (Slurm: --exclude).", node=node
         )
 
 
-def software(replies: NodeReplies) -> Iterator[Finding]:
+def software_findings(replies: NodeReplies) -> Iterator[Finding]:
     """Yield faults for versions that differ between nodes, and for software that cannot work on any."""
     versions = facts_by_node(replies, "versions")
     differences: dict[str, list[str]] = {}
@@ -124,10 +130,10 @@ def software(replies: NodeReplies) -> Iterator[Finding]:
     for node, node_versions in differences.items():
         yield fault(f"{node} has {name_some(node_versions)}: install the same versions on all nodes.", node=node)
     if replies.all_nodes:  # for this machine, topic `software` reports it
-        yield from unusable(replies)
+        yield from unusable_nodes(replies)
 
 
-def unusable(replies: NodeReplies) -> Iterator[Finding]:
+def unusable_nodes(replies: NodeReplies) -> Iterator[Finding]:
     problems: dict[str, list[str]] = {}
     for node, facts in replies.by_node.items():
         for problem in software_problems(facts, WHERE) if "torch_cuda" in facts else ():
@@ -136,7 +142,7 @@ def unusable(replies: NodeReplies) -> Iterator[Finding]:
         yield fault(problem.replace(WHERE, f"on {name_some(nodes)}"), nodes=nodes)
 
 
-def clocks(replies: NodeReplies) -> Iterator[Finding]:
+def clock_findings(replies: NodeReplies) -> Iterator[Finding]:
     """Check the clocks. A node reads its clock between request and reply, so it is off by at least the distance from
     that interval."""
     for node, facts in replies.by_node.items():
@@ -148,7 +154,7 @@ def clocks(replies: NodeReplies) -> Iterator[Finding]:
             yield report(message, node=node, seconds=ahead if ahead > 0 else -behind)
 
 
-def disks(replies: NodeReplies, paths: ProbedPaths) -> Iterator[Finding]:
+def disk_findings(replies: NodeReplies, paths: ProbedPaths) -> Iterator[Finding]:
     if not replies.all_nodes:
         return
     replies_by_node = replies.by_node.items()
@@ -166,7 +172,7 @@ def disks(replies: NodeReplies, paths: ProbedPaths) -> Iterator[Finding]:
             yield fault(f"{name_some(nodes)} cannot write to {folder}: choose another folder.", nodes=nodes)
 
 
-def hardware(replies: NodeReplies) -> Iterator[Finding]:
+def hardware_findings(replies: NodeReplies) -> Iterator[Finding]:
     """Check for missing or different GPUs, and for less memory or fewer CPUs than usual."""
     for node, own, usual, usual_nodes in outliers(facts_by_node(replies, "gpus")):
         message = f"{node} has {describe_gpus(own)}, {usual_nodes} {describe_gpus(usual)}."
@@ -178,10 +184,10 @@ def hardware(replies: NodeReplies) -> Iterator[Finding]:
     for node, own, usual, usual_nodes in outliers(facts_by_node(replies, "driver")):
         yield warning(f"{node} has the GPU driver {own}, {usual_nodes} {usual}.", node=node)
     for name, unit, scale in (("cpus", "CPUs", 1), ("memory_bytes", "GiB of memory", 2**30)):
-        yield from below_usual(name, unit, scale, replies)
+        yield from nodes_below_usual(name, unit, scale, replies)
 
 
-def below_usual(name: str, unit: str, scale: int, replies: NodeReplies) -> Iterator[Finding]:
+def nodes_below_usual(name: str, unit: str, scale: int, replies: NodeReplies) -> Iterator[Finding]:
     for node, amount, usual, usual_nodes in outliers(facts_by_node(replies, name)):
         if amount < SHARE * usual:
             yield warning(f"{node} has {amount / scale:.0f} {unit}, {usual_nodes} {usual / scale:.0f}.", node=node)

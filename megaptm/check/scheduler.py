@@ -33,14 +33,14 @@ def check_slurm(case: Case) -> Iterator[Finding]:
     except UserError:
         return
     case.tell("asking Slurm")
-    partition = _partition(request.slurm_options)
+    partition = _requested_partition(request.slurm_options)
     yield from _check_partition(case, request, partition, allocation)
     if allocation is not None:
         _test_only(request, allocation)
         yield Finding(TOPIC, "ok", f"sbatch --test-only accepts the job for partition {partition['PartitionName']}.")
 
 
-def _partition(options: Sequence[str]) -> dict[str, str]:
+def _requested_partition(options: Sequence[str]) -> dict[str, str]:
     """Return Slurm's facts about the requested partition, or the default one."""
     partitions = [
         dict(re.findall(r"(\w+)=(\S*)", line)) for line in run_slurm("scontrol", "show", "partition", "--oneliner")
@@ -78,7 +78,7 @@ def _check_partition(
             f"Slurm's partition {name} allows jobs of at most {max_nodes:,} nodes, not {allocation.nodes:,}: change "
             "--nodes or the partition."
         )
-    nodes = _nodes(name)
+    nodes = _gpus_by_node(name)
     # Cloud nodes are not listed while they are powered down; for those sbatch decides.
     if len(nodes) == total_nodes:
         yield _check_gpus(case, name, nodes, allocation)
@@ -108,7 +108,7 @@ def _check_gpus(case: Case, name: str, nodes: dict[str, int], allocation: Alloca
     )
 
 
-def _nodes(partition: str) -> dict[str, int]:
+def _gpus_by_node(partition: str) -> dict[str, int]:
     """Return node of a partition -> number of its GPUs."""
     lines = run_slurm("sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N|%G")
     return {node: _gpus_in(gres) for node, _, gres in (line.partition("|") for line in lines)}

@@ -40,7 +40,7 @@ def check_time(case: Case) -> Iterator[Finding]:
         return
     run_plan = make_plan(case.config, case.machine)
     if limit is not None and not isinf(limit):
-        yield _job(run_plan, limit, warning)
+        yield _job_finding(run_plan, limit, warning)
     else:
         yield Finding(
             TOPIC,
@@ -48,7 +48,7 @@ def check_time(case: Case) -> Iterator[Finding]:
             f"{run_plan.steps:,} steps of {format_seconds(run_plan.step.seconds)} take "
             f"{format_seconds(run_plan.seconds)}.",
         )
-    yield _saving(run_plan)
+    yield _interval_finding(run_plan)
 
 
 def jobs_needed(run_plan: Plan, limit: float, warning: float) -> int:
@@ -61,7 +61,7 @@ def _seconds_of_steps(run_plan: Plan, limit: float, warning: float) -> float:
     return limit - warning - run_plan.failures.restart_seconds
 
 
-def _job(run_plan: Plan, limit: float, warning: float) -> Finding:
+def _job_finding(run_plan: Plan, limit: float, warning: float) -> Finding:
     step, saving, start = run_plan.step.seconds, run_plan.saving.seconds, run_plan.failures.restart_seconds
     details = {"limit": limit, "start_seconds": start, "step_seconds": step, "checkpoint_seconds": saving}
     left = _seconds_of_steps(run_plan, limit, warning)
@@ -87,7 +87,7 @@ def _job(run_plan: Plan, limit: float, warning: float) -> Finding:
     return Finding(TOPIC, "ok", message, {**details, "steps_per_job": steps, "jobs": jobs})
 
 
-def _saving(run_plan: Plan) -> Finding:
+def _interval_finding(run_plan: Plan) -> Finding:
     failures = run_plan.failures
     lost = failures.best_goodput - failures.goodput
     details = {"every": run_plan.every, "best_every": failures.best_interval_steps, "goodput": failures.goodput}

@@ -36,16 +36,16 @@ def check_tracker(case: Case) -> Iterator[Finding]:
     if is_server(uri):
         refuse_foreign_server(uri)
         case.tell(f"asking {uri}")
-        yield _server(uri, track.experiment)
+        yield _check_server(uri, track.experiment)
     elif path := database_path(uri):
-        yield _database(uri, path)
+        yield _check_database(uri, path)
     elif "://" not in uri or uri.startswith("file:"):
-        yield _files(uri)
+        yield _check_files(uri)
     else:
         yield Finding(TOPIC, "unknown", f"track.uri ({uri}) is not checked: only http, https and sqlite are.")
 
 
-def _server(uri: str, experiment: str) -> Finding:
+def _check_server(uri: str, experiment: str) -> Finding:
     """Send the first request of a run, with the credentials that MLflow would send."""
     import requests
 
@@ -65,7 +65,7 @@ def _server(uri: str, experiment: str) -> Finding:
     except (requests.Timeout, TimeoutError):
         raise UserError(_unreachable(uri, f"no answer in {ANSWER_SECONDS:.0f} s")) from None
     except (requests.RequestException, OSError) as error:
-        raise UserError(_unreachable(uri, _reason(error))) from None
+        raise UserError(_unreachable(uri, _error_reason(error))) from None
     if answer.status_code in (401, 403):
         raise UserError(
             f"track.uri ({uri}) denies access ({answer.status_code}): set MLFLOW_TRACKING_USERNAME and "
@@ -82,20 +82,20 @@ def _unreachable(uri: str, why: str) -> str:
     return f"track.uri ({uri}) does not answer ({why}): start the server, correct the URL, {OR_DISABLE}"
 
 
-def _reason(error: BaseException) -> str:
+def _error_reason(error: BaseException) -> str:
     """Return the innermost cause: the system's message, without pools and retries around it."""
     inner: Any = error
     while isinstance(inner, BaseException):
         error = inner
-        inner = getattr(error, "reason", None) or error.__cause__ or error.__context__ or _argument(error)
+        inner = getattr(error, "reason", None) or error.__cause__ or error.__context__ or _nested_error(error)
     return getattr(error, "strerror", None) or in_brief(error)
 
 
-def _argument(error: BaseException) -> object:
+def _nested_error(error: BaseException) -> object:
     return next((argument for argument in error.args if isinstance(argument, BaseException)), None)
 
 
-def _database(uri: str, path: Path) -> Finding:
+def _check_database(uri: str, path: Path) -> Finding:
     try:
         if path.exists():
             with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=ANSWER_SECONDS)) as database:
@@ -110,7 +110,7 @@ def _database(uri: str, path: Path) -> Finding:
     return Finding(TOPIC, "ok", f"{path} can be written.")
 
 
-def _files(uri: str) -> Finding:
+def _check_files(uri: str) -> Finding:
     if os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() == "true":
         return Finding(TOPIC, "ok", f"metrics go to files in {uri}.")
     raise UserError(

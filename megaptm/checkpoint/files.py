@@ -120,14 +120,14 @@ class RetriedFile:
 
     def size(self) -> int:
         """Return the size of the opened file. Network file systems would answer a query by name from a cache."""
-        return self._try(lambda descriptor: os.fstat(descriptor).st_size)
+        return self._try_call(lambda descriptor: os.fstat(descriptor).st_size)
 
     def read_into(self, target: memoryview, position: int) -> int:
         """Fill `target` from byte `position`; return the bytes read, fewer than requested only at the end of the
         file."""
         done = 0
         while done < len(target):
-            count = self._try(partial(_read_at, target=target[done:], position=position + done))
+            count = self._try_call(partial(_read_at, target=target[done:], position=position + done))
             if count == 0:
                 break
             done += count
@@ -152,7 +152,7 @@ class RetriedFile:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _try(self, call: Callable[[int], T]) -> T:
+    def _try_call(self, call: Callable[[int], T]) -> T:
         def attempt() -> T:
             try:
                 if self._file is None:

@@ -222,7 +222,7 @@ class TensorReader:
         missing = [requested] if requested.volume else []
         for file, stored in pieces:
             for box, position in stored.boxes():
-                missing = list(self._fill(out, requested, missing, file, box, position))
+                missing = list(self._fill_boxes(out, requested, missing, file, box, position))
             if not missing:
                 break
         if missing:
@@ -238,52 +238,56 @@ class TensorReader:
             )
         return out
 
-    def _fill(self, out: Tensor, out_box: Box, missing: list[Box], file: str, box: Box, position: int) -> Iterator[Box]:
+    def _fill_boxes(
+        self, out: Tensor, out_box: Box, missing: list[Box], file: str, box: Box, position: int
+    ) -> Iterator[Box]:
         """Copy the part of `missing` in `box` to `out`, which holds `out_box`; yield the boxes still missing."""
         for gap in missing:
             common = gap.intersect(box)
             if common is None:
                 yield gap
                 continue
-            self._copy(out[common.slices_in(out_box)], file, common.slices_in(box), box.shape, position)
+            self._copy_part(out[common.slices_in(out_box)], file, common.slices_in(box), box.shape, position)
             yield from gap.subtract(common)
 
-    def _copy(self, out: Tensor, file: str, part: tuple[slice, ...], shape: tuple[int, ...], position: int) -> None:
+    def _copy_part(
+        self, out: Tensor, file: str, part: tuple[slice, ...], shape: tuple[int, ...], position: int
+    ) -> None:
         """Copy `part` of the row-major array of `shape` at this byte offset to `out`."""
         if not shape:
-            out.copy_(self._elements(file, position, (), out.dtype))
+            out.copy_(self._read_elements(file, position, (), out.dtype))
             return
         rows, inner = part[0], shape[1:]
         row_bytes = math.prod(inner) * out.dtype.itemsize
         if all(selected == slice(0, size) for selected, size in zip(part[1:], inner, strict=True)):
             if out.is_contiguous():
-                self._read(file, position + rows.start * row_bytes, out)
+                self._read_into(file, position + rows.start * row_bytes, out)
             else:
-                out.copy_(self._elements(file, position + rows.start * row_bytes, tuple(out.shape), out.dtype))
+                out.copy_(self._read_elements(file, position + rows.start * row_bytes, tuple(out.shape), out.dtype))
         elif out[0].numel() * out.dtype.itemsize >= RUN_BYTES or row_bytes > GROUP_BYTES:
             for target, row in zip(out, range(rows.start, rows.stop), strict=True):
-                self._copy(target, file, part[1:], inner, position + row * row_bytes)
+                self._copy_part(target, file, part[1:], inner, position + row * row_bytes)
         else:
             group = max(1, GROUP_BYTES // row_bytes)
             for first in range(0, len(out), group):
                 target = out[first : first + group]
                 at = position + (rows.start + first) * row_bytes
-                target.copy_(self._elements(file, at, (len(target), *inner), out.dtype)[(slice(None), *part[1:])])
+                target.copy_(self._read_elements(file, at, (len(target), *inner), out.dtype)[(slice(None), *part[1:])])
 
-    def _elements(self, file: str, position: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return self._read(file, position, torch.empty(shape, dtype=dtype))
+    def _read_elements(self, file: str, position: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return self._read_into(file, position, torch.empty(shape, dtype=dtype))
 
-    def _read(self, file: str, position: int, out: Tensor) -> Tensor:
+    def _read_into(self, file: str, position: int, out: Tensor) -> Tensor:
         target = _bytes(out)
         try:
-            count = self._file(file).read_into(target, position)
+            count = self._open_file(file).read_into(target, position)
         except FileNotFoundError:
             raise DamagedError(f"{self.folder / file} is missing") from None
         if count < len(target):
             raise DamagedError(f"{self.folder / file} is truncated at byte {position + count}")
         return out
 
-    def _file(self, name: str) -> RetriedFile:
+    def _open_file(self, name: str) -> RetriedFile:
         if name not in self._open:
             if len(self._open) >= MAX_OPEN_FILES:
                 self._open.pop(next(iter(self._open))).close()

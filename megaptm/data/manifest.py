@@ -212,17 +212,17 @@ def _write_split(folder: Path, name: str, shards: Sequence[ShardInfo]) -> dict[s
     rows = shard_rows(name, shards)
     table = npy_bytes(rows)
     write_atomically(folder / table_name(name), table)
-    return {**_sums(rows), "shards": len(rows), "table_sha256": hashlib.sha256(table).hexdigest()}
+    return {**_column_sums(rows), "shards": len(rows), "table_sha256": hashlib.sha256(table).hexdigest()}
 
 
 def _open_split(folder: Path, name: str, content: Mapping[str, Any]) -> Split:
     shards = ShardTable.open(folder, name, content["table_sha256"])
-    if _sums(shards.rows) != {name: content[name] for name in SUMMED} or len(shards) != content["shards"]:
+    if _column_sums(shards.rows) != {name: content[name] for name in SUMMED} or len(shards) != content["shards"]:
         raise UserError(f"{shards.path} has other totals than the manifest beside it: {REMEDY}.")
     return Split(shards=shards, samples=content["samples"], tokens=content["tokens"], bytes=content["bytes"])
 
 
-def _sums(rows: np.ndarray) -> dict[str, int]:
+def _column_sums(rows: np.ndarray) -> dict[str, int]:
     return {column: int(rows[column].sum()) for column in SUMMED}
 
 

@@ -83,7 +83,9 @@ def open_mix(
             corpus.check(split, "size")
     limits = size_limits or {}
     weights = {
-        name: weight if size_exponent is None else _by_size(corpora[name], weight, size_exponent, limits.get(name))
+        name: weight
+        if size_exponent is None
+        else _examples_proportional_weight(corpora[name], weight, size_exponent, limits.get(name))
         for name, weight in mix.items()
     }
     for name, corpus in corpora.items():
@@ -160,7 +162,7 @@ def _refuse_longer(
             )
 
 
-def _by_size(corpus: Corpus, weight: float, exponent: float, limit: int | None) -> float:
+def _examples_proportional_weight(corpus: Corpus, weight: float, exponent: float, limit: int | None) -> float:
     """Return the weight in tokens of T5's (arXiv:1910.10683, 3.5.2) and mT5's (arXiv:2010.11934, 3.1)
     examples-proportional mixing of documents. The training split determines the weights of all splits."""
     train = corpus.split("train")

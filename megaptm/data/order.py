@@ -132,16 +132,16 @@ def check_annotations(corpus: Corpus, needed: Iterable[str], *, alone: bool = Tr
     if missing := [name for name in needed if name not in corpus.manifest.fields]:
         raise UserError(
             f"{corpus.name} was built without {' and '.join(missing)}, which the objective needs: build it with "
-            f"{_remedy(missing)}, {other_remedy}or use another objective."
+            f"{_missing_remedy(missing)}, {other_remedy}or use another objective."
         )
     if empty := [name for name in needed if counts.get(name) == 0]:
         raise UserError(
             f"{corpus.name} has no {' and no '.join(empty)} at all, which the objective needs: build it from text that "
-            f"has them, with {_remedy(empty)}, {other_remedy}or use another objective."
+            f"has them, with {_missing_remedy(empty)}, {other_remedy}or use another objective."
         )
 
 
-def _remedy(missing: Sequence[str]) -> str:
+def _missing_remedy(missing: Sequence[str]) -> str:
     switches = " ".join(f"annotate.{name}=true" for name in missing if name not in REMEDIES)
     more = [table[name] for table in (REMEDIES, ALSO_REQUIRED) for name in missing if name in table]
     return " and ".join([*([switches] if switches else []), *more])

@@ -141,7 +141,7 @@ class RetrievedDocuments:
             self.shards[kind] = OpenShards(source_corpus, split, verify, max_open=MAX_OPEN)
             self.before[kind] = np.concatenate(([0], np.cumsum(self.shards[kind].sums("samples"))))
             if self.table.num_documents(split, kind) != corpus.split(split).samples:
-                raise self._damaged(f"its number of documents differs from the split `{split}`")
+                raise self._damaged_error(f"its number of documents differs from the split `{split}`")
 
     @property
     def table(self) -> RetrievedTable:
@@ -153,12 +153,12 @@ class RetrievedDocuments:
         for kind, number in self.numbers.items():
             similar = self.table.similar_documents(self.split, kind, document)
             for index in rng.permutation(similar)[:number].tolist():
-                yield self._read(kind, index)
+                yield self._read_document(kind, index)
 
-    def _read(self, kind: str, index: int) -> DocumentSlice:
+    def _read_document(self, kind: str, index: int) -> DocumentSlice:
         before = self.before[kind]
         if index >= before[-1]:
-            raise self._damaged(f"it has document index {index:,}, but there are {int(before[-1]):,} documents")
+            raise self._damaged_error(f"it has document index {index:,}, but there are {int(before[-1]):,} documents")
         shard_index = int(np.searchsorted(before, index, side="right")) - 1
         shard, document = self.shards[kind].get(shard_index), index - int(before[shard_index])
         if kind != "images":
@@ -168,7 +168,7 @@ class RetrievedDocuments:
         location = f"document {document:,} of {shard.path.name}"
         return DocumentSlice(shard.tokens(document, 0, 0), slots=0, blobs=files, location=location, retrieved=kind)
 
-    def _damaged(self, reason: str) -> UserError:
+    def _damaged_error(self, reason: str) -> UserError:
         return UserError(f"retrieved: {self.file} is damaged ({reason}): {REMEDY}.")
 
 

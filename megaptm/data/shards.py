@@ -163,7 +163,7 @@ class Shard:
         at, count = self.index[document, TOKENS_AT : TOKENS + 1].tolist()
         stop = count if stop is None else min(stop, count)
         if not 0 <= start <= stop:
-            raise self._damaged("sentences")
+            raise self._damaged_error("sentences")
         size = self.dtype.itemsize
         tokens = np.frombuffer(self.content.read(at + start * size, (stop - start) * size), self.dtype)
         if self.vocabulary is not None:
@@ -216,10 +216,10 @@ class Shard:
         if name == "turns":
             np.maximum(at, 0, out=at)
         if len(at) and (at[0] < 0 or at[-1] >= stop - start or (np.diff(at) < (name not in SPANS)).any()):
-            raise self._damaged(name)
+            raise self._damaged_error(name)
         return within
 
-    def _damaged(self, name: str) -> UserError:
+    def _damaged_error(self, name: str) -> UserError:
         """Return the error for an offset outside of a document: hashes match, but the writer was wrong."""
         return UserError(f"{self.path} has {name} at positions outside of their document: {REMEDY}")
 

@@ -72,20 +72,20 @@ class ShardWriter:
             raise ValueError(f"document {key}: {', '.join(sorted(unknown))} is not one of the fields {self.fields}.")
         ids = self._checked_ids(key, tokens)
         name = f"{int(key):012d}"
-        columns = [(int(ids[0]), 1)] if self.labels else [self._array(f"{name}.tokens.npy", ids)]
+        columns = [(int(ids[0]), 1)] if self.labels else [self._append_array(f"{name}.tokens.npy", ids)]
         for field in self.fields[1:]:
             if field in annotations:
                 starts = _checked_annotation(f"document {key}: {field}", field, annotations[field], len(ids))
-                columns.append(self._array(f"{name}.{field}.npy", starts))
+                columns.append(self._append_array(f"{name}.{field}.npy", starts))
             elif field in blobs:
                 size = len(blobs[field])
-                columns.append((self._member(f"{name}.{field}", blobs[field]) - size, size))
+                columns.append((self._append_member(f"{name}.{field}", blobs[field]) - size, size))
             else:
                 columns.append((0, 0))
         if self.labels:
-            self._member(f"{name}.cls", b"%d" % ids[0])
+            self._append_member(f"{name}.cls", b"%d" % ids[0])
         if meta is not None:
-            self._member(f"{name}.json", _JSON.encode(meta).encode())
+            self._append_member(f"{name}.json", _JSON.encode(meta).encode())
         self._index.append(tuple(number for pair in columns for number in pair))
         self.tokens += len(ids)
         self._text_bytes += text_bytes
@@ -126,11 +126,11 @@ class ShardWriter:
         self._file.close()
         self._shard.discard()
 
-    def _array(self, name: str, array: np.ndarray) -> tuple[int, int]:
+    def _append_array(self, name: str, array: np.ndarray) -> tuple[int, int]:
         """Append an array as a member; return the offset of its data and its number of rows."""
-        return self._member(name, npy_bytes(array)) - array.nbytes, len(array)
+        return self._append_member(name, npy_bytes(array)) - array.nbytes, len(array)
 
-    def _member(self, name: str, content: bytes) -> int:
+    def _append_member(self, name: str, content: bytes) -> int:
         """Append a file to the tar; return the offset after its last byte."""
         padding = bytes(-len(content) % tarfile.BLOCKSIZE)
         self._write(tar_header(name, len(content)) + content + padding)

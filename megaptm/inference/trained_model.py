@@ -97,14 +97,16 @@ def _build_filled(
     """Build the model with these weights, read from `source`, in evaluation mode."""
     with torch.device("meta"):
         model = build_model(spec)
+    # Compared before memory is allocated: a damaged config may ask for any amount.
+    for name, parameter in model.named_parameters():
+        weight = weights.get(name)
+        if weight is None or weight.shape != parameter.shape:
+            raise UserError(
+                f"{source} has no {name} of shape {tuple(parameter.shape)}, so it is not a checkpoint of the model "
+                f"in {Path(run) / CONFIG}: restore the config with which it was trained."
+            )
     model.to_empty(device=device or ("cuda" if torch.cuda.is_available() else "cpu"))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            weight = weights.get(name)
-            if weight is None or weight.shape != parameter.shape:
-                raise UserError(
-                    f"{source} has no {name} of shape {tuple(parameter.shape)}, so it is not a checkpoint of the model "
-                    f"in {Path(run) / CONFIG}: restore the config with which it was trained."
-                )
-            parameter.copy_(weight)
+            parameter.copy_(weights[name])
     return model.eval().requires_grad_(False)

@@ -114,8 +114,8 @@ def launch(
     listener = listen()
     rendezvous = Rendezvous(processes, "127.0.0.1", listener.getsockname()[1])
     # On a terminal rank 0 draws a progress bar and inherits stdout. Otherwise its output is also copied to the log.
-    out = None if sys.stdout.isatty() else _binary(sys.stdout, sys.__stdout__)
-    workers = LocalWorkerGroup(command, logs=logs, out=out, err=_binary(sys.stderr, sys.__stderr__))
+    out = None if sys.stdout.isatty() else _binary_stream(sys.stdout, sys.__stdout__)
+    workers = LocalWorkerGroup(command, logs=logs, out=out, err=_binary_stream(sys.stderr, sys.__stderr__))
     beats = logs / HEARTBEATS / secrets.token_hex(4)
     watchdog = Watchdog(
         beats, range(processes), limits=Limits(hang_seconds=hang_seconds, data_timeout=data_timeout)
@@ -136,6 +136,6 @@ def launch(
     return report_exits(workers.ends, run=run, logs=logs, forwarded=workers.forwarded)
 
 
-def _binary(stream: Any, original: Any) -> IO[bytes]:
+def _binary_stream(stream: Any, original: Any) -> IO[bytes]:
     """Return the binary stream; that of the process if stdout was replaced by a text-only one, as in notebooks."""
     return stream.buffer if hasattr(stream, "buffer") else original.buffer

@@ -23,7 +23,7 @@ def elastic_layout(config: Config, room: Callable[[int], int], machine: Machine 
         (
             candidate
             for candidate in _candidates(config, room)
-            if _legal(config, candidate) and _fits(config, candidate, machine)
+            if _is_legal(config, candidate) and _fits(config, candidate, machine)
         ),
         None,
     )
@@ -61,7 +61,7 @@ def _distance(candidate: Layout, layout: Layout) -> tuple[int, int]:
     return abs(candidate.tensor - layout.tensor), abs(candidate.pipeline - layout.pipeline)
 
 
-def _legal(config: Config, layout: Layout) -> bool:
+def _is_legal(config: Config, layout: Layout) -> bool:
     try:
         check(config.model_copy(update={"layout": layout}))
     except UserError:

@@ -26,10 +26,10 @@ def shipped_plans() -> Iterator[tuple[str, Plan]]:
 def markdown() -> str:
     """Return the table of docs/layouts.md."""
     lines = [f"| {' | '.join(HEAD)} |", "|---|" + "---:|" * (len(HEAD) - 1)]
-    return "\n".join([*lines, *(_line(name, made) for name, made in shipped_plans())])
+    return "\n".join([*lines, *(_layout_row(name, made) for name, made in shipped_plans())])
 
 
-def _line(name: str, made: Plan) -> str:
+def _layout_row(name: str, made: Plan) -> str:
     layout = made.work.layout
     stages = f"{layout.pipeline} x {layout.virtual}" if layout.virtual > 1 else str(layout.pipeline)
     cells = (

@@ -112,7 +112,7 @@ def load_machine(name: str) -> Machine:
     try:
         machine = Machine.model_validate(layer.values)
     except ValidationError as error:
-        raise UserError(_sentence(error, layer.origins, str(path))) from None
+        raise UserError(_error_sentence(error, layer.origins, str(path))) from None
     if machine.reserved_gib >= machine.memory_gib:
         raise UserError(
             f"{layer.origins['reserved_gib']}: reserved_gib ({machine.reserved_gib:g}) must be less than memory_gib "
@@ -131,7 +131,7 @@ def _unknown(name: str) -> str:
     return f"--machine {name}: no such machine; {hint}"
 
 
-def _sentence(error: ValidationError, origins: dict[str, str], path: str) -> str:
+def _error_sentence(error: ValidationError, origins: dict[str, str], path: str) -> str:
     """Return the first mistake as a sentence. Unknown keys come first, because they often cause missing ones."""
     details = sorted(error.errors(), key=lambda error_details: error_details["type"] != "extra_forbidden")[0]
     key = ".".join(str(step) for step in details["loc"])

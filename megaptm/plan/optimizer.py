@@ -51,7 +51,7 @@ def count_state(
     if optimizer.name == "sgd":
         return StateSize(momentum)
     min_size, squares, factors = optimizer.adafactor.min_dim_size_to_factor, trained, 0
-    for matrix in _matrices(spec, local, heads) if min_size is not None else ():
+    for matrix in _all_matrices(spec, local, heads) if min_size is not None else ():
         if min(matrix.outputs // matrix.matrices, matrix.inputs) >= (min_size or 0):
             rows = matrix.outputs // (tensor if matrix.split == "columns" else 1)
             columns = matrix.inputs // (tensor if matrix.split == "rows" else 1)
@@ -71,7 +71,7 @@ def checkpoint_bytes(config: Config, parameters: int) -> int:
     return 4 * (rows + parameters + count_state(config.optimizer, spec, chunks(spec, 1), parameters).total)
 
 
-def _matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequence[str] | None) -> Iterator[LinearShape]:
+def _all_matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequence[str] | None) -> Iterator[LinearShape]:
     """Yield the weights with two axes in these chunks; `outputs` is their number of rows."""
     tokens = LinearShape(spec.token_width, spec.padded_vocabulary, False, "columns")
     for chunk in local:

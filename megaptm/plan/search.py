@@ -53,7 +53,7 @@ def search_layouts(config: Config, machine: Machine, devices: int) -> Search:
         try:
             check(config.model_copy(update={"layout": layout}))
         except UserError as error:
-            refused[_reason(str(error))] += 1
+            refused[_short_reason(str(error))] += 1
             continue
         work = replace(base, layout=layout, recompute=layout.recompute)
         split = (layout.tensor, layout.pipeline, layout.virtual)
@@ -123,7 +123,7 @@ def divisors(number: int, *, limit: int | None = None) -> list[int]:
     ]
 
 
-def _reason(sentence: str) -> str:
+def _short_reason(sentence: str) -> str:
     """Return the broken rule without its numbers, so that equal reasons are counted together."""
     for words, kind in (
         ("attention heads", "tensor ranks do not divide the attention heads"),

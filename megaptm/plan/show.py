@@ -34,9 +34,9 @@ def show(plan: Plan, console: Console) -> None:
     for costs in work.extra_costs:
         console.print(costs.summary(work))
     console.print(f"{format_layout(layout)}; {work.precision}, batch {work.batch:,}\n", highlight=False)
-    _memory(plan, console)
-    _step(plan, console)
-    _run(plan, console)
+    _print_memory(plan, console)
+    _print_step(plan, console)
+    _print_run(plan, console)
 
 
 def format_layout(layout: Layout) -> str:
@@ -49,7 +49,7 @@ def format_layout(layout: Layout) -> str:
     return words + (", full recomputation" if layout.recompute == "full" else "")
 
 
-def _memory(plan: Plan, console: Console) -> None:
+def _print_memory(plan: Plan, console: Console) -> None:
     usable = plan.machine.usable_bytes
     stages = {0: "first", plan.fullest_stage: "fullest", len(plan.memory) - 1: "last"}
     if len(plan.memory) == 1:
@@ -82,7 +82,7 @@ def parts_of_memory(plan: Plan) -> list[str]:
     ]
 
 
-def _step(plan: Plan, console: Console) -> None:
+def _print_step(plan: Plan, console: Console) -> None:
     step = plan.step
     table = Table(title="Time of a step", title_justify="left", box=None, pad_edge=False, show_header=False)
     table.add_column("")
@@ -113,7 +113,7 @@ PARTS = {
 }
 
 
-def _run(plan: Plan, console: Console) -> None:
+def _print_run(plan: Plan, console: Console) -> None:
     saving, failures = plan.saving, plan.failures
     rows = {
         "steps": f"{plan.steps:,}, {plan.tokens:,} tokens",
@@ -159,7 +159,7 @@ def show_search(result: Search, console: Console, *, usable: float) -> None:
     """Print the fastest layouts that fit, the smallest faster ones that do not fit, and reasons of rejections."""
     num_legal = len(result.fitting) + len(result.too_large)
     console.print(f"{num_legal:,} legal layouts, {len(result.fitting):,} fit; the fastest:", highlight=False)
-    console.print(_candidates(result.fitting[:10]))
+    console.print(_candidate_table(result.fitting[:10]))
     best = result.fitting[0].step.seconds if result.fitting else float("inf")
     faster = sorted(
         (candidate for candidate in result.too_large if candidate.step.seconds < best),
@@ -167,7 +167,7 @@ def show_search(result: Search, console: Console, *, usable: float) -> None:
     )[:3]
     if faster:
         console.print(f"\nFaster layouts that need more than the usable {usable / GIB:.1f} GiB:", highlight=False)
-        console.print(_candidates(faster))
+        console.print(_candidate_table(faster))
     if result.refused:
         console.print("\nRejected:")
         for reason, number in result.refused.most_common(6):
@@ -191,7 +191,7 @@ def show_dry(dry: DryRunReport, console: Console) -> None:
     console.print(Text("agrees" if dry.agrees else "DIFFERS", style="green" if dry.agrees else "bold red"))
 
 
-def _candidates(candidates: Iterable[Candidate]) -> Table:
+def _candidate_table(candidates: Iterable[Candidate]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))  # ten titles in 80 columns
     for name in ("data", "tensor", "pipeline", "virtual", "microbatch", "recompute", "step", "MFU", "bubble", "GiB"):
         table.add_column(name, justify="right")

@@ -30,7 +30,7 @@ def draw_curves(curves: Mapping[str, Points], *, width: int = 72, height: int = 
     all_points = [point for points in finite.values() for point in points]
     if not all_points:
         return [Text("no finite values yet")]
-    (start, stop), (low, high) = _range([x for x, _ in all_points]), _range([y for _, y in all_points])
+    (start, stop), (low, high) = _value_range([x for x, _ in all_points]), _value_range([y for _, y in all_points])
     cells = [[0] * width for _ in range(height)]
     colors = [[""] * width for _ in range(height)]
     for (_, points), color in zip(finite.items(), COLORS, strict=False):
@@ -41,12 +41,12 @@ def draw_curves(curves: Mapping[str, Points], *, width: int = 72, height: int = 
             )
             for x, y in points
         ]
-        for x, y in _connect(dots):
+        for x, y in _connect_points(dots):
             cells[y // 4][x // 2] |= DOTS[y % 4][x % 2]
             colors[y // 4][x // 2] = color
     lines = []
     ticks = {row: high - (high - low) * row / (height - 1) for row in range(height) if row % 3 == 1 or height < 4}
-    labels = dict(zip(ticks, _labels([*ticks.values()]), strict=True))
+    labels = dict(zip(ticks, _distinct_labels([*ticks.values()]), strict=True))
     for row in range(height):
         label = f"{labels.get(row, ''):>8} "
         line = Text(label + "│")
@@ -59,7 +59,7 @@ def draw_curves(curves: Mapping[str, Points], *, width: int = 72, height: int = 
     return [*lines, *_legend(finite, width)]
 
 
-def _labels(values: Sequence[float]) -> list[str]:
+def _distinct_labels(values: Sequence[float]) -> list[str]:
     """Format values with as many digits, three or more, as distinguish them."""
     for digits in range(3, 8):
         labels = [f"{value:.{digits}g}" for value in values]
@@ -153,12 +153,12 @@ def curve(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, f
     return sorted({record["step"]: record[key] for record in records if key in record}.items())
 
 
-def _range(values: Sequence[float]) -> tuple[float, float]:
+def _value_range(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def _connect(points: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _connect_points(points: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the points, connected by dots on straight lines."""
     dots = list(points[:1])
     for (x0, y0), (x1, y1) in pairwise(points):

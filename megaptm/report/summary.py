@@ -37,20 +37,20 @@ def report(run: str | Path, *, console: Console | None = None, send: bool = Fals
     `send`: first send to MLflow the metrics that an unreachable server missed.
     """
     run, console = Path(run), console or Console()
-    config, records = _config(run), read_metrics(run)
+    config, records = _read_run_config(run), read_metrics(run)
     if send:
         upload(run, uri=config.track.uri, experiment=config.track.experiment)
     jobs = job_times(read_events(run), records)
     if not records:
         raise UserError(f"{run} has no metrics yet: `megaptm train {run}` writes them.")
     title = f"{config.model.family}/{config.model.size}, {_objective(config)}"
-    console.print(Text.assemble((run.name, "bold"), f": {title}; {_progress(config, records, jobs)}\n"))
+    console.print(Text.assemble((run.name, "bold"), f": {title}; {_progress_text(config, records, jobs)}\n"))
     for line in draw_curves(loss_curves(records), width=min(console.width, 100) - 12):
         console.print(line, no_wrap=True)
     console.print()
-    console.print(_numbers(records))
+    console.print(_metric_table(records))
     if jobs:
-        console.print(_seconds(time_spent(jobs)))
+        console.print(_time_table(time_spent(jobs)))
     picture = run / PICTURE
     save_picture(picture, records, title=f"{run.resolve().name}: {title}")
     console.print(f"Picture: {picture}", soft_wrap=True)
@@ -59,7 +59,7 @@ def report(run: str | Path, *, console: Console | None = None, send: bool = Fals
     return picture
 
 
-def _config(run: Path) -> Config:
+def _read_run_config(run: Path) -> Config:
     require_run(run)
     # An unchecked config: the report needs no code of the user, which may be absent here or not allowed.
     written = UncheckedConfig.read_run(run / CONFIG)
@@ -73,13 +73,13 @@ def _objective(config: Config) -> str:
         return config.objective if isinstance(config.objective, str) else "+".join(config.objective)
 
 
-def _progress(config: Config, records: list[dict[str, Any]], jobs: list[JobTime]) -> str:
+def _progress_text(config: Config, records: list[dict[str, Any]], jobs: list[JobTime]) -> str:
     step = max(record["step"] for record in records)
     starts = f" in {len(jobs)} jobs" if len(jobs) > 1 else ""
     return f"step {step} of {config.train.steps}{starts}"
 
 
-def _numbers(records: list[dict[str, Any]]) -> Table:
+def _metric_table(records: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     rows = (
         ("loss", "{:.4f}", "training loss, last"),
@@ -94,7 +94,7 @@ def _numbers(records: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _seconds(total: TimeSpent) -> Table:
+def _time_table(total: TimeSpent) -> Table:
     table = Table(box=None, pad_edge=False, title="time of the run", title_justify="left")
     table.add_column("part")
     table.add_column("seconds", justify="right")

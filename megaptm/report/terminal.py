@@ -111,7 +111,8 @@ def next_commands(config: Config, tokenizer: Tokenizer, *, done: bool, start: Se
     model_command: list[str] = ["export", format, run, os.path.join("exported", Path(run).name)]
     if prompt := example_prompt(config, tokenizer):
         model_command = ["generate", run, "--prompt", prompt]
-    elif not isinstance(spec, WordSpec) and spec.family.reads_regions:  # Hugging Face has no such family
+    elif not isinstance(spec, WordSpec) and any(record.is_appended for record in spec.family.inputs):
+        # Hugging Face has no such family.
         model_command = []
     commands = [["report", run], ["evaluate", run], *([model_command] if model_command else [])]
     return [command_line(command) for command in (commands if done else [[*start, run], *commands[:2]])]

@@ -68,7 +68,9 @@ class RunLock:
             raise
         self._write_holder()
         self._stop = threading.Event()
-        self._beats = threading.Thread(target=self._beat, args=(self._stop,), name="run-lock", daemon=True)
+        self._beats = threading.Thread(
+            target=self._beat_until_released, args=(self._stop,), name="run-lock", daemon=True
+        )
         self._beats.start()
         return self
 
@@ -122,7 +124,7 @@ class RunLock:
                 if is_own or self._follows(holder):
                     return file
                 os.close(file)
-                raise UserError(self._in_use(holder)) from None
+                raise UserError(self._in_use_message(holder)) from None
             except OSError as error:
                 os.close(file)
                 if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
@@ -147,7 +149,7 @@ class RunLock:
         while time.monotonic() < deadline:
             time.sleep(self._beat_seconds / 4)
             if _last_beat(self.path) != last:
-                raise UserError(self._in_use(holder))
+                raise UserError(self._in_use_message(holder))
 
     def _is_own(self, holder: dict[str, Any]) -> bool:
         return self._file is not None and (holder.get("token") == self.token or self._follows(holder))
@@ -155,11 +157,11 @@ class RunLock:
     def _follows(self, holder: dict[str, Any]) -> bool:
         return self.attempt is not None and self.attempt.follows(Attempt.from_json(holder.get("attempt")))
 
-    def _in_use(self, holder: dict[str, Any]) -> str:
+    def _in_use_message(self, holder: dict[str, Any]) -> str:
         name = _describe_holder(holder)
         return f"run folder {self.run} is in use by {name}: wait for it, stop it, or choose another run=FOLDER"
 
-    def _beat(self, stop: threading.Event) -> None:
+    def _beat_until_released(self, stop: threading.Event) -> None:
         while not stop.wait(self._beat_seconds):
             with contextlib.suppress(OSError, UnreadableError):
                 if not self.is_held():

@@ -6,8 +6,9 @@ import shlex
 from itertools import chain
 from pathlib import Path
 
-from megaptm.config import Config, resolve, resolve_model
+from megaptm.config import Config, resolve
 from megaptm.data.opening import annotations_of
+from megaptm.families import contributions
 from megaptm.families.words import WordFamily
 from megaptm.objectives.composed import Task, tasks_of
 from megaptm.spec import Family
@@ -21,8 +22,6 @@ EXAMPLE_SOURCES = {
 """Annotation -> example source that provides it and is not plain text: path, and settings."""
 PLACEHOLDERS = {"labels": "[LABEL, LABEL]", "phrases": "PHRASES.txt", "tags": "TAGS.tsv"}
 """Annotation that is not a switch -> placeholder for its value."""
-PUBLISHED_DETECTOR = (2048, 1601)
-"""Detector (features, classes) whose files `megaptm corpus images` accepts by default."""
 
 
 def specials_option(family: Family | WordFamily) -> list[str]:
@@ -46,9 +45,6 @@ def build_arguments(
 ) -> list[str]:
     """Return the arguments of `megaptm` that build such a corpus from `text` in `out`. `tokenizer` is the folder of an
     existing one."""
-    family = resolve(config).family
-    if isinstance(family, Family) and not family.reads_text and not family.has_tokens:
-        return ["corpus", "images", text or "FOLDER_OF_LABELS", f"out={out}"]
     needed = _needed_annotations(path, config)
     kind = next((name for name in EXAMPLE_SOURCES if name in needed), None)
     source = text or "TEXT"
@@ -59,33 +55,14 @@ def build_arguments(
     if tokenizer is None and path != first and path in config.data.mix:
         tokenizer = join_path(first, "tokenizer")
     tokenizer = tokenizer or _tokenizer_of_weights(config)
-    if isinstance(family, Family) and not family.reads_text:
-        tokenizer_options = _tokenizer_options(config) if tokenizer is None else [f"tokenizer={tokenizer}"]
-        # These are the defaults for such a corpus.
-        tokenizer_options = [
-            option for option in tokenizer_options if not option.startswith(("tokenizer.kind=", "tokenizer.specials="))
-        ]
-        return ["corpus", "images", text or "FOLDER_OF_PAIRS", f"out={out}", "texts=true", *tokenizer_options]
-    # A task may read text without images (UNIMO).
-    needs_images = any(task.objective.blobs for task in _tasks_reading(path, config))
-    if isinstance(family, Family) and family.reads_regions and needs_images:
-        tokenizer_options = _tokenizer_options(config) if tokenizer is None else [f"tokenizer={tokenizer}"]
-        # The default for such a corpus.
-        tokenizer_options = [option for option in tokenizer_options if option != "tokenizer.kind=wordpiece"]
-        detector = resolve_model(config).size.detector
-        tokenizer_options += [] if detector in (None, PUBLISHED_DETECTOR) else [f"detector={[*detector]}"]
-        return [
-            "corpus",
-            "images",
-            text or "FOLDER_OF_PAIRS",
-            f"out={out}",
-            "texts=true",
-            "regions=true",
-            *tokenizer_options,
-        ]
+    tokenizer_options = _tokenizer_options(config) if tokenizer is None else [f"tokenizer={tokenizer}"]
+    for image_settings in contributions("commands", "IMAGE_SETTINGS"):
+        if (known := image_settings(config, _tasks_reading(path, config), tokenizer_options)) is not None:
+            placeholder, settings = known
+            return ["corpus", "images", text or placeholder, f"out={out}", *settings]
     return [
         *("corpus", "build", source, f"out={out}"),
-        *(_tokenizer_options(config) if tokenizer is None else [f"tokenizer={tokenizer}"]),
+        *tokenizer_options,
         *(f"annotate.{name}={PLACEHOLDERS.get(name, 'true')}" for name in needed if name != "parts"),
     ]
 

@@ -167,7 +167,9 @@ def _settles_rate(previous: Config, config: Config, done: int) -> bool:
 
 def _rate_choices(previous: Config, config: Config, jump: RateJump) -> Iterator[str]:
     keys = zip(SCHEDULE_KEYS, _schedule(previous), _schedule(config), strict=True)
-    changed = " and ".join(f"{key} from {_shown(old)} to {_shown(new)}" for key, old, new in keys if old != new)
+    changed = " and ".join(
+        f"{key} from {_describe_value(old)} to {_describe_value(new)}" for key, old, new in keys if old != new
+    )
     yield (
         f"{changed} changes the learning rate of the run in {config.run} at step {jump.step + 1}: {jump.after:.3g} "
         f"instead of {jump.before:.3g}{jump.size}. Set one of these keys to choose the schedule:"
@@ -177,7 +179,7 @@ def _rate_choices(previous: Config, config: Config, jump: RateJump) -> Iterator[
     yield from (*(f"{option};" for option in options), f"{last}.")
 
 
-def _shown(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     return "absent" if value is None else str(value)
 
 

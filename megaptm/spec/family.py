@@ -178,11 +178,6 @@ class Family:
         return any(record.fields == ("characters",) for record in self.inputs)
 
     @property
-    def reads_regions(self) -> bool:
-        """Whether image regions follow the text."""
-        return any(record.is_appended for record in self.inputs)
-
-    @property
     def reads_init_std(self) -> bool:
         """Whether `init` uses `init_std`."""
         return self.init in ("normal", "truncated-normal", "gpt2")

@@ -39,11 +39,11 @@ class Cache:
 
     def fetch(self, url: str, path: Path, *, sha256: str, size: int | None = None) -> bool:
         """Ensure that `path`, inside the cache, is a copy of the file at `url`. Return whether it was fetched."""
-        if self._touch(path):
+        if self._mark_used(path):
             return False
         started = time.monotonic()
         with self._locked(path):
-            if self._touch(path):  # another process was first
+            if self._mark_used(path):  # another process was first
                 return False
             # Waiting for the other process, which failed, counts towards the patience.
             remaining = max(0.0, self.retry.seconds - (time.monotonic() - started))
@@ -71,7 +71,7 @@ class Cache:
                 f"(last copy: {quarantined}). Upload the file again, or rebuild the corpus."
             )
 
-    def _touch(self, path: Path) -> bool:
+    def _mark_used(self, path: Path) -> bool:
         """Mark a copy as used; return False if it does not exist."""
         try:
             os.utime(path)
@@ -85,7 +85,7 @@ class Cache:
                 f"data.max_cache_bytes ({self.max_bytes:,}) is less than the {size:,} bytes of {url}: raise it, "
                 "or build the corpus with smaller shards."
             )
-        copies = sorted(self._copies())
+        copies = sorted(self._list_copies())
         used = sum(size_of_copy for _, size_of_copy, _ in copies)
         for _, size_of_copy, oldest in copies:
             if used + size <= self.max_bytes:
@@ -93,7 +93,7 @@ class Cache:
             oldest.unlink(missing_ok=True)
             used -= size_of_copy
 
-    def _copies(self) -> Iterator[tuple[int, int, Path]]:
+    def _list_copies(self) -> Iterator[tuple[int, int, Path]]:
         """Yield time of last use (ns), bytes and path of each copy, including unfinished ones."""
         for path in self.folder.glob("*/*"):
             if path.name.endswith((".tar", ".index.npy", SUFFIX)):

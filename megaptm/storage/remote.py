@@ -32,7 +32,7 @@ class Remote:
 
     def exists(self) -> bool:
         def call() -> bool:
-            files = self._files()
+            files = self._file_system()
             if self._protocol not in WEB_PROTOCOLS:
                 return bool(files.exists(self.url))
             try:  # fsspec's `exists` also returns False if the server does not respond
@@ -43,14 +43,14 @@ class Remote:
                 return False
             return True
 
-        return bool(self._call(call))
+        return bool(self._call_with_retries(call))
 
     def size(self) -> int:
-        return int(self._call(lambda: self._files().info(self.url, **self._fresh_options())["size"]))
+        return int(self._call_with_retries(lambda: self._file_system().info(self.url, **self._fresh_options())["size"]))
 
     def read(self) -> bytes:
         """Read a small file."""
-        return self._call(lambda: self._files().cat_file(self.url))
+        return self._call_with_retries(lambda: self._file_system().cat_file(self.url))
 
     def chunks(self, size: int) -> Iterator[bytes]:
         """Yield the first `size` bytes in chunks. A broken connection costs only one chunk."""
@@ -59,39 +59,39 @@ class Remote:
 
     def read_range(self, start: int, stop: int) -> bytes:
         """Return bytes [start, stop)."""
-        return self._call(lambda: self._range(start, stop))
+        return self._call_with_retries(lambda: self._read_bytes(start, stop))
 
     def write(self, path: Path) -> None:
         """Upload a local file. It becomes visible when it is complete."""
         deadline = self.retry.deadline * (1 + path.stat().st_size / CHUNK_BYTES)
-        self._call(lambda: self._files().put_file(str(path), self.url), deadline)
+        self._call_with_retries(lambda: self._file_system().put_file(str(path), self.url), deadline)
 
     def remove(self) -> None:
         """Remove the file if it exists."""
 
         def call() -> None:
-            files = self._files()
+            files = self._file_system()
             if files.exists(self.url):
                 files.rm_file(self.url)
 
-        self._call(call)
+        self._call_with_retries(call)
 
     def list_files(self) -> dict[str, int]:
         """Return name -> bytes of the files in this folder; empty if it does not exist."""
 
         def call() -> dict[str, int]:
             try:
-                entries = self._files().ls(self.url, detail=True, **self._fresh_options())
+                entries = self._file_system().ls(self.url, detail=True, **self._fresh_options())
             except FileNotFoundError:
                 return {}
             return {
                 entry["name"].rpartition("/")[2]: int(entry["size"]) for entry in entries if entry["type"] == "file"
             }
 
-        return self._call(call)
+        return self._call_with_retries(call)
 
-    def _range(self, start: int, stop: int) -> bytes:
-        content = self._files().cat_file(self.url, start=start, end=stop)
+    def _read_bytes(self, start: int, stop: int) -> bytes:
+        content = self._file_system().cat_file(self.url, start=start, end=stop)
         if len(content) != stop - start:
             raise EOFError(f"received {len(content):,} bytes, expected {stop - start:,}")
         return content
@@ -104,7 +104,7 @@ class Remote:
     def _protocol(self) -> str:
         return self.url.partition("://")[0]
 
-    def _files(self) -> Any:
+    def _file_system(self) -> Any:
         """Return the file system. fsspec caches it per process; it is not stored here, because a forked process needs
         its own."""
         import fsspec
@@ -133,7 +133,7 @@ class Remote:
         files.retries = 1
         return files
 
-    def _call(self, call: Any, deadline: float | None = None) -> Any:
+    def _call_with_retries(self, call: Any, deadline: float | None = None) -> Any:
         def attempt() -> Any:
             try:
                 return call()

@@ -88,7 +88,7 @@ def retry_call(
     Raises `OutageError` with `remedy` after `retry.seconds`.
     """
     started, report_at, reported = time.monotonic(), retry.report_after, False
-    for pause in _pauses(retry):
+    for pause in _pause_seconds(retry):
         try:
             result = call()
         except Exception as error:
@@ -106,7 +106,7 @@ def retry_call(
             retry.report(f"{target} does not answer ({problem}); retrying for another {remaining:.0f} s.")
             report_at, reported = waited + 6 * retry.report_after, True
         time.sleep(min(pause, remaining))
-    raise AssertionError("unreachable: `_pauses` never ends")
+    raise AssertionError("unreachable: `_pause_seconds` never ends")
 
 
 def refuse_permanent(error: Exception, target: str) -> None:
@@ -126,7 +126,7 @@ def refuse_permanent(error: Exception, target: str) -> None:
         raise error
 
 
-def _pauses(retry: RetryPolicy) -> Iterator[float]:
+def _pause_seconds(retry: RetryPolicy) -> Iterator[float]:
     pause = retry.pause
     while True:
         # Random, so that a thousand processes do not all retry at once when their server is back.

@@ -84,7 +84,7 @@ def expand_precompiled(normalizer: NormalizerPart | None, *, folds: bool = True)
         if part["type"] == "Precompiled":
             changed += expand_charsmap(part["precompiled_charsmap"])
         elif folds and part["type"] == "StripAccents":
-            changed.append(_replace(_combining(), "", regex=True))
+            changed.append(_replace(_combining_marks(), "", regex=True))
         else:
             changed += [SIGMA, part] if folds and part["type"] == "Lowercase" else [part]
     return {"type": "Sequence", "normalizers": changed}
@@ -132,10 +132,11 @@ def expand_charsmap(charsmap: str) -> list[NormalizerPart]:
     for base, pattern in continuations.items():
         bases[pattern].append(base)
     following = {character for pattern in bases for character in _characters(pattern)}
-    mark = f"[{_ranges(following)}{JOINING}\\p{{M}}]"
+    mark = f"[{_class_ranges(following)}{JOINING}\\p{{M}}]"
     # The pattern with most bases comes first: Korean.
     composed = "|".join(
-        f"(?<=[{_ranges(group)}]){pattern}" for pattern, group in sorted(bases.items(), key=lambda item: -len(item[1]))
+        f"(?<=[{_class_ranges(group)}]){pattern}"
+        for pattern, group in sorted(bases.items(), key=lambda item: -len(item[1]))
     )
     # Matches at the first mark after a character, after skipping marks that SentencePiece composes with it.
     block = f"(?={mark})(?<=[\\s\\S])(?:(?:{composed})\\K|)" if composed else f"(?={mark})(?<=[\\s\\S])"
@@ -200,12 +201,12 @@ def _collapse_groups(parts: list[NormalizerPart]) -> list[NormalizerPart]:
 
 
 @cache
-def _combining() -> str:
+def _combining_marks() -> str:
     """Return a pattern of all characters with a combining class (`unicodedata.combining`)."""
-    return f"[{_ranges(filter(unicodedata.combining, map(chr, range(sys.maxunicode + 1))))}]"
+    return f"[{_class_ranges(filter(unicodedata.combining, map(chr, range(sys.maxunicode + 1))))}]"
 
 
-def _ranges(characters: Iterable[str]) -> str:
+def _class_ranges(characters: Iterable[str]) -> str:
     """Return the inside of a regular expression's character class."""
     codes = sorted({ord(character) for character in characters})
     edges = [index for index in range(1, len(codes)) if codes[index] != codes[index - 1] + 1]
@@ -258,7 +259,7 @@ def _continuations(charsmap: bytes) -> dict[str, str]:
             groups[pattern(child), ends].append(character)
         choices = []
         for (continuation, ends), group in groups.items():
-            choices.append(f"[{_ranges(group)}]{continuation}{'?' if continuation and ends else ''}")
+            choices.append(f"[{_class_ranges(group)}]{continuation}{'?' if continuation and ends else ''}")
         if sum(map(len, choices)) > MAX_PATTERN_LENGTH:
             raise ValueError("its precompiled_charsmap is not a table of SentencePiece")
         return f"(?:{'|'.join(choices)})" if choices else ""

@@ -74,11 +74,11 @@ def train(run: Training, *, start: int) -> int:
         if weights != run.engine.losses:
             run.engine.set_loss_weights(weights)
         try:
-            result = _step(run, batches, step, rate)
+            result = _train_step(run, batches, step, rate)
         except NoLabelsError as no_labels:
             not_saved = None
             if step > start and step % run.config.checkpoint.every:
-                not_saved = _save(run, step, wait=True)
+                not_saved = _save_checkpoint(run, step, wait=True)
             else:
                 _finish_saving(run)
             raise _with_saved_step(step, no_labels, not_saved) from None
@@ -93,7 +93,7 @@ def train(run: Training, *, start: int) -> int:
         stopping = any_rank(run.stop.requested or config.stop_at == done or read_error is not None)
         not_saved = None
         if is_last or stopping or done % run.config.checkpoint.every == 0:
-            not_saved = _save(run, done, wait=is_last or stopping or not run.config.checkpoint.asynchronous)
+            not_saved = _save_checkpoint(run, done, wait=is_last or stopping or not run.config.checkpoint.asynchronous)
         else:
             run.checkpointer.advance()
         if (is_last or stopping) and (error := _first_user_error(read_error)):
@@ -149,7 +149,7 @@ def _report_stop(run: Training, step: int) -> None:
                 run.report.report_stop(step, *signaled)
 
 
-def _step(run: Training, batches: Any, step: int, rate: float) -> StepResult:
+def _train_step(run: Training, batches: Any, step: int, rate: float) -> StepResult:
     try:
         with run.during("step"):
             return run.engine.train_step(batches, step=step, lr=rate)
@@ -246,7 +246,7 @@ def _validation_batches(run: Training, read_error: Exception | None) -> Iterator
         yield batch
 
 
-def _save(run: Training, step: int, *, wait: bool) -> str | None:
+def _save_checkpoint(run: Training, step: int, *, wait: bool) -> str | None:
     """Save a checkpoint; return the reason of a failure, if it is already known."""
     before = run.seconds.checkpoint
     with run.during("saving"):

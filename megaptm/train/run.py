@@ -51,14 +51,14 @@ def run_worker(folder: str, rank_env: RankEnvironment | None = None) -> int:
             refuse_other_config(run)
             heartbeat.remove_earlier()
         try:
-            code = _work(run, config, rank_env, lock, stop, heartbeat)
+            code = _run_rank(run, config, rank_env, lock, stop, heartbeat)
         except StopError:  # before the first step; earlier checkpoints are unchanged
             code = EXIT_CONTINUE
         stop.ignore_signals()
         return code
 
 
-def _work(
+def _run_rank(
     run: Path, config: Config, rank_env: RankEnvironment, lock: RunLock | None, stop: StopRequest, heartbeat: Heartbeat
 ) -> int:
     log = TimedLog(enabled=rank_env.rank == 0)

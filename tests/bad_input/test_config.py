@@ -1,4 +1,4 @@
-"""A config that cannot work is told before a corpus is looked for and before a folder is made."""
+"""Invalid configs are rejected before a corpus is opened and before a run folder is created."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 
 from megaptm.config import load
 from megaptm.errors import UserError
-from tests.bad_input.mistakes import CONFIGS, told
+from tests.bad_input.commands import CONFIGS, user_error
 
 
 @pytest.mark.parametrize(
@@ -27,32 +27,32 @@ from tests.bad_input.mistakes import CONFIGS, told
         ),
     ],
 )
-def test_a_config_that_cannot_work(tmp_path, family, override, sentence):
-    assert told("train", CONFIGS / family / "tiny.yaml", f"run={tmp_path / 'run'}", override) == sentence
+def test_invalid_override(tmp_path, family, override, sentence):
+    assert user_error("train", CONFIGS / family / "tiny.yaml", f"run={tmp_path / 'run'}", override) == sentence
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000])
-def test_a_name_that_no_file_can_have_is_no_such_config(tmp_path, name):
+def test_impossible_file_name(tmp_path, name):
     (tmp_path / "it.yaml").write_text(json.dumps({"extends": name}))
     with pytest.raises(UserError, match="no such config file"):
         load(tmp_path / "it.yaml")
 
 
 @pytest.mark.parametrize(("world", "word"), [(4, "more"), (1, "fewer")])
-def test_another_number_of_processes_than_the_layout_needs(tmp_path, monkeypatch, world, word):
-    place = {"RANK": "0", "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    for name, value in place.items():
+def test_wrong_number_of_processes(tmp_path, monkeypatch, world, word):
+    variables = {"RANK": "0", "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     words = ["train", CONFIGS / "gpt2/tiny.yaml", f"run={tmp_path / 'run'}", "layout.data=2"]
-    assert told(*words) == (
+    assert user_error(*words) == (
         f"{world} processes are {word} than the 2 the layout needs (data 2 x tensor 1 x pipeline 1): start 2, or "
         "change layout.data."
     )
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_whose_name_is_too_long_for_a_folder(tmp_path):
+def test_long_run_name(tmp_path):
     run = tmp_path / ("x" * 300)
-    message = told("train", CONFIGS / "gpt2/tiny.yaml", f"run={run}", f"data.mix={{{tmp_path}: 1}}")
+    message = user_error("train", CONFIGS / "gpt2/tiny.yaml", f"run={run}", f"data.mix={{{tmp_path}: 1}}")
     assert "File name too long" in message

@@ -1,4 +1,4 @@
-"""A password in a URL, wherever one is taken: one sentence that does not repeat it, and nothing is written."""
+"""Every input rejects URLs with passwords: the error is one sentence without the password, and nothing is written."""
 
 from base64 import b64encode
 
@@ -15,8 +15,8 @@ SIGNED = f"https://bucket.s3.amazonaws.com/web?X-Amz-Expires=60&X-Amz-Signature=
 
 
 @pytest.fixture
-def refused(tmp_path, monkeypatch):
-    """Runs a command in a folder with these files; what it says of the secret."""
+def error_message(tmp_path, monkeypatch):
+    """Function: run a command in a folder with these files, and return its error message."""
     monkeypatch.chdir(tmp_path)
 
     def run(*words, **files):
@@ -56,8 +56,8 @@ CONFIG = str(CONFIGS / "gpt2/tiny.yaml")
         (("export", "hf", "here", BUCKET), "word 4 of the command"),
     ],
 )
-def test_in_a_command(refused, words, where):
-    assert refused(*words).startswith(f"error: {where}: ")
+def test_url_in_a_command(error_message, words, where):
+    assert error_message(*words).startswith(f"error: {where}: ")
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,13 @@ def test_in_a_command(refused, words, where):
         f"extends: other.yaml\ntrack:\n  uri: {URL}\n",
     ],
 )
-def test_in_a_config(refused, text):
+def test_url_in_a_config(error_message, text):
     for command in (("train", "config.yaml"), ("corpus", "build", "config.yaml", "out=here")):
-        assert refused(*command, config=text, other="run: here\n").startswith("error: config.yaml:")
+        assert error_message(*command, config=text, other="run: here\n").startswith("error: config.yaml:")
 
 
-def test_in_bytes(tmp_path):
-    """Which YAML can write so that no word of the file shows them."""
+def test_url_in_binary_yaml(tmp_path):
+    """YAML can encode a URL so that the file does not contain its text."""
     config = tmp_path / "config.yaml"
     config.write_text(f"run: here\ntrack:\n  uri: !!binary {b64encode(URL.encode()).decode()}\n")
     done = CliRunner().invoke(main, ["train", str(config)])
@@ -85,19 +85,21 @@ def test_in_bytes(tmp_path):
     assert done.stderr.startswith(f"error: {config}:3: not valid YAML: ")
 
 
-def test_in_a_recipe(refused):
+def test_url_in_a_recipe(error_message):
     recipe = f"sources:\n- path: {BUCKET}\n  field: text\n"
-    assert refused("corpus", "build", "recipe.yaml", "out=here", recipe=recipe).startswith("error: recipe.yaml:2: ")
+    assert error_message("corpus", "build", "recipe.yaml", "out=here", recipe=recipe).startswith(
+        "error: recipe.yaml:2: "
+    )
 
 
-def test_from_python(tmp_path):
-    """Where no command is in between."""
+def test_url_in_a_call(tmp_path):
+    """The API rejects such URLs too."""
     from megaptm.errors import UserError
     from megaptm.storage import open_remote
     from megaptm.track import Tracker
 
     for call in (lambda: Tracker(tmp_path / "here", uri=URL), lambda: open_remote(BUCKET)):
-        with pytest.raises(UserError) as told:
+        with pytest.raises(UserError) as error:
             call()
-        assert SECRET not in str(told.value)
+        assert SECRET not in str(error.value)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""What `make fuzz` once found, each as small as it goes."""
+"""Failures that `make fuzz` found, reduced to the smallest input."""
 
 import io
 import json
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+import yaml
 from rich.console import Console
 
 from data_pipeline.inspection import _document_source
@@ -15,7 +16,8 @@ from megaptm.data import open_mix
 from megaptm.data.files import npy_bytes
 from megaptm.errors import UserError
 from megaptm.inference.evaluate import EvaluatedLoss, Evaluation, show
-from megaptm.report.summary import _seconds
+from megaptm.inference.loaded_model import load_model
+from megaptm.report.summary import _time_table
 from megaptm.resilience.events import last_saved_step, read_events
 from megaptm.run.time_spent import TimeSpent
 from megaptm.tokenizers import load
@@ -23,9 +25,10 @@ from megaptm.tokenizers.word_cache import convert_library_errors, splits_at_spac
 from megaptm.track import read_metrics
 from tests.data.corpora import tiny_corpus, tiny_special
 from tests.fuzz.rehash import rehash_corpus
+from tests.train.runs import save_untrained
 
 
-def test_lines_of_journals_that_cannot_be_counted_are_left_out(tmp_path):
+def test_invalid_journal_lines_are_skipped(tmp_path):
     lines = [
         {"kind": "launch"},
         {"kind": "launch", "time": "1"},
@@ -40,7 +43,7 @@ def test_lines_of_journals_that_cannot_be_counted_are_left_out(tmp_path):
     assert last_saved_step(tmp_path) == 3
 
 
-def test_records_of_metrics_keep_what_is_a_number(tmp_path):
+def test_metrics_keep_only_numbers(tmp_path):
     lines = [
         {"time": 1.0, "step": "1", "loss": 2.0},
         {"time": 1.0, "step": [], "loss": 2.0},
@@ -89,19 +92,19 @@ def tokenizer(tmp_path):
     ],
     ids=str,
 )
-def test_a_tokenizer_with_a_part_of_another_kind(tokenizer, parts):
-    with pytest.raises(UserError) as told:
+def test_invalid_tokenizer_part(tokenizer, parts):
+    with pytest.raises(UserError) as error:
         tokenizer(**parts)
-    assert len(str(told.value)) <= 1000
-    assert str(told.value).isprintable()
+    assert len(str(error.value)) <= 1000
+    assert str(error.value).isprintable()
 
 
-def test_a_tokenizer_of_old_does_not_name_its_kind(tokenizer):
+def test_old_tokenizer_file_without_kind(tokenizer):
     model = {"vocab": {"a": 0, "b": 1, "ab": 2, "[PAD]": 3}, "merges": ["a b"]}
     assert tokenizer(model=model, added_tokens=[]).kind == "bpe"
 
 
-def test_an_index_that_finds_numbers_which_are_no_ids(tmp_path):
+def test_index_of_invalid_token_ids(tmp_path):
     tiny_corpus(tmp_path / "corpus", shards=1)
     path = tmp_path / "corpus/train-000000.index.npy"
     index = np.load(path)
@@ -112,22 +115,22 @@ def test_an_index_that_finds_numbers_which_are_no_ids(tmp_path):
         {str(tmp_path / "corpus"): 1.0}, objective="span-corruption", sequence=32, seed=0, special=tiny_special()
     )
     with pytest.raises(UserError, match="but its tokenizer has 1,000 ids"):
-        assert [mix.sample(number) for number in range(mix.orders[0].per_epoch)]
+        assert [mix.sample(index) for index in range(mix.orders[0].per_epoch)]
 
 
-def test_a_sentence_is_one_line_and_no_book():
-    said = str(UserError("before\n\x1b[31m" + "x" * 100_000 + " after: fix it."))
-    assert said.startswith("before")
-    assert said.endswith("after: fix it.")
-    assert len(said) <= 1000
-    assert said.isprintable()
+def test_long_error_message_is_shortened():
+    message = str(UserError("before\n\x1b[31m" + "x" * 100_000 + " after: fix it."))
+    assert message.startswith("before")
+    assert message.endswith("after: fix it.")
+    assert len(message) <= 1000
+    assert message.isprintable()
 
 
-def test_several_sentences_have_a_line_each():
+def test_several_errors_have_a_line_each():
     assert str(UserError("2 mistakes:", "one\n  of two", "another")) == "2 mistakes:\n  one   of two\n  another"
 
 
-def test_a_model_that_answers_without_numbers_says_nothing():
+def test_sampling_from_nan_logits():
     from types import SimpleNamespace
 
     from megaptm.inference.generate import Sampler, Sampling
@@ -139,7 +142,7 @@ def test_a_model_that_answers_without_numbers_says_nothing():
         sampler(torch.tensor([0.0, float("nan"), 1.0]))
 
 
-def test_notes_of_a_shard_that_cannot_be_read_do_not_end_a_look_at_it(tmp_path):
+def test_inspection_survives_unreadable_sources(tmp_path):
     path = tmp_path / "train-000000.tar"
     assert _document_source(path, 3) == "train-000000.tar, document 3"
     with tarfile.open(path, "w") as tar:
@@ -150,27 +153,36 @@ def test_notes_of_a_shard_that_cannot_be_read_do_not_end_a_look_at_it(tmp_path):
             member = tarfile.TarInfo("000000000001.json")
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-    named = [_document_source(path, document) for document in range(4)]
-    assert named == [f"train-000000.tar, document {n}" if n != 1 else "7" for n in range(4)]
+    sources = [_document_source(path, document) for document in range(4)]
+    assert sources == [f"train-000000.tar, document {n}" if n != 1 else "7" for n in range(4)]
 
 
-def test_a_tokenizer_that_cannot_encode_a_text_is_told():
+def test_library_error_becomes_a_user_error():
     with pytest.raises(UserError, match="failed to encode a text"), convert_library_errors():
         tokenizers.Tokenizer(tokenizers.models.Unigram([("a", -1.0)])).encode("b")
 
 
-def test_parts_of_a_tokenizer_without_a_type_are_none_that_we_know():
+def test_tokenizer_parts_without_a_type():
     library = tokenizers.Tokenizer(tokenizers.models.WordPiece({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     for content in ({"normalizer": {}}, {"pre_tokenizer": {}}, {"normalizer": {}, "pre_tokenizer": {}}):
         assert not splits_at_spaces({"model": {}, **content}, library)
 
 
-def test_a_model_whose_perplexity_is_beyond_all_numbers_is_shown():
+def test_infinite_perplexity_is_printed():
     losses = {"mlm": EvaluatedLoss(num_labels=1, model=800.0, unigram=2.0, uniform=3.0)}
-    found = Evaluation("run", 1, "masked-lm", {}, 1, losses, {"mlm": 1.0}, None)
-    show(found, Console(file=(said := io.StringIO())))
-    assert "800.0000         inf" in said.getvalue()
+    evaluation = Evaluation("run", 1, "masked-lm", {}, 1, losses, {"mlm": 1.0}, None)
+    show(evaluation, Console(file=(output := io.StringIO())))
+    assert "800.0000         inf" in output.getvalue()
 
 
-def test_a_run_that_took_no_time_is_reported():
-    assert _seconds(TimeSpent(productive=5.0, other=-5.0)).row_count == 3
+def test_report_of_negative_seconds():
+    assert _time_table(TimeSpent(productive=5.0, other=-5.0)).row_count == 3
+
+
+def test_config_larger_than_memory_is_rejected(tmp_path, real_corpus):
+    run, _ = save_untrained("gpt2", tmp_path / "run", real_corpus("byte-bpe"))
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["model"]["ffn"] = 1 << 50
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(UserError, match="restore the config with which it was trained"):
+        load_model(run)

@@ -1,4 +1,4 @@
-"""A checkpoint whose manifest has the right id and the wrong content is passed over as damaged, with one sentence."""
+"""A checkpoint whose manifest has a valid id and invalid content counts as damaged; the error is one sentence."""
 
 import copy
 import json
@@ -67,11 +67,11 @@ def change(store, step, keys, value):
 
 
 @pytest.mark.parametrize(("keys", "value"), CHANGES)
-def test_it_is_set_aside_for_the_one_before(store, keys, value):
+def test_previous_checkpoint_is_loaded(store, keys, value):
     change(store, 10, keys, value)
-    with pytest.raises(DamagedError) as told:
+    with pytest.raises(DamagedError) as error:
         store.load(10)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
     assert store.newest().step == 5
 
 
@@ -79,24 +79,24 @@ def test_it_is_set_aside_for_the_one_before(store, keys, value):
     ("config", "layout"),
     [(None, {}), ([], {}), ({"layout": 7}, {}), ({"layout": {"data": "2", "tensor": 2}}, {"tensor": 2})],
 )
-def test_a_layout_that_is_none_is_not_shown(config, layout):
+def test_invalid_layout_is_not_shown(config, layout):
     assert recorded_layout(Checkpoint(10, Path("step-00000010"), {"config": config}, ())) == layout
 
 
-def test_a_tensor_of_which_there_is_little_takes_no_memory(store):
+def test_huge_shape_allocates_no_memory(store):
     for file in (0, 1):
         change(store, 10, ("files", file, "tensors", 0, "shape"), [1 << 50, 3])
     with pytest.raises(UserError, match="its files contain only 12 elements of weight/w"):
         store.load(10).reader.read("weight/w")
 
 
-def test_a_deep_manifest_is_no_recursion(store):
+def test_deeply_nested_manifest(store):
     path = store.load(10).folder / "manifest.json"
     path.write_text("[" * 100_000)
     assert store.newest().step == 5
 
 
-def test_folders_of_other_names_are_no_checkpoints(store):
+def test_other_folders_are_ignored(store):
     (store.folder / "step-x").mkdir()
     (store.folder / "step-x/manifest.json").touch()
     assert store.steps() == [10, 5]

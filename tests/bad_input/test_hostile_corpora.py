@@ -1,4 +1,4 @@
-"""A corpus whose hashes are right, made by somebody who means ill: names stay names, places lie in their files."""
+"""Malicious corpora with valid hashes: names cannot leave the folder, and offsets must be inside their files."""
 
 import hashlib
 import json
@@ -32,23 +32,23 @@ def mix_of(folder, objective="causal-lm", **options):
 
 def read_all(folder, objective="causal-lm", **options):
     mix = mix_of(folder, objective, **options)
-    for number in range(mix.orders[0].per_epoch):
-        mix.sample(number)
+    for index in range(mix.orders[0].per_epoch):
+        mix.sample(index)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_no_plain_file_name_is_refused(name):
+def test_unsafe_names_are_refused(name):
     with pytest.raises(ValueError, match="is not a plain file name"):
         validate_file_name(name)
 
 
 @pytest.mark.parametrize("name", ["train", "rank-00000.safetensors", "..a", "日本語.txt", "x" * 200])
-def test_plain_names_pass(name):
+def test_plain_names_are_accepted(name):
     assert validate_file_name(name) == name
 
 
 @pytest.mark.parametrize("name", ["../../../escaped", "/absolute", "a\0b", ".."])
-def test_a_split_of_a_remote_corpus_leads_nowhere_else(name, folder, tmp_path, monkeypatch):
+def test_split_name_cannot_leave_the_cache(name, folder, tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "PROTOCOLS", {"memory"})
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["splits"][name] = {**manifest["splits"]["train"], "table_sha256": hashlib.sha256(b"evil").hexdigest()}
@@ -70,7 +70,7 @@ def test_a_split_of_a_remote_corpus_leads_nowhere_else(name, folder, tmp_path, m
     ("row", "column", "value"),
     [(0, 0, -512), (0, 0, 1 << 40), (0, 1, -1), (0, 1, 1 << 40), (0, 2, -4), (0, 3, 1 << 61), (1, 0, -(1 << 63))],
 )
-def test_a_place_that_is_not_in_the_shard_is_refused(folder, row, column, value):
+def test_offset_outside_the_shard_is_refused(folder, row, column, value):
     path = folder / "train-000000.index.npy"
     index = np.load(path)
     index[row, column] = value
@@ -80,7 +80,7 @@ def test_a_place_that_is_not_in_the_shard_is_refused(folder, row, column, value)
         read_all(folder)
 
 
-def test_a_document_that_takes_all_of_its_shard_is_not_counted_as_less(folder):
+def test_wrong_token_count_of_a_document(folder):
     path = folder / "train-000000.index.npy"
     index = np.load(path)
     index[0, 1] += 1
@@ -91,7 +91,7 @@ def test_a_document_that_takes_all_of_its_shard_is_not_counted_as_less(folder):
 
 
 @pytest.mark.parametrize("verify", ["none", "size", "hash"])
-def test_an_id_beyond_the_tokenizer_is_refused(folder, verify):
+def test_id_beyond_the_vocabulary_is_refused(folder, verify):
     path = folder / "train-000000.tar"
     at, count = np.load(folder / "train-000000.index.npy")[0, :2].tolist()
     content = bytearray(path.read_bytes())
@@ -104,12 +104,12 @@ def test_an_id_beyond_the_tokenizer_is_refused(folder, verify):
 
 @pytest.mark.parametrize("objective", ["masked-lm-next-sentence", "masked-lm-whole-word"])
 @pytest.mark.parametrize("value", [-7, 1 << 30])
-def test_sentences_and_words_lie_in_their_document(folder, objective, value):
+def test_sentence_and_word_offsets_outside_the_document(folder, objective, value):
     path = folder / "train-000000.tar"
     content = bytearray(path.read_bytes())
     index = np.load(folder / "train-000000.index.npy")
-    for places in (index[:, 2:4], index[:, 4:6]):
-        for at, rows in places.tolist():
+    for ranges in (index[:, 2:4], index[:, 4:6]):
+        for at, rows in ranges.tolist():
             content[at : at + 4 * rows] = np.full(rows, value, "<i4").tobytes()
     path.write_bytes(content)
     rehash_corpus(folder)
@@ -119,7 +119,7 @@ def test_sentences_and_words_lie_in_their_document(folder, objective, value):
         assert "rebuild the corpus" in str(error)  # noqa: PT017  (it may also be without consequence)
 
 
-def test_two_rows_of_one_shard_are_refused(folder):
+def test_duplicate_shard_is_refused(folder):
     path = folder / "train.shards.npy"
     rows = np.load(path)
     rows["number"] = 0
@@ -129,7 +129,7 @@ def test_two_rows_of_one_shard_are_refused(folder):
         Corpus.open(folder)
 
 
-def test_sums_that_are_not_those_of_the_table_are_refused(folder):
+def test_wrong_totals_are_refused(folder):
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["splits"]["train"]["tokens"] += 1
     rehash_manifest(folder / "manifest.json", manifest)
@@ -138,12 +138,12 @@ def test_sums_that_are_not_those_of_the_table_are_refused(folder):
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
-def test_a_link_in_a_shard_is_told(folder, kind):
+def test_link_in_a_shard_is_reported(folder, kind):
     path = folder / "train-000000.tar"
     with tarfile.open(path, "a") as tar:
         member = tarfile.TarInfo("000000000999.tokens.npy")
         member.type, member.linkname = kind, "/etc/passwd"
         tar.addfile(member)
     rehash_corpus(folder)
-    [found] = [check.message for check in verify_corpus(folder) if check.name == path.name]
-    assert "'000000000999.tokens.npy' is not a regular file; build the corpus again" in found
+    [message] = [check.message for check in verify_corpus(folder) if check.name == path.name]
+    assert "'000000000999.tokens.npy' is not a regular file; build the corpus again" in message

@@ -1,4 +1,4 @@
-"""YAML that is small and stands for billions, has no end, or is no text: one sentence, at once."""
+"""Malicious YAML is rejected at once, with one sentence: it is huge when expanded, contains itself, or is no text."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from data_pipeline.recipe import read_recipe
 from megaptm.config import load
 from megaptm.errors import UserError
 from megaptm.plan.machine import load_machine
-from tests.bad_input.mistakes import told
+from tests.bad_input.commands import user_error
 
 READERS = {
     "config": load,
@@ -46,23 +46,23 @@ TEXTS = {
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("name", TEXTS)
-def test_one_sentence(tmp_path, reader, name):
+def test_file_is_rejected(tmp_path, reader, name):
     text, sentence = TEXTS[name]
     path = tmp_path / "it.yaml"
     path.write_text(text)
-    with pytest.raises(UserError, match=re.escape(sentence)) as told:
+    with pytest.raises(UserError, match=re.escape(sentence)) as error:
         READERS[reader](path)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
-def test_an_override_is_no_way_around(tmp_path):
+def test_override_is_rejected(tmp_path):
     path = tmp_path / "it.yaml"
     path.write_text("run: x\n")
-    assert "nested more than 32 deep" in told("train", path, "data.mix=" + "[" * 5000)
+    assert "nested more than 32 deep" in user_error("train", path, "data.mix=" + "[" * 5000)
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_pipe_is_not_waited_for(tmp_path, reader):
+def test_pipe_is_rejected(tmp_path, reader):
     os.mkfifo(tmp_path / "it.yaml")
     with pytest.raises(UserError, match="no such config file"):
         READERS[reader](tmp_path / "it.yaml")

@@ -1,4 +1,4 @@
-"""Files that a config or a recipe names, and that are none: a pipe is not waited for, and no name is a traceback."""
+"""Configs and recipes that name pipes, folders or impossible file names: one sentence, without waiting for a pipe."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ NAMES: dict[str, Callable[[str, Path], object]] = {
     "cannot be read": lambda path, _: read_meanings(Path(path)),
     "model.word_vectors": lambda path, _: with_vectors(torch.zeros(3, 2), path, ["king", "queen", "sea"]),
 }
-"""What is said -> what reads the file."""
+"""Part of the error message -> function that reads the file."""
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("setting", NAMES)
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "reason"),
     [
         ("pipe.txt", "Not a regular file"),
         ("folder.txt", "Is a directory"),
@@ -54,24 +54,24 @@ NAMES: dict[str, Callable[[str, Path], object]] = {
         ("none.txt", "No such file or directory"),
     ],
 )
-def test_what_is_no_file_is_one_sentence(setting: str, name: str, said: str, tmp_path: Path) -> None:
+def test_path_is_no_file(setting: str, name: str, reason: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.txt")
     (tmp_path / "folder.txt").mkdir()
-    with pytest.raises(UserError, match=said) as refused:
+    with pytest.raises(UserError, match=reason) as error:
         NAMES[setting](str(tmp_path / name), tmp_path)
-    assert setting in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert setting in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.timeout(60)
-def test_a_pipe_is_no_text_of_an_evaluation(tmp_path: Path) -> None:
+def test_evaluation_text_is_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe.txt")
     step = Decontaminate(against=(str(pipe),))
     with pytest.raises(UserError, match=r"decontaminate: .*pipe\.txt cannot be read as text \(.*Not a regular file"):
         [*step([Document("A page.", "")], Dropped())]
 
 
-def test_a_file_may_be_below_a_home_or_behind_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_and_links_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "it.txt").write_text("one")
     (tmp_path / "link.txt").symlink_to("it.txt")
@@ -85,7 +85,7 @@ def test_a_file_may_be_below_a_home_or_behind_a_link(tmp_path: Path, monkeypatch
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["manifest.json", "train.shards.npy", "train-000000.index.npy", "train-000000.tar"])
 @pytest.mark.parametrize("kind", ["pipe", "link"])
-def test_a_file_of_a_corpus_that_is_none_is_not_waited_for(kind: str, name: str, tmp_path: Path) -> None:
+def test_corpus_file_is_a_pipe_or_device(kind: str, name: str, tmp_path: Path) -> None:
     tiny_corpus(tmp_path)
     (tmp_path / name).unlink()
     if kind == "pipe":
@@ -103,9 +103,9 @@ def _read_all(folder: Path) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("read", [read_small_file, lambda path: RetriedFile(path).size()])
-def test_a_file_of_a_checkpoint_that_is_none_is_not_waited_for(read: Callable[[Path], object], tmp_path: Path) -> None:
+def test_checkpoint_file_is_a_pipe_or_folder(read: Callable[[Path], object], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
-    for name, said in (("pipe", "Not a regular file"), ("folder", "Is a directory")):
-        with pytest.raises(StorageError, match=rf"{name} cannot be read \({said}\)"):
+    for name, reason in (("pipe", "Not a regular file"), ("folder", "Is a directory")):
+        with pytest.raises(StorageError, match=rf"{name} cannot be read \({reason}\)"):
             read(tmp_path / name)

@@ -1,4 +1,4 @@
-"""Files of regions and meanings that were made to hurt who reads them."""
+"""Malicious files of image regions and meanings."""
 
 import io
 import json
@@ -14,7 +14,7 @@ from megaptm.families.uniter.region_files import RegionError, read_regions
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_regions_are_not_unpacked_by_what_has_no_bounds(method: int) -> None:
+def test_unbounded_compression_is_refused(method: int) -> None:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", method) as archive:
         for name in ("features", "norm_bb", "soft_labels"):
@@ -25,8 +25,8 @@ def test_regions_are_not_unpacked_by_what_has_no_bounds(method: int) -> None:
         read_regions(file.getvalue(), features=6, classes=6)
 
 
-def test_regions_of_no_width_make_room_for_none() -> None:
-    """2^40 regions of no features take no byte of a file, and 4 TiB where each is believed to be there."""
+def test_huge_number_of_empty_regions_is_refused() -> None:
+    """2^40 regions without features need no byte of a file, but 4 TiB of indices."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for name in ("features", "norm_bb", "soft_labels"):
@@ -37,7 +37,7 @@ def test_regions_of_no_width_make_room_for_none() -> None:
         read_regions(file.getvalue(), features=6, classes=6)
 
 
-def test_meanings_with_numbers_that_no_array_holds_are_refused(tmp_path: Path) -> None:
+def test_meanings_with_huge_integers_are_refused(tmp_path: Path) -> None:
     (path := tmp_path / "table.json").write_text(
         json.dumps({"continuations": [], "meanings": {"objects": [[[2**70]]]}})
     )
@@ -45,7 +45,7 @@ def test_meanings_with_numbers_that_no_array_holds_are_refused(tmp_path: Path) -
         load_meanings(str(path))
 
 
-def test_a_phrase_without_end_is_not_told_whole(tmp_path: Path) -> None:
+def test_long_phrase_is_shortened_in_the_message(tmp_path: Path) -> None:
     phrase = [*range(10_000)]
     (path := tmp_path / "table.json").write_text(
         json.dumps({"continuations": [], "meanings": {"objects": [[phrase, phrase]]}})

@@ -86,7 +86,7 @@ def test_beam_as_wide_as_the_vocabulary_is_exhaustive(folders: dict[str, Path]) 
     words = [id_ for id_ in range(vocabulary) if id_ not in (special.pad, special.end)]
     outputs = [[], *([id_] for id_ in words)]
     expected = max(outputs, key=lambda output: beam.score(log_probability(loaded, ids, output), len(output) + 1))
-    ended = [found for found in search(loaded, ids, tokens=2, beam=beam) if len(found.ids) < 2]
+    ended = [result for result in search(loaded, ids, tokens=2, beam=beam) if len(result.ids) < 2]
     assert ended[0].ids == expected
     assert ended[0].score == pytest.approx(
         beam.score(log_probability(loaded, ids, expected), len(expected) + 1), abs=1e-4

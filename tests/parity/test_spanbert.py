@@ -66,11 +66,11 @@ def test_losses_and_gradients_equal_released_code(monkeypatch: pytest.MonkeyPatc
         assert not parameters
 
     hidden = golden["hidden"].clone().requires_grad_()
-    left, right = golden["pairs"].repeat_interleave(5, dim=1).unbind(-1)
+    start, end = golden["pairs"].repeat_interleave(5, dim=1).unbind(-1)
     targets = golden["targets"].flatten(1)
     batch = {
-        "span_left": left,
-        "span_right": right,
+        "span_left": start,
+        "span_right": end,
         "span_offset": torch.arange(5).repeat(2, 2),
         "span_labels": targets.masked_fill(targets == 0, IGNORED),
         "labels": golden["mlm_targets"].masked_fill(golden["mlm_targets"] == 0, IGNORED),
@@ -116,16 +116,14 @@ def test_spans_equal_released_code(case, monkeypatch):
         row, SampleContext(SPECIAL, np.random.default_rng(0), 24, False), np.ones(len(text), dtype=int)
     )
     targets_by_span: dict[tuple[int, int], list[int]] = {}
-    for left, right, offset, label in zip(
+    for start, end, offset, label in zip(
         *(sample[f"span_{name}"].tolist() for name in ("left", "right", "offset", "labels")), strict=True
     ):
         if label != IGNORED:
-            targets = targets_by_span.setdefault((left - 1, right - 1), [])
+            targets = targets_by_span.setdefault((start - 1, end - 1), [])
             assert offset == len(targets)
             targets.append(label - 200)
-    expected = {
-        (left, right): [target for target in targets if target] for left, right, *targets in case["pair_targets"]
-    }
+    expected = {(start, end): [target for target in targets if target] for start, end, *targets in case["pair_targets"]}
     assert targets_by_span == expected
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from megaptm.__main__ import main
 from tests import ROOT
-from tests.bad_input.mistakes import told
+from tests.bad_input.commands import user_error
 
 CONFIGS = ROOT / "configs"
 
@@ -101,11 +101,11 @@ def test_search_without_nodes_keeps_the_number_of_devices():
     ],
 )
 def test_invalid_options(words, expected):
-    assert expected in told("plan", CONFIGS / "gpt3/175b.yaml", *words)
+    assert expected in user_error("plan", CONFIGS / "gpt3/175b.yaml", *words)
 
 
 def test_search_with_more_devices_than_samples():
-    sentence = told("plan", CONFIGS / "gpt2/small.yaml", "--nodes", "1000", "--search")
+    sentence = user_error("plan", CONFIGS / "gpt2/small.yaml", "--nodes", "1000", "--search")
     assert "no layout is possible: the batch is not a multiple of data ranks x micro-batch" in sentence
 
 

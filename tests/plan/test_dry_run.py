@@ -9,7 +9,7 @@ import pytest
 from megaptm.config import load, resolve_model
 from megaptm.plan.count import count_parameters
 from tests import ROOT
-from tests.bad_input.mistakes import told
+from tests.bad_input.commands import user_error
 
 CONFIGS = ROOT / "configs"
 
@@ -66,4 +66,4 @@ def test_flops_of_all_stages(config, words):
     [("0,1024", "rank 1024 is not one of the 1,024"), ("first", "write numbers separated by commas")],
 )
 def test_invalid_ranks(ranks, expected):
-    assert expected in told("plan", CONFIGS / "gpt3/175b.yaml", "--dry-run", "--ranks", ranks)
+    assert expected in user_error("plan", CONFIGS / "gpt3/175b.yaml", "--dry-run", "--ranks", ranks)

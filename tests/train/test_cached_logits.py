@@ -48,7 +48,7 @@ def logit_losses(run: Path) -> list[float]:
 def test_cached_logits_give_the_losses_of_the_teacher(
     family: str, teachers: dict[str, Path], real_corpus: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """All logits of each position, on other ranks, with workers, resumed, and after the teacher was deleted."""
+    """The cache has all logits. Training resumes on other ranks, with loader workers, after the teacher was deleted."""
     corpus = real_corpus(KINDS[family][1])
     teacher = shutil.copytree(teachers[family], tmp_path / "teacher")
     live, read = tmp_path / "live", tmp_path / "read"
@@ -65,11 +65,12 @@ def test_cached_logits_give_the_losses_of_the_teacher(
     megaptm("train", *student(family, teacher, corpus, read, *more, options=cached))
     expected = losses(live)
     assert len(expected) == STEPS
-    for step, found in losses(read).items():
-        assert found == pytest.approx(expected[step], rel=1e-5)
+    for step, loss in losses(read).items():
+        assert loss == pytest.approx(expected[step], rel=1e-5)
     assert logit_losses(read) == pytest.approx(logit_losses(live), rel=1e-5)
     held_out = [
-        [one["validation/loss"] for one in read_metrics(run) if "validation/loss" in one] for run in (live, read)
+        [record["validation/loss"] for record in read_metrics(run) if "validation/loss" in record]
+        for run in (live, read)
     ]
     assert held_out[0] == pytest.approx(held_out[1], rel=1e-5)
 
@@ -79,7 +80,7 @@ def test_cached_logits_give_the_losses_of_the_teacher(
 def test_cache_has_the_largest_logits_of_each_position(
     family: str, positions: str, teachers: dict[str, Path], real_corpus: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """In files of five samples, by two processes. Padding, and positions that are not compared, have none."""
+    """Two processes write files of five samples. Padding, and positions that are not compared, have no logits."""
     options = f", cached_logits: {tmp_path / 'logits'}, positions: {positions}"
     path, *words = student(family, teachers[family], real_corpus(KINDS[family][1]), tmp_path / "run", options=options)
     config = read_config(Path(path), [*words, "train.steps=1"])
@@ -90,35 +91,35 @@ def test_cache_has_the_largest_logits_of_each_position(
     first, second = (cache_logits(config, top=3, per_file=5, part=part, parts=2) for part in (0, 1))
     assert (first.samples, first.missing, second.samples, second.missing) == (5 + 2 + 5, 3, 5 + 5 + 2, 0)
     assert not half.exists()
-    kept, corpora, model = (
+    cache, corpora, model = (
         TeacherLogits.open(tmp_path / "logits"),
         RunCorpora(config),
         load_model(teachers[family]).model,
     )
-    assert [name for name in kept.manifest.files if name.startswith("train")][-1] == "train-000002.safetensors"
+    assert [name for name in cache.manifest.files if name.startswith("train")][-1] == "train-000002.safetensors"
     for split in ("train", "validation"):
-        mix, logits = corpora.mix(split), kept.split(split)
-        for number in (0, 4, 5, 11):
-            sample = mix.sample(number)
+        mix, logits = corpora.mix(split), cache.split(split)
+        for index in (0, 4, 5, 11):
+            sample = mix.sample(index)
             batch = {name: torch.from_numpy(field[None]) for name, field in sample.items()}
-            asked = {
+            inputs = {
                 name: field for name, field in batch.items() if "labels" not in name and name != "masked_positions"
             }
-            all_SV = model.logits(asked)[kept.manifest.head][0, :, : model.spec.vocabulary]
+            all_SV = model.logits(inputs)[cache.manifest.head][0, :, : model.spec.vocabulary]
             real = sample["document_ids"] > 0
             if positions == "target":
                 real = np.zeros_like(real)
                 at = sample["masked_positions"] if "masked_positions" in sample else np.arange(len(real))
                 real[at[sample["labels"] >= 0]] = True
             best = all_SV.topk(3)
-            found = logits.fields(number, sample)
-            assert (found[TEACHER_IDS][real] == best.indices.numpy()[real]).all()
+            cached = logits.fields(index, sample)
+            assert (cached[TEACHER_IDS][real] == best.indices.numpy()[real]).all()
             lacks = (best.values - best.values[:, :1]).detach().numpy()[real]
-            assert np.abs(found[TEACHER_LOGITS][real] - lacks).max() < 2e-3
-            assert not found[TEACHER_LOGITS][~real].any()
+            assert np.abs(cached[TEACHER_LOGITS][real] - lacks).max() < 2e-3
+            assert not cached[TEACHER_LOGITS][~real].any()
     assert real.any()
     with pytest.raises(UserError, match="was written for other samples: train sample 1 differs"):
-        kept.split("train").fields(1, corpora.mix("train").sample(2))
+        cache.split("train").fields(1, corpora.mix("train").sample(2))
 
 
 def test_cache_of_other_samples_is_refused(

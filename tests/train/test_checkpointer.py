@@ -43,17 +43,17 @@ def load_newest(run, unreadable):
         compared.append(f"{checkpoint.step} {file.name}")
         before[2](checkpoint, file, **how)
 
-    def preadv(descriptor, *rest):
+    def preadv(descriptor, *options):
         if unreadable in os.readlink(f"/proc/self/fd/{descriptor}"):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return before[1](descriptor, *rest)
+        return before[1](descriptor, *options)
 
     Checkpoint.verify_file = verify_file
     if unreadable and rank == 1:
         files.RETRY, os.preadv = RetryPolicy(seconds=0.1, pause=0.01), preadv
     try:
-        found = newest(Store(Path(run), fence=always if rank == 0 else None), RankEnvironment(rank, RANKS, rank))
-        return found and found.step, sorted(compared)
+        checkpoint = newest(Store(Path(run), fence=always if rank == 0 else None), RankEnvironment(rank, RANKS, rank))
+        return checkpoint and checkpoint.step, sorted(compared)
     except UserError as error:
         return str(error), sorted(compared)
     finally:
@@ -62,8 +62,8 @@ def load_newest(run, unreadable):
 
 def test_ranks_verify_their_shares_and_skip_a_damaged_checkpoint(store, tmp_path):
     change_byte(store.folder / "step-00000020" / "rank-00003.safetensors", -1)
-    found = run_ranks(RANKS, load_newest, str(tmp_path), "")
-    assert found == [
+    results = run_ranks(RANKS, load_newest, str(tmp_path), "")
+    assert results == [
         (10, [f"{step} rank-0000{file}.safetensors" for step in (10, 20) for file in (0, 2)]),
         (10, [f"{step} rank-0000{file}.safetensors" for step in (10, 20) for file in (1, 3)]),
     ]
@@ -71,10 +71,10 @@ def test_ranks_verify_their_shares_and_skip_a_damaged_checkpoint(store, tmp_path
 
 
 def test_unreadable_file_on_one_rank_is_an_error_on_all(store, tmp_path):
-    (one, _), (other, _) = run_ranks(RANKS, load_newest, str(tmp_path), "step-00000020/rank-00003")
-    assert one == other
-    assert "rank-00003.safetensors could not be reached" in one
-    assert "no data was lost" in one
+    (first, _), (second, _) = run_ranks(RANKS, load_newest, str(tmp_path), "step-00000020/rank-00003")
+    assert first == second
+    assert "rank-00003.safetensors could not be reached" in first
+    assert "no data was lost" in first
     assert names(store) == ["step-00000010", "step-00000020"]
 
 

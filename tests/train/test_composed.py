@@ -77,9 +77,9 @@ def test_composed_run_resumes_on_another_layout(train, uninterrupted):
 
 def test_composed_run_is_evaluated(uninterrupted, monkeypatch):
     monkeypatch.setattr(evaluation, "COUNTED_SAMPLES", 20)
-    found = load_model(uninterrupted).evaluate(rows=8)
-    assert {*found.losses} == {"mlm", "sentence-order"}
-    assert found.losses["sentence-order"].uniform == pytest.approx(math.log(2))
-    assert found.total("model") == pytest.approx(
-        0.5 * found.losses["mlm"].model + 2 * found.losses["sentence-order"].model
+    evaluated = load_model(uninterrupted).evaluate(rows=8)
+    assert {*evaluated.losses} == {"mlm", "sentence-order"}
+    assert evaluated.losses["sentence-order"].uniform == pytest.approx(math.log(2))
+    assert evaluated.total("model") == pytest.approx(
+        0.5 * evaluated.losses["mlm"].model + 2 * evaluated.losses["sentence-order"].model
     )

@@ -51,13 +51,13 @@ def test_contrastive_run_resumes_on_another_layout(train, uninterrupted):
         {step: loss for step, loss in losses(run).items() if step <= 60} for run in (moved, uninterrupted)
     )
     assert early == {step: pytest.approx(loss, rel=1e-2) for step, loss in expected.items()}
-    one, other = (
+    expected_validation, validation = (
         [r["validation/loss"] for r in read_metrics(run) if "validation/loss" in r] for run in (uninterrupted, moved)
     )
-    assert other == pytest.approx(one, rel=5e-2)
+    assert validation == pytest.approx(expected_validation, rel=5e-2)
 
 
 def test_contrastive_evaluation_compares_a_training_batch(uninterrupted):
-    found = load_model(uninterrupted).evaluate(rows=8 * ROWS).losses["pairs"]
-    assert (found.num_labels, found.uniform) == (8 * ROWS, math.log(ROWS))
-    assert found.model < found.uniform
+    evaluated = load_model(uninterrupted).evaluate(rows=8 * ROWS).losses["pairs"]
+    assert (evaluated.num_labels, evaluated.uniform) == (8 * ROWS, math.log(ROWS))
+    assert evaluated.model < evaluated.uniform

@@ -26,25 +26,33 @@ def teacher(real_corpus: Callable[[str], Path], tmp_path_factory: pytest.TempPat
 
 
 def words(teacher: Path, run: Path, corpus: Path, *more: str) -> list[str]:
-    said = "objective: 2, logits: 5, cosine: 1, temperature: 2, initial_layers: [1]"
-    distill = f"distill={{teacher: {teacher}, {said}}}"
+    options = "objective: 2, logits: 5, cosine: 1, temperature: 2, initial_layers: [1]"
+    distill = f"distill={{teacher: {teacher}, {options}}}"
     return arguments("distilbert", run, corpus, f"train.steps={STEPS}", "distill=null", distill, *more)
 
 
 def test_student_resumes_with_the_same_teacher_checkpoint(
     teacher: Path, real_corpus: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """The teacher has newer checkpoints meanwhile."""
+    """The teacher gets newer checkpoints before the student resumes."""
     corpus = real_corpus("wordpiece")
     megaptm("train", *words(teacher, tmp_path / "whole", corpus))
     megaptm("train", *words(teacher, tmp_path / "run", corpus, "train.stop_at=3"), code=75)
     megaptm("train", str(teacher), "train.steps=4")
     megaptm("train", str(tmp_path / "run"), "layout.data=1")
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+<<<<<<< HEAD
     said = distill_section(load(tmp_path / "run/config.yaml"))
     assert said is not None
     assert (said.step, said.model["layers"]) == (2, 2)
     for record in (one for one in read_metrics(tmp_path / "whole") if "loss/mlm" in one):
+=======
+    resolved = load(tmp_path / "run/config.yaml").distill
+    assert resolved is not None
+    assert resolved.step == 2
+    assert resolved.model["layers"] == 2
+    for record in (record for record in read_metrics(tmp_path / "whole") if "loss/mlm" in record):
+>>>>>>> origin/main
         parts = [record[f"loss/{name}"] for name in ("mlm", "distill-logits", "distill-cosine")]
         assert record["loss"] == pytest.approx(2 * parts[0] + 5 * parts[1] + parts[2], rel=1e-5)
     weights = open_checkpoint(tmp_path / "whole").weights()
@@ -59,8 +67,8 @@ def test_student_resumes_after_its_teacher_was_moved(
     megaptm("train", *words(teacher, run, corpus, "distill.step=2", "train.stop_at=1"), code=75)
     other = tmp_path / "other"
     megaptm("train", *arguments("bert", other, corpus, "train.steps=2", "train.seed=5"))
-    said = megaptm("train", str(run), f"distill.teacher={other}", code=2)
-    assert "distill.teacher is not the checkpoint that" in said
+    output = megaptm("train", str(run), f"distill.teacher={other}", code=2)
+    assert "distill.teacher is not the checkpoint that" in output
     megaptm("train", str(run), f"distill.teacher={moved}", "train.stop_at=2", code=75)
 
 
@@ -69,9 +77,9 @@ def test_damaged_teacher_is_refused(teacher: Path, real_corpus: Callable[[str], 
     damaged = shutil.copytree(teacher, tmp_path / "damaged")
     path = sorted(damaged.glob("checkpoints/*/rank-*.safetensors"))[-1]
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    said = megaptm("train", *words(damaged, tmp_path / "run", real_corpus("wordpiece"), "layout.data=2"), code=2)
-    assert f"error: distill.teacher: {path} is damaged: its sha256 differs" in said
-    assert "copy that file again, or let distill.step name another checkpoint." in said
+    output = megaptm("train", *words(damaged, tmp_path / "run", real_corpus("wordpiece"), "layout.data=2"), code=2)
+    assert f"error: distill.teacher: {path} is damaged: its sha256 differs" in output
+    assert "copy that file again, or let distill.step name another checkpoint." in output
 
 
 def test_teacher_with_other_tokenizer_or_model_is_refused(
@@ -79,21 +87,21 @@ def test_teacher_with_other_tokenizer_or_model_is_refused(
 ) -> None:
     corpus = real_corpus("wordpiece")
     model = "distill.model={family: bert, size: custom, layers: 4, width: 32, heads: 2, ffn: 64, context: 32}"
-    said = megaptm("train", *words(teacher, tmp_path / "run", corpus, model), code=2)
-    assert f"distill.model: layers is 4, but 2 in {teacher}" in said
+    output = megaptm("train", *words(teacher, tmp_path / "run", corpus, model), code=2)
+    assert f"distill.model: layers is 4, but 2 in {teacher}" in output
     other = shutil.copytree(teacher, tmp_path / "other")
     shutil.copytree(real_corpus("unigram") / "tokenizer", other / "tokenizer", dirs_exist_ok=True)
-    said = megaptm("train", *words(other, tmp_path / "run", corpus), code=2)
-    assert f"distill.teacher ({other}) was trained with another tokenizer" in said
+    output = megaptm("train", *words(other, tmp_path / "run", corpus), code=2)
+    assert f"distill.teacher ({other}) was trained with another tokenizer" in output
     assert not (tmp_path / "run").exists()
 
 
 LAYERS = "embeddings: 1, hidden: 1, scores: 1, projection: shared"
-"""Losses of TinyBERT's stages before the task answers."""
+"""Losses of TinyBERT's stages before the task predictions."""
 
 
-def tinybert(teacher: Path, run: Path, corpus: Path, said: str, *more: str) -> list[str]:
-    distill = f"distill={{teacher: {teacher}, objective: 0, {said}}}"
+def tinybert(teacher: Path, run: Path, corpus: Path, options: str, *more: str) -> list[str]:
+    distill = f"distill={{teacher: {teacher}, objective: 0, {options}}}"
     shape = ("model.width=16", "model.ffn=32", "train.steps=2", "layout.data=1")
     return arguments("tinybert", run, corpus, "distill=null", distill, *shape, *more)
 
@@ -101,22 +109,22 @@ def tinybert(teacher: Path, run: Path, corpus: Path, said: str, *more: str) -> l
 def test_tinybert_stages_start_from_each_other(
     teacher: Path, real_corpus: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """General layers, task layers, task answers (arXiv:1909.10351, 3.2): three runs."""
+    """General layers, task layers, task predictions (arXiv:1909.10351, 3.2): three runs."""
     corpus, task = real_corpus("wordpiece"), "objective=masked-lm-next-sentence"
-    general, layers, answers = (tmp_path / name for name in ("general", "layers", "answers"))
+    general, layers, predictions = (tmp_path / name for name in ("general", "layers", "predictions"))
     megaptm("train", *tinybert(teacher, general, corpus, LAYERS))
     megaptm("train", *tinybert(teacher, layers, corpus, LAYERS, task, f"train.init_from={general}"))
-    said = tinybert(
+    last_stage = tinybert(
         teacher,
-        answers,
+        predictions,
         corpus,
         "classes: 1, logit_loss: cross-entropy",
         task,
         f"train.init_from={layers}",
         "train.steps=3",
     )
-    megaptm("train", *said, "train.stop_at=1", code=75)
-    weights = [open_checkpoint(run).weights() for run in (general, layers, answers)]
+    megaptm("train", *last_stage, "train.stop_at=1", code=75)
+    weights = [open_checkpoint(run).weights() for run in (general, layers, predictions)]
     # A warm-up step changes a weight by at most its rate, 1e-5. Weights with another start would differ by more.
     for before, after, steps in ((*weights[:2], 2), (*weights[1:], 1)):
         common = {name for name in before if name in after and "next-sentence" not in name}
@@ -124,12 +132,12 @@ def test_tinybert_stages_start_from_each_other(
         assert max((before[name] - after[name]).abs().max() for name in common) < 2e-5 * steps
     assert "distill.shared.weight" in weights[1]
     assert not [name for name in weights[2] if name.startswith("distill.")]
-    for record in (one for one in read_metrics(answers) if "loss/distill-classes" in one):
+    for record in (record for record in read_metrics(predictions) if "loss/distill-classes" in record):
         assert record["loss"] == pytest.approx(record["loss/distill-classes"], rel=1e-6)
     # The run that provided the initial weights may be deleted now.
     shutil.rmtree(layers)
-    megaptm("train", *said)
-    assert [*losses(answers)] == [1, 2, 3]
+    megaptm("train", *last_stage)
+    assert [*losses(predictions)] == [1, 2, 3]
 
 
 def test_init_from_another_model_is_refused(teacher: Path, real_corpus: Callable[[str], Path], tmp_path: Path) -> None:

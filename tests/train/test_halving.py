@@ -41,16 +41,16 @@ def test_halving_schedule_is_the_same_after_resume(real_corpus, tmp_path):
     def train(name, *more, code=0):
         megaptm("train", *arguments("gpt2", tmp_path / name, corpus, *SHORT, *more), code=code)
         records = read_metrics(tmp_path / name)
-        rates = {one["step"]: one["learning_rate"] for one in records if "learning_rate" in one}
-        return rates, {one["step"]: one["validation/loss"] for one in records if "validation/loss" in one}
+        rates = {record["step"]: record["learning_rate"] for record in records if "learning_rate" in record}
+        return rates, {record["step"]: record["validation/loss"] for record in records if "validation/loss" in record}
 
     rates, held_out = train("whole")
     measured = sorted(held_out)
-    rose = next((two for one, two in pairwise(measured) if held_out[two] > held_out[one]), 99)
+    rose = next((step for before, step in pairwise(measured) if held_out[step] > held_out[before]), 99)
     expected = {step: 2.0 if step <= rose else 2.0 * 0.5 ** (1 + (step - 1 - rose) // 3) for step in range(1, 13)}
     assert rose < 12, held_out
     assert rates == pytest.approx(expected)
-    stop = rose + 1  # the checkpoint must contain the rise: no later loss is above the one before it
+    stop = rose + 1  # the checkpoint must contain the rise: no later loss exceeds the previous one
     train("cut", f"train.stop_at={stop}", code=75)
     again, _ = train("cut")
     assert again == rates

@@ -177,7 +177,7 @@ heartbeat.close()
 
 
 def test_refused_second_start_is_no_hang(program, tmp_path):
-    """Both have prepared the run when the first takes its lock."""
+    """The second start has prepared the run before the first one takes its lock."""
     run, command = tmp_path / "run", program(LONG_SAVING)
     source = (
         "import sys; from pathlib import Path; from megaptm.launch.local import launch\n"

@@ -11,14 +11,14 @@ from megaptm.train import loop
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (IsADirectoryError(errno.EISDIR, "Is a directory", "held-out.tar"), r"held-out\.tar cannot be used"),
         (OSError(errno.EIO, "Input/output error"), "a corpus cannot be used"),
         (RuntimeError("a mistake of ours"), "a mistake of ours"),
     ],
 )
-def test_unreadable_validation_data_is_returned_as_an_error(monkeypatch, error, said):
+def test_unreadable_validation_data_is_returned_as_an_error(monkeypatch, error, message):
     def held_out():
         raise error
 
@@ -27,10 +27,10 @@ def test_unreadable_validation_data_is_returned_as_an_error(monkeypatch, error, 
     run = SimpleNamespace(
         during=lambda phase: nullcontext(), stop=stop, held_out=held_out, engine=SimpleNamespace(losses={})
     )
-    found = loop._validate(run, 5, None)
-    assert isinstance(found, UserError if isinstance(error, OSError) else RuntimeError)
-    with pytest.raises(type(found), match=said):
-        raise found
+    result = loop._validate(run, 5, None)
+    assert isinstance(result, UserError if isinstance(error, OSError) else RuntimeError)
+    with pytest.raises(type(result), match=message):
+        raise result
 
 
 @pytest.mark.parametrize("fails_here", [True, False])
@@ -51,6 +51,7 @@ def test_unreadable_batch_ends_validation_on_all_ranks(monkeypatch, fails_here):
     )
     stop = SimpleNamespace(interrupt_waits=nullcontext, requested=False)
     run = SimpleNamespace(during=lambda phase: nullcontext(), stop=stop, held_out=held_out, engine=engine)
-    found = loop._validate(run, 5, None)
-    assert (str(found) == "c is damaged") if fails_here else found is None
-    assert (flags, evaluated) == ([False, False, fails_here], ["a", "b"])
+    result = loop._validate(run, 5, None)
+    assert (str(result) == "c is damaged") if fails_here else result is None
+    assert flags == [False, False, fails_here]
+    assert evaluated == ["a", "b"]

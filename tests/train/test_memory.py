@@ -5,7 +5,7 @@ import json
 import pytest
 
 from megaptm.track import read_metrics
-from tests.bad_input.mistakes import told
+from tests.bad_input.commands import user_error
 from tests.drills.program import arguments, losses, resumed_at
 from tests.forked import megaptm
 
@@ -87,9 +87,9 @@ def test_checkpoint_has_the_recurrence_cache_of_each_sample(uninterrupted):
     ],
 )
 def test_config_without_continued_samples_is_refused(runs, more, sentence):
-    assert sentence in told("train", *runs.words("refused", *ALONE, *more))
+    assert sentence in user_error("train", *runs.words("refused", *ALONE, *more))
 
 
 def test_continued_samples_need_a_recurrence_cache(runs, real_corpus, tmp_path):
     words = arguments("gpt2", tmp_path / "gpt2", real_corpus("byte-bpe"), "objective=continued-causal-lm")
-    assert "this family has no recurrence cache" in told("train", *words)
+    assert "this family has no recurrence cache" in user_error("train", *words)

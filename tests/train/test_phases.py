@@ -9,7 +9,7 @@ from megaptm.config import load
 from megaptm.errors import UserError
 from megaptm.launch.slurm.preflight import preflight
 from megaptm.track import read_metrics
-from tests.bad_input.mistakes import content, told
+from tests.bad_input.commands import content, user_error
 from tests.drills.program import arguments, losses, resumed_at
 from tests.forked import megaptm
 
@@ -93,12 +93,14 @@ def test_second_phase_resume_is_bit_identical(runs, second):
 )
 def test_invalid_phase_is_refused_and_changes_nothing(runs, more, sentence):
     before = content(runs.first_phase)
-    assert sentence.format(runs.first_phase) in told("train", *runs.words("begun", *more))
+    assert sentence.format(runs.first_phase) in user_error("train", *runs.words("begun", *more))
     assert content(runs.first_phase) == before
 
 
 def test_second_phase_without_the_first_is_refused(runs):
-    assert "has 0 steps; first train the previous phase to its end." in told("train", *runs.words("nothing", *SECOND))
+    assert "has 0 steps; first train the previous phase to its end." in user_error(
+        "train", *runs.words("nothing", *SECOND)
+    )
     assert not (runs.folder / "nothing").exists()
 
 

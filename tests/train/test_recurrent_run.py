@@ -37,8 +37,7 @@ def run(tmp_path_factory):
 
 @pytest.mark.parametrize("format_", ["safetensors", "hdf5"])
 def test_elmo_export_and_import_are_bit_identical(run, tmp_path, format_):
-    """With the softmax, and as released models are: without it, with other file names, and with a plain list of
-    words."""
+    """With the softmax, and like released models: without it, with other file names, and with a plain list of words."""
     if format_ == "hdf5":
         pytest.importorskip("h5py")
     exported = tmp_path / "exported"
@@ -46,7 +45,7 @@ def test_elmo_export_and_import_are_bit_identical(run, tmp_path, format_):
     assert f"is step 0 of {tmp_path / 'again'} (elmo/custom" in megaptm("import", "elmo", exported, tmp_path / "again")
     loaded, again = library.load(run), library.load(tmp_path / "again")
     weights = loaded.model.state_dict()
-    assert all(weights[name].equal(one) for name, one in again.model.state_dict().items())
+    assert all(weights[name].equal(tensor) for name, tensor in again.model.state_dict().items())
     assert again.spec.size == loaded.spec.size
     assert again.tokenizer.fingerprint == loaded.tokenizer.fingerprint
 
@@ -86,12 +85,12 @@ def test_elmo_run_is_exported_encoded_and_evaluated(run, tmp_path):
     assert load_file(tmp_path / "softmax.safetensors")["W"].shape == (23, 12)
     assert json.loads((tmp_path / "options.json").read_text())["char_cnn"]["n_characters"] == 262
     assert len((tmp_path / "vocabulary.txt").read_text().split()) == 23
-    one, other = loaded.layers(["a word never seen", "bar"])
-    assert one.shape == (3, 4, 24)
-    assert other.shape == (3, 1, 24)
-    assert one[0, :, :12].equal(one[0, :, 12:])
-    torch.testing.assert_close(loaded.layers("bar")[0], other)
-    torch.testing.assert_close(loaded.encode(["bar"], pool="none")[0], other.mean(0))
+    sentence, word = loaded.layers(["a word never seen", "bar"])
+    assert sentence.shape == (3, 4, 24)
+    assert word.shape == (3, 1, 24)
+    assert sentence[0, :, :12].equal(sentence[0, :, 12:])
+    torch.testing.assert_close(loaded.layers("bar")[0], word)
+    torch.testing.assert_close(loaded.encode(["bar"], pool="none")[0], word.mean(0))
     assert loaded.evaluate(rows=4).losses["bidirectional-lm"].num_labels == 24
 
 

@@ -43,8 +43,8 @@ def test_each_step_has_one_task(uninterrupted):
     records = [record for record in read_metrics(uninterrupted) if "loss" in record]
     assert [record["step"] for record in records] == [*range(1, 13)]
     losses_by_step = [{name.removeprefix("loss/") for name in record if name.startswith("loss/")} for record in records]
-    assert all(one in TASKS for one in losses_by_step)
-    assert sum(one in losses_by_step for one in TASKS) > 2  # twelve steps need not contain all four tasks
+    assert all(names in TASKS for names in losses_by_step)
+    assert sum(task in losses_by_step for task in TASKS) > 2  # twelve steps need not contain all four tasks
     for record, names in zip(records, losses_by_step, strict=True):
         if names == {"itm", "wra"}:
             assert record["loss"] == pytest.approx(record["loss/itm"] + 0.1 * record["loss/wra"], rel=1e-5)
@@ -59,11 +59,11 @@ def test_uniter_resume_is_bit_identical(train, uninterrupted):
 
 def test_uniter_losses_are_the_same_on_two_data_ranks(train):
     """Without dropout, which differs between data ranks."""
-    one, two = (losses(train(f"on-{ranks}", "model.dropout=0.0", f"layout.data={ranks}")) for ranks in (1, 2))
-    assert two == {step: pytest.approx(loss, rel=1e-4) for step, loss in one.items()}
+    alone, divided = (losses(train(f"on-{ranks}", "model.dropout=0.0", f"layout.data={ranks}")) for ranks in (1, 2))
+    assert divided == {step: pytest.approx(loss, rel=1e-4) for step, loss in alone.items()}
 
 
 def test_uniter_classification_losses_are_evaluated(uninterrupted):
-    found = load_model(uninterrupted).evaluate().losses
-    assert {*found} == {"mlm", "itm"}
-    assert found["itm"].num_labels > 0
+    evaluated = load_model(uninterrupted).evaluate().losses
+    assert {*evaluated} == {"mlm", "itm"}
+    assert evaluated["itm"].num_labels > 0

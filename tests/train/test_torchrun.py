@@ -105,7 +105,7 @@ def test_stopped_rank_is_reported_under_torchrun(tmp_path, real_corpus):
     job = torchrun(2, *words(run, real_corpus("byte-bpe"), "train.steps=1000000", "train.hang_seconds=12"))
     wait_for(lambda: last_step(run) > 2, job)
     family = family_of(job)
-    [rank] = [one for one in family if one.parent().pid == job.pid and environment_of(one)["RANK"] == "0"]
+    [rank] = [child for child in family if child.parent().pid == job.pid and environment_of(child)["RANK"] == "0"]
     rank.suspend()
     _, output = job.communicate(timeout=300)
     assert "rank 0 hangs: for " in output
@@ -122,16 +122,16 @@ def test_wrong_number_of_processes_is_reported_once(tmp_path):
         "error: 3 processes are more than the 2 the layout needs (data 2 x tensor 1 x pipeline 1): start 2, or change "
         "layout.data."
     ]
-    # torchrun itself reports the rank that ended first, with a traceback of its own.
+    # torchrun itself reports the rank that ended first, with its own traceback.
     assert output.count("Traceback") == 1
     assert not (tmp_path / "run").exists()
 
 
 def test_port_in_use_is_reported(tmp_path, real_corpus):
-    """On a rank 0 that the launcher gave no socket."""
+    """Rank 0 gets no socket from its launcher."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        place = {
+        variables = {
             "RANK": "0",
             "WORLD_SIZE": "1",
             "LOCAL_RANK": "0",
@@ -141,7 +141,7 @@ def test_port_in_use_is_reported(tmp_path, real_corpus):
         alone = words(tmp_path / "run", real_corpus("byte-bpe"), "layout.tensor=1", "train.steps=3")
         done = subprocess.run(
             [sys.executable, "-m", "megaptm", "train", "configs/gpt2/tiny.yaml", *alone],
-            env={**os.environ, **place},
+            env={**os.environ, **variables},
             capture_output=True,
             text=True,
             check=False,
@@ -158,7 +158,7 @@ def test_killed_loader_worker_is_reported_under_torchrun(tmp_path, real_corpus):
     job = torchrun(2, *words(run, real_corpus("byte-bpe"), *more))
     wait_for(lambda: last_step(run) > 2, job)
     [rank] = [
-        one for one in family_of(job) if one.ppid() == job.pid and environment_of(one).get("RANK") == "0"
+        child for child in family_of(job) if child.ppid() == job.pid and environment_of(child).get("RANK") == "0"
     ]  # the rank that reads data
     [loader] = rank.children()
     loader.kill()

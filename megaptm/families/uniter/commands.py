@@ -1,12 +1,18 @@
-"""`megaptm corpus retrieve`."""
+"""`megaptm corpus retrieve`, and settings of `megaptm corpus images` for a missing corpus of a run."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import click
 
 from megaptm.commands.options import Finite, read_part
+from megaptm.config import Config, resolve
+from megaptm.families.uniter import DETECTOR
+from megaptm.families.uniter.spec import RegionInput
+from megaptm.objectives.composed import Task
+from megaptm.spec import ModelSpec
 
 
 @click.command()
@@ -75,4 +81,20 @@ def retrieve(
     retrieved(folder, out, options, images=images, texts=texts, part=part_index, parts=parts, tell=tell)
 
 
+def region_settings(config: Config, tasks: Sequence[Task], tokenizer: Sequence[str]) -> tuple[str, list[str]] | None:
+    """Return a placeholder of the source and settings for texts with regions; None for another model, and for tasks
+    that read only text."""
+    spec = resolve(config)
+    if not isinstance(spec, ModelSpec) or spec.family.find_input(RegionInput) is None:
+        return None
+    if not any(task.objective.blobs for task in tasks):
+        return None
+    # The default for such a corpus.
+    settings = [option for option in tokenizer if option != "tokenizer.kind=wordpiece"]
+    detector = spec.size.inputs.get("detector", DETECTOR)
+    settings += [] if detector == DETECTOR else [f"detector={[*detector]}"]
+    return "FOLDER_OF_PAIRS", ["texts=true", "regions=true", *settings]
+
+
 CORPUS = retrieve
+IMAGE_SETTINGS = region_settings

@@ -1,8 +1,15 @@
-"""`megaptm corpus images`."""
+"""`megaptm corpus images`, and its settings for a missing corpus of a run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
+
+from megaptm.config import Config, resolve
+from megaptm.families.vit.spec import PatchInput
+from megaptm.objectives.composed import Task
+from megaptm.spec import Family
 
 
 @click.command()
@@ -39,4 +46,13 @@ def images(words: tuple[str, ...]) -> None:
     build(words)
 
 
+def labeled_settings(config: Config, tasks: Sequence[Task], tokenizer: Sequence[str]) -> tuple[str, list[str]] | None:
+    """Return a placeholder of the source and settings for images with labels; None for another model."""
+    family = resolve(config).family
+    if not isinstance(family, Family) or family.find_input(PatchInput) is None or family.has_tokens:
+        return None
+    return "FOLDER_OF_LABELS", []
+
+
 CORPUS = images
+IMAGE_SETTINGS = labeled_settings

@@ -91,7 +91,7 @@ class Supervisor:
         reservation = self._reserve_first()
         while reservation is not None:
             saved, outcome = last_saved_step(self._run), self._start(reservation)
-            code = self._decide(outcome, progress=last_saved_step(self._run) > saved)
+            code = self._exit_code(outcome, progress=last_saved_step(self._run) > saved)
             if code is not None:
                 return code
             reservation = self._reserve_again()
@@ -179,7 +179,7 @@ class Supervisor:
         assignments = ", ".join(map(str, reservation.assignments))
         print(f"Start {self._attempt.start}: {assignments}; logs of the ranks: {self._logs}", flush=True)
 
-    def _decide(self, outcome: Outcome, *, progress: bool) -> int | None:
+    def _exit_code(self, outcome: Outcome, *, progress: bool) -> int | None:
         """Return the exit code, or None to restart."""
         if outcome.hang:
             code = report_hang(outcome.hang, run=self._run)

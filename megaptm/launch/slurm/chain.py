@@ -11,7 +11,7 @@ from pathlib import Path
 from megaptm.config import Config
 from megaptm.errors import EXIT_CONTINUE
 from megaptm.launch.restart_policy import RestartPolicy
-from megaptm.launch.slurm.preflight import finished
+from megaptm.launch.slurm.preflight import is_finished
 from megaptm.launch.slurm.request import checkout_folder
 from megaptm.resilience.events import last_saved_step
 from megaptm.run.submission import SCRIPT
@@ -51,7 +51,7 @@ class JobChain:
         while self.waiting:
             job, before = self.waiting[0], last_saved_step(self.run)
             follow(job, self.run / f"logs/job-{job}.log", show)
-            if finished(self._config):
+            if is_finished(self._config):
                 return True
             del self.waiting[0]
             progress = last_saved_step(self.run) > before

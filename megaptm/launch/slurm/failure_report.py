@@ -33,7 +33,7 @@ def main(logs: Path) -> None:
     none failed, but this start saved nothing.
     """
     run = logs.parents[1]
-    if hung(run):
+    if has_hung(run):
         if RestartPolicy(run).may_restart("hung"):
             sys.exit(EXIT_CONTINUE)
         click.echo(
@@ -41,15 +41,15 @@ def main(logs: Path) -> None:
             f"{logs}."
         )
         sys.exit(EXIT_HUNG_AGAIN)
-    failed = [(host, end) for host, end in ends(logs) if end.code not in (0, EXIT_CONTINUE)]
+    failed = [(host, end) for host, end in failed_processes(logs) if end.code not in (0, EXIT_CONTINUE)]
     if not failed:
-        sys.exit(0 if RestartPolicy(run).may_restart("interrupted", progress=saved(run)) else EXIT_UNSAVED)
+        sys.exit(0 if RestartPolicy(run).may_restart("interrupted", progress=has_saved(run)) else EXIT_UNSAVED)
     cause = root_cause([end for _, end in failed])
     host = next(host for host, end in failed if end is cause)
     click.echo(f"On {host}, {printable(describe_failure(cause))}\nLogs of the ranks: {logs}.")
 
 
-def hung(run: Path) -> bool:
+def has_hung(run: Path) -> bool:
     """Whether the last start ended because a rank hung.
 
     Its processes exit with code 75, except one that cannot: Slurm kills it and counts that as a failure.
@@ -57,7 +57,7 @@ def hung(run: Path) -> bool:
     return _since_last_start(run, HangEvent.kind)
 
 
-def saved(run: Path) -> bool:
+def has_saved(run: Path) -> bool:
     """Whether the last start saved a checkpoint."""
     return _since_last_start(run, CheckpointEvent.kind)
 
@@ -68,7 +68,7 @@ def _since_last_start(run: Path, kind: str) -> bool:
     return kinds[-1:] == [kind]
 
 
-def ends(logs: Path) -> Iterator[tuple[str, ProcessExit]]:
+def failed_processes(logs: Path) -> Iterator[tuple[str, ProcessExit]]:
     """Yield node and exit of each process that failed, in order of time, from srun's log."""
     for host, ranks, code, killed in ENDED.findall((logs / "srun.log").read_text(errors="replace")):
         for rank in _expand_ranges(ranks):

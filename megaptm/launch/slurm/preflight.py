@@ -35,7 +35,7 @@ def main(attempt: str, tasks: int, config: Path, overrides: tuple[str, ...]) -> 
 def preflight(config: Config, *, attempt: str, tasks: int) -> Path | None:
     """Check the config before a thousand processes fail on it; create and return the log folder."""
     run = Path(config.run)
-    if finished(config):
+    if is_finished(config):
         click.echo(f"{run} is complete: all {config.train.steps} steps are saved.", err=True)
         return None
     check_phase(config)
@@ -47,7 +47,7 @@ def preflight(config: Config, *, attempt: str, tasks: int) -> Path | None:
     return logs
 
 
-def finished(config: Config) -> bool:
+def is_finished(config: Config) -> bool:
     """Whether the run's last step is saved."""
     return last_saved_step(Path(config.run)) >= config.train.steps
 

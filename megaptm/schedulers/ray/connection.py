@@ -55,7 +55,7 @@ def connect(address: str | None, *, cpus: int | None = None) -> None:
         )
     _check_reachable(target)
     try:
-        ray.init(address=target, job_config=None if target.startswith(CLIENT) else _job_config(ray), **_quiet())
+        ray.init(address=target, job_config=None if target.startswith(CLIENT) else _job_config(ray), **_quiet_options())
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
         raise _unreachable(target, error) from None
 
@@ -81,7 +81,7 @@ def _start_here(ray: Any, cpus: int | None) -> None:
                     object_store_memory=128 << 20,  # holds only names, tables and log lines
                     include_dashboard=False,
                     job_config=_job_config(ray),
-                    **_quiet(),
+                    **_quiet_options(),
                 )
             return
         except Exception as error:  # Ray raises the bare class
@@ -142,7 +142,7 @@ def _job_config(ray: Any) -> Any:
     return job
 
 
-def _quiet() -> dict[str, Any]:
+def _quiet_options() -> dict[str, Any]:
     return {"log_to_driver": False, "logging_level": logging.ERROR}
 
 

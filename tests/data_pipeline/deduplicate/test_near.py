@@ -90,7 +90,7 @@ def test_similarity_estimate_is_unbiased(words):
     pairs = []
     for kind in KINDS:
         for text, copy, _ in planted(kind, seed=2):
-            first, second = (" ".join(one.split()[:words]) for one in (text, copy))
+            first, second = (" ".join(version.split()[:words]) for version in (text, copy))
             pairs.append((first, second, jaccard(first, second)))
     first, second = (compute_signatures([pair[side] for pair in pairs], NEAR) for side in (0, 1))
     errors = (first == second).mean(axis=1) - [similarity for _, _, similarity in pairs]

@@ -18,11 +18,11 @@ SHOWN = re.compile(r"<figure>(?:<img alt='' src='data:image/jpeg;base64,([^']+)'
 
 
 def shown(content: str) -> list[tuple[str, str]]:
-    """For each image of a page its base64 and its caption."""
+    """Return the base64 text and the caption of each image of a page."""
     return SHOWN.findall(content)
 
 
-def test_page_shows_kept_and_dropped_images(tmp_path):
+def test_page_shows_retained_and_dropped_images(tmp_path):
     build(folder_of_labels(tmp_path / "photos"), tmp_path / "corpus", validation=0.0)
     content = (tmp_path / "corpus/report.html").read_text(encoding="utf-8")
     assert content.count("<h1>") == 1

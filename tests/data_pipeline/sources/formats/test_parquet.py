@@ -9,7 +9,7 @@ from data_pipeline.sources.formats import parquet as reader
 from tests.data_pipeline.sources.reading import reading, written
 
 
-def test_rows_and_kept_columns(tmp_path):
+def test_rows_and_selected_columns(tmp_path):
     path = tmp_path / "a.parquet"
     columns = {
         "text": ["one", "zwei Wörter", "三"],

@@ -1,4 +1,4 @@
-"""A process with few files, little memory or an old locale: a sentence, no traceback."""
+"""Limits on files and memory, and old locales: one sentence, no traceback."""
 
 import json
 import os
@@ -19,13 +19,13 @@ def megaptm(*words, **options):
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_locale_without_the_characters_gets_question_marks(encoding):
+def test_ascii_locale_prints_question_marks(encoding):
     done = megaptm("plan", "gpt2/tiny", "--machine", "a100-80g", env={**os.environ, "PYTHONIOENCODING": encoding})
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"?????" in done.stdout
 
 
-def test_too_few_open_files_are_one_sentence(real_corpus, tmp_path):
+def test_limit_of_open_files(real_corpus, tmp_path):
     def limit():
         resource.setrlimit(resource.RLIMIT_NOFILE, (10, 10))
 
@@ -49,16 +49,16 @@ def test_too_few_open_files_are_one_sentence(real_corpus, tmp_path):
         (MemoryError(), r"not enough memory for this process \(MemoryError\)"),
     ],
 )
-def test_a_limit_that_was_reached_is_named(error, expected):
+def test_exceeded_limit_is_named(error, expected):
     with pytest.raises(UserError, match=f"^{expected}"), resource_errors_as_user_errors():
         raise error
 
 
-def test_other_errors_are_left_alone():
+def test_other_errors_are_unchanged():
     assert resource_limit_message(RuntimeError("shapes differ")) is None
 
 
-def test_a_pattern_that_takes_exponential_time_is_one_sentence(tmp_path):
+def test_exponential_pattern(tmp_path):
     content = {
         "version": "1.0",
         "added_tokens": [],
@@ -85,7 +85,7 @@ def replacement(pattern, content):
     ],
     ids=["copies", "doublings", "prefix"],
 )
-def test_a_normalizer_that_would_fill_the_memory_is_refused(tmp_path, parts):
+def test_normalizer_that_multiplies_text_is_refused(tmp_path, parts):
     content = {
         "version": "1.0",
         "added_tokens": [],

@@ -1,4 +1,4 @@
-"""The command line in this process, given something that cannot work."""
+"""Run commands with invalid input in this process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from megaptm.errors import EXIT_USER_ERROR
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-def told(*words: str | Path) -> str:
-    """The one sentence that `megaptm WORDS` ends with; anything else it says or does is a failure."""
+def user_error(*words: str | Path) -> str:
+    """Return the error message of `megaptm WORDS`. Fail unless it is one sentence with the exit code of user errors."""
     done = CliRunner().invoke(main, [str(word) for word in words])
     assert done.exit_code == EXIT_USER_ERROR, (done.output, done.exception)
     assert isinstance(done.exception, SystemExit), done.exception
@@ -24,5 +24,5 @@ def told(*words: str | Path) -> str:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, to see that nothing in it has changed; empty where there is none."""
+    """Return the bytes of all files below a folder, by relative path; empty if the folder is absent."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
