@@ -22,10 +22,6 @@ NUM_CHARACTERS = 262
 texts."""
 MAX_WORD_LENGTH = 50
 """Maximum number of characters of a word, marks included; longer words are cut."""
-IMAGE, PATCH, MASKED_PATCH = range(3)
-"""Values of `tokens` in an image sequence: the whole image (first position), a patch, a masked patch."""
-CHANNELS = 3
-"""Number of color channels of a pixel: red, green, blue."""
 IGNORED = -100
 """Label of a position that enters no loss (torch's default)."""
 INPUT_FIELDS = (
@@ -68,10 +64,9 @@ class BatchSpec:
     objective may add, each [S]: `positions`, `document_ids` (0: padding), `segments`, `order`, and `global_tokens` (1:
     attends to all of its document, and all of it attends to this token).
 
-    Images: `tokens` holds the kind of each position (`IMAGE`, `PATCH` ...). `patches`, uint8 [S - 1, channels x
-    pixels], holds the pixels of the patches, in row-major order. Within a patch the channels follow each other: all red
-    values row by row, then green, then blue. The positions of a text may be followed by R others (`Field.is_appended`),
-    at which `tokens` holds their kinds.
+    Fields with `Field.is_input` belong to an input of some families (`InputSpec.fields`), such as the pixels of an
+    image; `tokens` then holds the kind of each position. The positions of a text may be followed by R others
+    (`Field.is_appended`), at which `tokens` holds their kinds.
 
     Fields of the first stack have no prefix; those of another stack have its name: `decoder_tokens`. `task_ids` [] is
     the task of a sample. If sequences continue from step to step, `reset_state` [] is 1 for a sequence that continues

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megaptm.batch import CHANNELS, IMAGE, PATCH
 from megaptm.families.vit.pixels import from_patches
-from megaptm.families.vit.spec import patches_of
+from megaptm.families.vit.spec import CHANNELS, IMAGE, PATCH, patches_of
 from megaptm.spec import Family, ModelSpec, Size
 
 PIXELS = 16

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megaptm.batch import CHANNELS
 from megaptm.errors import UserError
 from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size
@@ -66,7 +65,7 @@ def _by_filters(size: Size) -> float:
 
 def _pixels(size: Size) -> float:
     """Return the inverse square root of the number of values of a patch."""
-    return float((CHANNELS * size.inputs.get("patch", 1) ** 2) ** -0.5)
+    return float((3 * size.inputs.get("patch", 1) ** 2) ** -0.5)
 
 
 def _scaled_residual(size: Size) -> float:

@@ -18,12 +18,12 @@ from PIL import Image
 from torch import Tensor
 
 import megaptm
-from megaptm.batch import IMAGE, PATCH
 from megaptm.commands.evaluate import evaluate
 from megaptm.commands.export import export
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.families import VISION
+from megaptm.families.vit.spec import IMAGE, PATCH
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.track import read_metrics

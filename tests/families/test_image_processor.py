@@ -12,7 +12,6 @@ import torch
 import transformers
 from PIL import Image
 
-from megaptm.batch import IMAGE, PATCH
 from megaptm.errors import UserError
 from megaptm.families.vit.image_processor import (
     COMMON_DEFAULTS,
@@ -21,6 +20,7 @@ from megaptm.families.vit.image_processor import (
     PROCESSOR_OF_MODEL,
     read_processor,
 )
+from megaptm.families.vit.spec import IMAGE, PATCH
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.import_run import import_run
 from megaptm.inference.loaded_model import load_model

@@ -4,9 +4,9 @@ import pytest
 import torch
 import transformers
 
-from megaptm.batch import CHANNELS, IMAGE, PATCH
 from megaptm.errors import UserError
 from megaptm.families.vit.resolution import interpolate_positions, resize_position_table
+from megaptm.families.vit.spec import CHANNELS, IMAGE, PATCH
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.import_run import import_run
 from megaptm.inference.loaded_model import load_model

@@ -18,12 +18,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import megaptm
 from megaptm.__main__ import main
-from megaptm.batch import CHANNELS, IGNORED, MASKED_PATCH, PATCH
+from megaptm.batch import IGNORED
 from megaptm.config import load, resolve_model
 from megaptm.data import Loader, open_mix, validation_batches
 from megaptm.errors import UserError
 from megaptm.families.vit import VIT
-from megaptm.families.vit.spec import PatchInput, grid_of, patch_side
+from megaptm.families.vit.spec import CHANNELS, MASKED_PATCH, PATCH, PatchInput, grid_of, patch_side
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.models import Model, build_model, fill
 from megaptm.plan.count import count_parameters, step_flops

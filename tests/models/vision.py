@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from megaptm.batch import CHANNELS, IGNORED, IMAGE, MASKED_PATCH, PATCH
+from megaptm.batch import IGNORED
 from megaptm.families.clip import CLIP
 from megaptm.families.vit import VIT
+from megaptm.families.vit.spec import CHANNELS, IMAGE, MASKED_PATCH, PATCH
 from megaptm.models import Model, build_model, fill
 from megaptm.spec import ModelSpec, Size, change
 from tests.models.own import OwnCase

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from megaptm.batch import IMAGE, MASKED_PATCH, PATCH
 from megaptm.data import Loader, open_mix
 from megaptm.data.shards import Shard
 from megaptm.errors import UserError
@@ -20,6 +19,7 @@ from megaptm.families.vit.pixels import (
     random_crop,
     to_patches,
 )
+from megaptm.families.vit.spec import IMAGE, MASKED_PATCH, PATCH
 from megaptm.objectives import build_objective
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.tokenizers import load as load_tokenizer

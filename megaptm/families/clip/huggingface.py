@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from megaptm.batch import CHANNELS
 from megaptm.families.vit.huggingface import CONVOLUTION, IMAGE_HOOKS
+from megaptm.families.vit.spec import CHANNELS
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.tensor_rules import QKV, VOCABULARY, Form, TensorRule, pair, rules_for_stack
 

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megaptm.batch import IMAGE, PATCH
 from megaptm.console import Console
 from megaptm.data import open_mix
 from megaptm.data.manifest import LABELS
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.families.clip.objectives import TEXT, ImageText, text_input
+from megaptm.families.vit.spec import IMAGE, PATCH
 from megaptm.inference.encode import check_encode_options
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.inference.retrieval import read_batches

@@ -3,10 +3,9 @@ hidden patches if some are predicted."""
 
 from __future__ import annotations
 
-from megaptm.batch import CHANNELS
 from megaptm.bricks import LinearShape
 from megaptm.bricks.inputs import InputBrick
-from megaptm.families.vit.spec import patch_side
+from megaptm.families.vit.spec import CHANNELS, patch_side
 
 
 class PatchBrick(InputBrick):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from megaptm.batch import CHANNELS
 from megaptm.errors import UserError
 from megaptm.families.albert.huggingface import count_labels
 from megaptm.families.vit.image_processor import apply_processor, complete_config, write_processor
 from megaptm.families.vit.resolution import resize_position_table
-from megaptm.families.vit.spec import grid_of, patch_side
+from megaptm.families.vit.spec import CHANNELS, grid_of, patch_side
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.folder import CONFIG
 from megaptm.hub.tensor_rules import QKV, VOCABULARY, Form, TensorRule, pair

@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from megaptm.batch import CHANNELS
 from megaptm.errors import UserError, shown
 from megaptm.families.vit.objectives import ImageLabels, ImageObjective
 from megaptm.families.vit.pixels import RESAMPLINGS
-from megaptm.families.vit.spec import MAX_PIXEL_STATISTIC, Channels, grid_of, patch_side, patches_of
+from megaptm.families.vit.spec import CHANNELS, MAX_PIXEL_STATISTIC, Channels, grid_of, patch_side, patches_of
 from megaptm.hub.folder import REMEDY
 from megaptm.hub.imported_weights import ImportedModel
 from megaptm.objectives import BaseObjective

@@ -8,7 +8,8 @@ import numpy as np
 from rich.text import Text
 
 from data_pipeline.inspection import LABEL_STYLE
-from megaptm.batch import MASKED_PATCH, BatchSpec
+from megaptm.batch import BatchSpec
+from megaptm.families.vit.spec import MASKED_PATCH
 from megaptm.tokenizers import Tokenizer
 
 NOUN = ("images", "image")

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field as Option
 
-from megaptm.batch import CHANNELS, IMAGE, MASKED_PATCH, PATCH, BatchSpec, Field
+from megaptm.batch import BatchSpec, Field
 from megaptm.errors import UserError
 from megaptm.families.vit.pixels import (
     SUFFIXES,
@@ -26,6 +26,7 @@ from megaptm.families.vit.pixels import (
     shrink_box,
     to_patches,
 )
+from megaptm.families.vit.spec import CHANNELS, IMAGE, MASKED_PATCH, PATCH
 from megaptm.objectives.objective import (
     DAMAGED_FILE_REMEDY,
     DocumentSlice,

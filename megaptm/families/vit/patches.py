@@ -7,9 +7,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from megaptm.batch import CHANNELS, MASKED_PATCH
 from megaptm.families.vit.costs import PatchBrick
-from megaptm.families.vit.spec import PatchInput
+from megaptm.families.vit.spec import CHANNELS, MASKED_PATCH, PatchInput
 from megaptm.layers.split import Embedding, Linear
 from megaptm.spec import ModelSpec
 

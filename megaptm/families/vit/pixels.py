@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from megaptm.batch import CHANNELS
 from megaptm.errors import UserError
+from megaptm.families.vit.spec import CHANNELS
 
 if TYPE_CHECKING:
     from PIL.Image import Image

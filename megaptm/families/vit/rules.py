@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from megaptm.batch import CHANNELS
 from megaptm.config.family_rules import FamilyRules
 from megaptm.config.schema import Config
 from megaptm.families.vit.objectives import ImageObjective
-from megaptm.families.vit.spec import PatchInput, grid_of, patch_side
+from megaptm.families.vit.spec import CHANNELS, PatchInput, grid_of, patch_side
 from megaptm.objectives.composed import tasks_of
 from megaptm.spec import ModelSpec
 

@@ -11,6 +11,11 @@ from megaptm.spec import Family, InputSpec, ModelSpec
 
 Channels = tuple[float, float, float]
 """A value for red, green and blue."""
+IMAGE, PATCH, MASKED_PATCH = range(3)
+"""Values of the batch field `tokens` in an image sequence: the whole image (first position), a patch, a masked
+patch."""
+CHANNELS = 3
+"""Number of color channels of a pixel: red, green, blue."""
 MAX_PIXEL_STATISTIC = 1e6
 """Largest absolute mean and standard deviation of pixels; the smallest standard deviation is 1 over this."""
 
@@ -18,7 +23,11 @@ MAX_PIXEL_STATISTIC = 1e6
 @dataclass(frozen=True, kw_only=True)
 class PatchInput(InputSpec):
     """Linear projection of image patches after a class token. With tokens, the first stack reads images and the others
-    read text (CLIP)."""
+    read text (CLIP).
+
+    The batch field `patches`, uint8 [S - 1, channels x pixels], holds the pixels of the patches, in row-major order.
+    Within a patch the channels follow each other: all red values row by row, then green, then blue.
+    """
 
     name = "patch"
     costs = "megaptm.families.vit.costs:PatchBrick"
