@@ -53,12 +53,7 @@ def build_engine(
             raise UserError(f"{spec.name} needs numba: install it with `pip install 'megaptm[words]'`.") from None
     from megaptm.parallel.build import build_engine as build_parallel_engine
 
-<<<<<<< HEAD
     hooks = [build(config, rank_env) for build in contributions("hook", "build_hook")]
-=======
-    distillation = None if config.distill is None else resolve_distillation(config)
-    teacher = _teacher_reader(config, rank_env)
->>>>>>> origin/main
     return build_parallel_engine(
         spec,
         config.layout,
@@ -75,17 +70,6 @@ def build_engine(
     )
 
 
-<<<<<<< HEAD
-=======
-def _teacher_reader(config: Config, rank_env: RankEnvironment) -> TensorReader | None:
-    if config.distill is None:
-        return None
-    from megaptm.run.teacher import needs_weights, teacher_run
-
-    return verified_reader(teacher_run(config), rank_env) if needs_weights(config) else None
-
-
->>>>>>> origin/main
 def _open_initializer(
     config: Config, corpora: RunCorpora, rank_env: RankEnvironment
 ) -> Callable[[], Initializer] | None:

@@ -21,17 +21,10 @@ def bases(folder: str) -> set[str]:
 
 def dependents(folder: str) -> set[str]:
     """Return the families that import a family, directly or through others."""
-<<<<<<< HEAD
-    folders: set[str] = set()
-    while more := {name for name in FOLDERS if bases(name) & {folder, *folders}} - folders:
-        folders |= more
-    return folders
-=======
     importers: set[str] = set()
     while more := {name for name in FOLDERS if bases(name) & {folder, *importers}} - importers:
         importers |= more
     return importers
->>>>>>> origin/main
 
 
 def copy_without(folders: set[str], target: Path) -> Path:

@@ -54,16 +54,12 @@ def run_in(copy: Path, *arguments: str) -> None:
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
 
 
-<<<<<<< HEAD
 def check_without(deleted: set[str], folder: Path) -> None:
     """Load the registries and build the remaining models in a copy without these families."""
     run_in(copy_without(deleted, folder), "-c", BUILD, *remaining_configs(deleted))
 
 
-def test_core_builds_without_other_families(tmp_path: Path) -> None:
-=======
 def test_core_works_with_three_families(tmp_path: Path) -> None:
->>>>>>> origin/main
     """All but GPT, BERT and T5 are deleted at once."""
     check_without({*FOLDERS} - CORE_FAMILIES, tmp_path)
 

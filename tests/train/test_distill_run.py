@@ -41,18 +41,11 @@ def test_student_resumes_with_the_same_teacher_checkpoint(
     megaptm("train", str(teacher), "train.steps=4")
     megaptm("train", str(tmp_path / "run"), "layout.data=1")
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
-<<<<<<< HEAD
-    said = distill_section(load(tmp_path / "run/config.yaml"))
-    assert said is not None
-    assert (said.step, said.model["layers"]) == (2, 2)
-    for record in (one for one in read_metrics(tmp_path / "whole") if "loss/mlm" in one):
-=======
-    resolved = load(tmp_path / "run/config.yaml").distill
+    resolved = distill_section(load(tmp_path / "run/config.yaml"))
     assert resolved is not None
     assert resolved.step == 2
     assert resolved.model["layers"] == 2
     for record in (record for record in read_metrics(tmp_path / "whole") if "loss/mlm" in record):
->>>>>>> origin/main
         parts = [record[f"loss/{name}"] for name in ("mlm", "distill-logits", "distill-cosine")]
         assert record["loss"] == pytest.approx(2 * parts[0] + 5 * parts[1] + parts[2], rel=1e-5)
     weights = open_checkpoint(tmp_path / "whole").weights()
