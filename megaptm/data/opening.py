@@ -15,15 +15,15 @@ from megaptm.data.lane_order import BothEndsOrder, LaneOrder
 from megaptm.data.manifest import LABELS
 from megaptm.data.mix import Mix, MixSource
 from megaptm.data.order import WINDOW, Order, check_annotations
-from megaptm.data.retrieved import RetrievedDocuments
 from megaptm.data.sentence_group_order import SentenceGroupOrder
 from megaptm.data.shards import Corpus, Verify
-from megaptm.data.stream_order import DocumentOrder, StreamOrder
+from megaptm.data.stream_order import DocumentOrder, Retrieval, StreamOrder
 from megaptm.errors import UserError
 from megaptm.objectives import Task, build_objective
 from megaptm.objectives.composed import tasks_of
 from megaptm.objectives.objective import GROUP_UNITS, BaseObjective, Objective, SampleObjective
 from megaptm.objectives.vocabulary import SpecialTokens
+from megaptm.plugins import load_plugin
 from megaptm.storage import Cache
 
 
@@ -208,7 +208,7 @@ def _order(
     options: Mapping[str, Any],
     *,
     lanes: int,
-    retrieved: RetrievedDocuments | None,
+    retrieved: Retrieval | None,
 ) -> Order:
     num_labels = len(corpus.manifest.made_from.get("tables", {}).get("labels", ()))
     if "labels" in task.annotations and num_labels > task.num_labels:
@@ -254,10 +254,11 @@ def _order(
 
 def _retrieved(
     task: BaseObjective, corpus: Corpus, split: str, verify: Verify, cache: Cache | None, corpora: Sequence[Corpus]
-) -> RetrievedDocuments | None:
+) -> Retrieval | None:
     if not isinstance(task, Objective) or task.neighbors is None:
         return None
-    return RetrievedDocuments(
+    reader: type[Retrieval] = load_plugin(task.neighbors.reader, "neighbors.reader", "class")
+    return reader(
         task.neighbors,
         corpus,
         split,

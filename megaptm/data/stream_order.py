@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from megaptm.data.order import Order, Window
-from megaptm.data.retrieved import RetrievedDocuments
 from megaptm.data.shards import TOKENS, Corpus, Shard
 from megaptm.errors import UserError
 from megaptm.objectives.objective import DocumentSlice, SequenceWindow
+
+
+class Retrieval(Protocol):
+    """Retrieved neighbors of the documents of a split."""
+
+    def sample(self, document: int, rng: np.random.Generator) -> Iterator[DocumentSlice]:
+        """Sample documents that were retrieved for `document`, each with its kind."""
+        ...
 
 
 class StreamOrder(Order):
@@ -81,7 +88,7 @@ class DocumentOrder(StreamOrder):
         split: str,
         *,
         random_segment_prob: float = 0.0,
-        retrieved: RetrievedDocuments | None = None,
+        retrieved: Retrieval | None = None,
         **options: Any,
     ):
         self.random_segment_prob, self.retrieved = random_segment_prob, retrieved

@@ -84,22 +84,20 @@ class DocumentSlice:
     location: str = ""
     """Shard and document index of those files, for error messages."""
     retrieved: str = ""
-    """Kind of retrieved neighbor (`RETRIEVED`), if the document was added as one."""
-
-
-RETRIEVED = ("images", "texts", "captions")
-"""Kinds of retrieved neighbors: images of the same content, texts on the same topic, and captions of other images on
-almost the same topic."""
+    """Kind of retrieved neighbor, if the document was added as one."""
 
 
 @dataclass(frozen=True)
 class Neighbors:
     """Retrieved documents that are added to a sample."""
 
+    reader: str
+    """Class that reads the file, `package.module:NAME`, with the method `data.stream_order.Retrieval.sample`:
+    `families/uniter/retrieved.py` has one."""
     file: str
-    """File of the retrieved neighbors (`data.retrieved`)."""
+    """File of the retrieved neighbors."""
     max_numbers: Mapping[str, int]
-    """Kind in `RETRIEVED` -> maximum number of documents."""
+    """Kind of neighbor -> maximum number of documents."""
 
 
 @dataclass(frozen=True)

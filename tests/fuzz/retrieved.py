@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save, save_file
 
-from megaptm.data.retrieved import METADATA
 from megaptm.data.shards import Corpus
 from megaptm.families.uniter.corpus.region_shapes import DETECTOR
 from megaptm.families.uniter.corpus.retrieve import RetrievalOptions, retrieve
+from megaptm.families.uniter.retrieved import METADATA
 from tests.fuzz.mutations import NUMBERS, Random, change_bytes, change_tree
 from tests.fuzz.target import Command
 
@@ -67,7 +67,7 @@ def _mutate_tables(tables: dict[str, np.ndarray], rng: Random) -> dict[str, np.n
 def read_retrieved(folder: Path) -> Any:
     """Return digests of samples of the contrast and of image-text matching."""
     from megaptm.data import open_mix
-    from megaptm.data.retrieved import load_retrieved
+    from megaptm.families.uniter.retrieved import load_retrieved
     from megaptm.run.corpora import load_corpus_tokenizer
     from megaptm.storage import Cache, RetryPolicy
     from tests.fuzz.image_targets import digest_of

@@ -20,7 +20,6 @@ from safetensors.numpy import load_file, save, save_file
 
 from megaptm.batch import IGNORED
 from megaptm.data import open_mix
-from megaptm.data.retrieved import METADATA, load_retrieved
 from megaptm.data.shards import Corpus, ShardWriter, write_manifest
 from megaptm.errors import UserError
 from megaptm.families.uniter.corpus.region_shapes import COLORS, DETECTOR, SHAPES
@@ -31,8 +30,10 @@ from megaptm.families.uniter.corpus.retrieve import (
     retrieve,
     retrieved,
 )
+from megaptm.families.uniter.objectives import RETRIEVED
 from megaptm.families.uniter.region_files import Regions
-from megaptm.objectives.objective import RETRIEVED, DocumentSlice
+from megaptm.families.uniter.retrieved import METADATA, load_retrieved
+from megaptm.objectives.objective import DocumentSlice
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data.corpora import tiny_corpus

@@ -18,8 +18,9 @@ from megaptm.families.unimo.heads import MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
 from megaptm.families.unimo.meanings import REMEDY, load_meanings
 from megaptm.families.unimo.rewriting import join_words
 from megaptm.families.unimo.unified import UnifiedObjective
+from megaptm.families.uniter.objectives import RETRIEVAL_READER, RETRIEVED
 from megaptm.families.uniter.region_files import Regions
-from megaptm.objectives.objective import RETRIEVED, DocumentSlice, Neighbors, Piece, Sample, SampleContext, pad_pieces
+from megaptm.objectives.objective import DocumentSlice, Neighbors, Piece, Sample, SampleContext, pad_pieces
 from megaptm.objectives.vocabulary import SpecialTokens
 
 OtherTexts = Annotated[int, Option(ge=0, le=MAX_COMPARED_TEXTS - 1)]
@@ -82,7 +83,7 @@ class CrossModalContrast(UnifiedObjective):
         if self.retrieved is None:
             return None
         numbers = (self.max_retrieved_images, self.max_retrieved_texts, self.max_retrieved_captions)
-        return Neighbors(self.retrieved, dict(zip(RETRIEVED, numbers, strict=True)))
+        return Neighbors(RETRIEVAL_READER, self.retrieved, dict(zip(RETRIEVED, numbers, strict=True)))
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)

@@ -39,6 +39,11 @@ from megaptm.objectives.objective import (
 from megaptm.objectives.show_ask import REPLACEMENT_STRATEGIES, check_shares, masked_tokens_in_order
 from megaptm.objectives.vocabulary import SpecialTokens
 
+RETRIEVED = ("images", "texts", "captions")
+"""Kinds of retrieved neighbors: images of the same content, texts on the same topic, and captions of other images on
+almost the same topic."""
+RETRIEVAL_READER = "megaptm.families.uniter.retrieved:RetrievedDocuments"
+"""Reader of files of neighbors (`Neighbors.reader`)."""
 RegionNumber = Annotated[int, Option(ge=1, le=1 << 14)]
 """Option: number of regions, or of detector outputs per region."""
 
@@ -294,7 +299,7 @@ class ImageTextMatching(RegionObjective):
 
     @property
     def neighbors(self) -> Neighbors | None:  # type: ignore[override]
-        return None if self.retrieved is None else Neighbors(self.retrieved, {"images": 1})
+        return None if self.retrieved is None else Neighbors(RETRIEVAL_READER, self.retrieved, {"images": 1})
 
     @property
     def single_pair(self) -> Self:

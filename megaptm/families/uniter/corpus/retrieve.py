@@ -19,11 +19,11 @@ from safetensors.numpy import load_file, save_file
 
 from data_pipeline.commands import output_file
 from megaptm.console import Console
-from megaptm.data.retrieved import RetrievedCorpus, RetrievedHeader, write_retrieved
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
+from megaptm.families.uniter.objectives import RETRIEVED
 from megaptm.families.uniter.region_files import SUFFIX, RegionError, Regions, read_regions
-from megaptm.objectives.objective import RETRIEVED
+from megaptm.families.uniter.retrieved import RetrievedCorpus, RetrievedHeader, write_retrieved
 from megaptm.storage import AtomicFile, is_remote, write_atomically
 
 QUERIES_AT_ONCE = 128

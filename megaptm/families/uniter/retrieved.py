@@ -23,8 +23,9 @@ from megaptm.data.manifest import NoCorpusError
 from megaptm.data.order import OpenShards
 from megaptm.data.shards import Corpus, Verify
 from megaptm.errors import UserError
+from megaptm.families.uniter.objectives import RETRIEVED
 from megaptm.objectives.named_file import read_named_file
-from megaptm.objectives.objective import RETRIEVED, DocumentSlice, Neighbors
+from megaptm.objectives.objective import DocumentSlice, Neighbors
 from megaptm.storage import AtomicFile, Cache
 
 METADATA = "retrieved"
