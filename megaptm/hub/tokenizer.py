@@ -45,30 +45,64 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         except Exception as error:
             why = in_brief(error)
             raise UserError(f"{folder} has a tokenizer that cannot be read ({why}): add its tokenizer.json.") from None
-        return _with_sentencepiece_table(load_tokenizer(converted), folder)
+        return _as_sentencepiece(load_tokenizer(converted), folder)
 
 
-def _with_sentencepiece_table(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
-    """Return the tokenizer with the normalization table of the folder's SentencePiece model, which transformers does
-    not convert for DeBERTa v2 and v3 and BigBird."""
+def _as_sentencepiece(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
+    """Return the tokenizer with what transformers does not convert from the folder's SentencePiece model: the
+    normalization table of DeBERTa v2 and v3 and BigBird, bytes for rare characters (mT5), and symbols of the user
+    (ALBERT, XLNet), which it makes tokens that end a word.
+
+    Raises `UserError` for a model that transformers converts to other ids.
+    """
     file = next((folder / name for name in SLOW_FILES if name.endswith(".model") and (folder / name).is_file()), None)
-    parts = flatten(collapse_precompiled(tokenizer.content.get("normalizer")))
-    if tokenizer.kind != "unigram" or file is None or any(part["type"] == "Precompiled" for part in parts):
+    if tokenizer.kind != "unigram" or file is None:
         return tokenizer
     from sentencepiece import sentencepiece_model_pb2
 
-    spec = sentencepiece_model_pb2.ModelProto.FromString(  # type: ignore[attr-defined]  # generated
+    model = sentencepiece_model_pb2.ModelProto.FromString(  # type: ignore[attr-defined]  # generated
         file.read_bytes()
-    ).normalizer_spec
-    # A model trained with the rule `identity` has no table.
-    table = [make_precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
-    folds = [part for part in parts if part["type"] == "Lowercase"]
-    spaces = [
-        {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
-        {"type": "Strip", "strip_left": True, "strip_right": True},
+    )
+    parts = flatten(collapse_precompiled(tokenizer.content.get("normalizer")))
+    table = model.normalizer_spec.precompiled_charsmap
+    _reject_sentencepiece_options(model, file, has_folds=not table and any(part["type"] == "NFKD" for part in parts))
+    content = dict(tokenizer.content)
+    if not any(part["type"] == "Precompiled" for part in parts):
+        folds = [part for part in parts if part["type"] == "Lowercase"]
+        spaces = [
+            {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
+            {"type": "Strip", "strip_left": True, "strip_right": True},
+        ]
+        # A model trained with the rule `identity` has no table.
+        tables = [make_precompiled(table)] if table else []
+        content["normalizer"] = {"type": "Sequence", "normalizers": [*folds, *tables, *spaces]}
+    if model.trainer_spec.byte_fallback:
+        content["model"] = {**content["model"], "byte_fallback": True}
+        decoders = [{"type": "ByteFallback"}, content["decoder"]]
+        content["decoder"] = {"type": "Sequence", "decoders": decoders}
+    symbols = {piece.piece for piece in model.pieces if piece.type == piece.USER_DEFINED}
+    content["added_tokens"] = [
+        token for token in content["added_tokens"] if token["special"] or token["content"] not in symbols
     ]
-    normalizer = {"type": "Sequence", "normalizers": [*folds, *table, *spaces]}
-    return Tokenizer({**tokenizer.content, "normalizer": normalizer}, tokenizer.config)
+    return Tokenizer(content, tokenizer.config)
+
+
+def _reject_sentencepiece_options(model: Any, file: Path, *, has_folds: bool) -> None:
+    """Raise `UserError` for options of a SentencePiece model that tokenizer.json cannot have here."""
+    trainer, normalizer = model.trainer_spec, model.normalizer_spec
+    unsupported = {
+        f"model_type is {trainer.ModelType.Name(trainer.model_type)}": trainer.model_type
+        not in (trainer.UNIGRAM, trainer.CHAR),
+        "treat_whitespace_as_suffix is true": trainer.treat_whitespace_as_suffix,
+        "add_dummy_prefix is false": not normalizer.add_dummy_prefix,
+        "remove_extra_whitespaces is false": not normalizer.remove_extra_whitespaces,
+        "escape_whitespaces is false": not normalizer.escape_whitespaces,
+        "normalization_rule_name is identity": has_folds,
+    }
+    if reasons := [reason for reason, applies in unsupported.items() if applies]:
+        raise UserError(
+            f"{file}: {', '.join(reasons)}; such a tokenizer would be converted to other ids: add its tokenizer.json."
+        )
 
 
 def export_tokenizer(tokenizer: Tokenizer, spec: ModelSpec, *, objective: BaseObjective, sequence: int) -> Tokenizer:

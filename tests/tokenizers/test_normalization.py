@@ -280,6 +280,59 @@ def test_sentencepiece_model_without_table_is_read(tmp_path):
         assert tokenizer.encode(text).tolist() == reference.encode(text)
 
 
+SYMBOLS = [".", "(", ")", '"', "-", "€"]
+"""User-defined symbols as in the models of ALBERT and XLNet."""
+
+
+def write_sentencepiece_model(folder, family, **options):
+    """Train a SentencePiece model in a folder without tokenizer.json; return its processor."""
+    name = "spm" if family == "deberta-v2" else "spiece"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([*SENTENCES, *map(fold_as_albert, SENTENCES)]),
+        model_prefix=str(folder / name),
+        vocab_size=700,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **{**FAMILIES[family], **options},
+    )
+    (folder / "config.json").write_text(json.dumps({"model_type": family}))
+    return sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{name}.model"))
+
+
+def test_byte_fallback_of_sentencepiece_model_is_read(tmp_path):
+    """mT5 spells rare characters in bytes; transformers makes them unknown."""
+    reference = write_sentencepiece_model(tmp_path, "t5", byte_fallback=True)
+    tokenizer = read_tokenizer(tmp_path)
+    text = "a \ua66e\ua66e b \u9fa5."
+    assert tokenizer.encode(text).tolist() == reference.encode(text)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("family", ["albert", "xlnet"])
+def test_symbols_of_sentencepiece_model_do_not_end_words(family, tmp_path):
+    """transformers converts "3.14 (pi)" to other ids: "▁3", ".", "▁14", "(", "▁pi"."""
+    reference = write_sentencepiece_model(tmp_path, family, user_defined_symbols=SYMBOLS)
+    tokenizer = read_tokenizer(tmp_path)
+    for text in ("it costs 3.14 (or 5) - in all.", 'he: "is it 10€?" no.'):
+        assert tokenizer.encode(text).tolist() == reference.encode(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"model_type": "bpe"}, "model_type is BPE"),
+        ({"add_dummy_prefix": False}, "add_dummy_prefix is false"),
+        ({"remove_extra_whitespaces": False}, "remove_extra_whitespaces is false"),
+        ({"treat_whitespace_as_suffix": True}, "treat_whitespace_as_suffix is true"),
+        ({"normalization_rule_name": "identity"}, "normalization_rule_name is identity"),
+    ],
+)
+def test_sentencepiece_options_are_rejected(options, reason, tmp_path):
+    write_sentencepiece_model(tmp_path, "albert", **options)
+    with pytest.raises(UserError, match=f"{reason}; such a tokenizer"):
+        read_tokenizer(tmp_path)
+
+
 def encode_table(units: list[int]) -> str:
     table = np.array(units, dtype="<u4").tobytes()
     return base64.b64encode(struct.pack("<I", len(table)) + table + b"\0").decode()

@@ -8,6 +8,7 @@ page are hidden. Any other page is parsed unchanged.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 MAX_REREAD = 4 << 20
 """Characters. Rereading this many takes about a second."""
@@ -18,9 +19,11 @@ UNHIDDEN = str.maketrans("\x0e\x0f\x10\x11", SIGNS)
 """Replacements of hidden characters, which XML cannot contain -> the original characters."""
 
 TOKEN = re.compile(
-    r"<!--.*?-->|<nowiki>.*?</nowiki>|\{\{|\}\}|\[\[|\]\]|\{\||\|\}|\[|\]|<(?P<end>/?)(?P<tag>[a-z]+)[^<>]*?(?P<single>/?)>|<",
-    re.IGNORECASE | re.DOTALL,
+    r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|\[|\]|<(?P<end>/?)(?P<tag>[a-z]++)[^<>]*?(?P<single>/?)>|<(?:!--)?",
+    re.IGNORECASE,
 )
+LITERAL_ENDS = {"<!--": re.compile("-->"), "<nowiki>": re.compile("</nowiki>", re.IGNORECASE)}
+"""Opening of text without markup -> its end."""
 CLOSES = {"}}": "{{", "]]": "[[", "|}": "{|", "]": "["}
 VOID = frozenset({"br", "hr", "wbr", "meta", "link", "img", "li", "dt", "dd", "td", "th", "tr"})
 """Tags without an end tag."""
@@ -44,13 +47,11 @@ def _unclosed(markup: str) -> list[tuple[int, int]]:
     unclosed: list[tuple[int, int]] = []
     num_open: dict[str, int] = {}
     """Opening -> number that are currently open."""
-    for match in TOKEN.finditer(markup):
+    for match in _tokens(markup):
         token, tag = match[0], (match["tag"] or "").lower()
-        if len(token) > 2 and not tag:
-            continue  # a comment or nowiki
         closed = f"<{tag}" if match["end"] else CLOSES.get(token)
         if closed is None:
-            if token == "<" or token.count('"') % 2:  # an attribute's quote is not closed
+            if token in ("<", "<!--") or token.count('"') % 2:  # an attribute's quote is not closed
                 unclosed.append(match.span())
             elif not tag or not (match["single"] or tag in VOID):
                 opening = f"<{tag}" if tag else token
@@ -65,3 +66,18 @@ def _unclosed(markup: str) -> list[tuple[int, int]]:
                 unclosed.append((start, stop))
     unclosed += [(start, stop) for _, start, stop in opened]
     return sorted(unclosed)
+
+
+def _tokens(markup: str) -> Iterator[re.Match[str]]:
+    """Yield the openings and ends of markup, without those in comments and `<nowiki>`."""
+    position, absent = 0, set()
+    """`absent`: openings without an end after this position, so that each end is searched only once in vain."""
+    while match := TOKEN.search(markup, position):
+        position = match.end()
+        opening = match[0].lower()
+        if opening in LITERAL_ENDS and opening not in absent:
+            if end := LITERAL_ENDS[opening].search(markup, position):
+                position = end.end()
+                continue
+            absent.add(opening)
+        yield match

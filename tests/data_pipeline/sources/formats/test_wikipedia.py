@@ -1,5 +1,6 @@
 import bz2
 import re
+import time
 import tracemalloc
 from xml.sax.saxutils import escape
 
@@ -85,6 +86,14 @@ ALL = ("headers", "lists", "tables")
 )
 def test_unclosed_markup_is_removed(markup, text):
     assert text_of_markup(markup, ALL, PREFIXES) == text
+
+
+@pytest.mark.parametrize("opening", ["<!-- ", "<nowiki>", "<" + "a" * 100_000])
+def test_unclosed_openings_take_linear_time(opening):
+    """The pages of one opening took minutes: each opening was searched for its end."""
+    before = time.process_time()
+    without_unclosed(opening * (400_000 // len(opening)))
+    assert time.process_time() - before < 5
 
 
 def test_unclosed_table_cells_can_be_retained():
