@@ -55,7 +55,7 @@ def apply_time_limit(seconds: float, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def time_limit(purpose: str, *texts: str) -> Iterator[None]:
-    """Raise `TookTooLong` if processing these texts exceeds the limit of `limiting`, or did so before."""
+    """Raise `TimeLimitError` if processing these texts exceeds the limit of `apply_time_limit`, or did so before."""
     if _Limit.seconds is None:
         yield
         return

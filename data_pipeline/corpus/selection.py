@@ -100,8 +100,8 @@ def select(
 ) -> Selection:
     """Select at most `limit_bytes` of the remaining documents, and a share of them for validation.
 
-    The default share is `HELD`, but at least `MIN_HELD` bytes or `MAX_HELD` of all text. Training always gets a
-    document, and validation too if there are two.
+    The default share is `VALIDATION_SHARE`, but at least `MIN_VALIDATION_BYTES` or `MAX_VALIDATION_SHARE` of all text.
+    Training always gets a document, and validation too if there are two.
     """
     below = HASH_LIMIT if limit_bytes is None else max_bound(lambda: _hashes_and_sizes(parts, stays), limit_bytes)
     salt = np.frombuffer(hashlib.blake2b(f"split {seed}".encode(), digest_size=8).digest(), dtype="<u8")[0]

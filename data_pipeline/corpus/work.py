@@ -129,7 +129,7 @@ def _store_result(result: Any, function: Callable, folder: Path, name: str, path
 
 
 def _load_result(function: Callable, folder: Path, name: str) -> Any:
-    """Return a stored result; raise `FileNotFoundError` if there is none, and `_Damaged` if files have changed."""
+    """Return a stored result; raise `FileNotFoundError` if there is none, `_DamagedFilesError` if files changed."""
     try:
         content = (folder / name).read_bytes()
     except FileNotFoundError:

@@ -210,7 +210,7 @@ def checkpoint_id(run: OtherRun) -> str:
 def refuse_other_teacher(checkpoint: Checkpoint, teacher: str | None) -> None:
     """Raise `UserError` if the student's teacher has changed. An imported student has no teacher yet.
 
-    With cached logits, identifiers end with their settings (`OF_LOGITS`), because these change the loss. Older
+    With cached logits, identifiers end with their settings (`LOGITS_SEPARATOR`), because these change the loss. Older
     checkpoints lack the settings.
     """
     (before, _, settings_before), (now, _, settings_now) = (

@@ -113,7 +113,7 @@ class MaskedLM(Objective):
     """Masked language modeling on packed documents, each `cls` text `sep`."""
 
     hide: str = "tokens"
-    """Masking strategy: a key of `hide.HIDES`, or a custom function, package.module:NAME."""
+    """Masking strategy: a key of `hide.MASKING_STRATEGIES`, or a custom function, package.module:NAME."""
     rate: Rate = MASKING_RATE
     """Masking rate: share of tokens that are masked and predicted."""
     units: Literal["tokens", "words", "phrases", "entities"] = "words"
@@ -122,7 +122,8 @@ class MaskedLM(Objective):
     length_weights: Annotated[tuple[Weight, ...], Field(min_length=1)] = ()
     """Relative frequencies of 1, 2 ... words masked together, for n-grams and spans. Empty: as in the paper."""
     show: str = "tokens"
-    """Replacement of masked tokens: a key of `show_ask.SHOWS`, or a custom function, package.module:NAME."""
+    """Replacement of masked tokens: a key of `show_ask.REPLACEMENT_STRATEGIES`, or a custom function,
+    package.module:NAME."""
     mask_token_prob: Share = 0.8
     """Probability that a masked token is replaced by the mask token, or by a similar word."""
     random_token_prob: Share = 0.1
@@ -292,7 +293,7 @@ def _accepted_arguments(function: Callable[..., Any], arguments: Mapping[str, An
 
 
 def window_of_documents(sequence: int, document_mask: bool) -> SequenceWindow:
-    """Return the window of sequences whose documents are enclosed by `cls` and `sep`, as `laid_out` does."""
+    """Return the window of sequences whose documents are enclosed by `cls` and `sep`, as `enclose_documents` does."""
     # Documents may be cut anywhere, so only the ends of a sequence may need a cls or sep without a slot: hence - 2.
     # Without a document mask the sequence is one document with sep between neighbors (RoBERTa's FULL-SENTENCES).
     return SequenceWindow(stride=sequence - 2, slots=2 if document_mask else 1)

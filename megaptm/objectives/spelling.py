@@ -16,7 +16,7 @@ TEXT_START, TEXT_END, WORD_START, WORD_END, NO_CHARACTER = range(NUM_CHARACTERS 
 
 def character_ids(words: Iterable[str], marks: Mapping[str, int] | None = None) -> np.ndarray:
     """Return character ids of words, int16 [V, C]: UTF-8 bytes between two marks. `marks`: words that are a single
-    character id (`TEXT_BEGINS`, `TEXT_ENDS`)."""
+    character id (`TEXT_START`, `TEXT_END`)."""
     words, marks = list(words), marks or {}
     table = np.full((len(words), MAX_WORD_LENGTH), NO_CHARACTER, dtype=np.int16)
     table[:, 0] = WORD_START
