@@ -15,7 +15,7 @@ NAME = re.compile(r"megaptm\.families\.([a-z0-9_]+)")
 
 def bases(folder: str) -> set[str]:
     """Return the families that the folder of a family imports."""
-    files = (ROOT / "megaptm/families" / folder).glob("*.py")
+    files = (ROOT / "megaptm/families" / folder).rglob("*.py")
     return {name for file in files for name in NAME.findall(file.read_text(encoding="utf-8"))} & {*FOLDERS} - {folder}
 
 
@@ -28,8 +28,9 @@ def dependents(folder: str) -> set[str]:
 
 
 def copy_without(folders: set[str], target: Path) -> Path:
-    """Copy the package to `target`, without the folders of these families and their lines in the registry."""
+    """Copy both packages to `target`, without the folders of these families and their lines in the registry."""
     copy = _copy_folder("megaptm", target)
+    _copy_folder("data_pipeline", target)
     for name in ("configs", "slurm"):  # links of the package lead here
         (target / name).symlink_to(ROOT / name)
     registry = copy / "families/registry.py"
@@ -55,7 +56,7 @@ def copy_without_extensions(target: Path) -> Path:
 
 def add_tests(target: Path) -> None:
     """Add what the tests need to a copy. Tests refer to the checkout that they are in, so they are no link."""
-    for name in ("tests", "benchmarks", "data_pipeline"):
+    for name in ("tests", "benchmarks"):
         _copy_folder(name, target)
     for path in ROOT.iterdir():
         if not path.name.startswith(".") and not (target / path.name).exists():

@@ -21,13 +21,20 @@ CORE_FAMILIES = {"gpt", "bert", "t5"}
 
 BUILD = """
 import sys
+from pathlib import Path
 import torch
+from data_pipeline.commands import build
+from data_pipeline.inspection import inspect_corpus
 from megaptm.bricks import HEADS
 from megaptm.config import load, resolve_model
+from megaptm.console import Console
 from megaptm.hub.counterparts import COUNTERPARTS
 from megaptm.models import build_model
 from megaptm.objectives import OBJECTIVES
 assert HEADS and OBJECTIVES and COUNTERPARTS
+Path("text.txt").write_text("Some words. " * 50)
+build(["text.txt", "out=corpus", "workers=0", "tokenizer.vocabulary=270"], console=Console(quiet=True))
+inspect_corpus("corpus", Console(quiet=True), objective=None, split="train", count=1, sequence=8)
 for path in sys.argv[1:]:
     with torch.device("meta"):
         build_model(resolve_model(load(path)))
@@ -55,7 +62,7 @@ def run_in(copy: Path, *arguments: str) -> None:
 
 
 def check_without(deleted: set[str], folder: Path) -> None:
-    """Load the registries and build the remaining models in a copy without these families."""
+    """Load the registries, and build a corpus and the remaining models in a copy without these families."""
     run_in(copy_without(deleted, folder), "-c", BUILD, *remaining_configs(deleted))
 
 
