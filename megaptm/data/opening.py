@@ -257,7 +257,7 @@ def _retrieved(
 ) -> Retrieval | None:
     if not isinstance(task, Objective) or task.neighbors is None:
         return None
-    reader: type[Retrieval] = load_plugin(task.neighbors.reader, "neighbors.reader", "class")
+    reader: Callable[..., Retrieval] = load_plugin(task.neighbors.reader, "neighbors.reader", "class")
     return reader(
         task.neighbors,
         corpus,
