@@ -31,6 +31,7 @@ from megaptm.credentials import refuse_credentials_in_words
 from megaptm.errors import (
     EXIT_INTERRUPTED,
     UserError,
+    require_address_space,
     resource_errors_as_user_errors,
     storage_errors_as_user_errors,
 )
@@ -55,6 +56,7 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
+            require_address_space()
             with resource_errors_as_user_errors(), storage_errors_as_user_errors("the output"):
                 return super().invoke(ctx)
         except UserError as error:

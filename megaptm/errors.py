@@ -130,6 +130,8 @@ def must_be(details: Mapping[str, Any]) -> str:
     return f"{message}; did you mean {meant}?" if meant else f"{message}."
 
 
+MIN_ADDRESS_SPACE = 3 << 29
+"""Bytes: 1.5 GiB. Below, torch and tokenizers abort while they are loaded or train."""
 FILES_LIMIT = re.compile("too many open files", re.IGNORECASE)
 THREADS_LIMIT = re.compile("resource temporarily unavailable|can't start new thread|pthread_create", re.IGNORECASE)
 MEMORY_LIMIT = re.compile(
@@ -149,6 +151,16 @@ def resource_errors_as_user_errors() -> Iterator[None]:
         if (sentence := resource_limit_message(error)) is None:
             raise
         raise UserError(sentence) from error
+
+
+def require_address_space() -> None:
+    """Raise `UserError` if a limit leaves less than compiled libraries need: they abort, and nothing could be said."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < MIN_ADDRESS_SPACE:
+        raise UserError(
+            f"this process may use only {limit / 2**20:,.0f} MiB of address space: raise the limit to "
+            f"{MIN_ADDRESS_SPACE / 2**20:,.0f} MiB or more (`ulimit -v {MIN_ADDRESS_SPACE >> 10}`, in KiB)."
+        )
 
 
 def resource_limit_message(error: BaseException) -> str | None:

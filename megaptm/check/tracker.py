@@ -17,7 +17,7 @@ from megaptm.credentials import in_brief
 from megaptm.errors import UserError
 from megaptm.storage.retry import run_with_deadline
 from megaptm.track import default_uri
-from megaptm.track.uri import database_path, is_server, refuse_foreign_server
+from megaptm.track.uri import database_path, is_server, refuse_foreign_server, refuse_other_scheme
 
 ANSWER_SECONDS = 5.0
 TOPIC = "tracker"
@@ -33,14 +33,13 @@ def check_tracker(case: Case) -> Iterator[Finding]:
     if find_spec("mlflow") is None:
         raise UserError(f"MLflow is not installed: pip install mlflow, {OR_DISABLE}")
     uri = track.uri or default_uri(Path(case.config.run))
+    refuse_other_scheme(uri)
     if is_server(uri):
         refuse_foreign_server(uri)
         case.tell(f"asking {uri}")
         yield _check_server(uri, track.experiment)
     elif path := database_path(uri):
         yield _check_database(uri, path)
-    elif "://" not in uri or uri.startswith("file:"):
-        yield _check_files(uri)
     else:
         yield Finding(TOPIC, "unknown", f"track.uri ({uri}) is not checked: only http, https and sqlite are.")
 
@@ -108,11 +107,3 @@ def _check_database(uri: str, path: Path) -> Finding:
         why = getattr(error, "strerror", None) or str(error)
         raise UserError(f"track.uri ({uri}) cannot be written ({why}): correct the path, {OR_DISABLE}") from None
     return Finding(TOPIC, "ok", f"{path} can be written.")
-
-
-def _check_files(uri: str) -> Finding:
-    if os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() == "true":
-        return Finding(TOPIC, "ok", f"metrics go to files in {uri}.")
-    raise UserError(
-        f"track.uri ({uri}) is a folder, which MLflow no longer writes to: use sqlite:///PATH, {OR_DISABLE}"
-    )

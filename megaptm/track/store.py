@@ -13,7 +13,7 @@ from typing import Any
 from megaptm.credentials import in_brief
 from megaptm.errors import UserError
 from megaptm.track.journal import FILE, UploadState, parse_record
-from megaptm.track.uri import ARTIFACTS, curves_page, default_uri, refuse_foreign_server
+from megaptm.track.uri import ARTIFACTS, curves_page, default_uri, refuse_foreign_server, refuse_other_scheme
 
 # MLflow reads these when it is imported or called. With its defaults, one call to a dead server blocks for four
 # minutes.
@@ -55,6 +55,7 @@ class MlflowRun:
     def __init__(self, run: Path, state: UploadState) -> None:
         self._run = run
         uri = state.uri or default_uri(run)
+        refuse_other_scheme(uri)
         refuse_foreign_server(uri)
         ensure_database(uri)
         self._client = MlflowClient(tracking_uri=uri)

@@ -18,6 +18,8 @@ DEFAULT_UI_URL = "http://127.0.0.1:5000"
 MLFLOW_URI = "MLFLOW_TRACKING_URI"
 TYPED_URI = "MEGAPTM_TYPED_TRACK_URI"
 """Variable with the `track.uri` of a command line, for child processes."""
+SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks", "databricks-uc")
+"""MLflow's servers and databases; `postgresql+psycopg2` and the like are of these, too."""
 LOGIN_VARIABLES = (
     *("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_AUTH"),
     *("MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_TRACKING_CLIENT_CERT_PATH"),
@@ -77,6 +79,21 @@ def refuse_foreign_server(uri: str) -> None:
             f"track.uri ({uri}) is set only in the config file, and MLflow would send the login in {logins[0]} to it: "
             f"set {MLFLOW_URI}={uri} in the environment if you trust that server, or set track.enabled=false."
         )
+
+
+def refuse_other_scheme(uri: str) -> None:
+    """Raise `UserError` unless MLflow would use a server or a database; for anything else it may create files."""
+    scheme = uri.strip().partition(":")[0].partition("+")[0].lower()
+    if ":" not in uri and scheme not in ("databricks", "databricks-uc"):
+        scheme = "file"
+    allows_files = os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() == "true"
+    if scheme in SCHEMES or (scheme == "file" and allows_files):
+        return
+    problem = "is a folder, which MLflow no longer writes to" if scheme == "file" else "is not a server or database"
+    raise UserError(
+        f"track.uri ({uri}) {problem}: use sqlite:///PATH or https://SERVER, or set track.enabled=false "
+        "(metrics.jsonl in the run folder has all metrics)."
+    )
 
 
 def is_server(uri: str) -> bool:

@@ -37,6 +37,18 @@ def test_limit_of_open_files(real_corpus, tmp_path):
     )
 
 
+def test_too_little_address_space():
+    def limit():
+        resource.setrlimit(resource.RLIMIT_AS, (700 << 20, 700 << 20))
+
+    done = megaptm("families", preexec_fn=limit)
+    assert done.returncode == 2
+    assert done.stderr == (
+        b"error: this process may use only 700 MiB of address space: raise the limit to 1,536 MiB or more "
+        b"(`ulimit -v 1572864`, in KiB).\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [

@@ -8,7 +8,14 @@ import pytest
 from megaptm.errors import UserError
 from megaptm.run.folder import config_variables, read_config
 from megaptm.track import Tracker, upload
-from megaptm.track.uri import LOGIN_VARIABLES, MLFLOW_URI, TYPED_URI, database_path, refuse_foreign_server
+from megaptm.track.uri import (
+    LOGIN_VARIABLES,
+    MLFLOW_URI,
+    TYPED_URI,
+    database_path,
+    refuse_foreign_server,
+    refuse_other_scheme,
+)
 from tests import ROOT
 
 FOREIGN = "http://foreign.example:5000"
@@ -116,3 +123,17 @@ def test_sqlite_options_in_the_uri_are_refused():
     """With `uri=true` SQLite reads another path from the name, which would bypass the check for other databases."""
     with pytest.raises(UserError, match="SQLite options after"):
         database_path("sqlite:///file:/elsewhere/path.db?uri=true")
+
+
+@pytest.mark.parametrize(
+    ("uri", "problem"),
+    [("./x", "is a folder"), ("file:///x", "is a folder"), ("s3://bucket/x", "is not a server"), ("x:1", "is not a")],
+)
+def test_uri_of_no_server_or_database_is_refused(uri, problem):
+    with pytest.raises(UserError, match=rf"^track.uri \({uri}\) {problem}"):
+        refuse_other_scheme(uri)
+
+
+@pytest.mark.parametrize("uri", ["HTTP://server", " https://server", "postgresql+psycopg2://server/db", "databricks"])
+def test_uri_of_a_server_or_database_is_accepted(uri):
+    refuse_other_scheme(uri)
