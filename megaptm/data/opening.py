@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -89,7 +89,10 @@ def open_mix(
         for name, weight in mix.items()
     }
     for name, corpus in corpora.items():
-        _check_images(corpus, [task.objective for task in tasks if name in (task.corpora or [name])])
+        for task in tasks:
+            if name in (task.corpora or [name]):
+                has_labels = corpus.manifest.dtype == LABELS
+                task.objective.check_corpus(corpus.name, corpus.manifest.fields, has_labels=has_labels)
     for name, corpus in corpora.items():
         used = [task.objective.for_corpus(corpus.manifest.fields) for task in tasks if name in (task.corpora or [name])]
         check_annotations(corpus, chain(*map(annotations_of, used)), alone=len(corpora) == 1)
@@ -168,29 +171,6 @@ def _examples_proportional_weight(corpus: Corpus, weight: float, exponent: float
     train = corpus.split("train")
     documents = train.samples if limit is None else min(train.samples, limit)
     return weight * float(documents) ** exponent * train.tokens / train.samples
-
-
-def _check_images(corpus: Corpus, objectives: Iterable[BaseObjective]) -> None:
-    """Raise `UserError` if an objective reads images that the corpus lacks, or text and the corpus has only images."""
-    for objective in objectives:
-        if objective.blobs and not {*objective.blobs} & {*corpus.manifest.fields}:
-            raise UserError(
-                f"{corpus.name} has no {objective.blob_kind}, which objective {objective.name} reads: build a corpus "
-                f"with `megaptm corpus images{objective.blob_options}`."
-            )
-        if isinstance(objective, Objective) and objective.blobs and objective.image_annotation is not None:
-            annotation = "label" if corpus.manifest.dtype == LABELS else "text"
-            if annotation != objective.image_annotation:
-                option = "texts=true" if objective.image_annotation == "text" else "texts=false"
-                raise UserError(
-                    f"{corpus.name} has images with a {annotation}, but objective {objective.name} reads images with a "
-                    f"{objective.image_annotation}: build a corpus with `megaptm corpus images ... {option}`."
-                )
-        if not objective.blobs and corpus.manifest.dtype == LABELS:
-            raise UserError(
-                f"{corpus.name} has images with labels, but objective {objective.name} reads text: build a corpus of "
-                "text with `megaptm corpus build`, or train a family that reads images."
-            )
 
 
 def annotations_of(objective: BaseObjective) -> tuple[str, ...]:

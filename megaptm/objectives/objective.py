@@ -216,10 +216,6 @@ class BaseObjective(ABC):
     `labels`. Sentences of pairs have them as `mark_tokens` returns. The corpus must have them."""
     blobs: ClassVar[tuple[str, ...]] = ()
     """Suffixes of files that slices provide: `jpg`, `png` (unit `document`)."""
-    blob_kind: ClassVar[str] = "images"
-    """Content of these files, for messages."""
-    blob_options: ClassVar[str] = ""
-    """Options of `megaptm corpus images` that store them, for messages."""
 
     @property
     def is_supervised(self) -> bool:
@@ -302,6 +298,20 @@ class SampleObjective(BaseObjective):
         """Return the objective for a corpus with these annotations: itself, unless overridden."""
         return self
 
+    def check_corpus(self, corpus: str, stored: Collection[str], *, has_labels: bool) -> None:
+        """Raise `UserError` if a corpus lacks what samples are made of. `stored`: its fields and suffixes of files.
+        `has_labels`: whether a document is a label instead of a text."""
+        if self.blobs and not {*self.blobs} & {*stored}:
+            raise UserError(
+                f"{corpus} has no images, which objective {self.name} reads: build a corpus with `megaptm corpus "
+                "images`."
+            )
+        if not self.blobs and has_labels:
+            raise UserError(
+                f"{corpus} has images with labels, but objective {self.name} reads text: build a corpus of text with "
+                "`megaptm corpus build`, or train a family that reads images."
+            )
+
     def fits(self, document: DocumentSlice, sequence: int) -> bool:
         """Whether a complete document fits into a sequence (unit `document`). Others are skipped."""
         return True
@@ -318,8 +328,6 @@ class Objective(SampleObjective):
     document (unit `document` with one document per sequence)."""
     neighbors: Neighbors | None = None
     """Retrieved neighbors that follow a document (unit `document` with one document per sequence)."""
-    image_annotation: ClassVar[Literal["label", "text"] | None] = None
-    """Annotation that images must have. None: none is read."""
 
     @abstractmethod
     def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:

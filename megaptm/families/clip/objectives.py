@@ -37,7 +37,7 @@ class ImageText(ImageObjective):
     """Length of a text, special tokens included. Longer texts are truncated."""
 
     name = "image-text"
-    image_annotation = "text"
+    annotation = "text"
     losses: ClassVar = {"image-text": 1.0}
     required_tokens = ("begin", "end")
     template: ClassVar = ("begin A end", "A B")

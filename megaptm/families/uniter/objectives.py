@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -73,9 +73,6 @@ class RegionObjective(Objective):
 
     unit = "document"
     blobs: ClassVar = (SUFFIX,)
-    blob_kind: ClassVar = "regions of images"
-    blob_options: ClassVar = " ... texts=true regions=true"
-    image_annotation = "text"
     needs_own_batches: ClassVar[bool] = True
     num_segments = 2
     required_tokens = ("pad", "cls", "sep", "mask")
@@ -102,6 +99,13 @@ class RegionObjective(Objective):
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         inputs = fields((sequence,), *TEXT_FIELDS) | region_fields(self.regions, self.features)
         return BatchSpec({"": sequence}, inputs | self.label_fields(sequence))
+
+    def check_corpus(self, corpus: str, stored: Collection[str], *, has_labels: bool) -> None:
+        if SUFFIX not in stored:
+            raise UserError(
+                f"{corpus} has no regions of images, which objective {self.name} reads: build a corpus with `megaptm "
+                "corpus images ... texts=true regions=true`."
+            )
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         remedy = "`megaptm corpus images ... regions=true`, or with tokenizer.kind=wordpiece"

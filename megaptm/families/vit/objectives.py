@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from math import isqrt
 from typing import Annotated, ClassVar, Literal, Self
@@ -68,6 +69,8 @@ class ImageObjective(Objective):
 
     unit = "document"
     blobs: ClassVar = SUFFIXES
+    annotation: ClassVar[Literal["label", "text"] | None] = None
+    """Annotation that images must have. None: none is read."""
     prompts = ()
     template: ClassVar = ("A", "A B")
 
@@ -102,6 +105,16 @@ class ImageObjective(Objective):
         pixels = CHANNELS * (self.size // self.grid(sequence)) ** 2
         fields = {"tokens": Field((sequence,)), "patches": Field((sequence - 1, pixels), "uint8", is_input=True)}
         return BatchSpec({"": sequence} | self.other_streams, fields | self.label_fields(sequence - 1))
+
+    def check_corpus(self, corpus: str, stored: Collection[str], *, has_labels: bool) -> None:
+        super().check_corpus(corpus, stored, has_labels=has_labels)
+        annotation = "label" if has_labels else "text"
+        if self.annotation not in (None, annotation):
+            option = "texts=true" if self.annotation == "text" else "texts=false"
+            raise UserError(
+                f"{corpus} has images with a {annotation}, but objective {self.name} reads images with a "
+                f"{self.annotation}: build a corpus with `megaptm corpus images ... {option}`."
+            )
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         grid = self.grid(sequence)
@@ -173,7 +186,7 @@ class ImageLabels(ImageObjective):
     """Image classification from the class token."""
 
     name = "image-labels"
-    image_annotation = "label"
+    annotation = "label"
     losses: ClassVar = {"image-label": 1.0}
 
     @property
