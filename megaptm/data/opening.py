@@ -17,7 +17,7 @@ from megaptm.data.mix import Mix, MixSource
 from megaptm.data.order import WINDOW, Order, check_annotations
 from megaptm.data.sentence_group_order import SentenceGroupOrder
 from megaptm.data.shards import Corpus, Verify
-from megaptm.data.stream_order import DocumentOrder, Retrieval, StreamOrder
+from megaptm.data.stream_order import DocumentOrder, NeighborReader, StreamOrder
 from megaptm.errors import UserError
 from megaptm.objectives import Task, build_objective
 from megaptm.objectives.composed import tasks_of
@@ -188,7 +188,7 @@ def _order(
     options: Mapping[str, Any],
     *,
     lanes: int,
-    retrieved: Retrieval | None,
+    retrieved: NeighborReader | None,
 ) -> Order:
     num_labels = len(corpus.manifest.made_from.get("tables", {}).get("labels", ()))
     if "labels" in task.annotations and num_labels > task.num_labels:
@@ -234,10 +234,10 @@ def _order(
 
 def _retrieved(
     task: BaseObjective, corpus: Corpus, split: str, verify: Verify, cache: Cache | None, corpora: Sequence[Corpus]
-) -> Retrieval | None:
+) -> NeighborReader | None:
     if not isinstance(task, Objective) or task.neighbors is None:
         return None
-    reader: Callable[..., Retrieval] = load_plugin(task.neighbors.reader, "neighbors.reader", "class")
+    reader: Callable[..., NeighborReader] = load_plugin(task.neighbors.reader, "neighbors.reader", "class")
     return reader(
         task.neighbors,
         corpus,

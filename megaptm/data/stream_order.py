@@ -14,7 +14,7 @@ from megaptm.errors import UserError
 from megaptm.objectives.objective import DocumentSlice, SequenceWindow
 
 
-class Retrieval(Protocol):
+class NeighborReader(Protocol):
     """Retrieved neighbors of the documents of a split."""
 
     def sample(self, document: int, rng: np.random.Generator) -> Iterator[DocumentSlice]:
@@ -88,7 +88,7 @@ class DocumentOrder(StreamOrder):
         split: str,
         *,
         random_segment_prob: float = 0.0,
-        retrieved: Retrieval | None = None,
+        retrieved: NeighborReader | None = None,
         **options: Any,
     ):
         self.random_segment_prob, self.retrieved = random_segment_prob, retrieved

@@ -92,7 +92,7 @@ class Neighbors:
     """Retrieved documents that are added to a sample."""
 
     reader: str
-    """Class that reads the file, `package.module:NAME`, with the method `data.stream_order.Retrieval.sample`:
+    """Class that reads the file, `package.module:NAME`, with the method `data.stream_order.NeighborReader.sample`:
     `families/uniter/retrieved.py` has one."""
     file: str
     """File of the retrieved neighbors."""
