@@ -70,6 +70,7 @@ MAY_IMPORT = {
     "inference": (
         "spec",
         "batch",
+        "families",
         "objectives",
         "bricks",
         "config",
