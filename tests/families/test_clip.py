@@ -24,11 +24,10 @@ from megaptm.data import Loader, open_mix
 from megaptm.errors import UserError
 from megaptm.families.clip import CLIP, head_modules
 from megaptm.families.clip.head_modules import LARGEST
-from megaptm.families.clip.inference import class_vectors
+from megaptm.families.clip.inference import ImageTextModel, class_vectors
 from megaptm.families.clip.retrieval import retrieval
 from megaptm.families.vit.corpus.shapes import write_shapes
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
-from megaptm.inference.loaded_model import LoadedModel
 from megaptm.models import build_model, fill, initial_value
 from megaptm.plan.count import count_parameters, step_flops
 from megaptm.spec import published
@@ -236,7 +235,7 @@ def run(corpora):
             optimizer.step()
     model.eval().requires_grad_(False)
     folder = corpora / "pairs/tokenizer"
-    return LoadedModel(corpora, config, 100, model, tokenizer, folder)
+    return ImageTextModel(corpora, config, 100, model, tokenizer, folder)
 
 
 def test_zero_shot_accuracy_after_training(run, corpora):
