@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
@@ -17,23 +19,34 @@ VOCABULARIES = {"byte-bpe": 512, "wordpiece": 320, "unigram": 400}
 
 @pytest.fixture(scope="session")
 def real_corpus(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return kind of tokenizer -> corpus folder, built on first use: 1.5 MB of text, a tenth held out."""
-    folders: dict[str, Path] = {}
+    """Return kind of tokenizer -> corpus folder: 1.5 MB of text, a tenth held out.
+
+    It is built on first use, once for all processes of the tests. Tests that change a corpus copy it.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # each worker has a folder in the common one
 
     def corpus(kind: str) -> Path:
-        if kind not in folders:
-            from data_pipeline import commands
-
-            library = Path(sysconfig.get_path("stdlib"))
-            folders[kind] = tmp_path_factory.mktemp("real-text") / kind
-            commands.build(
-                [
-                    *(str(library / source) for source in SOURCES),
-                    *(f"out={folders[kind]}", "workers=0", "validation=0.1", "limit_bytes=1500000"),
-                    *(f"tokenizer.kind={kind}", f"tokenizer.vocabulary={VOCABULARIES[kind]}"),
-                ],
-                console=Console(quiet=True),
-            )
-        return folders[kind]
+        out = folder / "real-text" / kind
+        with (folder / f"real-text-{kind}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (out / "manifest.json").exists():
+                build(kind, out)
+        return out
 
     return corpus
+
+
+def build(kind: str, out: Path) -> None:
+    from data_pipeline import commands
+
+    library = Path(sysconfig.get_path("stdlib"))
+    commands.build(
+        [
+            *(str(library / source) for source in SOURCES),
+            *(f"out={out}", "workers=0", "validation=0.1", "limit_bytes=1500000"),
+            *(f"tokenizer.kind={kind}", f"tokenizer.vocabulary={VOCABULARIES[kind]}"),
+        ],
+        console=Console(quiet=True),
+    )

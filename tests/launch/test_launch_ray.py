@@ -67,3 +67,20 @@ def test_user_error_leaves_no_run_folder(launch, tmp_path, words, message):
     assert result.exit_code == 2
     assert message in result.output
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["corpus.seed=9"], "was built by another recipe than"),
+        (["corpus.out=/absent/other"], "--corpus builds one of the corpora in data.mix"),
+    ],
+)
+def test_corpus_to_build_must_fit_the_run(launch, tmp_path, monkeypatch, words, message):
+    """These errors come after the start of Ray, which this test skips."""
+    monkeypatch.setattr("megaptm.schedulers.ray.cluster.join", lambda address, processes: None)
+    (tmp_path / "recipe.yaml").write_text("sources: [text/*.txt]\n")
+    result = launch("--corpus", str(tmp_path / "recipe.yaml"), *words)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert not (tmp_path / "run").exists()

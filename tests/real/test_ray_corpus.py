@@ -39,10 +39,3 @@ def test_corpus_is_built_once_before_the_run(ray, words, tmp_path):
     assert f"Corpus {tmp_path / 'corpus'} exists." in again.log
     assert last_step(tmp_path / "run") == 5
     assert (tmp_path / "corpus/manifest.json").stat().st_mtime_ns == build_time
-
-    other_recipe = ray.finish(ray.submit(*words, "corpus.seed=9", "train.steps=6"))
-    assert other_recipe.code == 2
-    assert "was built by another recipe than" in other_recipe.log
-    other_output = ray.finish(ray.submit(*words, f"corpus.out={tmp_path / 'other'}"))
-    assert other_output.code == 2
-    assert "--corpus builds one of the corpora in data.mix" in other_output.log

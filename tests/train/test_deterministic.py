@@ -12,6 +12,7 @@ from megaptm.errors import UserError
 from megaptm.parallel.deterministic import use_deterministic_kernels
 from megaptm.run.folder import absolute_paths, prepare
 from tests.drills.program import arguments, losses
+from tests.forked import megaptm
 
 WORKER = """
 import json, os, sys, torch
@@ -25,9 +26,12 @@ print(json.dumps([
 RANK_VARIABLES = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
 
 
+SHORT = ("train.steps=3", "model.dropout=0.1")
+
+
 def worker(folder, corpus, *more):
     """Run one process for three steps; return torch's settings at the end, and the losses."""
-    path, *overrides = arguments("gpt2", folder, corpus, "train.steps=3", "model.dropout=0.1", *more)
+    path, *overrides = arguments("gpt2", folder, corpus, *SHORT, *more)
     prepare(absolute_paths(load(path, overrides)))
     environment = {**os.environ, **RANK_VARIABLES, "MASTER_PORT": "0"}
     done = subprocess.run(
@@ -39,11 +43,10 @@ def worker(folder, corpus, *more):
 
 def test_worker_sets_deterministic_kernels(real_corpus, tmp_path):
     corpus = real_corpus("byte-bpe")
-    usual, usual_losses = worker(tmp_path / "usual", corpus)
-    chosen, chosen_losses = worker(tmp_path / "chosen", corpus, "train.deterministic=true")
-    assert usual[:2] == [False, False]
-    assert chosen == [True, False, ":4096:8", "^NVLS,NVLSTree"]
-    assert chosen_losses == usual_losses
+    megaptm("train", *arguments("gpt2", tmp_path / "default", corpus, *SHORT))
+    kernels, deterministic_losses = worker(tmp_path / "deterministic", corpus, "train.deterministic=true")
+    assert kernels == [True, False, ":4096:8", "^NVLS,NVLSTree"]
+    assert deterministic_losses == losses(tmp_path / "default")
 
 
 @pytest.mark.parametrize(("name", "value"), [("CUBLAS_WORKSPACE_CONFIG", ":0:0"), ("NCCL_ALGO", "NVLS,Ring")])

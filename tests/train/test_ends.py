@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 
 import pytest
@@ -41,7 +42,8 @@ class Runs:
 
 @pytest.fixture(scope="module")
 def runs(real_corpus, tmp_path_factory):
-    return Runs(tmp_path_factory.mktemp("ends") / "run", real_corpus("byte-bpe"))
+    folder = tmp_path_factory.mktemp("ends")
+    return Runs(folder / "run", shutil.copytree(real_corpus("byte-bpe"), folder / "corpus"))
 
 
 def kill_survivors(processes):

@@ -18,17 +18,17 @@ MADE = count(1)
 class Mine(CausalLM):
     name = "mine"
 
-    def make(self, *given):
+    def make(self, *arguments):
         if next(MADE) > 30:
             raise KeyError("label")
-        return super().make(*given)
+        return super().make(*arguments)
 
 
 class Silent(CausalLM):
     name = "silent"
 
-    def make(self, *given):
-        sample = super().make(*given)
+    def make(self, *arguments):
+        sample = super().make(*arguments)
         return sample if next(MADE) <= 24 else sample | {"labels": sample["labels"] * 0 - 100}
 
 
@@ -42,11 +42,11 @@ class Weighed(CausalLM):
 class Leaving(CausalLM):
     name = "leaving"
 
-    def make(self, *given):
+    def make(self, *arguments):
         if next(MADE) > 30:
             time.sleep(2)  # until the rank waits for it
             os._exit(3)
-        return super().make(*given)
+        return super().make(*arguments)
 
 
 class Ours(Mine):
@@ -85,10 +85,9 @@ def test_failing_custom_objective_ends_a_saved_run(run, corpus):
 
 def test_bug_of_megaptm_is_a_traceback_after_saving(run, corpus):
     more = ("objective=of_mine:OURS", "train.steps=6", "layout.data=2", "data.workers=1", "train.batch=12")
-    done = finish("train", *arguments("gpt2", run, corpus, *more))
-    assert done.returncode == 1, done.stderr
-    assert "Traceback" in done.stderr
-    assert "KeyError: 'label'" in done.stderr
+    output = megaptm("train", *arguments("gpt2", run, corpus, *more), code=1)
+    assert "Traceback" in output
+    assert "KeyError: 'label'" in output
     assert checkpoints(run) == [5]
 
 
@@ -111,8 +110,7 @@ def test_invalid_loss_weights_end_a_saved_run(run, corpus):
 
 def test_exiting_loader_worker_is_not_reported_as_out_of_memory(run, corpus):
     more = ("objective=of_mine:LEAVING", "train.steps=40", "data.workers=1")
-    done = finish("train", *arguments("gpt2", run, corpus, *more))
-    assert done.returncode == 1, done.stderr
-    assert "exit code 3" in done.stderr
-    assert "whether code of the objective ends its process" in done.stderr
-    assert "memory" not in done.stderr
+    output = megaptm("train", *arguments("gpt2", run, corpus, *more), code=1)
+    assert "exit code 3" in output
+    assert "whether code of the objective ends its process" in output
+    assert "memory" not in output

@@ -1,9 +1,11 @@
 """Skipped batches after a loss spike (PaLM, arXiv:2204.02311, section 5.1)."""
 
 import pytest
+from click.testing import CliRunner
 
+from megaptm.__main__ import main
 from megaptm.resilience.events import read_events
-from tests.drills.program import arguments, checkpoints, finish, losses, resumed_at
+from tests.drills.program import arguments, checkpoints, losses, resumed_at
 from tests.forked import megaptm
 
 EVERY = ("train.steps=6", "checkpoint.every=2", "checkpoint.keep=9", "checkpoint.asynchronous=false")
@@ -41,8 +43,8 @@ def test_skip_equals_a_run_that_never_read_the_batches(runs, spiked):
 
 def test_check_uses_the_checkpoint_before_the_skip(runs, real_corpus):
     run, _ = runs("checked")
-    done = finish("check", *arguments("gpt2", run, real_corpus("byte-bpe"), *EVERY, SKIP))
-    output = " ".join(done.stdout.split())
+    result = CliRunner().invoke(main, ["check", *arguments("gpt2", run, real_corpus("byte-bpe"), *EVERY, SKIP)])
+    output = " ".join(result.stdout.split())
     assert "the checkpoint of step 6 was trained on steps that train.skip_batches.2 skips" in output
     assert "the run continues from the checkpoint of step 2 of 6, which is undamaged." in output
 
