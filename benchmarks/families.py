@@ -80,7 +80,7 @@ def make_spec(name: str, *, layers: int, width: int, length: int) -> ModelSpec:
     depth = layers // len(table.stacks)
     options = family_size_options(table, embedding=width // 6, band=BAND)  # ALBERT base: 128 of 768
     size = Size(layers=depth, width=width, heads=max(1, width // 64), ffn=4 * width, **options)
-    if table.drawn:
+    if table.sampled.heads:
         size = change(size, stacks=proportions(table.sizes["base"], size))
     return ModelSpec(
         family=change(table, stacks=stacks), size=size, vocabulary=table.vocabulary, context=length, dropout=0.0
@@ -94,7 +94,7 @@ def compared_heads(family: Family, model: str) -> tuple[str, ...]:
         classifies_samples = issubclass(brick, RowClassHeadBrick) and model.endswith("ForPreTraining")
         return classifies_samples or brick.label_field == HeadBrick.label_field
 
-    if not family.reads_text or family.drawn:
+    if not family.reads_text or family.sampled.heads:
         return family.heads
     return tuple(head for head in family.heads if is_in_model(HEADS[head]))
 
@@ -204,7 +204,7 @@ def make_peer_config(spec: ModelSpec) -> Any:
 def peer_step(spec: ModelSpec, model: str, precision: str, inputs: Mapping[str, Any]) -> Callable[[], object]:
     import transformers
 
-    if spec.family.drawn:
+    if spec.family.sampled.heads:
         return training_step(ReplacedTokenModels(spec), precision, **inputs)
     config = make_peer_config(spec)
     config.use_cache = False
@@ -228,7 +228,7 @@ def find_comparable(length: int) -> dict[str, str]:
     for name, table in FAMILIES.items():
         if name in SUBSTITUTES:
             classes[name] = SUBSTITUTES[name]
-        elif table.drawn and (models := hugging_face_models(table)):
+        elif table.sampled.heads and (models := hugging_face_models(table)):
             classes[name] = " and ".join(models)
         if name in classes or any(block.ordered for block in table.stacks.values()):
             continue

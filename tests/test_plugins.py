@@ -302,7 +302,7 @@ def test_invalid_plugin_is_rejected(folder, override, expected):
         ("replace(GPT2, context=-1)", "context is -1"),
         ("replace(GPT2, reads={'lm': 'encoder'})", "reads has lm: encoder, which is neither a stack nor STACK.LAYER"),
         ("replace(GPT2, reads={'lm': 'decoder.last'})", r"reads has lm: decoder\.last"),
-        ("replace(GPT2, drawn={'decoder': 'lm'})", "drawn has decoder: lm"),
+        ("replace(GPT2, sampled=SampledInput(heads={'decoder': 'lm'}))", "sampled.heads has decoder: lm"),
         ("replace(WORD2VEC, sizes={})", "sizes is empty"),
         ("replace(WORD2VEC, sizes={'small': 3})", r"sizes\.small: "),
         ("replace(WORD2VEC, objectives=())", "objectives is empty"),
@@ -312,7 +312,7 @@ def test_invalid_family_is_rejected(folder, table, expected):
     module = f"broken_{abs(hash(table))}"
     (folder / f"{module}.py").write_text(
         "from dataclasses import replace\nfrom megaptm.families.gpt import GPT2\n"
-        f"from megaptm.families.words import WORD2VEC\nfrom megaptm.spec import Size\nIT = {table}\n"
+        f"from megaptm.families.words import WORD2VEC\nfrom megaptm.spec import SampledInput, Size\nIT = {table}\n"
     )
     config = "word2vec" if "WORD2VEC" in table else "gpt2"
     with pytest.raises(UserError, match=rf"model\.family: the family `{module}:IT` is invalid \({expected}"):

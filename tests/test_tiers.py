@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
+from megaptm.families import FOLDERS
 from tests import ROOT
-from tests.tiers import PARTS, contains, quick_tests, read_tiers, with_seconds
+from tests.tiers import CORE_FAMILIES, PARTS, contains, quick_tests, read_tiers, with_seconds
 
 PACKAGES = sorted(
     f"{package}.{folder.parent.name}"
@@ -52,9 +54,20 @@ def test_seconds_of_an_entry_are_summed() -> None:
     assert with_seconds({"core": {"tests/a.py": None}}, measured) == {"core": {"tests/a.py": 1.5}}
 
 
-def quick_files() -> list[Path]:
-    paths = {ROOT / entry.partition("::")[0] for entry in quick_tests()}
+def quick_files(*parts: str) -> list[Path]:
+    paths = {ROOT / entry.partition("::")[0] for entry in quick_tests(*parts)}
     return sorted(file for path in paths for file in (path.rglob("test_*.py") if path.is_dir() else (path,)))
+
+
+def test_core_part_imports_no_other_families() -> None:
+    """tests/families/test_deletion.py runs it without them."""
+    families = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in quick_files("core")
+        for name in re.findall(r"megaptm\.families\.(\w+)", path.read_text(encoding="utf-8"))
+        if name in FOLDERS and name not in CORE_FAMILIES
+    }
+    assert families == set()
 
 
 def functions_of(path: Path) -> set[str]:

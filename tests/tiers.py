@@ -20,6 +20,8 @@ from tests import ROOT
 LIST = ROOT / "tests/tiers.yaml"
 PARTS = ("core", "all_families")
 MEASURE = "measure"
+CORE_FAMILIES = {"gpt", "bert", "t5"}
+"""Folders of families that the part `core` needs."""
 Tiers = dict[str, dict[str, float | None]]
 """Part -> test file, folder or test id -> CPU seconds."""
 

@@ -123,7 +123,7 @@ def make_label_fields(
         fields |= _fields_of_head(
             HEADS[head], inputs[f"{_prefix(family, head)}document_ids"], sampler, positions, row_labels
         )
-    if family.drawn:
+    if family.sampled.heads:
         fields["uniforms"] = torch.rand(fields["labels"].shape, generator=sampler.generator)
     return fields
 

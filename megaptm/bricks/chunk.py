@@ -66,11 +66,11 @@ def chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
 
 
 def _embeds(spec: ModelSpec, stack: str, final_stacks: tuple[str, ...], *, first: bool) -> bool:
-    return spec.family.source(stack) in final_stacks if stack in spec.family.drawn else first
+    return spec.family.source(stack) in final_stacks if stack in spec.family.sampled.heads else first
 
 
 def _is_here(spec: ModelSpec, head: str, layers: dict[str, range], final_stacks: tuple[str, ...], last: bool) -> bool:
     """Whether a chunk with these layers has everything that a head reads."""
-    if head in spec.family.drawn.values():
+    if head in spec.family.sampled.heads.values():
         return spec.readings(head)[0].stack in final_stacks
     return all(last if layer is None else layer in layers.get(stack, ()) for stack, layer in spec.readings(head))

@@ -99,10 +99,10 @@ def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[
         block.caches_states or _is_lstm(block) for block in family.stacks.values()
     ):
         yield "its sequences continue from step to step, and this family has no recurrence cache"
-    if bool(family.drawn) != ("uniforms" in batch.fields):
+    if bool(family.sampled.heads) != ("uniforms" in batch.fields):
         yield (
             "it samples tokens for a second model"
-            if not family.drawn
+            if not family.sampled.heads
             else ("it samples no tokens for the second model")
         )
     relative_stack = next(

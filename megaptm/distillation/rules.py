@@ -177,7 +177,7 @@ def _unsupported_property(spec: ModelSpec) -> str:
     unsupported = {
         "is recurrent": spec.family.is_recurrent,
         "has a recurrence cache": spec.has_recurrence_cache,
-        "reads sampled tokens": bool(spec.family.drawn),
+        "reads sampled tokens": bool(spec.family.sampled.heads),
         "has a second stream of queries": any(block.query_stream for block in spec.family.stacks.values()),
     }
     return next((reason for reason, applies in unsupported.items() if applies), "")

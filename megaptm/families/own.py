@@ -57,6 +57,6 @@ def _find_problems(family: Family | WordFamily) -> Iterator[str]:
             layer = source.partition(".")[2]
             if (layer and not layer.isdecimal()) or Reading.parse(source).stack not in family.stacks:
                 yield f"reads has {head}: {source}, which is neither a stack nor STACK.LAYER"
-    for stack, head in family.drawn.items():
+    for stack, head in family.sampled.heads.items():
         if stack not in family.stacks or head not in family.reads:
-            yield f"drawn has {stack}: {head}, but its keys must be stacks, and its values heads in reads"
+            yield f"sampled.heads has {stack}: {head}, but its keys must be stacks, and its values heads in reads"

@@ -33,7 +33,7 @@ def split_stack(spec: ModelSpec, weights: Mapping[str, Tensor], stack: str) -> t
 
 def join_specs(family: Family, parts: Mapping[str, ModelSpec], where: str) -> ModelSpec:
     """Return the model of these stacks. Raise UserError if they differ in shared settings."""
-    main = parts[next(stack for stack in family.stacks if stack in family.drawn)]
+    main = parts[next(stack for stack in family.stacks if stack in family.sampled.heads)]
     for stack, part in parts.items():
         other_settings = _shared_settings(part)
         for name, value in _shared_settings(main).items():
@@ -115,4 +115,4 @@ def _difference_name(stack: str) -> str:
 
 def _widen_prefix(family: Family, stack: str) -> str:
     """Return the name prefix of a stack's projection from the tables in the full model."""
-    return f"embed.{stack}_widen." if stack in family.drawn else f"embed.{family.prefixes[stack]}widen."
+    return f"embed.{stack}_widen." if stack in family.sampled.heads else f"embed.{family.prefixes[stack]}widen."

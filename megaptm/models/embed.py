@@ -22,7 +22,7 @@ from megaptm.spec import Family, InputSpec, ModelSpec
 
 SEQUENCE_FIELDS = ("tokens", "segments", "positions")
 """Batch fields with an entry for each position, which the embedding reads."""
-DRAWN_TABLES = ("shared", "gradient-disentangled")
+SAMPLED_TABLES = ("shared", "gradient-disentangled")
 
 
 class Embed(nn.Module):
@@ -46,7 +46,7 @@ class Embed(nn.Module):
         super().__init__()
         family, width = spec.family, spec.size.table_width
         _check_inputs(spec)
-        _check_drawn_tables(family)
+        _check_sampled_tables(family)
         scales = {"none": 1.0, "sqrt-width": width**0.5}
         if family.embedding_scale not in scales:
             known = ", ".join(scales)
@@ -93,7 +93,8 @@ class Embed(nn.Module):
         self.dropout = Dropout(spec.dropout, region="residual")
         self.prefixes, self.tables = family.prefixes, family.tables
         self.widenings = {
-            name: f"{name}_widen" if name in family.drawn else f"{family.prefixes[name]}widen" for name in stacks
+            name: f"{name}_widen" if name in family.sampled.heads else f"{family.prefixes[name]}widen"
+            for name in stacks
         }
         for name, map_ in widening(spec).items():
             if name in stacks:
@@ -195,7 +196,7 @@ def _check_inputs(spec: ModelSpec) -> None:
         > (1 if len(family.stacks) == 1 or family.tied else 2),
         "a projection on the token table (tied)": family.tied,
         "clusters of tokens (model.cutoffs)": bool(spec.size.cutoffs),
-        "a stack that reads what is drawn": bool(family.drawn),
+        "a stack that reads sampled tokens": bool(family.sampled.heads),
         "a second stream of queries": any(block.query_stream for block in family.stacks.values()),
     }
     if replaced and (named := [word for word, is_so in errors.items() if is_so]):
@@ -204,11 +205,11 @@ def _check_inputs(spec: ModelSpec) -> None:
         )
 
 
-def _check_drawn_tables(family: Family) -> None:
-    if family.drawn_tables not in DRAWN_TABLES:
+def _check_sampled_tables(family: Family) -> None:
+    if family.sampled.tables not in SAMPLED_TABLES:
         raise UserError(
-            f"{family.name}: drawn_tables is {family.drawn_tables!r}, which is unknown; use one of "
-            f"{', '.join(DRAWN_TABLES)}."
+            f"{family.name}: sampled.tables is {family.sampled.tables!r}, which is unknown; use one of "
+            f"{', '.join(SAMPLED_TABLES)}."
         )
     if family.gradient_disentangled and (
         family.segments
@@ -216,6 +217,6 @@ def _check_drawn_tables(family: Family) -> None:
         or any(family.stacks[name].position == "learned" for name in family.gradient_disentangled)
     ):
         raise UserError(
-            f"{family.name}: drawn_tables is gradient-disentangled, which is known of tokens alone; leave out segments "
-            "and learned positions, or use shared."
+            f"{family.name}: sampled.tables is gradient-disentangled, which is known of tokens alone; leave out "
+            "segments and learned positions, or use shared."
         )

@@ -173,7 +173,7 @@ class Model(nn.Module):
         """Return hidden states [B, S, D] of the first stack, or of the stack that reads sampled tokens (ELECTRA's
         discriminator). The model must be complete."""
         assert self.embed is not None
-        name = next(iter(self.spec.family.drawn), next(iter(self.spec.family.stacks)))
+        name = next(iter(self.spec.family.sampled.heads), next(iter(self.spec.family.stacks)))
         stack = self.stack(name)
         assert stack is not None
         batch = self._alone(batch)
@@ -295,7 +295,7 @@ class Model(nn.Module):
         inner: dict[Reading, Tensor] = {}
         streams = self._embed(batch, ended) if x is None else self._divide(batch, x)
         for name, prefix in prefixes.items():
-            if name in self.spec.family.drawn and name in self.chunk.embedded_stacks:
+            if name in self.spec.family.sampled.heads and name in self.chunk.embedded_stacks:
                 inner |= self._draw(name, batch, streams)
             if (stack := self.stack(name)) is None or name in ended:
                 continue
@@ -325,7 +325,7 @@ class Model(nn.Module):
         for name in self.spec.family.stacks:
             if name in ended:
                 streams[name] = ended[name]
-            elif name in self.spec.family.drawn:  # its input is not sampled yet
+            elif name in self.spec.family.sampled.heads:  # its input is not sampled yet
                 like = streams[self.spec.family.source(name)]
                 streams[name] = like.new_zeros(*like.shape[:2], self.spec.size_of(name).width)
             else:
@@ -336,7 +336,7 @@ class Model(nn.Module):
         """Sample the input of a stack that reads sampled tokens, and embed it. Return the stream that the sampling head
         read. In its place the stream carries marks of replaced positions."""
         assert self.embed is not None
-        family, head = self.spec.family, cast(SamplingHead, self._heads()[self.spec.family.drawn[name]])
+        family, head = self.spec.family, cast(SamplingHead, self._heads()[self.spec.family.sampled.heads[name]])
         source, field = family.source(name), f"{family.prefixes[name]}tokens"
         ended = streams[source]
         with torch.no_grad():
@@ -349,7 +349,7 @@ class Model(nn.Module):
     def _answered(self, batch: dict[str, Tensor], streams: dict[str, Tensor]) -> dict[str, Tensor]:
         if not self.chunk.last or REPLACED not in batch:
             return batch
-        for name in self.spec.family.drawn:
+        for name in self.spec.family.sampled.heads:
             with torch.no_grad():
                 changed_BS = self.gather_sequence(streams[self.spec.family.source(name)])[:, :, 0].t() > 0.5
             batch = {**batch, REPLACED: torch.where(batch[REPLACED] == IGNORED, IGNORED, changed_BS.long())}

@@ -21,7 +21,7 @@ from megaptm.spec.block import (
     visibility_of,
     with_attention_options,
 )
-from megaptm.spec.family import EMBEDDED, Family, Reading, change
+from megaptm.spec.family import EMBEDDED, Family, Reading, SampledInput, change
 from megaptm.spec.inputs import InputSpec, SegmentInput, TaskInput, TokenInput
 from megaptm.spec.model import VOCABULARY_MULTIPLE, ModelSpec, published
 from megaptm.spec.size import BAND, Size
@@ -46,6 +46,7 @@ __all__ = [
     "PatternSpec",
     "PositiveInt",
     "Reading",
+    "SampledInput",
     "SegmentInput",
     "SharingSpec",
     "Size",

@@ -15,6 +15,19 @@ Input = TypeVar("Input", bound=InputSpec)
 
 
 @dataclass(frozen=True, kw_only=True)
+class SampledInput:
+    """Stacks that read tokens sampled from a head of an earlier stack (ELECTRA's discriminator)."""
+
+    heads: Mapping[str, str] = field(default_factory=dict)
+    """Stack -> the head whose samples replace masked tokens in its input. The stack reads the batch fields of the stack
+    that the head reads."""
+    tables: str = "shared"
+    """Embedding tables of these stacks: `shared` with the stack that samples, or `gradient-disentangled`: the token
+    table without gradient plus a difference of its own, initially zero, and a norm of its own (arXiv:2111.09543,
+    section 3.3)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """Model family of a paper: shape, sizes and pre-training objectives."""
 
@@ -45,13 +58,8 @@ class Family:
     reads: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     """Head -> the stack, or stacks, whose output it reads. Absent: the last stack. `decoder.3` is the output of layer 3
     of the decoder, before the final norm."""
-    drawn: Mapping[str, str] = field(default_factory=dict)
-    """Stack -> the head of an earlier stack whose samples replace masked tokens in its input (ELECTRA's discriminator).
-    The stack reads the batch fields of that earlier stack, with the tables that `drawn_tables` defines."""
-    drawn_tables: str = "shared"
-    """Embedding tables of a stack that reads sampled tokens: `shared` with the stack that samples, or
-    `gradient-disentangled`: the token table without gradient plus a difference of its own, initially zero, and a norm
-    of its own (arXiv:2111.09543, section 3.3)."""
+    sampled: SampledInput = field(default=SampledInput())
+    """Stacks that read tokens sampled from a head of another stack."""
     tied: bool = True
     """Whether the output projection is the token table."""
     output_bias: bool = False
@@ -101,12 +109,12 @@ class Family:
     def prefixes(self) -> dict[str, str]:
         """Stack -> prefix of the batch fields that it reads."""
         own = {name: f"{name}_" if place else "" for place, name in enumerate(self.stacks)}
-        return {name: own[self.source(name)] if name in self.drawn else prefix for name, prefix in own.items()}
+        return {name: own[self.source(name)] if name in self.sampled.heads else prefix for name, prefix in own.items()}
 
     @property
     def gradient_disentangled(self) -> tuple[str, ...]:
         """Stacks whose token table is that of another stack plus a difference."""
-        return tuple(self.drawn) if self.drawn_tables == "gradient-disentangled" else ()
+        return tuple(self.sampled.heads) if self.sampled.tables == "gradient-disentangled" else ()
 
     @property
     def tables(self) -> dict[str, str]:
@@ -118,7 +126,7 @@ class Family:
 
     def source(self, stack: str) -> str:
         """Return the stack whose head samples the input of this stack."""
-        read = self.reads[self.drawn[stack]]
+        read = self.reads[self.sampled.heads[stack]]
         return Reading.parse(read if isinstance(read, str) else read[0]).stack
 
     def alone(self, stack: str) -> Family:
@@ -126,7 +134,7 @@ class Family:
         last = next(reversed(self.stacks))
         heads = tuple(head for head in self.heads if self.reads.get(head, last) == stack)
         alone = replace(self, name=f"{self.name}-{stack}", stacks={stack: self.stacks[stack]}, heads=heads)
-        return replace(alone, reads={}, drawn={}, drawn_tables="shared")
+        return replace(alone, reads={}, sampled=SampledInput())
 
     @property
     def token_inputs(self) -> tuple[InputSpec, ...]:
@@ -198,7 +206,7 @@ class Family:
     @property
     def scaffolds(self) -> frozenset[str]:
         """Stacks that only sample the input of other stacks. Published parameter counts exclude them."""
-        return frozenset(map(self.source, self.drawn))
+        return frozenset(map(self.source, self.sampled.heads))
 
     @property
     def first_block(self) -> Block:

@@ -211,8 +211,11 @@ def test_masking_matches_the_released_code() -> None:
 @pytest.mark.parametrize(
     ("family", "message"),
     [
-        (change(ELECTRA, drawn_tables="gradient-disentangled"), "leave out segments and learned positions"),
-        (change(DEBERTA_V3, drawn_tables="apart"), "drawn_tables is 'apart', which is unknown; use one of shared"),
+        (change(ELECTRA, sampled={"tables": "gradient-disentangled"}), "leave out segments and learned positions"),
+        (
+            change(DEBERTA_V3, sampled={"tables": "apart"}),
+            "sampled.tables is 'apart', which is unknown; use one of shared",
+        ),
     ],
 )
 def test_invalid_tables_are_refused(family, message: str) -> None:

@@ -14,10 +14,7 @@ from megaptm.families import FAMILIES, FOLDERS
 from megaptm.spec import Family
 from tests import ROOT
 from tests.families.deletion import add_tests, copy_without, copy_without_extensions, dependents
-from tests.tiers import quick_tests
-
-CORE_FAMILIES = {"gpt", "bert", "t5"}
-"""Families of the core tests in tests/tiers.yaml."""
+from tests.tiers import CORE_FAMILIES, quick_tests
 
 BUILD = """
 import sys

@@ -282,7 +282,11 @@ WITH_ATTENTION_DROPOUT = ("gpt1", "gpt2", "bert", "roberta", "albert", "deberta"
 def test_attention_dropout_is_separate(family: str) -> None:
     """Configs of BERT and GPT-2 have a separate field for it."""
     full_spec = replace(tiny_spec(family.removesuffix("-discriminator")), dropout=0.1)
-    spec = replace(full_spec, family=full_spec.family.alone("discriminator")) if full_spec.family.drawn else full_spec
+    spec = (
+        replace(full_spec, family=full_spec.family.alone("discriminator"))
+        if full_spec.family.sampled.heads
+        else full_spec
+    )
     config = hugging_face_config(spec).to_dict()
     field = "attn_pdrop" if family.startswith("gpt") else "attention_probs_dropout_prob"
     assert config[field] == 0.1

@@ -2,7 +2,7 @@
 
 from megaptm.families.deberta.spec import DisentangledSpec
 from megaptm.families.electra import ELECTRA
-from megaptm.spec import Block, Family, NormSpec, Size, change
+from megaptm.spec import Block, Family, NormSpec, SampledInput, Size, change
 
 LAYER = Block(
     attention=DisentangledSpec(bias="no-keys", scale="sqrt-3", mask_decoder=True),
@@ -68,8 +68,7 @@ DEBERTA_V3: Family = change(
     stacks={"generator": LAYER_V3, "discriminator": LAYER_V3.for_encoding},
     heads=("mlm", "replaced-token"),
     reads={"mlm": "generator"},
-    drawn={"discriminator": "mlm"},
-    drawn_tables="gradient-disentangled",
+    sampled=SampledInput(heads={"discriminator": "mlm"}, tables="gradient-disentangled"),
     objectives=ELECTRA.objectives,
     sizes={
         "xsmall": _beside(Size(layers=12, width=384, heads=6, ffn=1536)),

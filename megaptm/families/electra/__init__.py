@@ -1,7 +1,7 @@
 """ELECTRA (Clark et al., 2020)."""
 
 from megaptm.families.bert import BERT
-from megaptm.spec import Family, Size, change
+from megaptm.spec import Family, SampledInput, Size, change
 
 LAYER = BERT.last_block
 
@@ -26,7 +26,7 @@ ELECTRA: Family = change(
     stacks={"generator": LAYER, "discriminator": LAYER},
     heads=("mlm", "replaced-token"),
     reads={"mlm": "generator"},
-    drawn={"discriminator": "mlm"},
+    sampled=SampledInput(heads={"discriminator": "mlm"}),
     objectives=("replaced-token-detection",),
     # Table 6 of the paper: a quarter, a third and a quarter of the discriminator's width.
     sizes={
