@@ -10,8 +10,8 @@ from tests.models.grammar import VARIANTS
 from tests.ranks import run_ranks
 
 LAYOUTS = {
-    "TP2+SP": Layout(microbatch=2, tensor=2, sequence_parallel=True),
-    "PP2 interleaved, recompute": Layout(microbatch=2, pipeline=2, virtual=2, recompute="full"),
+    "TP2+SP": Layout(microbatch=4, tensor=2, sequence_parallel=True),
+    "PP2 interleaved, recompute": Layout(microbatch=4, pipeline=2, virtual=2, recompute="full"),
     "DP2 distributed optimizer, recompute": Layout(microbatch=2, data=2, distributed_optimizer=True, recompute="full"),
 }
 

@@ -26,7 +26,7 @@ LAYOUTS = {
     "TP2xPP2": Layout(microbatch=2, tensor=2, pipeline=2),
     "TP2xDP2": Layout(microbatch=2, tensor=2, data=2),
     "PP4": Layout(microbatch=2, pipeline=4),
-    "TP2+SPxPP2 recompute": Layout(microbatch=2, tensor=2, pipeline=2, sequence_parallel=True, recompute="full"),
+    "TP2+SPxPP2 recompute": Layout(microbatch=4, tensor=2, pipeline=2, sequence_parallel=True, recompute="full"),
     "PP2xDP2 distributed optimizer": Layout(microbatch=2, pipeline=2, data=2, distributed_optimizer=True),
     "PP2 interleavedxDP2": Layout(microbatch=2, pipeline=2, virtual=2, data=2),
     "PP2 interleavedxDP2 distributed optimizer": Layout(
