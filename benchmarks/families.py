@@ -83,7 +83,11 @@ def make_spec(name: str, *, layers: int, width: int, length: int) -> ModelSpec:
     if table.sampled.heads:
         size = change(size, stacks=proportions(table.sizes["base"], size))
     return ModelSpec(
-        family=change(table, stacks=stacks), size=size, vocabulary=table.vocabulary, context=length, dropout=0.0
+        family=change(table, stacks=stacks),
+        size=size,
+        vocabulary=table.tokenizer.vocabulary,
+        context=length,
+        dropout=0.0,
     )
 
 

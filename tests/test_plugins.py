@@ -298,7 +298,7 @@ def test_invalid_plugin_is_rejected(folder, override, expected):
         ("replace(GPT2, sizes={'small': 3})", r"sizes\.small: "),
         ("replace(GPT2, sizes={'small': Size(layers=0, width=8, heads=1, ffn=8)})", r"sizes\.small\.layers is 0"),
         ("replace(GPT2, objectives=())", "objectives is empty"),
-        ("replace(GPT2, vocabulary='many')", "vocabulary: "),
+        ("replace(GPT2, tokenizer=replace(GPT2.tokenizer, vocabulary='many'))", r"tokenizer\.vocabulary is 'many'"),
         ("replace(GPT2, context=-1)", "context is -1"),
         ("replace(GPT2, reads={'lm': 'encoder'})", "reads has lm: encoder, which is neither a stack nor STACK.LAYER"),
         ("replace(GPT2, reads={'lm': 'decoder.last'})", r"reads has lm: decoder\.last"),

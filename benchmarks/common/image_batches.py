@@ -34,7 +34,7 @@ def image_spec(table: Family, *, layers: int, width: int, length: int) -> ModelS
     size = Size(
         layers=depth, width=width, heads=max(1, width // HEAD), ffn=4 * width, inputs={"patch": PIXELS}, stacks=stacks
     )
-    return ModelSpec(family=table, size=size, vocabulary=table.vocabulary, context=grid**2 + 1, dropout=0.0)
+    return ModelSpec(family=table, size=size, vocabulary=table.tokenizer.vocabulary, context=grid**2 + 1, dropout=0.0)
 
 
 def image_batch(spec: ModelSpec, rows: int) -> dict[str, Tensor]:

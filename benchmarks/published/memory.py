@@ -34,7 +34,7 @@ class Shape:
 
 
 _ENCODER = Block(position="learned")
-_BERT = change(BERT, embedding_norm=False, stacks={"encoder": _ENCODER})
+_BERT = change(BERT, embedding={"norm": False}, stacks={"encoder": _ENCODER})
 # Its decoder shares the position table of the encoder.
 _T5 = change(
     T5, stacks={"encoder": _ENCODER, "decoder": change(_ENCODER, visibility="causal", position="none", cross="encoder")}

@@ -50,13 +50,13 @@ def cluster_mistakes(spec: ModelSpec) -> Iterator[str]:
     mistakes = {
         "several stacks": len(family.stacks) > 1,
         "inputs besides tokens": family.inputs != (TokenInput(),),
-        "tied=False": not family.tied,
-        "a norm of the inputs": family.embedding_norm,
+        "output.tied=False": not family.output.tied,
+        "a norm of the inputs": bool(family.embedding.norm),
         "a second stream of queries": any(block.query_stream for block in family.stacks.values()),
         "positions at the input": any(block.position in ("learned", "sinusoid") for block in family.stacks.values()),
-        "output_bias=False": not family.output_bias,
-        "z_loss": bool(family.z_loss),
-        "label_smoothing": bool(family.label_smoothing),
+        "output.bias=False": not family.output.bias,
+        "z_loss": bool(family.loss.z_loss),
+        "label_smoothing": bool(family.loss.label_smoothing),
     }
     if named := [word for word, is_so in mistakes.items() if is_so]:
         yield f"model.cutoffs do not go with {named[0]}: change either."

@@ -112,7 +112,7 @@ class HeadBrick(ABC):
     def table_width(self) -> int:
         """Width of the table on which it projects. A table of its own is as wide as both streams of a reversible
         stack."""
-        size, own = self.spec.size, not self.spec.family.tied and self.block.reversible
+        size, own = self.spec.size, not self.spec.family.output.tied and self.block.reversible
         return self.width if own and size.embedding is None else size.table_width
 
     @property

@@ -60,8 +60,8 @@ class LanguageHeadBrick(HeadBrick):
     def rows(self) -> int:
         if self.spec.size.cutoffs:
             return 0
-        own = 0 if self.spec.family.tied else self.table_width
-        return own + self.spec.family.output_bias
+        own = 0 if self.spec.family.output.tied else self.table_width
+        return own + self.spec.family.output.bias
 
     @property
     def published(self) -> int:

@@ -41,8 +41,8 @@ class InputBrick:
     def multiply_adds(self, positions: int) -> tuple[int, int]:
         """Return the multiply-adds of a sequence: with a gradient of the input, and without."""
         with_gradient, without = (
-            positions * sum(linear.weights for linear, has_gradient in self.products if has_gradient is wanted)
-            for wanted in (True, False)
+            positions * sum(linear.weights for linear, has_gradient in self.products if has_gradient is needs_gradient)
+            for needs_gradient in (True, False)
         )
         return with_gradient, without
 

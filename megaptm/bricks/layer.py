@@ -155,7 +155,7 @@ def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
     norms = [
         norm_parameters(family.stacks[name], spec.table_width(name))
         for name in _by_table(family, stacks)
-        if family.has_embedding_norm(name)
+        if family.embedding.has_norm(name)
     ]
     for brick in input_bricks(spec).values():
         norms += [norm_parameters(family.first_block, spec.size.table_width)] * brick.num_norms

@@ -65,7 +65,7 @@ def _word_family_json(family: WordFamily) -> dict[str, Any]:
 
     sizes = {
         size: {
-            "parameters": WordSpec(family=family, size=table, vocabulary=family.vocabulary).parameters,
+            "parameters": WordSpec(family=family, size=table, vocabulary=family.tokenizer.vocabulary).parameters,
             **asdict(table),
         }
         for size, table in family.sizes.items()
@@ -73,9 +73,9 @@ def _word_family_json(family: WordFamily) -> dict[str, Any]:
     return {
         "paper": family.paper,
         "objectives": family.objectives,
-        "tokenizer": family.tokenizer,
-        "specials": family.specials,
-        "vocabulary": family.vocabulary,
+        "tokenizer": family.tokenizer.kind,
+        "specials": family.tokenizer.specials,
+        "vocabulary": family.tokenizer.vocabulary,
         "sizes": sizes,
     }
 
@@ -85,7 +85,8 @@ def _show_words(family: WordFamily) -> None:
 
     from megaptm.console import Console
 
-    title = f"{family.name}: word vectors, {family.vocabulary:,} words, {family.paper}; {', '.join(family.objectives)}"
+    words = f"{family.tokenizer.vocabulary:,} words"
+    title = f"{family.name}: word vectors, {words}, {family.paper}; {', '.join(family.objectives)}"
     table = Table("size", title=title, title_justify="left")
     columns = ("parameters", *family.size_fields)
     for column in columns:
@@ -113,9 +114,9 @@ def _family_json(family: Any) -> dict[str, Any]:
         "objectives": family.objectives,
         "supervised": [name for name in family.objectives if build_objective(name).is_supervised],
         "hugging_face": hugging_face_models(family),
-        "tokenizer": family.tokenizer,
-        "specials": family.specials,
-        "vocabulary": family.vocabulary,
+        "tokenizer": family.tokenizer.kind,
+        "specials": family.tokenizer.specials,
+        "vocabulary": family.tokenizer.vocabulary,
         "context": family.context,
         "sizes": sizes,
     }

@@ -100,7 +100,7 @@ def word_spec(model: ModelConfig, family: WordFamily) -> WordSpec:
     """Return the word vectors that a section `model` describes."""
     table = family.sizes.get(model.size, next(iter(family.sizes.values())))
     configured = {name: value for name in family.size_fields if (value := getattr(model, name)) is not None}
-    vocabulary = family.vocabulary if model.vocabulary is None else model.vocabulary
+    vocabulary = family.tokenizer.vocabulary if model.vocabulary is None else model.vocabulary
     return WordSpec(family=family, size=replace(table, **configured), vocabulary=vocabulary)
 
 
@@ -115,10 +115,10 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     for record in family.inputs:
         family = family.with_input(_with_input_keys(record, model))
     if model.init_std is not None:
-        family = change(family, init_std=model.init_std)
+        family = change(family, init={"std": model.init_std})
     loss_values = {name: value for name in LOSS_KEYS if (value := getattr(model, name)) is not None}
     if loss_values:
-        family = change(family, **loss_values)
+        family = change(family, loss=loss_values)
     table = family.sizes.get(model.size)
     shape = _shape_values(model, table)
     stacks = {} if table is None else {name: _stack_values(model, own) for name, own in table.stacks.items()}
@@ -155,7 +155,7 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
                 for name, numbers in stacks.items()
             },
         ),
-        vocabulary=family.vocabulary if model.vocabulary is None else model.vocabulary,
+        vocabulary=family.tokenizer.vocabulary if model.vocabulary is None else model.vocabulary,
         context=context,
         dropout=family.dropout if model.dropout is None else model.dropout,
     )
@@ -183,13 +183,13 @@ def with_resolved_model(config: Config) -> Config:
     }
     other_values = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
     other_values |= {
-        name: getattr(spec.family, name) for name in LOSS_KEYS if name != "negatives" or spec.family.negatives
+        name: getattr(spec.family.loss, name) for name in LOSS_KEYS if name != "negatives" or spec.family.loss.negatives
     }
     other_values |= {name: getattr(spec.size, name) for name in CHARACTER_KEYS if spec.family.reads_characters}
     for record in spec.family.inputs:
         other_values |= record.derived_sizes(spec)
     other_values |= spec.size.inputs
-    other_values |= {"init_std": spec.family.init_std} if spec.family.reads_init_std else {}
+    other_values |= {"init_std": spec.family.init.std} if spec.family.init.uses_std else {}
     other_values |= {
         key: getattr(record, field) for record in spec.family.inputs for key, field in record.options.items()
     }

@@ -26,8 +26,8 @@ def layered_model_errors(model: ModelConfig) -> Iterator[str]:
     """Yield every broken rule of a family with layers."""
     spec = model_spec(model)
     yield from _unused_keys(model, spec)
-    for key in ("z_loss", "label_smoothing") if spec.family.negatives else ():
-        if getattr(spec.family, key):
+    for key in ("z_loss", "label_smoothing") if spec.family.loss.negatives else ():
+        if getattr(spec.family.loss, key):
             yield f"model.{key} needs the full softmax, and model.negatives samples it: set one to 0."
     if spec.family.is_recurrent or spec.family.reads_characters:
         yield from recurrent_model_errors(spec)
@@ -71,7 +71,7 @@ def _reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]]:
         yield ("word_vectors",), "has no single table of words"
     if "bidirectional-lm" not in family.heads:
         yield ("negatives",), "compares all tokens in its losses"
-    if not family.reads_init_std:
+    if not family.init.uses_std:
         yield ("init_std",), "initializes each weight by its own rule"
     if not family.tasks:
         yield ("tasks",), "reads no task ids, unlike ernie-2"

@@ -27,7 +27,8 @@ def sequence_lengths(batch: BatchSpec, family: Family) -> dict[str, int]:
     """Return stack -> number of positions, including the queries beside its text."""
     num_queries = batch.num_predicted or 0
     return {
-        stack: family.places(stack, tokens, num_queries) for stack, tokens in batch.lengths(family.prefixes).items()
+        stack: family.sequence_length(stack, tokens, num_queries)
+        for stack, tokens in batch.lengths(family.prefixes).items()
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -33,10 +33,13 @@ def _error(name: str, problem: str) -> UserError:
 
 
 def _find_problems(family: Family | WordFamily) -> Iterator[str]:
+    for field in fields(family):
+        if is_dataclass(record := getattr(family, field.name)):
+            yield from (error.removesuffix(".") for error in value_errors(record, f"{field.name}."))
     if not family.objectives:
         yield "objectives is empty"
-    if family.vocabulary < 1:
-        yield f"vocabulary is {family.vocabulary}"
+    if family.tokenizer.vocabulary < 1:
+        yield f"tokenizer.vocabulary is {family.tokenizer.vocabulary}"
     if isinstance(family, WordFamily):
         if not family.sizes:
             yield "sizes is empty"

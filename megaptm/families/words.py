@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from megaptm.spec import TokenizerSpec
+
 # Rows are assigned to data ranks by their index modulo this, for any number of ranks. A table thus has the same shape
 # in every checkpoint, and each rank has an equal share of the frequent words, which come first.
 LANES = 128
@@ -42,8 +44,8 @@ class WordFamily:
 
     name: str
     paper: str
-    vocabulary: int
-    """Published vocabulary size; a config takes the size of its own tokenizer."""
+    tokenizer: TokenizerSpec
+    """Published tokenizer; a config takes the vocabulary size of its own."""
     model: str = "tables"
     """Kind of model.
 
@@ -52,10 +54,6 @@ class WordFamily:
     - `next-word`: a network that predicts the word after a window
     - `ranking`: a network that computes a score of a window
     """
-    tokenizer: str = "words"
-    """Kind of tokenizer, one of `tokenizers.KINDS`."""
-    specials: str | None = None
-    """Special tokens of the tokenizer; None: the default of its kind."""
     init_bound: float
     """Bound of uniform initial values: divided by the width for an input table, multiplied by `Network.bound` of
     `words.networks` for the parameters of a network."""
@@ -126,7 +124,7 @@ class WordSpec:
 WORD2VEC = WordFamily(
     name="word2vec",
     paper="arXiv:1310.4546",
-    vocabulary=3_000_000,
+    tokenizer=TokenizerSpec(kind="words", vocabulary=3_000_000),
     init_bound=0.5,
     objectives=("skip-gram", "cbow"),
     sizes={"small": WordSize(width=100), "google-news": WordSize(width=300)},
@@ -136,7 +134,7 @@ WORD2VEC = WordFamily(
 GLOVE = WordFamily(
     name="glove",
     paper="aclanthology.org/D14-1162",
-    vocabulary=400_000,
+    tokenizer=TokenizerSpec(kind="words", vocabulary=400_000),
     model="pairs",
     init_bound=0.5,
     objectives=("glove",),
@@ -148,7 +146,7 @@ GLOVE = WordFamily(
 FASTTEXT = WordFamily(
     name="fasttext",
     paper="arXiv:1607.04606",
-    vocabulary=2_000_000,
+    tokenizer=TokenizerSpec(kind="words", vocabulary=2_000_000),
     init_bound=1.0,
     objectives=("skip-gram", "cbow"),
     sizes={
@@ -162,7 +160,7 @@ FASTTEXT = WordFamily(
 NNLM = WordFamily(
     name="nnlm",
     paper="jmlr.org/papers/v3/bengio03a",
-    vocabulary=17_964,
+    tokenizer=TokenizerSpec(kind="words", vocabulary=17_964),
     model="next-word",
     init_bound=1.0,
     objectives=("causal-lm",),
@@ -176,7 +174,7 @@ NNLM = WordFamily(
 CW = WordFamily(
     name="cw",
     paper="10.1145/1390156.1390177",
-    vocabulary=30_000,
+    tokenizer=TokenizerSpec(kind="words", vocabulary=30_000),
     model="ranking",
     init_bound=3**0.5,
     objectives=("window-ranking",),

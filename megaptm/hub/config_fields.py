@@ -39,7 +39,7 @@ def megaptm_values(spec: ModelSpec, counterpart: Counterpart) -> dict[str, Any]:
         "rounds": size.layers // block.sharing.cycle,
         "dropout": spec.dropout,
         "attention_dropout": block.attentions[0].dropout_rate(spec.dropout),
-        "logit_scale": size.width**-0.5 if spec.family.logit_scale == "rsqrt-width" else 1.0,
+        "logit_scale": size.width**-0.5 if spec.family.output.scale == "rsqrt-width" else 1.0,
         **{
             f"{stack}.{name}": getattr(spec.size_of(stack), name)
             for stack in spec.family.stacks
@@ -202,12 +202,14 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
         stacks = {name: change(block, attention=read(block, values)) for name, block in stacks.items()}
     check_pad(counterpart, config.get("pad_token_id"), f"{CONFIG}: ")
     context = (
-        values["positions"] - family.first_position if "positions" in values else values.get("context", family.context)
+        values["positions"] - family.embedding.first_position
+        if "positions" in values
+        else values.get("context", family.context)
     )
     if context < 1:
         raise UserError(
             f"{CONFIG}: {counterpart.field_name('positions')} is {values['positions']}, but texts start at position "
-            f"{family.first_position}; restore it."
+            f"{family.embedding.first_position}; restore it."
         )
     spec = ModelSpec(
         family=change(family, stacks=stacks).with_input(TaskInput(rows=values.get("tasks", family.tasks))),
@@ -228,7 +230,7 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
 
 def check_pad(counterpart: Counterpart, pad: int | None, where: str = "") -> None:
     """Raise UserError if the pad token has another id, which would shift all positions."""
-    expected = counterpart.family_table.first_position - 1
+    expected = counterpart.family_table.embedding.first_position - 1
     if counterpart.positions_after_pad and pad is not None and pad != expected:
         raise UserError(
             f"{where}pad_token_id is {pad}, but {counterpart.family} has {expected}, and {counterpart.model} counts "

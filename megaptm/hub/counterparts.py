@@ -15,10 +15,7 @@ from megaptm.spec import AttentionSpec, Block, Family, ModelSpec, Size, attentio
 COUNTERPARTS: tuple[Counterpart, ...] = tuple(chain.from_iterable(contributions("huggingface", "COUNTERPARTS")))
 """Counterparts of all families that have a `huggingface.py`."""
 # Fields that sizes or training recipes may change within one architecture.
-FREE_FIELDS = (
-    *("name", "paper", "vocabulary", "tokenizer", "specials", "context", "z_loss", "label_smoothing", "init"),
-    *("init_std", "dropout", "objectives", "sizes"),
-)
+FREE_FIELDS = ("name", "paper", "tokenizer", "context", "loss", "init", "dropout", "objectives", "sizes")
 
 # The same for blocks, as arguments of `change`.
 FREE_BLOCK_VALUES: dict[str, Any] = {"norm": {"eps": 0.0}, "sharing": {"groups": 1, "cycle": 1}}

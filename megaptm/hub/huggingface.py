@@ -311,7 +311,7 @@ def hugging_face_config(spec: ModelSpec, **special: int | None) -> PretrainedCon
         known = {f"{TEXT_CONFIG}.{name}": id_ for name, id_ in known.items()}
     values = nest_sections(counterpart, {**config_values(counterpart, spec), **family_field, **known})
     config = config_class(**values, architectures=[counterpart.model])
-    if not spec.family.tied:
+    if not spec.family.output.tied:
         # Some classes have another default but follow the weights; other readers follow this field.
         config.tie_word_embeddings = False
     return config

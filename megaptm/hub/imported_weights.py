@@ -172,7 +172,7 @@ def _repeat_positions(counterpart: Counterpart, spec: ModelSpec, table: Tensor, 
             "restore it."
         )
     rows = start + torch.arange(spec.context) % (len(table) - start)
-    return torch.cat([table[start - spec.family.first_position : start], table[rows]])
+    return torch.cat([table[start - spec.family.embedding.first_position : start], table[rows]])
 
 
 def _shorten_list(names: list[str]) -> str:

@@ -48,14 +48,14 @@ class Embed(nn.Module):
         _check_inputs(spec)
         _check_sampled_tables(family)
         scales = {"none": 1.0, "sqrt-width": width**0.5}
-        if family.embedding_scale not in scales:
+        if family.embedding.scale not in scales:
             known = ", ".join(scales)
-            raise UserError(f"{family.name}: embedding_scale is {family.embedding_scale!r}; use one of {known}.")
-        self.scale = scales[family.embedding_scale]
+            raise UserError(f"{family.name}: embedding.scale is {family.embedding.scale!r}; use one of {known}.")
+        self.scale = scales[family.embedding.scale]
         if spec.size.cutoffs:
             # Adaptive tables project to the stream's width.
             self.token = AdaptiveTokens(spec, embeds=bool(stacks))
-            self.scale = spec.width**0.5 if family.embedding_scale == "sqrt-width" else 1.0
+            self.scale = spec.width**0.5 if family.embedding.scale == "sqrt-width" else 1.0
         elif family.has_tokens:
             self.token = Embedding(spec.padded_vocabulary, spec.token_width, split="vocabulary")
         self.segment = self.task = None
@@ -69,7 +69,7 @@ class Embed(nn.Module):
                 self.add_module(record.name, module(spec, record))
         self.token_inputs = {name: family.token_input(name) for name in family.stacks}
         self.added = [record for record in family.inputs if record.module and not record.replaces_tokens]
-        self.first_position = family.first_position
+        self.first_position = family.embedding.first_position
         self.waves = {name: family.stacks[name].position == "sinusoid" for name in stacks}
         if width % 2 and any(self.waves.values()):
             raise UserError(
@@ -81,7 +81,7 @@ class Embed(nn.Module):
                 self.add_module(f"{prefix}difference", difference)
             if family.stacks[name].position == "learned":
                 self.add_module(f"{prefix}position", Embedding(spec.positions_of(name), spec.table_width(name)))
-            if family.has_embedding_norm(name):
+            if family.embedding.has_norm(name):
                 block = family.stacks[name]
                 self.add_module(f"{prefix}norm", Norm(spec.table_width(name), block.norm))
             if family.stacks[name].query_stream:
@@ -135,10 +135,10 @@ class Embed(nn.Module):
                 x = x + self._module(record.name)(*fields, ids)
         if (norm := self._modules.get(f"{own}norm")) is not None:
             x = norm(x)
-        for record, rest in appended:
-            fields = (rest[name] for name in record.fields)
+        for record, appended_batch in appended:
+            fields = (appended_batch[name] for name in record.fields)
             rest_segments = None if segments is None else segments[len(x) :]
-            x = torch.cat([x, self._module(record.name)(*fields, rest["tokens"].t(), rest_segments)])
+            x = torch.cat([x, self._module(record.name)(*fields, appended_batch["tokens"].t(), rest_segments)])
         target_positions = batch.get(f"{prefix}masked_positions")
         if (query := self._modules.get(f"{own}query")) is not None and target_positions is not None:
             # All queries of the query stream start equal; only positions distinguish them.
@@ -160,8 +160,8 @@ class Embed(nn.Module):
                 count = batch[record.fields[0]].shape[1]
                 sequence = {name: batch[name] for name in SEQUENCE_FIELDS if name in batch}
                 text = {name: field[:, : field.shape[1] - count] for name, field in sequence.items()}
-                rest = {name: field[:, field.shape[1] - count :] for name, field in sequence.items()}
-                return batch | text, [(record, batch | rest)]
+                appended = {name: field[:, field.shape[1] - count :] for name, field in sequence.items()}
+                return batch | text, [(record, batch | appended)]
         return batch, []
 
     def _positions(self, positions_BS: Tensor | None, ids_SB: Tensor, table: nn.Module) -> Tensor:
@@ -193,8 +193,8 @@ def _check_inputs(spec: ModelSpec) -> None:
         raise UserError(f"{spec.name}: inputs has two of one kind ({', '.join(names)}): leave one out.")
     errors = {
         "token tables beside it (inputs)": len(family.token_inputs)
-        > (1 if len(family.stacks) == 1 or family.tied else 2),
-        "a projection on the token table (tied)": family.tied,
+        > (1 if len(family.stacks) == 1 or family.output.tied else 2),
+        "a projection on the token table (tied)": family.output.tied,
         "clusters of tokens (model.cutoffs)": bool(spec.size.cutoffs),
         "a stack that reads sampled tokens": bool(family.sampled.heads),
         "a second stream of queries": any(block.query_stream for block in family.stacks.values()),

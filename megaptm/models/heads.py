@@ -39,16 +39,18 @@ class LanguageHead(nn.Module):
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
         scales = {"none": 1.0, "rsqrt-width": brick.width**-0.5}
-        if spec.family.logit_scale not in scales:
+        if spec.family.output.scale not in scales:
             known = ", ".join(scales)
-            raise UserError(f"{spec.name}: logit_scale is {spec.family.logit_scale!r}, which is unknown; use {known}.")
-        self.scale = scales[spec.family.logit_scale]
+            raise UserError(
+                f"{spec.name}: output.scale is {spec.family.output.scale!r}, which is unknown; use {known}."
+            )
+        self.scale = scales[spec.family.output.scale]
         self.table = self.narrow = None
         if "narrow" in brick.maps:
             self.narrow = Linear.of(brick.maps["narrow"])
-        if not spec.family.tied:
+        if not spec.family.output.tied:
             self.table = Embedding(spec.padded_vocabulary, brick.table_width, split="vocabulary")
-        self.vocabulary = VocabularyBias(spec.padded_vocabulary) if spec.family.output_bias else None
+        self.vocabulary = VocabularyBias(spec.padded_vocabulary) if spec.family.output.bias else None
         self.project = token_loss(spec)
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
@@ -84,8 +86,8 @@ class MaskedHead(nn.Module):
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
         block = brick.block
-        if not spec.family.tied:
-            raise UserError(f"{spec.name}: the `mlm` head projects on the token table; set tied=True.")
+        if not spec.family.output.tied:
+            raise UserError(f"{spec.name}: the `mlm` head projects on the token table; set output.tied=True.")
         self.activation = plain_activation(spec, brick)
         self.transform = Linear.of(brick.maps["transform"])
         self.norm = Norm(brick.table_width, block.norm)

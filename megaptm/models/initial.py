@@ -18,7 +18,7 @@ from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size
 
 USUAL_STD = 0.02
-"""Default of `Family.init_std`."""
+"""Default of `InitSpec.std`."""
 Std = Callable[[Size], float | Tensor]
 """Standard deviation of a zero-mean normal distribution, before truncation: a number, or one per row."""
 
@@ -161,7 +161,7 @@ RULES: dict[str, tuple[tuple[str, Std], ...]] = {
     ),
 }
 BY_INIT_STD = (_normal, _residual)
-"""Rules that `Family.init_std` scales."""
+"""Rules that `InitSpec.std` scales."""
 ONES = re.compile(r"(.*norm|.*\.final)\.weight")
 ZEROS = re.compile(r".*\.bias|.*_difference\.weight")
 LEANING = re.compile(r".*\.highway\.\d+\.carry\.bias")
@@ -188,7 +188,7 @@ def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int)
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
     sampled = generator.standard_normal(shape, dtype=np.float32)
-    if spec.family.init == "truncated-normal":
+    if spec.family.init.rule == "truncated-normal":
         _draw_again_beyond_two(sampled.reshape(-1), generator)
     value = torch.from_numpy(sampled).mul_(std)
     if name in {f"embed.{record.name}.{table}" for record in spec.family.inputs for table in record.zero_first}:
@@ -205,17 +205,18 @@ def _draw_again_beyond_two(sampled: np.ndarray, generator: np.random.Generator) 
 
 
 def _rule(spec: ModelSpec, name: str) -> Std:
-    if spec.family.init not in RULES:
-        raise UserError(f"{spec.name}: init is {spec.family.init!r}, which is unknown; use one of {', '.join(RULES)}.")
-    for record in spec.family.inputs if spec.family.init == "normal" else ():
+    init = spec.family.init
+    if init.rule not in RULES:
+        raise UserError(f"{spec.name}: init.rule is {init.rule!r}, which is unknown; use one of {', '.join(RULES)}.")
+    for record in spec.family.inputs if init.rule == "normal" else ():
         if record.initial_std is not None and name.startswith(f"embed.{record.name}."):
             return _constant(record.initial_std)
-    for pattern, std in RULES[spec.family.init]:
+    for pattern, std in RULES[init.rule]:
         if re.search(rf"(?:^|\.)(?:{pattern})$", name):
-            return _scaled(std, spec.family.init_std / USUAL_STD) if std in BY_INIT_STD else std
+            return _scaled(std, init.std / USUAL_STD) if std in BY_INIT_STD else std
     if name.partition(".")[0] not in ("embed", "head", *spec.family.stacks):
         return _width  # a module that an extension adds to the model
-    raise KeyError(f"no rule of init={spec.family.init!r} names the parameter {name}")
+    raise KeyError(f"no pattern of the rule {init.rule!r} matches the parameter {name}")
 
 
 def _scaled(std: Std, ratio: float) -> Std:

@@ -22,8 +22,8 @@ def count_labels(labels: Tensor) -> Tensor:
 
 def token_loss(spec: ModelSpec) -> TokenLoss:
     """Build the token loss of a family."""
-    family = spec.family
-    return TokenLoss(spec.vocabulary, z_loss=family.z_loss, label_smoothing=family.label_smoothing)
+    loss = spec.family.loss
+    return TokenLoss(spec.vocabulary, z_loss=loss.z_loss, label_smoothing=loss.label_smoothing)
 
 
 def class_loss(logits: Tensor, labels: Tensor) -> Loss:

@@ -49,7 +49,9 @@ def stream_lengths(batch: Mapping[str, Tensor], family: Family) -> dict[str, int
     lengths = {}
     for name, prefix in family.prefixes.items():
         targets = batch.get(f"{prefix}masked_positions")
-        positions = family.places(name, batch[f"{prefix}tokens"].shape[1], 0 if targets is None else targets.shape[1])
+        positions = family.sequence_length(
+            name, batch[f"{prefix}tokens"].shape[1], 0 if targets is None else targets.shape[1]
+        )
         lengths[name] = family.stacks[name].streams * positions
     return lengths
 
@@ -95,7 +97,7 @@ class Model(nn.Module):
             raise UserError(f"{spec.name}: a reversible stack stands alone; set residual=sum, or leave the others out.")
         self.embed = self.head = None
         tied_inputs = {HEADS[name].tied_input for name in self.chunk.heads} - {""}
-        projects = family.tied and any(HEADS[name].projects for name in self.chunk.heads)
+        projects = family.output.tied and any(HEADS[name].projects for name in self.chunk.heads)
         if self.chunk.embedded_stacks or projects or tied_inputs:
             self.embed = Embed(spec, self.chunk.embedded_stacks, tied_inputs=tied_inputs)
         for name, block in family.stacks.items():
@@ -280,7 +282,7 @@ class Model(nn.Module):
         """Token table, or adaptive tables, of tied heads."""
         if self.embed is not None and self.spec.size.cutoffs:
             return self.embed.token
-        return self.embed.token.weight if self.embed is not None and self.spec.family.tied else None
+        return self.embed.token.weight if self.embed is not None and self.spec.family.output.tied else None
 
     def _run(
         self,

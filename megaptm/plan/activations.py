@@ -96,8 +96,10 @@ def chunk_bytes(work: Workload, model_chunk: ModelChunk) -> float:
     if work.spec.dropout:
         embedded = rows * sum(work.lengths[name] * spec.size_of(name).width for name in model_chunk.embedded_stacks)
         total += embedded / work.sequence_parts
-    begun = {name: work.lengths[name] for name in model_chunk.embedded_stacks}
-    total += rows * sum(brick.saved_bytes(number, element) for brick, number in inputs_read(spec, begun, work.appended))
+    embedded_lengths = {name: work.lengths[name] for name in model_chunk.embedded_stacks}
+    total += rows * sum(
+        brick.saved_bytes(number, element) for brick, number in inputs_read(spec, embedded_lengths, work.appended)
+    )
     # The final norm saves its input; its output belongs to the head.
     total += sum(
         rows * work.lengths[name] * spec.output_width(name) * element / work.sequence_parts

@@ -85,7 +85,7 @@ def _all_matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequenc
         elif chunk.embedded_stacks and spec.family.has_tokens:
             yield tokens
             yield from (tokens for name in chunk.embedded_stacks if name in spec.family.gradient_disentangled)
-        elif spec.family.tied and any(head.projects for head in local_heads.values()):
+        elif spec.family.output.tied and any(head.projects for head in local_heads.values()):
             yield tokens
         if chunk.embedded_stacks:
             yield from input_maps(spec, chunk.embedded_stacks)

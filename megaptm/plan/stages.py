@@ -74,7 +74,7 @@ def count_rank_parameters(work: Workload, local: list[ModelChunk]) -> Parameters
             differences = sum(name in spec.family.gradient_disentangled for name in chunk.embedded_stacks)
             tokens = token_table_parameters(spec, tensor, embeds=True)
             trained += (1 + differences) * tokens + embedding_tables(spec, chunk.embedded_stacks)
-        elif spec.family.tied and projects:
+        elif spec.family.output.tied and projects:
             trained += token_table_parameters(spec, tensor, embeds=False)
         tied_inputs = {head.tied_input for head in local_heads.values()} - {""}
         trained += sum(input_bricks(spec)[name].tied_map.weights for name in tied_inputs if not chunk.embedded_stacks)

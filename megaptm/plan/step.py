@@ -145,7 +145,11 @@ def _data_seconds(machine: Machine, work: Workload, stage: CountedStage, passes:
     if software.parameter_overlap:
         after = exposed_seconds(after, rounds * passes.forward.total, slowdown)
     tied = 0.0
-    if layout.pipeline > 1 and work.spec.family.tied and any(chunk.embedded_stacks or chunk.last for chunk in chunks):
+    if (
+        layout.pipeline > 1
+        and work.spec.family.output.tied
+        and any(chunk.embedded_stacks or chunk.last for chunk in chunks)
+    ):
         size = table_size(work.spec) / layout.tensor * software.gradient_bytes
         tied = 2 * collective_seconds(machine, size, ranks=2, stride=max(1, layout.processes // layout.pipeline))
     return before + after + tied

@@ -26,7 +26,7 @@ PLACEHOLDERS = {"labels": "[LABEL, LABEL]", "phrases": "PHRASES.txt", "tags": "T
 
 def specials_option(family: Family | WordFamily) -> list[str]:
     """Return the option for the family's special tokens, if they are not the default of its kind of tokenizer."""
-    return [f"tokenizer.specials={family.specials}"] if family.specials else []
+    return [f"tokenizer.specials={family.tokenizer.specials}"] if family.tokenizer.specials else []
 
 
 def build_command(path: str, config: Config) -> str:
@@ -94,9 +94,9 @@ def _tokenizer_options(config: Config) -> list[str]:
     family, model = resolve(config).family, config.model
     # Without an explicit value, a custom model has the published vocabulary size, which is too large for a small
     # corpus.
-    is_explicit = model.size != "custom" or model.vocabulary != family.vocabulary
+    is_explicit = model.size != "custom" or model.vocabulary != family.tokenizer.vocabulary
     return [
-        f"tokenizer.kind={family.tokenizer}",
+        f"tokenizer.kind={family.tokenizer.kind}",
         *([f"tokenizer.vocabulary={model.vocabulary}"] if is_explicit else []),
         *specials_option(family),
     ]

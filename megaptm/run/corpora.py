@@ -142,11 +142,11 @@ def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
     """If the tokenizer lacks a special token that the family's kind has, raise `UserError` with that kind. Objectives
     report other missing tokens."""
     family = resolve(config).family
-    known = SPECIALS[family.specials or KINDS[family.tokenizer].specials].roles
+    known = SPECIALS[family.tokenizer.specials or KINDS[family.tokenizer.kind].specials].roles
     for task in tasks_of(config.built_objective):
         missing = task.objective.missing_tokens(tokenizer.special)
         if missing and {*missing} <= {*known}:
-            options = " ".join([f"tokenizer.kind={family.tokenizer}", *specials_option(family)])
+            options = " ".join([f"tokenizer.kind={family.tokenizer.kind}", *specials_option(family)])
             refuse_missing_tokens(task.objective, tokenizer.special, remedy=f"{options}, as {family.name} has it")
 
 

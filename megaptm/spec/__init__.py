@@ -21,7 +21,18 @@ from megaptm.spec.block import (
     visibility_of,
     with_attention_options,
 )
-from megaptm.spec.family import EMBEDDED, Family, Reading, SampledInput, change
+from megaptm.spec.family import (
+    EMBEDDED,
+    EmbeddingSpec,
+    Family,
+    InitSpec,
+    LossSpec,
+    OutputSpec,
+    Reading,
+    SampledInput,
+    TokenizerSpec,
+    change,
+)
 from megaptm.spec.inputs import InputSpec, SegmentInput, TaskInput, TokenInput
 from megaptm.spec.model import VOCABULARY_MULTIPLE, ModelSpec, published
 from megaptm.spec.size import BAND, Size
@@ -37,12 +48,16 @@ __all__ = [
     "AttentionSpec",
     "BandedSpec",
     "Block",
+    "EmbeddingSpec",
     "FFNSpec",
     "Family",
+    "InitSpec",
     "InputSpec",
     "LSTMSpec",
+    "LossSpec",
     "ModelSpec",
     "NormSpec",
+    "OutputSpec",
     "PatternSpec",
     "PositiveInt",
     "Reading",
@@ -52,6 +67,7 @@ __all__ = [
     "Size",
     "TaskInput",
     "TokenInput",
+    "TokenizerSpec",
     "Visibility",
     "attention_options",
     "change",

@@ -28,28 +28,96 @@ class SampledInput:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenizerSpec:
+    """Published tokenizer."""
+
+    kind: str
+    """Key of `tokenizers.KINDS`: `byte-bpe`, `wordpiece`, `unigram` ..."""
+    vocabulary: int
+    """Vocabulary size. A config may set another one for its tokenizer."""
+    specials: str | None = None
+    """Set of special tokens, a key of `tokenizers.SPECIALS`. None: the default of the kind."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingSpec:
+    """Sum of the inputs' embeddings."""
+
+    scale: str = "none"
+    """Factor of token embeddings: `none`, or `sqrt-width` for the square root of their width (Transformer)."""
+    first_position: int = 0
+    """Position id of the first token (RoBERTa, BART: 2)."""
+    norm: bool | tuple[str, ...] = False
+    """Whether stacks normalize the sum (BERT, BART), or the names of those that do."""
+
+    def has_norm(self, stack: str) -> bool:
+        """Whether a stack normalizes the sum."""
+        return self.norm if isinstance(self.norm, bool) else stack in self.norm
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputSpec:
+    """Output projection of heads that predict tokens."""
+
+    tied: bool = True
+    """Whether the projection is the token table."""
+    bias: bool = False
+    """Whether next-token logits have a learned bias (Transformer-XL)."""
+    scale: str = "none"
+    """Factor of hidden states before a tied projection: `none`, or `rsqrt-width` for width**-0.5 (T5 v1.0, PaLM)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSpec:
+    """Training loss of tokens."""
+
+    z_loss: float = 0.0
+    """Weight of the squared log-normalizer of the softmax (PaLM, arXiv:2204.02311, section 5)."""
+    negatives: int = 0
+    """Number of negative samples of a sampled softmax, sampled by frequency rank in each step (arXiv:1412.2007).
+    0: full softmax."""
+    label_smoothing: float = 0.0
+    """Label smoothing (arXiv:1706.03762, 5.4)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitSpec:
+    """Initial weights."""
+
+    rule: str = "normal"
+    """Initialization of weights, a key of `models.initial.RULES`:
+
+    - `normal`: N(0, 0.02).
+    - `gpt2`: as `normal`, with residual output projections divided by sqrt(2 x layers).
+    - `t5`: the rules of Mesh TensorFlow.
+    - `fan-in`: projections divided by the square root of their inputs, tables N(0, 1) (PaLM).
+    - `glorot`: projections divided by the square root of the mean of inputs and outputs, tables by the square root of
+      the width (released code of the Transformer).
+    - `vit`, `clip`: as in the released code of these models.
+    """
+    std: float = 0.02
+    """Standard deviation used by `rule` where it is not derived from shapes. 0.02 suits a width of 768. Narrow layers
+    need a larger value: their first outputs are otherwise too small beside the residual stream to learn early."""
+
+    @property
+    def uses_std(self) -> bool:
+        """Whether `rule` uses `std`."""
+        return self.rule in ("normal", "truncated-normal", "gpt2")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """Model family of a paper: shape, sizes and pre-training objectives."""
 
     name: str
     paper: str
-    vocabulary: int
-    """Published vocabulary size. A config may set another one for its tokenizer."""
-    tokenizer: str
-    """Kind of tokenizer, a key of `tokenizers.KINDS`: `byte-bpe`, `wordpiece`, `unigram` ..."""
-    specials: str | None = None
-    """Set of special tokens, a key of `tokenizers.SPECIALS`. None: the default of the tokenizer's kind."""
+    tokenizer: TokenizerSpec
     context: int
     """Number of learned positions; for relative positions, the published training length."""
     inputs: tuple[InputSpec, ...] = (TokenInput(),)
     """Embeddings that are summed at the input, besides learned positions, and inputs that follow the text: a record for
     each (`spec.inputs`)."""
-    embedding_scale: str = "none"
-    """Factor of token embeddings: `none`, or `sqrt-width` for the square root of their width (Transformer)."""
-    first_position: int = 0
-    """Position id of the first token (RoBERTa, BART: 2)."""
-    embedding_norm: bool | tuple[str, ...] = False
-    """Whether stacks normalize the sum of their input embeddings (BERT, BART), or the names of those that do."""
+    embedding: EmbeddingSpec = field(default=EmbeddingSpec())
     stacks: dict[str, Block] = field(default_factory=dict)
     """Name -> block, in the order of the data flow: `encoder`, `decoder` or both. The first stack reads the batch
     fields without a prefix; every other stack reads fields with its name as prefix: `decoder_tokens`."""
@@ -60,33 +128,9 @@ class Family:
     of the decoder, before the final norm."""
     sampled: SampledInput = field(default=SampledInput())
     """Stacks that read tokens sampled from a head of another stack."""
-    tied: bool = True
-    """Whether the output projection is the token table."""
-    output_bias: bool = False
-    """Whether next-token logits have a learned bias (Transformer-XL)."""
-    logit_scale: str = "none"
-    """Factor of hidden states before a tied projection: `none`, or `rsqrt-width` for width**-0.5 (T5 v1.0, PaLM)."""
-    z_loss: float = 0.0
-    """Weight of the squared log-normalizer of the softmax in the training loss (PaLM, arXiv:2204.02311, section 5)."""
-    negatives: int = 0
-    """Number of negative samples of a sampled softmax in training, sampled by frequency rank in each step
-    (arXiv:1412.2007). 0: full softmax."""
-    label_smoothing: float = 0.0
-    """Label smoothing in training (arXiv:1706.03762, 5.4)."""
-    init: str = "normal"
-    """Initialization of weights:
-
-    - `normal`: N(0, 0.02).
-    - `gpt2`: as `normal`, with residual output projections divided by sqrt(2 x layers).
-    - `t5`: the rules of Mesh TensorFlow.
-    - `fan-in`: projections divided by the square root of their inputs, tables N(0, 1) (PaLM).
-    - `glorot`: projections divided by the square root of the mean of inputs and outputs, tables by the square root of
-      the width (released code of the Transformer).
-    - `vit`, `clip`: as in the released code of these models.
-    """
-    init_std: float = 0.02
-    """Standard deviation used by `init` where it is not derived from shapes. 0.02 suits a width of 768. Narrow layers
-    need a larger value: their first outputs are otherwise too small beside the residual stream to learn early."""
+    output: OutputSpec = field(default=OutputSpec())
+    loss: LossSpec = field(default=LossSpec())
+    init: InitSpec = field(default=InitSpec())
     dropout: float = 0.1
     objectives: tuple[str, ...] = ()
     """Keys of `megaptm.objectives.OBJECTIVES`; the first is the default of a config."""
@@ -108,7 +152,7 @@ class Family:
     @property
     def prefixes(self) -> dict[str, str]:
         """Stack -> prefix of the batch fields that it reads."""
-        own = {name: f"{name}_" if place else "" for place, name in enumerate(self.stacks)}
+        own = {name: f"{name}_" if index else "" for index, name in enumerate(self.stacks)}
         return {name: own[self.source(name)] if name in self.sampled.heads else prefix for name, prefix in own.items()}
 
     @property
@@ -185,18 +229,9 @@ class Family:
         """Whether words are embedded from their characters."""
         return any(record.fields == ("characters",) for record in self.inputs)
 
-    @property
-    def reads_init_std(self) -> bool:
-        """Whether `init` uses `init_std`."""
-        return self.init in ("normal", "truncated-normal", "gpt2")
-
-    def places(self, stack: str, tokens: int, asked: int) -> int:
+    def sequence_length(self, stack: str, tokens: int, num_queries: int) -> int:
         """Return the sequence length of a stack: its tokens, plus one query per target position (XLNet)."""
-        return tokens + (asked if self.stacks[stack].query_stream else 0)
-
-    def has_embedding_norm(self, stack: str) -> bool:
-        """Whether a stack normalizes the sum of its input embeddings."""
-        return self.embedding_norm if isinstance(self.embedding_norm, bool) else stack in self.embedding_norm
+        return tokens + (num_queries if self.stacks[stack].query_stream else 0)
 
     @property
     def is_recurrent(self) -> bool:

@@ -50,7 +50,7 @@ class InputSpec:
     """Whether its module reads positions, at most the model's context, instead of token ids: [S, B], or [S, 1] if they
     are the same in each sample."""
     initial_std: ClassVar[float | None] = None
-    """Standard deviation of its initial weights in families with `init="normal"`. None: the family's."""
+    """Standard deviation of its initial weights in families whose `init.rule` is `normal`. None: the family's."""
     options: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Key of the section `model` of a config -> field of the record that it sets. Other fields define the family."""
 

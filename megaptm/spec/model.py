@@ -66,7 +66,7 @@ class ModelSpec:
 
     def positions_of(self, stack: str) -> int:
         """Return the number of rows of a stack's position table."""
-        return self.context_of(stack) + self.family.first_position
+        return self.context_of(stack) + self.family.embedding.first_position
 
     def table_width(self, stack: str) -> int:
         """Return the width of a stack's embedding tables. Stacks share it, unless they read different inputs."""
@@ -100,7 +100,7 @@ def published(family: Family, size: str) -> ModelSpec:
     return ModelSpec(
         family=family,
         size=family.sizes[size],
-        vocabulary=family.vocabulary,
+        vocabulary=family.tokenizer.vocabulary,
         context=family.sizes[size].context or family.context,
         dropout=family.dropout,
     )

@@ -40,16 +40,16 @@ def corpus_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
     def build(family: str) -> Path:
         table = CATALOGUE[family]
-        key = (table.tokenizer, table.specials)
+        key = (table.tokenizer.kind, table.tokenizer.specials)
         # A corpus is shared by families with the same tokenizer and special tokens.
         if key not in folders:
             folders[key] = tmp_path_factory.mktemp("family") / "corpus"
-            specials = [] if table.specials is None else [f"tokenizer.specials={table.specials}"]
+            specials = [] if table.tokenizer.specials is None else [f"tokenizer.specials={table.tokenizer.specials}"]
             commands.build(
                 [
                     *sources(family, folders[key].parent),
                     *(f"out={folders[key]}", "workers=0", "validation=0.1", "limit_bytes=400000"),
-                    *(f"tokenizer.kind={table.tokenizer}", "tokenizer.vocabulary=512", *specials),
+                    *(f"tokenizer.kind={table.tokenizer.kind}", "tokenizer.vocabulary=512", *specials),
                     *("annotate.sentences=true", "annotate.words=true", "annotate.capitals=true"),
                     f"annotate.tags={write_tags(folders[key].parent)}",
                 ],

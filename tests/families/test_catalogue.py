@@ -54,9 +54,9 @@ def with_option(**options: Any) -> dict:
         (with_option(position="alibi"), "Block.position is 'alibi'"),
         ({"heads": ("lm", "sop")}, r"heads \['sop'\] are unknown"),
         ({"inputs": (*GPT2.inputs, "rotary")}, "inputs has 'rotary'; it must have records"),
-        ({"logit_scale": "half"}, "logit_scale is 'half'"),
+        ({"output": {"scale": "half"}}, "output.scale is 'half'"),
         ({"heads": ("mlm",), **with_option(ffn={"activation": "swiglu"})}, "no gated form"),
-        ({"heads": ("mlm",), "tied": False}, "set tied=True"),
+        ({"heads": ("mlm",), "output": {"tied": False}}, "set output.tied=True"),
     ],
 )
 def test_unknown_value_is_refused(differences: dict, message: str) -> None:
@@ -65,8 +65,8 @@ def test_unknown_value_is_refused(differences: dict, message: str) -> None:
 
 
 def test_unknown_init_is_refused() -> None:
-    spec = published(change(GPT2, init="xavier"), "small")
-    with pytest.raises(UserError, match=r"init is 'xavier'.*normal, gpt2, t5"):
+    spec = published(change(GPT2, init={"rule": "xavier"}), "small")
+    with pytest.raises(UserError, match=r"init.rule is 'xavier'.*normal, gpt2, t5"):
         initial_value(spec, "embed.position.weight", (4, 4), seed=0)
 
 

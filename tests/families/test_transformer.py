@@ -32,10 +32,10 @@ def test_odd_width_is_refused() -> None:
     spec = ModelSpec(family=CATALOGUE["transformer"], size=size, vocabulary=20, context=8, dropout=0.0)
     with pytest.raises(UserError, match="width of 9 has one left"):
         build_model(spec)
-    with pytest.raises(UserError, match=r"embedding_scale is 'cube'; use one of none, sqrt-width"):
+    with pytest.raises(UserError, match=r"embedding.scale is 'cube'; use one of none, sqrt-width"):
         build_model(
             ModelSpec(
-                family=change(spec.family, embedding_scale="cube"),
+                family=change(spec.family, embedding={"scale": "cube"}),
                 size=change(size, width=8),
                 vocabulary=20,
                 context=8,

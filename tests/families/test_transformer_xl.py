@@ -15,7 +15,7 @@ VOCABULARY, LENGTH = 50, 4
 
 def build_tiny_model(memory: int, *, layers: int = 3, width: int = 32, init: str = "fan-in") -> Model:
     """Return a tiny model, with weights large enough that distant tokens change logits."""
-    family = change(CATALOGUE["transformer-xl-bytes"], init=init)
+    family = change(CATALOGUE["transformer-xl-bytes"], init={"rule": init})
     size = Size(layers=layers, width=width, heads=4, ffn=64, memory=memory)
     model = build_model(ModelSpec(family=family, size=size, vocabulary=VOCABULARY, context=LENGTH, dropout=0.0))
     fill(model, seed=5)

@@ -377,7 +377,7 @@ def test_tiny_config_runs_on_one_or_two_data_ranks(ranks):
 
 def test_written_config_has_init_std():
     config = load(CONFIGS / "tiny.yaml")
-    assert with_resolved_model(config).model.init_std == resolve_model(config).family.init_std == 0.1
+    assert with_resolved_model(config).model.init_std == resolve_model(config).family.init.std == 0.1
     assert with_resolved_model(load(CONFIGS / "base.yaml")).model.init_std == 0.02
 
 

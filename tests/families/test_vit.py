@@ -176,7 +176,7 @@ def test_pipeline_stages_equal_full_model():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tied": True}, "projection on the token table"),
+        ({"output": {"tied": True}}, "projection on the token table"),
         ({"inputs": (PatchInput(), TokenInput())}, "token tables beside it"),
         ({"inputs": (PatchInput(), PatchInput())}, "two of one kind"),
     ],

@@ -152,7 +152,7 @@ def test_segments_count_only_as_same_or_different() -> None:
 
 def test_model_learns_with_queries() -> None:
     """Each token repeats the one two positions before it."""
-    family = change(CATALOGUE["xlnet"], init="glorot")
+    family = change(CATALOGUE["xlnet"], init={"rule": "glorot"})
     size = Size(layers=2, width=32, heads=4, ffn=64)
     model = build_model(ModelSpec(family=family, size=size, vocabulary=20, context=12, dropout=0.0))
     fill(model, seed=1)

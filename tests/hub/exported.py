@@ -28,7 +28,7 @@ def export_tiny(
     """Export the tiny model of a family to `out` in a folder. Initial weights are multiplied by `factor`; `options` are
     those of `to_hugging_face`."""
     text, table = Path(textwrap.__file__).read_text(encoding="utf-8"), CATALOGUE[family]
-    tokenizer = train(table.tokenizer, [text], vocabulary=vocabulary, specials=table.specials)
+    tokenizer = train(table.tokenizer.kind, [text], vocabulary=vocabulary, specials=table.tokenizer.specials)
     tokenizer.save(folder / "tokenizer")
     spec = replace(tiny_spec(family, dropout=dropout), vocabulary=tokenizer.vocabulary)
     fill(model := build_model(spec), seed=0)

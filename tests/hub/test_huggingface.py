@@ -227,7 +227,7 @@ def test_model_without_counterpart_is_refused() -> None:
 
 
 def test_counterpart_does_not_depend_on_tokenizer() -> None:
-    own = change(BERT, name="own", tokenizer="byte-bpe", specials="roberta")
+    own = change(BERT, name="own", tokenizer={"kind": "byte-bpe", "specials": "roberta"})
     assert find_counterpart(published(own, "base")).model == "BertForPreTraining"
 
 

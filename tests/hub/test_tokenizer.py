@@ -23,7 +23,7 @@ from megaptm.tokenizers import load, train
 from tests.hub.exported import export_tiny
 from tests.models.tiny import has_counterpart, tiny_spec
 
-KINDS = {name: family.tokenizer for name, family in CATALOGUE.items() if has_counterpart(name)}
+KINDS = {name: family.tokenizer.kind for name, family in CATALOGUE.items() if has_counterpart(name)}
 CLASSES = {
     ("encoder",): "AutoModelForPreTraining",
     ("decoder",): "AutoModelForCausalLM",

@@ -50,7 +50,7 @@ def tiny(family: str, *overrides: str, sentinels: int | None = None) -> LoadedMo
     """Return a smaller model than the family's tiny config, with initial weights scaled up."""
     table = CATALOGUE[family]
     sentinels = 20 if table.name in ("t5", "t5-v1.1", "mt5") else sentinels
-    tokenizer = train_tokenizer(table.tokenizer, table.specials, sentinels)
+    tokenizer = train_tokenizer(table.tokenizer.kind, table.tokenizer.specials, sentinels)
     clusters = ["model.cutoffs=[12, 18]"] if family == "transformer-xl" else []
     options = [*SHAPE, "distill=null", f"model.vocabulary={tokenizer.vocabulary}", *clusters, *overrides]
     config = load(CONFIGS / family / "tiny.yaml", options)

@@ -59,7 +59,7 @@ def tiny(family: str, *, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
     size = Size(layers=layers // len(table.stacks), width=32, heads=4, ffn=64, stacks=stacks, **numbers)
     # With initial weights of 0.02 a recurrence cache or hashes would affect only the fifth digit of the loss.
     if size.cached_positions or "lsh" in table.last_block.kinds:
-        table = change(table, init="fan-in")
+        table = change(table, init={"rule": "fan-in"})
     return ModelSpec(family=table, size=size, vocabulary=VOCABULARY, context=LENGTH, dropout=dropout)
 
 

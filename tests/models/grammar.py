@@ -64,7 +64,7 @@ VARIANTS = {
     "alternating-ffn": Variant("gpt2", gpt(ffn={"activation": ("gelu", "swiglu")}), {}),
     "factorized-embedding-encoder": Variant("bert", BERT, {"embedding": 16}),
     "factorized-embedding-decoder": Variant("gpt2", GPT2, {"embedding": 16}),
-    "factorized-embedding-untied": Variant("gpt2", change(GPT2, tied=False), {"embedding": 16}),
+    "factorized-embedding-untied": Variant("gpt2", change(GPT2, output={"tied": False}), {"embedding": 16}),
     "smaller-decoder": Variant(
         "t5", T5, {"stacks": {"decoder": Size(layers=2, width=16, heads=2, ffn=96)}, "layers": 2}
     ),
@@ -77,14 +77,18 @@ VARIANTS = {
     "norm-without-parameters": Variant("bert", bert(norm={"kind": "layer-fixed"}), {}),
     "two-towers-contrast": Variant(
         "t5",
-        change(T5, stacks=TOWERS, heads=("lm", "pairs"), reads={"pairs": ("encoder", "decoder")}, init="normal"),
+        change(
+            T5, stacks=TOWERS, heads=("lm", "pairs"), reads={"pairs": ("encoder", "decoder")}, init={"rule": "normal"}
+        ),
         {"stacks": {"encoder": Size(layers=2, width=16, heads=2, ffn=32)}},
     ),
     "early-exit": Variant("gpt2", change(GPT2, heads=("lm", "exit"), reads={"exit": "decoder.1"}), {}),
     "rope": Variant("gpt2", gpt(position="rope", visibility="causal"), {}),
     "grouped-queries": Variant("gpt2", gpt(position="rope"), {"kv_heads": 2}),
     "banded-multi-query-z-loss": Variant(
-        "bert", change(bert(attention=(BandedSpec(), AttentionSpec())), z_loss=1e-2), {"kv_heads": 1, "band": 3}
+        "bert",
+        change(bert(attention=(BandedSpec(), AttentionSpec())), loss={"z_loss": 1e-2}),
+        {"kv_heads": 1, "band": 3},
     ),
     "custom-pattern": Variant("bert", bert(attention=PatternSpec(pattern="tests.models.strided:NEAR_OR_FIRST")), {}),
     "attention-without-bias": Variant("bert", bert(attention={"bias": False}), {}),

@@ -19,7 +19,7 @@ FILTERS = ((1, 4), (2, 6), (3, 6))
 
 def elmo_table() -> Family:
     """Return ELMo's family with a sampled softmax of few words."""
-    return change(ELMO, negatives=20)
+    return change(ELMO, loss={"negatives": 20})
 
 
 def tiny_elmo(*, dropout: float = 0.0) -> ModelSpec:

@@ -125,9 +125,9 @@ def test_init_std_is_an_option() -> None:
     """It scales the same random numbers. Parameters with a rule of their own keep it."""
     for family, name in (("bert", "encoder.0.ffn.up.weight"), ("gpt2", "decoder.0.ffn.down.weight")):
         spec = tiny_spec(family)
-        wide = replace(spec, family=change(spec.family, init_std=0.1))
+        wide = replace(spec, family=change(spec.family, init={"std": 0.1}))
         usual, scaled = (initial_value(each, name, (64, 32), seed=1) for each in (spec, wide))
         assert torch.allclose(scaled, 5 * usual, rtol=1e-5)
     spec = tiny_spec("t5")
-    wide = replace(spec, family=change(spec.family, init_std=0.1))
+    wide = replace(spec, family=change(spec.family, init={"std": 0.1}))
     assert initial_value(wide, name, (64, 32), seed=1).equal(initial_value(spec, name, (64, 32), seed=1))

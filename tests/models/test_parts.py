@@ -95,7 +95,7 @@ def test_last_part_of_a_tied_model_holds_the_token_table() -> None:
 
 
 @pytest.mark.parametrize(
-    "family", [name for name in FAMILIES if CATALOGUE[name].tied and not tiny_spec(name).size.cutoffs]
+    "family", [name for name in FAMILIES if CATALOGUE[name].output.tied and not tiny_spec(name).size.cutoffs]
 )
 def test_tied_model_projects_with_its_token_table(family: str) -> None:
     # A vocabulary size that no other dimension of the model has.
@@ -125,7 +125,7 @@ def test_indivisible_layers_are_rejected() -> None:
 @pytest.mark.parametrize("option", ["label_smoothing", "z_loss"])
 def test_language_heads_take_loss_options_of_the_family(option: str) -> None:
     spec = tiny_spec("spanbert")
-    changed = replace(spec, family=change(spec.family, **{option: 0.1}))
+    changed = replace(spec, family=change(spec.family, loss={option: 0.1}))
     for name, brick in heads(spec).items():
         if brick.projects:
             module = build_heads(changed, [name])[name]

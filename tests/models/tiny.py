@@ -85,7 +85,7 @@ def tiny_batch(family: str, *, rows: int = 3, sequence: int = 12, target: int = 
     """Return samples of one document each. From the second sample on there is some padding at the end."""
     table = CATALOGUE[family]
     # Never the pad token: some models of Hugging Face derive positions from it.
-    draw = TokenSampler(torch.Generator().manual_seed(seed), VOCABULARY, min_id=max(1, table.first_position))
+    draw = TokenSampler(torch.Generator().manual_seed(seed), VOCABULARY, min_id=max(1, table.embedding.first_position))
 
     def documents(length: int) -> Tensor:
         lengths = length - 2 * torch.arange(rows)[:, None]

@@ -9,7 +9,7 @@ import numpy as np
 from megaptm.batch import BatchSpec, Field, fields
 from megaptm.objectives import Objective
 from megaptm.objectives.objective import SequenceWindow, pad_pieces
-from megaptm.spec import Block, Family, NormSpec, Size
+from megaptm.spec import Block, Family, NormSpec, Size, TokenizerSpec
 from tests.models import pairs
 
 
@@ -46,8 +46,7 @@ HALVES = Halves()
 TOWERS = Family(
     name="towers",
     paper="none",
-    vocabulary=512,
-    tokenizer="wordpiece",
+    tokenizer=TokenizerSpec(kind="wordpiece", vocabulary=512),
     context=64,
     stacks={"left": Block(position="rope"), "right": Block(position="learned", norm=NormSpec(position="post"))},
     heads=(pairs.PairsBrick.name,),

@@ -17,13 +17,13 @@ VOCABULARY = 150
 GRID, SIDE = 3, 2
 """Patches per side of an image, and pixels per side of a patch. The ten positions are divisible by two ranks."""
 NUM_MASKED = 4
-VIT_BOTH_HEADS = change(VIT, heads=("image-label", "masked-patch"), init="normal")
+VIT_BOTH_HEADS = change(VIT, heads=("image-label", "masked-patch"), init={"rule": "normal"})
 """ViT with heads for labels and masked patches. No initial weight is zero."""
 
 
 def tiny_vit(*, dropout: float = 0.0, layers: int = 4, both: bool = True) -> ModelSpec:
     size = Size(layers=layers, width=32, heads=4, ffn=64, inputs={"patch": SIDE})
-    family = VIT_BOTH_HEADS if both else change(VIT, init="normal")
+    family = VIT_BOTH_HEADS if both else change(VIT, init={"rule": "normal"})
     return ModelSpec(family=family, size=size, vocabulary=VOCABULARY, context=GRID**2 + 1, dropout=dropout)
 
 

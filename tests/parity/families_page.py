@@ -74,10 +74,11 @@ def render_page() -> str:
 def _word_row(family: WordFamily) -> str:
     """Return the table row of a family of word vectors, with the published number of words."""
     specs = {
-        size: WordSpec(family=family, size=table, vocabulary=family.vocabulary) for size, table in family.sizes.items()
+        size: WordSpec(family=family, size=table, vocabulary=family.tokenizer.vocabulary)
+        for size, table in family.sizes.items()
     }
     sizes = ", ".join(f"{size} {spec.parameters:,}" for size, spec in specs.items())
-    cells = (f"{family.name} ({family.paper})", f"{family.vocabulary:,}", sizes, ", ".join(family.objectives))
+    cells = (f"{family.name} ({family.paper})", f"{family.tokenizer.vocabulary:,}", sizes, ", ".join(family.objectives))
     return f"| {' | '.join(cells)} |\n"
 
 

@@ -169,7 +169,7 @@ def make_random_reference(spec: ModelSpec) -> PreTrainedModel:
         for parameter in reference.parameters():
             if parameter.requires_grad:
                 parameter += 0.1 * torch.randn(parameter.shape)
-        if not spec.family.tied:
+        if not spec.family.output.tied:
             # Otherwise T5's logits are so large that rounding errors exceed the tolerance.
             reference.get_output_embeddings().weight *= spec.width**-0.5
     reference.load_state_dict(make_zero_parameters(spec), strict=False)

@@ -53,7 +53,7 @@ def make_spec(options: Mapping[str, Any]) -> ModelSpec:
         highway=cnn["n_highway"],
         character_width=cnn["embedding"]["dim"],
     )
-    family = change(ELMO, negatives=0, stacks=dict.fromkeys(DIRECTIONS, block))
+    family = change(ELMO, loss={"negatives": 0}, stacks=dict.fromkeys(DIRECTIONS, block))
     return ModelSpec(family=family, size=size, vocabulary=options.get("n_tokens_vocab", 1), context=20, dropout=0.0)
 
 

@@ -19,7 +19,7 @@ from tests.parity.reference import assert_close, table_gradient
 
 LLAMA = change(
     GPT2,
-    tied=False,
+    output={"tied": False},
     stacks={
         "decoder": Block(
             visibility="causal",

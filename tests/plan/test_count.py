@@ -179,7 +179,7 @@ def test_built_model_has_the_counted_parameters(family: str, size: str) -> None:
         change(GPT3, stacks={"decoder": change(GPT3.last_block, norm={"position": "post", "kind": "rms"})}),
         change(
             T5,
-            tied=False,
+            output={"tied": False},
             stacks={name: change(block, ffn={"activation": "geglu"}) for name, block in T5.stacks.items()},
         ),
         change(BERT, heads=("mlm",)),

@@ -12,7 +12,7 @@ from megaptm.plan.memory import estimate_memory
 from megaptm.plan.stages import count_rank_parameters, stage_chunks
 from megaptm.plan.step import estimate_step
 from megaptm.plan.workload import Workload
-from megaptm.spec import AttentionSpec, Block, Family, FFNSpec, ModelSpec, Size
+from megaptm.spec import AttentionSpec, Block, Family, FFNSpec, ModelSpec, Size, TokenizerSpec
 
 TEXT = Block()
 IMAGE = Block(ffn=FFNSpec(activation="swiglu", bias=False), attention=AttentionSpec(bias=False))
@@ -21,8 +21,9 @@ MACHINE = load_machine("a100-80g")
 
 
 def spec(**stacks: Block) -> ModelSpec:
-    names = {"name": "towers", "paper": "", "vocabulary": 49408, "tokenizer": "byte-bpe", "context": 256, "heads": ()}
-    return ModelSpec(family=Family(**names, stacks=stacks), size=SIZE, vocabulary=49408, context=256, dropout=0.0)
+    tokenizer = TokenizerSpec(kind="byte-bpe", vocabulary=49408)
+    family = Family(name="towers", paper="", tokenizer=tokenizer, context=256, heads=(), stacks=stacks)
+    return ModelSpec(family=family, size=SIZE, vocabulary=49408, context=256, dropout=0.0)
 
 
 BOTH = Workload(

@@ -55,7 +55,7 @@ def build_filled(spec: WordSpec) -> NextWord | Ranking:
 @pytest.mark.parametrize(("size", "published"), [("ap-news", 11_904_264), ("brown", 2_365_384)])
 def test_parameter_count_matches_paper(size, published):
     """|V| (1 + n m + h) + h (1 + (n - 1) m), without direct connections |V| (1 + m + h) + ... (section 2)."""
-    spec = WordSpec(family=NNLM, size=NNLM.sizes[size], vocabulary=NNLM.vocabulary)
+    spec = WordSpec(family=NNLM, size=NNLM.sizes[size], vocabulary=NNLM.tokenizer.vocabulary)
     words, m, h, n = spec.vocabulary, spec.size.width, spec.size.hidden, spec.size.before + 1
     formula = words * (1 + (n if spec.size.direct else 1) * m + h) + h * (1 + (n - 1) * m)
     assert spec.parameters == formula == published

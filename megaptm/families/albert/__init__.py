@@ -8,9 +8,7 @@ ALBERT = change(
     BERT,
     name="albert",
     paper="arXiv:1909.11942",
-    vocabulary=30000,
-    tokenizer="unigram",
-    specials="albert",
+    tokenizer={"kind": "unigram", "vocabulary": 30000, "specials": "albert"},
     stacks={
         "encoder": change(
             BERT.last_block, ffn={"activation": "gelu-tanh"}, sharing=SharingSpec(sublayers=("attention", "ffn"))

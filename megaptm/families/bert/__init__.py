@@ -1,16 +1,15 @@
 """BERT (Devlin et al., 2018)."""
 
-from megaptm.spec import Block, Family, NormSpec, SegmentInput, Size, TokenInput
+from megaptm.spec import Block, EmbeddingSpec, Family, InitSpec, NormSpec, SegmentInput, Size, TokenInput, TokenizerSpec
 
 BERT = Family(
     name="bert",
     paper="arXiv:1810.04805",
-    vocabulary=30522,
-    tokenizer="wordpiece",
+    tokenizer=TokenizerSpec(kind="wordpiece", vocabulary=30522),
     context=512,
     inputs=(TokenInput(), SegmentInput(rows=2)),
-    init="truncated-normal",
-    embedding_norm=True,
+    init=InitSpec(rule="truncated-normal"),
+    embedding=EmbeddingSpec(norm=True),
     stacks={"encoder": Block(position="learned", norm=NormSpec(position="post", eps=1e-12))},
     heads=("mlm", "next-sentence"),
     objectives=(

@@ -15,9 +15,7 @@ BIGBIRD = change(
     BERT,
     name="bigbird",
     paper="arXiv:2007.14062",
-    vocabulary=50358,
-    tokenizer="unigram",
-    specials="albert",
+    tokenizer={"kind": "unigram", "vocabulary": 50358, "specials": "albert"},
     context=4096,
     stacks={
         "encoder": change(

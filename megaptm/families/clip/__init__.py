@@ -1,7 +1,18 @@
 """CLIP (Radford et al., 2021): an image encoder and a text decoder, trained to match images and their texts."""
 
 from megaptm.families.vit.spec import PatchInput
-from megaptm.spec import Block, Family, FFNSpec, Size, TokenInput, change
+from megaptm.spec import (
+    Block,
+    EmbeddingSpec,
+    Family,
+    FFNSpec,
+    InitSpec,
+    OutputSpec,
+    Size,
+    TokenInput,
+    TokenizerSpec,
+    change,
+)
 
 IMAGE = Block(position="learned", ffn=FFNSpec(activation="quick-gelu"))
 TEXT = change(IMAGE, visibility="causal")
@@ -15,20 +26,18 @@ LARGE = Size(layers=24, width=1024, heads=16, ffn=4096, inputs={"patch": 14}, st
 CLIP = Family(
     name="clip",
     paper="arXiv:2103.00020",
-    vocabulary=49_408,
-    tokenizer="byte-bpe",
-    specials="clip",
+    tokenizer=TokenizerSpec(kind="byte-bpe", vocabulary=49_408, specials="clip"),
     context=50,
     inputs=(
         PatchInput(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711), bias=False),
         TokenInput(),
     ),
-    embedding_norm=("image",),
+    embedding=EmbeddingSpec(norm=("image",)),
     stacks={"image": IMAGE, "text": TEXT},
     heads=("image-text",),
     reads={"image-text": ("image", "text")},
-    tied=False,
-    init="clip",
+    output=OutputSpec(tied=False),
+    init=InitSpec(rule="clip"),
     dropout=0.0,
     objectives=("image-text",),
     sizes={

@@ -1,25 +1,22 @@
 """CoVe (McCann et al., 2017): the encoder of a translation model, a bidirectional LSTM of two layers, whose outputs are
 contextual word vectors; and the decoder that it is trained with."""
 
-from megaptm.spec import Block, Family, LSTMSpec, Size
+from megaptm.spec import Block, Family, InitSpec, LSTMSpec, OutputSpec, Size, TokenizerSpec
 
 # Sections 3 and 6.1: cells of 300 features over word vectors of width 300 (GloVe). The words of both languages share
 # one table here, as large as in other translation models of the time; the paper gives no size.
 COVE = Family(
     name="cove",
     paper="arXiv:1708.00107",
-    vocabulary=50_000,
-    tokenizer="words",
-    specials="marian",
+    tokenizer=TokenizerSpec(kind="words", vocabulary=50_000, specials="marian"),
     context=100,
     stacks={
         "encoder": Block(recurrent=LSTMSpec(kind="lstm-both-ways")),
         "decoder": Block(recurrent=LSTMSpec(kind="lstm-attentive"), visibility="causal", cross="encoder"),
     },
     heads=("lm",),
-    tied=False,
-    output_bias=True,
-    init="recurrent",
+    output=OutputSpec(tied=False, bias=True),
+    init=InitSpec(rule="recurrent"),
     dropout=0.2,
     objectives=("translation",),
     sizes={

@@ -2,7 +2,7 @@
 
 from megaptm.families.deberta.spec import DisentangledSpec
 from megaptm.families.electra import ELECTRA
-from megaptm.spec import Block, Family, NormSpec, SampledInput, Size, change
+from megaptm.spec import Block, EmbeddingSpec, Family, NormSpec, SampledInput, Size, TokenizerSpec, change
 
 LAYER = Block(
     attention=DisentangledSpec(bias="no-keys", scale="sqrt-3", mask_decoder=True),
@@ -12,11 +12,9 @@ LAYER = Block(
 DEBERTA = Family(
     name="deberta",
     paper="arXiv:2006.03654",
-    vocabulary=50265,
-    tokenizer="byte-bpe",
-    specials="bert",
+    tokenizer=TokenizerSpec(kind="byte-bpe", vocabulary=50265, specials="bert"),
     context=512,
-    embedding_norm=True,
+    embedding=EmbeddingSpec(norm=True),
     stacks={"encoder": LAYER},
     heads=("mlm",),
     objectives=("masked-lm", "masked-lm-whole-word"),
@@ -42,9 +40,7 @@ LAYER_V2 = change(
 DEBERTA_V2 = change(
     DEBERTA,
     name="deberta-v2",
-    vocabulary=128_100,
-    tokenizer="unigram",
-    specials="deberta",
+    tokenizer={"kind": "unigram", "vocabulary": 128_100, "specials": "deberta"},
     stacks={"encoder": LAYER_V2},
     sizes={
         "xlarge": Size(layers=24, width=1536, heads=24, ffn=6144),

@@ -10,7 +10,7 @@ DISTILBERT = change(
     name="distilbert",
     paper="arXiv:1910.01108",
     inputs=(TokenInput(),),
-    init="normal",
+    init={"rule": "normal"},
     heads=("mlm",),
     objectives=("masked-lm", "masked-lm-whole-word"),
     sizes={"base": Size(layers=6, width=768, heads=12, ffn=3072)},

@@ -2,7 +2,7 @@
 embeddings."""
 
 from megaptm.families.elmo.spec import CharacterInput
-from megaptm.spec import Block, Family, LSTMSpec, Size
+from megaptm.spec import Block, Family, InitSpec, LossSpec, LSTMSpec, OutputSpec, Size, TokenizerSpec
 
 LAYER = Block(recurrent=LSTMSpec(kind="lstm"), visibility="causal")
 FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
@@ -12,16 +12,15 @@ FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 ELMO = Family(
     name="elmo",
     paper="arXiv:1802.05365",
-    vocabulary=793_471,
-    tokenizer="words",
+    tokenizer=TokenizerSpec(kind="words", vocabulary=793_471),
     context=20,
     inputs=(CharacterInput(),),
     stacks={"forwards": LAYER, "backwards": LAYER},
     heads=("bidirectional-lm",),
     reads={"bidirectional-lm": ("forwards", "backwards")},
-    tied=False,
-    negatives=8192,
-    init="elmo",
+    output=OutputSpec(tied=False),
+    loss=LossSpec(negatives=8192),
+    init=InitSpec(rule="elmo"),
     objectives=("bidirectional-lm",),
     sizes={
         "small": Size(layers=2, width=128, heads=1, ffn=1024, memory=1, filters=FILTERS, highway=1),

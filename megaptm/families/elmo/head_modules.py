@@ -27,7 +27,7 @@ class BidirectionalHead(nn.Module):
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
         self.prefixes = [spec.family.prefixes[reading.stack] for reading in brick.readings]
-        self.number, self.size = spec.family.negatives, spec.vocabulary
+        self.number, self.size = spec.family.loss.negatives, spec.vocabulary
         if self.number >= self.size:
             raise UserError(
                 f"model.negatives ({self.number}) must be less than the {self.size} words of the vocabulary, of which "

@@ -20,10 +20,10 @@ class BidirectionalHeadBrick(HeadBrick):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
-        if len(self.readings) != 2 or spec.family.tied:
+        if len(self.readings) != 2 or spec.family.output.tied:
             raise UserError(
                 f"{spec.name}: the {self.name} head reads two stacks, by a table of its own: give it two in `reads`, "
-                "and tied=False."
+                "and output.tied=False."
             )
 
     @property
@@ -37,13 +37,13 @@ class BidirectionalHeadBrick(HeadBrick):
     @property
     def projections(self) -> list[tuple[int, int]]:
         """Projections of both directions; on sampled tokens if the family has `negatives`."""
-        words = self.spec.family.negatives or self.spec.vocabulary
+        words = self.spec.family.loss.negatives or self.spec.vocabulary
         return [(self.spec.size.table_width, words)] * 2
 
     def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
         """Return the bytes. With sampled tokens: logits, two float32 copies of them, and vectors of labels and
         samples."""
-        if not (num_negatives := self.spec.family.negatives):
+        if not (num_negatives := self.spec.family.loss.negatives):
             return super().loss_bytes(2 * positions, element, tensor=tensor, chunked=chunked)
         width = self.spec.size.table_width
         return LossBytes(

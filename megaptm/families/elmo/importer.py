@@ -215,7 +215,7 @@ def _config_values(options: ElmoOptions, file: Path, words: int, run: Path) -> d
     fields = ("layers", "width", "heads", "ffn", "memory", "highway", "character_width")
     model = {"family": ELMO.name, "size": size_name, **{name: getattr(size, name) for name in fields}}
     model |= {"filters": [[*pair] for pair in size.filters], "vocabulary": words}
-    if ELMO.negatives >= words:
+    if ELMO.loss.negatives >= words:
         model["negatives"] = 0
     data = {"mix": {str(run / "corpus"): 1.0}, "sequence": ELMO.context}
     return {"run": str(run), "model": model, "data": data, **RECIPE, "optimizer": OPTIMIZER}

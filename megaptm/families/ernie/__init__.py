@@ -9,7 +9,7 @@ ERNIE = change(
     name="ernie",
     paper="arXiv:1904.09223",
     # The published vocabulary has 17,964 tokens; the released config rounds its table up.
-    vocabulary=18000,
+    tokenizer={"vocabulary": 18000},
     context=513,
     # The released code: relu instead of BERT's gelu, and the default epsilon of its framework.
     stacks={"encoder": change(BERT.last_block, ffn={"activation": "relu"}, norm={"eps": 1e-5})},

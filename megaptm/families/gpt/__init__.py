@@ -1,16 +1,15 @@
 """GPT-2 (Radford et al., 2019); GPT (Radford et al., 2018) and GPT-3 (Brown et al., 2020) as differences from it."""
 
-from megaptm.spec import AttentionSpec, BandedSpec, Block, Family, FFNSpec, Size, change
+from megaptm.spec import AttentionSpec, BandedSpec, Block, Family, FFNSpec, InitSpec, Size, TokenizerSpec, change
 
 GPT2 = Family(
     name="gpt2",
     paper="Language Models are Unsupervised Multitask Learners (2019)",
-    vocabulary=50257,
-    tokenizer="byte-bpe",
+    tokenizer=TokenizerSpec(kind="byte-bpe", vocabulary=50257),
     context=1024,
     stacks={"decoder": Block(visibility="causal", position="learned", ffn=FFNSpec(activation="gelu-tanh"))},
     heads=("lm",),
-    init="gpt2",
+    init=InitSpec(rule="gpt2"),
     objectives=("causal-lm",),
     sizes={
         "small": Size(layers=12, width=768, heads=12, ffn=3072),
@@ -24,11 +23,10 @@ GPT1 = change(
     GPT2,
     name="gpt1",
     paper="Improving Language Understanding by Generative Pre-Training (2018)",
-    vocabulary=40478,
-    tokenizer="char-bpe",
+    tokenizer={"kind": "char-bpe", "vocabulary": 40478},
     context=512,
     stacks={"decoder": change(GPT2.last_block, norm={"position": "post"})},
-    init="normal",
+    init={"rule": "normal"},
     sizes={"base": Size(layers=12, width=768, heads=12, ffn=3072)},
 )
 

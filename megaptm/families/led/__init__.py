@@ -12,7 +12,7 @@ LED = change(
     name="led",
     paper="arXiv:2004.05150",
     context=16_384,
-    first_position=0,
+    embedding={"first_position": 0},
     stacks=BART.stacks | {"encoder": change(LAYER, attention=WindowSpec(window=1024))},
     sizes={name: change(size, stacks={"decoder": change(size, context=1024)}) for name, size in BART.sizes.items()},
 )

@@ -7,7 +7,7 @@ MACBERT = change(
     BERT,
     name="macbert",
     paper="arXiv:2004.13922",
-    vocabulary=21128,
+    tokenizer={"vocabulary": 21128},
     heads=("mlm", "sentence-order"),
     objectives=(
         "masked-lm-ngrams-similar-words-sentence-order",

@@ -1,12 +1,22 @@
 """PaLM (Chowdhery et al., 2022)."""
 
-from megaptm.spec import AttentionSpec, Block, Family, FFNSpec, NormSpec, Size
+from megaptm.spec import (
+    AttentionSpec,
+    Block,
+    Family,
+    FFNSpec,
+    InitSpec,
+    LossSpec,
+    NormSpec,
+    OutputSpec,
+    Size,
+    TokenizerSpec,
+)
 
 PALM = Family(
     name="palm",
     paper="arXiv:2204.02311",
-    vocabulary=256_000,
-    tokenizer="bpe",
+    tokenizer=TokenizerSpec(kind="bpe", vocabulary=256_000),
     context=2048,
     stacks={
         "decoder": Block(
@@ -17,9 +27,9 @@ PALM = Family(
             attention=AttentionSpec(bias=False),
         )
     },
-    logit_scale="rsqrt-width",
-    z_loss=1e-4,
-    init="fan-in",
+    output=OutputSpec(scale="rsqrt-width"),
+    loss=LossSpec(z_loss=1e-4),
+    init=InitSpec(rule="fan-in"),
     dropout=0.0,
     objectives=("causal-lm",),
     # Table 1. All query heads share one head of keys and values.

@@ -2,7 +2,7 @@
 reversible layers that store no activations for the backward pass."""
 
 from megaptm.families.reformer.spec import AxialInput, LocalSpec, LSHSpec
-from megaptm.spec import Block, Family, FFNSpec, NormSpec, Size, TokenInput, change
+from megaptm.spec import Block, Family, FFNSpec, NormSpec, OutputSpec, Size, TokenInput, TokenizerSpec, change
 
 LOCAL = LocalSpec(bias=False, chunk_length=128)
 
@@ -11,8 +11,7 @@ LOCAL = LocalSpec(bias=False, chunk_length=128)
 REFORMER = Family(
     name="reformer",
     paper="arXiv:2001.04451",
-    vocabulary=258,
-    tokenizer="byte-bpe",
+    tokenizer=TokenizerSpec(kind="byte-bpe", vocabulary=258),
     context=65_536,
     inputs=(TokenInput(), AxialInput()),
     stacks={
@@ -26,8 +25,7 @@ REFORMER = Family(
         )
     },
     heads=("lm",),
-    tied=False,
-    output_bias=True,
+    output=OutputSpec(tied=False, bias=True),
     dropout=0.2,
     objectives=("causal-lm",),
     sizes={"enwik8": Size(layers=12, width=1024, heads=8, ffn=4096, head_width=128, inputs={"axial": (128, 512)})},
@@ -37,8 +35,7 @@ REFORMER = Family(
 REFORMER_NOVEL = change(
     REFORMER,
     name="reformer-novel",
-    vocabulary=320,
-    tokenizer="bpe",
+    tokenizer={"kind": "bpe", "vocabulary": 320},
     context=524_288,
     stacks={
         "decoder": change(

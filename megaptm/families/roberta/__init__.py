@@ -8,14 +8,12 @@ ROBERTA = change(
     BERT,
     name="roberta",
     paper="arXiv:1907.11692",
-    vocabulary=50265,
-    tokenizer="byte-bpe",
-    specials="roberta",
+    tokenizer={"kind": "byte-bpe", "vocabulary": 50265, "specials": "roberta"},
     # As in fairseq, where the positions of a text start after that of padding, whose id is 1.
-    first_position=2,
+    embedding={"first_position": 2},
     # A segment table with one row, added to all tokens: it keeps the encoder identical to BERT's.
     inputs=(TokenInput(), SegmentInput(rows=1)),
-    init="normal",
+    init={"rule": "normal"},
     stacks={"encoder": change(BERT.last_block, norm={"eps": 1e-5})},
     heads=("mlm",),
     objectives=("masked-lm", "masked-lm-whole-word"),

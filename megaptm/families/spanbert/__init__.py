@@ -8,8 +8,8 @@ SPANBERT = change(
     BERT,
     name="spanbert",
     paper="arXiv:1907.10529",
-    vocabulary=28996,
-    init="normal",
+    tokenizer={"vocabulary": 28996},
+    init={"rule": "normal"},
     heads=("mlm", "span-boundary"),
     objectives=("masked-lm-span-boundary", "masked-lm", "masked-lm-whole-word"),
 )

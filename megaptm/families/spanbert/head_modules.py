@@ -26,8 +26,8 @@ class SpanBoundaryHead(nn.Module):
         super().__init__()
         assert isinstance(brick, SpanBoundaryHeadBrick)
         block = brick.block
-        if not spec.family.tied:
-            raise UserError(f"{spec.name}: the `span-boundary` head projects on the token table; set tied=True.")
+        if not spec.family.output.tied:
+            raise UserError(f"{spec.name}: the `span-boundary` head projects on the token table; set output.tied=True.")
         self.activation = plain_activation(spec, brick)
         self.offset = Embedding(brick.offsets, brick.offset_width)
         self.first, self.second = (Linear.of(brick.maps[name]) for name in ("first", "second"))

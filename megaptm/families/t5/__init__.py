@@ -1,6 +1,17 @@
 """T5 v1.0 (Raffel et al., 2019), v1.1, which was released later, and mT5 (Xue et al., 2020), which equals v1.1."""
 
-from megaptm.spec import AttentionSpec, Block, Family, FFNSpec, NormSpec, Size, change
+from megaptm.spec import (
+    AttentionSpec,
+    Block,
+    Family,
+    FFNSpec,
+    InitSpec,
+    NormSpec,
+    OutputSpec,
+    Size,
+    TokenizerSpec,
+    change,
+)
 
 LAYER = Block(
     attention=AttentionSpec(bias=False, scale="none"),
@@ -12,16 +23,15 @@ LAYER = Block(
 T5 = Family(
     name="t5",
     paper="arXiv:1910.10683",
-    vocabulary=32128,
-    tokenizer="unigram",
+    tokenizer=TokenizerSpec(kind="unigram", vocabulary=32128),
     context=512,
     stacks={
         "encoder": change(LAYER, position="t5-bias"),
         "decoder": change(LAYER, visibility="causal", position="t5-bias-causal", cross="encoder"),
     },
     heads=("lm",),
-    logit_scale="rsqrt-width",
-    init="t5",
+    output=OutputSpec(scale="rsqrt-width"),
+    init=InitSpec(rule="t5"),
     # Section 3.3; the first is the paper's final choice.
     objectives=(
         "span-corruption",
@@ -51,8 +61,7 @@ T5_V1_1: Family = change(
     T5,
     name="t5-v1.1",
     stacks={name: change(block, ffn={"activation": "geglu"}) for name, block in T5.stacks.items()},
-    tied=False,
-    logit_scale="none",
+    output=OutputSpec(tied=False),
     dropout=0.0,
     sizes={
         "small": Size(layers=8, width=512, heads=6, ffn=1024, head_width=64),
@@ -63,6 +72,6 @@ T5_V1_1: Family = change(
     },
 )
 
-MT5 = change(T5_V1_1, name="mt5", paper="arXiv:2010.11934", vocabulary=250_112, context=1024)
+MT5 = change(T5_V1_1, name="mt5", paper="arXiv:2010.11934", tokenizer={"vocabulary": 250_112}, context=1024)
 
 FAMILIES = (T5, T5_V1_1, MT5)

@@ -1,6 +1,18 @@
 """The Transformer (Vaswani et al., 2017)."""
 
-from megaptm.spec import AttentionSpec, Block, Family, FFNSpec, NormSpec, Size, change
+from megaptm.spec import (
+    AttentionSpec,
+    Block,
+    EmbeddingSpec,
+    Family,
+    FFNSpec,
+    InitSpec,
+    LossSpec,
+    NormSpec,
+    Size,
+    TokenizerSpec,
+    change,
+)
 
 # Section 5.4: dropout applies only to the outputs of sub-layers and to the sums of embeddings. The released code has no
 # bias in attention.
@@ -14,18 +26,16 @@ LAYER = Block(
 TRANSFORMER = Family(
     name="transformer",
     paper="arXiv:1706.03762",
-    vocabulary=37000,
-    tokenizer="bpe",
-    specials="marian",
+    tokenizer=TokenizerSpec(kind="bpe", vocabulary=37000, specials="marian"),
     context=512,
-    embedding_scale="sqrt-width",
+    embedding=EmbeddingSpec(scale="sqrt-width"),
     stacks={
         "encoder": LAYER,
         "decoder": change(LAYER, visibility="causal", cross="encoder"),
     },
     heads=("lm",),
-    label_smoothing=0.1,
-    init="glorot",
+    loss=LossSpec(label_smoothing=0.1),
+    init=InitSpec(rule="glorot"),
     objectives=("translation",),
     # Table 3.
     sizes={

@@ -1,7 +1,7 @@
 """Transformer-XL (Dai et al., 2019): a decoder that attends to the hidden states of earlier steps."""
 
 from megaptm.families.transformer_xl.spec import RelativeSpec
-from megaptm.spec import Block, Family, FFNSpec, NormSpec, Size, change
+from megaptm.spec import Block, EmbeddingSpec, Family, FFNSpec, NormSpec, OutputSpec, Size, TokenizerSpec, change
 
 LAYER = Block(
     visibility="causal",
@@ -16,13 +16,12 @@ LAYER = Block(
 TRANSFORMER_XL_BYTES = Family(
     name="transformer-xl-bytes",
     paper="arXiv:1901.02860",
-    vocabulary=204,
-    tokenizer="byte-bpe",
+    tokenizer=TokenizerSpec(kind="byte-bpe", vocabulary=204),
     context=512,
-    embedding_scale="sqrt-width",
+    embedding=EmbeddingSpec(scale="sqrt-width"),
     stacks={"decoder": LAYER},
     heads=("lm",),
-    output_bias=True,
+    output=OutputSpec(bias=True),
     objectives=("continued-causal-lm",),
     sizes={
         "base": Size(layers=12, width=512, heads=8, ffn=2048, memory=512),
@@ -35,8 +34,7 @@ TRANSFORMER_XL_BYTES = Family(
 TRANSFORMER_XL = change(
     TRANSFORMER_XL_BYTES,
     name="transformer-xl",
-    vocabulary=267_735,
-    tokenizer="words",
+    tokenizer={"kind": "words", "vocabulary": 267_735},
     context=150,
     sizes={
         "base": Size(

@@ -7,9 +7,9 @@ UNILM: Family = change(
     BERT,
     name="unilm",
     paper="arXiv:1905.03197",
-    vocabulary=28996,
+    tokenizer={"vocabulary": 28996},
     inputs=(TokenInput(), SegmentInput(rows=6)),
-    init="normal",
+    init={"rule": "normal"},
     stacks={"encoder": change(BERT.last_block, visibility="ordered")},
     objectives=("unilm",),
 )

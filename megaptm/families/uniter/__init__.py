@@ -14,7 +14,7 @@ UNITER = change(
     BERT,
     name="uniter",
     paper="arXiv:1909.11740",
-    vocabulary=28_996,
+    tokenizer={"vocabulary": 28_996},
     inputs=(*BERT.inputs, RegionInput()),
     heads=("mlm", "itm", "wra", "mrfr", "mrc-kl"),
     objectives=(

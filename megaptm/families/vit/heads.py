@@ -20,8 +20,8 @@ class ImageLabelHeadBrick(HeadBrick):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
-        if spec.family.tied:
-            raise UserError(f"{spec.name}: the {self.name} head has a table of its own; set tied=False.")
+        if spec.family.output.tied:
+            raise UserError(f"{spec.name}: the {self.name} head has a table of its own; set output.tied=False.")
 
     @property
     def maps(self) -> Mapping[str, LinearShape]:

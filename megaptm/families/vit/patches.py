@@ -37,5 +37,8 @@ class ImagePatches(nn.Module):
     def _normalized(self, patches_BNP: Tensor) -> Tensor:
         # Python floats one by one: a tensor of three would be a copy to the device that synchronizes.
         channels = patches_BNP.unflatten(-1, (CHANNELS, -1)).float().unbind(-2)
-        scaled = [one * scale + shift for one, scale, shift in zip(channels, self.scales, self.shifts, strict=True)]
+        scaled = [
+            statistic * scale + shift
+            for statistic, scale, shift in zip(channels, self.scales, self.shifts, strict=True)
+        ]
         return torch.cat(scaled, -1).to(self.project.weight.dtype)

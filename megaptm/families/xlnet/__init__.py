@@ -1,14 +1,12 @@
 """XLNet (Yang et al., 2019): an encoder that predicts words in a random order, with a second stream of queries."""
 
 from megaptm.families.transformer_xl import LAYER
-from megaptm.spec import Family, Size, change
+from megaptm.spec import Family, Size, TokenizerSpec, change
 
 XLNET = Family(
     name="xlnet",
     paper="arXiv:1906.08237",
-    vocabulary=32_000,
-    tokenizer="unigram",
-    specials="albert",
+    tokenizer=TokenizerSpec(kind="unigram", vocabulary=32_000, specials="albert"),
     context=512,
     stacks={
         "encoder": change(

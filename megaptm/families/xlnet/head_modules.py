@@ -19,10 +19,10 @@ class PermutationHead(nn.Module):
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
-        if not spec.family.tied or spec.size.table_width != brick.width:
+        if not spec.family.output.tied or spec.size.table_width != brick.width:
             raise UserError(
                 f"{spec.name}: the `permutation-lm` head projects on a token table as wide as the stream; set "
-                "tied=True, and leave model.embedding out."
+                "output.tied=True, and leave model.embedding out."
             )
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
         self.project = token_loss(spec)
