@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from megaptm import cpu_tuning
 from megaptm.families import CATALOGUE
 from megaptm.families.elmo import LAYER
+from megaptm.families.elmo.stack import ProjectedLSTMStack
 from megaptm.layers.layer import Stack
 from megaptm.layers.mask import Mask
-from megaptm.layers.recurrent import RecurrentStack
 from megaptm.spec import Size
 
 WIDTH = 128
@@ -40,7 +40,7 @@ def fill_random(module: nn.Module) -> nn.Module:
 
 def build_layers() -> dict[str, nn.ModuleList]:
     encoder = Stack(CATALOGUE["bert"].first_block, ENCODER, range(1), dropout=0.0)
-    directions = [RecurrentStack(LAYER, LSTM, range(1), dropout=0.0) for _ in range(2)]
+    directions = [ProjectedLSTMStack(LAYER, LSTM, range(1), dropout=0.0) for _ in range(2)]
     return {"lstm": fill_random(nn.ModuleList(directions)), "encoder": fill_random(nn.ModuleList([encoder]))}
 
 

@@ -28,9 +28,9 @@ from common.options import Options
 
 from megaptm.config import Layout
 from megaptm.data import Loader, ShardWriter, open_mix, write_manifest
-from megaptm.families.words import WORD2VEC, WordSize, WordSpec
+from megaptm.families.word_vectors import WORD2VEC, WordSize, WordSpec
+from megaptm.families.word_vectors.windows import SkipGram
 from megaptm.objectives import SpecialTokens
-from megaptm.objectives.windows import SkipGram
 
 VOCABULARY, WIDTH, DOCUMENT = 50_000, 100, 1_000
 TASK = SkipGram(min_count=1, subsample=0.0)
@@ -77,8 +77,8 @@ def run_rank(
 ) -> None:
     """Train on the text once for each message `True`, and reply with the times. Any other message ends the process."""
     from megaptm import cpu_tuning
+    from megaptm.families.word_vectors.engine import WordEngine
     from megaptm.parallel.groups import join
-    from megaptm.words.engine import WordEngine
 
     torch.set_num_threads(1)
     cpu_tuning.install()

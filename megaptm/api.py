@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from webdataset import WebDataset
 
     from megaptm.data.dataset import MixDataset
+    from megaptm.families.word_vectors.vectors import WordVectors
     from megaptm.inference.loaded_model import LoadedModel
     from megaptm.models import Model
     from megaptm.objectives import BaseObjective
-    from megaptm.words.vectors import WordVectors
 
 PathLike = str | os.PathLike[str]
 
@@ -44,7 +44,7 @@ def load_words(run: PathLike, *, step: int | None = None) -> WordVectors:
 
     `step` selects the checkpoint, by default the newest.
     """
-    from megaptm.words.vectors import load_words as load_vectors
+    from megaptm.families.word_vectors.vectors import load_words as load_vectors
 
     if not isinstance(run, (str, os.PathLike)):
         raise UserError(f"run must be the folder of a run, not {run!r}.")

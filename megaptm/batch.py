@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 
 MicroBatch = dict[str, "Tensor"]
 """Field name -> [B, ...] of the samples of a micro-batch, as `BatchSpec` describes."""
-NUM_CHARACTERS = 262
-"""Number of character ids: 0 is padding, then the 256 byte values, and five marks for starts and ends of words and
-texts."""
-MAX_WORD_LENGTH = 50
-"""Maximum number of characters of a word, marks included; longer words are cut."""
 IGNORED = -100
 """Label of a position that enters no loss (torch's default)."""
 INPUT_FIELDS = (

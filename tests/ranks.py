@@ -23,8 +23,8 @@ PRELOADED = (
     "megaptm.train.run",
     "megaptm.train.loop",
     "megaptm.train.checkpointer",
-    "megaptm.words.engine",
-    "megaptm.words.network_engine",
+    "megaptm.families.word_vectors.engine",
+    "megaptm.families.word_vectors.network_engine",
     "data_pipeline.corpus.build",
     "megaptm.launch.local",
     "pytest",  # the function's module is a test's

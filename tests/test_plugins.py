@@ -207,7 +207,10 @@ def test_empty_pythonpath_entry_is_not_the_working_directory(tmp_path):
 
 def test_numba_config_of_the_working_directory_is_ignored(tmp_path):
     (tmp_path / ".numba_config.yaml").write_text("cache_dir: cache\ncache_locator_classes: foreign.Locator\n")
-    code = "import megaptm.words.kernels, numba; print([numba.config.CACHE_DIR, numba.config.CACHE_LOCATOR_CLASSES])"
+    code = (
+        "import megaptm.families.word_vectors.compiled.kernels, numba; "
+        "print([numba.config.CACHE_DIR, numba.config.CACHE_LOCATOR_CLASSES])"
+    )
     environ = {key: value for key, value in os.environ.items() if not key.startswith("NUMBA_")}
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert ended.stdout == "['', '']\n", ended.stderr
@@ -312,7 +315,8 @@ def test_invalid_family_is_rejected(folder, table, expected):
     module = f"broken_{abs(hash(table))}"
     (folder / f"{module}.py").write_text(
         "from dataclasses import replace\nfrom megaptm.families.gpt import GPT2\n"
-        f"from megaptm.families.words import WORD2VEC\nfrom megaptm.spec import SampledInput, Size\nIT = {table}\n"
+        "from megaptm.families.word_vectors import WORD2VEC\n"
+        f"from megaptm.spec import SampledInput, Size\nIT = {table}\n"
     )
     config = "word2vec" if "WORD2VEC" in table else "gpt2"
     with pytest.raises(UserError, match=rf"model\.family: the family `{module}:IT` is invalid \({expected}"):

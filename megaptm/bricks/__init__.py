@@ -1,6 +1,6 @@
 """Bricks: linear layers and costs of each module of a model, as numbers. No torch."""
 
-from megaptm.bricks import attention, feedforward, recurrent
+from megaptm.bricks import attention, feedforward
 from megaptm.bricks.brick import (
     BRICKS,
     Brick,
@@ -23,7 +23,6 @@ from megaptm.bricks.layer import (
     sublayers,
     widening,
 )
-from megaptm.bricks.recurrent import cache_width
 
 __all__ = [
     "BRICKS",
@@ -45,7 +44,6 @@ __all__ = [
     "kinds",
     "layer_parameters",
     "memory_width",
-    "recurrent",
     "register",
     "register_head",
     "runs",

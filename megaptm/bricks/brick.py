@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from megaptm.bricks.pattern import Pattern
 from megaptm.errors import UserError
 from megaptm.plugins import is_plugin, load_plugin
-from megaptm.spec import AttentionSpec, Block, Size
+from megaptm.spec import AttentionSpec, Block, LayerSpec, Size
 
 WHOLE = ("none", "shared")
 """Values of `LinearShape.split` with which every tensor rank holds all parameters."""
@@ -79,7 +79,7 @@ class MemoryTraffic:
 
 
 class Brick(ABC):
-    """Description of a sub-layer of a transformer layer, or of a recurrent layer. It depends only on the block and
+    """Description of a sub-layer of a transformer layer, or of a layer of another kind. It depends only on block and
     size."""
 
     maps: Mapping[str, LinearShape]
@@ -149,8 +149,8 @@ class Brick(ABC):
 
 
 B = TypeVar("B", bound=type[Brick])
-BRICKS: dict[str, dict[str, type[Brick]]] = {"cross": {}, "ffn": {}, "recurrent": {}}
-"""Slot -> name -> brick. Kinds of attention name theirs: `AttentionSpec.costs`."""
+BRICKS: dict[str, dict[str, type[Brick]]] = {"cross": {}, "ffn": {}}
+"""Slot -> name -> brick. Kinds of attention and of layers name theirs: `AttentionSpec.costs`, `LayerSpec.costs`."""
 
 
 def register(slot: str, *words: str) -> Callable[[B], B]:
@@ -169,8 +169,9 @@ def register(slot: str, *words: str) -> Callable[[B], B]:
 
 
 @cache
-def attention_costs(record: AttentionSpec) -> Any:
-    """Return the class with the costs of a kind of attention, a subclass of `bricks.attention.SelfAttentionBrick`."""
+def attention_costs(record: AttentionSpec | LayerSpec) -> Any:
+    """Return the class with the costs of a kind of attention, a subclass of `bricks.attention.SelfAttentionBrick`, or
+    of a kind of layers."""
     return load_plugin(record.costs, f"{type(record).__name__}.costs", "class")
 
 
@@ -178,6 +179,8 @@ def brick_of(slot: str, word: str, block: Block, size: Size, memory: int | None 
     """Return the brick of a name. Raise UserError with the known names if it is unknown."""
     if slot == "attention":
         return attention_costs(block.attentions[0])(block, size, size.width)
+    if block.layer is not None:
+        return attention_costs(block.layer)(block, size, size.width if memory is None else memory)
     known = BRICKS[slot]
     if slot == "ffn" and is_plugin(word):  # a user-defined function is assumed to cost as much as gelu
         word = "gelu"

@@ -195,11 +195,11 @@ def _why_fused(work: AttentionWork) -> str:
 
 
 def works_of(spec: ModelSpec, batch: BatchSpec, precision: str) -> Iterator[AttentionWork]:
-    """Yield each kind of attention of a model, for sequences of such batches. Recurrent stacks have none."""
+    """Yield each kind of attention of a model, for sequences of such batches. Layers of another kind have none."""
     lengths = batch.lengths(spec.family.prefixes)
     for stack, block in spec.family.stacks.items():
         size, prefix = spec.size_of(stack), spec.family.prefixes[stack]
-        for kind, number in kinds(block, range(size.layers)).items() if not block.is_recurrent else ():
+        for kind, number in kinds(block, range(size.layers)).items() if block.layer is None else ():
             for sub in sublayers(kind, size):
                 if sub.name == "ffn":
                     continue

@@ -21,7 +21,7 @@ class SubLayer:
     """Brick with the norm and residual sum around it."""
 
     name: str
-    """`attention`, `cross`, `ffn` or `recurrent`."""
+    """`attention`, `cross` or `ffn`; `layer` for layers of another kind."""
     word: str
     """Name of the brick in its slot."""
     brick: Brick
@@ -45,9 +45,8 @@ class SubLayer:
 def sublayers(block: Block, size: Size, memory: int | None = None) -> tuple[SubLayer, ...]:
     """Return the sub-layers of one layer. `block` must have one value per slot; `memory`: width of the stack that is
     attended to."""
-    if block.recurrent is not None:
-        kind = f"{block.recurrent.kind}-first" if block.recurrent.first_layer else block.recurrent.kind
-        return (SubLayer("recurrent", kind, brick_of("recurrent", kind, block, size, memory), 0, False),)
+    if block.layer is not None:
+        return (SubLayer("layer", block.layer.kind, brick_of("layer", "", block, size, memory), 0, False),)
     slots = {
         "attention": block.attentions[0].kind,
         "cross": "dot" if block.cross else None,
@@ -145,7 +144,7 @@ def norm_parameters(block: Block, width: int) -> int:
 
 def final_norm(block: Block, size: Size) -> int:
     """Return the parameters of a stack's final norm; 0 if it has none."""
-    has_one = block.norm.position != "post" and not block.is_recurrent
+    has_one = block.norm.position != "post" and block.layer is None
     return norm_parameters(block, size.width * block.streams) if has_one else 0
 
 
@@ -188,7 +187,7 @@ def widening(spec: ModelSpec) -> dict[str, LinearShape]:
     widths = {
         stack: spec.size_of(stack).width
         for stack, block in blocks
-        if not (block.recurrent and block.recurrent.reads_table)
+        if block.layer is None or not block.layer.reads_table
     }
     return {
         stack: LinearShape(spec.table_width(stack), width, bias=True)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from megaptm.check.finding import Case, Finding
 from megaptm.config import Config, resolve
-from megaptm.families.words import WordSpec
 from megaptm.plan.count import count_parameters
 from megaptm.plan.machine import Machine
 from megaptm.plan.memory import estimate_memory as plan_memory
@@ -14,6 +13,7 @@ from megaptm.plan.memory import fullest_stage
 from megaptm.plan.saving import estimate_saving
 from megaptm.plan.search import MAX_MEMORY_SHARE
 from megaptm.plan.workload import make_workload
+from megaptm.spec import LayerlessSpec
 
 TOPIC = "memory"
 GIB = 2**30
@@ -28,7 +28,7 @@ def check_memory(case: Case) -> Iterator[Finding]:
         remedy = "correct the config first" if case.config_errors else "name a machine with --machine"
         yield Finding(TOPIC, "unknown", f"unknown whether a rank fits on its device: {remedy}.")
         return
-    if isinstance(spec := resolve(case.config), WordSpec):
+    if isinstance(spec := resolve(case.config), LayerlessSpec):
         yield _check_tables(case.config, machine, spec)
         return
     workload = make_workload(case.config)
@@ -56,11 +56,11 @@ def check_memory(case: Case) -> Iterator[Finding]:
         yield from _check_host_copies(case.config, machine, count_parameters(workload.spec, with_heads=True), free)
 
 
-def _check_tables(config: Config, machine: Machine, spec: WordSpec) -> Finding:
-    """Return the finding for word vectors, whose tables are in host memory, sharded over ranks on all nodes. Networks
-    are small."""
+def _check_tables(config: Config, machine: Machine, spec: LayerlessSpec) -> Finding:
+    """Return the finding for a model without layers, whose tables are in host memory, on each rank or sharded over the
+    ranks of all nodes."""
     on_node = min(machine.devices, config.layout.processes)
-    needed = spec.bytes * on_node // (1 if spec.family.is_network else config.layout.processes)
+    needed = spec.bytes * on_node // (1 if spec.is_replicated else config.layout.processes)
     message, details = f"the embedding tables take {_format_gib(needed)} GiB of a node's memory", {"bytes": needed}
     if machine.host_gib is None:
         return Finding(TOPIC, "ok", f"{message}.", details)

@@ -8,11 +8,11 @@ from math import ceil, isinf
 from megaptm.check.finding import Case, Finding
 from megaptm.config import resolve
 from megaptm.errors import UserError
-from megaptm.families.words import WordSpec
 from megaptm.plan.failures import DAY
 from megaptm.plan.plan import Plan, make_plan
 from megaptm.schedulers.slurm.options import option_value
 from megaptm.schedulers.slurm.slurm_time import format_seconds, parse_time, warning_seconds
+from megaptm.spec import LayerlessSpec
 
 TOPIC = "time"
 LOST = 0.02
@@ -35,8 +35,9 @@ def check_time(case: Case) -> Iterator[Finding]:
         remedy = "correct the config first" if case.config_errors else "name a machine with --machine"
         yield Finding(TOPIC, "unknown", f"the time of a step is unknown: {remedy}.")
         return
-    if isinstance(resolve(case.config), WordSpec):
-        yield Finding(TOPIC, "unknown", "the time of a step is unknown for word vectors: run a few steps to see it.")
+    if isinstance(spec := resolve(case.config), LayerlessSpec):
+        unknown = f"the time of a step is unknown for {spec.family.title}: run a few steps to see it."
+        yield Finding(TOPIC, "unknown", unknown)
         return
     run_plan = make_plan(case.config, case.machine)
     if limit is not None and not isinf(limit):

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from megaptm.commands.family_group import FamilyCommand
-from megaptm.commands.output import echo, print_json
+from megaptm.commands.output import print_json
 from megaptm.errors import UserError
 from megaptm.inference.evaluation_options import EvaluationOptions
 
 if TYPE_CHECKING:
     from megaptm.console import Console
     from megaptm.inference.loaded_model import LoadedModel
-
-SKIPPED_WORDS = 100
-"""Most frequent words that are not shown by default: their neighbors tell nothing."""
+    from megaptm.spec import LayerlessFamily
 
 
 def _with_evaluation_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -38,19 +36,11 @@ def _with_evaluation_options(command: Callable[..., None]) -> Callable[..., None
 @click.option("--corpus", multiple=True, help="Corpus to evaluate on, instead of the run's own; repeatable.")
 @_with_evaluation_options
 @click.option("--step", type=int, help="Step of the checkpoint.  [default: the newest]")
-@click.option("--word", "words", multiple=True, help="Word vectors: show the nearest words of this word; repeatable.")
-@click.option(
-    "--analogies",
-    type=click.Path(path_type=Path),
-    help="Word vectors: file of analogies, four words per line; the fourth is predicted.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print the results as one JSON object.")
 def evaluate(
     model: Path,
     corpus: tuple[str, ...],
     step: int | None,
-    words: tuple[str, ...],
-    analogies: Path | None,
     as_json: bool,
     **further: Any,
 ) -> None:
@@ -86,8 +76,8 @@ def evaluate(
 
     options = EvaluationOptions(**{option.name: further.pop(option.name) for option in fields(EvaluationOptions)})
     a_run = is_run(model, step)
-    if words or analogies or (a_run and _has_word_vectors(model)):
-        _evaluate_word_vectors(model, words, analogies, step, as_json)
+    if a_run and (family := _layerless_family(model)) is not None:
+        family.evaluate(model, step=step, as_json=as_json, **further)
         return
     if not (a_run or corpus):
         raise UserError(
@@ -145,31 +135,11 @@ def _further_results(
     return results
 
 
-def _has_word_vectors(run: Path) -> bool:
+def _layerless_family(run: Path) -> LayerlessFamily | None:
+    """Return the family of a run, if its models have no layers."""
     from megaptm.config import load_run, resolve
-    from megaptm.families.words import WordSpec
     from megaptm.run.folder import CONFIG
+    from megaptm.spec import LayerlessFamily
 
-    return isinstance(resolve(load_run(run / CONFIG)), WordSpec)
-
-
-def _evaluate_word_vectors(
-    run: Path, words: tuple[str, ...], analogies: Path | None, step: int | None, as_json: bool
-) -> None:
-    """Print the nearest words of some words, and the accuracy on analogies."""
-    from megaptm.words.vectors import load_words, read_questions
-
-    vectors = load_words(run, step=step)
-    if not words and not analogies:
-        words = tuple(vectors.words[SKIPPED_WORDS : SKIPPED_WORDS + 5] or vectors.words[-5:])
-    nearest = {word: vectors.nearest(word) for word in words}
-    correct, known = vectors.count_solved(questions := read_questions(analogies)) if analogies else (0, 0)
-    if as_json:
-        counts = {"correct": correct, "known": known, "total": len(questions)} if analogies else None
-        print_json({"nearest": {word: dict(neighbors) for word, neighbors in nearest.items()}, "analogies": counts})
-        return
-    for word, neighbors in nearest.items():
-        echo(f"{word}: {', '.join(f'{name} {cosine:.2f}' for name, cosine in neighbors)}")
-    if analogies:
-        share = f" ({correct / known:.1%})" if known else ""
-        echo(f"{correct:,} of {known:,} analogies{share}; {len(questions) - known:,} more have words without a vector")
+    family = resolve(load_run(run / CONFIG)).family
+    return family if isinstance(family, LayerlessFamily) else None

@@ -10,16 +10,6 @@ import click
 from megaptm.commands.family_group import FamilyGroup
 from megaptm.commands.output import echo
 
-READING_NOTES = {
-    "word2vec": "; in Python: gensim.models.KeyedVectors.load_word2vec_format({!r})",
-    "word2vec-binary": "; in Python: gensim.models.KeyedVectors.load_word2vec_format({!r}, binary=True)",
-    "glove": "; in Python: gensim.models.KeyedVectors.load_word2vec_format({!r}, no_header=True)",
-    "fasttext-vec": "; in Python: gensim.models.KeyedVectors.load_word2vec_format({!r})",
-    "fasttext-bin": "; in Python: fasttext.load_model({0!r}), gensim.models.fasttext.load_facebook_model({0!r})",
-    "safetensors": "",
-}
-"""Format of word vectors -> note on how to read it."""
-
 
 @click.group(cls=FamilyGroup, attribute="EXPORT")
 def export() -> None:
@@ -31,36 +21,6 @@ def export() -> None:
       megaptm export elmo runs/elmo-tiny exported/elmo-tiny
       megaptm export cove runs/cove-tiny exported/cove-tiny
     """
-
-
-@export.command("words")
-@click.argument("run", type=click.Path(path_type=Path))
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--step", type=int, help="Step of the checkpoint.  [default: the newest]")
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice([*READING_NOTES]),
-    default="word2vec",
-    show_default=True,
-)
-def words(run: Path, file: Path, step: int | None, format_: str) -> None:
-    """Export the word vectors of RUN to FILE, the most frequent words first.
-
-    \b
-      megaptm export words runs/word2vec-tiny exported/words.txt
-      megaptm export words runs/word2vec-tiny exported/words.bin --format word2vec-binary
-      megaptm export words runs/glove-tiny exported/glove.txt --format glove
-      megaptm export words runs/fasttext-tiny exported/model.bin --format fasttext-bin
-    """
-    from megaptm.run.checkpoint import open_checkpoint
-    from megaptm.storage import writable_path
-    from megaptm.words.export import export as write
-
-    writable_path(file, "FILE")
-    checkpoint = open_checkpoint(run, step=step)
-    write(checkpoint, file, format_)
-    echo(f"step {checkpoint.step} of {run} is in {file}{READING_NOTES[format_].format(str(file))}")
 
 
 @export.command("hf")

@@ -11,7 +11,7 @@ from megaptm.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from megaptm.config import Layout
-    from megaptm.families.words import WordFamily
+    from megaptm.spec import LayerlessFamily
 
 
 def _complete_family(ctx: click.Context, param: click.Parameter, prefix: str) -> list[str]:
@@ -33,7 +33,7 @@ def families(name: str | None, as_json: bool) -> None:
       megaptm families gpt3
     """
     from megaptm.families import FAMILIES, find_family
-    from megaptm.families.words import WordFamily
+    from megaptm.spec import LayerlessFamily
 
     if name is None:
         chosen = [*FAMILIES.values()]
@@ -44,31 +44,25 @@ def families(name: str | None, as_json: bool) -> None:
     if as_json:
         print_json(
             {
-                family.name: _word_family_json(family)
-                if isinstance(family, WordFamily)
+                family.name: _layerless_json(family)
+                if isinstance(family, LayerlessFamily)
                 else {**_family_json(family), "layouts": _layouts_json(family)}
                 for family in chosen
             }
         )
     else:
         for family in chosen:
-            if isinstance(family, WordFamily):
-                _show_words(family)
+            if isinstance(family, LayerlessFamily):
+                _show_layerless(family)
             else:
                 _show(family, with_layouts=name is not None)
 
 
-def _word_family_json(family: WordFamily) -> dict[str, Any]:
+def _layerless_json(family: LayerlessFamily) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from megaptm.families.words import WordSpec
-
     sizes = {
-        size: {
-            "parameters": WordSpec(family=family, size=table, vocabulary=family.tokenizer.vocabulary).parameters,
-            **asdict(table),
-        }
-        for size, table in family.sizes.items()
+        size: {"parameters": family.published(size).parameters, **asdict(table)} for size, table in family.sizes.items()
     }
     return {
         "paper": family.paper,
@@ -80,18 +74,18 @@ def _word_family_json(family: WordFamily) -> dict[str, Any]:
     }
 
 
-def _show_words(family: WordFamily) -> None:
+def _show_layerless(family: LayerlessFamily) -> None:
     from rich.table import Table
 
     from megaptm.console import Console
 
-    words = f"{family.tokenizer.vocabulary:,} words"
-    title = f"{family.name}: word vectors, {words}, {family.paper}; {', '.join(family.objectives)}"
+    words, objectives = f"{family.tokenizer.vocabulary:,} words", ", ".join(family.objectives)
+    title = f"{family.name}: {family.title}, {words}, {family.paper}; {objectives}"
     table = Table("size", title=title, title_justify="left")
     columns = ("parameters", *family.size_fields)
     for column in columns:
         table.add_column(column, justify="right")
-    for size, row in _word_family_json(family)["sizes"].items():
+    for size, row in _layerless_json(family)["sizes"].items():
         table.add_row(size, *(f"{cell:,}" if type(cell) is int else str(cell) for cell in map(row.get, columns)))
     Console().print(table)
 

@@ -9,20 +9,18 @@ from itertools import pairwise
 from megaptm.bricks import HEADS
 from megaptm.config.family_rules import family_rules
 from megaptm.config.hooks import config_hooks
+from megaptm.config.layer_rules import layer_layout_errors
 from megaptm.config.learning_rate import schedule_restarts
 from megaptm.config.model import resolve_model
 from megaptm.config.model_rules import layered_model_errors, model_title, stack_sizes
 from megaptm.config.objective_fit import objective_errors, sequence_lengths
-from megaptm.config.recurrent_rules import recurrent_layout_errors
 from megaptm.config.schedule import tasks_without_samples
 from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig
-from megaptm.config.word_rules import word_model_errors, word_vector_errors
 from megaptm.errors import UserError, nearest
 from megaptm.families import FAMILIES, find_family
-from megaptm.families.words import WordFamily
 from megaptm.objectives import BaseObjective, Composed, weights_at
 from megaptm.objectives.composed import tasks_of
-from megaptm.spec import Family, ModelSpec, TaskInput
+from megaptm.spec import Family, LayerlessFamily, ModelSpec, TaskInput
 
 Rules = Callable[[Config], Iterator[str]]
 
@@ -39,8 +37,8 @@ def config_errors(config: Config) -> Iterator[str]:
     """Yield every broken rule. Rules of the model apply only if its family and size are known."""
     unknown = list(_names(config))
     yield from unknown
-    if isinstance(_family(config.model), WordFamily):
-        yield from (() if unknown else word_vector_errors(config))
+    if isinstance(family := _family(config.model), LayerlessFamily):
+        yield from (() if unknown else family.config_errors(config))
         all_rules: tuple[Rules, ...] = (_extensions, _init, _data, _batch, _schedule)
     else:
         all_rules = (
@@ -59,11 +57,13 @@ def model_errors(model: ModelConfig) -> Iterator[str]:
     unknown = list(_family_and_size(model))
     if unknown:
         yield from unknown
+    elif isinstance(family := _family(model), LayerlessFamily):
+        yield from family.model_errors(model)
     else:
-        yield from word_model_errors(model) if isinstance(_family(model), WordFamily) else layered_model_errors(model)
+        yield from layered_model_errors(model)
 
 
-def _family(model: ModelConfig) -> Family | WordFamily | None:
+def _family(model: ModelConfig) -> Family | LayerlessFamily | None:
     with contextlib.suppress(UserError):  # reported by other code
         return find_family(model.family)
     return None
@@ -77,7 +77,7 @@ def _names(config: Config) -> Iterator[str]:
         yield from _objective(config, family)
 
 
-def _objective(config: Config, family: Family | WordFamily) -> Iterator[str]:
+def _objective(config: Config, family: Family | LayerlessFamily) -> Iterator[str]:
     try:
         task = config.built_objective
         weights_at(task, 0)
@@ -90,7 +90,7 @@ def _objective(config: Config, family: Family | WordFamily) -> Iterator[str]:
         yield from mismatches
         return
     yield from tasks_without_samples(config)
-    if isinstance(family, WordFamily):
+    if isinstance(family, LayerlessFamily):
         return
     yield from _segments_and_task_ids(config.built_objective, family)
     if isinstance(config.built_objective, Composed):
@@ -136,7 +136,7 @@ def _family_and_size(model: ModelConfig) -> Iterator[str]:
         yield f"model.family ({model.family}) is not in the catalogue; {nearest(model.family, FAMILIES)}"
         return
     sizes = [*family.sizes, "custom"]
-    needed = ("width",) if isinstance(family, WordFamily) else NEEDED_BY_CUSTOM
+    needed = family.required_keys if isinstance(family, LayerlessFamily) else NEEDED_BY_CUSTOM
     missing = [name for name in needed if getattr(model, name) is None]
     if model.size not in sizes:
         yield f"model.size ({model.size}) is not a size of {family.name}; {nearest(model.size, sizes)}"
@@ -222,8 +222,8 @@ def _init(config: Config) -> Iterator[str]:
         if config.train.init_step is not None:
             yield "train.init_step needs train.init_from: set train.init_from, or remove both."
         return
-    if isinstance(_family(config.model), WordFamily):
-        yield f"train.init_from is not supported by the word-vector family {config.model.family}; remove it."
+    if isinstance(family := _family(config.model), LayerlessFamily):
+        yield f"train.init_from is not supported by {config.model.family}, a family of {family.title}; remove it."
     if config.model.word_vectors is not None:
         yield "train.init_from and model.word_vectors both set the initial word vectors: remove one."
 
@@ -244,8 +244,8 @@ def _layout(config: Config) -> Iterator[str]:
     yield from own_errors
     if own_errors:
         return
-    if spec.family.is_recurrent:
-        yield from recurrent_layout_errors(layout, spec.name)
+    if spec.family.layer is not None:
+        yield from layer_layout_errors(layout, spec.family.layer, spec.name)
         return
     tensor, sizes = config.layout.tensor, [size for size, _ in stack_sizes(spec)]
     for count, unit in (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,13 +13,12 @@ from pydantic import ValidationError
 from megaptm.config.schema import Config, ModelConfig, Shape
 from megaptm.errors import UserError
 from megaptm.families import find_family
-from megaptm.families.words import WordFamily, WordSize, WordSpec
-from megaptm.objectives.ranking import WindowRanking
-from megaptm.objectives.windows import CBOW
 from megaptm.spec import (
     Block,
     Family,
     InputSpec,
+    LayerlessFamily,
+    LayerlessSpec,
     ModelSpec,
     Size,
     attention_options,
@@ -28,12 +27,8 @@ from megaptm.spec import (
 )
 
 SHAPE_KEYS = tuple(Shape.model_fields)
-WORD_VECTOR_KEYS = tuple(field.name for field in fields(WordSize) if field.name not in SHAPE_KEYS)
-"""Keys of a config's model that only word vectors have."""
 CLUSTER_KEYS = ("cutoffs", "division")
 """Keys of the vocabulary's clusters."""
-CHARACTER_KEYS = ("filters", "highway", "character_width")
-"""Keys of the character layers."""
 LOSS_KEYS = ("z_loss", "label_smoothing", "negatives")
 """Keys of a token's loss."""
 SHARING_KEYS = {"share": "sublayers", "groups": "groups", "cycle": "cycle"}
@@ -70,38 +65,22 @@ def _with_input_keys(record: InputSpec, model: ModelConfig) -> InputSpec:
     return replace(record, **{field: value for field, value in configured.items() if value is not None})
 
 
-def resolve(config: Config) -> ModelSpec | WordSpec:
-    """Return the model or the word vectors of a config, with its changes.
+def resolve(config: Config) -> ModelSpec | LayerlessSpec:
+    """Return the model of a config, with its changes.
 
     The config must have been checked (`config.load`). Raises `UserError` for an unknown family.
     """
     family = find_family(config.model.family)
-    if not isinstance(family, WordFamily):
-        return resolve_model(config)
-    task = config.built_objective
-    return replace(
-        word_spec(config.model, family),
-        tags=task.num_tags if isinstance(task, WindowRanking) else 0,
-        positions=2 * task.window if isinstance(task, CBOW) and task.position_weights else 0,
-    )
+    if isinstance(family, LayerlessFamily):
+        return family.make_spec(config.model, config.built_objective)
+    return resolve_model(config)
 
 
 def resolve_model(config: Config) -> ModelSpec:
-    """Return the model of a config, with its changes. Raises `UserError` for word vectors."""
-    if isinstance(find_family(config.model.family), WordFamily):
-        raise UserError(
-            f"{config.model.family} is a word-vector family, which has no layers: train it, export it with `megaptm "
-            "export words`, and use `megaptm evaluate` and `megaptm.load_words` for neighbors."
-        )
+    """Return the model of a config, with its changes. Raises `UserError` for a family without layers."""
+    if isinstance(family := find_family(config.model.family), LayerlessFamily):
+        raise UserError(f"{config.model.family} is a family of {family.title}, which has no layers: {family.usage}.")
     return model_spec(config.model, config.built_objective.losses)
-
-
-def word_spec(model: ModelConfig, family: WordFamily) -> WordSpec:
-    """Return the word vectors that a section `model` describes."""
-    table = family.sizes.get(model.size, next(iter(family.sizes.values())))
-    configured = {name: value for name in family.size_fields if (value := getattr(model, name)) is not None}
-    vocabulary = family.tokenizer.vocabulary if model.vocabulary is None else model.vocabulary
-    return WordSpec(family=family, size=replace(table, **configured), vocabulary=vocabulary)
 
 
 def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
@@ -131,10 +110,11 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     embedding = model.embedding if table is None or model.embedding is not None else table.embedding
     by_frequency: dict[str, Any] = {
         name: getattr(table or Size(layers=1, width=1, heads=1, ffn=1), name) if value is None else value
-        for name in (*CLUSTER_KEYS, *CHARACTER_KEYS)
+        for name in CLUSTER_KEYS
         for value in [getattr(model, name)]
     }
-    inputs = {} if table is None else dict(table.inputs)
+    inputs = {key: value for record in family.inputs for key, value in record.size_defaults.items()}
+    inputs |= {} if table is None else table.inputs
     for record in family.inputs:
         for key in record.size_keys:
             if (value := getattr(model, key)) is not None:
@@ -149,9 +129,9 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
             inputs=inputs,
             context=own_context,
             **by_frequency,
-            # The first layer of some recurrent stacks has the width of the token table.
+            # The first layer of some kinds of layers has the width of the token table.
             stacks={
-                name: Size(**numbers, embedding=embedding if family.is_recurrent else None)
+                name: Size(**numbers, embedding=None if family.layer is None else embedding)
                 for name, numbers in stacks.items()
             },
         ),
@@ -173,7 +153,7 @@ def with_resolved_model(config: Config) -> Config:
     """Return the config with all sizes of the model filled in, so that a later change of a table does not affect the
     run."""
     spec = resolve(config)
-    if isinstance(spec, WordSpec):
+    if isinstance(spec, LayerlessSpec):
         model_values = {name: getattr(spec.size, name) for name in spec.family.size_fields}
         model_values |= {"vocabulary": spec.vocabulary}
         return config.model_copy(update={"model": config.model.model_copy(update=model_values)})
@@ -185,7 +165,6 @@ def with_resolved_model(config: Config) -> Config:
     other_values |= {
         name: getattr(spec.family.loss, name) for name in LOSS_KEYS if name != "negatives" or spec.family.loss.negatives
     }
-    other_values |= {name: getattr(spec.size, name) for name in CHARACTER_KEYS if spec.family.reads_characters}
     for record in spec.family.inputs:
         other_values |= record.derived_sizes(spec)
     other_values |= spec.size.inputs
@@ -198,6 +177,6 @@ def with_resolved_model(config: Config) -> Config:
     for key, field in SHARING_KEYS.items():
         values = {getattr(block.sharing, field) for block in blocks}
         other_values |= {key: values.pop()} if len(values) == 1 else {}
-    other_values["attention"] = _common(attention_options(block) for block in blocks if not block.is_recurrent)
+    other_values["attention"] = _common(attention_options(block) for block in blocks if block.layer is None)
     model = config.model.model_copy(update={**shape, "stacks": stacks, **other_values})
     return config.model_copy(update={"model": model})

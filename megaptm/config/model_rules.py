@@ -9,15 +9,15 @@ from pydantic import ValidationError
 
 from megaptm.bricks.adaptive import cluster_mistakes
 from megaptm.config.family_rules import family_rules
-from megaptm.config.model import CHARACTER_KEYS, WORD_VECTOR_KEYS, model_spec
-from megaptm.config.recurrent_rules import recurrent_model_errors
+from megaptm.config.layer_rules import layer_model_errors
+from megaptm.config.model import SHAPE_KEYS, model_spec
 from megaptm.config.schema import ModelConfig
 from megaptm.errors import nearest
-from megaptm.families.words import WORDS
+from megaptm.families import LAYERLESS
 from megaptm.spec import ModelSpec, Size, with_attention_options
 
 ATTENTION_KEYS = ("head_width", "kv_heads", "band", "cutoffs", "division", "share")
-"""Keys that recurrent layers do not use."""
+"""Keys that only layers of a transformer use."""
 UNUSED_VALUES = {"division": 1, "groups": 1, "cycle": 1, "memory": 0}
 """Values of unused keys in the config of a run."""
 
@@ -29,9 +29,8 @@ def layered_model_errors(model: ModelConfig) -> Iterator[str]:
     for key in ("z_loss", "label_smoothing") if spec.family.loss.negatives else ():
         if getattr(spec.family.loss, key):
             yield f"model.{key} needs the full softmax, and model.negatives samples it: set one to 0."
-    if spec.family.is_recurrent or spec.family.reads_characters:
-        yield from recurrent_model_errors(spec)
-    elif spec.size.cutoffs and not any("cutoffs" in keys for keys, _ in _reasons(spec)):
+    yield from dict.fromkeys(f"model.{error}" for error in layer_model_errors(spec))
+    if spec.size.cutoffs and not any("cutoffs" in keys for keys, _ in _reasons(spec)):
         yield from cluster_mistakes(spec)
     for rules in family_rules():
         yield from rules.model_errors(spec)
@@ -43,8 +42,8 @@ def layered_model_errors(model: ModelConfig) -> Iterator[str]:
 def _unused_keys(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
     """Yield an error for each key that the family does not use."""
     configured = model.model_dump(mode="json", exclude_none=True)
-    for key in {*WORD_VECTOR_KEYS} & {*configured}:
-        readers = " or ".join(name for name, other in WORDS.items() if key in other.size_fields)
+    for key in {key for other in LAYERLESS.values() for key in other.size_fields} & {*configured} - {*SHAPE_KEYS}:
+        readers = " or ".join(name for name, other in LAYERLESS.items() if key in other.size_fields)
         yield f"model.{key} is not used by {model_title(model)}: remove it, or use {readers}."
     for keys, reason in _reasons(spec):
         for key in keys:
@@ -57,14 +56,10 @@ def _unused_keys(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
 def _reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]]:
     """Yield keys that a family does not use, and why."""
     family, blocks = spec.family, spec.family.stacks.values()
-    if family.is_recurrent:
-        yield ATTENTION_KEYS, "is recurrent"
-    if family.is_recurrent and not family.reads_characters:
+    if family.layer is not None:
+        yield ATTENTION_KEYS, family.layer.reason
+    if family.layer is not None and not family.layer.caches_states:
         yield ("memory",), "reads each text separately"
-    if family.reads_characters:
-        yield ("embedding", "stacks"), "has one width throughout"
-    else:
-        yield CHARACTER_KEYS, "reads token ids, not characters"
     for rules in family_rules():
         yield from rules.unused_keys(spec)
     if len(family.token_inputs) > 1 or not family.has_tokens or spec.size.cutoffs:
@@ -81,7 +76,7 @@ def _reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]]:
 
 def _attention(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
     """Yield errors of options of attention: unknown, invalid, or not fit for the stack."""
-    blocks = {name: block for name, block in spec.family.stacks.items() if not block.is_recurrent}
+    blocks = {name: block for name, block in spec.family.stacks.items() if block.layer is None}
     options = {name for block in blocks.values() for record in block.attentions for name in record.options}
     for name, value in model.attention.items():
         if name not in options:

@@ -9,14 +9,10 @@ from typing import Any
 from megaptm.batch import BatchSpec
 from megaptm.bricks import HEADS
 from megaptm.errors import nearest
-from megaptm.families.words import WordFamily
 from megaptm.objectives import OBJECTIVES, BaseObjective
 from megaptm.objectives.encoder_decoder import EncoderDecoder
-from megaptm.objectives.pairs import GloVe
-from megaptm.objectives.ranking import WindowRanking
-from megaptm.objectives.windows import WordWindows
 from megaptm.plugins import is_builtin
-from megaptm.spec import Block, Family, Reading
+from megaptm.spec import Family, LayerlessFamily, Reading
 
 """Attention patterns in which positions attend to only some others, so that global tokens have an effect."""
 ANY_SEQUENCE = 512
@@ -32,19 +28,19 @@ def sequence_lengths(batch: BatchSpec, family: Family) -> dict[str, int]:
     }
 
 
-def objective_errors(task: BaseObjective, batch: BatchSpec, family: Family | WordFamily, name: str) -> Iterator[str]:
+def objective_errors(
+    task: BaseObjective, batch: BatchSpec, family: Family | LayerlessFamily, name: str
+) -> Iterator[str]:
     """Yield an error if a family cannot be trained with an objective. `name` is its name in the config."""
-    reasons = _reasons_of_words(task, family) if isinstance(family, WordFamily) else _reasons(task, batch, family)
-    reason = next(reasons, None)
+    if isinstance(family, LayerlessFamily):
+        reason = next(_reasons_without_layers(task, family), None)
+    else:
+        reason = next(_reasons(task, batch, family), None)
     if reason is not None:
         yield f"objective ({name}) does not fit {family.name}: {reason}; {_instead(task, family, name)}"
 
 
-def _is_lstm(block: Block) -> bool:
-    return block.recurrent is not None and block.recurrent.kind == "lstm"
-
-
-def _instead(task: BaseObjective, family: Family | WordFamily, name: str) -> str:
+def _instead(task: BaseObjective, family: Family | LayerlessFamily, name: str) -> str:
     """Suggest an alternative: without global tokens, as a joined sequence, or an objective of the family's papers."""
     marking: Any = task
     if isinstance(family, Family) and getattr(marking, "global_tokens", None):
@@ -60,14 +56,14 @@ def _instead(task: BaseObjective, family: Family | WordFamily, name: str) -> str
     return nearest(name, family.objectives)
 
 
-def _reasons_of_words(task: BaseObjective, family: WordFamily) -> Iterator[str]:
+def _reasons_without_layers(task: BaseObjective, family: LayerlessFamily) -> Iterator[str]:
     if not any(type(OBJECTIVES[known]) is type(task) for known in family.objectives):
         yield "it is not an objective of its paper"
 
 
 def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[str]:
-    if isinstance(task, WordWindows | GloVe | WindowRanking):
-        yield "it trains word vectors, and this family has layers"
+    if headless := [loss for loss in task.losses if loss not in HEADS]:
+        yield f"no head of a family with layers has the loss {headless[0]}"
     family_fields, batch_fields = (
         {f"{prefix}tokens" for prefix in prefixes} for prefixes in (family.prefixes.values(), batch.streams)
     )
@@ -78,7 +74,7 @@ def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[
         yield f"it provides {_join(provided - read)}, which this family does not read"
     if read - provided:
         yield f"it provides no {_join(read - provided)}, which this family reads"
-    if any(_is_lstm(block) for block in family.stacks.values()) and batch.needs_attention_mask:
+    if family.layer is not None and family.layer.caches_states and batch.needs_attention_mask:
         yield (
             "its sequences hold several documents, and a recurrent state passes through them (data.document_mask=false)"
         )
@@ -96,9 +92,7 @@ def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[
             "it marks global tokens (global_tokens), and this family's attention pattern masks no position from any "
             "other"
         )
-    if "reset_state" in batch.fields and not any(
-        block.caches_states or _is_lstm(block) for block in family.stacks.values()
-    ):
+    if "reset_state" in batch.fields and not any(block.caches_states for block in family.stacks.values()):
         yield "its sequences continue from step to step, and this family has no recurrence cache"
     if bool(family.sampled.heads) != ("uniforms" in batch.fields):
         yield (

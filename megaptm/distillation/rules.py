@@ -18,8 +18,7 @@ from megaptm.config.schema import Config, ModelConfig, ModelSection
 from megaptm.distillation.section import DistillConfig, distill_section
 from megaptm.distillation.spec import HOOKS, Distillation
 from megaptm.families import find_family
-from megaptm.families.words import WordFamily
-from megaptm.spec import ModelSpec
+from megaptm.spec import LayerlessFamily, ModelSpec
 
 
 def teacher_model(config: Config) -> ModelConfig:
@@ -48,8 +47,8 @@ class DistillationRules(ConfigHook):
         distill = distill_section(config)
         if distill is None:
             return
-        if isinstance(find_family(config.model.family), WordFamily):
-            yield f"distill: {config.model.family} is a word-vector family, which cannot be distilled; remove it."
+        if isinstance(family := find_family(config.model.family), LayerlessFamily):
+            yield f"distill: {config.model.family} is a family of {family.title}, which cannot be distilled; remove it."
             return
         mistakes = [*teacher_errors(config, model_errors)]
         yield from mistakes
@@ -124,8 +123,8 @@ def teacher_errors(config: Config, model_errors: ModelErrors) -> Iterator[str]:
         return
     for rule in model_errors(model):
         yield f"distill: {rule}"
-    if isinstance(find_family(model.family), WordFamily):
-        yield (f"distill.model ({model.family}) is a word-vector family, which has no layers; use another teacher.")
+    if isinstance(family := find_family(model.family), LayerlessFamily):
+        yield f"distill.model ({model.family}) is a family of {family.title}, which has no layers; use another teacher."
 
 
 def distillation_errors(config: Config) -> Iterator[str]:
@@ -174,8 +173,9 @@ def _cached_logits(distill: DistillConfig) -> Iterator[str]:
 
 def _unsupported_property(spec: ModelSpec) -> str:
     """Return the property of a model that distillation does not support, or an empty string."""
+    if spec.family.layer is not None:
+        return spec.family.layer.reason
     unsupported = {
-        "is recurrent": spec.family.is_recurrent,
         "has a recurrence cache": spec.has_recurrence_cache,
         "reads sampled tokens": bool(spec.family.sampled.heads),
         "has a second stream of queries": any(block.query_stream for block in spec.family.stacks.values()),

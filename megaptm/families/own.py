@@ -8,17 +8,16 @@ from dataclasses import fields, is_dataclass
 from pydantic import TypeAdapter, ValidationError
 
 from megaptm.errors import UserError
-from megaptm.families.words import WordFamily
-from megaptm.spec import Family, value_errors
+from megaptm.spec import Family, LayerlessFamily, value_errors
 from megaptm.spec.family import Reading
 
 SIZE_FIELDS = ("layers", "width", "heads", "ffn")
 """Fields of a size that must be positive integers."""
 
 
-def refuse_invalid_family(family: Family | WordFamily, name: str) -> None:
+def refuse_invalid_family(family: Family | LayerlessFamily, name: str) -> None:
     """Raise UserError if a family has an invalid or missing value; `name` is its name in the config."""
-    kind = Family if isinstance(family, Family) else WordFamily
+    kind = type(family)
     try:
         TypeAdapter(kind).validate_python({field.name: getattr(family, field.name) for field in fields(kind)})
     except ValidationError as error:
@@ -32,7 +31,7 @@ def _error(name: str, problem: str) -> UserError:
     return UserError(f"model.family: the family `{name}` is invalid ({problem}): correct its definition.")
 
 
-def _find_problems(family: Family | WordFamily) -> Iterator[str]:
+def _find_problems(family: Family | LayerlessFamily) -> Iterator[str]:
     for field in fields(family):
         if is_dataclass(record := getattr(family, field.name)):
             yield from (error.removesuffix(".") for error in value_errors(record, f"{field.name}."))
@@ -40,7 +39,7 @@ def _find_problems(family: Family | WordFamily) -> Iterator[str]:
         yield "objectives is empty"
     if family.tokenizer.vocabulary < 1:
         yield f"tokenizer.vocabulary is {family.tokenizer.vocabulary}"
-    if isinstance(family, WordFamily):
+    if isinstance(family, LayerlessFamily):
         if not family.sizes:
             yield "sizes is empty"
         return

@@ -38,6 +38,7 @@ FOLDERS = (
     "uniter",
     "unimo",
     "infoword",
+    "word_vectors",
 )
 """Folders of families, in the order in which families are listed."""
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from megaptm.errors import UserError
 from megaptm.inference.prompt import text_batch
 from megaptm.inference.trained_model import TrainedModel
-from megaptm.inference.words_by_characters import layers_of_words
+from megaptm.plugins import load_plugin
 
 POOLS = ("mean", "first", "last", "none")
 
@@ -24,8 +24,8 @@ def encode(loaded: TrainedModel, texts: str | Sequence[str], *, pool: str = "mea
     texts = [texts] if isinstance(texts, str) else texts
     if not loaded.spec.family.reads_text:
         raise UserError(f"{loaded.folder} is a model of {loaded.spec.name}, which reads no text.")
-    if loaded.spec.family.reads_characters:
-        hidden = [layers_LSD.mean(0) for layers_LSD in layers_of_words(loaded, texts, batch=batch)]
+    if loaded.spec.family.token_inputs[0].text_layers:
+        hidden = [layers_LSD.mean(0) for layers_LSD in text_layers(loaded, texts, batch=batch)]
     else:
         rows = [_encode_text(loaded, text, index) for index, text in enumerate(texts)]
         if not rows:
@@ -46,6 +46,17 @@ def check_encode_options(pool: str, batch: int) -> None:
         raise UserError(f"pool ({pool}) must be one of {', '.join(POOLS)}.")
     if batch < 1:
         raise UserError(f"batch ({batch}) must be 1 or more.")
+
+
+def text_layers(loaded: TrainedModel, texts: Sequence[str], *, batch: int = 16) -> list[Tensor]:
+    """Return the outputs of all layers for each text; see `LoadedModel.layers`."""
+    record = loaded.spec.family.token_inputs[0]
+    if not record.text_layers:
+        raise UserError(f"{loaded.spec.name} reads token ids, not characters: use encode.")
+    layers: list[Tensor] = load_plugin(record.text_layers, "InputSpec.text_layers", "function")(
+        loaded, texts, batch=batch
+    )
+    return layers
 
 
 def _encode_text(loaded: TrainedModel, text: str, index: int) -> list[int]:

@@ -238,14 +238,15 @@ def _check_options(loaded: TrainedModel, options: EvaluationOptions) -> None:
     """Raise UserError if an option is for another kind of model."""
     objective, block = loaded.config.built_objective, loaded.spec.family.first_block
     has_lanes = objective.unit == "lane"
+    attends_to_cache = any(record.caches_states for record in block.attentions)
     if not has_lanes and (options.memory is not None or options.farthest is not None):
         raise UserError(
             f"memory and farthest need samples that continue each other, which {objective.name} does not have: remove "
             "the options."
         )
-    if options.farthest is not None and loaded.spec.family.is_recurrent:
+    if options.farthest is not None and not attends_to_cache:
         raise UserError(f"farthest needs relative positions, which {loaded.spec.name} does not have: remove it.")
-    if options.same_length and not (has_lanes and block.caches_states and block.causal):
+    if options.same_length and not (has_lanes and attends_to_cache and block.causal):
         raise UserError(
             f"same_length needs a decoder with a recurrence cache, which {loaded.spec.name} does not have: remove it."
         )

@@ -11,13 +11,12 @@ from torch import Tensor
 
 from megaptm.families import contributions
 from megaptm.inference.beam import Beam, generate_by_beam
-from megaptm.inference.encode import encode
+from megaptm.inference.encode import encode, text_layers
 from megaptm.inference.evaluate import Evaluation, evaluate
 from megaptm.inference.evaluation_options import EvaluationOptions
 from megaptm.inference.folder import is_run
 from megaptm.inference.generate import Sampling, TokenPrediction, continue_text, fill_holes, predict_masks
 from megaptm.inference.trained_model import TrainedModel, open_exported, open_run
-from megaptm.inference.words_by_characters import layers_of_words
 
 
 @dataclass(frozen=True)
@@ -72,10 +71,10 @@ class LoadedModel(TrainedModel):
         """Return the outputs of every layer of a bidirectional language model (ELMo) for the words of each text,
         float32 [layers + 1, words, 2 x width] on the CPU.
 
-        The first layer holds character-based word embeddings. `megaptm.models.every_layer.ScalarMix` is a trainable
-        weighted sum of layers.
+        The first layer holds character-based word embeddings. `megaptm.families.elmo.every_layer.ScalarMix` is a
+        trainable weighted sum of layers.
         """
-        return layers_of_words(self, [texts] if isinstance(texts, str) else texts, batch=batch)
+        return text_layers(self, [texts] if isinstance(texts, str) else texts, batch=batch)
 
     def evaluate(
         self,

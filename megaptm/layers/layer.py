@@ -23,7 +23,7 @@ from megaptm.layers.reversible import LayerInputs, run_reversible
 from megaptm.layers.rng import RngReplay, save_rng_state
 from megaptm.layers.split import Dropout, HeadTable, SequenceHooks, same
 from megaptm.plugins import is_plugin, load_plugin
-from megaptm.spec import BIAS_BUCKETS, AttentionSpec, Block, Size, value_errors
+from megaptm.spec import BIAS_BUCKETS, AttentionSpec, Block, LayerSpec, Size, value_errors
 
 
 def check_values(block: Block) -> None:
@@ -35,6 +35,10 @@ def check_values(block: Block) -> None:
 def check_block(block: Block, size: Size) -> None:
     """Raise `UserError` that names the field, if a block has a value that no component supports."""
     check_values(block)  # the other checks rely on it
+    if block.layer is not None:
+        if error := next(_layer_errors(block, block.layer, size), None):
+            raise UserError(f"Block.{error}")
+        return
     for errors in (
         _reversible_errors(block),
         _attention_errors(block, size),
@@ -42,6 +46,14 @@ def check_block(block: Block, size: Size) -> None:
     ):
         if error := next(errors, None):
             raise UserError(f"Block.{error}")
+
+
+def _layer_errors(block: Block, record: LayerSpec, size: Size) -> Iterator[str]:
+    """Yield an error for each field that has no meaning for layers of another kind."""
+    for name, default in vars(Block()).items():
+        if name not in ("layer", *record.block_fields) and getattr(block, name) != default:
+            yield f"{name} has no meaning for {record.kind} layers: leave it out."
+    yield from record.errors(block, size)
 
 
 def _attention_errors(block: Block, size: Size) -> Iterator[str]:
@@ -179,9 +191,11 @@ def _module_class(sub: SubLayer) -> Callable[..., nn.Module]:
     return FeedForward if sub.name == "ffn" else CrossAttention
 
 
-def stack_class(block: Block) -> type[Stack]:
+def stack_class(block: Block) -> Callable[..., BaseStack]:
     """Return the class of a stack with these layers. Raise `UserError` if kinds of attention need different ones."""
     check_values(block)
+    if block.layer is not None:
+        return load_plugin(block.layer.stack, f"{type(block.layer).__name__}.stack", "class")
     if block.reversible:
         return ReversibleStack
     kinds = {record.stack: record for record in block.attentions if record.stack != AttentionSpec.stack}
@@ -219,8 +233,36 @@ def run(layer: Callable[..., Tensor], *tensors: Any) -> Tensor:
     return layer(*tensors)
 
 
-class Stack(SequenceHooks, nn.ModuleDict):
-    """Consecutive layers of an encoder or decoder, under their global indices.
+class BaseStack(nn.ModuleDict):
+    """Consecutive layers of an encoder or decoder, under their global indices. Base class of all kinds."""
+
+    def __init__(self, block: Block, size: Size, layers: range) -> None:
+        super().__init__()
+        check_block(block, size)
+        self.block, self.size, self.numbers = block, size, layers
+        self.read: frozenset[int] = frozenset()
+        """Indices of layers whose output is requested."""
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Mask,
+        memory: Tensor | None = None,
+        memory_mask: Mask | None = None,
+        positions: Tensor | None = None,
+        outputs: dict[int, Tensor] | None = None,
+        decode: bool = True,
+    ) -> Tensor:
+        """Return [S, B, D] from [S, B, D].
+
+        `memory` [M, B, D]: output of the encoder that a decoder attends to. `positions` [B, S]; None: 0, 1, 2 ...
+        `outputs` receives the outputs of the layers in `read`. Without `decode` layers run as for encoding.
+        """
+        raise NotImplementedError
+
+
+class Stack(SequenceHooks, BaseStack):
+    """Layers of a transformer.
 
     Children: `bias_table` (score bias, shared by the stack), what a kind of attention adds (`add_tables`), `shared`
     (shared sub-layers, by index of the first layer that uses them), `0` ... `L-1`, and `final` after the last layer of
@@ -239,12 +281,8 @@ class Stack(SequenceHooks, nn.ModuleDict):
     ) -> None:
         """`memory`: width of the stack that cross-attention reads, if it differs. `context`: number of learned
         positions."""
-        super().__init__()
-        check_block(block, size)
+        super().__init__(block, size, layers)
         self.own_masks = {sub.word for sub in _attentions(block, size) if sub.brick.own_mask}
-        self.block, self.size, self.numbers = block, size, layers
-        self.read: frozenset[int] = frozenset()
-        """Indices of layers whose output is requested."""
         self.kernel = AUTO
         """Configured attention kernel."""
         self.run_layer: Callable[..., Tensor] = run
@@ -302,11 +340,6 @@ class Stack(SequenceHooks, nn.ModuleDict):
         outputs: dict[int, Tensor] | None = None,
         decode: bool = True,
     ) -> Tensor:
-        """Return [S, B, D] from [S, B, D].
-
-        `memory` [M, B, D]: encoder output for cross-attention. `positions` [B, S]; None: 0, 1, 2 ... `outputs` receives
-        the outputs of the layers in `read`. Without `decode` layers run as for encoding.
-        """
         memory_scores = memory_mask.scores(None) if memory_mask is not None else None
         attention = self.attention_inputs(mask, positions)
         inputs = StackInputs(mask, attention, memory, memory_scores, positions, decode)

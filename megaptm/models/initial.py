@@ -15,6 +15,7 @@ from torch import Tensor
 
 from megaptm.errors import UserError
 from megaptm.models.model import Model
+from megaptm.plugins import is_plugin, load_plugin
 from megaptm.spec import ModelSpec, Size
 
 USUAL_STD = 0.02
@@ -23,7 +24,8 @@ Std = Callable[[Size], float | Tensor]
 """Standard deviation of a zero-mean normal distribution, before truncation: a number, or one per row."""
 
 
-def _constant(std: float) -> Std:
+def constant(std: float) -> Std:
+    """Return a rule with the same standard deviation for all sizes."""
     return lambda size: std
 
 
@@ -36,7 +38,8 @@ def _residual(size: Size) -> float:
     return float(USUAL_STD / np.sqrt(2 * size.layers))
 
 
-def _width(size: Size) -> float:
+def by_width(size: Size) -> float:
+    """Return the inverse square root of the width."""
     return float(size.width**-0.5)
 
 
@@ -49,18 +52,9 @@ def _inner(size: Size) -> float:
     return float((size.heads * size.key_width) ** -0.5)
 
 
-def _glorot(inputs: Callable[[Size], int], outputs: Callable[[Size], int]) -> Std:
+def glorot(inputs: Callable[[Size], int], outputs: Callable[[Size], int]) -> Std:
     """Return Glorot's standard deviation, from the mean of inputs and outputs."""
     return lambda size: float((2 / (inputs(size) + outputs(size))) ** 0.5)
-
-
-def _even(limit: float) -> Std:
-    """Return the standard deviation of a uniform distribution between -limit and limit."""
-    return _constant(limit / 3**0.5)
-
-
-def _by_filters(size: Size) -> float:
-    return float(sum(filters for _, filters in size.filters) ** -0.5)
 
 
 def _pixels(size: Size) -> float:
@@ -81,12 +75,14 @@ def _query(size: Size) -> float:
 
 def _qkv(size: Size) -> Tensor:
     """Return standard deviations of rows ordered (head, [q, k, v], key width)."""
-    one_head = torch.tensor([_query(size), _width(size), _width(size)]).repeat_interleave(size.key_width)
+    one_head = torch.tensor([_query(size), by_width(size), by_width(size)]).repeat_interleave(size.key_width)
     return one_head.repeat(size.heads)[:, None]
 
 
-# The first pattern that matches the end of a name applies. Biases start at 0 and norms at 1 in every family.
-RULES: dict[str, tuple[tuple[str, Std], ...]] = {
+InitialRules = tuple[tuple[str, Std], ...]
+"""Patterns of parameter names. The first that matches the end of a name applies. Biases start at 0 and norms at 1."""
+
+RULES: dict[str, InitialRules] = {
     "normal": ((r".*", _normal),),
     # TensorFlow's `truncated_normal`, as in the released code of BERT and its successors.
     "truncated-normal": ((r".*", _normal),),
@@ -97,67 +93,49 @@ RULES: dict[str, tuple[tuple[str, Std], ...]] = {
     ),
     # Mesh TensorFlow, as in the released code of T5.
     "t5": (
-        (r"embed\.token\.weight", _constant(1.0)),
-        (r"head\.lm\.table\.weight", _width),
+        (r"embed\.token\.weight", constant(1.0)),
+        (r"head\.lm\.table\.weight", by_width),
         (r"attention\.qkv\.weight", _qkv),
         (r"(attention|cross)\.query\.weight", _query),
-        (r"(attention|cross)\.kv\.weight", _width),
+        (r"(attention|cross)\.kv\.weight", by_width),
         (r"(attention|cross)\.output\.weight", _inner),
-        (r"ffn\.up\.weight", _width),
+        (r"ffn\.up\.weight", by_width),
         (r"ffn\.down\.weight", _features),
-        (r"bias_table\.weight", _width),
-        (r"(\w+_)?(widen|narrow)\.weight", _width),
-        (r"(pooler|classify|transform)\.weight", _width),
+        (r"bias_table\.weight", by_width),
+        (r"(\w+_)?(widen|narrow)\.weight", by_width),
+        (r"(pooler|classify|transform)\.weight", by_width),
     ),
     # Released code of ViT: layer projections by Glorot, patch projection by fan-in; zeros for class token, mask vector
     # and label projection.
     "vit": (
         (r"embed\.patch\.project\.weight", _pixels),
-        (r"embed\.patch\.(image|mask)\.weight", _constant(0.0)),
-        (r"embed\.position\.weight", _constant(0.02)),
-        (r"head\..*\.weight", _constant(0.0)),
-        (r"ffn\.(up|down)\.weight", _glorot(lambda size: size.width, lambda size: size.ffn)),
-        (r".*", _glorot(lambda size: size.width, lambda size: size.heads * size.key_width)),
+        (r"embed\.patch\.(image|mask)\.weight", constant(0.0)),
+        (r"embed\.position\.weight", constant(0.02)),
+        (r"head\..*\.weight", constant(0.0)),
+        (r"ffn\.(up|down)\.weight", glorot(lambda size: size.width, lambda size: size.ffn)),
+        (r".*", glorot(lambda size: size.width, lambda size: size.heads * size.key_width)),
     ),
     # Released code of CLIP. It says less about the image tower, which uses the same rules here.
     "clip": (
-        (r"embed\.token\.weight", _constant(0.02)),
-        (r"embed\.text_position\.weight", _constant(0.01)),
+        (r"embed\.token\.weight", constant(0.02)),
+        (r"embed\.text_position\.weight", constant(0.01)),
         (r"embed\.patch\.project\.weight", lambda size: _pixels(size) / 3**0.5),
         (r"attention\.output\.weight", _scaled_residual),
         (r"ffn\.up\.weight", lambda size: float((2 * size.width) ** -0.5)),
         (r"ffn\.down\.weight", _scaled_residual),
-        (r".*", _width),
+        (r".*", by_width),
     ),
     "glorot": (
-        (r"(embed\.\w+|head\.lm\.table)\.weight", _width),
-        (r"ffn\.(up|down)\.weight", _glorot(lambda size: size.width, lambda size: size.ffn)),
-        (r".*", _glorot(lambda size: size.width, lambda size: size.heads * size.key_width)),
-    ),
-    # Released code of ELMo: word projections by fan-in, recurrent ones by Glorot of a joint kernel, which is two
-    # projections here.
-    "elmo": (
-        (r"token\.characters\.weight", _even(1.0)),
-        (r"token\.filters\.\d+\.weight", _even(0.05)),
-        (r"highway\.\d+\.(carry|transform)\.weight", _by_filters),
-        (r"token\.out\.weight", _by_filters),
-        (r"recurrent\.(input|state)\.weight", _glorot(lambda size: 2 * size.width, lambda size: 4 * size.ffn)),
-        (r"recurrent\.projection\.weight", _glorot(lambda size: size.ffn, lambda size: size.width)),
-        (r"head\.bidirectional-lm\.table\.weight", _width),
-    ),
-    # Torch's defaults for LSTMs and linear layers of this width; the paper does not specify initial values.
-    "recurrent": (
-        (r"embed\.token\.weight", _constant(0.1)),
-        (r"head\.lm\.table\.weight", _width),
-        (r"(widen|narrow)\.weight", _width),
-        (r"recurrent\..*\.weight", lambda size: float((3 * size.ffn) ** -0.5)),
+        (r"(embed\.\w+|head\.lm\.table)\.weight", by_width),
+        (r"ffn\.(up|down)\.weight", glorot(lambda size: size.width, lambda size: size.ffn)),
+        (r".*", glorot(lambda size: size.width, lambda size: size.heads * size.key_width)),
     ),
     # arXiv:2204.02311, section 5.
     "fan-in": (
-        (r"(embed\.\w+|head\.lm\.table)\.weight", _constant(1.0)),
+        (r"(embed\.\w+|head\.lm\.table)\.weight", constant(1.0)),
         (r"(attention|cross)\.output\.weight", _inner),
         (r"ffn\.down\.weight", _features),
-        (r".*", _width),
+        (r".*", by_width),
     ),
 }
 BY_INIT_STD = (_normal, _residual)
@@ -206,16 +184,17 @@ def _draw_again_beyond_two(sampled: np.ndarray, generator: np.random.Generator) 
 
 def _rule(spec: ModelSpec, name: str) -> Std:
     init = spec.family.init
-    if init.rule not in RULES:
+    if init.rule not in RULES and not is_plugin(init.rule):
         raise UserError(f"{spec.name}: init.rule is {init.rule!r}, which is unknown; use one of {', '.join(RULES)}.")
     for record in spec.family.inputs if init.rule == "normal" else ():
         if record.initial_std is not None and name.startswith(f"embed.{record.name}."):
-            return _constant(record.initial_std)
-    for pattern, std in RULES[init.rule]:
+            return constant(record.initial_std)
+    rules = load_plugin(init.rule, f"{spec.name}: init.rule", "rules") if is_plugin(init.rule) else RULES[init.rule]
+    for pattern, std in rules:
         if re.search(rf"(?:^|\.)(?:{pattern})$", name):
             return _scaled(std, init.std / USUAL_STD) if std in BY_INIT_STD else std
     if name.partition(".")[0] not in ("embed", "head", *spec.family.stacks):
-        return _width  # a module that an extension adds to the model
+        return by_width  # a module that an extension adds to the model
     raise KeyError(f"no pattern of the rule {init.rule!r} matches the parameter {name}")
 
 

@@ -14,13 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
-from megaptm.bricks import HEADS, ModelChunk, cache_width, chunks, memory_width
+from megaptm.bricks import HEADS, ModelChunk, chunks, memory_width
 from megaptm.errors import UserError
 from megaptm.layers.attention import AttentionCore
-from megaptm.layers.layer import Stack, same, stack_class
+from megaptm.layers.layer import BaseStack, Stack, same, stack_class
 from megaptm.layers.mask import cross_mask, self_mask
 from megaptm.layers.recurrence_cache import StackCache
-from megaptm.layers.recurrent import RecurrentStack
 from megaptm.models.contrast import ContrastHead
 from megaptm.models.embed import Embed
 from megaptm.models.heads import Head, build_heads
@@ -56,11 +55,8 @@ def stream_lengths(batch: Mapping[str, Tensor], family: Family) -> dict[str, int
     return lengths
 
 
-def _stack(spec: ModelSpec, name: str, block: Block, layers: range) -> Stack | RecurrentStack:
-    size = spec.size_of(name)
-    memory = memory_width(spec, name)
-    if block.is_recurrent:
-        return RecurrentStack(block, size, layers, dropout=spec.dropout, memory=memory)
+def _stack(spec: ModelSpec, name: str, block: Block, layers: range) -> BaseStack:
+    size, memory = spec.size_of(name), memory_width(spec, name)
     return stack_class(block)(block, size, layers, dropout=spec.dropout, memory=memory, context=spec.context_of(name))
 
 
@@ -181,10 +177,7 @@ class Model(nn.Module):
         batch = self._alone(batch)
         mask = self_mask(batch, "", stack.block.visibility, block=stack.block)
         x = self.embed(batch, name, self.scatter_sequence)
-        if isinstance(stack, RecurrentStack):
-            x = stack(x, mask)
-        else:
-            x = stack(x, mask, positions=batch.get("positions"), decode=False)
+        x = stack(x, mask, positions=batch.get("positions"), decode=False)
         return self.gather_sequence(x).transpose(0, 1)
 
     def begin_step(self, *, seed: int, step: int) -> None:
@@ -236,9 +229,9 @@ class Model(nn.Module):
             size = self.spec.size_of(name)
             length = size.cached_positions if num_positions is None else num_positions
             block = self.spec.family.stacks[name]
-            if layers and length and (block.caches_states or block.is_recurrent):
-                shape = (1 if block.is_recurrent else length, rows, cache_width(block, size))
-                caches[name] = StackCache.empty(layers, shape, like=like.detach(), farthest=farthest)
+            if layers and length and block.caches_states:
+                cached, width = block.cache_shape(size, length)
+                caches[name] = StackCache.empty(layers, (cached, rows, width), like=like.detach(), farthest=farthest)
         return caches
 
     def _logits(
@@ -309,16 +302,13 @@ class Model(nn.Module):
                 memory, memory_mask = streams[source], cross_mask(batch, prefix, prefixes[source])
             outputs: dict[int, Tensor] = {EMBEDDED: streams[name]} if EMBEDDED in stack.read else {}
             positions = batch.get(f"{prefix}positions")
-            if isinstance(stack, RecurrentStack):
-                streams[name] = stack(streams[name], mask, memory, memory_mask, outputs=outputs)
-            else:
-                streams[name] = stack(streams[name], mask, memory, memory_mask, positions, outputs)
+            streams[name] = stack(streams[name], mask, memory, memory_mask, positions, outputs)
             inner |= {Reading(name, layer): output for layer, output in outputs.items()}
         return streams, inner
 
-    def stack(self, name: str) -> Stack | RecurrentStack | None:
+    def stack(self, name: str) -> BaseStack | None:
         """Return the layers of a stack in this chunk, if any."""
-        return cast(Stack | RecurrentStack | None, self._modules.get(name))
+        return cast(BaseStack | None, self._modules.get(name))
 
     def _embed(self, batch: dict[str, Tensor], ended: Mapping[str, Tensor]) -> dict[str, Tensor]:
         assert self.embed is not None

@@ -174,7 +174,7 @@ class SampleContext:
 
 class BaseObjective(ABC):
     """Base class of objectives: a single task (`Objective`), several tasks (`composed.Composed`), or co-occurrence
-    counts without text (`pairs.GloVe`). Uses numpy only and has no state.
+    counts without text (unit `pairs`). Uses numpy only and has no state.
 
     An objective with options is a frozen dataclass; its fields are the options of a config.
     """

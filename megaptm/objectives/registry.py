@@ -8,25 +8,18 @@ from megaptm.families import Registry, contributions
 from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.objective import BaseObjective
-from megaptm.objectives.pairs import GloVe
-from megaptm.objectives.ranking import WindowRanking
 from megaptm.objectives.spans import SpanCorruption
 from megaptm.objectives.text_to_text import TextToText
 from megaptm.objectives.translation import Translation
 from megaptm.objectives.translation_lm import TranslationLM
-from megaptm.objectives.windows import CBOW, SkipGram
 
 _TASKS: dict[str, type[BaseObjective]] = {
     "causal-lm": CausalLM,
-    "cbow": CBOW,
-    "glove": GloVe,
     "masked-lm": MaskedLM,
-    "skip-gram": SkipGram,
     "span-corruption": SpanCorruption,
     "text-to-text": TextToText,
     "translation": Translation,
     "translation-lm": TranslationLM,
-    "window-ranking": WindowRanking,
 }
 _OBJECTIVES: dict[str, BaseObjective] = {
     objective.name: objective
@@ -46,10 +39,6 @@ _OBJECTIVES: dict[str, BaseObjective] = {
         SpanCorruption(hide="tokens"),
         Translation(),
         TranslationLM(),
-        SkipGram(),
-        CBOW(),
-        GloVe(),
-        WindowRanking(),
     )
 }
 

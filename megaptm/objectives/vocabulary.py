@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 
 from megaptm.errors import UserError
-from megaptm.objectives.spelling import TEXT_END, TEXT_START, character_ids
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +55,16 @@ class SpecialTokens:
         table[sorted(self.specials)] = True
         return table
 
+    def compute_once(self, compute: Callable[[SpecialTokens], T]) -> T:
+        """Return the result of a function of these tokens, which is computed at the first call."""
+        if compute not in self._computed:
+            self._computed[compute] = compute(self)
+        result: T = self._computed[compute]
+        return result
+
     @cached_property
-    def spellings(self) -> np.ndarray | None:
-        """Character ids of each word, int16 [size, C] (`objectives.spelling`). None if tokens are not words."""
-        if not self.words:
-            return None
-        marks = {self.begin: TEXT_START, self.end: TEXT_END}
-        return character_ids(self.words, {self.words[id_]: mark for id_, mark in marks.items() if id_ is not None})
+    def _computed(self) -> dict[Any, Any]:
+        return {}
 
     @cached_property
     def ordinary(self) -> np.ndarray:

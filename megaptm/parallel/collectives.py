@@ -48,6 +48,16 @@ def all_gather_object(value: T) -> list[T]:
     return box
 
 
+def send_to_previous(tensor: Tensor, rank: int, ranks: int, group: dist.ProcessGroup) -> Tensor:
+    """Send a tensor to the previous rank and return that of the next rank, of equal shape."""
+    received = torch.empty_like(tensor)
+    request = dist.isend(tensor, (rank - 1) % ranks, group=group)
+    dist.recv(received, (rank + 1) % ranks, group=group)
+    assert request is not None
+    request.wait()
+    return received
+
+
 def barrier() -> None:
     """Return when every process has called this."""
     dist.barrier()

@@ -172,7 +172,7 @@ def workspace_bytes(work: Workload, largest: int) -> float:
     tokens = work.layout.microbatch * work.lengths[longest]
     size = spec.size_of(longest)
     blocks = kinds(spec.family.stacks[longest], range(size.layers))
-    inner = [sub.brick for block in blocks for sub in sublayers(block, size) if sub.name in ("ffn", "recurrent")]
+    inner = [sub.brick for block in blocks for sub in sublayers(block, size) if sub.name in ("ffn", "layer")]
     outputs = max(linear.outputs for brick in inner for linear in brick.maps.values() if linear.split != "rows")
     gradients = tokens * element * (2 * outputs / work.layout.tensor + 2 * size.width)
     recomputed = 0.0

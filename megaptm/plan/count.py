@@ -10,18 +10,17 @@ from megaptm.bricks import heads, layer_parameters, memory_width, runs, sublayer
 from megaptm.bricks.adaptive import cluster_maps, token_parameters
 from megaptm.bricks.inputs import inputs_read
 from megaptm.bricks.layer import embedding_tables, final_norm, pretraining_table
-from megaptm.families.words import WordSpec
-from megaptm.spec import ModelSpec
+from megaptm.spec import LayerlessSpec, ModelSpec
 
 
-def count_parameters(spec: ModelSpec | WordSpec, *, with_heads: bool = False) -> int:
+def count_parameters(spec: ModelSpec | LayerlessSpec, *, with_heads: bool = False) -> int:
     """Return the number of parameters, shared ones once, vocabulary padding excluded.
 
     As in papers: embeddings, stacks, BERT's pooler and an untied output table. `with_heads` adds pre-training parts:
     BERT's masked-token transform, vocabulary bias and next-sentence classifier; ELECTRA's generator and difference
     tables.
     """
-    if isinstance(spec, WordSpec):
+    if isinstance(spec, LayerlessSpec):
         return spec.parameters
     stacks = {
         name: block for name, block in spec.family.stacks.items() if with_heads or name not in spec.family.scaffolds

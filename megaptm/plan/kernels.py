@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megaptm.bricks.kernels import ComputeDevice, KernelChoice, choose, works_of
 from megaptm.config import Config, resolve
-from megaptm.families.words import WordSpec
+from megaptm.spec import LayerlessSpec
 
 
 def attention_kernels(config: Config, device: str) -> list[tuple[str, KernelChoice]]:
@@ -12,7 +12,7 @@ def attention_kernels(config: Config, device: str) -> list[tuple[str, KernelChoi
 
     Raise UserError if the configured kernel cannot be used.
     """
-    if isinstance(spec := resolve(config), WordSpec):
+    if isinstance(spec := resolve(config), LayerlessSpec):
         return []
     batch = config.batch_spec
     here = ComputeDevice(device, deterministic=config.train.deterministic)

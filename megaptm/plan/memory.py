@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from math import prod
 
-from megaptm.bricks import ModelChunk, cache_width
+from megaptm.bricks import ModelChunk
 from megaptm.plan import activations
 from megaptm.plan.optimizer import StateSize
 from megaptm.plan.stages import CountedStage, count_stages
@@ -81,7 +82,7 @@ def cache_bytes(work: Workload, chunks: Sequence[ModelChunk]) -> float:
     """Return the bytes of the recurrence cache of some chunks, per tensor rank (`RecurrenceCache`)."""
     sizes = {name: work.spec.size_of(name) for name in work.spec.family.stacks}
     numbers = sum(
-        len(layers) * sizes[name].cached_positions * cache_width(work.spec.family.stacks[name], sizes[name])
+        len(layers) * prod(work.spec.family.stacks[name].cache_shape(sizes[name], sizes[name].cached_positions))
         for chunk in chunks
         for name, layers in chunk.layers.items()
     )

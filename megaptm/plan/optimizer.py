@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
-from megaptm.bricks import LinearShape, ModelChunk, cache_width, chunks, memory_width
+from megaptm.bricks import LinearShape, ModelChunk, chunks, memory_width
 from megaptm.bricks import heads as heads_of
 from megaptm.bricks.adaptive import cluster_maps, clusters
 from megaptm.bricks.inputs import input_bricks
@@ -65,7 +66,7 @@ def checkpoint_bytes(config: Config, parameters: int) -> int:
     spec = resolve_model(config)
     sizes = [spec.size_of(stack) for stack in spec.family.stacks]
     rows = config.train.batch * sum(
-        size.layers * size.cached_positions * cache_width(block, size)
+        size.layers * prod(block.cache_shape(size, size.cached_positions))
         for size, block in zip(sizes, spec.family.stacks.values(), strict=True)
     )
     return 4 * (rows + parameters + count_state(config.optimizer, spec, chunks(spec, 1), parameters).total)

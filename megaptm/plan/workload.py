@@ -13,11 +13,10 @@ from megaptm.config import Config, Layout, OptimizerConfig, resolve
 from megaptm.config.objective_fit import sequence_lengths
 from megaptm.errors import UserError
 from megaptm.families import contributions
-from megaptm.families.words import WordSpec
 from megaptm.plan.count import step_flops
 from megaptm.plan.extra_costs import ExtraCosts
 from megaptm.plan.software import MEGAPTM, Software
-from megaptm.spec import ModelSpec
+from megaptm.spec import LayerlessSpec, ModelSpec
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 """Bytes of a weight or activation by precision."""
@@ -113,10 +112,10 @@ class Workload:
 def make_workload(config: Config) -> Workload:
     """Return the workload of a training config, as megaptm runs it."""
     spec = resolve(config)
-    if isinstance(spec, WordSpec):
+    if isinstance(spec, LayerlessSpec):
         raise UserError(
             f"{config.model.family} has no layers to plan for: it has {spec.parameters:,} parameters in {spec.bytes:,} "
-            f"bytes, {'on each data rank' if spec.family.is_network else 'divided among data ranks'}; measure its "
+            f"bytes, {'on each data rank' if spec.is_replicated else 'divided among data ranks'}; measure its "
             "speed with a few steps of `megaptm train`."
         )
     objective = config.built_objective

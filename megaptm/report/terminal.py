@@ -14,10 +14,10 @@ from megaptm.config import Config, Layout, resolve
 from megaptm.config.extension import extended_by
 from megaptm.config.uses import list_uses
 from megaptm.errors import printable
-from megaptm.families import RECURRENT
-from megaptm.families.words import WordSpec
+from megaptm.families import contributions
 from megaptm.plan.count import count_parameters
 from megaptm.shell import command_line, typed_path
+from megaptm.spec import LayerlessSpec
 from megaptm.tokenizers import Tokenizer
 
 STARTED_BY = "MEGAPTM_STARTED_BY"
@@ -106,12 +106,13 @@ def next_commands(config: Config, tokenizer: Tokenizer, *, done: bool, start: Se
     it."""
     run = typed_path(config.run)
     spec = resolve(config)
-    # Hugging Face has no recurrent family: each is exported by a command with its name.
-    format = "words" if isinstance(spec, WordSpec) else spec.name if spec.name in RECURRENT else "hf"
+    exports = {command.name for command in contributions("commands", "EXPORT")}
+    own_format = spec.family.export_command if isinstance(spec, LayerlessSpec) else spec.name
+    format = own_format if own_format in exports else "hf"
     model_command: list[str] = ["export", format, run, os.path.join("exported", Path(run).name)]
     if prompt := example_prompt(config, tokenizer):
         model_command = ["generate", run, "--prompt", prompt]
-    elif not isinstance(spec, WordSpec) and any(record.is_appended for record in spec.family.inputs):
+    elif not isinstance(spec, LayerlessSpec) and any(record.is_appended for record in spec.family.inputs):
         # Hugging Face has no such family.
         model_command = []
     commands = [["report", run], ["evaluate", run], *([model_command] if model_command else [])]
@@ -122,7 +123,7 @@ def example_prompt(config: Config, tokenizer: Tokenizer) -> str | None:
     """Return a prompt for such a model, from its objective; None if the model only returns vectors."""
     task, special = config.built_objective, tokenizer.special
     spec = resolve(config)
-    use = None if isinstance(spec, WordSpec) else next(iter(list_uses(spec, task.prompts)), None)
+    use = None if isinstance(spec, LayerlessSpec) else next(iter(list_uses(spec, task.prompts)), None)
     if use is None or not task.prompts:
         return None
     kind = {"generate": "text", "guess": "masks", "fill": task.prompts[0]}[use]

@@ -56,7 +56,7 @@ START_PHASES = ("starting", "loading")
 # Frames in which a rank waits for other ranks.
 WAITING = re.compile(
     r"torch/distributed/|megatron/core/(pipeline_parallel|distributed|tensor_parallel/mappings)"
-    r"|megaptm/parallel/collectives\.py|in send_to_previous$"  # of `words.sharded_table.Exchange`
+    r"|megaptm/parallel/collectives\.py"
 )
 WAITING_FRAMES = 4
 STOPPED_STATE = "state T, by SIGSTOP or a debugger"

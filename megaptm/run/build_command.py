@@ -9,9 +9,8 @@ from pathlib import Path
 from megaptm.config import Config, resolve
 from megaptm.data.opening import annotations_of
 from megaptm.families import contributions
-from megaptm.families.words import WordFamily
 from megaptm.objectives.composed import Task, tasks_of
-from megaptm.spec import Family
+from megaptm.spec import Family, LayerlessFamily
 from megaptm.storage import join_path
 
 EXAMPLE_SOURCES = {
@@ -24,7 +23,7 @@ PLACEHOLDERS = {"labels": "[LABEL, LABEL]", "phrases": "PHRASES.txt", "tags": "T
 """Annotation that is not a switch -> placeholder for its value."""
 
 
-def specials_option(family: Family | WordFamily) -> list[str]:
+def specials_option(family: Family | LayerlessFamily) -> list[str]:
     """Return the option for the family's special tokens, if they are not the default of its kind of tokenizer."""
     return [f"tokenizer.specials={family.tokenizer.specials}"] if family.tokenizer.specials else []
 

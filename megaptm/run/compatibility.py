@@ -8,9 +8,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from megaptm.errors import UserError
-from megaptm.families.words import WordSpec
 from megaptm.objectives.compose import named_files
-from megaptm.spec import ModelSpec
+from megaptm.spec import LayerlessSpec, ModelSpec
 from megaptm.storage import regular_file, shown
 
 if TYPE_CHECKING:
@@ -18,18 +17,13 @@ if TYPE_CHECKING:
     from megaptm.config import Config
 
 
-def compatibility(spec: ModelSpec | WordSpec, tokenizer: str | None) -> dict[str, Any]:
+def compatibility(spec: ModelSpec | LayerlessSpec, tokenizer: str | None) -> dict[str, Any]:
     """Return what must be equal for a checkpoint to be continued: model shape and tokenizer fingerprint.
 
     The fingerprint is None for an import without a tokenizer, which takes the tokenizer of its corpus.
     """
-    if isinstance(spec, WordSpec):
-        # In the form that JSON returns: a list, and None without subword n-grams.
-        ngrams = [*spec.size.ngrams] if spec.size.buckets else None
-        # None without positions, for compatibility with older runs, which lack the key.
-        more = {"ngrams": ngrams, "vocabulary": spec.vocabulary, "positions": spec.positions or None}
-        model = {"family": spec.name, **asdict(spec.size), **more}
-        return {"model": model, "tokenizer": tokenizer}
+    if isinstance(spec, LayerlessSpec):
+        return {"model": {"family": spec.name, **spec.identity()}, "tokenizer": tokenizer}
     return {
         "model": {
             "family": spec.name,

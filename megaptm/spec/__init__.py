@@ -12,7 +12,6 @@ from megaptm.spec.block import (
     VISIBILITIES,
     Block,
     FFNSpec,
-    LSTMSpec,
     NormSpec,
     SharingSpec,
     Visibility,
@@ -34,6 +33,8 @@ from megaptm.spec.family import (
     change,
 )
 from megaptm.spec.inputs import InputSpec, SegmentInput, TaskInput, TokenInput
+from megaptm.spec.layer import LayerSpec
+from megaptm.spec.layerless import LayerlessFamily, LayerlessSpec
 from megaptm.spec.model import VOCABULARY_MULTIPLE, ModelSpec, published
 from megaptm.spec.size import BAND, Size
 
@@ -53,7 +54,9 @@ __all__ = [
     "Family",
     "InitSpec",
     "InputSpec",
-    "LSTMSpec",
+    "LayerSpec",
+    "LayerlessFamily",
+    "LayerlessSpec",
     "LossSpec",
     "ModelSpec",
     "NormSpec",

@@ -12,6 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from megaptm.errors import UserError
 from megaptm.spec.attention import AttentionSpec
+from megaptm.spec.layer import LayerSpec
+from megaptm.spec.size import Size
 
 # arXiv:1910.10683, section 2.1: a learned score bias is a table of 32 distances by heads; all distances from 128 on
 # share the last bucket.
@@ -91,32 +93,6 @@ class SharingSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LSTMSpec:
-    """Recurrent layers, which replace attention and feed-forward."""
-
-    kind: Literal["lstm", "lstm-both-ways", "lstm-attentive"]
-    """Kind of layer:
-
-    - `lstm`: LSTM with projection, and a residual connection from the second layer on (ELMo). Needs causal
-      `visibility`.
-    - `lstm-both-ways`: bidirectional LSTM (CoVe's encoder).
-    - `lstm-attentive`: LSTM with input feeding, which also reads the attention output of the previous position (CoVe's
-      decoder). Needs `cross`.
-    """
-    cell_clip: float = 3.0
-    """For `lstm`: largest absolute value of the cell state."""
-    projection_clip: float = 3.0
-    """For `lstm`: largest absolute value of the projected output."""
-    first_layer: bool = False
-    """Whether the record describes the first layer of a stack that reads the token table; set by `Block.at`."""
-
-    @property
-    def reads_table(self) -> bool:
-        """Whether the input width of the first layer is that of the token table instead of the stack's."""
-        return self.kind != "lstm"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Block:
     """Components of the layers of one stack. No field implies another."""
 
@@ -144,8 +120,8 @@ class Block:
     """Residual connection: `sum`, or `reversible` (two residual streams; the inputs of a layer are recomputed from its
     outputs, so no activations are saved: arXiv:2001.04451, section 3). The output of a reversible stack is both
     streams, concatenated along the width."""
-    recurrent: LSTMSpec | None = None
-    """Recurrent layers instead of attention and feed-forward."""
+    layer: LayerSpec | None = None
+    """Layers of another kind, instead of attention and feed-forward."""
     final_dropout: bool = False
     """Dropout after the last layer and its final norm, if any (T5, Transformer-XL)."""
     sharing: SharingSpec = field(default=SharingSpec())
@@ -179,14 +155,9 @@ class Block:
             changes["attention"] = self.attention_at(layer)
         if isinstance(activation := self.ffn.activation, tuple):
             changes["ffn"] = replace(self.ffn, activation=activation[layer % len(activation)])
-        if layer == 0 and self.recurrent is not None and self.recurrent.reads_table:
-            changes["recurrent"] = replace(self.recurrent, first_layer=True)
+        if self.layer is not None and (record := self.layer.at(layer)) != self.layer:
+            changes["layer"] = record
         return replace(self, **changes) if changes else self
-
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether the layers are recurrent (LSTM)."""
-        return self.recurrent is not None
 
     @property
     def reversible(self) -> bool:
@@ -200,8 +171,14 @@ class Block:
 
     @property
     def caches_states(self) -> bool:
-        """Whether layers also attend to a recurrence cache."""
-        return any(record.caches_states for record in self.attentions)
+        """Whether layers have a recurrence cache."""
+        return (
+            any(record.caches_states for record in self.attentions) if self.layer is None else self.layer.caches_states
+        )
+
+    def cache_shape(self, size: Size, length: int) -> tuple[int, int]:
+        """Return positions and width of a layer's recurrence cache; `length`: the configured number of positions."""
+        return (length, size.width) if self.layer is None else self.layer.cache_shape(size, length)
 
     @property
     def for_encoding(self) -> Block:

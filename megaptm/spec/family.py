@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from megaptm.errors import UserError
 from megaptm.spec.block import Block
 from megaptm.spec.inputs import InputSpec, SegmentInput, TaskInput, TokenInput
+from megaptm.spec.layer import LayerSpec
 from megaptm.spec.size import Size
 
 Input = TypeVar("Input", bound=InputSpec)
@@ -94,6 +95,7 @@ class InitSpec:
     - `glorot`: projections divided by the square root of the mean of inputs and outputs, tables by the square root of
       the width (released code of the Transformer).
     - `vit`, `clip`: as in the released code of these models.
+    - `package.module:NAME`: rules of a family, `models.initial.InitialRules`.
     """
     std: float = 0.02
     """Standard deviation used by `rule` where it is not derived from shapes. 0.02 suits a width of 768. Narrow layers
@@ -224,19 +226,14 @@ class Family:
         record = self.find_input(TaskInput)
         return 0 if record is None else record.rows
 
-    @property
-    def reads_characters(self) -> bool:
-        """Whether words are embedded from their characters."""
-        return any(record.fields == ("characters",) for record in self.inputs)
-
     def sequence_length(self, stack: str, tokens: int, num_queries: int) -> int:
         """Return the sequence length of a stack: its tokens, plus one query per target position (XLNet)."""
         return tokens + (num_queries if self.stacks[stack].query_stream else 0)
 
     @property
-    def is_recurrent(self) -> bool:
-        """Whether some stack is recurrent."""
-        return any(block.is_recurrent for block in self.stacks.values())
+    def layer(self) -> LayerSpec | None:
+        """First record of layers other than those of a transformer. None: all are layers of a transformer."""
+        return next((block.layer for block in self.stacks.values() if block.layer is not None), None)
 
     @property
     def scaffolds(self) -> frozenset[str]:

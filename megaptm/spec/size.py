@@ -19,7 +19,7 @@ class Size:
     width: int
     heads: int
     ffn: int
-    """Inner width of the feed-forward, or cell width of a recurrent layer."""
+    """Inner width of the feed-forward, or of a recurrent layer's cell."""
     head_width: int | None = None
     """Width of one head. None: width / heads. T5-3B, T5-11B and GPT-3 13B (as printed) differ."""
     kv_heads: int | None = None
@@ -43,13 +43,6 @@ class Size:
     (arXiv:1809.10853). Empty: one table."""
     division: int = 1
     """Divisor of the embedding width from one cluster to the next."""
-
-    filters: tuple[tuple[int, int], ...] = ()
-    """For character inputs: (width, number of filters) of each convolution."""
-    highway: int = 0
-    """Number of highway layers after the convolutions."""
-    character_width: int = 16
-    """Width of a character embedding."""
 
     stacks: dict[str, Size] = field(default_factory=dict, hash=False)
     """Stack -> its size, for stacks that differ from the others."""

@@ -18,7 +18,6 @@ from megaptm.checkpoint.host_staging import HostStaging
 from megaptm.checkpoint.store import Checkpoint, Store
 from megaptm.config import Config
 from megaptm.errors import UserError
-from megaptm.families.words import WordSpec
 from megaptm.parallel.background import Background, run_on_all_ranks
 from megaptm.parallel.collectives import all_gather_object, broadcast_object
 from megaptm.plan.count import count_parameters
@@ -45,7 +44,7 @@ from megaptm.run.compatibility import (
 )
 from megaptm.run.hooks import run_hooks
 from megaptm.run.rank import RankEnvironment
-from megaptm.spec import ModelSpec
+from megaptm.spec import LayerlessSpec, ModelSpec
 from megaptm.train.batch_source import StepSource
 from megaptm.train.held_out import FIELD as HELD_OUT
 from megaptm.train.held_out import HeldOutLoss
@@ -62,7 +61,7 @@ class Checkpointer:
         run: Path,
         config: Config,
         engine: TrainingEngine,
-        spec: ModelSpec | WordSpec,
+        spec: ModelSpec | LayerlessSpec,
         source: StepSource,
         rank_env: RankEnvironment,
         *,

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from megaptm.config import Config
 from megaptm.errors import UserError
-from megaptm.families import contributions
-from megaptm.families.words import WordSpec
+from megaptm.families import contributions, find_family
 from megaptm.objectives import weights_at
-from megaptm.objectives.pairs import GloVe
-from megaptm.objectives.windows import WordWindows
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.rank import RankEnvironment
-from megaptm.spec import ModelSpec
+from megaptm.spec import LayerlessFamily, LayerlessSpec, ModelSpec
 from megaptm.train.batch_source import BatchSource, StepSource
-from megaptm.train.pair_source import PairSource
 from megaptm.train.training_engine import TrainingEngine
 
 TOKEN_TABLE = "embed.token.weight"
@@ -27,12 +22,11 @@ if TYPE_CHECKING:
     from megaptm.checkpoint.tensors import TensorReader
     from megaptm.parallel.initial import Initializer
     from megaptm.run.other_run import OtherRun
-    from megaptm.words.pair_engine import PairEngine
 
 
 def build_engine(
     config: Config,
-    spec: ModelSpec | WordSpec,
+    spec: ModelSpec | LayerlessSpec,
     corpora: RunCorpora,
     rank_env: RankEnvironment,
     *,
@@ -40,17 +34,9 @@ def build_engine(
 ) -> TrainingEngine:
     """Build an engine without weights; a checkpoint or `fill` sets them. Sampling values of a large model takes
     minutes."""
-    if isinstance(spec, WordSpec):
-        if spec.family.is_network:
-            from megaptm.words.network_engine import NetworkEngine
-
-            return NetworkEngine(spec, config, corpora, timeout_minutes=timeout_minutes)
-        try:
-            return _word_engine(config, spec, corpora, timeout_minutes)
-        except ModuleNotFoundError as error:
-            if error.name != "numba":
-                raise
-            raise UserError(f"{spec.name} needs numba: install it with `pip install 'megaptm[words]'`.") from None
+    if isinstance(spec, LayerlessSpec):
+        engine: TrainingEngine = spec.family.build_engine(config, spec, corpora, timeout_minutes=timeout_minutes)
+        return engine
     from megaptm.parallel.build import build_engine as build_parallel_engine
 
     hooks = [build(config, rank_env) for build in contributions("hook", "build_hook")]
@@ -106,7 +92,7 @@ def verified_reader(run: OtherRun, rank_env: RankEnvironment) -> TensorReader:
 
 def _vector_initializer(path: str, corpora: RunCorpora) -> Initializer:
     """Return an initializer that sets the token table from word vectors of a file."""
-    from megaptm.words.text_file import with_vectors
+    from megaptm.run.word_vector_file import with_vectors
 
     names = [corpora.tokenizer.name(id_) for id_ in range(corpora.tokenizer.vocabulary)]
     return lambda name, default: with_vectors(default, path=path, names=names) if name == TOKEN_TABLE else default
@@ -114,26 +100,6 @@ def _vector_initializer(path: str, corpora: RunCorpora) -> Initializer:
 
 def build_source(config: Config, engine: TrainingEngine, corpora: RunCorpora) -> StepSource:
     """Build the input of an engine."""
-    if config.built_objective.unit == "pairs":
-        return PairSource(config, corpora, cast("PairEngine", engine))
-    return BatchSource(config, engine.ranks, corpora)
-
-
-def _word_engine(config: Config, spec: WordSpec, corpora: RunCorpora, timeout_minutes: float) -> TrainingEngine:
-    from megaptm.words.engine import WordEngine
-    from megaptm.words.pair_engine import PairEngine
-
-    task = config.built_objective
-    if isinstance(task, GloVe):
-        return PairEngine(spec, config, corpora, timeout_minutes=timeout_minutes, run=Path(config.run))
-    assert isinstance(task, WordWindows)
-    return WordEngine(
-        spec,
-        config.layout,
-        task,
-        seed=config.train.seed,
-        special=corpora.tokenizer.special.specials,
-        names=[corpora.tokenizer.name(id_) for id_ in range(spec.vocabulary)] if spec.size.buckets else (),
-        count_words=lambda ranks: corpora.word_counts(spec.vocabulary, ranks.rank, ranks.ranks, ranks.all_reduce),
-        timeout_minutes=timeout_minutes,
-    )
+    family = find_family(config.model.family)
+    source = family.build_source(config, engine, corpora) if isinstance(family, LayerlessFamily) else None
+    return BatchSource(config, engine.ranks, corpora) if source is None else source

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from megaptm.config import Config
 from megaptm.errors import printable
-from megaptm.families.words import WordSpec
 from megaptm.objectives import BaseObjective, Composed, weights_at
 from megaptm.objectives.composed import values_by_step
 from megaptm.plan.count import count_parameters, step_flops
@@ -19,7 +18,7 @@ from megaptm.report.terminal import format_duration
 from megaptm.resilience.events import EpochEvent, Events, FirstStepEvent, WeightsEvent, seconds_since_launch
 from megaptm.run.changes import flatten
 from megaptm.run.folder import CONFIG
-from megaptm.spec import ModelSpec
+from megaptm.spec import LayerlessSpec, ModelSpec
 from megaptm.track import Tracker, view_instructions
 from megaptm.train.batch_source import Samples
 
@@ -64,7 +63,7 @@ class StepReport:
         self,
         run: Path,
         config: Config,
-        spec: ModelSpec | WordSpec,
+        spec: ModelSpec | LayerlessSpec,
         samples: Samples,
         events: Events,
         *,
@@ -82,7 +81,7 @@ class StepReport:
         self.tracker.log_params(flatten(config.model_dump()) | {"parameters": count_parameters(spec)})
         self.tracker.log_artifact(run / CONFIG)
         self.flops_per_sample: int | None = None
-        if isinstance(spec, WordSpec):  # the operations of a word depend on its sampled window
+        if isinstance(spec, LayerlessSpec):  # the operations of a word depend on its sampled window
             self.tokens_per_sample = sum(samples.batch.streams.values())
         else:
             lengths = samples.batch.lengths(spec.family.prefixes)

@@ -18,8 +18,8 @@ from megaptm.checkpoint.files import RetriedFile, StorageError, read_small_file
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.families.unimo.corpus.meanings import read_meanings
+from megaptm.run.word_vector_file import with_vectors
 from megaptm.storage import regular_file
-from megaptm.words.text_file import with_vectors
 from tests.data.corpora import tiny_corpus
 from tests.data_pipeline.images.pictures import build, picture, write_tar
 

@@ -7,11 +7,13 @@ import pytest
 from megaptm.check.api import CHECKS
 from megaptm.check.finding import Case, Request, run_checks
 from megaptm.config import UncheckedConfig, load
-from megaptm.families.words import WORDS
+from megaptm.families import LAYERLESS
 from megaptm.plan.machine import load_machine
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-SHIPPED = sorted(path for path in CONFIGS.glob("*/*.yaml") if path.parent.name not in ("machines", "corpora", *WORDS))
+SHIPPED = sorted(
+    path for path in CONFIGS.glob("*/*.yaml") if path.parent.name not in ("machines", "corpora", *LAYERLESS)
+)
 CONFIG_CHECKS = [(topic, check) for topic, check in CHECKS if topic in ("config", "processes", "memory", "time")]
 """Checks that need only the config."""
 
@@ -26,7 +28,7 @@ def test_shipped_config_is_ok_on_common_machines(path):
             assert problems == [], f"{devices} devices of {machine}"
 
 
-@pytest.mark.parametrize("path", sorted(path for name in WORDS for path in (CONFIGS / name).glob("*.yaml")))
+@pytest.mark.parametrize("path", sorted(path for name in LAYERLESS for path in (CONFIGS / name).glob("*.yaml")))
 def test_word_vectors_fit_and_their_time_is_unknown(path):
     case = Case(config=load(path), machine=load_machine("a100-80g"), request=Request(seconds=24 * 3600.0))
     states = {finding.topic: finding.state for finding in run_checks(CONFIG_CHECKS, case)}

@@ -125,7 +125,7 @@ INVALID_TEACHERS = {
         "bert",
         "reads sampled tokens, which distillation does not support",
     ),
-    "word vectors": ({"family": "glove", "size": "50"}, "bert", "is a word-vector family"),
+    "word vectors": ({"family": "glove", "size": "50"}, "bert", "is a family of word vectors"),
     "unknown family": (
         {**TEACHER, "family": "bertt"},
         "bert",

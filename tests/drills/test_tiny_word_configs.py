@@ -14,9 +14,9 @@ import pytest
 import megaptm
 from megaptm.commands.evaluate import evaluate
 from megaptm.commands.export import words
-from megaptm.families.words import WORDS
+from megaptm.families import LAYERLESS
+from megaptm.families.word_vectors.vectors import WordVectors
 from megaptm.track import read_metrics
-from megaptm.words.vectors import WordVectors
 from tests.drills.killed_runs import THREADS, command, kill_half_way, measure_cost
 from tests.drills.program import checkpoints, finish, resumed_at
 
@@ -40,7 +40,7 @@ class FinishedWordRun:
     vectors: WordVectors
 
 
-@pytest.fixture(scope="module", params=WORDS)
+@pytest.fixture(scope="module", params=LAYERLESS)
 def finished(request: pytest.FixtureRequest, documented_corpora: Callable[[str], Path]) -> FinishedWordRun:
     family = request.param
     folder = documented_corpora(family)

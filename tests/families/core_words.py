@@ -18,7 +18,7 @@ WORDS = {
     "bart": ("bart",),
     "bigbird": ("bigbird",),
     "clip": ("image-text", "tower"),
-    "cove": ("attentive", "cove"),
+    "cove": ("attentive", "cove", "lstm"),
     "deberta": ("deberta", "disentangled"),
     "distilbert": ("distilbert", "tinybert"),
     "electra": ("discriminator", "drawn", "electra", "replaced-token"),
@@ -36,6 +36,7 @@ WORDS = {
     "unimo": ("unimo",),
     "uniter": ("detector", "region", "uniter"),
     "vit": ("patch", "vit"),
+    "word_vectors": ("cbow", "fasttext", "glove", "nnlm", "skip-gram", "word2vec"),
     "xlnet": ("query-stream", "xlnet"),
     "distillation": ("distill", "distillation", "student", "teacher"),
 }

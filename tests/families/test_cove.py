@@ -17,8 +17,8 @@ from megaptm.families.cove import COVE
 from megaptm.families.cove.mt_lstm import to_mt_lstm
 from megaptm.models import build_model, fill
 from megaptm.plan.count import count_parameters
+from megaptm.run.word_vector_file import with_vectors
 from megaptm.spec import ModelSpec, Size, change, published
-from megaptm.words.text_file import with_vectors
 from tests.models.recurrent import VOCABULARY, tiny_cove
 
 # Document lengths of two samples, for the encoder and the decoder.
@@ -212,7 +212,7 @@ def test_unsupported_option_is_refused():
         with pytest.raises(UserError, match=sentence):
             load("configs/cove/tiny.yaml", [more])
     spec = tiny_cove()
-    with pytest.raises(UserError, match=r"width is 20, but the output of lstm-both-ways is 2 x 12 wide"):
+    with pytest.raises(UserError, match=r"width is 20, but the output of bidirectional-lstm is 2 x 12 wide"):
         build_model(replace(spec, size=change(spec.size, width=20)))
 
 

@@ -14,10 +14,10 @@ from megaptm.config.model import with_resolved_model
 from megaptm.data import open_mix
 from megaptm.errors import UserError
 from megaptm.families.elmo import ELMO
+from megaptm.families.elmo.every_layer import ScalarMix, TaskWithLayers, every_layer, reversed_texts
+from megaptm.families.elmo.spelling import character_ids, spellings
 from megaptm.losses.sampled import sample_negatives, sampled_cross_entropy
 from megaptm.models import build_model, fill
-from megaptm.models.every_layer import ScalarMix, TaskWithLayers, every_layer, reversed_texts
-from megaptm.objectives.spelling import character_ids
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plan.count import count_parameters
 from megaptm.spec import change, published
@@ -111,7 +111,7 @@ def test_samples_hold_both_directions(mix):
         for row in lane:
             for prefix in ("", "backwards_"):
                 assert (row[f"{prefix}labels"][:-1] == row[f"{prefix}tokens"][1:]).all()
-                assert (row[f"{prefix}characters"] == mix.special.spellings[row[f"{prefix}tokens"]]).all()
+                assert (row[f"{prefix}characters"] == spellings(mix.special)[row[f"{prefix}tokens"]]).all()
         # Documents are separated by an end and a begin token, also across samples.
         separators = np.flatnonzero(forward == 1)
         assert len(separators) > 1

@@ -136,7 +136,7 @@ def mutate_vectors(folder: Path, rng: Random) -> bool:
 
 
 def read_vectors(folder: Path) -> Any:
-    from megaptm.words.text_file import with_vectors
+    from megaptm.run.word_vector_file import with_vectors
 
     return with_vectors(torch.zeros(3, 2), str(folder / "vectors.txt"), ["king", "queen", "the sea"]).tolist()
 

@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from megaptm.families import CATALOGUE
 from megaptm.families.elmo import LAYER
+from megaptm.families.elmo.stack import ProjectedLSTMStack
 from megaptm.layers.layer import Stack
 from megaptm.layers.mask import Mask
-from megaptm.layers.recurrent import RecurrentStack
 from megaptm.spec import Size
 
 
@@ -36,7 +36,7 @@ def num_kernels(stack: nn.Module, length: int) -> int:
 
 def test_kernel_launches_grow_with_length_for_lstm_only() -> None:
     """The number of tokens is constant. Costs: benchmarks/recurrent.py."""
-    lstm = RecurrentStack(LAYER, Size(layers=1, width=16, heads=1, ffn=12, memory=1), range(1), dropout=0.0)
+    lstm = ProjectedLSTMStack(LAYER, Size(layers=1, width=16, heads=1, ffn=12, memory=1), range(1), dropout=0.0)
     encoder = Stack(CATALOGUE["bert"].first_block, Size(layers=1, width=16, heads=2, ffn=64), range(1), dropout=0.0)
     assert num_kernels(lstm, 32) > 3.5 * num_kernels(lstm, 8)
     assert num_kernels(encoder, 32) == num_kernels(encoder, 8)

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from megaptm.families import CATALOGUE
 from megaptm.families.elmo import LAYER
+from megaptm.families.elmo.stack import ProjectedLSTMStack
 from megaptm.layers.layer import Stack
 from megaptm.layers.mask import Mask
-from megaptm.layers.recurrent import RecurrentStack
 from megaptm.spec import Size
 
 LENGTH, BATCH, STEPS, WIDTH = 96, 32, 300, 32
@@ -33,7 +33,7 @@ DISTANCES = (2, 24, 90)
 SEEDS = (1, 2)
 # A layer of either has about 12,700 parameters: 12 x 32 x 32 and biases; 9 x 32 x 44.
 STACKS: dict[str, Callable[[], nn.Module]] = {
-    "lstm": lambda: RecurrentStack(
+    "lstm": lambda: ProjectedLSTMStack(
         LAYER, Size(layers=2, width=WIDTH, heads=1, ffn=44, memory=1), range(2), dropout=0.0
     ),
     "transformer": lambda: Stack(

@@ -29,11 +29,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from megaptm.families.elmo.every_layer import ScalarMix, every_layer
+from megaptm.families.elmo.spelling import character_ids
 from megaptm.models import build_model, fill
-from megaptm.models.every_layer import ScalarMix, every_layer
-from megaptm.objectives.spelling import character_ids
 from megaptm.spec import ModelSpec, Size
-from tests.models.recurrent import FILTERS, NUM_CHARACTERS, elmo_table
+from tests.models.recurrent import NUM_CHARACTERS, characters, elmo_table
 
 STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)
 SEEDS = (1, 2)
@@ -75,7 +75,7 @@ def read_words() -> Words:
 
 def train_elmo(words: Words, seed: int) -> tuple[Tensor, Tensor]:
     """Train ELMo. Return its layers [L, B, S, D] for new texts, and int64 [B, S] the labels of their words."""
-    size = Size(layers=2, width=32, heads=1, ffn=64, memory=1, filters=FILTERS, highway=1, character_width=6)
+    size = Size(layers=2, width=32, heads=1, ffn=64, memory=1, inputs=characters(highway=1))
     model = build_model(ModelSpec(family=elmo_table(), size=size, vocabulary=VOCABULARY, context=LENGTH, dropout=0.0))
     fill(model, seed=seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -17,13 +19,18 @@ NUM_CHARACTERS = 7
 FILTERS = ((1, 4), (2, 6), (3, 6))
 
 
+def characters(*, highway: int) -> dict[str, Any]:
+    """Return the sizes of tiny word embeddings."""
+    return {"filters": FILTERS, "highway": highway, "character_width": 6}
+
+
 def elmo_table() -> Family:
     """Return ELMo's family with a sampled softmax of few words."""
     return change(ELMO, loss={"negatives": 20})
 
 
 def tiny_elmo(*, dropout: float = 0.0) -> ModelSpec:
-    size = Size(layers=2, width=16, heads=1, ffn=24, memory=1, filters=FILTERS, highway=2, character_width=6)
+    size = Size(layers=2, width=16, heads=1, ffn=24, memory=1, inputs=characters(highway=2))
     return ModelSpec(family=elmo_table(), size=size, vocabulary=VOCABULARY, context=20, dropout=dropout)
 
 

@@ -15,7 +15,8 @@ from tempfile import TemporaryDirectory
 import yaml
 
 from megaptm.families import CATALOGUE, FAMILIES
-from megaptm.families.words import WORDS, WordFamily, WordSpec
+from megaptm.families.word_vectors import FAMILIES as WORD_FAMILIES
+from megaptm.families.word_vectors import WordFamily
 from megaptm.hub.counterparts import hugging_face_models
 from megaptm.plan.count import count_parameters
 from megaptm.spec import Family, published
@@ -68,16 +69,12 @@ def render_page() -> str:
         for family in FAMILIES.values()
         if isinstance(family, Family)
     )
-    return HEAD + "".join(rows) + WORD_HEAD + "".join(map(_word_row, WORDS.values()))
+    return HEAD + "".join(rows) + WORD_HEAD + "".join(map(_word_row, WORD_FAMILIES))
 
 
 def _word_row(family: WordFamily) -> str:
     """Return the table row of a family of word vectors, with the published number of words."""
-    specs = {
-        size: WordSpec(family=family, size=table, vocabulary=family.tokenizer.vocabulary)
-        for size, table in family.sizes.items()
-    }
-    sizes = ", ".join(f"{size} {spec.parameters:,}" for size, spec in specs.items())
+    sizes = ", ".join(f"{size} {family.published(size).parameters:,}" for size in family.sizes)
     cells = (f"{family.name} ({family.paper})", f"{family.tokenizer.vocabulary:,}", sizes, ", ".join(family.objectives))
     return f"| {' | '.join(cells)} |\n"
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from megaptm.families.elmo import ELMO
 from megaptm.families.elmo.bilm import from_bilm, to_bilm
+from megaptm.families.elmo.every_layer import every_layer
 from megaptm.layers.recurrence_cache import StackCache
 from megaptm.models import Model, build_model
-from megaptm.models.every_layer import every_layer
 from megaptm.spec import ModelSpec, Size, change
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -42,16 +42,18 @@ def golden(case: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 def make_spec(options: Mapping[str, Any]) -> ModelSpec:
     lstm, cnn = options["lstm"], options["char_cnn"]
-    block = change(ELMO.last_block, recurrent={"cell_clip": lstm["cell_clip"], "projection_clip": lstm["proj_clip"]})
+    block = change(ELMO.last_block, layer={"cell_clip": lstm["cell_clip"], "projection_clip": lstm["proj_clip"]})
     size = Size(
         layers=lstm["n_layers"],
         width=lstm["projection_dim"],
         heads=1,
         ffn=lstm["dim"],
         memory=1,
-        filters=tuple(map(tuple, cnn["filters"])),
-        highway=cnn["n_highway"],
-        character_width=cnn["embedding"]["dim"],
+        inputs={
+            "filters": tuple(map(tuple, cnn["filters"])),
+            "highway": cnn["n_highway"],
+            "character_width": cnn["embedding"]["dim"],
+        },
     )
     family = change(ELMO, loss={"negatives": 0}, stacks=dict.fromkeys(DIRECTIONS, block))
     return ModelSpec(family=family, size=size, vocabulary=options.get("n_tokens_vocab", 1), context=20, dropout=0.0)

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from megaptm.config import load
-from megaptm.families import CATALOGUE
-from megaptm.families.words import WORDS
+from megaptm.families import CATALOGUE, LAYERLESS
 from megaptm.plan import costs
 from megaptm.plan.machine import load_machine
 from megaptm.plan.network import collective_seconds
@@ -23,7 +22,7 @@ from tests.plan.pipeline_schedule import timeline
 CONFIGS = Path(__file__).parents[2] / "configs"
 A100 = load_machine("a100-80g")
 ALL = sorted(
-    path for path in CONFIGS.glob("*/*.yaml") if path.parent.name not in ("machines", "corpora", "demo", *WORDS)
+    path for path in CONFIGS.glob("*/*.yaml") if path.parent.name not in ("machines", "corpora", "demo", *LAYERLESS)
 )
 
 

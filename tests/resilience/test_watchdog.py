@@ -7,7 +7,6 @@ import pytest
 
 from megaptm.resilience.heartbeat import END, Beat, stacks_file
 from megaptm.resilience.watchdog import Limits, RankState, Watchdog, find_hanging_rank, format_ranks
-from megaptm.words.sharded_table import Exchange
 
 HANG = Limits(hang_seconds=4.0, data_timeout=60.0)
 
@@ -99,10 +98,10 @@ COLLECTIVE = '  File "/site-packages/torch/distributed/distributed_c10d.py", lin
 COMPUTES = '  File "/home/me/mine.py", line 1 in compute\n'
 
 
-SENDS = f"""\
-  File "/x/megaptm/words/sharded_table.py", line 70 in {Exchange.send_to_previous.__name__}
-  File "/x/megaptm/words/rotating_table.py", line 28 in rotate
-  File "/x/megaptm/words/pair_engine.py", line 131 in _through"""
+SENDS = """\
+  File "/x/megaptm/parallel/collectives.py", line 56 in send_to_previous
+  File "/x/megaptm/families/word_vectors/sharded_table.py", line 70 in send_to_previous
+  File "/x/megaptm/families/word_vectors/rotating_table.py", line 28 in rotate"""
 
 
 def test_find_hanging_rank():

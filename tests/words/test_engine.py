@@ -13,12 +13,12 @@ import torch
 from megaptm.checkpoint.store import Store
 from megaptm.config import Layout
 from megaptm.errors import UserError
-from megaptm.families.words import FASTTEXT, WORD2VEC, WordSize, WordSpec
-from megaptm.objectives.windows import CBOW, SkipGram
+from megaptm.families.word_vectors import FASTTEXT, WORD2VEC, WordSize, WordSpec
+from megaptm.families.word_vectors.engine import WordEngine
+from megaptm.families.word_vectors.sharded_table import Exchange
+from megaptm.families.word_vectors.vectors import WordVectors
+from megaptm.families.word_vectors.windows import CBOW, SkipGram
 from megaptm.parallel.step_result import DivergedError
-from megaptm.words.engine import WordEngine
-from megaptm.words.sharded_table import Exchange
-from megaptm.words.vectors import WordVectors
 from tests.ranks import run_ranks
 from tests.words import planted
 

@@ -10,10 +10,10 @@ from click.testing import CliRunner
 
 from megaptm.__main__ import main
 from megaptm.errors import UserError
+from megaptm.families.word_vectors.export import export as write
+from megaptm.families.word_vectors.vectors import load_words
 from megaptm.launch.local import train
 from megaptm.run.checkpoint import open_checkpoint
-from megaptm.words.export import export as write
-from megaptm.words.vectors import load_words
 from tests.words.test_words_run import CONFIGS
 
 fasttext = pytest.importorskip("fasttext")

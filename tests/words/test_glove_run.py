@@ -13,6 +13,11 @@ from click.testing import CliRunner
 from megaptm.__main__ import main
 from megaptm.config import load, resolve
 from megaptm.errors import UserError
+from megaptm.families.word_vectors import pair_cache
+from megaptm.families.word_vectors.export import export as write
+from megaptm.families.word_vectors.pair_engine import PairEngine
+from megaptm.families.word_vectors.pair_source import PairSource
+from megaptm.families.word_vectors.vectors import load_words
 from megaptm.launch.local import train
 from megaptm.parallel.step_result import DivergedError
 from megaptm.run.checkpoint import open_checkpoint
@@ -21,11 +26,6 @@ from megaptm.run.rank import RankEnvironment
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.track.journal import read_metrics
 from megaptm.train.checkpointer import Checkpointer
-from megaptm.train.pair_source import PairSource
-from megaptm.words import pair_cache
-from megaptm.words.export import export as write
-from megaptm.words.pair_engine import PairEngine
-from megaptm.words.vectors import load_words
 from tests.checkpoint.test_store import change_byte
 from tests.data.corpora import tiny_corpus
 from tests.ranks import run_ranks

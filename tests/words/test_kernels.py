@@ -11,10 +11,10 @@ import torch
 
 from megaptm.checkpoint.tensors import TensorPiece, TensorReader, write_pieces
 from megaptm.errors import UserError
-from megaptm.objectives.windows import SkipGram
-from megaptm.words import kernels
-from megaptm.words.compiled import compiled
-from megaptm.words.vocabulary import COUNTS, alias_table, huffman, read_counts, thresholds, word_tables
+from megaptm.families.word_vectors.compiled import kernels
+from megaptm.families.word_vectors.compiled.decorator import compiled
+from megaptm.families.word_vectors.vocabulary import COUNTS, alias_table, huffman, read_counts, thresholds, word_tables
+from megaptm.families.word_vectors.windows import SkipGram
 from tests import ROOT
 
 GOLDEN = np.load(ROOT / "tests/golden/word2vec.npz")

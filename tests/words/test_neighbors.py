@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from megaptm.config import Layout
-from megaptm.families.words import WORD2VEC, WordSize, WordSpec
-from megaptm.objectives.windows import SkipGram
-from megaptm.words.engine import WordEngine
-from megaptm.words.vectors import WordVectors
+from megaptm.families.word_vectors import WORD2VEC, WordSize, WordSpec
+from megaptm.families.word_vectors.engine import WordEngine
+from megaptm.families.word_vectors.vectors import WordVectors
+from megaptm.families.word_vectors.windows import SkipGram
 from tests.ranks import run_ranks
 from tests.words.gensims import neighbors, shared_neighbors, train_gensim
 

@@ -20,17 +20,17 @@ from megaptm.config.learning_rate import learning_rate_at
 from megaptm.data import Corpus
 from megaptm.data.statistics import unigram_loss
 from megaptm.errors import UserError
-from megaptm.families.words import CW, NNLM, WordSize, WordSpec
+from megaptm.families.word_vectors import CW, NNLM, WordSize, WordSpec
+from megaptm.families.word_vectors.network_engine import NetworkEngine
+from megaptm.families.word_vectors.network_windows import next_words, ranked_windows, tagged_words
+from megaptm.families.word_vectors.networks import NextWord, Ranking, build_network
+from megaptm.families.word_vectors.ranking import WindowRanking
+from megaptm.families.word_vectors.vectors import load_words
 from megaptm.launch.local import train
 from megaptm.objectives.objective import DocumentSlice, SampleContext
-from megaptm.objectives.ranking import WindowRanking
 from megaptm.parallel.step_result import DivergedError
 from megaptm.run.corpora import RunCorpora
 from megaptm.train.batch_source import BatchSource
-from megaptm.words.network_engine import NetworkEngine
-from megaptm.words.network_windows import next_words, ranked_windows, tagged_words
-from megaptm.words.networks import NextWord, Ranking, build_network
-from megaptm.words.vectors import load_words
 from tests.data.corpora import tiny_special
 from tests.ranks import run_ranks
 from tests.words import planted

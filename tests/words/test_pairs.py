@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from megaptm.objectives.pairs import GloVe
-from megaptm.words import pairs
-from megaptm.words.pair_kernels import train_pairs
-from megaptm.words.sharded_table import Exchange
+from megaptm.families.word_vectors import pairs
+from megaptm.families.word_vectors.compiled.pair_kernels import train_pairs
+from megaptm.families.word_vectors.glove import GloVe
+from megaptm.families.word_vectors.sharded_table import Exchange
 from tests import ROOT
 from tests.ranks import run_ranks
 

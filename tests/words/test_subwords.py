@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from megaptm.words import kernels
-from megaptm.words.subwords import subword_buckets, subword_rows
-from megaptm.words.vocabulary import alias_table
+from megaptm.families.word_vectors.compiled import kernels
+from megaptm.families.word_vectors.subwords import subword_buckets, subword_rows
+from megaptm.families.word_vectors.vocabulary import alias_table
 from tests import ROOT
 
 GOLDEN = np.load(ROOT / "tests/golden/fasttext.npz")

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from megaptm.__main__ import main
 from megaptm.errors import UserError
+from megaptm.families.word_vectors.export import FORMATS
+from megaptm.families.word_vectors.vectors import WordVectors, load_words, read_questions
 from megaptm.launch.local import train
-from megaptm.words.export import FORMATS
-from megaptm.words.vectors import WordVectors, load_words, read_questions
 from tests.words import planted
 from tests.words.gensims import neighbors, read_text, shared_neighbors, train_gensim
 
@@ -135,7 +135,7 @@ def test_unknown_words_and_unsupported_commands_are_errors(run, tmp_path):
         read_questions(tmp_path / "three")
     for command in (["generate", str(run), "--prompt", "x"], ["export", "hf", str(run), str(tmp_path / "hf")]):
         result = CliRunner().invoke(main, command)
-        assert "word2vec is a word-vector family, which has no layers" in result.output
+        assert "word2vec is a family of word vectors, which has no layers" in result.output
 
 
 def test_neighbors_are_sorted_by_cosine():

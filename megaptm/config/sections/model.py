@@ -59,18 +59,6 @@ class GeneralModelConfig(Shape):
     Narrow models learn faster with about 1 / sqrt(width)."""
     tasks: Count | None = None
     """Number of task ids, for families with a task table. Absent: the published number."""
-    buckets: Annotated[int, Field(ge=1, le=10**9)] | None = None
-    """fastText: rows of the table for hashed n-grams of characters. Absent: the size's."""
-    ngrams: Annotated[tuple[Count, Count], Strict(False)] | None = None
-    """fastText: minimum and maximum characters of an n-gram. Absent: the size's."""
-    hidden: Annotated[int, Field(ge=0)] | None = None
-    """NNLM and C&W: hidden units between the vectors of a window and the output. Absent: the size's."""
-    before: Count | None = None
-    """NNLM and C&W: words of the window before the predicted one. Absent: the size's."""
-    after: Annotated[int, Field(ge=0)] | None = None
-    """C&W: words of the window after the predicted one. Absent: the size's."""
-    direct: bool | None = None
-    """NNLM: add direct connections from the vectors to the output. Absent: the size's."""
     embedding: Count | None = None
     """Width of the token table, if it differs from the residual stream. Absent: the size's."""
     word_vectors: str | None = None
@@ -81,12 +69,6 @@ class GeneralModelConfig(Shape):
     Absent: the size's."""
     division: Count | None = None
     """Factor by which the table width decreases from cluster to cluster. Absent: the size's."""
-    filters: Annotated[tuple[Annotated[tuple[Count, Count], Strict(False)], ...], Strict(False)] | None = None
-    """Character convolutions: [characters, filters] of each. Absent: the size's."""
-    highway: Annotated[int, Field(ge=0, le=1 << 10)] | None = None
-    """Highway layers after the character convolutions. Absent: the size's."""
-    character_width: Count | None = None
-    """Width of a character's vector. Absent: the size's."""
     negatives: Annotated[int, Field(ge=0, le=1 << 24)] | None = None
     """Sampled softmax in training: number of negative words per step, sampled by rank (ELMo: 8,192); 0 for the full
     softmax. Absent: the published number."""

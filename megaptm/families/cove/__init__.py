@@ -1,7 +1,8 @@
 """CoVe (McCann et al., 2017): the encoder of a translation model, a bidirectional LSTM of two layers, whose outputs are
 contextual word vectors; and the decoder that it is trained with."""
 
-from megaptm.spec import Block, Family, InitSpec, LSTMSpec, OutputSpec, Size, TokenizerSpec
+from megaptm.families.cove.spec import AttentiveLSTMSpec, BidirectionalLSTMSpec
+from megaptm.spec import Block, Family, InitSpec, OutputSpec, Size, TokenizerSpec
 
 # Sections 3 and 6.1: cells of 300 features over word vectors of width 300 (GloVe). The words of both languages share
 # one table here, as large as in other translation models of the time; the paper gives no size.
@@ -11,12 +12,12 @@ COVE = Family(
     tokenizer=TokenizerSpec(kind="words", vocabulary=50_000, specials="marian"),
     context=100,
     stacks={
-        "encoder": Block(recurrent=LSTMSpec(kind="lstm-both-ways")),
-        "decoder": Block(recurrent=LSTMSpec(kind="lstm-attentive"), visibility="causal", cross="encoder"),
+        "encoder": Block(layer=BidirectionalLSTMSpec()),
+        "decoder": Block(layer=AttentiveLSTMSpec(), visibility="causal", cross="encoder"),
     },
     heads=("lm",),
     output=OutputSpec(tied=False, bias=True),
-    init=InitSpec(rule="recurrent"),
+    init=InitSpec(rule="megaptm.families.cove.initial:RULES"),
     dropout=0.2,
     objectives=("translation",),
     sizes={

@@ -9,6 +9,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from megaptm.errors import UserError
+from megaptm.families.cove.spec import BidirectionalLSTMSpec
 from megaptm.run.checkpoint import RunCheckpoint
 from megaptm.spec import ModelSpec
 from megaptm.storage import write_atomically
@@ -32,8 +33,7 @@ def to_mt_lstm(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tens
 def export_cove(checkpoint: RunCheckpoint, folder: Path) -> None:
     """Write the encoder as a torch LSTM, its word vectors, and a word list with one word per line."""
     spec = checkpoint.spec
-    recurrent = spec.family.first_block.recurrent
-    if recurrent is None or recurrent.kind != "lstm-both-ways":
+    if not isinstance(spec.family.first_block.layer, BidirectionalLSTMSpec):
         raise UserError(f"{spec.name} is not a CoVe: export it with `megaptm export hf`.")
     weights = {name: tensor.float().contiguous() for name, tensor in checkpoint.weights().items()}
     tokenizer = load_tokenizer(checkpoint.tokenizer)

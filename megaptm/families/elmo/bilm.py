@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from megaptm.batch import MAX_WORD_LENGTH, NUM_CHARACTERS
+from megaptm.families.elmo.spec import ProjectedLSTMSpec, character_sizes
+from megaptm.families.elmo.spelling import MAX_WORD_LENGTH, NUM_CHARACTERS
 from megaptm.spec import ModelSpec
 
 STACKS = ("forwards", "backwards")
@@ -21,13 +22,13 @@ def parameter_names(spec: ModelSpec) -> Iterator[tuple[str, str, tuple[int, ...]
     """Yield megaptm's name, the released name, and the released shape, whose last axis is megaptm's first; None: the
     same shape. Cell kernels (`cell_names`) and the character table, which has one row less there, are converted
     separately."""
-    size = spec.size
-    for index, (characters, filters) in enumerate(size.filters):
-        kernel = (1, characters, size.character_width, filters)
+    size, sizes = spec.size, character_sizes(spec.size)
+    for index, (characters, filters) in enumerate(sizes.filters):
+        kernel = (1, characters, sizes.width, filters)
         yield f"{INPUT}.filters.{index}.weight", f"CNN/W_cnn_{index}", kernel
         yield f"{INPUT}.filters.{index}.bias", f"CNN/b_cnn_{index}", None
-    num_filters = sum(filters for _, filters in size.filters)
-    for index in range(size.highway):
+    num_filters = sum(filters for _, filters in sizes.filters)
+    for index in range(sizes.highway):
         for gate in ("carry", "transform"):
             yield f"{INPUT}.highway.{index}.{gate}.weight", f"CNN_high_{index}/W_{gate}", (num_filters, num_filters)
             yield f"{INPUT}.highway.{index}.{gate}.bias", f"CNN_high_{index}/b_{gate}", None
@@ -70,8 +71,8 @@ def from_bilm(tensors: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tenso
 
 def bilm_options(spec: ModelSpec) -> dict[str, Any]:
     """Return the content of the released code's options.json for a model."""
-    size, lstm = spec.size, spec.family.first_block.recurrent
-    assert lstm is not None
+    size, sizes = spec.size, character_sizes(spec.size)
+    lstm = cast(ProjectedLSTMSpec, spec.family.first_block.layer)
     return {
         "lstm": {
             "use_skip_connections": True,
@@ -83,9 +84,9 @@ def bilm_options(spec: ModelSpec) -> dict[str, Any]:
         },
         "char_cnn": {
             "activation": "relu",
-            "filters": [[*pair] for pair in size.filters],
-            "n_highway": size.highway,
-            "embedding": {"dim": size.character_width},
+            "filters": [[*pair] for pair in sizes.filters],
+            "n_highway": sizes.highway,
+            "embedding": {"dim": sizes.width},
             "n_characters": NUM_CHARACTERS,
             "max_characters_per_token": MAX_WORD_LENGTH,
         },

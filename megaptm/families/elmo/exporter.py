@@ -11,6 +11,7 @@ from safetensors.torch import save
 from megaptm.errors import UserError
 from megaptm.families.elmo.bilm import bilm_options, to_bilm
 from megaptm.families.elmo.hdf5 import write_hdf5
+from megaptm.families.elmo.spec import CharacterInput, ProjectedLSTMSpec
 from megaptm.hub.library import h5py
 from megaptm.run.checkpoint import RunCheckpoint
 from megaptm.storage import write_atomically
@@ -27,7 +28,8 @@ def export_elmo(checkpoint: RunCheckpoint, folder: Path, *, hdf5: bool = False) 
     if hdf5:
         h5py()  # raises UserError before anything is written
     spec = checkpoint.spec
-    if not (spec.family.is_recurrent and spec.family.reads_characters):
+    record = spec.family.find_input(CharacterInput)
+    if record is None or not isinstance(spec.family.first_block.layer, ProjectedLSTMSpec):
         raise UserError(f"{spec.name} is not an ELMo: export it with `megaptm export hf`.")
     weights = {name: tensor.float() for name, tensor in checkpoint.weights().items()}
     tokenizer = load_tokenizer(checkpoint.tokenizer)

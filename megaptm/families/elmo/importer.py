@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from megaptm.batch import MAX_WORD_LENGTH, NUM_CHARACTERS
 from megaptm.config import Config, UncheckedConfig, resolve_model
 from megaptm.errors import UserError
 from megaptm.families.elmo import ELMO
 from megaptm.families.elmo.bilm import from_bilm, to_bilm
 from megaptm.families.elmo.exporter import SOFTMAX
 from megaptm.families.elmo.hdf5 import read_hdf5
+from megaptm.families.elmo.spec import ProjectedLSTMSpec
+from megaptm.families.elmo.spelling import MAX_WORD_LENGTH, NUM_CHARACTERS
 from megaptm.hub.folder import read_tensors
 from megaptm.hub.import_run import RECIPE, refuse_existing_run, refuse_model_overrides, write_run
 from megaptm.hub.imported_weights import ImportedModel
@@ -187,8 +188,7 @@ def _read_tokenizer(words: Path) -> Tokenizer:
 
 def _config_values(options: ElmoOptions, file: Path, words: int, run: Path) -> dict[str, Any]:
     """Return the config values of a run of such a model. Raise UserError if megaptm does not support it."""
-    lstm, cnn, record = options.lstm, options.char_cnn, ELMO.first_block.recurrent
-    assert record is not None
+    lstm, cnn, record = options.lstm, options.char_cnn, cast(ProjectedLSTMSpec, ELMO.first_block.layer)
     skips = ("lstm.use_skip_connections", lstm.use_skip_connections or lstm.n_layers == 1, (True,))
     for option, value, supported in (
         skips,
@@ -207,14 +207,16 @@ def _config_values(options: ElmoOptions, file: Path, words: int, run: Path) -> d
         heads=1,
         ffn=lstm.dim,
         memory=1,
-        filters=tuple((characters, filters) for characters, filters in cnn.filters),
-        highway=cnn.n_highway,
-        character_width=cnn.embedding.dim,
+        inputs={
+            "filters": tuple((characters, filters) for characters, filters in cnn.filters),
+            "highway": cnn.n_highway,
+            "character_width": cnn.embedding.dim,
+        },
     )
     size_name = next((name for name, known in ELMO.sizes.items() if known == size), "custom")
-    fields = ("layers", "width", "heads", "ffn", "memory", "highway", "character_width")
+    fields = ("layers", "width", "heads", "ffn", "memory")
     model = {"family": ELMO.name, "size": size_name, **{name: getattr(size, name) for name in fields}}
-    model |= {"filters": [[*pair] for pair in size.filters], "vocabulary": words}
+    model |= {**size.inputs, "filters": [[*pair] for pair in cnn.filters], "vocabulary": words}
     if ELMO.loss.negatives >= words:
         model["negatives"] = 0
     data = {"mix": {str(run / "corpus"): 1.0}, "sequence": ELMO.context}

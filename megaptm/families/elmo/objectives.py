@@ -8,8 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from megaptm.batch import MAX_WORD_LENGTH, BatchSpec, Field, fields
+from megaptm.batch import BatchSpec, Field, fields
 from megaptm.errors import UserError
+from megaptm.families.elmo.spelling import MAX_WORD_LENGTH, spellings
 from megaptm.objectives.objective import (
     DocumentSlice,
     Objective,
@@ -63,7 +64,7 @@ class BidirectionalLM(Objective):
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)
-        if special.spellings is None:
+        if spellings(special) is None:
             raise UserError(
                 f"objective {self.name} reads words by their characters, but the tokens of this tokenizer are not "
                 "words: build the corpus with tokenizer.kind=words, or use another objective."
@@ -71,8 +72,8 @@ class BidirectionalLM(Objective):
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
-        special = context.special
-        assert special.spellings is not None
+        special, characters_VC = context.special, spellings(context.special)
+        assert characters_VC is not None
         texts = (
             _text([part for part in piece if not part.backward], special),
             _text([part for part in piece if part.backward], special)[::-1],
@@ -80,7 +81,7 @@ class BidirectionalLM(Objective):
         made: Sample = {}
         for prefix, text in zip(STREAMS, texts, strict=True):
             made[f"{prefix}tokens"] = text[:-1].copy()
-            made[f"{prefix}characters"] = special.spellings[text[:-1]]
+            made[f"{prefix}characters"] = characters_VC[text[:-1]]
             made[f"{prefix}labels"] = text[1:].copy()
         return {**made, "reset_state": np.array(piece[0].starts_lane, dtype=np.int64)}
 

@@ -1,10 +1,58 @@
-"""Options of character-based word embeddings (ELMo)."""
+"""Options of ELMo's inputs and layers (arXiv:1802.05365)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
-from megaptm.spec import InputSpec
+from megaptm.spec import Block, InputSpec, LayerSpec, Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectedLSTMSpec(LayerSpec):
+    """LSTM with projection, and a residual connection from the second layer on."""
+
+    kind = "projected-lstm"
+    costs = "megaptm.families.elmo.costs:ProjectedLSTMBrick"
+    stack = "megaptm.families.elmo.stack:ProjectedLSTMStack"
+    reason = "is recurrent"
+    block_fields = ("visibility",)
+    caches_states = True
+
+    cell_clip: float = 3.0
+    """Largest absolute value of the cell state."""
+    projection_clip: float = 3.0
+    """Largest absolute value of the projected output."""
+
+    def cache_shape(self, size: Size, length: int) -> tuple[int, int]:
+        """Return the shape of one state: output and cell."""
+        return min(length, 1), size.width + size.ffn
+
+    def errors(self, block: Block, size: Size) -> Iterator[str]:
+        if not block.causal:
+            yield f"visibility is {block.visibility}, but an LSTM attends to no later position: use causal."
+
+    def size_errors(self, size: Size) -> Iterator[str]:
+        if size.cached_positions > 1:
+            yield f"memory ({size.cached_positions}) must be 0 or 1: a recurrent layer keeps one state."
+
+
+class CharacterSizes(NamedTuple):
+    """Sizes of character-based word embeddings."""
+
+    filters: tuple[tuple[int, int], ...]
+    """(width, number of filters) of each convolution."""
+    highway: int
+    """Number of highway layers after the convolutions."""
+    width: int
+    """Width of a character embedding."""
+
+
+def character_sizes(size: Size) -> CharacterSizes:
+    """Return the sizes of a model's word embeddings."""
+    return CharacterSizes(*({**CharacterInput.size_defaults, **size.inputs}[key] for key in CharacterInput.size_keys))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,8 +60,11 @@ class CharacterInput(InputSpec):
     """Words embedded from their characters (arXiv:1508.06615)."""
 
     name = "token"
-    costs = "megaptm.bricks.characters:CharacterBrick"
-    module = "megaptm.models.characters:CharacterWords"
+    costs = "megaptm.families.elmo.character_costs:CharacterBrick"
+    module = "megaptm.families.elmo.characters:CharacterWords"
     fields = ("characters",)
     replaces_tokens = True
     zero_first = ("characters.weight",)
+    size_keys = ("filters", "highway", "character_width")
+    size_defaults = MappingProxyType({"filters": (), "highway": 0, "character_width": 16})
+    text_layers = "megaptm.families.elmo.text_layers:layers_of_words"

@@ -15,7 +15,6 @@ from megaptm.check.timing import jobs_needed
 from megaptm.config import Config, resolve
 from megaptm.config.shipped import SHIPPED
 from megaptm.errors import UserError
-from megaptm.families.words import WordSpec
 from megaptm.launch.slurm.script import JobScript, render
 from megaptm.plan.machine import Machine, load_machine
 from megaptm.plan.plan import make_plan
@@ -24,6 +23,7 @@ from megaptm.run.submission import submitted_config, write_submission
 from megaptm.schedulers.slurm.jobs import check_submission
 from megaptm.schedulers.slurm.options import option_value, parse_sbatch_options, quote_for_script
 from megaptm.schedulers.slurm.slurm_time import parse_time, warning_seconds
+from megaptm.spec import LayerlessSpec
 
 COMMON = "slurm/common.sh"
 DEVICES = 8
@@ -120,8 +120,8 @@ def make_submission(job_request: JobRequest) -> Submission:
 
 
 def _num_jobs(config: Config, machine: Machine, job_request: JobRequest) -> int:
-    if isinstance(resolve(config), WordSpec):
-        return 1  # the duration of word vectors is not planned
+    if isinstance(resolve(config), LayerlessSpec):
+        return 1  # the duration of models without layers is not planned
     time_limit = parse_time(option_value(job_request.sbatch_options, "time") or job_request.limit)
     return jobs_needed(make_plan(config, machine), time_limit, warning_seconds(job_request.sbatch_options))
 

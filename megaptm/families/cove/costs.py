@@ -1,0 +1,64 @@
+"""Linear layers and costs of CoVe's recurrent layers."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from megaptm.bricks import Brick, LinearShape, MemoryTraffic, SavedBytes
+from megaptm.families.cove.spec import LSTMSpec
+from megaptm.spec import Block, Size
+
+
+class LSTMBrick(Brick):
+    """Base of torch's LSTMs. Rows of both linear layers: (input gate, forget gate, new value, output gate) by
+    features."""
+
+    kernels = 10
+    directions = 1
+    reads: int
+    """Input features of a position."""
+
+    def lstm_maps(self, prefix: str = "") -> dict[str, LinearShape]:
+        gates = 4 * self.size.ffn
+        return {
+            f"{prefix}input": LinearShape(self.reads, gates, True),
+            f"{prefix}state": LinearShape(self.size.ffn, gates, True, sequential=True),
+        }
+
+    def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
+        """Return the bytes of four gates and their inputs, the cell and its tanh, and the output."""
+        return SavedBytes(own=self.directions * 11 * self.size.ffn * element)
+
+    def memory_traffic(self, element: int) -> MemoryTraffic:
+        passed = self.directions * (3 * 2 * 4 + 8) * self.size.ffn * element
+        return MemoryTraffic(forward=passed, backward=2 * passed)
+
+
+class BidirectionalLSTMBrick(LSTMBrick):
+    """Bidirectional LSTM (CoVe's encoder, arXiv:1708.00107, 3)."""
+
+    directions = 2
+
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
+        self.reads = size.table_width if cast(LSTMSpec, block.layer).first_layer else size.width
+        self.maps = {**self.lstm_maps("ahead."), **self.lstm_maps("back.")}
+
+
+class AttentiveLSTMBrick(LSTMBrick):
+    """Layer of CoVe's decoder. The first has the attention of the decoder: a projection of its state, whose products
+    with the encoder's output are the attention scores, and a projection of both."""
+
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
+        if not cast(LSTMSpec, block.layer).first_layer:
+            self.reads = size.width
+            self.maps = self.lstm_maps()
+            return
+        self.kernels = 18
+        self.reads = size.table_width + size.width
+        self.maps = {
+            **self.lstm_maps("lstm."),
+            "attention.query": LinearShape(size.width, memory, True, sequential=True),
+            "attention.merge": LinearShape(memory + size.width, size.width, True, sequential=True),
+        }

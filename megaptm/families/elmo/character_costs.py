@@ -1,0 +1,50 @@
+"""Costs of character-based word embeddings (arXiv:1508.06615, as in arXiv:1802.05365): character vectors, convolutions
+with max pooling, highway layers, and a projection to the hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megaptm.bricks.brick import LinearShape
+from megaptm.bricks.inputs import InputBrick
+from megaptm.families.elmo.spec import character_sizes
+from megaptm.families.elmo.spelling import MAX_WORD_LENGTH, NUM_CHARACTERS
+from megaptm.spec import Size
+
+
+def features(size: Size) -> int:
+    """Return the number of convolution features of a word."""
+    return sum(filters for _, filters in character_sizes(size).filters)
+
+
+def convolution_maps(size: Size) -> list[LinearShape]:
+    """Return the linear layers of the convolutions, over the vectors of neighboring characters."""
+    sizes = character_sizes(size)
+    return [LinearShape(characters * sizes.width, filters, True) for characters, filters in sizes.filters]
+
+
+def word_maps(size: Size) -> Iterator[LinearShape]:
+    """Yield the linear layers of a word: two per highway layer, and a projection."""
+    wide = features(size)
+    yield from [LinearShape(wide, wide, True)] * (2 * character_sizes(size).highway)
+    yield LinearShape(wide, size.table_width, True)
+
+
+class CharacterBrick(InputBrick):
+    """Words that are read by their characters."""
+
+    @property
+    def maps(self) -> tuple[LinearShape, ...]:
+        """All linear layers. The character table counts as one from its width to its rows."""
+        size = self.spec.size
+        return (
+            LinearShape(character_sizes(size).width, NUM_CHARACTERS, False),
+            *convolution_maps(size),
+            *word_maps(size),
+        )
+
+    def multiply_adds(self, positions: int) -> tuple[int, int]:
+        size = self.spec.size
+        starts = [MAX_WORD_LENGTH - characters + 1 for characters, _ in character_sizes(size).filters]
+        along = sum(many * linear.weights for many, linear in zip(starts, convolution_maps(size), strict=True))
+        return positions * (along + sum(linear.weights for linear in word_maps(size))), 0

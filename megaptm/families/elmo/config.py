@@ -1,0 +1,23 @@
+"""Keys of the section `model` for character-based word embeddings."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, Strict
+
+from megaptm.section import Count, Section
+
+
+class CharacterKeys(Section):
+    """Keys of the convolutions over characters."""
+
+    filters: Annotated[tuple[Annotated[tuple[Count, Count], Strict(False)], ...], Strict(False)] | None = None
+    """Character convolutions: [characters, filters] of each. Absent: the size's."""
+    highway: Annotated[int, Field(ge=0, le=1 << 10)] | None = None
+    """Highway layers after the character convolutions. Absent: the size's."""
+    character_width: Count | None = None
+    """Width of a character's vector. Absent: the size's."""
+
+
+MODEL_KEYS = CharacterKeys

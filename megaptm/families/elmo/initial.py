@@ -1,0 +1,27 @@
+"""Initial values of ELMo, as in its released code."""
+
+from megaptm.families.elmo.spec import character_sizes
+from megaptm.models.initial import InitialRules, Std, by_width, constant, glorot
+from megaptm.spec import Size
+
+
+def uniform(limit: float) -> Std:
+    """Return the standard deviation of a uniform distribution between -limit and limit."""
+    return constant(limit / 3**0.5)
+
+
+def by_filters(size: Size) -> float:
+    """Return the inverse square root of the number of filters."""
+    return float(sum(filters for _, filters in character_sizes(size).filters) ** -0.5)
+
+
+# Word projections by fan-in, recurrent ones by Glorot of a joint kernel, which is two projections here.
+RULES: InitialRules = (
+    (r"token\.characters\.weight", uniform(1.0)),
+    (r"token\.filters\.\d+\.weight", uniform(0.05)),
+    (r"highway\.\d+\.(carry|transform)\.weight", by_filters),
+    (r"token\.out\.weight", by_filters),
+    (r"recurrent\.(input|state)\.weight", glorot(lambda size: 2 * size.width, lambda size: 4 * size.ffn)),
+    (r"recurrent\.projection\.weight", glorot(lambda size: size.ffn, lambda size: size.width)),
+    (r"head\.bidirectional-lm\.table\.weight", by_width),
+)

@@ -1,0 +1,54 @@
+"""Character-based word vectors, for words in or outside the vocabulary (ELMo)."""
+
+# L layers, S words of a text, D width of a direction
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from megaptm.errors import UserError
+from megaptm.families.elmo.every_layer import every_layer
+from megaptm.families.elmo.spelling import MAX_WORD_LENGTH, TEXT_END, TEXT_START, character_ids
+from megaptm.inference.trained_model import TrainedModel
+
+ENDS = {"<begin>": TEXT_START, "<end>": TEXT_END}
+
+
+def layers_of_words(loaded: TrainedModel, texts: Sequence[str], *, batch: int = 16) -> list[Tensor]:
+    """Return [L + 1, S, 2 D] of each text, float32 on the CPU: character-based word embeddings, twice, then both
+    directions of each layer. Each text is processed alone, between begin and end marks, which are not returned."""
+    sequences = [_character_ids(loaded, text, index) for index, text in enumerate(texts)]
+    if not sequences:
+        raise UserError("texts is empty: give at least one text.")
+    starts = range(0, len(sequences), batch)
+    return [layers_LSD for start in starts for layers_LSD in _batch_layers(loaded, sequences[start : start + batch])]
+
+
+def _character_ids(loaded: TrainedModel, text: str, index: int) -> np.ndarray:
+    """Return character ids, int16 [S + 2, C]."""
+    words = split_words(loaded, text)
+    if not words:
+        raise UserError(f"texts[{index}] is empty: remove it, or give a text.")
+    begin, end = character_ids(ENDS, ENDS)
+    return np.concatenate([begin[None], character_ids(words), end[None]])
+
+
+def split_words(loaded: TrainedModel, text: str) -> list[str]:
+    """Return the words of a text as the tokenizer splits it, before the vocabulary lookup."""
+    library = loaded.tokenizer.library
+    text = library.normalizer.normalize_str(text) if library.normalizer is not None else text
+    return [word for word, _ in library.pre_tokenizer.pre_tokenize_str(text)] if library.pre_tokenizer else text.split()
+
+
+def _batch_layers(loaded: TrainedModel, sequences: Sequence[np.ndarray]) -> list[Tensor]:
+    lengths = torch.tensor([len(sequence) for sequence in sequences])
+    characters = torch.zeros(len(sequences), int(lengths.max()), MAX_WORD_LENGTH, dtype=torch.int16)
+    for index, sequence in enumerate(sequences):
+        characters[index, : len(sequence)] = torch.from_numpy(sequence)
+    with torch.no_grad():  # not inference mode: the result may be used to train a classifier
+        layers_LBSD = every_layer(loaded.model, characters.to(loaded.device), lengths.to(loaded.device)).float().cpu()
+    return [layers_LBSD[:, index, 1 : length - 1] for index, length in enumerate(lengths.tolist())]

@@ -1,0 +1,80 @@
+"""`megaptm export words`: files of word vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from megaptm.commands.output import echo
+from megaptm.errors import UserError
+
+if TYPE_CHECKING:
+    from megaptm.inference.loaded_model import LoadedModel
+
+READING_NOTES = {
+    "word2vec": "; in Python: gensim.models.KeyedVectors.load_word2vec_format({!r})",
+    "word2vec-binary": "; in Python: gensim.models.KeyedVectors.load_word2vec_format({!r}, binary=True)",
+    "glove": "; in Python: gensim.models.KeyedVectors.load_word2vec_format({!r}, no_header=True)",
+    "fasttext-vec": "; in Python: gensim.models.KeyedVectors.load_word2vec_format({!r})",
+    "fasttext-bin": "; in Python: fasttext.load_model({0!r}), gensim.models.fasttext.load_facebook_model({0!r})",
+    "safetensors": "",
+}
+"""Format of word vectors -> note on how to read it."""
+
+
+EVALUATE_OPTIONS = (
+    click.Option(
+        ["--word", "words"],
+        multiple=True,
+        help="Word vectors: show the nearest words of this word; repeatable.",
+    ),
+    click.Option(
+        ["--analogies"],
+        type=click.Path(path_type=Path),
+        help="Word vectors: file of analogies, four words per line; the fourth is predicted.",
+    ),
+)
+
+
+def refuse_options(loaded: LoadedModel, rows: int | None, options: Mapping[str, Any]) -> list[Any]:
+    """Raise UserError for options that only word vectors have. They are evaluated by `WordFamily.evaluate`."""
+    if options["words"] or options["analogies"]:
+        raise UserError(f"--word and --analogies are for word vectors, which {loaded.spec.name} is not.")
+    return []
+
+
+@click.command("words")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--step", type=int, help="Step of the checkpoint.  [default: the newest]")
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice([*READING_NOTES]),
+    default="word2vec",
+    show_default=True,
+)
+def export_command(run: Path, file: Path, step: int | None, format_: str) -> None:
+    """Export the word vectors of RUN to FILE, the most frequent words first.
+
+    \b
+      megaptm export words runs/word2vec-tiny exported/words.txt
+      megaptm export words runs/word2vec-tiny exported/words.bin --format word2vec-binary
+      megaptm export words runs/glove-tiny exported/glove.txt --format glove
+      megaptm export words runs/fasttext-tiny exported/model.bin --format fasttext-bin
+    """
+    from megaptm.families.word_vectors.export import export as write
+    from megaptm.run.checkpoint import open_checkpoint
+    from megaptm.storage import writable_path
+
+    writable_path(file, "FILE")
+    checkpoint = open_checkpoint(run, step=step)
+    write(checkpoint, file, format_)
+    echo(f"step {checkpoint.step} of {run} is in {file}{READING_NOTES[format_].format(str(file))}")
+
+
+EXPORT = export_command
+EVALUATE = refuse_options

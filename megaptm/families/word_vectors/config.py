@@ -1,0 +1,29 @@
+"""Keys of the section `model` for word vectors."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, Strict
+
+from megaptm.section import Count, Section
+
+
+class WordKeys(Section):
+    """Keys of tables of n-grams, and of networks."""
+
+    buckets: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    """fastText: rows of the table for hashed n-grams of characters. Absent: the size's."""
+    ngrams: Annotated[tuple[Count, Count], Strict(False)] | None = None
+    """fastText: minimum and maximum characters of an n-gram. Absent: the size's."""
+    hidden: Annotated[int, Field(ge=0)] | None = None
+    """NNLM and C&W: hidden units between the vectors of a window and the output. Absent: the size's."""
+    before: Count | None = None
+    """NNLM and C&W: words of the window before the predicted one. Absent: the size's."""
+    after: Annotated[int, Field(ge=0)] | None = None
+    """C&W: words of the window after the predicted one. Absent: the size's."""
+    direct: bool | None = None
+    """NNLM: add direct connections from the vectors to the output. Absent: the size's."""
+
+
+MODEL_KEYS = WordKeys

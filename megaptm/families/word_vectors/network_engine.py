@@ -1,0 +1,193 @@
+"""Training engine of NNLM and C&W networks: plain torch, replicated on data ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megaptm.checkpoint.tensors import TensorPiece, TensorReader
+from megaptm.config import Config
+from megaptm.errors import UserError
+from megaptm.families.word_vectors import WordSpec
+from megaptm.families.word_vectors.network_windows import (
+    LabeledWindows,
+    next_words,
+    outside_token,
+    ranked_windows,
+    tagged_words,
+)
+from megaptm.families.word_vectors.networks import build_network
+from megaptm.families.word_vectors.ranking import WindowRanking
+from megaptm.families.word_vectors.vocabulary import COUNTS, frequent_words, read_counts
+from megaptm.parallel.groups import Ranks, device, open_groups
+from megaptm.parallel.step_result import REMEDY, DivergedError, NoLabelsError, StepResult
+from megaptm.run.corpora import RunCorpora
+
+WINDOWS = 4096
+"""Windows per forward pass."""
+
+
+class NetworkEngine:
+    """Network replicated on each data rank. Each rank processes the windows of its sequences, and gradients are summed.
+
+    The weights follow the gradient of the mean over all windows of a step.
+    """
+
+    def __init__(self, spec: WordSpec, config: Config, corpora: RunCorpora, *, timeout_minutes: float = 30.0) -> None:
+        self.spec, self.config, self.corpora, self.task = spec, config, corpora, config.built_objective
+        self.losses: dict[str, float] = dict(self.task.losses)
+        self.ranks: Ranks = open_groups(config.layout, timeout_minutes=timeout_minutes)
+        self.network = build_network(spec).to(device())
+        self.counts = np.zeros(0, np.int64)
+        self._outside = outside_token(corpora.tokenizer.special)
+        self._unknown = self._outside if corpora.tokenizer.unknown is None else corpora.tokenizer.unknown
+        self._words = self._dictionary = torch.zeros(0, dtype=torch.int64)
+        """Word ids, most frequent first; and those of the step's dictionary."""
+
+    def set_loss_weights(self, weights: Mapping[str, float]) -> None:
+        """Change the weight of the loss, starting with the next step."""
+        self.losses = {name: weights[name] for name in self.losses}
+
+    def fill(self) -> None:
+        """Count the words of the corpora and set the initial weights."""
+        counts = self.corpora.word_counts(
+            self.spec.vocabulary, self.ranks.data, self.ranks.data_size, _all_reduce_counts
+        )
+        self._set_counts(counts, step=0)
+        self.network.fill(self.config.train.seed, self.spec.family.init_bound)
+
+    def pieces(self) -> Iterator[TensorPiece]:
+        """Yield this rank's share of the rows; all ranks have the same values."""
+        tensors = {f"weight/{name}": parameter.detach() for name, parameter in self.network.named_parameters()}
+        rank, ranks = self.ranks.data, self.ranks.data_size
+        for name, tensor in {**tensors, COUNTS: torch.from_numpy(self.counts)}.items():
+            first, last = len(tensor) * rank // ranks, len(tensor) * (rank + 1) // ranks
+            if first < last:
+                rows = tensor[first:last]
+                offset = (first, *(0,) * (tensor.ndim - 1))
+                yield TensorPiece(name, tuple(tensor.shape), offset, tuple(rows.shape), rows)
+
+    def restore(self, reader: TensorReader, *, step: int) -> None:
+        self._set_counts(read_counts(reader, self.spec.vocabulary), step=step)
+        with torch.no_grad():
+            for name, parameter in self.network.named_parameters():
+                parameter.copy_(reader.read(f"weight/{name}"))
+
+    def train_step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
+        """Train on this rank's sequences. Raise DivergedError on every process, before any update, if a value is not
+        finite."""
+        assert microbatches is not None
+        self._set_dictionary(step)
+        windows = [self._windows(batch) for batch in microbatches]
+        counts = self._count_windows(windows)
+        if not any(counts.values()):
+            raise NoLabelsError(f"step {step + 1} has no window with a label: raise data.sequence or train.batch.")
+        self.network.zero_grad(set_to_none=True)
+        scales = {name: self.losses[name] / max(count, 1.0) for name, count in counts.items()}
+        result = self._combine(self._forward_backward(windows, scales), counts)
+        gradients = self._reduce_gradients()
+        norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients))
+        if not (math.isfinite(result.loss) and math.isfinite(norm)):
+            raise DivergedError(
+                f"step {step + 1} has a loss of {result.loss} and a gradient norm of {norm}. The step was not saved: "
+                f"{REMEDY}"
+            )
+        self._update(gradients, norm, lr)
+        return StepResult(result.losses, result.loss, norm, result.counts)
+
+    @torch.no_grad()
+    def evaluate(self, microbatches: list[Any] | None) -> StepResult:
+        assert microbatches is not None
+        windows = [self._windows(batch) for batch in microbatches]
+        return self._combine(self._forward_backward(windows, None), self._count_windows(windows))
+
+    def _set_counts(self, counts: np.ndarray, *, step: int) -> None:
+        self.counts = counts
+        words = frequent_words(counts, self.corpora.tokenizer.special.specials, 1)
+        if len(words) < 2:
+            raise UserError(
+                f"{self.spec.name} needs at least two words, and the corpora have {len(words)}: use more text."
+            )
+        self._words = torch.from_numpy(words).to(device())
+        self._set_dictionary(max(step - 1, 0))
+
+    def _set_dictionary(self, step: int) -> None:
+        """Set the dictionary of a step."""
+        words = self.task.dictionary_size(step) if isinstance(self.task, WindowRanking) else None
+        self._dictionary = self._words[:words]
+
+    def _windows(self, batch: dict[str, Tensor]) -> dict[str, LabeledWindows]:
+        """Return loss -> windows and labels."""
+        batch = {name: value.to(device()) for name, value in batch.items()}
+        if not isinstance(self.task, WindowRanking):
+            return {"lm": next_words(batch, self.spec, self._outside)}
+        known = self._dictionary, self._unknown
+        windows = {"ranking": ranked_windows(batch, self.spec, self._outside, *known)}
+        return windows | ({"tags": tagged_words(batch, self._outside, *known)} if self.task.num_tags else {})
+
+    def _count_windows(self, batches: list[dict[str, LabeledWindows]]) -> dict[str, float]:
+        """Return loss -> number of windows of all ranks."""
+        counts = [float(sum(len(batch[name][1]) for batch in batches)) for name in self.losses]
+        return dict(zip(self.losses, self._all_reduce(counts), strict=True))
+
+    def _forward_backward(
+        self, batches: list[dict[str, LabeledWindows]], scales: Mapping[str, float] | None
+    ) -> dict[str, float]:
+        """Return the summed losses of this rank's windows. With `scales`, add their gradients times these to the
+        weights' gradients."""
+        totals = dict.fromkeys(self.losses, 0.0)
+        for name, (windows, labels) in (item for batch in batches for item in batch.items()):
+            for windows_NW, labels_N in zip(windows.split(WINDOWS), labels.split(WINDOWS), strict=True):
+                loss = self.network.losses[name](windows_NW, labels_N)
+                if scales is not None:
+                    (loss * scales[name]).backward()
+                totals[name] += float(loss.detach())
+        return totals
+
+    def _reduce_gradients(self) -> list[Tensor]:
+        """Return the gradients summed over ranks."""
+        parameters = [*self.network.parameters()]
+        gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in parameters]
+        if self.ranks.data_size > 1:
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            dist.all_reduce(flat)
+            parts = flat.split([weight.numel() for weight in parameters])
+            gradients = [part.view_as(weight) for part, weight in zip(parts, parameters, strict=True)]
+        return gradients
+
+    @torch.no_grad()
+    def _update(self, gradients: list[Tensor], norm: float, lr: float) -> None:
+        """Update the weights by the clipped gradient and weight decay."""
+        optimizer = self.config.optimizer
+        clipped = 1.0 if optimizer.clip is None else min(1.0, optimizer.clip / max(norm, 1e-12))
+        for parameter, gradient in zip(self.network.parameters(), gradients, strict=True):
+            if parameter.ndim > 1 or optimizer.weight_decay_on == "all":
+                parameter.mul_(1.0 - lr * optimizer.weight_decay)
+            parameter.add_(gradient, alpha=-lr * clipped)
+
+    def _all_reduce(self, values: list[float]) -> list[float]:
+        """Return the sums over all ranks."""
+        if self.ranks.data_size == 1:
+            return values
+        sums = torch.tensor(values, dtype=torch.float64, device=device())
+        dist.all_reduce(sums)
+        return sums.tolist()
+
+    def _combine(self, local_sums: Mapping[str, float], counts: Mapping[str, float]) -> StepResult:
+        """Return the mean losses of all ranks."""
+        totals = self._all_reduce([local_sums[name] for name in self.losses])
+        means = {name: total / max(counts[name], 1.0) for name, total in zip(self.losses, totals, strict=True)}
+        loss = sum(weight * means[name] for name, weight in self.losses.items())
+        return StepResult(means, loss, None, {name: int(count) for name, count in counts.items()})
+
+
+def _all_reduce_counts(counts: np.ndarray) -> np.ndarray:
+    sums = torch.from_numpy(counts).to(device())
+    dist.all_reduce(sums)
+    return sums.cpu().numpy()

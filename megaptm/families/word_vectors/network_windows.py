@@ -1,0 +1,75 @@
+"""Windows of a sequence and their labels. Positions outside the document hold the begin token."""
+
+# B sequences, S tokens of a sequence, N windows, W words of a window
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from megaptm.batch import IGNORED
+from megaptm.errors import UserError
+from megaptm.families.word_vectors import TAG_DISTANCES, TAG_FILTER, WordSpec
+from megaptm.objectives.vocabulary import SpecialTokens
+
+LabeledWindows = tuple[Tensor, Tensor]
+"""Windows int64 [N, W], and for each the next word, or a replacement of its middle word: int64 [N]."""
+
+
+def outside_token(special: SpecialTokens) -> int:
+    """Return the token that stands outside a document."""
+    outside = next((id_ for id_ in (special.begin, special.pad, special.end) if id_ is not None), None)
+    if outside is None:
+        raise UserError(
+            "windows at the border of a document need a begin token, and the tokenizer has none: build the corpus with "
+            "tokenizer.kind=words, which has `<s>`."
+        )
+    return outside
+
+
+def next_words(batch: dict[str, Tensor], spec: WordSpec, outside: int) -> LabeledWindows:
+    """Return windows and next words of `causal-lm` sequences."""
+    tokens_BS, labels_BS = batch["tokens"], batch["labels"]
+    windows_BSW = _windows(tokens_BS, _documents(batch), spec.window - 1, 0, outside)
+    labeled = labels_BS != IGNORED
+    return windows_BSW[labeled], labels_BS[labeled]
+
+
+def ranked_windows(
+    batch: dict[str, Tensor], spec: WordSpec, outside: int, dictionary: Tensor, unknown: int
+) -> LabeledWindows:
+    """Return the windows around words of the dictionary (int64 ids), and another word of it for each, for
+    `window-ranking` sequences.
+
+    Words that are not in the dictionary become `unknown`.
+    """
+    known = torch.isin(batch["tokens"], dictionary)
+    tokens_BS = torch.where(known, batch["tokens"], unknown)
+    windows_BSW = _windows(tokens_BS, _documents(batch), spec.size.before, spec.size.after, outside)
+    sampled = (batch["replacement_uniforms"][known].double() * len(dictionary)).long()
+    return windows_BSW[known], dictionary[sampled]
+
+
+def tagged_words(batch: dict[str, Tensor], outside: int, dictionary: Tensor, unknown: int) -> LabeledWindows:
+    """Return the windows around each word and its tag, for the same sequences."""
+    tokens_BS = torch.where(torch.isin(batch["tokens"], dictionary), batch["tokens"], unknown)
+    reach = TAG_DISTANCES // 2 + TAG_FILTER // 2
+    windows_BSW = _windows(tokens_BS, _documents(batch), reach, reach, outside)
+    return windows_BSW.flatten(0, 1), batch["tags"].flatten()
+
+
+def _documents(batch: dict[str, Tensor]) -> Tensor:
+    """Return document ids [B, S]; all 0 if the batch has none."""
+    return batch["document_ids"] if "document_ids" in batch else torch.zeros_like(batch["tokens"])
+
+
+def _windows(tokens_BS: Tensor, documents_BS: Tensor, before: int, after: int, outside: int) -> Tensor:
+    """Return windows int64 [B, S, before + 1 + after] around each position, itself included."""
+
+    def padded(rows_BS: Tensor, fill: int) -> Tensor:
+        sides = [rows_BS.new_full((len(rows_BS), number), fill) for number in (before, after)]
+        width = before + 1 + after
+        return torch.cat([sides[0], rows_BS, sides[1]], 1).unfold(1, width, 1)
+
+    same_document = padded(documents_BS, -1) == documents_BS[:, :, None]
+    return torch.where(same_document, padded(tokens_BS, outside), outside)

@@ -1,0 +1,200 @@
+"""Training engine of GloVe: pairs are counted before the first step, and trained on the rank that holds both rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megaptm.checkpoint.tensors import TensorPiece, TensorReader
+from megaptm.config import Config
+from megaptm.data.seeds import generator
+from megaptm.errors import UserError
+from megaptm.families.word_vectors import LANES, WordSpec
+from megaptm.families.word_vectors.compiled.pair_kernels import train_pairs
+from megaptm.families.word_vectors.engine import DIVERGED
+from megaptm.families.word_vectors.glove import GloVe
+from megaptm.families.word_vectors.pair_cache import SPLITS, PairCache, WordAndPairCounts
+from megaptm.families.word_vectors.pairs import PairCounts, Pairs, PairTable, count_pairs, units_per_count
+from megaptm.families.word_vectors.rotating_table import RotatingTable
+from megaptm.families.word_vectors.sharded_table import Exchange, ShardedTable
+from megaptm.families.word_vectors.vocabulary import counts_piece, words_to_learn
+from megaptm.parallel.groups import Ranks, open_groups
+from megaptm.parallel.step_result import REMEDY, DivergedError, StepResult
+from megaptm.run.corpora import RunCorpora
+
+
+class PairEngine:
+    """Word and context tables of GloVe on this data rank.
+
+    Each row includes the AdaGrad sums of its values, so checkpoints contain them. A rank trains the pairs of its words,
+    while contexts rotate between ranks. A step gives the same bits on any number of ranks, and each pair uses the
+    result of all pairs before it.
+    """
+
+    def __init__(
+        self,
+        spec: WordSpec,
+        config: Config,
+        corpora: RunCorpora,
+        *,
+        timeout_minutes: float = 30.0,
+        run: Path | None = None,
+    ) -> None:
+        """`run`: folder for the cache of counts; None: no cache."""
+        task = config.built_objective
+        assert isinstance(task, GloVe)
+        self.spec, self.config, self.task, self.corpora, self.run = spec, config, task, corpora, run
+        self.losses: dict[str, float] = dict(task.losses)
+        self.ranks: Ranks = open_groups(config.layout, timeout_minutes=timeout_minutes)
+        self.exchange = Exchange.open(self.ranks, timeout_minutes)
+        width = 2 * (spec.size.width + 1)
+        self._words = ShardedTable("word", spec.vocabulary, width, self.exchange)
+        self._contexts = RotatingTable("context", spec.vocabulary, width, self.exchange)
+        self.counts = np.zeros(0, np.int64)
+        self.pairs: PairTable
+        self.held_out: PairTable
+        self._share = 1.0
+        """Tokens of the validation split per token of the training split."""
+
+    def set_loss_weights(self, weights: Mapping[str, float]) -> None:
+        """Change the weight of the loss. It does not affect updates: AdaGrad is invariant to it."""
+        self.losses = {name: weights[name] for name in self.losses}
+
+    def count(self) -> None:
+        """Count words and the pairs of words that take part, unless they are cached. Sums are exact, so both give the
+        same. All ranks call this together."""
+        cache = None
+        if self.run is not None:
+            table_bytes = 4 * sum(math.prod(table.shape) for table in (self._words, self._contexts))
+            reserved_bytes = (self.config.checkpoint.keep + 1) * table_bytes
+            cache = PairCache(self.run, self._describe_counts(), self.spec.vocabulary, self.exchange, reserved_bytes)
+        counted = None if cache is None else cache.read()
+        if counted is None:
+            counted = self._count()
+            if cache is not None:
+                cache.write(counted)
+        self.counts = counted.words
+        # Scaled to as much text as the training split, or all predictions would be off by the same amount.
+        self._share = self.corpora.tokens("validation") / self.corpora.tokens("train")
+        self.pairs, self.held_out = (
+            self._table(split, counted.pairs[split], share)
+            for split, share in zip(SPLITS, (1.0, self._share), strict=True)
+        )
+        train, epochs = self.config.train, self.config.data.epochs
+        if epochs is not None and train.steps > epochs * self.pairs.steps:
+            raise UserError(
+                f"train.steps ({train.steps:,}) is too large: data.epochs ({epochs}) of {self.pairs.pairs:,} pairs are "
+                f"{epochs * self.pairs.steps:,} steps. Lower train.steps, raise data.epochs, or remove data.epochs."
+            )
+
+    def _describe_counts(self) -> dict[str, Any]:
+        """Return everything on which the counts depend."""
+        task = self.task
+        return {
+            "text": [*self.corpora.ids.values()],
+            "mix": [*self.config.data.mix.values()],
+            "vocabulary": self.spec.vocabulary,
+            "window": task.window,
+            "symmetric": task.symmetric,
+            "distance_weighting": task.distance_weighting,
+            "min_count": task.min_count,
+        }
+
+    def _count(self) -> WordAndPairCounts:
+        exchange = self.exchange
+        words = self.corpora.word_counts(self.spec.vocabulary, exchange.rank, exchange.ranks, exchange.all_reduce)
+        takes_part = np.zeros(self.spec.vocabulary, bool)
+        special = self.corpora.tokenizer.special.specials
+        takes_part[words_to_learn(self.spec, words, special, self.task)] = True
+        texts = {split: self.corpora.texts(split, exchange.rank, exchange.ranks) for split in SPLITS}
+        return WordAndPairCounts(
+            words, {split: count_pairs(text, takes_part, self.task, exchange) for split, text in texts.items()}
+        )
+
+    def fill(self) -> None:
+        """Set the initial vectors."""
+        num_weights = self.spec.size.width + 1
+        for table in (self._words, self._contexts):
+            seed = int(generator(self.config.train.seed, self.spec.name, table.name).integers(1 << 62))
+            table.fill(seed, self.spec.family.init_bound / num_weights)
+            table.flat[:, num_weights:] = self.config.optimizer.initial_accumulator
+
+    def pieces(self) -> Iterator[TensorPiece]:
+        yield self._words.piece()
+        yield self._contexts.piece()
+        if self.exchange.rank == 0:
+            yield counts_piece(self.counts)
+
+    def restore(self, reader: TensorReader, *, step: int) -> None:
+        self._words.restore(reader)
+        self._contexts.restore(reader)
+
+    def train_step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
+        """Train on the pairs of a step. Raise DivergedError on every process if the loss is not finite or shows
+        divergence."""
+        pairs = self.pairs.select(step)
+        result = self._train_rounds([pairs], lr, x_max=self.task.x_max)
+        untrained_loss = self._untrained_loss(pairs)
+        (mean,) = result.losses.values()
+        # If all pairs occur once, the loss of zero vectors is 0, and real vectors are never exactly zero: hence the 1.
+        if not mean < DIVERGED * (1 + untrained_loss):
+            raise DivergedError(
+                f"step {step + 1} has a loss of {mean:.4g}, but untrained vectors have {untrained_loss:.4g}. "
+                f"The step was not saved: {REMEDY}"
+            )
+        return result
+
+    def evaluate(self, microbatches: list[Any] | None) -> StepResult:
+        """Return the loss on some steps of held-out pairs, weighted by their count in the held-out text: a pair that
+        occurs once there is little evidence, whatever its scaled count."""
+        assert microbatches is not None
+        steps = [self.held_out.select(number) for number in microbatches]
+        return self._train_rounds(steps, 0.0, x_max=self.task.x_max / self._share)
+
+    def _train_rounds(self, steps: list[Pairs], rate: float, *, x_max: float) -> StepResult:
+        """Run all rounds; return the mean weighted squared error of the pairs."""
+        losses, task = np.zeros(LANES), self.task
+        lanes, first = self._words.held.shape[1], self._words.first_lane
+        bias_rate = task.bias_rate * rate / self.config.optimizer.lr
+        for round_ in range(LANES):
+            for pairs in steps:
+                part = slice(*pairs.rounds[round_ : round_ + 2])
+                train_pairs(
+                    *(self._words.flat, self._contexts.flat, pairs.words[part], pairs.contexts[part]),
+                    *(pairs.counts[part], lanes, first, round_, x_max, task.alpha, rate, bias_rate, losses),
+                )
+            self._contexts.rotate(round_)
+        num_pairs = sum(len(pairs.words) for pairs in steps)
+        sums = self.exchange.all_reduce(np.array([*losses, num_pairs], np.float64))
+        ((name, weight),) = self.losses.items()
+        mean = float(sums[:-1].sum()) / max(float(sums[-1]), 1.0)
+        return StepResult({name: mean}, weight * mean, None, {name: int(sums[-1])})
+
+    def _untrained_loss(self, pairs: Pairs) -> float:
+        """Return the loss of zero vectors and biases, over the pairs of all ranks."""
+        weights = np.minimum(1.0, (pairs.counts / self.task.x_max) ** self.task.alpha)
+        local_sums = [float((weights * np.log(pairs.counts) ** 2).sum()), len(pairs.counts)]
+        loss, num_pairs = self.exchange.all_reduce(np.array(local_sums)).tolist()
+        return float(loss / max(num_pairs, 1.0))
+
+    def _table(self, split: str, held: PairCounts, share: float) -> PairTable:
+        """Return the table of a split's pairs, with counts divided by `share`."""
+        pairs = int(self.exchange.all_gather(np.array([len(held.keys)])).sum())
+        if not pairs:
+            raise UserError(
+                f"the {split} split has no pair of nearby words that both occur {self.task.min_count:,} times: build "
+                "the corpus from more text, or lower min_count of glove."
+            )
+        config = self.config
+        return PairTable(
+            held,
+            vocabulary=self.spec.vocabulary,
+            unit=units_per_count(self.task) * share,
+            seed=(config.train.seed, "pairs", split),
+            pairs=pairs,
+            per_step=config.train.batch * config.data.sequence,
+        )

@@ -1,0 +1,51 @@
+"""Input of a GloVe run: its engine counts co-occurrence pairs and partitions them itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+from megaptm.batch import BatchSpec
+from megaptm.config import Config
+from megaptm.run.corpora import RunCorpora
+
+if TYPE_CHECKING:
+    from megaptm.families.word_vectors.pair_engine import PairEngine
+
+
+class PairSamples:
+    """Samples of `data.sequence` pairs each; an epoch is all pairs once."""
+
+    def __init__(self, config: Config, corpora: RunCorpora, engine: PairEngine) -> None:
+        self.config, self.corpora, self.engine = config, corpora.ids, engine
+
+    @property
+    def batch(self) -> BatchSpec:
+        return self.config.batch_spec
+
+    def cursors(self, number: int) -> dict[str, int]:
+        return {"pairs": number}
+
+    def epochs_started(self, number: int) -> dict[str, int]:
+        return {"pairs": -(-number // (self.config.train.batch * self.engine.pairs.steps))}
+
+
+class PairSource:
+    """Steps without micro-batches: the index of a step determines its pairs."""
+
+    def __init__(self, config: Config, corpora: RunCorpora, engine: PairEngine) -> None:
+        self.config, self.engine = config, engine
+        self.tokenizer, self.train = corpora.tokenizer, PairSamples(config, corpora, engine)
+
+    def count(self) -> None:
+        self.engine.count()
+
+    def steps(self, start: int) -> Iterator[list[Any]]:
+        return repeat([])
+
+    def held_out(self) -> Iterator[list[int]]:
+        """Return the indices of the steps that the held-out pairs would take."""
+        return iter([[number] for number in range(min(self.config.train.validate_batches, self.engine.held_out.steps))])
+
+    def close(self) -> None: ...

@@ -1,0 +1,182 @@
+"""Embedding table sharded over data ranks by rows: rows are fetched, and changes are sent to their owner."""
+
+# R rows held here, U requested rows, D width
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from megaptm.checkpoint.tensors import TensorPiece, TensorReader
+from megaptm.families.word_vectors import LANES
+from megaptm.families.word_vectors.compiled.kernels import add_rows, fill_uniform
+from megaptm.parallel.collectives import send_to_previous
+from megaptm.parallel.groups import Ranks
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Communication between data ranks, in host memory."""
+
+    rank: int
+    ranks: int
+    group: dist.ProcessGroup | None
+    """None for a single rank."""
+
+    @classmethod
+    def open(cls, ranks: Ranks, timeout_minutes: float) -> Exchange:
+        """Open the group. It uses gloo even with GPUs, because tables are in host memory."""
+        if ranks.data_size == 1:
+            return cls(0, 1, None)
+        group = dist.group.WORLD
+        if dist.get_backend() != "gloo":
+            group = dist.new_group(backend="gloo", timeout=timedelta(minutes=timeout_minutes))
+        return cls(ranks.data, ranks.data_size, group)
+
+    def all_to_all(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return what each rank sends to this one, given what this one sends to each: arrays [n, ...] of equal shape
+        except n."""
+        if self.group is None:
+            return [*parts]
+        received, sizes = self.swap(np.concatenate(parts), [len(part) for part in parts])
+        return np.split(received, np.cumsum(sizes)[:-1])
+
+    def swap(self, sent: np.ndarray, sizes: Sequence[int]) -> tuple[np.ndarray, Sequence[int]]:
+        """Exchange one array [n, ...], whose first `sizes[0]` elements are for rank 0 and so on. Return the received
+        elements in rank order, and their number per rank. Large arrays are copied at most once."""
+        if self.group is None:
+            return sent, sizes
+        received_sizes = torch.empty(self.ranks, dtype=torch.int64)
+        dist.all_to_all_single(received_sizes, torch.tensor(sizes), group=self.group)
+        received = torch.empty((int(received_sizes.sum()), *sent.shape[1:]), dtype=torch.from_numpy(sent).dtype)
+        dist.all_to_all_single(received, torch.from_numpy(sent), received_sizes.tolist(), [*sizes], group=self.group)
+        return received.numpy(), received_sizes.tolist()
+
+    def send_to_previous(self, values: np.ndarray) -> np.ndarray:
+        """Send an array to the previous rank and return that of the next rank, of equal shape."""
+        if self.group is None:
+            return values
+        return send_to_previous(
+            torch.from_numpy(np.ascontiguousarray(values)), self.rank, self.ranks, self.group
+        ).numpy()
+
+    def all_reduce(self, values: np.ndarray) -> np.ndarray:
+        """Return the sum of all ranks' arrays of one shape, in rank order."""
+        total: np.ndarray = self.all_gather(values).sum(axis=0)
+        return total
+
+    def all_gather(self, values: np.ndarray) -> np.ndarray:
+        """Return [ranks, ...]: the arrays of all ranks, of one shape."""
+        if self.group is None:
+            return values[None]
+        sent = torch.from_numpy(np.ascontiguousarray(values))
+        gathered = [torch.empty_like(sent) for _ in range(self.ranks)]
+        dist.all_gather(gathered, sent, group=self.group)
+        return np.stack([tensor.numpy() for tensor in gathered])
+
+
+@dataclass(frozen=True)
+class RowChange:
+    """Changes of a sequence to a table."""
+
+    rows: np.ndarray
+    """int64 [U], ascending"""
+    num_updates: np.ndarray
+    """int64 [U]: number of updates in each change."""
+    values: np.ndarray
+    """float32 [U, D]"""
+
+
+def lane_edges(ranks: int) -> np.ndarray:
+    """Return int64 [ranks + 1]: the first lane of each rank, then the number of lanes."""
+    return np.array([LANES * rank // ranks for rank in range(ranks + 1)])
+
+
+def lane_owners(ranks: int) -> np.ndarray:
+    """Return int64 [LANES]: the rank that holds each lane."""
+    return np.repeat(np.arange(ranks), np.diff(lane_edges(ranks)))
+
+
+class ShardedTable:
+    """float32 rows. Row v belongs to lane v % `LANES`, and each rank holds consecutive lanes."""
+
+    def __init__(self, name: str, rows: int, width: int, exchange: Exchange) -> None:
+        self.name, self.rows, self.width, self.exchange = name, rows, width, exchange
+        self._edges, self._owner = lane_edges(exchange.ranks), lane_owners(exchange.ranks)
+        groups, lanes = -(-rows // LANES), int(self._edges[exchange.rank + 1] - self._edges[exchange.rank])
+        self.shape = (groups, LANES, width)
+        """Shape of the full table: row v is at [v // LANES, v % LANES]."""
+        self.held = np.zeros((groups, lanes, width), np.float32)
+
+    @property
+    def first_lane(self) -> int:
+        """First lane held here."""
+        return int(self._edges[self.exchange.rank])
+
+    @cached_property
+    def flat(self) -> np.ndarray:
+        """float32 [R, D]: the held rows; on a single rank, row v of the table is row v."""
+        return self.held.reshape(-1, self.width)
+
+    def row_ids(self) -> np.ndarray:
+        """Return int64 [R]: index in the full table of each held row."""
+        groups, lanes, _ = self.held.shape
+        return (np.arange(groups)[:, None] * LANES + self.first_lane + np.arange(lanes)).reshape(-1)
+
+    def fill(self, seed: int, bound: float) -> None:
+        """Set U(-bound, bound) for any number of ranks; rows after the last stay 0."""
+        row_ids = self.row_ids()
+        fill_uniform(self.flat, row_ids, seed, bound)
+        self.flat[row_ids >= self.rows] = 0.0
+
+    def fetch(self, rows: np.ndarray) -> np.ndarray:
+        """Return float32 [U, D]: copies of some rows from the ranks that hold them; `rows` ascend. All ranks call this
+        together."""
+        order, sizes = self._by_owner(rows)
+        requested, requested_sizes = self.exchange.swap(rows[order], sizes)
+        received, _ = self.exchange.swap(self.flat[self._flat_index(requested)], requested_sizes)
+        if self.exchange.ranks == 1:
+            return received
+        fetched = np.empty_like(received)
+        fetched[order] = received
+        return fetched
+
+    def add(self, changes: Sequence[RowChange], rate: float) -> None:
+        """Add the changes of sequences one after the other, first those of rank 0, then of rank 1 and so on.
+
+        All ranks call this together. A row is the sum of the same values in the same order for any number of ranks: see
+        `kernels.add_rows`.
+        """
+        fields = ([getattr(change, name) for change in changes] for name in ("rows", "num_updates", "values"))
+        joined = [arrays[0] if len(changes) == 1 else np.concatenate(arrays) for arrays in fields]
+        # Stable, so that each rank's rows stay in the order of their changes.
+        order, sizes = self._by_owner(joined[0])
+        rows, num_updates, values = (self.exchange.swap(array[order], sizes)[0] for array in joined)
+        add_rows(self.flat, self._flat_index(rows), num_updates, values, rate)
+
+    def piece(self) -> TensorPiece:
+        """Return this rank's part of the table for a checkpoint."""
+        at = (0, self.first_lane, 0)
+        return TensorPiece(f"weight/{self.name}", self.shape, at, self.held.shape, torch.from_numpy(self.held))
+
+    def restore(self, reader: TensorReader) -> None:
+        """Read from a checkpoint of any number of ranks."""
+        self.held[:] = reader.read(f"weight/{self.name}", (0, self.first_lane, 0), self.held.shape).numpy()
+
+    def _by_owner(self, rows: np.ndarray) -> tuple[np.ndarray | slice, list[int]]:
+        """Return an order by owner, and the number of rows per owner."""
+        if self.exchange.ranks == 1:
+            return slice(None), [len(rows)]
+        owner = self._owner[rows % LANES]
+        sizes: list[int] = np.bincount(owner, minlength=self.exchange.ranks).tolist()
+        return np.argsort(owner, kind="stable"), sizes
+
+    def _flat_index(self, rows: np.ndarray) -> np.ndarray:
+        """Return int64: indices in `flat` of rows that this rank holds."""
+        return rows // LANES * self.held.shape[1] + rows % LANES - self.first_lane

@@ -1,0 +1,173 @@
+"""Trained word vectors: nearest words and analogies."""
+
+# N words, D width
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from megaptm.config import resolve
+from megaptm.errors import UserError
+from megaptm.families.word_vectors import WordSpec
+from megaptm.families.word_vectors.glove import GloVe
+from megaptm.families.word_vectors.subwords import subword_buckets
+from megaptm.families.word_vectors.vocabulary import frequent_words, read_counts
+from megaptm.families.word_vectors.windows import WordWindows
+from megaptm.run.checkpoint import RunCheckpoint, open_checkpoint
+from megaptm.suggest import suggest
+from megaptm.tokenizers import load as load_tokenizer
+
+MAX_SEARCHED = 20_000
+"""Words to search for a spelling suggestion when a word has no vector."""
+
+
+@dataclass(frozen=True, eq=False)
+class WordPieces:
+    """Rows of subwords."""
+
+    ngrams: tuple[int, int]
+    vectors: np.ndarray
+    """float32 [buckets, D]"""
+
+
+@dataclass(frozen=True, eq=False)
+class WordVectors:
+    """Words, most frequent first, and their vectors."""
+
+    words: Sequence[str]
+    counts: np.ndarray
+    """int64 [N]: frequency of each word in the text."""
+    vectors: np.ndarray
+    """float32 [N, D]"""
+    pieces: WordPieces | None = None
+    """Subwords (fastText), for words without a vector of their own."""
+
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        """Word -> row."""
+        return {word: row for row, word in enumerate(self.words)}
+
+    @cached_property
+    def directions(self) -> np.ndarray:
+        """float32 [N, D]: vectors normalized to length 1; zero vectors stay zero."""
+        return self.vectors / np.maximum(np.linalg.norm(self.vectors, axis=1, keepdims=True), 1e-12)
+
+    def vector(self, word: str) -> np.ndarray:
+        """Return float32 [D]; for an unknown word the mean of its subwords' vectors. Raise UserError if there are
+        none."""
+        if word not in self.rows and self.pieces is not None:
+            _, buckets = subword_buckets([word], self.pieces.ngrams, len(self.pieces.vectors))
+            if len(buckets):
+                return self.pieces.vectors[buckets].mean(axis=0)
+        return self.vectors[self._row(word)]
+
+    def nearest(self, word: str, number: int = 10) -> list[tuple[str, float]]:
+        """Return the words with the most similar vectors, with their cosine similarity."""
+        return self._near(_direction(self.vector(word)), [word], number)
+
+    def analogy(self, first: str, second: str, third: str, number: int = 1) -> list[tuple[str, float]]:
+        """Return the words nearest to second - first + third (arXiv:1301.3781, section 4)."""
+        a, b, c = (_direction(self.vector(word)) for word in (first, second, third))
+        return self._near(_direction(b - a + c), [first, second, third], number)
+
+    def count_solved(self, questions: Iterable[tuple[str, str, str, str]]) -> tuple[int, int]:
+        """Return how many analogies of four words are solved, and how many have only known words."""
+        known = [question for question in questions if all(word in self.rows for word in question)]
+        solved = sum(fourth in dict(self.analogy(first, second, third)) for first, second, third, fourth in known)
+        return solved, len(known)
+
+    def _row(self, word: str) -> int:
+        if word not in self.rows:
+            suggestion = suggest(word, self.words[:MAX_SEARCHED])
+            remedy = f"did you mean {suggestion}?" if suggestion else "choose another word."
+            raise UserError(f"{word} is not one of the {len(self.words):,} words with a vector: {remedy}")
+        return self.rows[word]
+
+    def _near(self, direction: np.ndarray, excluded: Sequence[str], number: int) -> list[tuple[str, float]]:
+        cosines = self.directions @ direction
+        known = {self.rows[word] for word in excluded if word in self.rows}
+        cosines[[*known]] = -np.inf
+        number = min(number, len(cosines) - len(known))
+        if number < 1:
+            return []
+        best = np.argpartition(-cosines, range(number))[:number].tolist()
+        return [(self.words[row], float(cosines[row])) for row in best]
+
+
+def _direction(vector: np.ndarray) -> np.ndarray:
+    return vector / max(float(np.linalg.norm(vector)), 1e-12)
+
+
+def read_questions(path: Path) -> list[tuple[str, str, str, str]]:
+    """Read analogies, four words per line; lines that start with `:` are headings, as in questions-words.txt."""
+    questions = []
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as text ({error}): use a file of analogies.") from None
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith(":"):
+            continue
+        if len(words) != 4:
+            raise UserError(f"{path}, line {number}: an analogy is four words, not {len(words)}: correct it.")
+        questions.append((words[0], words[1], words[2], words[3]))
+    if not questions:
+        raise UserError(f"{path} has no analogies: write four words per line.")
+    return questions
+
+
+def load_words(run: str | Path, *, step: int | None = None) -> WordVectors:
+    """Load the word vectors of a run; `step`: the checkpoint, by default the newest."""
+    return read_vectors(open_checkpoint(run, step=step))
+
+
+def read_vectors(checkpoint: RunCheckpoint) -> WordVectors:
+    """Return the vectors of the words that took part in training. For GloVe, the sum of word and context vectors
+    (section 4.2 of the paper)."""
+    spec = word_spec_of(checkpoint)
+    task = checkpoint.config.built_objective
+    tokenizer, counts = load_tokenizer(checkpoint.tokenizer), read_counts(checkpoint.checkpoint.reader, spec.vocabulary)
+    min_count = task.min_count if isinstance(task, WordWindows | GloVe) else 1
+    ids = frequent_words(counts, tokenizer.special.specials, min_count)
+    words = [tokenizer.name(id_) for id_ in ids.tolist()]
+    if isinstance(task, GloVe):
+        both = (read_table(checkpoint, name)[ids, : spec.size.width] for name in ("word", "context"))
+        return WordVectors(words, counts[ids], sum(both, np.zeros(spec.size.width, np.float32)))
+    if spec.family.is_network:
+        return WordVectors(words, counts[ids], checkpoint.weights()["vectors"].numpy()[ids])
+    table = read_table(checkpoint, "input")
+    if not spec.size.buckets:
+        return WordVectors(words, counts[ids], table[ids])
+    # Uses the word's own rows; rows of all words come before those of subwords.
+    starts, pieces = subword_buckets(words, spec.size.ngrams, spec.size.buckets)
+    rows, buckets = table[ids], table[spec.vocabulary :]
+    sums = np.add.reduceat(np.vstack([buckets[pieces], np.zeros((1, rows.shape[1]))]), starts[:-1])
+    sums[np.diff(starts) == 0] = 0.0
+    means = (rows + sums) / (1 + np.diff(starts))[:, None]
+    return WordVectors(words, counts[ids], means.astype(np.float32), WordPieces(spec.size.ngrams, buckets))
+
+
+def read_table(checkpoint: RunCheckpoint, name: str) -> np.ndarray:
+    """Return float32 [V, D]: a table of a checkpoint in row order, for any number of ranks. GloVe's rows include
+    AdaGrad sums."""
+    table = checkpoint.weights()[name].numpy()
+    spec = word_spec_of(checkpoint)
+    rows = spec.vocabulary + (spec.size.buckets if name == "input" else 0)
+    return table.reshape(-1, table.shape[-1])[:rows]
+
+
+def word_spec_of(checkpoint: RunCheckpoint) -> WordSpec:
+    """Return the spec of a run of word vectors. Raise UserError for other runs."""
+    spec = resolve(checkpoint.config)
+    if not isinstance(spec, WordSpec):
+        raise UserError(
+            f"{checkpoint.run} is a run of {spec.name}, which has no word vectors: use `megaptm export hf` or "
+            "`megaptm.load`."
+        )
+    return spec

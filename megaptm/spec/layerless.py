@@ -1,0 +1,99 @@
+"""Base classes of families whose models have no layers, such as word vectors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from megaptm.spec.family import TokenizerSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerlessFamily(ABC):
+    """Family of models without layers. Its folder brings the rules of its config and its training engine."""
+
+    title: ClassVar[str]
+    """Content of a model, for titles: `word vectors`."""
+    usage: ClassVar[str]
+    """Commands for such models, for the error of a command that does not support them."""
+    export_command: ClassVar[str]
+    """Command of `megaptm export` for such models."""
+    required_keys: ClassVar[tuple[str, ...]] = ()
+    """Keys of the config's section `model` that the size `custom` needs."""
+
+    name: str
+    paper: str
+    tokenizer: TokenizerSpec
+    """Published tokenizer; a config takes the vocabulary size of its own."""
+    objectives: tuple[str, ...]
+    """Names of its objectives; the first is the default of a config."""
+    sizes: Mapping[str, Any]
+    """Name -> size, a dataclass."""
+
+    @property
+    @abstractmethod
+    def size_fields(self) -> tuple[str, ...]:
+        """Fields of a size that the family uses, which are keys of the config's section `model`."""
+
+    @abstractmethod
+    def make_spec(self, model: Any, objective: Any) -> LayerlessSpec:
+        """Return the model that a config's section `model` and its objective describe."""
+
+    @abstractmethod
+    def published(self, size: str) -> LayerlessSpec:
+        """Return the model exactly as published."""
+
+    @abstractmethod
+    def config_errors(self, config: Any) -> Iterator[str]:
+        """Yield every broken rule of a config."""
+
+    @abstractmethod
+    def model_errors(self, model: Any) -> Iterator[str]:
+        """Yield every broken rule of the section `model`."""
+
+    @abstractmethod
+    def build_engine(self, config: Any, spec: Any, corpora: Any, *, timeout_minutes: float) -> Any:
+        """Build a `train.training_engine.TrainingEngine` without weights."""
+
+    def build_source(self, config: Any, engine: Any, corpora: Any) -> Any:
+        """Build the `train.batch_source.StepSource` of an engine. None: batches of the corpora."""
+        return None
+
+    @abstractmethod
+    def evaluate(self, run: Path, **options: Any) -> None:
+        """Print the evaluation of a run. `options`: those of `megaptm evaluate`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerlessSpec(ABC):
+    """Family with a size and a vocabulary: everything needed to build, or count, a model."""
+
+    family: LayerlessFamily
+    size: Any
+    vocabulary: int
+
+    @property
+    def name(self) -> str:
+        return self.family.name
+
+    @property
+    @abstractmethod
+    def parameters(self) -> int:
+        """Number of parameters."""
+
+    @property
+    @abstractmethod
+    def bytes(self) -> int:
+        """Size of the parameters, and of their optimizer state."""
+
+    @property
+    @abstractmethod
+    def is_replicated(self) -> bool:
+        """Whether each data rank holds the full model. Otherwise ranks hold equal parts."""
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Return the values that must be equal for a checkpoint to be continued, besides the family's name."""
