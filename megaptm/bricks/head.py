@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 from megaptm.bricks.brick import LinearShape
@@ -71,6 +72,8 @@ class HeadBrick(ABC):
     """Whether labels are known only after sampling from a head; the batch has the target positions."""
     features: ClassVar[int] = 0
     """F, features of a sample for comparison, if it `contrasts`."""
+    initial_values: ClassVar[Mapping[str, float]] = MappingProxyType({})
+    """Parameter -> initial value of all of its elements, if it is not random."""
     module: ClassVar[str] = ""
     """package.module:NAME of the torch module of a user-defined head, constructed with the spec and this brick."""
 

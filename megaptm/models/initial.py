@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from megaptm.bricks import HEADS
 from megaptm.errors import UserError
 from megaptm.models.model import Model
 from megaptm.plugins import is_plugin, load_plugin
@@ -57,16 +58,6 @@ def glorot(inputs: Callable[[Size], int], outputs: Callable[[Size], int]) -> Std
     return lambda size: float((2 / (inputs(size) + outputs(size))) ** 0.5)
 
 
-def _pixels(size: Size) -> float:
-    """Return the inverse square root of the number of values of a patch."""
-    return float((3 * size.inputs.get("patch", 1) ** 2) ** -0.5)
-
-
-def _scaled_residual(size: Size) -> float:
-    """Return the inverse square root of the width times the number of residual sums."""
-    return float((size.width * 2 * size.layers) ** -0.5)
-
-
 def _query(size: Size) -> float:
     """Return the standard deviation of T5's queries: T5 does not scale scores, so queries start smaller by sqrt(head
     width)."""
@@ -105,26 +96,6 @@ RULES: dict[str, InitialRules] = {
         (r"(\w+_)?(widen|narrow)\.weight", by_width),
         (r"(pooler|classify|transform)\.weight", by_width),
     ),
-    # Released code of ViT: layer projections by Glorot, patch projection by fan-in; zeros for class token, mask vector
-    # and label projection.
-    "vit": (
-        (r"embed\.patch\.project\.weight", _pixels),
-        (r"embed\.patch\.(image|mask)\.weight", constant(0.0)),
-        (r"embed\.position\.weight", constant(0.02)),
-        (r"head\..*\.weight", constant(0.0)),
-        (r"ffn\.(up|down)\.weight", glorot(lambda size: size.width, lambda size: size.ffn)),
-        (r".*", glorot(lambda size: size.width, lambda size: size.heads * size.key_width)),
-    ),
-    # Released code of CLIP. It says less about the image tower, which uses the same rules here.
-    "clip": (
-        (r"embed\.token\.weight", constant(0.02)),
-        (r"embed\.text_position\.weight", constant(0.01)),
-        (r"embed\.patch\.project\.weight", lambda size: _pixels(size) / 3**0.5),
-        (r"attention\.output\.weight", _scaled_residual),
-        (r"ffn\.up\.weight", lambda size: float((2 * size.width) ** -0.5)),
-        (r"ffn\.down\.weight", _scaled_residual),
-        (r".*", by_width),
-    ),
     "glorot": (
         (r"(embed\.\w+|head\.lm\.table)\.weight", by_width),
         (r"ffn\.(up|down)\.weight", glorot(lambda size: size.width, lambda size: size.ffn)),
@@ -144,12 +115,8 @@ ONES = re.compile(r"(.*norm|.*\.final)\.weight")
 ZEROS = re.compile(r".*\.bias|.*_difference\.weight")
 LEANING = re.compile(r".*\.highway\.\d+\.carry\.bias")
 """Carry gates of highway layers start mostly open (arXiv:1505.00387, 2.1)."""
-TEMPERATURE = "head.image-text.scale"
-"""The log temperature of CLIP starts at log(1 / 0.07) (arXiv:2103.00020, 2.5)."""
-VOCABULARY_TABLES = (
-    *("embed.token.weight", "head.lm.table.weight", "head.bidirectional-lm.table.weight"),
-    "head.image-label.table.weight",
-)
+VOCABULARY_TABLE = re.compile(r"(embed\.token|head\.[^.]+\.table)\.weight")
+"""Tables with a row per vocabulary entry."""
 
 
 def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
@@ -158,8 +125,8 @@ def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int)
         return torch.ones(shape, device="cpu")
     if LEANING.fullmatch(name):
         return torch.full(shape, -2.0, device="cpu")
-    if name == TEMPERATURE:
-        return torch.full(shape, -float(np.log(0.07)), device="cpu")
+    if (constant_value := _constant_value(name)) is not None:
+        return torch.full(shape, constant_value, device="cpu")
     if ZEROS.fullmatch(name):
         return torch.zeros(shape, device="cpu")
     std = _rule(spec, name)(spec.size_of(next((part for part in name.split(".") if part in spec.size.stacks), "")))
@@ -171,7 +138,7 @@ def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int)
     value = torch.from_numpy(sampled).mul_(std)
     if name in {f"embed.{record.name}.{table}" for record in spec.family.inputs for table in record.zero_first}:
         value[0] = 0.0
-    if name in VOCABULARY_TABLES:
+    if VOCABULARY_TABLE.fullmatch(name):
         value[spec.vocabulary :] = 0.0
     return value
 
@@ -180,6 +147,12 @@ def _draw_again_beyond_two(sampled: np.ndarray, generator: np.random.Generator) 
     """Resample values beyond two standard deviations, in place."""
     while len(beyond := np.flatnonzero(np.abs(sampled) > 2)):
         sampled[beyond] = generator.standard_normal(len(beyond), dtype=np.float32)
+
+
+def _constant_value(name: str) -> float | None:
+    """Return the initial value of a head's parameter that has the same in all of its elements, or None."""
+    part, head, *parameter = name.split(".", 2)
+    return HEADS[head].initial_values.get(parameter[0]) if part == "head" and head in HEADS else None
 
 
 def _rule(spec: ModelSpec, name: str) -> Std:

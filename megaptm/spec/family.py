@@ -94,7 +94,6 @@ class InitSpec:
     - `fan-in`: projections divided by the square root of their inputs, tables N(0, 1) (PaLM).
     - `glorot`: projections divided by the square root of the mean of inputs and outputs, tables by the square root of
       the width (released code of the Transformer).
-    - `vit`, `clip`: as in the released code of these models.
     - `package.module:NAME`: rules of a family, `models.initial.InitialRules`.
     """
     std: float = 0.02

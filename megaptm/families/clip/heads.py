@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
 
 from megaptm.bricks import HeadBrick, LinearShape
 from megaptm.errors import UserError
@@ -22,6 +25,8 @@ class ImageTextHeadBrick(HeadBrick):
     projects = False
     contrasts = True
     reads_end = True
+    initial_values = MappingProxyType({"scale": -float(np.log(0.07))})
+    """The log temperature starts at log(1 / 0.07) (arXiv:2103.00020, 2.5)."""
     other_parameters = 1
 
     def __init__(self, spec: ModelSpec) -> None:

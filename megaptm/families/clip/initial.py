@@ -1,0 +1,24 @@
+"""Initial values of CLIP."""
+
+from __future__ import annotations
+
+from megaptm.families.vit.initial import by_pixels
+from megaptm.models.initial import by_width, constant
+from megaptm.spec import Size
+
+
+def _scaled_residual(size: Size) -> float:
+    """Return the inverse square root of the width times the number of residual sums."""
+    return float((size.width * 2 * size.layers) ** -0.5)
+
+
+# Released code. It says less about the image tower, which uses the same rules here.
+RULES = (
+    (r"embed\.token\.weight", constant(0.02)),
+    (r"embed\.text_position\.weight", constant(0.01)),
+    (r"embed\.patch\.project\.weight", lambda size: by_pixels(size) / 3**0.5),
+    (r"attention\.output\.weight", _scaled_residual),
+    (r"ffn\.up\.weight", lambda size: float((2 * size.width) ** -0.5)),
+    (r"ffn\.down\.weight", _scaled_residual),
+    (r".*", by_width),
+)

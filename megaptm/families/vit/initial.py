@@ -1,0 +1,24 @@
+"""Initial values of ViT."""
+
+from __future__ import annotations
+
+from megaptm.families.vit.spec import CHANNELS
+from megaptm.models.initial import constant, glorot
+from megaptm.spec import Size
+
+
+def by_pixels(size: Size) -> float:
+    """Return the inverse square root of the number of values of a patch."""
+    return float((CHANNELS * size.inputs["patch"] ** 2) ** -0.5)
+
+
+# Released code: layer projections by Glorot, patch projection by fan-in; zeros for class token, mask vector and label
+# projection.
+RULES = (
+    (r"embed\.patch\.project\.weight", by_pixels),
+    (r"embed\.patch\.(image|mask)\.weight", constant(0.0)),
+    (r"embed\.position\.weight", constant(0.02)),
+    (r"head\..*\.weight", constant(0.0)),
+    (r"ffn\.(up|down)\.weight", glorot(lambda size: size.width, lambda size: size.ffn)),
+    (r".*", glorot(lambda size: size.width, lambda size: size.heads * size.key_width)),
+)
