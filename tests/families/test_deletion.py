@@ -74,6 +74,7 @@ def test_core_works_without_extensions(tmp_path: Path) -> None:
 
 
 @pytest.mark.drill
+@pytest.mark.timeout(3600)
 def test_core_tests_pass_without_other_families(tmp_path: Path) -> None:
     copy = copy_without({*FOLDERS} - CORE_FAMILIES, tmp_path)
     add_tests(copy)
