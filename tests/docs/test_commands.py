@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import click
@@ -89,10 +89,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(command: Command, folder: Path) -> str:
     words = smaller(command.words[1:])
-    # Training in README runs as a program; other runs are forked, which saves the imports.
-    if words[0] == "train" and command.page != "README.md":
+    if words[0] == "train":  # forked, which saves the imports
         return megaptm(*words, "track.enabled=false", folder=folder)
-    if words[0] in ("train", "launch"):
+    if words[0] == "launch":
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         done = subprocess.run(
             ["bash", "-c", shlex.join(["megaptm", *words])],
@@ -210,7 +209,7 @@ def strings(within: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
     """Yield position and text of string constants, or only those in calls of these names. Fields of f-strings are X."""
     for package in ("megaptm", "data_pipeline"):
         for path in sorted((ROOT / package).rglob("*.py")):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
+            tree = parsed(path)
             calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) in within]
             for node in (inner_node for top in (calls if within else [tree]) for inner_node in ast.walk(top)):
                 if isinstance(node, ast.JoinedStr):
@@ -218,6 +217,11 @@ def strings(within: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
                     yield f"{path.relative_to(ROOT)}:{node.lineno}", "".join(parts)
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                     yield f"{path.relative_to(ROOT)}:{node.lineno}", node.value
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def _name(called: ast.expr) -> str:
