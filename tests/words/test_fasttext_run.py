@@ -12,8 +12,8 @@ from megaptm.__main__ import main
 from megaptm.errors import UserError
 from megaptm.families.word_vectors.export import export as write
 from megaptm.families.word_vectors.vectors import load_words
-from megaptm.launch.local import train
 from megaptm.run.checkpoint import open_checkpoint
+from tests.forked import megaptm
 from tests.words.test_words_run import CONFIGS
 
 fasttext = pytest.importorskip("fasttext")
@@ -28,8 +28,8 @@ def run(corpus, tmp_path_factory):
         *("train.validate_batches=1", "data.workers=0", "objective={skip-gram: {subsample: 0, window: 6}}"),
         *("model.buckets=500", "train.batch=2", "train.steps=60", "layout.data=2"),
     ]
-    assert train(CONFIGS / "fasttext/tiny.yaml", [*options, "train.stop_at=30"]) == 75
-    assert train(CONFIGS / "fasttext/tiny.yaml", options) == 0
+    megaptm("train", CONFIGS / "fasttext/tiny.yaml", *options, "train.stop_at=30", code=75)
+    megaptm("train", CONFIGS / "fasttext/tiny.yaml", *options)
     return folder
 
 

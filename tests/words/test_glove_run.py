@@ -18,7 +18,6 @@ from megaptm.families.word_vectors.export import export as write
 from megaptm.families.word_vectors.pair_engine import PairEngine
 from megaptm.families.word_vectors.pair_source import PairSource
 from megaptm.families.word_vectors.vectors import load_words
-from megaptm.launch.local import train
 from megaptm.parallel.step_result import DivergedError
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.run.corpora import RunCorpora
@@ -28,6 +27,7 @@ from megaptm.track.journal import read_metrics
 from megaptm.train.checkpointer import Checkpointer
 from tests.checkpoint.test_store import change_byte
 from tests.data.corpora import tiny_corpus
+from tests.forked import megaptm
 from tests.ranks import run_ranks
 
 CONFIG = Path(__file__).parents[2] / "configs/glove/tiny.yaml"
@@ -46,8 +46,8 @@ def settings(run: str | Path, corpus: str | Path, *more: str) -> list[str]:
 def run(corpus, tmp_path_factory):
     """Run whose first half is on one rank and whose second half is on two."""
     folder = tmp_path_factory.mktemp("runs") / "planted"
-    assert train(CONFIG, settings(folder, corpus, "train.stop_at=20")) == 75
-    assert train(CONFIG, settings(folder, corpus, "layout.data=2")) == 0
+    megaptm("train", CONFIG, *settings(folder, corpus, "train.stop_at=20"), code=75)
+    megaptm("train", CONFIG, *settings(folder, corpus, "layout.data=2"))
     return folder
 
 

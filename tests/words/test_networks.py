@@ -26,12 +26,12 @@ from megaptm.families.word_vectors.network_windows import next_words, ranked_win
 from megaptm.families.word_vectors.networks import NextWord, Ranking, build_network
 from megaptm.families.word_vectors.ranking import WindowRanking
 from megaptm.families.word_vectors.vectors import load_words
-from megaptm.launch.local import train
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.parallel.step_result import DivergedError
 from megaptm.run.corpora import RunCorpora
 from megaptm.train.batch_source import BatchSource
 from tests.data.corpora import tiny_special
+from tests.forked import megaptm
 from tests.ranks import run_ranks
 from tests.words import planted
 
@@ -348,8 +348,8 @@ def ranking_accuracy(corpus: str) -> list[float]:
 def test_stop_resume_and_export_words(corpus, tmp_path):
     """The first half is on one rank, the second on two, with a growing dictionary."""
     options = settings(tmp_path / "run", corpus, "train.steps=8", "train.validate_every=4", GROWING_DICTIONARY)
-    assert train(CONFIGS / "cw/tiny.yaml", [*options, "train.stop_at=2"]) == 75
-    assert train(CONFIGS / "cw/tiny.yaml", [*options, "layout.data=2"]) == 0
+    megaptm("train", CONFIGS / "cw/tiny.yaml", *options, "train.stop_at=2", code=75)
+    megaptm("train", CONFIGS / "cw/tiny.yaml", *options, "layout.data=2")
     result = CliRunner().invoke(main, ["export", "words", str(tmp_path / "run"), str(tmp_path / "words.txt")])
     assert result.exit_code == 0, result.output
     vectors = load_words(tmp_path / "run")

@@ -14,7 +14,7 @@ from megaptm.__main__ import main
 from megaptm.errors import UserError
 from megaptm.families.word_vectors.export import FORMATS
 from megaptm.families.word_vectors.vectors import WordVectors, load_words, read_questions
-from megaptm.launch.local import train
+from tests.forked import megaptm
 from tests.words import planted
 from tests.words.gensims import neighbors, read_text, shared_neighbors, train_gensim
 
@@ -23,21 +23,22 @@ gensim = pytest.importorskip("gensim")
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-def settings(run: Path, corpus: Path, *more: str) -> tuple[Path, list[str]]:
-    options = [
+def settings(run: Path, corpus: Path, *more: str) -> list[str]:
+    return [
+        str(CONFIGS / "word2vec/tiny.yaml"),
         *(f"run={run}", f"data.mix={{{corpus}: 1}}", "data.sequence=2000", "model.width=24", "track.enabled=false"),
         *("train.validate_batches=1", "data.workers=0", "objective={skip-gram: {subsample: 0, window: 6}}"),
+        *more,
     ]
-    return CONFIGS / "word2vec/tiny.yaml", [*options, *more]
 
 
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
     """Run whose first half is on one rank and whose second half is on two."""
     folder = tmp_path_factory.mktemp("runs") / "planted"
-    config, options = settings(folder, corpus, "train.batch=2", "train.steps=100")
-    assert train(config, [*options, "train.stop_at=50"]) == 75
-    assert train(config, [*options, "layout.data=2"]) == 0
+    options = settings(folder, corpus, "train.batch=2", "train.steps=100")
+    megaptm("train", *options, "train.stop_at=50", code=75)
+    megaptm("train", *options, "layout.data=2")
     return folder
 
 
@@ -55,8 +56,7 @@ def test_planted_analogies_are_solved(run):
 
 
 def test_run_on_two_ranks_is_bit_identical(run, corpus, tmp_path):
-    config, options = settings(tmp_path / "one", corpus, "train.batch=2", "train.steps=100")
-    assert train(config, options) == 0
+    megaptm("train", *settings(tmp_path / "one", corpus, "train.batch=2", "train.steps=100"))
     one_rank, two_ranks = load_words(tmp_path / "one"), load_words(run)
     assert [*one_rank.words] == [*two_ranks.words]
     assert (one_rank.vectors == two_ranks.vectors).all()
