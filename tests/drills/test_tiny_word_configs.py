@@ -13,8 +13,8 @@ import pytest
 
 import megaptm
 from megaptm.commands.evaluate import evaluate
-from megaptm.commands.export import words
 from megaptm.families import LAYERLESS
+from megaptm.families.word_vectors.commands import export_command
 from megaptm.families.word_vectors.vectors import WordVectors
 from megaptm.track import read_metrics
 from tests.drills.killed_runs import THREADS, command, kill_half_way, measure_cost
@@ -87,7 +87,7 @@ def test_evaluate_reports_neighbors(finished: FinishedWordRun) -> None:
 
 def test_gensim_reads_export(finished: FinishedWordRun, tmp_path: Path) -> None:
     file, format_ = tmp_path / "vectors.txt", FORMATS.get(finished.family, "word2vec")
-    command(words, str(finished.run), str(file), "--format", format_)
+    command(export_command, str(finished.run), str(file), "--format", format_)
     reference = gensim.models.KeyedVectors.load_word2vec_format(str(file), no_header=format_ == "glove")
     assert reference.index_to_key == [*finished.vectors.words]
     np.testing.assert_allclose(reference.vectors, finished.vectors.vectors, rtol=1e-5, atol=1e-6)
