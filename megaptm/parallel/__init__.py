@@ -4,7 +4,6 @@ import os
 import warnings
 
 from megaptm.parallel import cpu
-from megaptm.parallel.unused_imports import skip_unused_imports
 
 # megatron-core warns at import that Transformer Engine and apex are missing, which are optional here, and about its own
 # defaults.
@@ -16,5 +15,5 @@ warnings.filterwarnings(
 # megatron-core requires this for overlap: a collective must be launched before the product it overlaps with.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 cpu.install()
-with cpu.eager(), skip_unused_imports():
+with cpu.eager():
     import megatron.core  # noqa: F401

@@ -12,7 +12,6 @@ from megaptm.errors import UserError
 from megaptm.parallel.deterministic import use_deterministic_kernels
 from megaptm.run.folder import absolute_paths, prepare
 from tests.drills.program import arguments, losses
-from tests.forked import megaptm
 
 WORKER = """
 import json, os, sys, torch
@@ -43,10 +42,11 @@ def worker(folder, corpus, *more):
 
 def test_worker_sets_deterministic_kernels(real_corpus, tmp_path):
     corpus = real_corpus("byte-bpe")
-    megaptm("train", *arguments("gpt2", tmp_path / "default", corpus, *SHORT))
+    default_kernels, default_losses = worker(tmp_path / "default", corpus)
     kernels, deterministic_losses = worker(tmp_path / "deterministic", corpus, "train.deterministic=true")
+    assert default_kernels == [False, False, None, None]
     assert kernels == [True, False, ":4096:8", "^NVLS,NVLSTree"]
-    assert deterministic_losses == losses(tmp_path / "default")
+    assert deterministic_losses == default_losses
 
 
 @pytest.mark.parametrize(("name", "value"), [("CUBLAS_WORKSPACE_CONFIG", ":0:0"), ("NCCL_ALGO", "NVLS,Ring")])
