@@ -84,7 +84,7 @@ class GopherQuality(BatchFilter):
                 return f"more than {self.max_symbols_per_word:g} hash signs per word"
             if _count_ellipses(text) > self.max_symbols_per_word * words:
                 return f"more than {self.max_symbols_per_word:g} ellipses per word"
-        return self._line_reason(text) or self._of_stop_words(text)
+        return self._line_reason(text) or self._stop_word_reason(text)
 
     def _line_reason(self, text: str) -> str | None:
         lines, max_share = lines_of(text), self.max_bullet_line_share
@@ -97,7 +97,7 @@ class GopherQuality(BatchFilter):
             return f"more than {max_share:.0%} of lines end with an ellipsis"
         return None
 
-    def _of_stop_words(self, text: str) -> str | None:
+    def _stop_word_reason(self, text: str) -> str | None:
         min_count = self.min_stop_words
         if min_count and _count_different(text, self.stop_words, enough=min_count) < min_count:
             return f"fewer than {min_count} stop words"

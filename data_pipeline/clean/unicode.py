@@ -32,7 +32,7 @@ class RepairEncoding(Change):
         if text.isascii():
             return text
         parts, end = [], 0
-        while match := _suspicious().search(text, end):
+        while match := _mojibake_pattern().search(text, end):
             first = max(end, text.rfind("\n", end, match.start()) + 1)
             last = text.find("\n", match.end()) % (len(text) + 1)
             parts += [text[end:first], _repaired(text[first:last])]
@@ -41,7 +41,7 @@ class RepairEncoding(Change):
 
 
 @lru_cache(maxsize=1)
-def _suspicious() -> re.Pattern[str]:
+def _mojibake_pattern() -> re.Pattern[str]:
     """Pattern of the first two bytes of a UTF-8 character in any encoding that ftfy knows, or a control character.
 
     It is about a hundred times as fast as ftfy's own check, which is only applied to matching lines.

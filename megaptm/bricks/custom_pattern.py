@@ -87,13 +87,19 @@ def check_alike(pattern: CustomPattern, query: Any, key: Any) -> None:
     try:
         attended = pattern.mask(query, key)
     except Exception as error:  # whatever the user's code raises
-        raise plugin_error(f"Block.attention: of torch's tensors the mask of `{pattern.name}`", error) from None
+        raise plugin_error(
+            f"Block.attention: the mask of `{pattern.name}`, called with torch tensors,", error
+        ) from None
     if type(attended) is not type(query) or str(attended.dtype) != "torch.bool":
         kind = f"{getattr(attended, 'dtype', '')} {type(attended).__name__}".strip()
-        raise _broken(pattern, f"of torch's tensors its mask gives a {kind}", "make it of operators, which both have")
+        raise _broken(
+            pattern, f"its mask returns a {kind} for torch tensors", "write it with operators, which both have"
+        )
     if not np.array_equal(attended.numpy(), expected):
         raise _broken(
-            pattern, "of torch's tensors its mask says what it does not of numpy's arrays", "make it of operators"
+            pattern,
+            "its mask gives different results for torch tensors and numpy arrays",
+            "write it with operators only",
         )
 
 

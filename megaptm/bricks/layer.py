@@ -167,8 +167,8 @@ def _by_table(family: Family, stacks: Collection[str]) -> list[str]:
 
 
 def input_maps(spec: ModelSpec, stacks: Collection[str]) -> Iterator[LinearShape]:
-    """Yield the linear layers at the input of some stacks, without the token table: embedding tables (from their width
-    to their rows), their widening, and the linear layers of further inputs."""
+    """Yield the shapes at the input of some stacks, except the token table. They are those of embedding tables (inputs:
+    width, outputs: rows), of projections to the stack's width, and of linear layers of other inputs."""
     family, width = spec.family, spec.size.table_width
     for brick in input_bricks(spec).values():
         yield from brick.maps

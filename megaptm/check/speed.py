@@ -18,7 +18,7 @@ TIMEOUT_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Measurement:
-    """Rates of one kind, by node."""
+    """Measured quantity, such as the speed of a GPU or of a link: rate of each node, unit, and planned rate."""
 
     quantity: str
     rates: Mapping[str, float]

@@ -30,7 +30,7 @@ SHAPE_KEYS = tuple(Shape.model_fields)
 CLUSTER_KEYS = ("cutoffs", "division")
 """Keys of the vocabulary's clusters."""
 LOSS_KEYS = ("z_loss", "label_smoothing", "negatives")
-"""Keys of a token's loss."""
+"""Keys that configure the losses of token heads."""
 SHARING_KEYS = {"share": "sublayers", "groups": "groups", "cycle": "cycle"}
 """Key of a config's model -> field of `SharingSpec`."""
 

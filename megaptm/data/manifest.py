@@ -193,7 +193,7 @@ def parse_manifest(written: bytes, location: str | os.PathLike[str]) -> dict[str
     return content
 
 
-def text_columns(dtype: str) -> int:
+def num_text_columns(dtype: str) -> int:
     """Return the number of 8-byte columns for the ids of a text in the index; 0 if it has none."""
     if (match := TEXTS.fullmatch(dtype)) is None:
         return 0

@@ -28,8 +28,8 @@ from megaptm.data.manifest import (
     TEXTS,
     Manifest,
     Split,
+    num_text_columns,
     read_manifest,
-    text_columns,
     write_manifest,
 )
 from megaptm.data.remote import Mirror
@@ -287,7 +287,7 @@ def open_index(folder: str | os.PathLike[str], info: ShardInfo, fields: Sequence
     """Return int64 [documents, 2 * fields]: memory-mapped index of a shard; with `TEXTS`, the ids follow."""
     path = Path(folder) / info.index_name
     try:
-        index = np.asarray(open_array(path, np.dtype("<i8"), (2 * len(fields) + text_columns(dtype),)))
+        index = np.asarray(open_array(path, np.dtype("<i8"), (2 * len(fields) + num_text_columns(dtype),)))
     except (OSError, ValueError) as error:
         if _is_outage(error):
             raise
@@ -296,7 +296,7 @@ def open_index(folder: str | os.PathLike[str], info: ShardInfo, fields: Sequence
         raise UserError(f"{path} has {len(index):,} documents where the manifest says {info.samples:,}: {REMEDY}")
     tokens = index[:, TOKENS]
     if (tokens < 1).any() or (tokens > info.tokens).any() or int(tokens.sum()) != info.tokens:
-        raise UserError(f"{path} has another number of tokens than the {info.tokens:,} of the manifest: {REMEDY}")
+        raise UserError(f"{path} has {int(tokens.sum()):,} tokens where the manifest says {info.tokens:,}: {REMEDY}")
     return index
 
 

@@ -77,7 +77,7 @@ class Attend(AttentionCore):
 
 
 @lru_cache
-def _check_alike_once(pattern: CustomPattern) -> None:
+def _compare_torch_and_numpy_once(pattern: CustomPattern) -> None:
     """Check a custom pattern once per process, however many layers use it."""
     positions = torch.arange(min(2 * pattern.block, MAX_COMPARED) + 1, device="cpu")
     check_alike(pattern, *torch.meshgrid(positions, positions, indexing="ij"))
@@ -114,7 +114,7 @@ class PatternAttend(Attend):
         self.kernel = AUTO
         """Configured kernel."""
         if isinstance(self.pattern, CustomPattern) and detect_fake_mode() is None:
-            _check_alike_once(self.pattern)
+            _compare_torch_and_numpy_once(self.pattern)
 
     def assign(self, *, layer: int | None = None, heads: range | None = None) -> None:
         if self.pattern is not None:

@@ -132,7 +132,7 @@ class EncoderDecoder(Objective):
 
 def _fit_texts(texts: list[np.ndarray], max_lengths: dict[Callable[[int], int], int]) -> list[np.ndarray]:
     """Return the texts that fit after corruption. The first that does not fit is truncated, later ones are dropped.
-    `max_lengths`: function from raw length to length -> maximum length.
+    `max_lengths`: a function that maps a raw length to a length after corruption -> the maximum of those lengths.
 
     A single document fills a sequence exactly. Every further document costs an end token on both sides, mostly in the
     short decoder sequence: about 7 raw tokens each, 1 to 2% of a corpus whose documents fill a sequence.

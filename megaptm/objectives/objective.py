@@ -92,8 +92,8 @@ class Neighbors:
     """Retrieved documents that are added to a sample."""
 
     reader: str
-    """Class that reads the file, `package.module:NAME`, with the method `data.stream_order.NeighborReader.sample`:
-    `families/uniter/retrieved.py` has one."""
+    """Class that reads `file`, as `package.module:NAME`. It implements `data.stream_order.NeighborReader`; example:
+    `families/uniter/retrieved.py`."""
     file: str
     """File of the retrieved neighbors."""
     max_numbers: Mapping[str, int]

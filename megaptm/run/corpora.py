@@ -151,7 +151,7 @@ def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
 
 
 def corpus_cache(config: Config) -> Cache:
-    """Return the cache of remote shards, with the patience for their servers."""
+    """Return the local cache of remote shards, with its size limit and the time for which requests are retried."""
     data = config.data
     folder = Path(data.cache_dir).expanduser() if data.cache_dir else default_cache_folder()
     return Cache(folder, data.max_cache_bytes, RetryPolicy(seconds=data.timeout_seconds))

@@ -182,7 +182,7 @@ def _replace(pattern: str, content: str, *, regex: bool = False) -> NormalizerPa
 
 
 def _collapse_groups(parts: list[NormalizerPart]) -> list[NormalizerPart]:
-    """Replace each group of components that `expand_precompiled` made by the original component."""
+    """Undo `expand_precompiled`: replace each group of components that it created by the original component."""
     collapsed, at = list(parts), 0
     if not any(part == _replace(BLOCK, "") for part in parts):
         return collapsed

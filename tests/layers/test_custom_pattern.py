@@ -126,7 +126,7 @@ def test_invalid_pattern_is_rejected(pattern: CustomPattern, message: str) -> No
     [
         ("tests.models.strided:SPARSE", "has no pattern `SPARSE`"),
         ("tests.models.strided:near_or_first", "is not a `megaptm.bricks.custom_pattern.CustomPattern`"),
-        ("tests.models.strided:LOOKED_UP", "of torch's tensors its mask gives a bool ndarray"),
+        ("tests.models.strided:LOOKED_UP", "its mask returns a bool ndarray for torch tensors"),
         ("tests.models.strided:TOO_LARGE_BLOCKS", "the block of .* is 1000000000: give a whole number from 1 to 4,096"),
         ("mine", "must be written `package.module:pattern`"),
     ],

@@ -316,7 +316,7 @@ MESSAGES = {
     "other": "or the corpus was built again: make it with `megaptm corpus retrieve",
     "rows": r"is damaged \(its number of documents differs from the split `train`\): make it with `megaptm",
     "beyond": r"is damaged \(it has document index 5,000, but there are 145 documents\): make it with `megaptm",
-    "built again": "which was built again since: make it with `megaptm corpus retrieve` again, or restore the",
+    "built again": "that corpus has been built again since: make it with `megaptm corpus retrieve` again, or",
     "infinite": "is not a file of retrieved documents .its metadata have no corpora",
     "moved": "neighbors has texts of .*gone, where there is no corpus: move it back \\(a symbolic",
 }

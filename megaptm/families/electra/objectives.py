@@ -15,10 +15,10 @@ from megaptm.objectives.objective import Sample, SampleContext, Share
 
 @dataclass(frozen=True)
 class ReplacedTokens(MaskedLM):
-    """Masked language modeling for a generator, and replaced-token labels for every token.
+    """Masked tokens for a generator. The model computes replaced-token labels after the generator has sampled.
 
-    The batch has a uniform number for each masked token, with which the generator's token is sampled: the same on any
-    device and layout. Replaced-token labels are known after sampling.
+    The batch has a random number in [0, 1) for each masked token. The generator's token is sampled with it, so the
+    sample is the same on every device and layout.
     """
 
     hide: str = "tokens-with-repeats"

@@ -183,7 +183,7 @@ def _open_corpus(source: RetrievedCorpus, file: str, kind: str, cache: Cache | N
         ) from None
     if corpus.manifest.id != source.id:
         raise UserError(
-            f"retrieved: {file} has {kind} of {corpus.name}, which was built again since: {REMEDY} again, or restore "
-            "the earlier corpus."
+            f"retrieved: {file} was made from {kind} of {corpus.name}, and that corpus has been built again since: "
+            f"{REMEDY} again, or restore the earlier corpus."
         )
     return corpus

@@ -121,9 +121,9 @@ class WordEngine:
             results = self._train_separately(sequences, rate)
         result = self._combine(results)
         (mean,) = result.losses.values()
-        if not mean < DIVERGED * self._untrained_loss:
+        if not mean < DIVERGED * self._untrained_mean:
             raise DivergedError(
-                f"step {step + 1} has a loss of {mean:.4g}, but untrained vectors have {self._untrained_loss:.4g}. "
+                f"step {step + 1} has a loss of {mean:.4g}, but untrained vectors have {self._untrained_mean:.4g}. "
                 f"The step was not saved: {REMEDY}"
             )
         return result
@@ -146,7 +146,7 @@ class WordEngine:
                 yield WordSequence(words[:count], documents[:count], np.uint64(state))
 
     @property
-    def _untrained_loss(self) -> float:
+    def _untrained_mean(self) -> float:
         """Loss of untrained vectors: that of equal probabilities for all labels, or more."""
         if self.task.output == SOFTMAX:
             return math.log(len(self._tables.softmax_words))

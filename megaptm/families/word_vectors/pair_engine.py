@@ -138,7 +138,7 @@ class PairEngine:
         divergence."""
         pairs = self.pairs.select(step)
         result = self._train_rounds([pairs], lr, x_max=self.task.x_max)
-        untrained_loss = self._untrained_loss(pairs)
+        untrained_loss = self._untrained_mean(pairs)
         (mean,) = result.losses.values()
         # If all pairs occur once, the loss of zero vectors is 0, and real vectors are never exactly zero: hence the 1.
         if not mean < DIVERGED * (1 + untrained_loss):
@@ -174,7 +174,7 @@ class PairEngine:
         mean = float(sums[:-1].sum()) / max(float(sums[-1]), 1.0)
         return StepResult({name: mean}, weight * mean, None, {name: int(sums[-1])})
 
-    def _untrained_loss(self, pairs: Pairs) -> float:
+    def _untrained_mean(self, pairs: Pairs) -> float:
         """Return the loss of zero vectors and biases, over the pairs of all ranks."""
         weights = np.minimum(1.0, (pairs.counts / self.task.x_max) ** self.task.alpha)
         local_sums = [float((weights * np.log(pairs.counts) ** 2).sum()), len(pairs.counts)]

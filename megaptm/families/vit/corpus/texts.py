@@ -22,7 +22,7 @@ from data_pipeline.document import Dropped
 from data_pipeline.folders import SHARDS
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.data.files import array_from_bytes, npy_bytes, tar_header
-from megaptm.data.manifest import TEXTS, text_columns
+from megaptm.data.manifest import TEXTS, num_text_columns
 from megaptm.data.shards import TOKENS, TOKENS_AT, ShardInfo, through_outages
 from megaptm.data.table import index_name
 from megaptm.families.vit.corpus.check import MAX_BYTES, ImageLimits, InvalidImage, InvalidImageError, check_image
@@ -251,7 +251,7 @@ def encode_shard(job: EncodeJob) -> ShardInfo:
     rows_of_index = array_from_bytes(content, np.dtype("<i8"), (job.columns,)).copy()
     rows_of_index[:, TOKENS_AT] = 0  # this column held the image sketch
     kind = np.dtype(record[1]).newbyteorder("<")
-    ids = np.zeros((len(rows_of_index), 8 * text_columns(job.dtype) // kind.itemsize), kind)
+    ids = np.zeros((len(rows_of_index), 8 * num_text_columns(job.dtype) // kind.itemsize), kind)
     for number, encoded in enumerate(tokenizer.encode_batch(read_texts(job.folder, job.info.name))):
         retained = encoded[: int(record[2])]
         ids[number, : len(retained)] = retained
