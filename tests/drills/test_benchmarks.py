@@ -35,7 +35,7 @@ def test_benchmark_tables_are_complete() -> None:
     page = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
     for path in BENCHMARKS:
         assert f"| `python benchmarks/{path.name}" in page, path.name
-    results, _, _ = page.partition("## Seen so far")[2].partition("\n## ")
+    results, _, _ = page.partition("## Results")[2].partition("\n## ")
     rows = [line for line in results.splitlines() if line.startswith("| ")][1:]
     assert rows
     for row in rows:
