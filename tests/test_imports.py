@@ -349,6 +349,36 @@ def test_torch_free_packages():
     assert done.returncode == 0, done.stderr
 
 
+def test_public_names_exist():
+    missing = [
+        f"{path}: {name}"
+        for package in ("megaptm", "data_pipeline")
+        for path in (ROOT / package).rglob("__init__.py")
+        for name in _missing_public_names(ast.parse(path.read_text()))
+    ]
+    assert missing == []
+
+
+def _missing_public_names(tree: ast.Module) -> Iterator[str]:
+    """Yield the names in `__all__` that a package neither imports nor defines nor loads in `__getattr__`."""
+    bound = {name.asname or name.name for node in tree.body if isinstance(node, ast.ImportFrom) for name in node.names}
+    bound |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    assignments = {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    bound |= assignments.keys() | {
+        node.target.id for node in tree.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    public = assignments.get("__all__")
+    if "__getattr__" not in bound and isinstance(public, ast.List | ast.Tuple):
+        names = (element.value for element in public.elts if isinstance(element, ast.Constant))
+        yield from (name for name in names if name not in bound)
+
+
 def test_public_type_names_are_unique():
     """Name of a class, or of a type alias: `Piece = tuple[int, int]`."""
     where: dict[str, list[str]] = {}

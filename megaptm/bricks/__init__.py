@@ -37,7 +37,6 @@ __all__ = [
     "attention",
     "attention_costs",
     "brick_of",
-    "cache_width",
     "chunks",
     "feedforward",
     "heads",

@@ -132,7 +132,7 @@ class SentenceOrderHeadBrick(RowClassHeadBrick):
 
 
 _HEADS: dict[str, type[HeadBrick]] = {
-    head.name: head for head in (*(LanguageHeadBrick, MaskedHeadBrick, NextSentenceHeadBrick, SentenceOrderHeadBrick),)
+    head.name: head for head in (LanguageHeadBrick, MaskedHeadBrick, NextSentenceHeadBrick, SentenceOrderHeadBrick)
 }
 HEADS: Registry[type[HeadBrick]] = Registry(
     _HEADS, lambda: ((head.name, head) for heads in contributions("heads", "HEADS") for head in heads)

@@ -240,10 +240,6 @@ def _data(config: Config) -> Iterator[str]:
 
 def _layout(config: Config) -> Iterator[str]:
     layout, spec, title = config.layout, resolve_model(config), model_title(config.model)
-    own_errors = [error for rules in family_rules() for error in rules.layout_errors(layout, spec)]
-    yield from own_errors
-    if own_errors:
-        return
     if spec.family.layer is not None:
         yield from layer_layout_errors(layout, spec.family.layer, spec.name)
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from functools import cache
 
-from megaptm.config.schema import Config, Layout
+from megaptm.config.schema import Config
 from megaptm.families import contributions
 from megaptm.spec import ModelSpec
 
@@ -24,10 +24,6 @@ class FamilyRules:
 
     def config_errors(self, config: Config, spec: ModelSpec) -> Iterator[str]:
         """Yield errors of the whole config."""
-        yield from ()
-
-    def layout_errors(self, layout: Layout, spec: ModelSpec) -> Iterator[str]:
-        """Yield errors of the layout. If there are any, the general rules of layouts are not applied."""
         yield from ()
 
 

@@ -14,7 +14,6 @@ from megaptm.objectives.encoder_decoder import EncoderDecoder
 from megaptm.plugins import is_builtin
 from megaptm.spec import Family, LayerlessFamily, Reading
 
-"""Attention patterns in which positions attend to only some others, so that global tokens have an effect."""
 ANY_SEQUENCE = 512
 """Sequence length for building a batch specification; only lengths depend on it."""
 

@@ -1,12 +1,6 @@
 """The catalogue of families. Each family is a folder of this package with everything that its paper brought.
 
-Only other families import such a folder by name. Its modules are found by their names:
-
-- `__init__.py`: the tables, `FAMILIES`. Loads no torch.
-- `heads.py`: `HEADS`, classes of `bricks.HeadBrick`. Loads no torch.
-- `objectives.py`: `TASKS` and `OBJECTIVES`, as in `objectives.registry`. Loads no torch.
-- `huggingface.py`: `COUNTERPARTS` in `transformers` (`hub.counterparts`).
-- `commands.py`: `IMPORT` and `EXPORT`, commands for files of the paper's code.
+Only other families import such a folder by name. Its modules are found by their names: docs/architecture.md lists them.
 """
 
 from importlib import import_module

@@ -133,7 +133,7 @@ def test_override_is_added_to_recipe(tmp_path):
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [
-        ("a.csv:format=text-lines", "source 1: a.csv: format must be 'text'"),
+        ("a.csv:format=text-lines", "source 1: a.csv: source a.csv: format (text-lines) must be one of text, markdown"),
         ("a.csv:parts=[a, b]", "parts applies to a complete source: make a.csv a separate source"),
     ],
 )

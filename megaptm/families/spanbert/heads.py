@@ -19,7 +19,7 @@ class SpanBoundaryHeadBrick(HeadBrick):
     predicted_only = True
     rows = 1
     offsets: ClassVar[int] = 20
-    """Positions of a span that are distinguished: `objectives.span_boundary.LONGEST`."""
+    """Number of positions in a span that have an embedding of their own."""
     offset_width: ClassVar[int] = 200
     """Width of the position table, for any model width (as in the released code)."""
 
