@@ -59,9 +59,9 @@ def _with_block_keys(block: Block, model: ModelConfig) -> Block:
     return change(block, sharing=sharing)
 
 
-def _with_input_keys(record: InputSpec, model: ModelConfig) -> InputSpec:
+def with_input_keys(record: InputSpec, model: ModelConfig) -> InputSpec:
     """Return the record of an input with the keys of a config's model that change it."""
-    configured = {field: getattr(model, key) for key, field in record.options.items()}
+    configured = {field: getattr(model, key, None) for key, field in record.options.items()}
     return replace(record, **{field: value for field, value in configured.items() if value is not None})
 
 
@@ -92,7 +92,7 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
         family = change(family, heads=(*family.heads, *missing_heads))
     family = change(family, stacks={name: _with_block_keys(block, model) for name, block in family.stacks.items()})
     for record in family.inputs:
-        family = family.with_input(_with_input_keys(record, model))
+        family = family.with_input(with_input_keys(record, model))
     if model.init_std is not None:
         family = change(family, init={"std": model.init_std})
     loss_values = {name: value for name in LOSS_KEYS if (value := getattr(model, name)) is not None}
@@ -117,7 +117,7 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     inputs |= {} if table is None else table.inputs
     for record in family.inputs:
         for key in record.size_keys:
-            if (value := getattr(model, key)) is not None:
+            if (value := getattr(model, key, None)) is not None:
                 inputs[key] = value
             elif record.fits_context and model.context not in (None, family.context):
                 inputs.pop(key, None)

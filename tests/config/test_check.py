@@ -1,15 +1,18 @@
 """Rules for combinations of config keys."""
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from megaptm.config import Config, load, resolve_model
-from megaptm.config.model import with_resolved_model
+from megaptm.config.model import with_input_keys, with_resolved_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, FAMILIES
-from megaptm.spec import change
+from megaptm.spec import SegmentInput, change
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 LATER_PHASE = re.compile("-512$|-no-dropout$")
@@ -39,6 +42,18 @@ def test_custom_size():
 def test_published_size_with_another_number_of_layers():
     spec = resolve_model(load(CONFIGS / "gpt2" / "small.yaml", ["model.layers=6"]))
     assert (spec.size.layers, spec.size.width) == (6, 768)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatherInput(SegmentInput):
+    """Input of a user's family; configs have no key for its option."""
+
+    options: ClassVar[Mapping[str, str]] = {"feathers": "rows"}
+
+
+def test_option_of_a_users_input_without_a_config_key():
+    record = FeatherInput(rows=3)
+    assert with_input_keys(record, load(CONFIGS / "gpt2/tiny.yaml", []).model) == record
 
 
 def test_weight_sharing():
