@@ -180,7 +180,7 @@ def test_tags_are_learned_with_the_ranking_loss(tmp_path):
     corpus = planted.build(tmp_path / "tagged", tags=True)
     objective = "objective={window-ranking: {num_tags: 2}}"
     losses, initial_tag_loss, tag_entropy = run_ranks(1, train_tags, str(corpus), objective)[0]
-    assert losses["tags"] < tag_entropy - 0.05
+    assert losses["tags"] < 0.5 * tag_entropy
     assert tag_entropy < initial_tag_loss
     assert losses["ranking"] < 0.9
     single, both = (run_ranks(ranks, train_steps, str(corpus), "cw", ranks, "", 0, 4, objective) for ranks in (1, 2))
@@ -204,7 +204,7 @@ def train_tags(corpus: str, objective: str) -> tuple[dict[str, float], float, fl
 
     tags = np.concatenate([batch["tags"].numpy().ravel() for batches in source.held_out() for batch in batches])
     initial_tag_loss, steps = held_out()["tags"], source.steps(0)
-    for step in range(400):
+    for step in range(1000):
         engine.train_step(next(steps), step=step, lr=learning_rate_at(config, step))
     return held_out(), initial_tag_loss, unigram_loss(np.bincount(tags))
 
