@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
+import posixpath
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,8 +43,11 @@ JOB_TAG = "megaptm.job"
 NOTE_TAG = "mlflow.note.content"
 NOTE = "[Curves]({curves}) of the run in `{run}`"
 KIND_TAG = ("mlflow.experimentKind", "custom_model_development")
+INFINITE_TAG = "infinite."
 INVALID_CHARACTERS = re.compile(r"[^\w.\-/ :]")
 """Characters that MLflow does not allow in keys."""
+MAX_KEY_LENGTH = 240
+"""MLflow allows 250 characters, of which a tag's prefix needs some."""
 REJECTION_CODES = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 METRICS_PER_CALL = 1000
 PARAMS_PER_CALL = 100
@@ -60,6 +65,8 @@ class MlflowRun:
         ensure_database(uri)
         self._client = MlflowClient(tracking_uri=uri)
         self._id = self._open(state)
+        self._shortened: set[str] = set()
+        self._infinite: set[str] = set()
 
     def send(self, records: Sequence[dict[str, Any]]) -> None:
         """Upload records. Repeating an upload has no effect: MLflow identifies a point by key, time, step and value.
@@ -78,9 +85,11 @@ class MlflowRun:
                 self.send([record])
 
     def _send(self, records: Sequence[dict[str, Any]]) -> None:
+        self._warn_of_shortened(records)
         metrics = [metric for record in records if "step" in record for metric in _metrics(record)]
         for start in range(0, len(metrics), METRICS_PER_CALL):
             self._client.log_batch(self._id, metrics=metrics[start : start + METRICS_PER_CALL])
+        self._tag_infinite(records)
         for record in records:
             if "params" in record:
                 self._send_params(
@@ -90,6 +99,25 @@ class MlflowRun:
                 self._send_file(self._run / record["artifact"])
             if "status" in record:
                 self._send_status(record["status"], _milliseconds(record))
+
+    def _warn_of_shortened(self, records: Sequence[dict[str, Any]]) -> None:
+        """Warn once of each name that MLflow has under a shorter one."""
+        names = [name for record in records for name in (*record, *record.get("params", ()))]
+        for name in dict.fromkeys(name for name in names if len(name) > MAX_KEY_LENGTH):
+            if name not in self._shortened:
+                self._shortened.add(name)
+                logger.warning("MLflow allows shorter names: it has %s... as %s", name[:40], _mlflow_key(name))
+
+    def _tag_infinite(self, records: Sequence[dict[str, Any]]) -> None:
+        """Set the tag `infinite.NAME` to the value and step at which a metric is first infinite: MLflow has NaN
+        there."""
+        for record in records:
+            for key, value in record.items() if "step" in record else ():
+                if isinstance(value, float) and math.isinf(value) and key not in self._infinite:
+                    tag = INFINITE_TAG + _mlflow_key(key)
+                    if tag not in self._client.get_run(self._id).data.tags:
+                        self._client.set_tag(self._id, tag, f"{value} at step {record['step']}")
+                    self._infinite.add(key)
 
     def _open(self, state: UploadState) -> str:
         """Return the id of the run: the stored one, else one found by its tag (created but not stored), else a new
@@ -182,8 +210,8 @@ class MlflowRun:
 def _metrics(record: dict[str, Any]) -> list[Metric]:
     moment = _milliseconds(record)
     return [
-        # MLflow would store infinity as 1.8e308, which makes a curve unreadable; NaN leaves a gap. The journal keeps
-        # it.
+        # MLflow would store infinity as 1.8e308, which makes a curve unreadable; NaN leaves a gap. The journal and a tag
+        # keep it.
         Metric(_mlflow_key(key), float(value) if math.isfinite(value) else math.nan, moment, record["step"])
         for key, value in record.items()
         if key not in ("time", "step") and isinstance(value, (int, float))
@@ -196,5 +224,14 @@ def _milliseconds(record: dict[str, Any]) -> int:
 
 
 def _mlflow_key(key: str) -> str:
-    """Return a key with the characters that MLflow allows; loss names of a user's objective may contain others."""
-    return INVALID_CHARACTERS.sub("_", key)
+    """Return a key that MLflow allows; loss names of a user's objective may be longer, or contain other characters.
+
+    MLflow also rejects names that are no normal paths, such as `a//b` and `../a`.
+    """
+    name = INVALID_CHARACTERS.sub("_", key)
+    if name.startswith((".", "/")) or posixpath.normpath(name) != name:
+        name = "_" + name.replace("/", "_")
+    if len(name) <= MAX_KEY_LENGTH:
+        return name
+    digest = hashlib.sha256(key.encode()).hexdigest()[:8]
+    return f"{name[: MAX_KEY_LENGTH - len(digest) - 1].rstrip('/')}-{digest}"

@@ -25,6 +25,9 @@ def rows(run, query):
         return database.execute(query).fetchall()
 
 
+LONG_NAME = "loss of " + "a" * 300
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Return a run that was tracked in two parts, with infinite and NaN values, long parameters and foreign files."""
@@ -35,6 +38,7 @@ def run(tmp_path_factory):
     for step in range(1, 200):
         first.log_metrics(step, {"loss": 10.0 / step, "lr": 0.1})
     first.log_metrics(200, {"loss": math.inf, "lr": math.nan})
+    first.log_metrics(200, {LONG_NAME: 1.0, f"{LONG_NAME}b": 2.0, "a//b": 3.0, "../a": 4.0, ".": 5.0, "kept": 6.0})
     (run / "curve.txt").write_text("a picture")
     first.log_artifact(run / "curve.txt")
     first.log_artifact(run / "never-written.txt")
@@ -72,6 +76,28 @@ def test_infinite_loss_is_nan_in_mlflow_and_infinite_in_the_journal(run):
     assert math.isnan(record["lr"])
     for line in (run / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+
+
+def test_infinite_loss_is_a_tag_in_mlflow(run):
+    tags = rows(run, "select key, value from tags where key like 'infinite%'")
+    assert tags == [("infinite.loss", "inf at step 200")]
+
+
+def test_names_that_mlflow_rejects_are_changed(run):
+    """Other metrics of the record must not be lost with them."""
+    metrics = dict(rows(run, "select key, value from metrics where step = 200 and value > 0"))
+    long_names = {name: metrics.pop(name) for name in list(metrics) if name.startswith("loss of aaa")}
+    assert metrics == {"_a__b": 3.0, "_.._a": 4.0, "_.": 5.0, "kept": 6.0}
+    assert sorted(long_names.values()) == [1.0, 2.0]
+    assert {len(name) for name in long_names} == {240}
+
+
+def test_shortened_name_gives_one_warning(tmp_path, caplog):
+    tracker = Tracker(tmp_path / "run")
+    for step in range(3):
+        tracker.log_metrics(step, {LONG_NAME: 1.0})
+    assert tracker.close(seconds=120) == 0
+    assert caplog.text.count("MLflow allows shorter names: it has loss of aaa") == 1
 
 
 def test_changed_parameter_becomes_a_tag(run):
