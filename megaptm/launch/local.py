@@ -125,7 +125,7 @@ def launch(
         try:
             workers.start(rank_environments(range(processes), rendezvous, variables, threads=threads), listener)
             if hang := workers.wait(watchdog):
-                return report_hang(hang, run=run)
+                return report_hang(hang, run=run, signals=workers.forwarded)
             workers.end_all(grace_seconds)
         except KeyboardInterrupt:
             return report_interrupt(run=run)

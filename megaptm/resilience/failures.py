@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, printable
-from megaptm.resilience.events import Events, InterruptEvent, StopSignalEvent, WorkerLostEvent, last_saved_step
+from megaptm.resilience.events import Event, Events, InterruptEvent, StopSignalEvent, WorkerLostEvent, last_saved_step
 from megaptm.resilience.watchdog import Hang, format_ranks
 
 USER_ERROR = "error: "
@@ -150,12 +150,25 @@ def report_exits(ends: Sequence[ProcessExit], *, run: Path, logs: Path, forwarde
     return EXIT_FAILURE
 
 
-def report_hang(hang: Hang, *, run: Path) -> int:
-    """Print and record a hang; return the exit code, which means that the run can be continued."""
-    print(printable(str(hang)), file=sys.stderr, flush=True)
+def report_hang(hang: Hang, *, run: Path, signals: Collection[int] = ()) -> int:
+    """Print and record a hang; return the exit code, which means that the run can be continued.
+
+    `signals`: requests to stop. The end of a slow start by them is recorded as a stop: two hangs would prevent
+    restarts of the run.
+    """
+    event: Event = hang.event
+    message = str(hang)
+    if hang.is_slow_start and signals:
+        name = signal.Signals(min(signals)).name
+        event = StopSignalEvent(signal=name)
+        message = (
+            f"Stopped by {name} before the first step: after {hang.event.seconds:,.0f} s, rank {hang.event.rank} was "
+            "still starting and was killed. Earlier checkpoints are intact."
+        )
+    print(printable(message), file=sys.stderr, flush=True)
     # A full or failing disk may have caused the hang, and must not prevent the exit.
     with contextlib.suppress(OSError), Events(run) as events:
-        events.write(hang.event)
+        events.write(event)
     return EXIT_CONTINUE
 
 

@@ -53,6 +53,7 @@ PHASES = {
     "ending": "ending, after step {step}",
 }
 START_PHASES = ("starting", "loading")
+STEP_PHASES = ("data", "step", "between")
 # Frames in which a rank waits for other ranks.
 WAITING = re.compile(
     r"torch/distributed/|megatron/core/(pipeline_parallel|distributed|tensor_parallel/mappings)"
@@ -85,6 +86,13 @@ class RankState:
     @property
     def phase(self) -> str:
         return self.beat.phase if self.beat else "starting"
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether it has not done a step since the start of its process."""
+        return self.phase in START_PHASES or (
+            self.beat is not None and self.phase in STEP_PHASES and self.beat.step_seconds == 0.0
+        )
 
     @property
     def position(self) -> int:
@@ -131,6 +139,12 @@ class Limits:
         """Whether expected beats are missing."""
         return state.seconds_silent > 3 * self.interval
 
+    def exceeds_start(self, state: RankState) -> bool:
+        """Whether a rank hangs, or has already started, instead of being slow to start."""
+        if state.halted or state.halted_readers or not state.is_starting:
+            return True
+        return max(state.seconds_silent, state.seconds_in_phase) > self.factor * self._start_seconds
+
     def find_suspects(self, alive: Mapping[int, RankState], *, stopping: bool) -> list[int]:
         """Return the ranks without beats for too long, or else the ranks behind all others if they make no progress for
         too long."""
@@ -166,7 +180,7 @@ class Limits:
         hang = self.hang_seconds or HANG_SECONDS
         if state.phase in START_PHASES:
             return min(hang, STOP_SECONDS) if stopping else self._start_seconds  # nothing to save when asked to stop
-        if state.beat is None or state.phase not in ("data", "step", "between"):
+        if state.beat is None or state.phase not in STEP_PHASES:
             return hang * LONG_PHASE_FACTOR
         if state.halted_readers:  # not caused by a slow server
             return min(hang, HALTED_STOP_SECONDS) if stopping else hang
@@ -189,6 +203,8 @@ class Hang:
 
     event: HangEvent
     folder: Path
+    is_slow_start: bool = False
+    """The run was asked to stop while the rank was starting, which took no longer than a start may take."""
 
     def __str__(self) -> str:
         stack = f" Its stack, innermost call first:\n{self.event.stack}" if self.event.stack else ""
@@ -270,6 +286,7 @@ class Watchdog:
         rank, note = find_hanging_rank(stacks)
         state = self._states[rank]
         seconds = max(state.seconds_silent if self._limits.misses_beats(state) else 0.0, state.seconds_in_phase)
+        is_slow_start = stopping and not self._limits.exceeds_start(state)
         event = HangEvent(
             rank=rank,
             phase=state.phase,
@@ -281,7 +298,7 @@ class Watchdog:
             ),
             stack="" if state.halted else stacks[rank],
         )
-        return Hang(event, self.folder)
+        return Hang(event, self.folder, is_slow_start=is_slow_start)
 
     def _describe_state(self, state: RankState) -> str:
         if state.halted:

@@ -29,11 +29,14 @@ def write_program(folder: Path, *parts: str) -> list[str]:
     return [sys.executable, str(path), str(folder)]
 
 
-def start_launcher(command: list[str], run: Path, *, processes: int = 2) -> subprocess.Popen[str]:
+def start_launcher(
+    command: list[str], run: Path, *, processes: int = 2, hang_seconds: float | None = None
+) -> subprocess.Popen[str]:
     """Start the launcher as a process that can receive signals and whose output can be read."""
     source = (
         "import sys; from pathlib import Path; from megaptm.launch.local import launch\n"
-        f"sys.exit(launch({command!r}, processes={processes}, run=Path({str(run)!r}), grace_seconds=1.0))"
+        f"sys.exit(launch({command!r}, processes={processes}, run=Path({str(run)!r}), grace_seconds=1.0, "
+        f"hang_seconds={hang_seconds!r}))"
     )
     return subprocess.Popen(
         [sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"

@@ -226,6 +226,30 @@ def test_stop_signal_ends_a_stopped_rank_without_hang_detection(program, tmp_pat
     assert survivors(rank_pids) == []
 
 
+SLOW_START = """
+from megaptm.resilience.heartbeat import VARIABLE, Heartbeat
+signal.signal(signal.SIGTERM, lambda *_: None)
+heartbeat = Heartbeat(rank, hang_seconds=1.0).open(Path(os.environ[VARIABLE]))
+i_am_here()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("phase", ["starting", "loading", "data"])
+def test_stop_during_a_slow_start_is_no_hang(tmp_path, phase):
+    """Two hangs without a checkpoint would prevent restarts of the run."""
+    start = SLOW_START.replace("i_am_here()", f"heartbeat.enter({phase!r})\ni_am_here()")
+    launcher = start_launcher(write_program(tmp_path, start, ""), tmp_path / "run", hang_seconds=1.0)
+    rank_pids = pids(tmp_path, 2, launcher)
+    launcher.send_signal(signal.SIGTERM)
+    _, output = launcher.communicate(timeout=120)
+    assert launcher.returncode == 75, output
+    assert "Stopped by SIGTERM before the first step: after " in output
+    assert "rank 0 was still starting and was killed." in output
+    assert [event["kind"] for event in read_events(tmp_path / "run")] == ["stop-signal"]
+    assert survivors(rank_pids) == []
+
+
 def test_ctrl_c_messages(program, tmp_path):
     body = """
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -182,7 +182,7 @@ class Supervisor:
     def _exit_code(self, outcome: Outcome, *, progress: bool) -> int | None:
         """Return the exit code, or None to restart."""
         if outcome.hang:
-            code = report_hang(outcome.hang, run=self._run)
+            code = report_hang(outcome.hang, run=self._run, signals=self._stop_signals)
             return None if self._may_restart("hung", progress=True) else code
         if not (outcome.lost or outcome.broken or outcome.late):
             code = report_exits(outcome.ends, run=self._run, logs=self._logs, forwarded=self._stop_signals)
