@@ -246,12 +246,13 @@ def describe_full_disk(error: OSError, path: object) -> str:
         return f"{where} is larger than its file system allows: choose a path on another file system"
     if error.errno == errno.EDQUOT:
         return f"your quota on the disk of {where} is used up: remove files there"
-    if named is None and not is_full(path):
+    # The system names no file for semaphores and shared memory.
+    is_unnamed = named is None and not is_full(path)
+    if Path(str(where)).is_relative_to(SHARED_MEMORY) or (is_unnamed and is_full(SHARED_MEMORY)):
+        return f"no space left in {SHARED_MEMORY}, the shared memory of processes: enlarge it (docker: --shm-size)"
+    if is_unnamed:
         import tempfile  # its imports take 10 ms; `megaptm --help` takes 90 without them
 
-        # The system names no file for semaphores and shared memory.
-        if str(path) == SHARED_MEMORY or is_full(SHARED_MEMORY):
-            return f"no space left in {SHARED_MEMORY}, the shared memory of processes: enlarge it (docker: --shm-size)"
         if is_full(tempfile.gettempdir()):
             where = f"{tempfile.gettempdir()} (TMPDIR)"
     return f"no space left on the disk of {where}: free some space"

@@ -210,7 +210,7 @@ class MlflowRun:
 def _metrics(record: dict[str, Any]) -> list[Metric]:
     moment = _milliseconds(record)
     return [
-        # MLflow would store infinity as 1.8e308, which makes a curve unreadable; NaN leaves a gap. The journal and a tag
+        # MLflow would store infinity as 1.8e308, which makes a curve unreadable; NaN leaves a gap. Journal and a tag
         # keep it.
         Metric(_mlflow_key(key), float(value) if math.isfinite(value) else math.nan, moment, record["step"])
         for key, value in record.items()

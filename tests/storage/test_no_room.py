@@ -10,12 +10,12 @@ import pytest
 from megaptm.errors import UserError, storage_errors_as_user_errors
 
 
-def output_of(code, *before):
-    """Return the output of a separate process that runs `code`."""
+def output_of(code, *before, path="/"):
+    """Return the output of a separate process that runs `code`. `path`: the path that the caller used."""
     lines = [
         "from megaptm.errors import UserError, storage_errors_as_user_errors",
         "try:",
-        "    with storage_errors_as_user_errors('/'):",
+        f"    with storage_errors_as_user_errors({path!r}):",
         *(f"        {line}" for line in code),
         "except UserError as error:",
         "    print(error)",
@@ -24,11 +24,14 @@ def output_of(code, *before):
     return subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout.strip()
 
 
-def test_full_shared_memory_is_named():
+@pytest.mark.parametrize("path", ["/", "/dev/shm"])
+def test_full_shared_memory_is_named(path):
     small = ("unshare", "-m", "bash", "-c", 'mount -t tmpfs -o size=4k tmpfs /dev/shm && exec "$@"', "bash")
     if os.geteuid() or subprocess.run([*small, "true"], capture_output=True).returncode:
         pytest.skip("needs the right to mount a file system")
-    message = output_of(["import multiprocessing", "held = [multiprocessing.Lock() for _ in range(9)]"], *small)
+    message = output_of(
+        ["import multiprocessing", "held = [multiprocessing.Lock() for _ in range(9)]"], *small, path=path
+    )
     assert message == (
         "no space left in /dev/shm, the shared memory of processes: enlarge it (docker: --shm-size) and start again."
     )
