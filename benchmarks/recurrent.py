@@ -22,7 +22,7 @@ from megaptm import cpu_tuning
 from megaptm.families import CATALOGUE
 from megaptm.families.elmo import LAYER
 from megaptm.families.elmo.stack import ProjectedLSTMStack
-from megaptm.layers.layer import Stack
+from megaptm.layers.layer import Stack, StackInputs
 from megaptm.layers.mask import Mask
 from megaptm.spec import Size
 
@@ -49,7 +49,7 @@ def make_step(stacks: nn.ModuleList, x_SBD: Tensor) -> Callable[[], None]:
 
     def step() -> None:
         for stack, inputs in zip(stacks, (x_SBD, x_SBD.flip(0)), strict=False):
-            stack(inputs, mask).sum().backward()
+            stack(inputs, StackInputs(mask)).sum().backward()
 
     return step
 

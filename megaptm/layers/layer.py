@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -213,19 +213,23 @@ class AttentionInputs:
     mask: Tensor | None
     position_state: Tensor | None
     further: tuple[Tensor | None, ...] = ()
-    """Further arguments, after `keys` and `cached_states`."""
+    """Further arguments, after those of `Stack.run_attention`."""
 
 
 @dataclass(frozen=True)
 class StackInputs:
-    """Arguments of a pass through a stack."""
+    """Arguments of a pass through a stack, besides its input."""
 
     mask: Mask
-    attention: Mapping[AttentionSpec, AttentionInputs]
-    memory: Tensor | None
-    memory_mask: Tensor | None
-    positions: Tensor | None
-    decode: bool
+    memory: Tensor | None = None
+    """Output of the encoder that a decoder attends to, [M, B, D]."""
+    memory_mask: Mask | None = None
+    positions: Tensor | None = None
+    """[B, S]. None: 0, 1, 2 ..."""
+    decode: bool = True
+    """Whether layers run as for predictions; False for encoding (mask decoder of DeBERTa)."""
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+    """Receives the outputs of the layers in `BaseStack.read`."""
 
 
 def run(layer: Callable[..., Tensor], *tensors: Any) -> Tensor:
@@ -243,21 +247,8 @@ class BaseStack(nn.ModuleDict):
         self.read: frozenset[int] = frozenset()
         """Indices of layers whose output is requested."""
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Mask,
-        memory: Tensor | None = None,
-        memory_mask: Mask | None = None,
-        positions: Tensor | None = None,
-        outputs: dict[int, Tensor] | None = None,
-        decode: bool = True,
-    ) -> Tensor:
-        """Return [S, B, D] from [S, B, D].
-
-        `memory` [M, B, D]: output of the encoder that a decoder attends to. `positions` [B, S]; None: 0, 1, 2 ...
-        `outputs` receives the outputs of the layers in `read`. Without `decode` layers run as for encoding.
-        """
+    def forward(self, x: Tensor, inputs: StackInputs) -> Tensor:
+        """Return [S, B, D] from [S, B, D]."""
         raise NotImplementedError
 
 
@@ -330,41 +321,47 @@ class Stack(SequenceHooks, BaseStack):
             shared[number] = children
         return shared
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Mask,
-        memory: Tensor | None = None,
-        memory_mask: Mask | None = None,
-        positions: Tensor | None = None,
-        outputs: dict[int, Tensor] | None = None,
-        decode: bool = True,
-    ) -> Tensor:
-        memory_scores = memory_mask.scores(None) if memory_mask is not None else None
-        attention = self.attention_inputs(mask, positions)
-        inputs = StackInputs(mask, attention, memory, memory_scores, positions, decode)
+    def forward(self, x: Tensor, inputs: StackInputs) -> Tensor:
+        attention = self.attention_inputs(x, inputs)
         for number in self.numbers:
-            x = self.run_at(number, x, inputs)
-            if outputs is not None and number in self.read:
-                outputs[number] = x
+            x = self.run_at(number, x, inputs, attention[self.block.attention_at(number)])
+            if number in self.read:
+                inputs.outputs[number] = x
         return self["final"](x) if "final" in self else x
 
-    def run_at(self, number: int, x: Tensor, inputs: StackInputs) -> Tensor:
+    def run_at(self, number: int, x: Tensor, inputs: StackInputs, attention: AttentionInputs) -> Tensor:
         """Run one layer."""
-        return self.run_attention(number, x, inputs, None)
+        return self.run_attention(number, x, inputs, attention)
 
-    def run_attention(self, number: int, x: Tensor, inputs: StackInputs, keys: Tensor | None) -> Tensor:
-        """Run one layer, whose keys and values are projected from `keys`, if given."""
-        own = inputs.attention[self.block.attention_at(number)]
+    def run_attention(
+        self,
+        number: int,
+        x: Tensor,
+        inputs: StackInputs,
+        attention: AttentionInputs,
+        *,
+        keys: Tensor | None = None,
+        cached_states: Tensor | None = None,
+    ) -> Tensor:
+        """Run one layer. `keys` and `cached_states` as in `Layer.forward`."""
         return self.run_layer(
-            self[str(number)], x, own.mask, inputs.memory, inputs.memory_mask, own.position_state, keys, *own.further
+            self[str(number)],
+            x,
+            attention.mask,
+            inputs.memory,
+            None if inputs.memory_mask is None else inputs.memory_mask.scores(None),
+            attention.position_state,
+            keys,
+            cached_states,
+            *attention.further,
         )
 
-    def attention_inputs(self, mask: Mask, positions: Tensor | None) -> dict[AttentionSpec, AttentionInputs]:
-        """Return the inputs of each kind of attention."""
-        scores, turned = self._scores(mask), self._rotation(mask, positions)
+    def attention_inputs(self, x: Tensor, inputs: StackInputs) -> dict[AttentionSpec, AttentionInputs]:
+        """Return the inputs of each kind of attention. `x`: input of the stack."""
+        mask = inputs.mask
+        scores, turned = self._scores(mask), self._rotation(mask, inputs.positions)
         # Every kind but those without global tokens takes their positions.
-        marked = () if mask.global_positions is None else (None, mask.global_positions)
+        marked = () if mask.global_positions is None else (mask.global_positions,)
         return {
             record: AttentionInputs(scores[record.kind], turned, marked if record.takes_global_positions else ())
             for record in self.block.attentions
@@ -411,21 +408,12 @@ class ReversibleStack(Stack):
     """Reversible layers. Both residual streams start as x and are concatenated along the sequence, [2S, B, D], between
     chunks. The final norm reads them along the width, [S, B, 2D]."""
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Mask,
-        memory: Tensor | None = None,
-        memory_mask: Mask | None = None,
-        positions: Tensor | None = None,
-        outputs: dict[int, Tensor] | None = None,
-        decode: bool = True,
-    ) -> Tensor:
+    def forward(self, x: Tensor, inputs: StackInputs) -> Tensor:
         x1, x2 = (x, x) if 0 in self.numbers else x.chunk(2)
-        attention = self.attention_inputs(mask, positions)
+        attention = self.attention_inputs(x, inputs)
         layers = []
         for number in self.numbers:
-            inputs = attention[self.block.attention_at(number)]
-            layers.append(LayerInputs(cast(Layer, self[str(number)]), inputs.mask, inputs.position_state))
+            own = attention[self.block.attention_at(number)]
+            layers.append(LayerInputs(cast(Layer, self[str(number)]), own.mask, own.position_state))
         streams = [y.to(x.dtype) for y in run_reversible(x1, x2, layers, self.save_rng_state)]
         return self["final"](torch.cat(streams, -1)) if "final" in self else torch.cat(streams)

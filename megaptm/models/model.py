@@ -17,7 +17,7 @@ from megaptm.batch import IGNORED
 from megaptm.bricks import HEADS, ModelChunk, chunks, memory_width
 from megaptm.errors import UserError
 from megaptm.layers.attention import AttentionCore
-from megaptm.layers.layer import BaseStack, Stack, same, stack_class
+from megaptm.layers.layer import BaseStack, Stack, StackInputs, same, stack_class
 from megaptm.layers.mask import cross_mask, self_mask
 from megaptm.layers.recurrence_cache import StackCache
 from megaptm.models.contrast import ContrastHead
@@ -177,7 +177,7 @@ class Model(nn.Module):
         batch = self._alone(batch)
         mask = self_mask(batch, "", stack.block.visibility, block=stack.block)
         x = self.embed(batch, name, self.scatter_sequence)
-        x = stack(x, mask, positions=batch.get("positions"), decode=False)
+        x = stack(x, StackInputs(mask, positions=batch.get("positions"), decode=False))
         return self.gather_sequence(x).transpose(0, 1)
 
     def begin_step(self, *, seed: int, step: int) -> None:
@@ -301,8 +301,8 @@ class Model(nn.Module):
             if (source := stack.block.cross) is not None:
                 memory, memory_mask = streams[source], cross_mask(batch, prefix, prefixes[source])
             outputs: dict[int, Tensor] = {EMBEDDED: streams[name]} if EMBEDDED in stack.read else {}
-            positions = batch.get(f"{prefix}positions")
-            streams[name] = stack(streams[name], mask, memory, memory_mask, positions, outputs)
+            inputs = StackInputs(mask, memory, memory_mask, batch.get(f"{prefix}positions"), outputs=outputs)
+            streams[name] = stack(streams[name], inputs)
             inner |= {Reading(name, layer): output for layer, output in outputs.items()}
         return streams, inner
 

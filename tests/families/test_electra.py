@@ -25,6 +25,7 @@ from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.import_run import import_run
 from megaptm.hub.stacks import rename_to_full, split_stack
 from megaptm.hub.tensor_rules import export_weights, import_weights
+from megaptm.layers.layer import StackInputs
 from megaptm.layers.mask import self_mask
 from megaptm.losses.token import cumulative_shares, pick
 from megaptm.models import Model, build_model, fill
@@ -175,7 +176,7 @@ def test_corrupted_tokens_equal_the_released_code(
     """Corrupted tokens and labels are equal. A sampled token that equals the original counts as original."""
     streams = {"generator": model.stack("generator")}
     assert streams["generator"] is not None
-    x = streams["generator"](model.embed(batch, "generator", lambda x: x), self_mask(batch, "", "full"))
+    x = streams["generator"](model.embed(batch, "generator", lambda x: x), StackInputs(self_mask(batch, "", "full")))
     table = model.embed.token.weight
     tokens, changed = sample_tokens(model.head["mlm"], x, batch, batch["tokens"], table)
     assert tokens.equal(torch.tensor(golden["corrupted_ids"]).long())

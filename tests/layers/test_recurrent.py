@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from megaptm.families import CATALOGUE
 from megaptm.families.elmo import LAYER
 from megaptm.families.elmo.stack import ProjectedLSTMStack
-from megaptm.layers.layer import Stack
+from megaptm.layers.layer import Stack, StackInputs
 from megaptm.layers.mask import Mask
 from megaptm.spec import Size
 
@@ -30,7 +30,7 @@ def num_kernels(stack: nn.Module, length: int) -> int:
     """Return the number of operations in forward and backward pass of 64 tokens."""
     x_SBD = torch.zeros(length, 64 // length, 16, requires_grad=True)
     with KernelCount() as kernels:
-        stack(x_SBD, Mask((length, length), x_SBD.device)).sum().backward()
+        stack(x_SBD, StackInputs(Mask((length, length), x_SBD.device))).sum().backward()
     return kernels.count
 
 

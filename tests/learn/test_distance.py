@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from megaptm.families import CATALOGUE
 from megaptm.families.elmo import LAYER
 from megaptm.families.elmo.stack import ProjectedLSTMStack
-from megaptm.layers.layer import Stack
+from megaptm.layers.layer import Stack, StackInputs
 from megaptm.layers.mask import Mask
 from megaptm.spec import Size
 
@@ -52,7 +52,7 @@ class Recaller(nn.Module):
     def forward(self, tokens_BS: Tensor) -> Tensor:
         """Return logits [B, CLASSES]."""
         mask = Mask((LENGTH, LENGTH), tokens_BS.device, causal=True)
-        return self.classifier(self.stack(self.embedding(tokens_BS).transpose(0, 1), mask)[-1])
+        return self.classifier(self.stack(self.embedding(tokens_BS).transpose(0, 1), StackInputs(mask))[-1])
 
 
 def make_batch(generator: torch.Generator, distance: int | None = None) -> tuple[Tensor, Tensor]:

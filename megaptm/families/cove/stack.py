@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
 from megaptm.bricks import sublayers
 from megaptm.families.cove.lstm import LSTM, AttentiveLSTM, BidirectionalLSTM, run_decoder
-from megaptm.layers.layer import BaseStack
-from megaptm.layers.mask import Mask
+from megaptm.layers.layer import BaseStack, StackInputs
 from megaptm.layers.split import Dropout
 from megaptm.spec import Block, Size
 
@@ -28,6 +27,9 @@ class LSTMStack(BaseStack):
     """Base class of both stacks. Dropout is applied to the input of each layer but the first, whose input already had
     it, and to the last output."""
 
+    lstm_classes: ClassVar[tuple[type[LSTM | AttentiveLSTM | BidirectionalLSTM], ...]]
+    """Modules of the first layers; the last one is also that of the layers after them."""
+
     def __init__(
         self, block: Block, size: Size, layers: range, *, dropout: float, memory: int | None = None, context: int = 0
     ) -> None:
@@ -36,11 +38,8 @@ class LSTMStack(BaseStack):
         self["dropout"] = Dropout(dropout, region="residual")
         for number in layers:
             [sub] = sublayers(block.at(number), size, memory)
-            self[str(number)] = LSTMLayer(self.lstm_class(number)(sub.brick))
-
-    def lstm_class(self, number: int) -> type[LSTM | AttentiveLSTM | BidirectionalLSTM]:
-        """Return the module of a layer."""
-        raise NotImplementedError
+            lstm_class = self.lstm_classes[min(number, len(self.lstm_classes) - 1)]
+            self[str(number)] = LSTMLayer(lstm_class(sub.brick))
 
     def lstm(self, number: int) -> nn.Module:
         """Return the LSTM of a layer."""
@@ -50,25 +49,15 @@ class LSTMStack(BaseStack):
 class EncoderStack(LSTMStack):
     """Bidirectional LSTMs."""
 
-    def lstm_class(self, number: int) -> type[BidirectionalLSTM]:
-        return BidirectionalLSTM
+    lstm_classes = (BidirectionalLSTM,)
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Mask,
-        memory: Tensor | None = None,
-        memory_mask: Mask | None = None,
-        positions: Tensor | None = None,
-        outputs: dict[int, Tensor] | None = None,
-        decode: bool = True,
-    ) -> Tensor:
+    def forward(self, x: Tensor, inputs: StackInputs) -> Tensor:
         """Return [S, B, D] from the input [S, B, its width]."""
-        documents_BS = None if mask.documents is None else mask.documents[0]
+        documents = inputs.mask.documents
         for number in self.numbers:
-            x = self.lstm(number)(x, documents_BS)
-            if outputs is not None and number in self.read:
-                outputs[number] = x
+            x = self.lstm(number)(x, None if documents is None else documents[0])
+            if number in self.read:
+                inputs.outputs[number] = x
             x = self["dropout"](x)
         return x
 
@@ -76,28 +65,19 @@ class EncoderStack(LSTMStack):
 class DecoderStack(LSTMStack):
     """LSTMs with attention to the encoder and input feeding."""
 
-    def lstm_class(self, number: int) -> type[LSTM | AttentiveLSTM]:
-        return LSTM if number else AttentiveLSTM
+    lstm_classes = (AttentiveLSTM, LSTM)
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Mask,
-        memory: Tensor | None = None,
-        memory_mask: Mask | None = None,
-        positions: Tensor | None = None,
-        outputs: dict[int, Tensor] | None = None,
-        decode: bool = True,
-    ) -> Tensor:
+    def forward(self, x: Tensor, inputs: StackInputs) -> Tensor:
         """Return [S, B, D] from the input [S, B, its width] and the output of the encoder."""
-        assert memory is not None
+        documents, memory_mask = inputs.mask.documents, inputs.memory_mask
+        assert inputs.memory is not None
         attended_BSM = None if memory_mask is None or memory_mask.documents is None else memory_mask.dense.squeeze(1)
         x = run_decoder(
             cast(AttentiveLSTM, self.lstm(0)),
             [cast(LSTM, self.lstm(number)) for number in self.numbers[1:]],
             x,
-            memory,
-            documents_BS=None if mask.documents is None else mask.documents[0],
+            inputs.memory,
+            documents_BS=None if documents is None else documents[0],
             attended_BSM=attended_BSM,
             dropout=cast(Dropout, self["dropout"]),
         )

@@ -13,7 +13,6 @@ from megaptm.families.deberta.attention import distance_rows
 from megaptm.families.deberta.convolution import Convolution
 from megaptm.families.deberta.spec import DisentangledSpec
 from megaptm.layers.layer import AttentionInputs, Stack, StackInputs
-from megaptm.layers.mask import Mask
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding
 from megaptm.spec import AttentionSpec
@@ -38,27 +37,27 @@ class DisentangledStack(Stack):
         if self.decodes:
             self["place_table"] = Embedding(context, self.size.width)
 
-    def attention_inputs(self, mask: Mask, positions: Tensor | None) -> dict[AttentionSpec, AttentionInputs]:
-        table = self._distances()
+    def attention_inputs(self, x: Tensor, inputs: StackInputs) -> dict[AttentionSpec, AttentionInputs]:
+        mask, table = inputs.mask, self._distances()
         # Rows are computed once for all layers: it takes about twenty operations. Scores of distances replace the
         # causal fast path, so the mask must include causality.
-        return super().attention_inputs(mask, positions) | {
+        return super().attention_inputs(x, inputs) | {
             record: AttentionInputs(
                 mask.dense if mask.causal else mask.scores(None),
                 table,
-                (None, distance_rows(mask.length[0], record, device=mask.device)),
+                (distance_rows(mask.length[0], record, device=mask.device),),
             )
             for record in self.block.attentions
             if isinstance(record, DisentangledSpec)
         }
 
-    def run_at(self, number: int, x: Tensor, inputs: StackInputs) -> Tensor:
+    def run_at(self, number: int, x: Tensor, inputs: StackInputs, attention: AttentionInputs) -> Tensor:
         if self.decodes and inputs.decode and number == self.size.layers - 1:
             output = x + self._decoder_positions(inputs)
             for _ in range(2):
-                output = self.run_attention(number, output, inputs, x)
+                output = self.run_attention(number, output, inputs, attention, keys=x)
         else:
-            output = self.run_attention(number, x, inputs, None)
+            output = self.run_attention(number, x, inputs, attention)
         if number == 0 and "convolution" in self:
             documents = inputs.mask.documents
             convolution = cast(Convolution, self["convolution"])

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from megaptm.bricks import Brick, sublayers
 from megaptm.families.elmo.spec import ProjectedLSTMSpec
-from megaptm.layers.layer import BaseStack
-from megaptm.layers.mask import Mask
+from megaptm.layers.layer import BaseStack, StackInputs
 from megaptm.layers.recurrence_cache import StackCache
 from megaptm.layers.split import Dropout, Linear
 from megaptm.spec import Block, Size
@@ -83,25 +82,17 @@ class ProjectedLSTMStack(BaseStack):
         for number in layers:
             self[str(number)] = RecurrentLayer(block, size, number=number)
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Mask,
-        memory: Tensor | None = None,
-        memory_mask: Mask | None = None,
-        positions: Tensor | None = None,
-        outputs: dict[int, Tensor] | None = None,
-        decode: bool = True,
-    ) -> Tensor:
+    def forward(self, x: Tensor, inputs: StackInputs) -> Tensor:
         """Return [S, B, D] from [S, B, D]. States start from the recurrence cache, or from zero. Padding does not
         change a state."""
+        mask = inputs.mask
         valid_SB = None if mask.documents is None else mask.documents[0].t() > 0
         for number in self.numbers:
             x, state = self[str(number)](x, self._initial_state(x, mask.cache, number), valid_SB)
             if mask.cache is not None:
                 mask.cache.current_states[number] = state.detach()[None]
-            if outputs is not None and number in self.read:
-                outputs[number] = x
+            if number in self.read:
+                inputs.outputs[number] = x
             x = self["dropout"](x)
         return x
 

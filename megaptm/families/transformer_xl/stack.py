@@ -11,9 +11,9 @@ from torch import Tensor
 
 from megaptm.families.transformer_xl.attention import distance_sines
 from megaptm.families.transformer_xl.spec import RelativeSpec
-from megaptm.layers.layer import Stack
-from megaptm.layers.mask import Mask
+from megaptm.layers.layer import AttentionInputs, Stack, StackInputs
 from megaptm.layers.split import Dropout, HeadTable
+from megaptm.spec import AttentionSpec
 
 
 class RelativeStack(Stack):
@@ -30,49 +30,29 @@ class RelativeStack(Stack):
     def _record(self) -> RelativeSpec:
         return cast(RelativeSpec, self.block.attentions[0])
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Mask,
-        memory: Tensor | None = None,
-        memory_mask: Mask | None = None,
-        positions: Tensor | None = None,
-        outputs: dict[int, Tensor] | None = None,
-        decode: bool = True,
-    ) -> Tensor:
-        stack_cache = mask.cache
+    def attention_inputs(self, x: Tensor, inputs: StackInputs) -> dict[AttentionSpec, AttentionInputs]:
+        mask, cache = inputs.mask, inputs.mask.cache
         sines = distance_sines(
             mask.length[0],
-            stack_cache.length if stack_cache else 0,
+            cache.length if cache else 0,
             width=self.size.width,
             both_sides=not self.block.causal,
-            farthest=stack_cache.farthest if stack_cache else None,
+            farthest=cache.farthest if cache else None,
             backward_B=mask.backward,
             device=mask.device,
         )
         sines = self["place_dropout"](sines.to(x.dtype))
         names = ("content_bias", "place_bias")
         biases = [cast(HeadTable, self[name]).weight if name in self else None for name in names]
-        num_cached = mask.length[0] // 2 if self._record.cached == "half" else mask.length[0]
-        for number in self.numbers:
-            before = None
-            if stack_cache is not None:
-                before = stack_cache.states[number]
-                with torch.no_grad():
-                    stack_cache.current_states[number] = self.gather_sequence(x.detach())[:num_cached]
-            x = self.run_layer(
-                self[str(number)],
-                x,
-                mask.dense,
-                None,
-                None,
-                sines,
-                None,
-                before,
-                *biases,
-                mask.apart,
-                mask.target_positions,
-            )
-            if outputs is not None and number in self.read:
-                outputs[number] = x
-        return self["final"](x) if "final" in self else x
+        own = AttentionInputs(mask.dense, sines, (*biases, mask.apart, mask.target_positions))
+        return dict.fromkeys(self.block.attentions, own)
+
+    def run_at(self, number: int, x: Tensor, inputs: StackInputs, attention: AttentionInputs) -> Tensor:
+        cache = inputs.mask.cache
+        if cache is None:
+            return self.run_attention(number, x, inputs, attention)
+        length = inputs.mask.length[0]
+        with torch.no_grad():
+            cached = self.gather_sequence(x.detach())[: length // 2 if self._record.cached == "half" else length]
+        cache.current_states[number] = cached
+        return self.run_attention(number, x, inputs, attention, cached_states=cache.states[number])
