@@ -51,7 +51,7 @@ from megaptm.families.bert import BERT
 from megaptm.hub.counterparts import find_counterpart, hugging_face_models
 from megaptm.spec import BAND, Family, ModelSpec, Size, change, with_attention_options
 
-FAMILIES = CATALOGUE | VISION
+FAMILIES = {**CATALOGUE, **VISION}
 MASKED_SHARE = 0.15
 """Share of the positions that a masked language model predicts."""
 IMAGES_PER_TEXT = 4

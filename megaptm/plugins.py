@@ -1,4 +1,8 @@
-"""Plugins: code of the user that a config names as `package.module:NAME`, in place of a built-in name."""
+"""Plugins: code of the user.
+
+A config names an object as `package.module:NAME`, in place of a built-in name. An installed package registers itself by
+an entry point; its modules are then found as those of the folders of `megaptm/families`.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,13 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import distributions
+from importlib.util import find_spec
 from typing import Any
 
 from megaptm.errors import UserError
+from megaptm.python_path import searched_folders
 
 ALLOW_CODE = "MEGAPTM_ALLOW_CODE"
 """Environment variable with the modules that runs may name, separated by commas. Child processes inherit it."""
@@ -21,6 +29,8 @@ NAMED_BY_RUNS: dict[str, str] = {}
 """Module -> the run's config that names it. A run's folder may come from an untrusted source."""
 ABSENT = object()
 """Stands for a name that a module does not have."""
+ENTRY_POINTS = "megaptm.families"
+"""Group of the entry points of packages that add what a folder of `megaptm/families` can."""
 PACKAGE_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 
@@ -34,6 +44,11 @@ class PluginError(UserError):
 def is_plugin(name: str) -> bool:
     """Whether a value has the form `package.module:NAME`."""
     return re.fullmatch(r"\w+(\.\w+)*:\w+", name) is not None
+
+
+def is_module(name: str) -> bool:
+    """Whether a value has the form `package.module`."""
+    return re.fullmatch(r"\w+(\.\w+)*", name) is not None
 
 
 def load_plugin(name: str, setting: str, kind: str) -> Any:
@@ -51,9 +66,17 @@ def load_plugin(name: str, setting: str, kind: str) -> Any:
             f"{setting}: {NAMED_BY_RUNS[module]} names code in module `{module}`, and a run's folder may be untrusted: "
             f"if you trust that module, add `--allow-code {module}` (in Python `megaptm.allow_code({module!r})`)."
         )
+    result = _attribute(module, attribute, setting)
+    if result is ABSENT:
+        raise UserError(f"{setting}: module `{module}` has no {kind} `{attribute}`: correct the name.")
+    return result
+
+
+def _attribute(module: str, name: str, setting: str) -> Any:
+    """Import a module and return its attribute, or ABSENT. Any failure, SystemExit included, becomes a UserError."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            result = getattr(importlib.import_module(module), attribute, ABSENT)
+            return getattr(importlib.import_module(module), name, ABSENT)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # anything raised by the import or by `__getattr__`
@@ -61,9 +84,34 @@ def load_plugin(name: str, setting: str, kind: str) -> Any:
         reason = str(error) if absent else describe_error(error)
         remedy = _remedy_absent(module) if absent else "fix it"
         raise UserError(f"{setting}: module `{module}` cannot be imported ({reason}): {remedy}.") from None
-    if result is ABSENT:
-        raise UserError(f"{setting}: module `{module}` has no {kind} `{attribute}`: correct the name.")
-    return result
+
+
+@cache
+def registered_packages() -> dict[str, str]:
+    """Return the packages that installed distributions register, and the distribution of each.
+
+    The entry points are those of installed distributions, and of folders on PYTHONPATH, but not of the working
+    directory, which may come from an untrusted source.
+    """
+    packages = {
+        point.value: distribution.name
+        for distribution in distributions(path=searched_folders())
+        for point in distribution.entry_points
+        if point.group == ENTRY_POINTS
+    }
+    return dict(sorted(packages.items()))
+
+
+def registered_attributes(module: str, name: str) -> Iterator[Any]:
+    """Yield the attribute `name` of `PACKAGE.module` for each registered package that has both. Without `module` it is
+    an attribute of the package itself."""
+    for package, distribution in registered_packages().items():
+        setting = f"entry point of {distribution}, group {ENTRY_POINTS}"
+        if not is_module(package) or _attribute(package, "__path__", setting) is ABSENT:
+            raise UserError(f"{setting}: {package} must be a package, a folder with __init__.py: correct it.")
+        path = f"{package}.{module}" if module else package
+        if find_spec(path) and (attribute := _attribute(path, name, setting)) is not ABSENT:
+            yield attribute
 
 
 def _remedy_absent(module: str) -> str:
@@ -76,7 +124,7 @@ def _remedy_absent(module: str) -> str:
 def allow_code(*modules: str) -> None:
     """Allow the folders of runs to name code in these modules and their submodules."""
     for module in modules:
-        if not re.fullmatch(r"\w+(\.\w+)*", module):
+        if not is_module(module):
             raise UserError(f"allow_code ({module!r}) must be the name of a module, as in `package.module`.")
     os.environ[ALLOW_CODE] = ",".join(dict.fromkeys((*_allowed(), *modules)))
 

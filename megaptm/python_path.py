@@ -23,6 +23,17 @@ def named_folders() -> list[str]:
     return [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
 
 
+def searched_folders() -> list[str]:
+    """Return the folders of `sys.path`, without the working directory unless PYTHONPATH names it."""
+    try:
+        here = os.getcwd()
+    except OSError:  # deleted: nothing can be imported from it
+        return sys.path
+    if here in named_folders():
+        return sys.path
+    return [entry for entry in sys.path if os.path.abspath(entry or here) != here]
+
+
 def drop_working_directory() -> None:
     """Remove the working directory, which `python -m` adds, from sys.path.
 
@@ -39,4 +50,4 @@ def drop_working_directory() -> None:
     if "PYTHONPATH" in os.environ or folders:
         os.environ["PYTHONPATH"] = os.pathsep.join(folders)
     if here not in folders:
-        sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or here) != here]
+        sys.path[:] = searched_folders()

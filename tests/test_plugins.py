@@ -205,6 +205,61 @@ def test_empty_pythonpath_entry_is_not_the_working_directory(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def add_package(folder, name, code, *, group="megaptm.families"):
+    """Add an installed package with an entry point."""
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text(code)
+    metadata = folder / f"{name}_dist-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-dist\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[{group}]\nmine = {name}\n")
+
+
+TABLE = "from megaptm.families.bert import BERT\nfrom megaptm.spec import change\nFAMILIES = ({},)\n"
+
+
+def test_family_of_an_installed_package_is_in_the_catalogue(folder):
+    add_package(folder, "jay", TABLE.format("change(BERT, name='jay')"))
+    add_package(folder, "other", "raise SystemExit('of another group')", group="console_scripts")
+    assert "jay" in json.loads(megaptm("families", "--json").stdout)
+
+
+def test_package_that_is_imported_first_is_complete(folder):
+    """Its import loads the catalogue, which must not remember a half imported package."""
+    add_package(folder, "jay", TABLE.format("change(BERT, name='jay')"))
+    code = "import jay; from megaptm.families import CATALOGUE, FAMILIES; print([*CATALOGUE][-1], 'jay' in FAMILIES)"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "jay True\n", done.stderr
+
+
+def test_package_of_the_working_directory_is_not_imported(folder):
+    add_package(folder.parent, "jay", "raise SystemExit('imported from the working directory')")
+    assert megaptm("families", "bert").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("raise SystemExit('no')", "entry point of jay-dist, group megaptm.families: module `jay` cannot be imported"),
+        ("import nowhere_at_all", "No module named 'nowhere_at_all'"),
+        (TABLE.format("change(BERT, name='bert')"), "'bert' is registered twice: rename one."),
+        (TABLE.format("change(BERT, name='jay', context=-1)"), "the family `jay` is invalid (context is -1)"),
+        ("FAMILIES = ('jay',)", "has 'jay', which is not a `megaptm.spec.Family`"),
+    ],
+)
+def test_invalid_package_is_rejected(folder, code, expected):
+    add_package(folder, "jay", code)
+    done = megaptm("families")
+    assert expected in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_entry_point_must_name_a_package(folder):
+    add_package(folder, "jay", "")
+    (folder / "jay_dist-1.0.dist-info" / "entry_points.txt").write_text("[megaptm.families]\nmine = wren_of_mine\n")
+    assert "wren_of_mine must be a package, a folder with __init__.py" in megaptm("families").stderr
+
+
 def test_numba_config_of_the_working_directory_is_ignored(tmp_path):
     (tmp_path / ".numba_config.yaml").write_text("cache_dir: cache\ncache_locator_classes: foreign.Locator\n")
     code = (

@@ -1,11 +1,16 @@
-"""Heads, objectives, counterparts and commands that the folders of families add to the registries of the project."""
+"""Heads, objectives, counterparts and commands that families add to the registries of the project.
+
+The folders of this package are listed here. Packages of users are found by their entry points (`megaptm.plugins`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, TypeVar
 
+from megaptm.errors import UserError
 from megaptm.extensions import EXTENSIONS, attributes
+from megaptm.plugins import registered_attributes
 
 V = TypeVar("V")
 
@@ -44,8 +49,10 @@ FOLDERS = (
 
 
 def contributions(module: str, name: str) -> Iterator[Any]:
-    """Yield the attribute `name` of `families.FOLDER.module`, for each folder that has both; then of extensions."""
+    """Yield the attribute `name` of `families.FOLDER.module`, for each folder that has both; then of extensions and of
+    packages of users."""
     yield from attributes((*(f"megaptm.families.{folder}" for folder in FOLDERS), *EXTENSIONS), module, name)
+    yield from registered_attributes(module, name)
 
 
 class Registry(MutableMapping[str, V]):
@@ -55,7 +62,8 @@ class Registry(MutableMapping[str, V]):
         self._entries, self._of_families, self._complete = dict(core), of_families, False
 
     def __getitem__(self, name: str) -> V:
-        return self._all()[name]
+        # The core may use its own entries while the modules of families cannot be imported yet.
+        return self._entries[name] if name in self._entries else self._all()[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all())
@@ -76,7 +84,7 @@ class Registry(MutableMapping[str, V]):
             try:
                 for name, entry in self._of_families():
                     if name in self._entries or name in added:
-                        raise TypeError(f"{name!r} is registered twice: rename one.")
+                        raise UserError(f"{name!r} is registered twice: rename one.")
                     added[name] = entry
             except BaseException:
                 self._complete = False

@@ -62,7 +62,7 @@ IMPORT_OPTIONS_HELP = (
     f"no such value, {CONTEXT}POSITIONS of models of images, LED, Longformer and BigBird"
     + "".join(f", and model.{key}={option.form} of {option.models}" for key, option in import_options().items())
 )
-FAMILIES = CATALOGUE | VISION
+FAMILIES = {**CATALOGUE, **VISION}
 """Families that can be imported from Hugging Face."""
 UNUSED = "unused.safetensors"
 """File of a run with `ImportedModel.unused`, which an export writes again."""

@@ -209,15 +209,25 @@ class SelfAttention(AttentionModule):
         cached_states: None = None,
         positions_BG: Tensor | None = None,
     ) -> Tensor:
-        """Return [S, B, D].
+        """Return [S, B, D]; arguments as of `mix`."""
+        return self.output(self.mix(x_SBD, mask, position_state, keys, cached_states, positions_BG))
+
+    def mix(
+        self,
+        x_SBD: Tensor,
+        mask: Tensor | None,
+        position_state: Tensor | None = None,
+        keys: Tensor | None = None,
+        cached_states: None = None,
+        positions_BG: Tensor | None = None,
+    ) -> Tensor:
+        """Return the values mixed by attention, before the output projection, [S, B, H*K].
 
         `position_state`: rotation of queries and keys (`positions.rotation`), if any. `keys`: input of the key and
         value projections, if not x. `positions_BG`: as in `PatternAttend.forward`.
         """
         read = self._placed(*self._project(x_SBD, keys), position_state)
-        return self.output(
-            self.attend(*read, mask) if positions_BG is None else self.attend(*read, mask, None, positions_BG)
-        )
+        return self.attend(*read, mask) if positions_BG is None else self.attend(*read, mask, None, positions_BG)
 
     def scores(self, x_SBD: Tensor, mask: Tensor | None, position_state: Tensor | None = None) -> Tensor:
         """Return attention scores before the softmax, [B, H, S, S] float32; zero if masked or at most `MIN_SCORE`.

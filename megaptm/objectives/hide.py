@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 
+from megaptm.families import Registry, contributions
 from megaptm.objectives.denoise import Hide
 from megaptm.objectives.vocabulary import SpecialTokens
 
@@ -115,7 +116,8 @@ def ngrams(*, rate: float, max_masked: int, unit_starts: np.ndarray, length_weig
     The text is partitioned into n-grams of random lengths, some of which are masked. This gives exactly the requested
     frequencies. Sampling positions first and lengths second would not, where n-grams meet.
     """
-    probabilities = _normalized(length_weights or INVERSE_LENGTH)
+    weights = np.asarray(length_weights or INVERSE_LENGTH, dtype=float)
+    probabilities = weights / weights.sum()
 
     def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         word = np.cumsum(unit_starts) - 1
@@ -144,54 +146,19 @@ def token_ngrams(*, rate: float, max_masked: int, length_weights: Sequence[float
     return hide
 
 
-def spans(*, rate: float, max_masked: int, unit_starts: np.ndarray, length_weights: Sequence[float] = ()) -> Hide:
-    """Mask spans of complete words that start anywhere, until ceil(rate x ordinary tokens) are masked; the last span is
-    truncated. `length_weights`: relative frequencies of 1, 2 ... words; empty: geometric, p = 0.2, up to ten (SpanBERT,
-    arXiv:1907.10529, 3.1). Spans may touch or overlap; they then count as one."""
-    probabilities = _normalized(length_weights or GEOMETRIC_WEIGHTS)
-
-    def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
-        ordinary = ~special.is_special[tokens]
-        # A word ends where the next starts. Special tokens, and the rest of a word after one, belong to no word.
-        starts = np.flatnonzero((np.asarray(unit_starts) > 0) | ~ordinary)
-        stops = np.append(starts[1:], len(tokens))
-        hidden = np.zeros(len(tokens), dtype=bool)
-        words = np.flatnonzero(ordinary[starts])
-        remaining = min(max_masked, math.ceil(rate * np.count_nonzero(ordinary)), int((stops - starts)[words].sum()))
-        while remaining > 0:
-            first_word = int(words[rng.integers(len(words))])
-            if hidden[starts[first_word]]:
-                continue
-            for word in range(
-                first_word, min(first_word + 1 + int(rng.choice(len(probabilities), p=probabilities)), len(starts))
-            ):
-                if not ordinary[starts[word]]:
-                    break
-                positions = np.arange(starts[word], stops[word])
-                unmasked = positions[~hidden[positions]][:remaining]
-                hidden[unmasked] = True
-                remaining -= len(unmasked)
-        return hidden
-
-    return hide
-
-
-def _normalized(weights: Sequence[float]) -> np.ndarray:
-    return np.asarray(weights, dtype=float) / np.sum(weights)
-
-
 INVERSE_LENGTH = (1.0, 1 / 2, 1 / 3)
-GEOMETRIC_WEIGHTS = tuple(0.2 * 0.8**n for n in range(10))
 
-MASKING_STRATEGIES: dict[str, Callable[..., Hide]] = {
-    "tokens": single_tokens,
-    "tokens-with-repeats": single_tokens_with_repeats,
-    "whole-words": whole_words,
-    "independent": independent,
-    "ngrams": ngrams,
-    "token-ngrams": token_ngrams,
-    "spans": spans,
-}
+MASKING_STRATEGIES: Registry[Callable[..., Hide]] = Registry(
+    {
+        "tokens": single_tokens,
+        "tokens-with-repeats": single_tokens_with_repeats,
+        "whole-words": whole_words,
+        "independent": independent,
+        "ngrams": ngrams,
+        "token-ngrams": token_ngrams,
+    },
+    lambda: chain.from_iterable(map(dict.items, contributions("masking", "MASKING_STRATEGIES"))),
+)
 """Masking strategies of masked-lm by name. Arguments are `rate` and `max_masked`, and, if the function has them,
 `unit_starts` (first tokens of units) and `length_weights` (relative frequencies of 1, 2 ... words)."""
 

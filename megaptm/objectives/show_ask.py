@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 import numpy as np
 
 from megaptm.errors import UserError
+from megaptm.families import Registry, contributions
 from megaptm.objectives.denoise import Show
 from megaptm.objectives.similar import Similar
 from megaptm.objectives.vocabulary import SpecialTokens
@@ -26,27 +28,14 @@ def replace_tokens(*, mask_token_prob: float, random_token_prob: float) -> Show:
 
     def show(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         uniforms = rng.random(np.count_nonzero(hidden))
-        return _replaced(
+        return replace_hidden(
             tokens, hidden, uniforms, special, rng, mask_token_prob=mask_token_prob, random_token_prob=random_token_prob
         )
 
     return show
 
 
-def replace_spans(*, mask_token_prob: float, random_token_prob: float) -> Show:
-    """Replace as `replace_tokens` does, with one choice for each run of masked tokens (SpanBERT)."""
-
-    def show(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
-        first = first_of_spans(hidden)
-        uniforms = rng.random(np.count_nonzero(first))[np.cumsum(first)[hidden] - 1]
-        return _replaced(
-            tokens, hidden, uniforms, special, rng, mask_token_prob=mask_token_prob, random_token_prob=random_token_prob
-        )
-
-    return show
-
-
-def _replaced(
+def replace_hidden(
     tokens: np.ndarray,
     hidden: np.ndarray,
     uniforms: np.ndarray,
@@ -105,11 +94,10 @@ def replace_words(
     return show
 
 
-REPLACEMENT_STRATEGIES: dict[str, Callable[..., Show]] = {
-    "tokens": replace_tokens,
-    "spans": replace_spans,
-    "similar-words": replace_words,
-}
+REPLACEMENT_STRATEGIES: Registry[Callable[..., Show]] = Registry(
+    {"tokens": replace_tokens, "similar-words": replace_words},
+    lambda: chain.from_iterable(map(dict.items, contributions("masking", "REPLACEMENT_STRATEGIES"))),
+)
 """Replacement strategies of masked-lm by name. Arguments are `mask_token_prob` and `random_token_prob`, and, if the
 function has them, `unit_starts` (first tokens of words) and `similar` (similar words)."""
 

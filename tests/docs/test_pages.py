@@ -65,7 +65,9 @@ def test_guarantees_name_the_families_that_learn() -> None:
 def test_each_published_size_has_a_config_and_each_family_a_tiny_one() -> None:
     """docs/families.md and docs/configs.md name the exceptions."""
     expected = {
-        f"{name}/{size}" for name, table in (CATALOGUE | RECURRENT | VISION).items() for size in ("tiny", *table.sizes)
+        f"{name}/{size}"
+        for name, table in {**CATALOGUE, **RECURRENT, **VISION}.items()
+        for size in ("tiny", *table.sizes)
     }
     assert {name for name in expected if not (ROOT / f"configs/{name}.yaml").is_file()} == LITERAL
     for page in ("families", "configs"):

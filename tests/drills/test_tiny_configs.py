@@ -45,7 +45,7 @@ from tests.hub.reloaded import (
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(1800), pytest.mark.usefixtures("one_thread")]
 
-FAMILIES = [name for name in CATALOGUE | RECURRENT if tiny_config(name).is_file()]
+FAMILIES = [name for name in (*CATALOGUE, *RECURRENT) if tiny_config(name).is_file()]
 ROWS = 1024
 MARGIN = 0.1
 """Nats per label."""

@@ -32,8 +32,8 @@ def test_failed_load_is_repeated_at_the_next_look_up() -> None:
 
 def test_name_is_registered_once() -> None:
     registry = Registry({"core": 0}, lambda: [("core", 1)])
-    with pytest.raises(TypeError, match="'core' is registered twice"):
-        registry["core"]
+    with pytest.raises(UserError, match="'core' is registered twice"):
+        list(registry)
 
 
 def test_kinds_with_different_stacks_cannot_be_mixed() -> None:

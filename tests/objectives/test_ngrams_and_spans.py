@@ -10,8 +10,9 @@ import pytest
 from megaptm.batch import IGNORED
 from megaptm.data import open_mix
 from megaptm.errors import UserError
+from megaptm.families.spanbert.masking import GEOMETRIC_WEIGHTS
 from megaptm.objectives import build_objective
-from megaptm.objectives.hide import GEOMETRIC_WEIGHTS, MASKING_STRATEGIES
+from megaptm.objectives.hide import MASKING_STRATEGIES
 from megaptm.objectives.masked import MaskedLM
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.objectives.show_ask import first_of_spans

@@ -51,7 +51,7 @@ class DisentangledAttention(SelfAttention):
             self.add_module(name, Linear.of(brick.maps[name]))
         self.position_dropout = Dropout(dropout, region="replicated")
 
-    def forward(
+    def mix(
         self,
         x_SBD: Tensor,
         mask: Tensor | None,
@@ -60,7 +60,7 @@ class DisentangledAttention(SelfAttention):
         cached_states: None = None,
         rows_SS: Tensor | None = None,
     ) -> Tensor:
-        """Return [S, B, D]. `position_state`: the distance table. `rows_SS`: result of `distance_rows`, if already
+        """Return [S, B, H*K]. `position_state`: the distance table. `rows_SS`: result of `distance_rows`, if already
         computed."""
         assert position_state is not None
         q, k, v = self._project(x_SBD, keys)
@@ -68,7 +68,7 @@ class DisentangledAttention(SelfAttention):
         scores = self._by_distance(q, k, self.position_dropout(position_state), rows_SS) * self.attend.scale
         if mask is not None:
             scores = scores.masked_fill(~mask, -math.inf)
-        return self.output(self.attend(q, k, v, scores))
+        return self.attend(q, k, v, scores)
 
     def _by_distance(self, q_SBHK: Tensor, k_SBHK: Tensor, table_RD: Tensor, rows_SS: Tensor) -> Tensor:
         """Return content-to-position plus position-to-content scores, [B, H, S, S]."""

@@ -26,7 +26,7 @@ class WindowAttention(SelfAttention):
     def train_global_projections(self, enabled: bool) -> None:
         self.global_qkv.requires_grad_(enabled)
 
-    def forward(
+    def mix(
         self,
         x_SBD: Tensor,
         mask: Tensor | None,
@@ -35,10 +35,10 @@ class WindowAttention(SelfAttention):
         cached_states: None = None,
         positions_BG: Tensor | None = None,
     ) -> Tensor:
-        """Return [S, B, D]. `mask`: numbers of a batch (`Mask.numbers`)."""
+        """Return [S, B, H*K]. `mask`: numbers of a batch (`Mask.numbers`)."""
         q, k, v = self._placed(*self._project(x_SBD, keys), position_state)
         global_qkv = None
         if self.attend.marks(mask):
             gq, gk, gv = self.global_qkv(x_SBD).unflatten(-1, (-1, 3, self.key_width)).unbind(3)
             global_qkv = self._placed(gq, gk, gv, position_state)
-        return self.output(self.attend(q, k, v, mask, global_qkv, positions_BG))
+        return self.attend(q, k, v, mask, global_qkv, positions_BG)

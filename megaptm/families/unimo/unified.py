@@ -15,6 +15,7 @@ import numpy as np
 
 from megaptm.batch import IGNORED, BatchSpec, Field, fields
 from megaptm.errors import UserError
+from megaptm.families.spanbert.masking import replace_spans, spans
 from megaptm.families.unimo.fragments import FragmentGeneration, FragmentOptions
 from megaptm.families.uniter.objectives import (
     MaskedRegions,
@@ -26,7 +27,6 @@ from megaptm.families.uniter.objectives import (
 from megaptm.families.uniter.region_files import Regions
 from megaptm.families.uniter.spec import MASKED_REGION
 from megaptm.objectives.denoise import Denoise
-from megaptm.objectives.hide import MASKING_STRATEGIES
 from megaptm.objectives.masked import MaskedLM
 from megaptm.objectives.objective import (
     DocumentSlice,
@@ -39,7 +39,7 @@ from megaptm.objectives.objective import (
     Share,
     pad_pieces,
 )
-from megaptm.objectives.show_ask import REPLACEMENT_STRATEGIES, masked_tokens_in_order
+from megaptm.objectives.show_ask import masked_tokens_in_order
 from megaptm.objectives.vocabulary import SpecialTokens
 
 
@@ -188,10 +188,8 @@ class ImageTextSpans(UnifiedObjective, RegionMaskedLM):
 
     def noise(self, text: np.ndarray, max_masked: int) -> Denoise:
         starts = np.ones(len(text), dtype=np.int64)
-        hide = MASKING_STRATEGIES["spans"](rate=self.rate, max_masked=max_masked, unit_starts=starts)
-        show = REPLACEMENT_STRATEGIES["spans"](
-            mask_token_prob=self.mask_token_prob, random_token_prob=self.random_token_prob
-        )
+        hide = spans(rate=self.rate, max_masked=max_masked, unit_starts=starts)
+        show = replace_spans(mask_token_prob=self.mask_token_prob, random_token_prob=self.random_token_prob)
         return Denoise(hide=hide, show=show, ask=masked_tokens_in_order)
 
 
