@@ -158,7 +158,7 @@ _ADVICE = (
     ),
     (
         "fp8 fp8_format fp8_recipe float8 load_in_8bit load_in_4bit quantization",
-        "number formats are fp32 and bf16: set train.precision.",
+        "number formats are fp32, bf16 and fp16: set train.precision.",
     ),
     (
         "position_embedding_type rope_theta rotary_base rotary_percent normalization swiglu hidden_act "

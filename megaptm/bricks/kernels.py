@@ -115,8 +115,8 @@ def _windows(kernel: str, work: AttentionWork, device: ComputeDevice) -> str:
     """Return why a kernel that only supports windows cannot be used; empty if it can."""
     if why := _needs_gpu(kernel, device):
         return why
-    if work.precision != "bf16":
-        return f"train.precision is {work.precision}, and it knows bf16"
+    if work.precision not in ("bf16", "fp16"):
+        return f"train.precision is {work.precision}, and it knows bf16 and fp16"
     if work.key_width > WIDEST_HEAD or work.key_width % 8:
         return f"the width of heads must be a multiple of 8 up to {WIDEST_HEAD}, not {work.key_width}"
     cannot = {

@@ -39,10 +39,11 @@ def config_errors(config: Config) -> Iterator[str]:
     yield from unknown
     if isinstance(family := _family(config.model), LayerlessFamily):
         yield from (() if unknown else family.config_errors(config))
-        all_rules: tuple[Rules, ...] = (_extensions, _init, _data, _batch, _schedule)
+        all_rules: tuple[Rules, ...] = (_extensions, _init, _precision, _data, _batch, _schedule)
     else:
         all_rules = (
             *(() if unknown else (_model, _layout, _communication, _extensions)),
+            _precision,
             _init,
             _data,
             _batch,
@@ -214,6 +215,15 @@ def _extensions(config: Config) -> Iterator[str]:
     """Yield errors of the sections of extensions."""
     for hook in config_hooks():
         yield from hook.errors(config, model_errors)
+
+
+def _precision(config: Config) -> Iterator[str]:
+    """Yield errors of the number format."""
+    if config.train.loss_scale is not None and config.train.precision != "fp16":
+        yield (
+            f"train.loss_scale is for train.precision=fp16, and train.precision is {config.train.precision}: remove "
+            "train.loss_scale."
+        )
 
 
 def _init(config: Config) -> Iterator[str]:

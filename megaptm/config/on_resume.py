@@ -59,6 +59,7 @@ RULES = {
     "train.skip_batches": OnResume.LATER,
     "train.init_from": OnResume.YES,
     "train.init_step": OnResume.YES,
+    "train.loss_scale": OnResume.YES,
     "train.deterministic": OnResume.YES,
     "train.attention_kernel": OnResume.YES,
     "train.stop_at": OnResume.YES,

@@ -104,6 +104,18 @@ class RampConfig(Section):
     """Step -> batch size from this step on. The first step is 0, and the last size is train.batch."""
 
 
+class LossScaleConfig(Section):
+    """Dynamic loss scale of fp16: the loss is multiplied by it, and the gradients are divided by it. After a step with
+    infinite gradients, which is skipped, it is halved."""
+
+    initial: Annotated[float, Field(ge=1.0)] = 65536.0
+    """Scale of the first step."""
+    growth_steps: Count = 2000
+    """Steps without an infinite gradient after which it is doubled."""
+    min: Annotated[float, Field(ge=1.0)] = 1.0
+    """Minimum. A step with infinite gradients at this scale ends the run."""
+
+
 class TrainConfig(Section):
     """Length, batch, and logging of the run."""
 
@@ -126,8 +138,10 @@ class TrainConfig(Section):
     that it lacks, such as a head, are initialized as usual."""
     init_step: Annotated[int, Field(ge=0)] | None = None
     """Step of its checkpoint. Absent: the newest when the run starts."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Type of weights and activations in the model; the optimizer always keeps fp32."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Type of weights and activations in the model; the optimizer always keeps fp32. fp16 is for GPUs without bf16."""
+    loss_scale: LossScaleConfig | None = None
+    """Dynamic loss scale of precision fp16. Absent: its defaults."""
     deterministic: bool = False
     """Whether GPUs give bit-identical results each time, with slower kernels and collectives; CPUs always do."""
     attention_kernel: Literal["auto", "fused", "tiles", "flex", "flash-attn", "transformer-engine"] = "auto"

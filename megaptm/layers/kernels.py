@@ -31,13 +31,16 @@ MAX_COMPILED = 64
 """Largest number of compiled variants (patterns, lengths, types) in a process; torch's default is 8. Others use tiles.
 """
 
+PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+"""Type of queries -> `train.precision`."""
+
 
 def work_of(q_SBHK: Tensor, mask: Mask, marked: Marked | None, dropout: float) -> AttentionWork:
     """Describe the attention that a kernel must compute."""
     return AttentionWork(
         queries=len(q_SBHK),
         key_width=q_SBHK.shape[3],
-        precision={torch.bfloat16: "bf16", torch.float32: "fp32"}.get(q_SBHK.dtype, str(q_SBHK.dtype)),
+        precision=PRECISIONS.get(q_SBHK.dtype, str(q_SBHK.dtype)),
         causal=mask.causal,
         pattern=mask.pattern,
         documents=mask.documents is not None,

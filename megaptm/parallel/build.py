@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from megaptm.bricks import HEADS
-from megaptm.config import Layout, OptimizerConfig
+from megaptm.config import Layout, LossScaleConfig, OptimizerConfig
 from megaptm.errors import UserError
 from megaptm.parallel.contrast import ContrastHook
 from megaptm.parallel.engine import Engine
 from megaptm.parallel.global_tokens import GlobalTokensHook
 from megaptm.parallel.hooks import EngineHook
 from megaptm.parallel.initial import Initializer
+from megaptm.parallel.loss_scale import LossScale
 from megaptm.parallel.model import ParallelModel, build_parallel_model
 from megaptm.parallel.optimizers import build_optimizer
 from megaptm.parallel.recurrence_cache import RecurrenceHook
@@ -28,11 +29,13 @@ def build_engine(
     seed: int,
     hooks: Sequence[EngineHook] = (),
     open_initializer: Callable[[], Initializer] | None = None,
+    loss_scale: LossScaleConfig | None = None,
     **options: Any,
 ) -> Engine:
     """Build an engine without values of weights: call `Engine.fill` or `Engine.restore`.
 
-    `hooks`: hooks of the run, beside those of the model. `options`: see `build_parallel_model`.
+    `hooks`: hooks of the run, beside those of the model. `loss_scale`: options for fp16. `options`: see
+    `build_parallel_model`.
     """
     model = build_parallel_model(spec, layout, losses=losses, hooks=hooks, **options)
     for hook in hooks:
@@ -44,6 +47,7 @@ def build_engine(
         seed=seed,
         hooks=[*model_hooks(model, losses), *hooks],
         open_initializer=open_initializer,
+        loss_scale=LossScale(loss_scale or LossScaleConfig()) if model.precision == "fp16" else None,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from megaptm.parallel.collectives import numbers
 from megaptm.parallel.groups import device
 from megaptm.parallel.hooks import EngineHook
 from megaptm.parallel.initial import Initializer, fill
+from megaptm.parallel.loss_scale import LossScale
 from megaptm.parallel.model import ParallelModel
 from megaptm.parallel.optimizers import Optimizer
 from megaptm.parallel.pipeline import InnerLosses, Pipeline, no_tokens
@@ -40,10 +42,12 @@ class Engine:
         seed: int,
         hooks: Sequence[EngineHook] = (),
         open_initializer: Callable[[], Initializer] | None = None,
+        loss_scale: LossScale | None = None,
     ) -> None:
         """`losses`: loss -> weight. `open_initializer` is called by `fill`. Call `fill` or `restore` before the first
         step."""
         self.model, self.optimizer, self.seed, self.hooks = model, optimizer, seed, hooks
+        self.loss_scale = loss_scale
         self.ranks = model.ranks
         self.pipeline = Pipeline(model.chunks, model.ranks, seed=seed)
         self._open_initializer = open_initializer
@@ -72,12 +76,16 @@ class Engine:
     def pieces(self) -> Iterator[TensorPiece]:
         """Yield the tensors that this process writes to a checkpoint."""
         yield from state.pieces(self.optimizer, self.ranks)
+        if self.loss_scale is not None:
+            yield from self.loss_scale.pieces(self.ranks)
         for hook in self.hooks:
             yield from hook.pieces()
 
     def restore(self, reader: TensorReader, *, step: int) -> None:
         """Continue from a checkpoint of any layout, written after `step` steps."""
-        state.restore(self.optimizer, reader, step=step)
+        if self.loss_scale is not None:
+            self.loss_scale.restore(reader)
+        state.restore(self.optimizer, reader, step=self._num_updates(step))
         for hook in self.hooks:
             hook.restore(reader)
 
@@ -86,7 +94,8 @@ class Engine:
         tensor rank 0).
 
         Raise DivergedError on every process, and leave weights and moments unchanged, if the loss or a gradient is not
-        finite on any of them. Raise NoLabelsError if no loss has a label.
+        finite on any of them; with a loss scale, skip such a step and lower the scale first. Raise NoLabelsError if no
+        loss has a label.
         """
         self.model.train()
         self.zero_grad()
@@ -100,19 +109,29 @@ class Engine:
                 f"{', '.join(counts)} are {IGNORED}. Correct the objective, or look at the samples of that step with "
                 "`megaptm corpus inspect`."
             )
-        norm = self.optimizer.gradient_norm(loss=loss, replicas=self.model.gradient_replicas)
+        scale = 1.0 if self.loss_scale is None else self.loss_scale.value
+        norm = self.optimizer.gradient_norm(loss=loss, replicas=self.model.gradient_replicas) / scale
+        result = StepResult(losses, loss, norm, counts, loss_scale=None if self.loss_scale is None else scale)
         if not math.isfinite(norm):
+            if self.loss_scale is not None and self.loss_scale.skip():
+                return replace(result, is_skipped=True)
             not_finite = ", ".join(f"{name} {mean}" for name, mean in losses.items() if not math.isfinite(mean))
             raise DivergedError(
                 f"step {step + 1} was rejected and changed no weight: its loss is {loss:.6g}"
                 f"{f' ({not_finite})' if not_finite else ''} and its gradient norm is {norm}; {REMEDY}"
             )
-        self.optimizer.clip_gradients(norm)
-        self.optimizer.set_rates(step=step, lr=lr)
+        self.optimizer.clip_gradients(norm, scale=scale)
+        self.optimizer.set_rates(step=self._num_updates(step), lr=lr)
         self.optimizer.step()
+        if self.loss_scale is not None:
+            self.loss_scale.update()
         for hook in self.hooks:
             hook.after_step()
-        return StepResult(losses, loss, norm, counts)
+        return result
+
+    def _num_updates(self, step: int) -> int:
+        """Return the number of updates of the optimizer in the first `step` steps."""
+        return step - (0 if self.loss_scale is None else self.loss_scale.skipped)
 
     def zero_grad(self) -> None:
         """Set all gradients to zero."""
@@ -146,6 +165,8 @@ class Engine:
         # Not copied to the host yet, which would wait for the slowest rank before launching any work.
         counts = self._global_counts(microbatches)
         scale = (self._weights / counts.clamp(min=1)).float()
+        if step is not None and self.loss_scale is not None:
+            scale = scale * self.loss_scale.value
         for inner in self._inner_losses:
             inner.begin(dict(zip(self.losses, scale, strict=True)))
 

@@ -17,6 +17,9 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megaptm.config import Layout
 from megaptm.errors import UserError
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""`train.precision` -> type of weights and activations."""
+
 OWN_STREAM = "tensor-rank"
 """Stream of megatron-core's random tracker that differs between tensor ranks; other streams are the same on all."""
 

@@ -9,12 +9,11 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from megaptm.parallel.groups import device
+from megaptm.parallel.groups import DTYPES, device
 
 SECONDS = 1.0
 ROUNDS = 4
 """Largest number of partners with which each node exchanges messages."""
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def product_rates(precision: str) -> list[float]:

@@ -22,7 +22,7 @@ from megaptm.layers.layer import Stack
 from megaptm.layers.rng import RngReplay
 from megaptm.models.model import Model, even_chunks
 from megaptm.models.output import ModelOutput
-from megaptm.parallel.groups import Ranks, device
+from megaptm.parallel.groups import DTYPES, Ranks, device
 from megaptm.parallel.hooks import EngineHook
 from megaptm.parallel.split import Placement, mark_parameters, split_model
 from megaptm.spec import ModelSpec
@@ -70,7 +70,7 @@ def transformer_config(
     spec: ModelSpec, layout: Layout, communication: CommunicationConfig, precision: str
 ) -> TransformerConfig:
     """Return megatron-core's configuration of the same model and layout."""
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    dtype = DTYPES[precision]
     return TransformerConfig(
         num_layers=spec.layers,
         hidden_size=spec.width,
@@ -84,6 +84,7 @@ def transformer_config(
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=precision == "bf16",
+        fp16=precision == "fp16",
         use_cpu_initialization=True,
         perform_initialization=False,
         gradient_accumulation_fusion=False,

@@ -31,3 +31,8 @@ class StepResult:
     gradient_norm: float | None
     """None if weights are updated many times within a step, so that there is no single gradient."""
     counts: dict[str, int]
+    """Number of labels of each loss."""
+    loss_scale: float | None = None
+    """Loss scale of the step. None without one."""
+    is_skipped: bool = False
+    """Whether the gradients were infinite at this loss scale, so that the step changed no weight."""

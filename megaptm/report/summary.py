@@ -40,7 +40,8 @@ def report(run: str | Path, *, console: Console | None = None, send: bool = Fals
     config, records = _read_run_config(run), read_metrics(run)
     if send:
         upload(run, uri=config.track.uri, experiment=config.track.experiment)
-    jobs = job_times(read_events(run), records)
+    events = read_events(run)
+    jobs = job_times(events, records)
     if not records:
         raise UserError(f"{run} has no metrics yet: `megaptm train {run}` writes them.")
     title = f"{config.model.family}/{config.model.size}, {_objective(config)}"
@@ -48,7 +49,7 @@ def report(run: str | Path, *, console: Console | None = None, send: bool = Fals
     for line in draw_curves(loss_curves(records), width=min(console.width, 100) - 12):
         console.print(line, no_wrap=True)
     console.print()
-    console.print(_metric_table(records))
+    console.print(_metric_table(records, skipped=sum(event["kind"] == "skipped-step" for event in events)))
     if jobs:
         console.print(_time_table(time_spent(jobs)))
     picture = run / PICTURE
@@ -79,7 +80,7 @@ def _progress_text(config: Config, records: list[dict[str, Any]], jobs: list[Job
     return f"step {step} of {config.train.steps}{starts}"
 
 
-def _metric_table(records: list[dict[str, Any]]) -> Table:
+def _metric_table(records: list[dict[str, Any]], *, skipped: int) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     rows = (
         ("loss", "{:.4f}", "training loss, last"),
@@ -91,6 +92,8 @@ def _metric_table(records: list[dict[str, Any]]) -> Table:
         if points := curve(records, key):
             values = sorted(value for _, value in points) if label.endswith("median") else [points[-1][1]]
             table.add_row(label, form.format(values[len(values) // 2]))
+    if skipped:
+        table.add_row("steps skipped by the loss scale", f"{skipped:,}")
     return table
 
 

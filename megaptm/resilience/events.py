@@ -144,6 +144,14 @@ class NotSavedEvent(Event, kind="not-saved"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SkippedStepEvent(Event, kind="skipped-step"):
+    """A step in fp16 had infinite gradients at this loss scale. It changed no weight, and the scale was halved."""
+
+    step: int
+    loss_scale: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class DamagedCheckpointEvent(Event, kind="damaged-checkpoint"):
     """A checkpoint does not match its hashes and is skipped. It was moved to `path`."""
 

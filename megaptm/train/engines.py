@@ -49,6 +49,7 @@ def build_engine(
         hooks=[hook for hook in hooks if hook is not None],
         open_initializer=_open_initializer(config, corpora, rank_env),
         precision=config.train.precision,
+        loss_scale=config.train.loss_scale,
         communication=config.communication,
         timeout_minutes=timeout_minutes,
         global_tokens=config.batch_spec.has_global_tokens,

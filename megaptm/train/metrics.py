@@ -15,7 +15,14 @@ from megaptm.objectives import BaseObjective, Composed, weights_at
 from megaptm.objectives.composed import values_by_step
 from megaptm.plan.count import count_parameters, step_flops
 from megaptm.report.terminal import format_duration
-from megaptm.resilience.events import EpochEvent, Events, FirstStepEvent, WeightsEvent, seconds_since_launch
+from megaptm.resilience.events import (
+    EpochEvent,
+    Events,
+    FirstStepEvent,
+    SkippedStepEvent,
+    WeightsEvent,
+    seconds_since_launch,
+)
 from megaptm.run.changes import flatten
 from megaptm.run.folder import CONFIG
 from megaptm.spec import LayerlessSpec, ModelSpec
@@ -115,6 +122,10 @@ class StepReport:
             self._screen.first_step(step, seconds)
         self._report_epochs(step)
         self._report_weights(step)
+        if result.is_skipped:
+            assert result.loss_scale is not None
+            self.events.write(SkippedStepEvent(step=step, loss_scale=result.loss_scale))
+            self._screen.skipped(step, result.loss_scale)
         if step % self.config.train.log_every and step not in (1, self.config.train.steps):
             self._screen.advance(step)
             return
@@ -126,12 +137,13 @@ class StepReport:
         weights = weights_at(self.objective, step - 1)
         # A loss without labels is left out; 0 would be a perfect loss.
         labeled = [name for name, count in result.counts.items() if count]
+        losses = {f"loss/{name}": result.losses[name] for name in labeled} if len(result.losses) > 1 else {}
         metrics = {
-            "loss": result.loss,
-            **({f"loss/{name}": result.losses[name] for name in labeled} if len(result.losses) > 1 else {}),
+            **({} if result.is_skipped else {"loss": result.loss, **losses}),
             **({f"loss_weight/{name}": value for name, value in weights.items()} if self._weights_change else {}),
             "learning_rate": rate,
-            **({} if result.gradient_norm is None else {"gradient_norm": result.gradient_norm}),
+            **({} if result.gradient_norm is None or result.is_skipped else {"gradient_norm": result.gradient_norm}),
+            **({} if result.loss_scale is None else {"loss_scale": result.loss_scale}),
             "tokens_per_second": num_samples * self.tokens_per_sample / seconds,
             **(
                 {}
@@ -143,7 +155,10 @@ class StepReport:
             "samples": float(samples),
         }
         self.tracker.log_metrics(step, metrics)
-        self._screen.step_metrics(step, metrics, self._seconds_left(step, seconds / steps))
+        if result.is_skipped:
+            self._screen.advance(step)
+        else:
+            self._screen.step_metrics(step, metrics, self._seconds_left(step, seconds / steps))
         self._since_step, self._since = step, SecondsSpent(**asdict(self.seconds))
 
     def _seconds_left(self, step: int, step_seconds: float) -> float:
@@ -233,6 +248,9 @@ class _Lines:
             flush=True,
         )
 
+    def skipped(self, step: int, scale: float) -> None:
+        print(f"step {step}/{self.steps}  skipped: infinite gradients at loss scale {scale:g}", flush=True)
+
     def validation(self, step: int, metrics: Mapping[str, float]) -> None:
         losses = f"{metrics['validation/loss']:.4f}{_loss_list(metrics, 'validation/')}"
         print(f"step {step}/{self.steps}  validation loss {losses}", flush=True)
@@ -281,6 +299,11 @@ class _Bar:
     def step_metrics(self, step: int, metrics: Mapping[str, float], left: float) -> None:
         speed = f"{metrics['tokens_per_second']:,.0f} tokens/s"
         self._progress.update(self._task, completed=step, loss=f"{metrics['loss']:.3f}", speed=speed)
+
+    def skipped(self, step: int, scale: float) -> None:
+        self._progress.console.print(
+            f"step {step}: skipped, infinite gradients at loss scale {scale:g}", highlight=False
+        )
 
     def validation(self, step: int, metrics: Mapping[str, float]) -> None:
         from rich.text import Text

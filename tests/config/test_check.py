@@ -131,6 +131,11 @@ def test_processes_and_microbatches():
             ["data.size_limits={corpora/mc4: 9}", "data.size_exponent=null"],
             "data.size_limits needs data.size_exponent",
         ),
+        (
+            "gpt2/small",
+            ["train.loss_scale={}"],
+            "train.loss_scale is for train.precision=fp16, and train.precision is bf16",
+        ),
         ("bert/large", ["layout.tensor=3"], "layout.tensor (3) must divide the 16 attention heads of bert/large."),
         ("gpt2/tiny", ["layout.tensor=4", "model.ffn=510"], "the 510 feed-forward units of gpt2/custom"),
         (

@@ -241,7 +241,7 @@ def test_circular_extends_is_rejected(tmp_path):
         ("train.steps=0", ["train.steps must be at least 1, not 0"]),
         ("train.steps=", ["train.steps must be an integer, not empty"]),
         ("layout.sequence_parallel=no", ["layout.sequence_parallel must be true or false, not 'no'"]),
-        ("train.precision=fp16", ["train.precision must be 'fp32' or 'bf16', not 'fp16'"]),
+        ("train.precision=fp8", ["train.precision must be 'fp32', 'bf16' or 'fp16', not 'fp8'"]),
         ("data.mix={}", ["data.mix must be 1 or more entries"]),
         ("data.mix={a: -1}", ["data.mix.a must be more than 0"]),
         ("data=corpus", ["data must be a section (a mapping), not 'corpus'"]),

@@ -24,7 +24,7 @@ from benchmarks.common.batches import (
 from megaptm.batch import IGNORED
 from megaptm.bricks import HeadBrick
 from megaptm.checkpoint.tensors import TensorPiece
-from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
+from megaptm.config import CommunicationConfig, Layout, LossScaleConfig, OptimizerConfig
 from megaptm.families import CATALOGUE
 from megaptm.spec import Family, ModelSpec, Size, change
 from tests.engines import filled_engine
@@ -144,6 +144,7 @@ def train_steps(
     rows: tuple[int, ...] = (ROWS,),
     layers: int = 4,
     optimizer: OptimizerConfig = ADAM,
+    loss_scale: float = 65536.0,
 ) -> dict[str, Any]:
     """Return losses and gradient norms of `steps` steps, and the losses of an evaluation. `rows`: their batch sizes."""
     engine = filled_engine(
@@ -154,6 +155,7 @@ def train_steps(
         seed=7,
         precision=precision,
         communication=communication,
+        loss_scale=LossScaleConfig(initial=loss_scale),
         global_tokens="global_tokens" in batch(family, 0),
     )
     results = []

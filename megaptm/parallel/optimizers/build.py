@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
+from torch.nn import Parameter
 
 from megaptm.config import OptimizerConfig
+from megaptm.parallel.groups import DTYPES
 from megaptm.parallel.model import ParallelModel
 from megaptm.parallel.optimizers.optimizer import Optimizer
 from megaptm.parallel.optimizers.part import TensorPart
@@ -25,7 +26,7 @@ def build_optimizer(model: ParallelModel, settings: OptimizerConfig) -> Optimize
 
     megatron-core builds AdamW, from apex if it is installed. Any other rule replaces it before the first step.
     """
-    bf16 = model.precision == "bf16"
+    half = model.precision != "fp32"
     config = MegatronOptimizerConfig(
         optimizer="adam",
         lr=settings.lr,
@@ -34,8 +35,8 @@ def build_optimizer(model: ParallelModel, settings: OptimizerConfig) -> Optimize
         adam_beta2=settings.betas[1],
         adam_eps=settings.eps,
         clip_grad=0.0,  # `Optimizer.clip_gradients` clips
-        bf16=bf16,
-        params_dtype=torch.bfloat16 if bf16 else torch.float32,
+        bf16=half,  # also for fp16, whose gradients `parallel.loss_scale` scales
+        params_dtype=DTYPES[model.precision],
         use_distributed_optimizer=model.layout.distributed_optimizer,
     )
     # By default megatron-core does not decay parameters with one axis (norms, biases); with no overrides all decay.
@@ -67,7 +68,7 @@ def build_optimizer(model: ParallelModel, settings: OptimizerConfig) -> Optimize
     return Optimizer(settings, megatron, inner.optimizer, parts)
 
 
-def _part(inner: Any, shards: Mapping[int, Tensor], placement: Placement, parameter: torch.nn.Parameter) -> TensorPart:
+def _part(inner: Any, shards: Mapping[int, Tensor], placement: Placement, parameter: Parameter) -> TensorPart:
     if not parameter.requires_grad:
         return TensorPart(placement, parameter, None)
     if not isinstance(inner, DistributedOptimizer):

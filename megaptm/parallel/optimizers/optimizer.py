@@ -48,10 +48,11 @@ class Optimizer:
         norm = math.sqrt(squares / replicas)
         return norm if all(map(math.isfinite, checked)) or not math.isfinite(norm) else math.nan
 
-    def clip_gradients(self, norm: float) -> None:
-        """Scale the gradients to the configured norm, if theirs is larger."""
+    def clip_gradients(self, norm: float, *, scale: float = 1.0) -> None:
+        """Divide the gradients by `scale`; then scale them to the configured norm, if theirs, `norm`, is larger."""
         clip = self.settings.clip
-        if clip is not None and (factor := clip / (norm + 1e-6)) < 1.0:
+        factor = 1.0 if clip is None else min(1.0, clip / (norm + 1e-6))
+        if (factor := factor / scale) != 1.0:
             gradients = [grad for inner in self.megatron.chained_optimizers for grad in _gradients(inner)]
             torch._foreach_mul_(gradients, factor)
 

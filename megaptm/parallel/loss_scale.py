@@ -1,0 +1,57 @@
+"""Dynamic loss scale of fp16, whose smallest gradients would otherwise be rounded to zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from megaptm.checkpoint.tensors import TensorPiece, TensorReader
+from megaptm.config import LossScaleConfig
+from megaptm.parallel.groups import Ranks
+
+NAME = "loss_scale"
+"""Name of its state in checkpoints: scale, updates since its last change, and number of skipped steps."""
+
+
+class LossScale:
+    """Factor of the loss in the backward pass (Mixed Precision Training, arXiv:1710.03740, section 3.2).
+
+    It is halved after a step whose gradients are not finite, which is skipped. It is doubled after
+    `train.loss_scale.growth_steps` updates without a skipped step.
+    """
+
+    def __init__(self, config: LossScaleConfig) -> None:
+        self._config = config
+        self.value = config.initial
+        self._updates = 0
+        """Updates since the last change of the scale."""
+        self.skipped = 0
+        """Skipped steps of the run so far, which are no updates of the optimizer."""
+
+    def skip(self) -> bool:
+        """Halve the scale after a step with gradients that are not finite. Return False if it has its minimum, so that
+        the scale cannot be the cause."""
+        if self.value <= self._config.min:
+            return False
+        self.value, self._updates = max(self.value / 2, self._config.min), 0
+        self.skipped += 1
+        return True
+
+    def update(self) -> None:
+        """Count an update of the optimizer, and double the scale if it is due."""
+        self._updates += 1
+        if self._updates >= self._config.growth_steps:
+            self.value, self._updates = self.value * 2, 0
+
+    def pieces(self, ranks: Ranks) -> Iterator[TensorPiece]:
+        """Yield the state, on one process."""
+        if ranks.world == 0:
+            data = torch.tensor([self.value, self._updates, self.skipped], dtype=torch.float64)
+            yield TensorPiece(NAME, (3,), (0,), (3,), data)
+
+    def restore(self, reader: TensorReader) -> None:
+        """Restore the state. An imported model has none."""
+        if NAME in reader.names():
+            self.value, updates, skipped = reader.read(NAME).tolist()
+            self._updates, self.skipped = int(updates), int(skipped)
