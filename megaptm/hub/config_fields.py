@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from megaptm.errors import UserError
-from megaptm.hub.counterpart import FFN_RATIO, LEGACY_FIELDS, MAX_VALUE, Counterpart, is_count, is_even
-from megaptm.hub.counterparts import check_sharing
+from megaptm.hub.counterpart import FFN_RATIO, LEGACY_FIELDS, MAX_VALUE, Counterpart, is_count, is_number
 from megaptm.hub.folder import CONFIG
-from megaptm.spec import Block, ModelSpec, Size, TaskInput, attention_options, change, with_attention_options
+from megaptm.spec import ModelSpec, Size, attention_options, change, with_attention_options
 
 STACK_VALUES = ("layers", "width", "heads", "ffn")
 SHARING_VALUES = ("groups", "cycle")
-ATTENTION_VALUES = ("window", "block_size", "num_random_blocks")
 
 
 def megaptm_values(spec: ModelSpec, counterpart: Counterpart) -> dict[str, Any]:
@@ -30,16 +29,13 @@ def megaptm_values(spec: ModelSpec, counterpart: Counterpart) -> dict[str, Any]:
         "vocabulary": spec.vocabulary,
         "context": spec.context,
         "positions": spec.positions,
-        "tasks": spec.family.tasks,
         "norm_eps": block.norm.eps,
-        "groups": block.sharing.groups,
-        "cycle": block.sharing.cycle,
-        **_attention_values(block, size, counterpart),
+        **{name: getattr(block.sharing, name) for name in SHARING_VALUES},
+        **{key: getattr(record, name) for record in spec.family.inputs for key, name in record.options.items()},
+        **attention_options(block),
         **counterpart.further_values(spec),
-        "rounds": size.layers // block.sharing.cycle,
         "dropout": spec.dropout,
         "attention_dropout": block.attentions[0].dropout_rate(spec.dropout),
-        "logit_scale": size.width**-0.5 if spec.family.output.scale == "rsqrt-width" else 1.0,
         **{
             f"{stack}.{name}": getattr(spec.size_of(stack), name)
             for stack in spec.family.stacks
@@ -47,12 +43,6 @@ def megaptm_values(spec: ModelSpec, counterpart: Counterpart) -> dict[str, Any]:
         },
         **{f"{stack}.context": spec.context_of(stack) for stack in spec.family.stacks},
     }
-
-
-def _attention_values(block: Block, size: Size, counterpart: Counterpart) -> dict[str, Any]:
-    """Return the options of attention."""
-    kinds = [block.attention_at(layer).kind for layer in range(size.layers)]
-    return attention_options(block) | {"attention": kinds, **counterpart.attention_values(block, size)}
 
 
 def config_values(counterpart: Counterpart, spec: ModelSpec) -> dict[str, Any]:
@@ -90,32 +80,19 @@ def flatten_sections(counterpart: Counterpart, config: Mapping[str, Any]) -> dic
 
 def check_value(counterpart: Counterpart, field: str, value: Any) -> Any:
     """Return the value of a field of `Counterpart.fields`. Raise UserError if no model can have it."""
-    if value is None and field == "n_inner":
-        return value
     match counterpart.fields[field]:
         case name if name in counterpart.checks:
             expected, check = counterpart.checks[name]
             is_valid = check(value)
         case "dropout" | "attention_dropout":
-            expected, is_valid = "a number from 0 to below 1", _is_number(value) and 0 <= value < 1
-        case "logit_scale":
-            expected, is_valid = "a positive number", _is_number(value) and value > 0
+            expected, is_valid = "a number from 0 to below 1", is_number(value) and 0 <= value < 1
         case "norm_eps":
-            expected, is_valid = "a number between 0 and 1", _is_number(value) and 0 < value < 1
-        case "window":
-            # One for all layers, or a list with one per layer.
-            windows = value if type(value) is list else [value]
-            expected = f"an even number from 2 to {MAX_VALUE:,}, or a list of such numbers"
-            is_valid = bool(windows) and all(map(is_even, windows))
+            expected, is_valid = "a number between 0 and 1", is_number(value) and 0 < value < 1
         case _:
             expected, is_valid = f"an integer from 1 to {MAX_VALUE:,}", is_count(value)
     if not is_valid:
         raise UserError(f"{CONFIG}: {field} is {str(value)[:40]!r}; it must be {expected}.")
     return value
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
 
 
 def find_mismatches(counterpart: Counterpart, config: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, str]:
@@ -148,10 +125,7 @@ def _values_by_name(counterpart: Counterpart, config: Mapping[str, Any]) -> dict
     values: dict[str, dict[str, Any]] = {}
     for field, name in counterpart.fields.items():
         if field in config:  # some classes use fields without declaring them
-            value = check_value(counterpart, field, config[field])
-            if field == "n_inner" and value is None:
-                value = FFN_RATIO * config["n_embd"]
-            values.setdefault(name, {})[field] = value
+            values.setdefault(name, {})[field] = check_value(counterpart, field, config[field])
     return values
 
 
@@ -170,26 +144,13 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
     if mismatches := find_mismatches(counterpart, config, file):
         refuse(mismatches.values())
     values = {name: next(iter(fields.values())) for name, fields in _values_by_name(counterpart, config).items()}
-    if type(windows := values.get("window")) is list:
-        layers = (
-            values["layers"] if "layers" in values else values[f"{next(iter(counterpart.family_table.stacks))}.layers"]
-        )
-        if len(windows) != layers:
-            raise UserError(
-                f"{CONFIG}: attention_window has {len(windows)} values for {layers} layers; give one, or one per layer."
-            )
-        values["window"] = windows[0] if len({*windows}) == 1 else tuple(windows)
-    if "attention" in values:
-        values["layers"] = len(values["attention"])
-    if "rounds" in values:
-        values["layers"] = values["rounds"] * values["cycle"]
-    if "ffn" not in counterpart.fields.values():
-        values.setdefault("ffn", FFN_RATIO * values["width"])
     values = counterpart.read_values(counterpart, values)
+    if values.get("ffn") is None:
+        values["ffn"] = FFN_RATIO * values["width"]
     family = counterpart.family_table
     size = _size(counterpart, [*family.stacks], values)
     dropout = values.get("dropout", family.dropout)
-    options = {name: values[name] for name in ATTENTION_VALUES if name in values}
+    options = {name: value for name, value in values.items() if name != "dropout"}
     if "attention_dropout" in values and values["attention_dropout"] != dropout:
         options["dropout"] = values["attention_dropout"]
     differences: dict[str, Any] = {"norm": {"eps": values["norm_eps"]}} if "norm_eps" in values else {}
@@ -211,21 +172,17 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
             f"{CONFIG}: {counterpart.field_name('positions')} is {values['positions']}, but texts start at position "
             f"{family.embedding.first_position}; restore it."
         )
-    spec = ModelSpec(
-        family=change(family, stacks=stacks).with_input(TaskInput(rows=values.get("tasks", family.tasks))),
+    inputs = tuple(
+        replace(record, **{name: values[key] for key, name in record.options.items() if key in values})
+        for record in family.inputs
+    )
+    return ModelSpec(
+        family=change(family, stacks=stacks, inputs=inputs),
         size=size,
         vocabulary=values["vocabulary"],
         context=context,
         dropout=dropout,
     )
-    scale = megaptm_values(spec, counterpart)["logit_scale"]
-    if abs(values.get("logit_scale", scale) / scale - 1) > 1e-6:
-        raise UserError(
-            f"{CONFIG}: logit_scale is {values['logit_scale']} ({family.name} has {scale:.6g} for hidden_size "
-            f"{size.width}); such a model cannot be imported."
-        )
-    check_sharing(counterpart, spec)
-    return spec
 
 
 def check_pad(counterpart: Counterpart, pad: int | None, where: str = "") -> None:

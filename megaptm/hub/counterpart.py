@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from megaptm.families import find_family
 from megaptm.hub.tensor_rules import TensorRule
 from megaptm.objectives import BaseObjective
-from megaptm.spec import AttentionSpec, Block, Family, ModelSpec, Size
+from megaptm.spec import AttentionSpec, Block, Family, ModelSpec
 
 if TYPE_CHECKING:
     from megaptm.hub.imported_weights import ImportedModel
@@ -35,6 +35,19 @@ def is_even(value: Any) -> bool:
 
 def is_list(value: Any) -> bool:
     return type(value) in (list, tuple)
+
+
+def is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _are_even(value: Any) -> bool:
+    numbers = value if is_list(value) else [value]
+    return bool(numbers) and all(map(is_even, numbers))
+
+
+EVEN_NUMBERS = (f"an even number from 2 to {MAX_VALUE:,}, or a list of such numbers", _are_even)
+"""Entry of `Counterpart.checks`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +83,15 @@ class Counterpart:
     """config.json field -> name in `config_fields.megaptm_values`. Several fields may map to one value (dropouts); they
     must then agree."""
     checks: dict[str, tuple[str, Callable[[Any], bool]]] = field(default_factory=dict)
-    """Name of a value in `fields` that is not one number -> what a config must have, and whether a value is that."""
+    """Name of a value in `fields` that is no positive integer -> what a config must have, and whether a value is
+    that."""
     derived: dict[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
     """Fields of `fields` that no config has under that name -> function of the config that returns the value."""
-    attention_values: Callable[[Block, Size], Mapping[str, Any]] = lambda block, size: {}
-    """Function that returns megaptm's values of the attention of a stack, where they are not its options by name."""
     further_values: Callable[[ModelSpec], Mapping[str, Any]] = lambda spec: {}
-    """Function that returns further values by the names that `fields` uses."""
+    """Function that returns further values by the names that `fields` uses. Raises UserError for a model that a config
+    cannot express."""
     read_values: Callable[[Counterpart, dict[str, Any]], dict[str, Any]] = lambda counterpart, values: values
-    """Function that returns megaptm's values of a config with those that follow from further values. Raises UserError
+    """Function that returns megaptm's values of a config with those that follow from other values. Raises UserError
     for values that do not fit together."""
     read_attention: Callable[[Block, Mapping[str, Any]], AttentionSpec | tuple[AttentionSpec, ...]] | None = None
     """Function that returns the kinds of attention that layers use in turn, from megaptm's values of a config that
@@ -127,8 +140,9 @@ class Counterpart:
     """Class of `transformers` that loads what prepares the model's inputs: with a tokenizer, and without."""
     write_files: Callable[[ModelSpec, Path, BaseObjective], None] = lambda spec, folder, objective: None
     """Function that writes further files to the folder of an exported model. The objective is that of the training."""
-    read_files: Callable[[ImportedModel, Path], ImportedModel] = lambda model, folder: model
-    """Function that returns an imported model with what further files of its folder determine."""
+    complete_model: Callable[[ImportedModel, Path | None], ImportedModel] = lambda model, folder: model
+    """Function that returns an imported model with what further files of its folder, or absent weights, determine.
+    Without a folder the model is from memory."""
     complete_config: Callable[[ImportedModel, dict[str, Any]], dict[str, Any]] = lambda model, values: values
     """Function that returns the values of the default config of a run that imports a model."""
     resize: Callable[[ImportedModel, int], ImportedModel] | None = None

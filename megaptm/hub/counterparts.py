@@ -33,7 +33,7 @@ def find_counterpart(spec: ModelSpec) -> Counterpart:
             f"{spec.name} has no counterpart at Hugging Face, unlike {known}. Use `megaptm.load(RUN)` in Python, or "
             "register a counterpart (docs/add-a-family.md, section 5)."
         )
-    check_sharing(counterpart, spec)
+    counterpart.further_values(spec)
     _check_patterns(counterpart, spec)
     sizes = {stack: spec.size_of(stack) for stack in spec.family.stacks}
     for size in sizes.values():
@@ -82,7 +82,9 @@ def _check_size(counterpart: Counterpart, size: Size) -> None:
 def _check_patterns(counterpart: Counterpart, spec: ModelSpec) -> None:
     """Raise UserError if the model has another value than the counterpart for an attention option that config.json has
     no field for."""
-    names = {name.removeprefix("local_").removeprefix("lsh_") for name in counterpart.fields.values()}
+    if counterpart.read_attention is not None:
+        return
+    names = {*counterpart.fields.values()}
     for block, own in zip(spec.family.stacks.values(), counterpart.family_table.stacks.values(), strict=True):
         expected = attention_options(own)
         for name, value in attention_options(block).items():
@@ -106,19 +108,6 @@ def _check_stacks(counterpart: Counterpart, sizes: Mapping[str, Size]) -> None:
                     f"model.stacks.{stack}.{name} ({value}): {counterpart.model} has one {name} for all stacks, and "
                     f"that of the {first} is {expected}. Sizes with different values cannot be exported."
                 )
-
-
-def check_sharing(counterpart: Counterpart, spec: ModelSpec) -> None:
-    """Raise UserError if config.json cannot express which layers share parameters: groups must have equal size, a
-    multiple of the cycle."""
-    block = spec.family.first_block
-    sharing = block.sharing
-    if "groups" in counterpart.fields.values() and spec.size.layers % (sharing.groups * sharing.cycle):
-        raise UserError(
-            f"{counterpart.model} needs a number of layers that is a multiple of {sharing.groups} groups x "
-            f"{sharing.cycle} layers per group, but has {spec.size.layers}: this model can be neither exported nor "
-            "imported."
-        )
 
 
 def find_counterparts(model_type: object, family: object = None) -> tuple[Counterpart, ...]:

@@ -217,24 +217,9 @@ def from_hugging_face(
         differing_dropouts=_differing_dropouts(counterpart, spec, config),
         settable_keys=_settable_keys(counterpart, spec),
     )
-    if isinstance(source, Path):
-        model = counterpart.read_files(model, source)
-    if counterpart.stack and isinstance(source, Path):
-        model = _join_stacks(model, counterpart, source)
-    return _drop_absent_mask_decoder(model)
-
-
-def _drop_absent_mask_decoder(model: ImportedModel) -> ImportedModel:
-    """Return the model without a mask decoder if the files lack its position table, as the class of `transformers`
-    computes it."""
-    lacking = {name.partition(".")[0] for name in model.absent if name.endswith(".place_table.weight")}
-    if not lacking:
-        return model
-    stacks = {
-        name: block.for_encoding if name in lacking else block for name, block in model.spec.family.stacks.items()
-    }
-    absent = {name: shape for name, shape in model.absent.items() if not name.endswith(".place_table.weight")}
-    return replace(model, spec=replace(model.spec, family=change(model.spec.family, stacks=stacks)), absent=absent)
+    folder = source if isinstance(source, Path) else None
+    model = counterpart.complete_model(model, folder)
+    return _join_stacks(model, counterpart, folder) if counterpart.stack and folder is not None else model
 
 
 def _text_end_id(counterpart: Counterpart, config: Mapping[str, Any]) -> int | None:

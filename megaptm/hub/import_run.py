@@ -54,12 +54,14 @@ RECIPE: dict[str, Any] = {
 }
 MAX_SEQUENCE = 512
 FAMILY, CONTEXT = "model.family=", "model.context="
+RESIZED = ", ".join(dict.fromkeys(known.family for known in COUNTERPARTS if known.repeated_table or known.resize))
+"""Families that can be imported with another context."""
 INPUTS = {f"model.{key}=": key for key in import_options()}
 IMPORT_OPTIONS = (FAMILY, CONTEXT, *INPUTS)
 """Overrides that select how a model is imported; the last of several counts. Its config determines the rest."""
 IMPORT_OPTIONS_HELP = (
     ", model.family if several families have the model's type, model.attention.window and block_size if the files have "
-    f"no such value, {CONTEXT}POSITIONS of models of images, LED, Longformer and BigBird"
+    f"no such value, {CONTEXT}POSITIONS of {RESIZED}"
     + "".join(f", and model.{key}={option.form} of {option.models}" for key, option in import_options().items())
 )
 FAMILIES = {**CATALOGUE, **VISION}
@@ -117,8 +119,8 @@ def _resize(model: ImportedModel, context: int) -> ImportedModel:
     if (resize := _counterpart(model.spec).resize) is not None:
         return resize(model, context)
     raise UserError(
-        f"model.context ({context}): the files of a {model.spec.name} determine its number of positions; only models "
-        "of images, LED, Longformer and BigBird can be imported with another one: remove it."
+        f"model.context ({context}): the files of a {model.spec.name} determine its number of positions; only "
+        f"{RESIZED} can be imported with another one: remove it."
     )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from megaptm.errors import UserError
 from megaptm.families.bert.huggingface import BERT
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, pair
+from megaptm.spec import ModelSpec
 
 SHARED = "encoder.shared.{n}"
 LAYER = "albert.encoder.albert_layer_groups.{group}.albert_layers.{turn}"
@@ -29,6 +31,28 @@ def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
+def _count_rounds(layers: int, groups: int, cycle: int) -> int:
+    """Return the field `num_hidden_layers`: layers, with a cycle of different ones counted once. Raise UserError unless
+    groups have equal size, a multiple of the cycle."""
+    if layers % (groups * cycle):
+        raise UserError(
+            f"AlbertForPreTraining needs a number of layers that is a multiple of {groups} groups x {cycle} layers per "
+            f"group, but has {layers}: this model can be neither exported nor imported."
+        )
+    return layers // cycle
+
+
+def _further_values(spec: ModelSpec) -> dict[str, Any]:
+    sharing = spec.family.first_block.sharing
+    return {"rounds": _count_rounds(spec.size.layers, sharing.groups, sharing.cycle)}
+
+
+def _read_values(counterpart: Counterpart, values: dict[str, Any]) -> dict[str, Any]:
+    layers = values["rounds"] * values["cycle"]
+    _count_rounds(layers, values["groups"], values["cycle"])
+    return values | {"layers": layers}
+
+
 ALBERT = Counterpart(
     family="albert",
     model="AlbertForPreTraining",
@@ -42,6 +66,8 @@ ALBERT = Counterpart(
     fixed={"hidden_act": "gelu_new", "type_vocab_size": 2, "tie_word_embeddings": True, "id2label": 2},
     normalizers={"id2label": count_labels},
     optional_fields=frozenset(("id2label",)),
+    further_values=_further_values,
+    read_values=_read_values,
     contradictions=_contradictions,
     rules=(
         TensorRule("embed.token.weight", ("albert.embeddings.word_embeddings.weight",), VOCABULARY),

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from megaptm.families.bert.huggingface import BERT
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, Form, TensorRule, pair, rules_for_stack
-from megaptm.spec import ModelSpec
+from megaptm.spec import ModelSpec, change
+
+if TYPE_CHECKING:
+    from megaptm.hub.imported_weights import ImportedModel
 
 
 def decodes_masks(spec: ModelSpec) -> bool:
@@ -83,6 +87,16 @@ def _score_terms(config: Mapping[str, Any]) -> Any:
     return sorted(str(term).strip() for term in terms) if isinstance(terms, list) else terms
 
 
+def _drop_absent_mask_decoder(model: ImportedModel, folder: Path | None) -> ImportedModel:
+    """Return the model without a mask decoder if the files lack its position table, as the class of `transformers`
+    computes it."""
+    if not any(name.endswith(".place_table.weight") for name in model.absent):
+        return model
+    stacks = {name: block.for_encoding for name, block in model.spec.family.stacks.items()}
+    absent = {name: shape for name, shape in model.absent.items() if not name.endswith(".place_table.weight")}
+    return replace(model, spec=replace(model.spec, family=change(model.spec.family, stacks=stacks)), absent=absent)
+
+
 def _without_mask_decoder(spec: ModelSpec) -> str:
     if not decodes_masks(spec):
         return ""
@@ -124,6 +138,7 @@ DEBERTA = Counterpart(
         },
     },
     prefix="deberta.",
+    complete_model=_drop_absent_mask_decoder,
     warning=_without_mask_decoder,
     special_ids={"pad_token_id": 0},
 )

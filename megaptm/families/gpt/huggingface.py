@@ -1,6 +1,6 @@
 """Counterpart of GPT-2, and of GPT-3 without banded attention: `GPT2LMHeadModel`."""
 
-from megaptm.hub.counterpart import Counterpart
+from megaptm.hub.counterpart import MAX_VALUE, Counterpart, is_count
 from megaptm.hub.tensor_rules import CONV_QKV, CONV_QKV_BIAS, TRANSPOSED, VOCABULARY, TensorRule, pair
 
 LAYER = (
@@ -34,6 +34,8 @@ GPT2 = Counterpart(
         "embd_pdrop": "dropout",
         "attn_pdrop": "attention_dropout",
     },
+    # No value stands for four times the width.
+    checks={"ffn": (f"an integer from 1 to {MAX_VALUE:,}", lambda value: value is None or is_count(value))},
     fixed={
         "activation_function": "gelu_new",
         "scale_attn_weights": True,

@@ -4,7 +4,7 @@ initialized."""
 from dataclasses import replace
 
 from megaptm.families.bart.huggingface import BART
-from megaptm.families.longformer.huggingface import window_values
+from megaptm.families.longformer.huggingface import WINDOW_HOOKS
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.tensor_rules import QKV, Form, TensorRule, pair
 
@@ -35,7 +35,6 @@ LED = Counterpart(
         "max_decoder_position_embeddings": "decoder.context",
         "attention_window": "window",
     },
-    attention_values=window_values,
     dropout_fields=BART.dropout_fields,
     fixed={name: value for name, value in BART.fixed.items() if name != "scale_embedding"},
     rules=(
@@ -51,6 +50,7 @@ LED = Counterpart(
     prefix="led.",
     special_ids=BART.special_ids,
     zero_parameters=BART.zero_parameters,
+    **WINDOW_HOOKS,
 )
 
 # Section 7 of the paper: the encoder's positions are repeated as needed, and global projections start as copies of the

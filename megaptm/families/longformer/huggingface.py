@@ -3,26 +3,44 @@
 from dataclasses import replace
 from typing import Any
 
+from megaptm.errors import UserError
 from megaptm.families.bert.huggingface import encoder
 from megaptm.families.longformer.spec import WindowSpec
 from megaptm.families.roberta.huggingface import ROBERTA
-from megaptm.hub.counterpart import Counterpart
+from megaptm.hub.counterpart import EVEN_NUMBERS, Counterpart, is_list
+from megaptm.hub.folder import CONFIG
 from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, pair
-from megaptm.spec import Block, Size
+from megaptm.spec import ModelSpec
 
 
-def window_values(block: Block, size: Size) -> dict[str, Any]:
-    """Return the windows of all layers."""
-    records = (block.attention_at(layer) for layer in range(size.layers))
+def _window_values(spec: ModelSpec) -> dict[str, Any]:
+    """Return the windows of all layers of the first stack."""
+    stack, block = next(iter(spec.family.stacks.items()))
+    records = (block.attention_at(layer) for layer in range(spec.size_of(stack).layers))
     return {"window": [record.window for record in records if isinstance(record, WindowSpec)]}
 
 
+def _read_windows(counterpart: Counterpart, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values. Raise UserError for a list of windows that does not have one per layer."""
+    windows, layers = values["window"], values["layers" if "layers" in values else "encoder.layers"]
+    if is_list(windows) and len(windows) != layers:
+        raise UserError(
+            f"{CONFIG}: attention_window has {len(windows)} values for {layers} layers; give one, or one per layer."
+        )
+    return values
+
+
+WINDOW_HOOKS: dict[str, Any] = {
+    "checks": {"window": EVEN_NUMBERS},
+    "further_values": _window_values,
+    "read_values": _read_windows,
+}
+"""Hooks of counterparts whose first stack has a window, or a list with one for each layer."""
 ATTENTION = "longformer.encoder.layer.{n}.attention.self"
 LONGFORMER = Counterpart(
     family="longformer",
     model="LongformerForMaskedLM",
     fields={**ROBERTA.fields, "attention_window": "window"},
-    attention_values=window_values,
     fixed={"hidden_act": "gelu", "type_vocab_size": 1, "tie_word_embeddings": True},
     rules=(
         *encoder("longformer"),
@@ -44,6 +62,7 @@ LONGFORMER = Counterpart(
     special_ids=ROBERTA.special_ids,
     positions_after_pad=True,
     unused_prefixes=("longformer.pooler.",),
+    **WINDOW_HOOKS,
 )
 
 # Section 5 of the paper: positions are repeated as needed, and global projections start as copies of the others.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from megaptm.hub.counterpart import Counterpart
+from megaptm.hub.counterpart import Counterpart, is_number
 from megaptm.hub.tensor_rules import GATE_AND_VALUE, KV, QKV, VOCABULARY, Form, TensorRule
 from megaptm.spec import ModelSpec
 
@@ -38,6 +39,13 @@ def _qkv_from_hf(ws: list[Tensor], spec: ModelSpec) -> Tensor:
 def _shares_keys(spec: ModelSpec) -> bool:
     """Whether there are fewer key heads than query heads."""
     return spec.size.key_heads != spec.size.heads
+
+
+def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a reason if the logits have another factor than width**-0.5."""
+    scale = config["hidden_size"] ** -0.5
+    if abs(config["logit_scale"] / scale - 1) > 1e-6:
+        yield f"logit_scale is {config['logit_scale']} (palm has {scale:.6g} for hidden_size {config['hidden_size']})"
 
 
 ROTARY_QUERY = Form(lambda w, spec: [_interleave_halves(w, spec)], lambda ws, spec: _split_halves(ws[0], spec))
@@ -86,6 +94,9 @@ PALM = Counterpart(
         "layer_norm_eps": "norm_eps",
         "logit_scale": "logit_scale",
     },
+    checks={"logit_scale": ("a positive number", lambda value: is_number(value) and value > 0)},
+    further_values=lambda spec: {"logit_scale": spec.size.width**-0.5},
+    contradictions=_contradictions,
     # The only one that it has.
     dropout_fields={"attention_dropout": "dropout"},
     fixed={

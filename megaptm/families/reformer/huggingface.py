@@ -10,10 +10,10 @@ from typing import Any
 
 from megaptm.errors import UserError
 from megaptm.families.reformer.spec import LocalSpec, LSHSpec, grid_of, widths_of
-from megaptm.hub.counterpart import MAX_VALUE, Counterpart, is_count, is_even, is_list
+from megaptm.hub.counterpart import EVEN_NUMBERS, MAX_VALUE, Counterpart, is_count, is_list
 from megaptm.hub.folder import CONFIG
 from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, Form, TensorRule, pair
-from megaptm.spec import AttentionSpec, Block, ModelSpec, Size
+from megaptm.spec import AttentionSpec, Block, ModelSpec
 
 LAYER = "reformer.encoder.layers.{n}"
 ATTENTION = f"{LAYER}.attention.self_attention"
@@ -27,17 +27,21 @@ def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"num_hidden_layers is {num_layers!r}, but attn_layers has {len(kinds)} entries (reformer: one per layer)"
 
 
-def _attention_values(block: Block, size: Size) -> dict[str, Any]:
-    """Return the options of attention.
+def _further_values(spec: ModelSpec) -> dict[str, Any]:
+    """Return the axes of positions, and the kinds and options of attention.
 
     `local_chunk_length`, `lsh_chunk_length`: if no layer has this kind, the length of the other. `num_hashes`,
     `num_buckets`: if no layer hashes, the defaults.
     """
-    records = [record for layer in range(size.layers) if isinstance(record := block.attention_at(layer), LocalSpec)]
+    block, layers = spec.family.first_block, range(spec.size.layers)
+    records = [record for layer in layers if isinstance(record := block.attention_at(layer), LocalSpec)]
     lengths = {record.kind: record.chunk_length for record in records}
     hashing = next((record for record in records if isinstance(record, LSHSpec)), LSHSpec())
     buckets = hashing.num_buckets
     return {
+        "axial": [*grid_of(spec)],
+        "axial_widths": [*widths_of(spec)],
+        "attention": [record.kind for record in records],
         "num_hashes": hashing.num_hashes,
         "num_buckets": [*buckets] if isinstance(buckets, tuple) else buckets,
         **{f"{kind}_chunk_length": lengths.get(kind, next(iter(lengths.values()), 0)) for kind in ("local", "lsh")},
@@ -61,12 +65,9 @@ def _read_attention(block: Block, values: Mapping[str, Any]) -> AttentionSpec | 
     return tuple(layers[:cycle]) if cycle > 1 else layers[0]
 
 
-def _further_values(spec: ModelSpec) -> dict[str, Any]:
-    return {"axial": [*grid_of(spec)], "axial_widths": [*widths_of(spec)]}
-
-
 def _read_values(counterpart: Counterpart, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with the grid of positions as a tuple, which must fit the context and the width."""
+    """Return the values with the number of layers, and with the grid of positions as a tuple, which must fit the
+    context and the width."""
     rows = values["width"] // 4
     widths, pair = (rows, values["width"] - rows), tuple(values["axial_widths"])
     if widths != pair:
@@ -79,7 +80,7 @@ def _read_values(counterpart: Counterpart, values: dict[str, Any]) -> dict[str, 
             f"{CONFIG}: the product of axial_pos_shape ({values['axial']}) is not max_position_embeddings "
             f"({values['context']}); restore it."
         )
-    return values | {"axial": tuple(values["axial"])}
+    return values | {"axial": tuple(values["axial"]), "layers": len(values["attention"])}
 
 
 def _are_kinds(value: Any) -> bool:
@@ -90,16 +91,10 @@ def _are_two_counts(value: Any) -> bool:
     return is_list(value) and len(value) == 2 and all(map(is_count, value))
 
 
-def _are_even(value: Any) -> bool:
-    factors = value if is_list(value) else [value]
-    return bool(factors) and all(map(is_even, factors))
-
-
 PAIR = (f"two integers from 1 to {MAX_VALUE:,}", _are_two_counts)
 REFORMER = Counterpart(
     family="reformer",
     model="ReformerModelWithLMHead",
-    attention_values=_attention_values,
     read_attention=_read_attention,
     further_values=_further_values,
     read_values=_read_values,
@@ -107,7 +102,7 @@ REFORMER = Counterpart(
         "attention": ("a list of `local` and `lsh`, one for each layer", _are_kinds),
         "axial": PAIR,
         "axial_widths": PAIR,
-        "num_buckets": (f"an even number from 2 to {MAX_VALUE:,}, or a list of such numbers", _are_even),
+        "num_buckets": EVEN_NUMBERS,
     },
     fields={
         "attn_layers": "attention",

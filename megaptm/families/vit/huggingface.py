@@ -48,7 +48,7 @@ IMAGE_HOOKS: dict[str, Any] = {
     "further_values": _image_values,
     "read_values": _read_image,
     "write_files": write_processor,
-    "read_files": apply_processor,
+    "complete_model": apply_processor,
     "complete_config": complete_config,
     "resize": resize_position_table,
 }

@@ -227,9 +227,9 @@ class ProcessorFields:
         )
 
 
-def apply_processor(model: ImportedModel, folder: Path) -> ImportedModel:
+def apply_processor(model: ImportedModel, folder: Path | None) -> ImportedModel:
     """Return the model with the pixel statistics and options of the image processor in the folder, if there is one."""
-    if (processor := read_processor(model.spec, folder, remedy=REMEDY)) is None:
+    if folder is None or (processor := read_processor(model.spec, folder, remedy=REMEDY)) is None:
         return model
     family = model.spec.family
     family = family.with_input(replace(patches_of(family), mean=processor.mean, std=processor.std))
