@@ -43,12 +43,11 @@ from common.rounds import median_seconds
 from torch import Tensor
 
 from megaptm.batch import IGNORED
-from megaptm.bricks import HEADS, HeadBrick
-from megaptm.bricks.heads import RowClassHeadBrick
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, VISION
 from megaptm.families.bert import BERT
 from megaptm.hub.counterparts import find_counterpart, hugging_face_models
+from megaptm.models.head_costs import HEADS, HeadCosts, RowClassHeadCosts
 from megaptm.spec import BAND, Family, ModelSpec, Size, change, with_attention_options
 
 FAMILIES = {**CATALOGUE, **VISION}
@@ -94,9 +93,9 @@ def make_spec(name: str, *, layers: int, width: int, length: int) -> ModelSpec:
 def compared_heads(family: Family, model: str) -> tuple[str, ...]:
     """Return the heads whose losses the Hugging Face `model` has: of tokens, and of samples in pre-training classes."""
 
-    def is_in_model(brick: type[HeadBrick]) -> bool:
-        classifies_samples = issubclass(brick, RowClassHeadBrick) and model.endswith("ForPreTraining")
-        return classifies_samples or brick.label_field == HeadBrick.label_field
+    def is_in_model(costs: type[HeadCosts]) -> bool:
+        classifies_samples = issubclass(costs, RowClassHeadCosts) and model.endswith("ForPreTraining")
+        return classifies_samples or costs.label_field == HeadCosts.label_field
 
     if not family.reads_text or family.sampled.heads:
         return family.heads
@@ -125,7 +124,7 @@ def make_batch(spec: ModelSpec, heads: tuple[str, ...], rows: int, length: int, 
     if family.tasks:
         batch["task_ids"] = torch.zeros(rows, dtype=torch.int64)
     batch |= make_label_fields(
-        family, batch, sampler, positions=sample_targets, row_labels=lambda brick: torch.arange(rows) % brick.classes
+        family, batch, sampler, positions=sample_targets, row_labels=lambda costs: torch.arange(rows) % costs.classes
     )
     # Pre-training has no global tokens.
     omitted = ("global_tokens", *(("document_ids",) if documents == 1 else ()))
@@ -143,10 +142,10 @@ def make_peer_inputs(heads: tuple[str, ...], model: str, batch: Fields, *, docum
         inputs["labels"] = batch["labels"]
     else:  # transformers shifts the labels of causal models
         inputs["labels"] = batch["labels"].roll(1, 1)
-    for brick in (HEADS[head] for head in heads):
-        if issubclass(brick, RowClassHeadBrick):
+    for costs in (HEADS[head] for head in heads):
+        if issubclass(costs, RowClassHeadCosts):
             name = "sentence_order_label" if model.startswith("Albert") else "next_sentence_label"
-            inputs[name] = batch[brick.label_field]
+            inputs[name] = batch[costs.label_field]
     if "order" in batch:
         inputs["attention_mask"] = (batch["order"][:, None, :] <= batch["order"][:, :, None])[:, None]
     if documents == 1:

@@ -33,17 +33,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from megaptm import cpu_tuning
-from megaptm.bricks.pattern import Pattern, SlidingWindow
 from megaptm.families import CATALOGUE
 from megaptm.families.bigbird.pattern import SparseBlocks
 from megaptm.families.reformer.attention import HashedAttend
-from megaptm.families.reformer.costs import HashedAttentionBrick
+from megaptm.families.reformer.costs import HashedAttentionCosts
 from megaptm.families.reformer.pattern import ChunkPairs
 from megaptm.families.transformer_xl.attention import RelativeAttention, distance_sines
-from megaptm.families.transformer_xl.costs import RelativeAttentionBrick
+from megaptm.families.transformer_xl.costs import RelativeAttentionCosts
 from megaptm.layers.mask import Mask
+from megaptm.layers.pattern import Pattern, SlidingWindow
 from megaptm.layers.sparse import attend_by_tiles
-from megaptm.models import build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import build_model
 from megaptm.spec import ModelSpec, Size, change
 
 KEY, SEGMENT = 64, 512
@@ -64,7 +65,7 @@ def attend_tiles(pattern: Pattern) -> Attention:
 def attend_hashes(heads: int) -> Attention:
     """Return the LSH attention of the third layer of Reformer on enwik8. Queries are also the keys."""
     block, size = CATALOGUE["reformer"].last_block.at(2), Size(layers=1, width=heads * KEY, heads=heads, ffn=1)
-    attend = HashedAttend(HashedAttentionBrick(block, size, size.width), dropout=0.0)
+    attend = HashedAttend(HashedAttentionCosts(block, size, size.width), dropout=0.0)
     return lambda q, k, v: attend.forward(q, v, None, attend.buckets(q))
 
 
@@ -72,7 +73,7 @@ def attend_segments(heads: int) -> Attention:
     """Return the attention of Transformer-XL: each segment attends to itself and the previous one. Only queries are
     used, as hidden states."""
     block, size = CATALOGUE["transformer-xl"].last_block, Size(layers=1, width=heads * KEY, heads=heads, ffn=1)
-    layer = RelativeAttention(RelativeAttentionBrick(block, size, size.width), dropout=0.0)
+    layer = RelativeAttention(RelativeAttentionCosts(block, size, size.width), dropout=0.0)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     bias = torch.zeros(KEY, heads)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from megaptm.data.dataset import MixDataset
     from megaptm.families.word_vectors.vectors import WordVectors
     from megaptm.inference.loaded_model import LoadedModel
-    from megaptm.models import Model
+    from megaptm.models.model import Model
     from megaptm.objectives import BaseObjective
 
 PathLike = str | os.PathLike[str]
@@ -71,8 +71,8 @@ def build_model(
     keys of a config's section `model`: `layers`, `width`, `heads`, `ffn`, `vocabulary`, `context`, `dropout` ...
     """
     from megaptm.config import read_model
-    from megaptm.models import build_model as build
-    from megaptm.models import fill
+    from megaptm.models.initial import fill
+    from megaptm.models.model import build_model as build
 
     target = _device(device)
     model = build(read_model({"family": family, "size": size, **changes}, "megaptm.build_model"))

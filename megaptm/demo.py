@@ -86,7 +86,8 @@ def measure_pass(config: str, passes: int = 5) -> float:
     """
     import torch  # takes seconds
 
-    from megaptm.models import build_model, fill
+    from megaptm.models.initial import fill
+    from megaptm.models.model import build_model
 
     settings = load(config)
     model = build_model(model_spec(settings.model))

@@ -17,8 +17,8 @@ from megaptm.data import open_mix
 from megaptm.hub.huggingface import to_hugging_face
 from megaptm.inference.evaluate import evaluate
 from megaptm.inference.evaluation_options import EvaluationOptions
-from megaptm.models import build_model as build_of_spec
-from megaptm.models import fill
+from megaptm.models.initial import fill
+from megaptm.models.model import build_model as build_of_spec
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.run.folder import read_config
 from megaptm.tokenizers import load as load_tokenizer

@@ -12,7 +12,7 @@ from megaptm.data import open_mix
 from megaptm.data.loader import as_tensors, stacked
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import load_model
-from megaptm.models import initial_value
+from megaptm.models.initial import initial_value
 from megaptm.resilience.events import read_events
 from megaptm.run.folder import read_config
 from megaptm.track import read_metrics

@@ -14,6 +14,7 @@ from tests import ROOT
 
 # Package -> packages that it may import. `megaptm.errors`, `megaptm.suggest`, `megaptm.credentials`, `megaptm.console`,
 # `megaptm.python_path`, `megaptm.extensions`, `megaptm.section` and `megaptm` itself (its version) are common.
+# `costs` are the modules of `layers`, `losses` and `models` that do not import torch (`is_costs`).
 NO_TORCH = {
     "spec": (),
     "plugins": (),
@@ -21,15 +22,15 @@ NO_TORCH = {
     "batch_schedule": (),
     "families": ("spec", "plugins"),
     "objectives": ("plugins", "batch", "families"),
-    "bricks": ("spec", "plugins", "batch", "families"),
-    "config": ("spec", "plugins", "batch", "batch_schedule", "bricks", "objectives", "families"),
-    "plan": ("spec", "families", "bricks", "config"),
+    "costs": ("spec", "plugins", "batch", "families"),
+    "config": ("spec", "plugins", "batch", "batch_schedule", "costs", "objectives", "families"),
+    "plan": ("spec", "families", "costs", "config"),
 }
 MAY_IMPORT = {
     **NO_TORCH,
-    "layers": ("spec", "plugins", "bricks"),
-    "losses": ("batch", "bricks", "layers"),
-    "models": ("spec", "plugins", "batch", "bricks", "layers", "losses"),
+    "layers": ("spec", "plugins", "costs"),
+    "losses": ("batch", "costs", "layers"),
+    "models": ("spec", "plugins", "batch", "costs", "layers", "losses"),
     "storage": (),
     "tokenizers": ("objectives", "storage"),
     "processes": (),
@@ -39,7 +40,7 @@ MAY_IMPORT = {
     "track": ("storage", "shell"),
     "checkpoint": ("storage",),
     "resilience": ("storage", "checkpoint"),
-    "parallel": ("spec", "batch", "bricks", "config", "layers", "losses", "models", "checkpoint"),
+    "parallel": ("spec", "batch", "costs", "config", "layers", "losses", "models", "checkpoint"),
     "schedulers": (),
     "run": (
         "spec",
@@ -85,7 +86,7 @@ MAY_IMPORT = {
         "batch",
         "families",
         "objectives",
-        "bricks",
+        "costs",
         "config",
         "layers",
         "models",
@@ -148,7 +149,7 @@ FAMILY_MAY_IMPORT = (
     "spec",
     "batch",
     "objectives",
-    "bricks",
+    "costs",
     "layers",
     "losses",
     "models",
@@ -175,7 +176,7 @@ EXTENSION_MAY_IMPORT = {
         "batch",
         "families",
         "objectives",
-        "bricks",
+        "costs",
         "config",
         "plan",
         "layers",
@@ -245,7 +246,14 @@ def part(name):
     words = name.split(".")
     if words[0] != "megaptm" or len(words) == 1 or words[1] in COMMON:
         return None
+    if words[1] in ("layers", "losses", "models") and words[2:3] and is_costs(words[2]):
+        return "costs"
     return ".".join(words[1:3]) if words[1] == "families" and words[2:3] and words[2] in FOLDERS else words[1]
+
+
+def is_costs(module):
+    """Whether a module has costs, or patterns of attention, and does not import torch."""
+    return module.split("_")[-1] in ("costs", "pattern") or module in ("kernel_choice", "chunk")
 
 
 def allowed(package):
@@ -331,22 +339,42 @@ def test_data_imports_torch_only_in_the_loader():
 
 
 TORCH_FREE = (
-    *NO_TORCH,
-    *("launch.local", "run.folder", "inference.folder", "report.summary", "track", "resilience.lock", "check.cli"),
+    *("run.folder", "inference.folder", "report.summary", "track", "resilience.lock", "check.cli", "launch.local"),
     *("api", "__init__"),
 )
-FIND_TORCH = """
+IMPORT_WITHOUT_TORCH = """
 import importlib, sys
+sys.modules["torch"] = None
 for name in sys.argv[1:]:
-    importlib.import_module(f"megaptm.{name}")
-    if "torch" in sys.modules:
-        sys.exit(f"megaptm.{name} imports torch")
+    importlib.import_module(name)
 """
 
 
-def test_torch_free_packages():
-    done = subprocess.run([sys.executable, "-c", FIND_TORCH, *TORCH_FREE], cwd=ROOT, capture_output=True, text=True)
+def torch_free_modules():
+    """Yield the modules that are imported without torch: those of `NO_TORCH`, all with costs, and `TORCH_FREE`."""
+    yield from (f"megaptm.{name}" for name in TORCH_FREE)
+    for path in modules("megaptm"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if part(name) in NO_TORCH or is_costs(path.stem):
+            yield name.removesuffix(".__init__")
+
+
+def test_modules_without_torch():
+    command = [sys.executable, "-c", IMPORT_WITHOUT_TORCH, *torch_free_modules()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_layers_and_losses_do_not_import_models():
+    """The table cannot tell, because `costs` is in all three."""
+    imports = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for package, later in (("layers", ("losses", "models")), ("losses", ("models",)))
+        for path in modules(f"megaptm/{package}")
+        for name, line in imported(path)
+        if name.startswith(tuple(f"megaptm.{other}" for other in later))
+    ]
+    assert imports == []
 
 
 def test_public_names_exist():

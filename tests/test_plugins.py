@@ -9,14 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from megaptm.bricks import register_head
 from megaptm.config import UncheckedConfig, load, load_run
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import load_model
+from megaptm.models.head_costs import register_head
 from megaptm.plugins import ALLOW_CODE, allow_code, load_plugin
 from megaptm.track import read_metrics
 from tests import ROOT
-from tests.models.pairs import PairsBrick
+from tests.models.pairs import PairsCosts
 
 WREN = """
 from dataclasses import replace
@@ -24,7 +24,8 @@ from dataclasses import replace
 import numpy as np
 
 from megaptm.batch import Field
-from megaptm.bricks import HeadBrick, LinearShape, register_head
+from megaptm.layers.costs import LinearShape
+from megaptm.models.head_costs import HeadCosts, register_head
 from megaptm.families.bert import BERT
 from megaptm.objectives.masked import MaskedLM
 from megaptm.spec import Size, change
@@ -46,7 +47,7 @@ class Rewritten(MaskedLM):
 
 
 @register_head
-class LowBrick(HeadBrick):
+class LowCosts(HeadCosts):
     name = label_field = "low"
     projects = False
     module = "head_of_mine:Low"
@@ -81,9 +82,9 @@ from megaptm.layers.split import Linear
 
 
 class Low(nn.Module):
-    def __init__(self, spec, brick):
+    def __init__(self, spec, costs):
         super().__init__()
-        self.classify = Linear.of(brick.maps["classify"])
+        self.classify = Linear.of(costs.maps["classify"])
 
     def loss(self, x_SBD, batch, tied):
         labels = batch["low"]
@@ -287,11 +288,11 @@ def test_invalid_head_is_rejected(folder, change, expected):
     import wren_of_mine
 
     with pytest.raises(TypeError, match=expected):
-        register_head(type("Another", (wren_of_mine.LowBrick,), change))
+        register_head(type("Another", (wren_of_mine.LowCosts,), change))
 
 
 def test_contrastive_head_needs_features() -> None:
-    head = type("NoFeatures", (PairsBrick,), {"name": "no-features", "features": 0})
+    head = type("NoFeatures", (PairsCosts,), {"name": "no-features", "features": 0})
     with pytest.raises(TypeError, match="NoFeatures does not say what its comparison costs: give it `features`"):
         register_head(head)
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from megaptm.batch import IGNORED
-from megaptm.bricks import HEADS, HeadBrick
-from megaptm.bricks.heads import TokenClassHeadBrick
+from megaptm.models.head_costs import HEADS, HeadCosts, TokenClassHeadCosts
 from megaptm.spec import Block, Family, Reading, change, with_attention_options
 
 Fields = dict[str, Tensor]
@@ -111,7 +110,7 @@ def make_label_fields(
     sampler: TokenSampler,
     *,
     positions: Callable[[], tuple[Tensor, Tensor]],
-    row_labels: Callable[[type[HeadBrick]], Tensor],
+    row_labels: Callable[[type[HeadCosts]], Tensor],
 ) -> Fields:
     """Return the label fields of the family's heads. Padding in `inputs` has no labels.
 
@@ -129,26 +128,26 @@ def make_label_fields(
 
 
 def _fields_of_head(
-    brick: type[HeadBrick],
+    costs: type[HeadCosts],
     documents: Tensor,
     sampler: TokenSampler,
     positions: Callable[[], tuple[Tensor, Tensor]],
-    row_labels: Callable[[type[HeadBrick]], Tensor],
+    row_labels: Callable[[type[HeadCosts]], Tensor],
 ) -> Fields:
-    if brick.name == "span-boundary":
+    if costs.name == "span-boundary":
         return _boundaries(sampler.tokens(len(documents), 3))
-    if brick.predicted_only:
+    if costs.predicted_only:
         at, targets = positions()
-        return {"masked_positions": at, brick.label_field: sampler.tokens(*at.shape).masked_fill(~targets, IGNORED)}
-    if brick.labels_from_samples:
+        return {"masked_positions": at, costs.label_field: sampler.tokens(*at.shape).masked_fill(~targets, IGNORED)}
+    if costs.labels_from_samples:
         labels = torch.zeros_like(documents)
-    elif brick.projects:
+    elif costs.projects:
         labels = sampler.tokens(*documents.shape)
-    elif issubclass(brick, TokenClassHeadBrick):
-        labels = sampler.classes(brick.classes, *documents.shape)
+    elif issubclass(costs, TokenClassHeadCosts):
+        labels = sampler.classes(costs.classes, *documents.shape)
     else:
-        return {brick.label_field: row_labels(brick)}
-    return {brick.label_field: labels.masked_fill(documents == 0, IGNORED)}
+        return {costs.label_field: row_labels(costs)}
+    return {costs.label_field: labels.masked_fill(documents == 0, IGNORED)}
 
 
 def _prefix(family: Family, head: str) -> str:

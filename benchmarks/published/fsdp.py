@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from megaptm.bricks import ModelChunk
+from megaptm.models.chunk import ModelChunk
 from megaptm.plan import activations, costs
 from megaptm.plan.costs import Passes
 from megaptm.plan.machine import Machine

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
-from megaptm.bricks import HEADS
 from megaptm.config.family_rules import family_rules
 from megaptm.config.hooks import config_hooks
 from megaptm.config.layer_rules import layer_layout_errors
@@ -18,6 +17,7 @@ from megaptm.config.schedule import tasks_without_samples
 from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig
 from megaptm.errors import UserError, nearest
 from megaptm.families import FAMILIES, find_family
+from megaptm.models.head_costs import HEADS
 from megaptm.objectives import BaseObjective, Composed, weights_at
 from megaptm.objectives.composed import tasks_of
 from megaptm.spec import Family, LayerlessFamily, ModelSpec, TaskInput

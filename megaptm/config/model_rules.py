@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterator
 
 from pydantic import ValidationError
 
-from megaptm.bricks.adaptive import cluster_mistakes
 from megaptm.config.family_rules import family_rules
 from megaptm.config.layer_rules import layer_model_errors
 from megaptm.config.model import SHAPE_KEYS, model_spec
 from megaptm.config.schema import ModelConfig
 from megaptm.errors import nearest
 from megaptm.families import LAYERLESS
+from megaptm.models.adaptive_costs import cluster_mistakes
 from megaptm.spec import ModelSpec, Size, with_attention_options
 
 ATTENTION_KEYS = ("head_width", "kv_heads", "band", "cutoffs", "division", "share")

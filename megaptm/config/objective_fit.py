@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from megaptm.batch import BatchSpec
-from megaptm.bricks import HEADS
 from megaptm.errors import nearest
+from megaptm.models.head_costs import HEADS
 from megaptm.objectives import OBJECTIVES, BaseObjective
 from megaptm.objectives.encoder_decoder import EncoderDecoder
 from megaptm.plugins import is_builtin

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from megaptm.bricks.head import ROWS_PROJECTED
 from megaptm.config import Config, dump, resolve_model
 from megaptm.data.loader import as_tensors, stacked, validation_steps
 from megaptm.data.mix import Mix
@@ -38,7 +37,8 @@ from megaptm.distillation.section import distill_section
 from megaptm.errors import UserError
 from megaptm.inference.trained_model import open_run
 from megaptm.losses.token import Projected
-from megaptm.models import Model
+from megaptm.losses.token_costs import ROWS_PROJECTED
+from megaptm.models.model import Model
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.other_run import CONFIG, OtherRun
 from megaptm.spec import ModelSpec

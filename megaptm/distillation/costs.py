@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from megaptm.bricks import heads, sublayers
-from megaptm.bricks.head import ROWS_PROJECTED
 from megaptm.config import Config
 from megaptm.distillation.rules import resolve_distillation
 from megaptm.distillation.section import distill_section
 from megaptm.distillation.spec import Distillation
+from megaptm.layers.layer_costs import sublayers
+from megaptm.losses.token_costs import ROWS_PROJECTED
+from megaptm.models.head_costs import head_costs
 from megaptm.plan import costs
 from megaptm.plan.costs import OperationTime
 from megaptm.plan.count import count_parameters
@@ -88,7 +89,7 @@ class TeacherCosts(ExtraCosts):
                 student_products += layers * _score_products(work.spec, stack, length)
                 forward += 2 * work.batch * layers * _score_products(distillation.teacher, stack, length)
         if distillation.asks("logits"):
-            head = heads(work.spec)[self._compared_head(work.spec)]
+            head = head_costs(work.spec)[self._compared_head(work.spec)]
             student_products += head.multiply_adds(work.lengths[head.stack])
         return forward + 6 * work.batch * student_products
 
@@ -129,5 +130,5 @@ class TeacherCosts(ExtraCosts):
 def _score_products(spec: ModelSpec, stack: str, length: int) -> int:
     """Return the multiply-adds of a layer's scores and of the projections of queries, keys and values."""
     sub = sublayers(spec.family.stacks[stack].at(0), spec.size_of(stack))[0]
-    maps = sum(linear.weights for name, linear in sub.brick.maps.items() if name != "output")
+    maps = sum(linear.weights for name, linear in sub.costs.maps.items() if name != "output")
     return length * maps + length * length * spec.size_of(stack).heads * spec.size_of(stack).key_width

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from megaptm.batch import MicroBatch
-from megaptm.bricks.kernels import AUTO
 from megaptm.checkpoint.tensors import TensorReader
 from megaptm.config import CommunicationConfig, Config, Layout
 from megaptm.distillation.losses import add_losses
@@ -17,6 +16,7 @@ from megaptm.distillation.run import needs_weights, teacher_run
 from megaptm.distillation.section import distill_section
 from megaptm.distillation.spec import LOSS, Distillation
 from megaptm.errors import UserError
+from megaptm.layers.kernel_choice import AUTO
 from megaptm.models.loss import Loss
 from megaptm.models.model import Model
 from megaptm.models.output import ModelOutput

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
-from megaptm.bricks import HEADS
 from megaptm.distillation.soft_targets import LargestLogits, SoftTargetLoss, soft_class_loss
 from megaptm.distillation.spec import LOSS, Distillation
 from megaptm.layers.split import Linear, UsesTensorRanks
 from megaptm.losses.token import Projected
+from megaptm.models.head_costs import HEADS
 from megaptm.models.heads import LanguageHead, MaskedHead, RowClassHead
 from megaptm.models.loss import Loss, num_labels
 from megaptm.models.model import Model

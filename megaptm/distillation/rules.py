@@ -7,8 +7,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from megaptm.bricks import HEADS
-from megaptm.bricks.heads import RowClassHeadBrick
 from megaptm.config import load_run
 from megaptm.config.errors import error_messages
 from megaptm.config.hooks import ConfigHook, ModelErrors
@@ -18,6 +16,7 @@ from megaptm.config.schema import Config, ModelConfig, ModelSection
 from megaptm.distillation.section import DistillConfig, distill_section
 from megaptm.distillation.spec import HOOKS, Distillation
 from megaptm.families import find_family
+from megaptm.models.head_costs import HEADS, RowClassHeadCosts
 from megaptm.spec import LayerlessFamily, ModelSpec
 
 
@@ -102,7 +101,7 @@ def _class_heads(config: Config) -> tuple[str, ...]:
     """Return the heads of the objective whose logits are compared."""
     distill = distill_section(config)
     assert distill is not None
-    rows = [loss for loss in config.built_objective.losses if issubclass(HEADS[loss], RowClassHeadBrick)]
+    rows = [loss for loss in config.built_objective.losses if issubclass(HEADS[loss], RowClassHeadCosts)]
     return tuple(rows) if distill.classes else ()
 
 

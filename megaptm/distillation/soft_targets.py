@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from megaptm.bricks.head import ROWS_PROJECTED
 from megaptm.layers.accumulate import gradient_sum_of
 from megaptm.layers.split import TensorRanks, UsesTensorRanks
 from megaptm.layers.table_gradient import TableGradient, scaled
 from megaptm.losses.token import Projected, drops_unlabeled
+from megaptm.losses.token_costs import ROWS_PROJECTED
 
 
 class LargestLogits(NamedTuple):

@@ -29,7 +29,8 @@ from megaptm.hub.imported_weights import ImportedModel
 from megaptm.hub.labels import read_labels
 from megaptm.hub.library import transformers
 from megaptm.hub.tokenizer import has_tokenizer, read_tokenizer
-from megaptm.models import build_model, initial_value
+from megaptm.models.initial import initial_value
+from megaptm.models.model import build_model
 from megaptm.objectives import build_objective
 from megaptm.plan.count import count_parameters
 from megaptm.resilience.events import Events, ImportEvent

@@ -14,7 +14,7 @@ from megaptm.errors import UserError
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.folder import CONFIG
 from megaptm.hub.tensor_rules import HEADS, export_weights, import_weights
-from megaptm.models import build_model
+from megaptm.models.model import build_model
 from megaptm.spec import ModelSpec
 
 # `transformers` stores these with the weights of old checkpoints; they are not trained. The last one is a table of T5

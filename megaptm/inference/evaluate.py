@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from megaptm.batch import IGNORED
-from megaptm.bricks import HEADS, heads
 from megaptm.config import Config
 from megaptm.console import Console
 from megaptm.data import Mix, open_mix
@@ -26,6 +25,7 @@ from megaptm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
 from megaptm.errors import UserError
 from megaptm.inference.evaluation_options import EvaluationOptions
 from megaptm.inference.trained_model import TrainedModel
+from megaptm.models.head_costs import HEADS, head_costs
 from megaptm.objectives.objective import Sample, weights_at
 from megaptm.resilience.events import EvaluationEvent, Events
 from megaptm.run.corpora import corpus_cache
@@ -105,8 +105,8 @@ def evaluate(
             f"the validation split of {', '.join(corpora)} is shorter than one sample of {config.data.sequence} "
             "tokens: build the corpus from more text, or with a larger validation=SHARE."
         )
-    bricks = heads(loaded.spec)
-    if not (names := [name for name in held_out.losses if bricks[name].is_classifier]):
+    costs = head_costs(loaded.spec)
+    if not (names := [name for name in held_out.losses if costs[name].is_classifier]):
         raise UserError(
             f"{', '.join(held_out.losses)}: the labels are no classes, so there are no baselines to compare with; see "
             "validation/loss in the run's metrics."
@@ -127,7 +127,7 @@ def evaluate(
     )
     for stack_cache in caches.values():
         stack_cache.same_length = options.same_length
-    sizes = {name: loaded.tokenizer.vocabulary if HEADS[name].projects else bricks[name].classes for name in names}
+    sizes = {name: loaded.tokenizer.vocabulary if HEADS[name].projects else costs[name].classes for name in names}
     sizes |= dict.fromkeys(contrasts, 1)  # for contrastive losses only the number of labels is counted
     chance = dict.fromkeys(contrasts, 0.0)
     sampled_labels = {

@@ -14,7 +14,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from megaptm.bricks.pattern import SlidingWindow
 from megaptm.errors import UserError
 from megaptm.inference.prompt import (
     encode_with_special,
@@ -28,6 +27,7 @@ from megaptm.inference.prompt import (
 from megaptm.inference.trained_model import TrainedModel
 from megaptm.layers.attention import Attend, PatternAttend
 from megaptm.layers.layer import Layer, Stack
+from megaptm.layers.pattern import SlidingWindow
 from megaptm.objectives.objective import Prompt
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.tokenizers import Tokenizer

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from megaptm.config import Config
 from megaptm.errors import UserError
-from megaptm.models import Model, build_model
+from megaptm.models.model import Model, build_model
 from megaptm.objectives.objective import Prompt
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.run.folder import CONFIG

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
 
-from megaptm.bricks import Brick
-from megaptm.bricks.custom_pattern import CustomPattern, check_alike
-from megaptm.bricks.kernels import AUTO, FUSED, choose
+from megaptm.layers.costs import LayerCosts
+from megaptm.layers.custom_pattern import CustomPattern, check_alike
+from megaptm.layers.kernel_choice import AUTO, FUSED, choose
 from megaptm.layers.kernels import attend_by, device_of, for_heads, work_of
 from megaptm.layers.mask import Mask
 from megaptm.layers.positions import rotate
@@ -101,16 +101,16 @@ def sound_kernels(mask: Tensor | None) -> Iterator[None]:
 
 
 class PatternAttend(Attend):
-    """Attention with a pattern, by the kernel that `bricks.kernels` chooses.
+    """Attention with a pattern, by the kernel that `layers.kernel_choice` chooses.
 
     `forward` takes the tensor from which a mask is built with the pattern (`Mask.numbers`), or a complete mask as
     `Attend` does.
     """
 
-    def __init__(self, brick: Brick, *, dropout: float) -> None:
-        rate = brick.attention.dropout_rate(dropout)
-        super().__init__(causal=brick.block.causal, scale=score_scale(brick), dropout=rate)
-        self.pattern, self.visibility, self.num_heads = brick.pattern, brick.block.visibility, brick.size.heads
+    def __init__(self, costs: LayerCosts, *, dropout: float) -> None:
+        rate = costs.attention.dropout_rate(dropout)
+        super().__init__(causal=costs.block.causal, scale=score_scale(costs), dropout=rate)
+        self.pattern, self.visibility, self.num_heads = costs.pattern, costs.block.visibility, costs.size.heads
         self.kernel = AUTO
         """Configured kernel."""
         if isinstance(self.pattern, CustomPattern) and detect_fake_mode() is None:
@@ -155,10 +155,10 @@ class PatternAttend(Attend):
         return mixed_SBHK.flatten(2)
 
 
-def score_scale(brick: Brick) -> float:
+def score_scale(costs: LayerCosts) -> float:
     """Return the factor of attention scores."""
     terms = {"sqrt": 1, "sqrt-3": 3}
-    return 1 / math.sqrt(terms[scale] * brick.size.key_width) if (scale := brick.attention.scale) in terms else 1.0
+    return 1 / math.sqrt(terms[scale] * costs.size.key_width) if (scale := costs.attention.scale) in terms else 1.0
 
 
 class AttentionModule(nn.Module):
@@ -189,16 +189,16 @@ class SelfAttention(AttentionModule):
     query: Linear
     kv: Linear
 
-    def __init__(self, brick: Brick, *, dropout: float) -> None:
+    def __init__(self, costs: LayerCosts, *, dropout: float) -> None:
         super().__init__()
-        self.key_width = brick.size.key_width
-        self.grouped = "kv" in brick.maps
+        self.key_width = costs.size.key_width
+        self.grouped = "kv" in costs.maps
         for name in ("query", "kv") if self.grouped else ("qkv",):
-            self.add_module(name, Linear.of(brick.maps[name]))
+            self.add_module(name, Linear.of(costs.maps[name]))
         # Biases of queries and values, ordered (head, [q, v], K), if keys have no bias.
-        self.biases = HeadBias(brick.biases) if brick.biases else None
-        self.attend: Attend = PatternAttend(brick, dropout=dropout)
-        self.output = Linear.of(brick.maps["output"])
+        self.biases = HeadBias(costs.biases) if costs.biases else None
+        self.attend: Attend = PatternAttend(costs, dropout=dropout)
+        self.output = Linear.of(costs.maps["output"])
 
     def forward(
         self,
@@ -267,12 +267,12 @@ class SelfAttention(AttentionModule):
 class CrossAttention(nn.Module):
     """Cross-attention of a decoder to the encoder output. Rows of `kv` are ordered (head, [k, v], K)."""
 
-    def __init__(self, brick: Brick, *, dropout: float) -> None:
+    def __init__(self, costs: LayerCosts, *, dropout: float) -> None:
         super().__init__()
-        self.key_width = brick.size.key_width
-        self.query, self.kv = Linear.of(brick.maps["query"]), Linear.of(brick.maps["kv"])
-        self.attend = Attend(causal=False, scale=score_scale(brick), dropout=brick.attention.dropout_rate(dropout))
-        self.output = Linear.of(brick.maps["output"])
+        self.key_width = costs.size.key_width
+        self.query, self.kv = Linear.of(costs.maps["query"]), Linear.of(costs.maps["kv"])
+        self.attend = Attend(causal=False, scale=score_scale(costs), dropout=costs.attention.dropout_rate(dropout))
+        self.output = Linear.of(costs.maps["output"])
 
     def forward(self, x_SBD: Tensor, memory_MBD: Tensor, mask: Tensor | None) -> Tensor:
         q, kv = self.query(x_SBD), self.kv(memory_MBD)

@@ -10,7 +10,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megaptm.bricks import Brick
+from megaptm.layers.costs import LayerCosts
 from megaptm.layers.split import Dropout, Linear
 from megaptm.plugins import load_plugin
 
@@ -47,16 +47,16 @@ class FeedForward(nn.Module):
     For gated kinds rows of `up` are ordered (feature, [gate, value]), so that a slice holds matching pairs.
     """
 
-    def __init__(self, brick: Brick, *, dropout: float) -> None:
+    def __init__(self, costs: LayerCosts, *, dropout: float) -> None:
         super().__init__()
-        kind = brick.block.ffn.activation
+        kind = costs.block.ffn.activation
         assert isinstance(kind, str)
         self.gated = kind in GATES
         self.activation = GATES[kind] if self.gated else activation_of(kind)
-        self.up = Linear.of(brick.maps["up"])
+        self.up = Linear.of(costs.maps["up"])
         # Tensor ranks hold different features, as they hold different heads: their dropout masks must differ.
-        self.dropout = Dropout(dropout if brick.block.ffn.dropout else 0.0, region="heads")
-        self.down = Linear.of(brick.maps["down"])
+        self.dropout = Dropout(dropout if costs.block.ffn.dropout else 0.0, region="heads")
+        self.down = Linear.of(costs.maps["down"])
 
     def forward(self, x_SBD: Tensor) -> Tensor:
         x_SBF = self.up(x_SBD)

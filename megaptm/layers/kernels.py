@@ -1,4 +1,4 @@
-"""Attention kernels for GPUs: FlexAttention, flash-attn, Transformer Engine. `bricks.kernels` chooses one.
+"""Attention kernels for GPUs: FlexAttention, flash-attn, Transformer Engine. `layers.kernel_choice` chooses one.
 
 FlexAttention is compiled and computes only blocks that its mask does not exclude. flash-attn and Transformer Engine
 support windows. Torch's fused kernel is in `layers.attention`, tiles are in `layers.sparse`.
@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megaptm.bricks.kernels import AttentionWork, ComputeDevice
-from megaptm.bricks.pattern import AllPairs, Pattern, SlidingWindow, attended_blocks
+from megaptm.layers.kernel_choice import AttentionWork, ComputeDevice
 from megaptm.layers.mask import Mask
+from megaptm.layers.pattern import AllPairs, Pattern, SlidingWindow, attended_blocks
 from megaptm.layers.sparse import Marked, attend_by_tiles
 
 if TYPE_CHECKING:  # it takes a second to import

@@ -11,18 +11,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from megaptm.bricks import BRICKS, SubLayer, sublayers
-from megaptm.bricks.kernels import AUTO, FUSED
 from megaptm.errors import UserError
 from megaptm.layers.attention import AttentionModule, CrossAttention, SelfAttention
 from megaptm.layers.feedforward import FeedForward
+from megaptm.layers.feedforward_costs import feed_forward_class
+from megaptm.layers.kernel_choice import AUTO, FUSED
+from megaptm.layers.layer_costs import SubLayer, sublayers
 from megaptm.layers.mask import Mask
 from megaptm.layers.norm import FinalNorm, Norm
 from megaptm.layers.positions import rotation, score_bias
 from megaptm.layers.reversible import LayerInputs, run_reversible
 from megaptm.layers.rng import RngReplay, save_rng_state
 from megaptm.layers.split import Dropout, HeadTable, SequenceHooks, same
-from megaptm.plugins import is_plugin, load_plugin
+from megaptm.plugins import load_plugin
 from megaptm.spec import BIAS_BUCKETS, AttentionSpec, Block, LayerSpec, Size, value_errors
 
 
@@ -64,13 +65,12 @@ def _attention_errors(block: Block, size: Size) -> Iterator[str]:
 def _stack_errors(block: Block, size: Size) -> Iterator[str]:
     activations = (block.ffn.activation,) if isinstance(block.ffn.activation, str) else block.ffn.activation
     for activation in activations:
-        if activation not in BRICKS["ffn"] and not is_plugin(activation):
-            yield f"ffn.activation is {activation!r}, which is unknown; use one of {', '.join(BRICKS['ffn'])}."
+        feed_forward_class(activation)  # raises UserError if it is unknown
     if block.position == "rope" and size.key_width % 2:
         yield f"position is rope, which rotates pairs of features, but heads have {size.key_width}: make it even."
     if size.heads % size.key_heads:
         yield f"attention has {size.heads} heads, which kv_heads ({size.key_heads}) must divide: change either."
-    own_masks = {sub.word for sub in _attentions(block, size) if sub.brick.own_mask}
+    own_masks = {sub.costs.attention.kind for sub in _attentions(block, size) if sub.costs.own_mask}
     if block.score_bias and own_masks:
         yield (
             f"position is {block.position}, a bias on the scores of all pairs, but {', '.join(sorted(own_masks))} "
@@ -123,7 +123,7 @@ class Layer(nn.Module):
         for sub in sublayers(block, size, memory):
             if sub.has_norm:
                 self.add_module(f"{sub.name}_norm", Norm(size.width, block.norm))
-            self.add_module(sub.name, _module_class(sub)(sub.brick, dropout=dropout))
+            self.add_module(sub.name, _module_class(sub)(sub.costs, dropout=dropout))
         self.attention.attend.assign(layer=number)
         self.dropout = Dropout(dropout, region="residual")
         for name, child in (shared or {}).items():
@@ -172,10 +172,10 @@ class Layer(nn.Module):
         added: Tensor = self.dropout(self.ffn(self.ffn_norm(x)))
         return added
 
-    def _sublayer(self, norm: nn.Module, brick: nn.Module, x: Tensor, *inputs: Tensor | None) -> Tensor:
+    def _sublayer(self, norm: nn.Module, module: nn.Module, x: Tensor, *inputs: Tensor | None) -> Tensor:
         if self.norm_position == "post":
-            return norm(x + self.dropout(brick(x, *inputs)))
-        return x + self.dropout(brick(norm(x), *inputs))
+            return norm(x + self.dropout(module(x, *inputs)))
+        return x + self.dropout(module(norm(x), *inputs))
 
 
 def _attentions(block: Block, size: Size) -> Iterator[SubLayer]:
@@ -186,7 +186,7 @@ def _attentions(block: Block, size: Size) -> Iterator[SubLayer]:
 
 def _module_class(sub: SubLayer) -> Callable[..., nn.Module]:
     if sub.name == "attention":
-        record = sub.brick.attention
+        record = sub.costs.attention
         return load_plugin(record.module, f"{type(record).__name__}.module", "class")
     return FeedForward if sub.name == "ffn" else CrossAttention
 
@@ -273,7 +273,7 @@ class Stack(SequenceHooks, BaseStack):
         """`memory`: width of the stack that cross-attention reads, if it differs. `context`: number of learned
         positions."""
         super().__init__(block, size, layers)
-        self.own_masks = {sub.word for sub in _attentions(block, size) if sub.brick.own_mask}
+        self.own_masks = {sub.costs.attention.kind for sub in _attentions(block, size) if sub.costs.own_mask}
         self.kernel = AUTO
         """Configured attention kernel."""
         self.run_layer: Callable[..., Tensor] = run

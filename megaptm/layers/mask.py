@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
 
-from megaptm.bricks.pattern import Pattern
 from megaptm.errors import UserError
+from megaptm.layers.pattern import Pattern
 from megaptm.layers.recurrence_cache import StackCache
 from megaptm.spec import Block, visibility_of
 

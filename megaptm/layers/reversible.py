@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from megaptm.bricks.feedforward import ROWS_FED
 from megaptm.layers.accumulate import sum_dtype
+from megaptm.layers.feedforward_costs import ROWS_FED
 from megaptm.layers.rng import RngReplay
 from megaptm.layers.split import Dropout
 

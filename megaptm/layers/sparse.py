@@ -20,9 +20,9 @@ from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch.autograd.function import once_differentiable
 
-from megaptm.bricks.pattern import Pattern
 from megaptm.layers.accumulate import sum_dtype
 from megaptm.layers.mask import Mask
+from megaptm.layers.pattern import Pattern
 from megaptm.layers.rng import next_seed
 
 

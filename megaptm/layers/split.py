@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megaptm.bricks import LinearShape
 from megaptm.layers.accumulate import Lookup
+from megaptm.layers.costs import LinearShape
 
 
 class Linear(nn.Linear):
@@ -37,7 +37,7 @@ class Linear(nn.Linear):
 
     @classmethod
     def of(cls, map_: LinearShape) -> Linear:
-        """Build the layer that a brick describes."""
+        """Build a layer of this shape."""
         linear = cls(map_.inputs, map_.outputs, bias=map_.bias, split=map_.split)
         linear.matrices, linear.interleave = map_.matrices, map_.interleave
         return linear

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from megaptm.bricks.head import keeps_factors
 from megaptm.layers.accumulate import GradientSum, sum_dtype
+from megaptm.layers.table_gradient_costs import keeps_factors
 
 NUMBERS_MULTIPLIED = 2**26
 """Elements of the gradient computed at once, 256 MB in float32: few and large kernels."""

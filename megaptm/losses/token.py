@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
-from megaptm.bricks.head import ROWS_PROJECTED
 from megaptm.layers.accumulate import gradient_sum_of
 from megaptm.layers.table_gradient import TableGradient, scaled
+from megaptm.losses.token_costs import ROWS_PROJECTED
 
 SAMPLING_CHUNK = 256
 """Samples whose tokens are sampled at once: 100 MB at vocabulary 30,522 and fp32."""

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
-from megaptm.bricks import HeadBrick
-from megaptm.bricks.adaptive import cluster_maps, cluster_mistakes, clusters
 from megaptm.errors import UserError
 from megaptm.layers.split import Linear
 from megaptm.losses.token import ReplicatedTokenLoss
+from megaptm.models.adaptive_costs import cluster_maps, cluster_mistakes, clusters
+from megaptm.models.head_costs import HeadCosts
 from megaptm.spec import ModelSpec
 
 
@@ -89,12 +89,12 @@ class AdaptiveHead(nn.Module):
 
     narrow: Linear | None
 
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+    def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
         check_adaptive(spec)
         self.clusters = clusters(spec)
         first, *tail = self.clusters
-        self.narrow = Linear.of(brick.maps["narrow"]) if "narrow" in brick.maps else None
+        self.narrow = Linear.of(costs.maps["narrow"]) if "narrow" in costs.maps else None
         self.cluster = Table(len(tail), first.width)
         self.cluster_bias = RowBias(len(tail))
         self.word_bias = nn.ModuleList(RowBias(cluster.rows) for cluster in self.clusters)

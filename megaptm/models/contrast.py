@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-from megaptm.bricks import HeadBrick
+from megaptm.models.head_costs import HeadCosts
 from megaptm.models.loss import Loss, count_labels
 from megaptm.spec import ModelSpec
 
@@ -21,9 +21,9 @@ class ContrastHead(nn.Module, ABC):
     backward pass needs, on any micro-batch and rank.
     """
 
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+    def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
-        self.name, self.label_field = brick.name, brick.label_field
+        self.name, self.label_field = costs.name, costs.label_field
 
     @abstractmethod
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:

@@ -10,13 +10,13 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from megaptm.bricks import LinearShape, widening
-from megaptm.bricks.inputs import input_bricks
 from megaptm.errors import UserError
+from megaptm.layers.costs import LinearShape
 from megaptm.layers.norm import Norm
 from megaptm.layers.positions import sinusoid
 from megaptm.layers.split import Dropout, Embedding, Linear
 from megaptm.models.adaptive import AdaptiveTokens
+from megaptm.models.embed_costs import input_costs, widening
 from megaptm.plugins import load_plugin
 from megaptm.spec import Family, InputSpec, ModelSpec
 
@@ -61,7 +61,7 @@ class Embed(nn.Module):
         self.segment = self.task = None
         if not stacks:
             for name in tied_inputs:
-                self.add_module(name, TiedProjection(input_bricks(spec)[name].tied_map))
+                self.add_module(name, TiedProjection(input_costs(spec)[name].tied_map))
             return
         for record in family.inputs:
             if record.module:

@@ -10,19 +10,20 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from megaptm.bricks import HeadBrick, heads
-from megaptm.bricks.heads import (
-    LanguageHeadBrick,
-    MaskedHeadBrick,
-    RowClassHeadBrick,
-    TokenClassHeadBrick,
-)
 from megaptm.errors import UserError
 from megaptm.layers.feedforward import GATES, activation_of
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
 from megaptm.losses.token import Projected
 from megaptm.models.adaptive import AdaptiveHead
+from megaptm.models.head_costs import (
+    HeadCosts,
+    LanguageHeadCosts,
+    MaskedHeadCosts,
+    RowClassHeadCosts,
+    TokenClassHeadCosts,
+    head_costs,
+)
 from megaptm.models.loss import Loss, class_loss, count_labels, token_loss
 from megaptm.models.sample import UNIFORMS
 from megaptm.models.target_positions import target_states
@@ -36,9 +37,9 @@ class LanguageHead(nn.Module):
     table: Embedding | None
     narrow: Linear | None
 
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+    def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
-        scales = {"none": 1.0, "rsqrt-width": brick.width**-0.5}
+        scales = {"none": 1.0, "rsqrt-width": costs.width**-0.5}
         if spec.family.output.scale not in scales:
             known = ", ".join(scales)
             raise UserError(
@@ -46,10 +47,10 @@ class LanguageHead(nn.Module):
             )
         self.scale = scales[spec.family.output.scale]
         self.table = self.narrow = None
-        if "narrow" in brick.maps:
-            self.narrow = Linear.of(brick.maps["narrow"])
+        if "narrow" in costs.maps:
+            self.narrow = Linear.of(costs.maps["narrow"])
         if not spec.family.output.tied:
-            self.table = Embedding(spec.padded_vocabulary, brick.table_width, split="vocabulary")
+            self.table = Embedding(spec.padded_vocabulary, costs.table_width, split="vocabulary")
         self.vocabulary = VocabularyBias(spec.padded_vocabulary) if spec.family.output.bias else None
         self.project = token_loss(spec)
 
@@ -83,14 +84,14 @@ class MaskedHead(nn.Module):
     """Masked-language-model head as in BERT: transform, norm, tied token table and bias. Reads target positions
     only."""
 
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+    def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
-        block = brick.block
+        block = costs.block
         if not spec.family.output.tied:
             raise UserError(f"{spec.name}: the `mlm` head projects on the token table; set output.tied=True.")
-        self.activation = plain_activation(spec, brick)
-        self.transform = Linear.of(brick.maps["transform"])
-        self.norm = Norm(brick.table_width, block.norm)
+        self.activation = plain_activation(spec, costs)
+        self.transform = Linear.of(costs.maps["transform"])
+        self.norm = Norm(costs.table_width, block.norm)
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
         self.project = token_loss(spec)
 
@@ -124,10 +125,10 @@ class MaskedHead(nn.Module):
 class TokenClassHead(nn.Module):
     """Token classification head (ERNIE 2.0, arXiv:1907.12412, 4.2.1)."""
 
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+    def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
-        self.label_field = brick.label_field
-        self.classify = Linear.of(brick.maps["classify"])
+        self.label_field = costs.label_field
+        self.classify = Linear.of(costs.maps["classify"])
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         return class_loss(self.logits(x_SBD, tied), batch[self.label_field])
@@ -140,10 +141,10 @@ class TokenClassHead(nn.Module):
 class RowClassHead(nn.Module):
     """Sequence classification head on the pooled first position, as in BERT."""
 
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+    def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
-        self.label_field = brick.label_field
-        self.pooler, self.classify = Linear.of(brick.maps["pooler"]), Linear.of(brick.maps["classify"])
+        self.label_field = costs.label_field
+        self.pooler, self.classify = Linear.of(costs.maps["pooler"]), Linear.of(costs.maps["classify"])
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         return class_loss(self.logits(x_SBD, tied), batch[self.label_field])
@@ -166,36 +167,36 @@ class Head(Protocol):
         ...
 
 
-def language_head(spec: ModelSpec, brick: HeadBrick) -> nn.Module:
+def language_head(spec: ModelSpec, costs: HeadCosts) -> nn.Module:
     """Return the next-token head, with one table or adaptive clusters."""
-    return AdaptiveHead(spec, brick) if spec.size.cutoffs else LanguageHead(spec, brick)
+    return AdaptiveHead(spec, costs) if spec.size.cutoffs else LanguageHead(spec, costs)
 
 
-MODULES: dict[type[HeadBrick], Callable[[ModelSpec, HeadBrick], nn.Module]] = {
-    LanguageHeadBrick: language_head,
-    MaskedHeadBrick: MaskedHead,
-    RowClassHeadBrick: RowClassHead,
-    TokenClassHeadBrick: TokenClassHead,
+MODULES: dict[type[HeadCosts], Callable[[ModelSpec, HeadCosts], nn.Module]] = {
+    LanguageHeadCosts: language_head,
+    MaskedHeadCosts: MaskedHead,
+    RowClassHeadCosts: RowClassHead,
+    TokenClassHeadCosts: TokenClassHead,
 }
-"""Modules of brick classes that name no module of their own."""
+"""Classes of costs that name no module -> module."""
 
 
 def build_heads(spec: ModelSpec, names: Collection[str]) -> nn.ModuleDict:
     """Build heads of the family by name. Losses have the names of their heads."""
-    bricks = {name: brick for name, brick in heads(spec).items() if name in names}
-    return nn.ModuleDict({name: _module(brick)(spec, brick) for name, brick in bricks.items()})
+    costs_of_heads = {name: costs for name, costs in head_costs(spec).items() if name in names}
+    return nn.ModuleDict({name: _module(costs)(spec, costs) for name, costs in costs_of_heads.items()})
 
 
-def _module(brick: HeadBrick) -> Callable[[ModelSpec, HeadBrick], nn.Module]:
-    if brick.module:
-        return load_plugin(brick.module, f"{type(brick).__name__}.module", "module")
-    return next(module for kind, module in MODULES.items() if isinstance(brick, kind))
+def _module(costs: HeadCosts) -> Callable[[ModelSpec, HeadCosts], nn.Module]:
+    if costs.module:
+        return load_plugin(costs.module, f"{type(costs).__name__}.module", "module")
+    return next(module for kind, module in MODULES.items() if isinstance(costs, kind))
 
 
-def plain_activation(spec: ModelSpec, brick: HeadBrick) -> Callable[[Tensor], Tensor]:
+def plain_activation(spec: ModelSpec, costs: HeadCosts) -> Callable[[Tensor], Tensor]:
     """Return the activation of the last layer that a head reads."""
-    act = brick.block.at(brick.size.layers - 1).ffn.activation
+    act = costs.block.at(costs.size.layers - 1).ffn.activation
     assert isinstance(act, str), "`at` a layer there is one word"
     if act in GATES:
-        raise UserError(f"{spec.name}: the `{brick.name}` head has no gated form; use a plain ffn, not {act!r}.")
+        raise UserError(f"{spec.name}: the `{costs.name}` head has no gated form; use a plain ffn, not {act!r}.")
     return activation_of(act)

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megaptm.bricks import HEADS
 from megaptm.errors import UserError
+from megaptm.models.head_costs import HEADS
 from megaptm.models.model import Model
 from megaptm.plugins import is_plugin, load_plugin
 from megaptm.spec import ModelSpec, Size

@@ -14,14 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
-from megaptm.bricks import HEADS, ModelChunk, chunks, memory_width
 from megaptm.errors import UserError
 from megaptm.layers.attention import AttentionCore
 from megaptm.layers.layer import BaseStack, Stack, StackInputs, same, stack_class
+from megaptm.layers.layer_costs import memory_width
 from megaptm.layers.mask import cross_mask, self_mask
 from megaptm.layers.recurrence_cache import StackCache
+from megaptm.models.chunk import ModelChunk, chunks
 from megaptm.models.contrast import ContrastHead
 from megaptm.models.embed import Embed
+from megaptm.models.head_costs import HEADS
 from megaptm.models.heads import Head, build_heads
 from megaptm.models.loss import Loss
 from megaptm.models.output import ModelOutput, States
@@ -358,3 +360,8 @@ class Model(nn.Module):
         """Pad a stream with zeros to the width of the widest stack."""
         missing = self.spec.width - stream_SBD.shape[-1]
         return F.pad(stream_SBD, (0, missing)) if missing else stream_SBD
+
+
+def build_model(spec: ModelSpec, chunk: ModelChunk | None = None) -> Model:
+    """Return the model, or one chunk of it, with uninitialized weights: `fill` or a checkpoint sets their values."""
+    return Model(spec, chunk)

@@ -118,7 +118,7 @@ class Question:
     unit: Literal["sentences", "turns", "parts"] = "sentences"
     """Unit of a sample (`BaseObjective.unit`); `turns` have roles."""
     num_classes: int = 2
-    """Number of classes, equal to that of the head with the same name (`bricks.heads`)."""
+    """Number of classes, equal to that of the head with the same name (`models.head_costs`)."""
     label_meanings: tuple[str, ...] = ()
     """Meaning of labels 0, 1 ... for the second text, for messages."""
 
@@ -140,7 +140,7 @@ _QUESTIONS = {
 QUESTIONS: Registry[Question] = Registry(
     _QUESTIONS, lambda: (entry for questions in contributions("questions", "QUESTIONS") for entry in questions.items())
 )
-"""Questions by name, which is also the name of their head, a `bricks.heads.RowClassHeadBrick`."""
+"""Questions by name, which is also the name of their head, a `models.head_costs.RowClassHeadCosts`."""
 
 
 @dataclass(frozen=True)

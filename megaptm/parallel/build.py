@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from megaptm.bricks import HEADS
 from megaptm.config import Layout, LossScaleConfig, OptimizerConfig
 from megaptm.errors import UserError
+from megaptm.models.head_costs import HEADS
 from megaptm.parallel.contrast import ContrastHook
 from megaptm.parallel.engine import Engine
 from megaptm.parallel.global_tokens import GlobalTokensHook

@@ -23,9 +23,9 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from megaptm.batch import MicroBatch
-from megaptm.bricks import HEADS
 from megaptm.errors import UserError
 from megaptm.models.contrast import ContrastHead, gradient_field
+from megaptm.models.head_costs import HEADS
 from megaptm.models.output import ModelOutput
 from megaptm.parallel.groups import device
 from megaptm.parallel.hooks import EngineHook

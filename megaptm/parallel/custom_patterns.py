@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaptm.bricks.custom_pattern import fingerprint, load_pattern, pattern_words
 from megaptm.errors import UserError
+from megaptm.layers.custom_pattern import fingerprint, load_pattern, pattern_words
 from megaptm.parallel.background import run_on_all_ranks
 from megaptm.parallel.collectives import all_gather_object
 from megaptm.spec import ModelSpec

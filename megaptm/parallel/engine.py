@@ -13,8 +13,8 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from megaptm.batch import IGNORED, MicroBatch
-from megaptm.bricks import HEADS
 from megaptm.checkpoint.tensors import TensorPiece, TensorReader
+from megaptm.models.head_costs import HEADS
 from megaptm.models.loss import num_labels
 from megaptm.models.output import ModelOutput
 from megaptm.parallel import state

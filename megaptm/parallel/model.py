@@ -10,8 +10,8 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.distributed.finalize_model_grads import finalize_model_grads
 from torch import Tensor
 
-from megaptm.bricks.kernels import AUTO
 from megaptm.config import CommunicationConfig, Layout
+from megaptm.layers.kernel_choice import AUTO
 from megaptm.parallel.groups import Ranks, open_groups
 from megaptm.parallel.hooks import EngineHook
 from megaptm.parallel.stage import Stage, attach_main_grads, build_stages, reduce_untouched, transformer_config
@@ -69,7 +69,7 @@ def build_parallel_model(
     - `losses`: heads to train; other heads are frozen.
     - `timeout_minutes`: time limit of collectives, the same as for `groups.join`.
     - `global_tokens`: whether batches mark global tokens. If not, the projections of global tokens are frozen.
-    - `attention_kernel`: one of `bricks.kernels.KERNELS`, or `auto`.
+    - `attention_kernel`: one of `layers.kernel_choice.KERNELS`, or `auto`.
     - `hooks`: hooks that may extend the model.
     """
     ranks = open_groups(layout, timeout_minutes=timeout_minutes)

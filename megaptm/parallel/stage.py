@@ -14,12 +14,12 @@ from megatron.core.tensor_parallel import random
 from megatron.core.transformer import MegatronModule, TransformerConfig
 from torch import Tensor, nn
 
-from megaptm.bricks import ModelChunk
-from megaptm.bricks.kernels import AUTO
 from megaptm.config import CommunicationConfig, Layout
 from megaptm.layers.attention import AttentionModule, PatternAttend
+from megaptm.layers.kernel_choice import AUTO
 from megaptm.layers.layer import Stack
 from megaptm.layers.rng import RngReplay
+from megaptm.models.chunk import ModelChunk
 from megaptm.models.model import Model, even_chunks
 from megaptm.models.output import ModelOutput
 from megaptm.parallel.groups import DTYPES, Ranks, device

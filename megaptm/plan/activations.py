@@ -11,10 +11,12 @@ attention does not save.
 
 from __future__ import annotations
 
-from megaptm.bricks import Brick, ModelChunk, SubLayer, kinds, memory_width, runs, sublayers
-from megaptm.bricks.feedforward import ROWS_FED
-from megaptm.bricks.head import HeadBrick, LossBytes
-from megaptm.bricks.inputs import inputs_read
+from megaptm.layers.costs import LayerCosts
+from megaptm.layers.feedforward_costs import ROWS_FED
+from megaptm.layers.layer_costs import SubLayer, kinds, memory_width, runs, sublayers
+from megaptm.models.chunk import ModelChunk
+from megaptm.models.embed_costs import inputs_read
+from megaptm.models.head_costs import HeadCosts, LossBytes
 from megaptm.plan.workload import Workload
 from megaptm.spec import Block
 
@@ -29,7 +31,7 @@ def layer_bytes(work: Workload, stack: str, block: Block | None = None, *, recom
     size, element = work.spec.size_of(stack), work.element_bytes
     subs = sublayers(block, size, memory_width(work.spec, stack))
     if block.reversible:
-        return work.layout.microbatch * subs[0].brick.chosen_bytes(work.lengths[stack]) / work.layout.tensor
+        return work.layout.microbatch * subs[0].costs.chosen_bytes(work.lengths[stack]) / work.layout.tensor
     if recompute == "full":
         return work.layout.microbatch * work.lengths[stack] * size.width * element / work.sequence_parts
     return sum(_sublayer(work, stack, block, sub, recompute) for sub in subs)
@@ -44,38 +46,38 @@ def _sublayer(work: Workload, stack: str, block: Block, sub: SubLayer, recompute
     # Input and output of the norm (the latter is the next linear layer's input), and the dropout mask.
     saved = tokens * work.spec.size_of(stack).width * (2 * element + mask_bytes) / work.sequence_parts
     keys = block.cross if sub.name == "cross" and block.cross else stack
-    of_brick = sub.brick.saved_bytes(element, dropout=bool(work.spec.dropout))
+    saved_costs = sub.costs.saved_bytes(element, dropout=bool(work.spec.dropout))
     key_tokens = work.layout.microbatch * work.lengths[keys]
-    saved += (tokens * of_brick.own + key_tokens * of_brick.memory) / work.layout.tensor
+    saved += (tokens * saved_costs.own + key_tokens * saved_costs.memory) / work.layout.tensor
     # Keys and values of the recurrence cache. The cache itself is counted elsewhere.
-    saved += work.layout.microbatch * sub.brick.cached_positions * 2 * sub.brick.features * element / work.layout.tensor
-    if sub.brick.features:
-        saved += _scores(work, sub.brick, stack, keys, recompute)
+    saved += work.layout.microbatch * sub.costs.cached_positions * 2 * sub.costs.features * element / work.layout.tensor
+    if sub.costs.features:
+        saved += _scores(work, sub.costs, stack, keys, recompute)
     return saved
 
 
-def _scores(work: Workload, brick: Brick, queries: str, keys: str, recompute: str) -> float:
+def _scores(work: Workload, costs: LayerCosts, queries: str, keys: str, recompute: str) -> float:
     """Return the bytes between queries, keys, values and the attention output."""
     size, layout, element = work.spec.size_of(queries), work.layout, work.element_bytes
     query_positions, rows = work.lengths[queries], layout.microbatch
-    pairs = rows * brick.pairs(query_positions, work.lengths[keys])
+    pairs = rows * costs.pairs(query_positions, work.lengths[keys])
     if work.software.attention == "materialized":
         if recompute == "selective":
             return 0.0
         # Softmax, dropout mask and result of dropout: 5 bytes per score in bfloat16.
-        drops = brick.block.attentions[0].dropout_rate(work.spec.dropout) > 0
+        drops = costs.block.attentions[0].dropout_rate(work.spec.dropout) > 0
         return pairs * size.heads * (2 * element + 1 if drops else element) / layout.tensor
-    if brick.tiled(query_positions):
+    if costs.tiled(query_positions):
         return 0.0
     # Without a learned bias each layer converts the boolean mask to numbers, which heads share.
-    if brick.scored:
+    if costs.scored:
         # The sum of bias and mask, for every layer and head.
-        key_positions = work.lengths[keys] + brick.cached_positions
+        key_positions = work.lengths[keys] + costs.cached_positions
         added = rows * query_positions * key_positions * size.heads * element / layout.tensor
         return rows * query_positions * size.heads * 4 / layout.tensor + added
     shared = (
         pairs * element
-        if (work.has_mask or brick.masked(query_positions)) and not work.spec.family.stacks[queries].score_bias
+        if (work.has_mask or costs.masked(query_positions)) and not work.spec.family.stacks[queries].score_bias
         else 0
     )
     # One float32 per query and head.
@@ -98,7 +100,7 @@ def chunk_bytes(work: Workload, model_chunk: ModelChunk) -> float:
         total += embedded / work.sequence_parts
     embedded_lengths = {name: work.lengths[name] for name in model_chunk.embedded_stacks}
     total += rows * sum(
-        brick.saved_bytes(number, element) for brick, number in inputs_read(spec, embedded_lengths, work.appended)
+        costs.saved_bytes(number, element) for costs, number in inputs_read(spec, embedded_lengths, work.appended)
     )
     # The final norm saves its input; its output belongs to the head.
     total += sum(
@@ -139,7 +141,7 @@ def stage_bytes(work: Workload, number: int, chunks: list[ModelChunk]) -> float:
 def input_bytes(work: Workload) -> float:
     """Return the bytes of a step's samples, which each stage receives before its first pass. Tokens are negligible."""
     inputs = inputs_read(work.spec, work.lengths, work.appended)
-    return float(work.samples_per_rank * sum(brick.batch_bytes(positions) for brick, positions in inputs))
+    return float(work.samples_per_rank * sum(costs.batch_bytes(positions) for costs, positions in inputs))
 
 
 def logits_bytes(work: Workload) -> float:
@@ -152,7 +154,7 @@ def logits_bytes(work: Workload) -> float:
     return sum(loss.saved for loss in projecting) + max(loss.transient for loss in projecting)
 
 
-def _loss_bytes(work: Workload, head: HeadBrick) -> LossBytes:
+def _loss_bytes(work: Workload, head: HeadCosts) -> LossBytes:
     positions = work.layout.microbatch * head.positions_read(work.lengths[head.stack], work.num_predicted)
     chunked = work.software.chunked_logits
     return head.loss_bytes(positions, work.element_bytes, tensor=work.layout.tensor, chunked=chunked)
@@ -172,8 +174,8 @@ def workspace_bytes(work: Workload, largest: int) -> float:
     tokens = work.layout.microbatch * work.lengths[longest]
     size = spec.size_of(longest)
     blocks = kinds(spec.family.stacks[longest], range(size.layers))
-    inner = [sub.brick for block in blocks for sub in sublayers(block, size) if sub.name in ("ffn", "layer")]
-    outputs = max(linear.outputs for brick in inner for linear in brick.maps.values() if linear.split != "rows")
+    inner = [sub.costs for block in blocks for sub in sublayers(block, size) if sub.name in ("ffn", "layer")]
+    outputs = max(linear.outputs for costs in inner for linear in costs.maps.values() if linear.split != "rows")
     gradients = tokens * element * (2 * outputs / work.layout.tensor + 2 * size.width)
     recomputed = 0.0
     if spec.family.stacks[longest].reversible:

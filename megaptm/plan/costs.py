@@ -13,9 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megaptm.bricks import Brick, HeadBrick, ModelChunk, SubLayer, memory_width, runs, sublayers
-from megaptm.bricks.adaptive import projections
-from megaptm.bricks.inputs import input_bricks
+from megaptm.layers.costs import LayerCosts
+from megaptm.layers.layer_costs import SubLayer, memory_width, runs, sublayers
+from megaptm.models.adaptive_costs import projections
+from megaptm.models.chunk import ModelChunk
+from megaptm.models.embed_costs import input_costs
+from megaptm.models.head_costs import HeadCosts
 from megaptm.plan.machine import Machine
 from megaptm.plan.network import collective_seconds
 from megaptm.plan.workload import Workload
@@ -111,9 +114,9 @@ def time_layer(machine: Machine, work: Workload, stack: str, block: Block | None
     for sub in subs:
         keys = block.cross if sub.name == "cross" and block.cross else stack
         passes += _linears(machine, work, sub, stack, keys)
-        if sub.brick.features:
-            attention = _attention(machine, work, sub.brick, stack, keys)
-            if hashing := sub.brick.hashing(work.lengths[stack]):
+        if sub.costs.features:
+            attention = _attention(machine, work, sub.costs, stack, keys)
+            if hashing := sub.costs.hashing(work.lengths[stack]):
                 seconds = 2 * work.layout.microbatch * hashing / work.layout.tensor / machine.peak(work.precision)
                 passes += Passes(OperationTime(attention=seconds / machine.efficiency.matmul), OperationTime())
             passes += attention
@@ -130,7 +133,7 @@ def time_layer(machine: Machine, work: Workload, stack: str, block: Block | None
 
 def _linears(machine: Machine, work: Workload, sub: SubLayer, stack: str, keys: str) -> Passes:
     tensor, forward = work.layout.tensor, 0.0
-    for linear in sub.brick.maps.values():
+    for linear in sub.costs.maps.values():
         tokens = work.layout.microbatch * work.lengths[keys if linear.reads_memory else stack]
         if linear.reads_distances:
             tokens = 2 * work.lengths[stack]
@@ -142,17 +145,17 @@ def _linears(machine: Machine, work: Workload, sub: SubLayer, stack: str, keys: 
     return Passes(OperationTime(products=forward), OperationTime(products=2 * forward))
 
 
-def _attention(machine: Machine, work: Workload, brick: Brick, queries: str, keys: str) -> Passes:
+def _attention(machine: Machine, work: Workload, costs: LayerCosts, queries: str, keys: str) -> Passes:
     """Return the seconds of scores, softmax, dropout and weighted values, fused in one kernel or computed one by
     one."""
     size, rows = work.spec.size_of(queries), work.layout.microbatch
-    pairs = rows * size.heads / work.layout.tensor * brick.pairs(work.lengths[queries], work.lengths[keys])
+    pairs = rows * size.heads / work.layout.tensor * costs.pairs(work.lengths[queries], work.lengths[keys])
     if work.software.attention == "materialized":
-        drops = brick.block.attentions[0].dropout_rate(work.spec.dropout) > 0
+        drops = costs.block.attentions[0].dropout_rate(work.spec.dropout) > 0
         return _materialized(machine, work, pairs, size.key_width, drops=drops)
     query_positions = work.lengths[queries]
-    is_unmasked = not (work.has_mask or brick.masked(query_positions) or brick.tiled(query_positions))
-    causal = brick.block.causal and queries == keys and is_unmasked
+    is_unmasked = not (work.has_mask or costs.masked(query_positions) or costs.tiled(query_positions))
+    causal = costs.block.causal and queries == keys and is_unmasked
     operations = 4 * pairs * size.key_width * (0.5 if causal else 1.0)
     rate = machine.peak(work.precision) * machine.efficiency.attention
     # The first fused kernels had half the rate of their successors (arXiv:2307.08691, abstract).
@@ -192,14 +195,14 @@ def _elementwise(machine: Machine, work: Workload, subs: Sequence[SubLayer], sta
     # bias.
     backward = residual * (5 * element + 3 * element + mask * (2 * element + 1) + element)
     for sub in subs:
-        traffic = sub.brick.memory_traffic(element)
+        traffic = sub.costs.memory_traffic(element)
         forward += tokens * traffic.forward / tensor
         backward += tokens * traffic.backward / tensor
     # A weight gradient is added to its float32 sum, which is read and written; the product already counts one write.
-    weights = sum(linear.weights for sub in subs for linear in sub.brick.maps.values()) / tensor
+    weights = sum(linear.weights for sub in subs for linear in sub.costs.maps.values()) / tensor
     backward += weights * (8 - element if work.software.fused_gradient_sum else 8 + element)
     kernel = machine.efficiency.kernel_microseconds * 1e-6
-    kernels = 5 * len(subs) + work.lengths[stack] * sum(sub.brick.kernels for sub in subs)
+    kernels = 5 * len(subs) + work.lengths[stack] * sum(sub.costs.kernels for sub in subs)
     return Passes(
         OperationTime(memory=forward / machine.bandwidth + kernels * kernel),
         OperationTime(memory=backward / machine.bandwidth + 2 * kernels * kernel),
@@ -252,35 +255,35 @@ def _time_appended(machine: Machine, work: Workload) -> Passes:
     positions = work.layout.microbatch * work.appended
     products = [
         (time_product(machine, work, positions, linear.inputs, linear.outputs), has_gradient)
-        for brick in input_bricks(work.spec).values()
-        if brick.record.is_appended
-        for linear, has_gradient in brick.products
+        for costs in input_costs(work.spec).values()
+        if costs.record.is_appended
+        for linear, has_gradient in costs.products
     ]
     forward = sum(seconds for seconds, _ in products)
     backward = sum(seconds * (1 + has_gradient) for seconds, has_gradient in products)
     return Passes(OperationTime(products=forward), OperationTime(products=backward))
 
 
-def time_head(machine: Machine, work: Workload, brick: HeadBrick) -> Passes:
+def time_head(machine: Machine, work: Workload, costs: HeadCosts) -> Passes:
     """Return the seconds of a head's projections and, if it projects on the vocabulary, of that and the
     cross-entropy."""
     spec, tensor, rows = work.spec, work.layout.tensor, work.layout.microbatch
-    length = work.lengths[brick.stack]
-    positions = brick.positions_read(length, work.num_predicted)
-    mapped_positions = rows * brick.mapped(positions)
+    length = work.lengths[costs.stack]
+    positions = costs.positions_read(length, work.num_predicted)
+    mapped_positions = rows * costs.mapped(positions)
     maps = sum(
-        time_product(machine, work, mapped_positions, linear.inputs, linear.outputs) for linear in brick.maps.values()
+        time_product(machine, work, mapped_positions, linear.inputs, linear.outputs) for linear in costs.maps.values()
     )
-    if not brick.projects:
+    if not costs.projects:
         return Passes(OperationTime(products=maps), OperationTime(products=2 * maps))
     if spec.size.cutoffs:  # every tensor rank holds the full clusters
         vocabulary = float(sum(outputs for _, outputs in projections(spec)))
-        forward = maps + sum(time_product(machine, work, rows * positions, *linear) for linear in brick.projections)
+        forward = maps + sum(time_product(machine, work, rows * positions, *linear) for linear in costs.projections)
     else:
         vocabulary = spec.padded_vocabulary / tensor
-        forward = maps + time_product(machine, work, rows * positions, brick.table_width, vocabulary)
+        forward = maps + time_product(machine, work, rows * positions, costs.table_width, vocabulary)
     passes = rows * positions * vocabulary / machine.bandwidth
-    stream = rows * length * brick.width * work.element_bytes
+    stream = rows * length * costs.width * work.element_bytes
     gathered = collective_seconds(machine, stream, ranks=tensor, stride=1)
     # Float32 copy, maximum, exponentials, their sum, division; backward: the gradient and its copy.
     return Passes(

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaptm.bricks import heads, layer_parameters, memory_width, runs, sublayers, widening
-from megaptm.bricks.adaptive import cluster_maps, token_parameters
-from megaptm.bricks.inputs import inputs_read
-from megaptm.bricks.layer import embedding_tables, final_norm, pretraining_table
+from megaptm.layers.layer_costs import final_norm, layer_parameters, memory_width, pretraining_table, runs, sublayers
+from megaptm.models.adaptive_costs import cluster_maps, token_parameters
+from megaptm.models.embed_costs import embedding_tables, inputs_read, widening
+from megaptm.models.head_costs import head_costs
 from megaptm.spec import LayerlessSpec, ModelSpec
 
 
@@ -35,7 +35,7 @@ def count_parameters(spec: ModelSpec | LayerlessSpec, *, with_heads: bool = Fals
         total += layers.divided + layers.replicated + final_norm(block, size)
         if with_heads and (table := pretraining_table(spec, name, range(size.layers))):
             total += table.weights
-    return total + sum(head.parameters if with_heads else head.published for head in heads(spec).values())
+    return total + sum(head.parameters if with_heads else head.published for head in head_costs(spec).values())
 
 
 def step_flops(
@@ -56,20 +56,20 @@ def step_flops(
             for sub in sublayers(kind, size, memory_width(spec, name)):
                 own, keys = lengths[name], memory if sub.name == "cross" else lengths[name]
                 maps = [
-                    linear for linear in sub.brick.maps.values() if not (linear.reads_distances or linear.global_only)
+                    linear for linear in sub.costs.maps.values() if not (linear.reads_distances or linear.global_only)
                 ]
                 products = sum((keys if linear.reads_memory else own) * linear.weights for linear in maps)
-                multiply_adds += layers * (products + 2 * sub.brick.pairs(own, keys) * sub.brick.features)
-                past_products += layers * sub.brick.past_products
-                hashing += layers * sub.brick.hashing(own)
+                multiply_adds += layers * (products + 2 * sub.costs.pairs(own, keys) * sub.costs.features)
+                past_products += layers * sub.costs.past_products
+                hashing += layers * sub.costs.hashing(own)
     multiply_adds += sum(lengths[name] * linear.weights for name, linear in widening(spec).items())
-    for brick, positions in inputs_read(spec, lengths, appended):
-        with_gradient, without = brick.multiply_adds(positions)
+    for costs, positions in inputs_read(spec, lengths, appended):
+        with_gradient, without = costs.multiply_adds(positions)
         multiply_adds += with_gradient
         input_products += without
     if spec.size.cutoffs:  # every position is projected on each cluster
         multiply_adds += sum(lengths.values()) * sum(linear.weights for linear in cluster_maps(spec))
-    for head in heads(spec).values():
+    for head in head_costs(spec).values():
         multiply_adds += head.multiply_adds(head.positions_read(lengths[head.stack], num_predicted))
     # Keys and values of the recurrence cache, and some inputs, have weight gradients but no input gradients. Hashes
     # have no gradients.

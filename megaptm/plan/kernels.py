@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from megaptm.bricks.kernels import ComputeDevice, KernelChoice, choose, works_of
 from megaptm.config import Config, resolve
+from megaptm.layers.kernel_choice import ComputeDevice, KernelChoice, choose, works_of
 from megaptm.spec import LayerlessSpec
 
 

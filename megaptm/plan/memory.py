@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import prod
 
-from megaptm.bricks import ModelChunk
+from megaptm.models.chunk import ModelChunk
 from megaptm.plan import activations
 from megaptm.plan.optimizer import StateSize
 from megaptm.plan.stages import CountedStage, count_stages

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from megaptm.bricks import LinearShape, ModelChunk, chunks, memory_width
-from megaptm.bricks import heads as heads_of
-from megaptm.bricks.adaptive import cluster_maps, clusters
-from megaptm.bricks.inputs import input_bricks
-from megaptm.bricks.layer import input_maps, maps_beside, own_sublayers, pretraining_table
 from megaptm.config import Config, OptimizerConfig, resolve_model
+from megaptm.layers.costs import LinearShape
+from megaptm.layers.layer_costs import maps_beside, memory_width, own_sublayers, pretraining_table
+from megaptm.models.adaptive_costs import cluster_maps, clusters
+from megaptm.models.chunk import ModelChunk, chunks
+from megaptm.models.embed_costs import input_costs, input_maps
+from megaptm.models.head_costs import head_costs
 from megaptm.spec import ModelSpec
 
 
@@ -77,7 +78,7 @@ def _all_matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequenc
     tokens = LinearShape(spec.token_width, spec.padded_vocabulary, False, "columns")
     for chunk in local:
         yield from _layer_matrices(spec, chunk)
-        local_heads = {name: head for name, head in heads_of(spec).items() if name in chunk.heads}
+        local_heads = {name: head for name, head in head_costs(spec).items() if name in chunk.heads}
         if spec.size.cutoffs and (chunk.embedded_stacks or any(head.projects for head in local_heads.values())):
             yield from (LinearShape(cluster.width, cluster.rows, False) for cluster in clusters(spec))
             yield from cluster_maps(spec)[bool(not chunk.embedded_stacks and spec.size.division > 1) :]
@@ -92,7 +93,7 @@ def _all_matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequenc
             yield from input_maps(spec, chunk.embedded_stacks)
         else:
             tied_inputs = {head.tied_input for head in local_heads.values()} - {""}
-            yield from (input_bricks(spec)[name].tied_map for name in tied_inputs)
+            yield from (input_costs(spec)[name].tied_map for name in tied_inputs)
         for head in (head for name, head in local_heads.items() if trained is None or name in trained):
             yield from head.maps.values()
             if head.rows > 1:
@@ -104,7 +105,7 @@ def _layer_matrices(spec: ModelSpec, chunk: ModelChunk) -> Iterator[LinearShape]
     for name, layers in chunk.layers.items():
         block, size = spec.family.stacks[name], spec.size_of(name)
         for sub in own_sublayers(block, size, layers, memory_width(spec, name)):
-            yield from sub.brick.maps.values()
+            yield from sub.costs.maps.values()
         yield from maps_beside(block, size, layers)
         if table := pretraining_table(spec, name, layers):
             yield table

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megaptm.bricks import ModelChunk, chunks, layer_parameters, memory_width
-from megaptm.bricks.adaptive import clusters, token_parameters
-from megaptm.bricks.inputs import input_bricks
-from megaptm.bricks.layer import embedding_tables, final_norm, kinds, pretraining_table, sublayers
+from megaptm.layers.layer_costs import final_norm, kinds, layer_parameters, memory_width, pretraining_table, sublayers
+from megaptm.models.adaptive_costs import clusters, token_parameters
+from megaptm.models.chunk import ModelChunk, chunks
+from megaptm.models.embed_costs import embedding_tables, input_costs
 from megaptm.plan.optimizer import StateSize, count_state
 from megaptm.plan.workload import Workload
 from megaptm.spec import ModelSpec
@@ -66,7 +66,7 @@ def count_rank_parameters(work: Workload, local: list[ModelChunk]) -> Parameters
             table = pretraining_table(spec, name, layers)
             trained += layer_counts.divided // tensor + layer_counts.replicated + (table.weights if table else 0)
             subs = [sub for kind in kinds(block, layers) for sub in sublayers(kind, size, memory)]
-            largest = max([largest, *(linear.weights for sub in subs for linear in sub.brick.maps.values())])
+            largest = max([largest, *(linear.weights for sub in subs for linear in sub.costs.maps.values())])
         trained += sum(final_norm(spec.family.stacks[name], spec.size_of(name)) for name in chunk.final_stacks)
         local_heads = {name: head for name, head in work.heads.items() if name in chunk.heads}
         projects = any(head.projects for head in local_heads.values())
@@ -77,7 +77,7 @@ def count_rank_parameters(work: Workload, local: list[ModelChunk]) -> Parameters
         elif spec.family.output.tied and projects:
             trained += token_table_parameters(spec, tensor, embeds=False)
         tied_inputs = {head.tied_input for head in local_heads.values()} - {""}
-        trained += sum(input_bricks(spec)[name].tied_map.weights for name in tied_inputs if not chunk.embedded_stacks)
+        trained += sum(input_costs(spec)[name].tied_map.weights for name in tied_inputs if not chunk.embedded_stacks)
         if chunk.embedded_stacks or projects:
             tables = max((linear.rows * linear.width for linear in clusters(spec)), default=table_size(spec) // tensor)
         for name, head in local_heads.items():

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from megaptm.bricks import HeadBrick
-from megaptm.bricks import heads as heads_of
 from megaptm.config import Config, Layout, OptimizerConfig, resolve
 from megaptm.config.objective_fit import sequence_lengths
 from megaptm.errors import UserError
 from megaptm.families import contributions
+from megaptm.models.head_costs import HeadCosts, head_costs
 from megaptm.plan.count import step_flops
 from megaptm.plan.extra_costs import ExtraCosts
 from megaptm.plan.software import MEGAPTM, Software
@@ -86,12 +85,12 @@ class Workload:
         return bool(self.contrastive_heads) and self.batch > self.layout.microbatch
 
     @cached_property
-    def heads(self) -> dict[str, HeadBrick]:
+    def heads(self) -> dict[str, HeadCosts]:
         """Heads of the family, by name."""
-        return heads_of(self.spec)
+        return head_costs(self.spec)
 
     @cached_property
-    def contrastive_heads(self) -> list[HeadBrick]:
+    def contrastive_heads(self) -> list[HeadCosts]:
         """Heads with contrastive losses: each data rank compares its samples with all."""
         trained = self.spec.family.heads if self.trained_heads is None else self.trained_heads
         return [head for name, head in self.heads.items() if head.contrasts and name in trained]

@@ -25,8 +25,8 @@ class AttentionSpec:
 
     kind: ClassVar[str] = "dot"
     """Name of the kind."""
-    costs: ClassVar[str] = "megaptm.bricks.attention:SelfAttentionBrick"
-    """Class of its linear layers and costs: `package.module:NAME`, a subclass of `SelfAttentionBrick`. No torch."""
+    costs: ClassVar[str] = "megaptm.layers.attention_costs:SelfAttentionCosts"
+    """Class of its linear layers and costs: `package.module:NAME`, a subclass of `SelfAttentionCosts`. No torch."""
     module: ClassVar[str] = "megaptm.layers.attention:SelfAttention"
     """Class of its torch module, a subclass of `AttentionModule`."""
     stack: ClassVar[str] = "megaptm.layers.layer:Stack"
@@ -74,7 +74,7 @@ class BandedSpec(AttentionSpec):
     """Attention of positions less than `Size.band` apart (GPT-3, arXiv:2005.14165, 2.1)."""
 
     kind = "banded"
-    costs = "megaptm.bricks.attention:BandedAttentionBrick"
+    costs = "megaptm.layers.attention_costs:BandedAttentionCosts"
     reads_global_tokens = True
 
 
@@ -83,9 +83,9 @@ class PatternSpec(AttentionSpec):
     """Attention with a user-defined pattern."""
 
     kind = "pattern"
-    costs = "megaptm.bricks.attention:CustomPatternBrick"
+    costs = "megaptm.layers.attention_costs:CustomPatternCosts"
     reads_global_tokens = True
     caches_keys = False
 
     pattern: str
-    """`package.module:NAME` of a `bricks.custom_pattern.CustomPattern`."""
+    """`package.module:NAME` of a `layers.custom_pattern.CustomPattern`."""

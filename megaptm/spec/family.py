@@ -123,7 +123,7 @@ class Family:
     """Name -> block, in the order of the data flow: `encoder`, `decoder` or both. The first stack reads the batch
     fields without a prefix; every other stack reads fields with its name as prefix: `decoder_tokens`."""
     heads: tuple[str, ...] = ("lm",)
-    """Heads of the model, keys of `bricks.heads.HEADS`. `reads` gives the stack or layer that each reads."""
+    """Heads of the model, keys of `models.head_costs.HEADS`. `reads` gives the stack or layer that each reads."""
     reads: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     """Head -> the stack, or stacks, whose output it reads. Absent: the last stack. `decoder.3` is the output of layer 3
     of the decoder, before the final norm."""

@@ -24,8 +24,8 @@ class InputSpec:
 
     name: ClassVar[str]
     """Name of its child module in `models.embed.Embed`."""
-    costs: ClassVar[str] = "megaptm.bricks.inputs:InputBrick"
-    """Class of its linear layers and costs: `package.module:NAME`, a subclass of `bricks.inputs.InputBrick`. No
+    costs: ClassVar[str] = "megaptm.models.embed_costs:InputCosts"
+    """Class of its linear layers and costs: `package.module:NAME`, a subclass of `models.embed_costs.InputCosts`. No
     torch."""
     module: ClassVar[str] = ""
     """Class of its torch module, constructed with the model's spec and the record: see `models.embed.Embed`, which has
@@ -76,7 +76,7 @@ class SegmentInput(InputSpec):
     """Segment table: which text of a pair a token belongs to (BERT)."""
 
     name = "segment"
-    costs = "megaptm.bricks.inputs:TableBrick"
+    costs = "megaptm.models.embed_costs:TableCosts"
 
     rows: int
     """Number of segment ids."""
@@ -87,7 +87,7 @@ class TaskInput(InputSpec):
     """Task table: each sequence has one task id (ERNIE 2.0)."""
 
     name = "task"
-    costs = "megaptm.bricks.inputs:TableBrick"
+    costs = "megaptm.models.embed_costs:TableCosts"
     options = MappingProxyType({"tasks": "rows"})
 
     rows: int

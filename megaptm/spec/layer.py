@@ -22,7 +22,8 @@ class LayerSpec:
     kind: ClassVar[str]
     """Name of the kind."""
     costs: ClassVar[str]
-    """Class of its linear layers and costs: `package.module:NAME`, a subclass of `bricks.Brick`. No torch."""
+    """Class of its linear layers and costs: `package.module:NAME`, a subclass of `layers.costs.LayerCosts`. No
+    torch."""
     stack: ClassVar[str]
     """Class of stacks with such layers, a subclass of `layers.layer.BaseStack`."""
     reason: ClassVar[str]

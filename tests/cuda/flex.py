@@ -101,9 +101,9 @@ from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import _identity
 
-from megaptm.bricks.custom_pattern import CustomPattern
+from megaptm.layers.custom_pattern import CustomPattern
 from megaptm.families.reformer.pattern import ChunkPairs
-from megaptm.bricks.pattern import Pattern, SlidingWindow
+from megaptm.layers.pattern import Pattern, SlidingWindow
 from megaptm.layers.kernels import block_mask
 from megaptm.layers.mask import Mask
 from tests.models.strided import near_or_first

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from megaptm.families import CATALOGUE, find_family
-from megaptm.models import build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import build_model
 from megaptm.objectives import OBJECTIVES, build_objective
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from tests.models.tiny import tiny_spec

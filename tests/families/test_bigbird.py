@@ -12,7 +12,7 @@ from torch import Tensor
 from megaptm.families.bigbird.pattern import SparseBlocks
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.tensor_rules import export_weights
-from megaptm.models import Model, build_model
+from megaptm.models.model import Model, build_model
 from megaptm.spec import change
 from tests.hub.reloaded import use_own_random_values
 from tests.models.tiny import tiny_batch, tiny_model

@@ -12,7 +12,8 @@ from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.families.bert import BERT
 from megaptm.families.gpt import GPT2, GPT3
-from megaptm.models import build_model, initial_value
+from megaptm.models.initial import initial_value
+from megaptm.models.model import build_model
 from megaptm.objectives import OBJECTIVES
 from megaptm.spec import Family, change, published
 

@@ -18,7 +18,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import megaptm
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.batch import IGNORED
-from megaptm.bricks import heads
 from megaptm.config import load, resolve_model
 from megaptm.data import Loader, open_mix
 from megaptm.errors import UserError
@@ -28,7 +27,9 @@ from megaptm.families.clip.inference import ImageTextModel, class_vectors
 from megaptm.families.clip.retrieval import retrieval
 from megaptm.families.vit.corpus.shapes import write_shapes
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
-from megaptm.models import build_model, fill, initial_value
+from megaptm.models.head_costs import head_costs
+from megaptm.models.initial import fill, initial_value
+from megaptm.models.model import build_model
 from megaptm.plan.count import count_parameters, step_flops
 from megaptm.spec import published
 from megaptm.tokenizers import load as load_tokenizer
@@ -66,12 +67,12 @@ def test_step_flops_equal_torch_counter():
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(batch).losses[HEAD][0].backward()
     spec = model.spec
-    [brick] = heads(spec).values()
+    [costs] = head_costs(spec).values()
     # The temperature is one of a sample's features, but in no matrix product.
-    compared = 6 * 2 * 3 * 3 * brick.embedding
+    compared = 6 * 2 * 3 * 3 * costs.embedding
     expected = step_flops(spec, rows=3, lengths={"image": spec.context, "text": TEXT}) + compared
     assert counter.get_total_flops() == expected
-    assert brick.compare_multiply_adds(3, 3) * 6 >= compared
+    assert costs.compare_multiply_adds(3, 3) * 6 >= compared
 
 
 def differences(folder: Path) -> tuple[float, float]:

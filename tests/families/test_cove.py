@@ -15,7 +15,8 @@ from megaptm.config import load
 from megaptm.errors import UserError
 from megaptm.families.cove import COVE
 from megaptm.families.cove.mt_lstm import to_mt_lstm
-from megaptm.models import build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import build_model
 from megaptm.plan.count import count_parameters
 from megaptm.run.word_vector_file import with_vectors
 from megaptm.spec import ModelSpec, Size, change, published

@@ -22,11 +22,11 @@ from pathlib import Path
 import torch
 from data_pipeline.commands import build
 from data_pipeline.inspection import inspect_corpus
-from megaptm.bricks import HEADS
+from megaptm.models.head_costs import HEADS
 from megaptm.config import load, resolve_model
 from megaptm.console import Console
 from megaptm.hub.counterparts import COUNTERPARTS
-from megaptm.models import build_model
+from megaptm.models.model import build_model
 from megaptm.objectives import OBJECTIVES
 assert HEADS and OBJECTIVES and COUNTERPARTS
 Path("text.txt").write_text("Some words. " * 50)

@@ -28,7 +28,8 @@ from megaptm.hub.tensor_rules import export_weights, import_weights
 from megaptm.layers.layer import StackInputs
 from megaptm.layers.mask import self_mask
 from megaptm.losses.token import cumulative_shares, pick
-from megaptm.models import Model, build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import Model, build_model
 from megaptm.models.sample import sample_tokens
 from megaptm.objectives import OBJECTIVES, SpecialTokens
 from megaptm.objectives.objective import DocumentSlice, SampleContext

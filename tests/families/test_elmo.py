@@ -17,7 +17,8 @@ from megaptm.families.elmo import ELMO
 from megaptm.families.elmo.every_layer import ScalarMix, TaskWithLayers, every_layer, reversed_texts
 from megaptm.families.elmo.spelling import character_ids, spellings
 from megaptm.losses.sampled import sample_negatives, sampled_cross_entropy
-from megaptm.models import build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import build_model
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plan.count import count_parameters
 from megaptm.spec import change, published

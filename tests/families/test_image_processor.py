@@ -24,7 +24,7 @@ from megaptm.families.vit.spec import IMAGE, PATCH
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.import_run import import_run
 from megaptm.inference.loaded_model import load_model
-from megaptm.models import Model, build_model
+from megaptm.models.model import Model, build_model
 from megaptm.objectives import build_objective
 from tests.data_pipeline.images.pictures import encoded, pixels
 from tests.families.vision import load_reference, weights_of

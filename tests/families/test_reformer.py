@@ -23,7 +23,8 @@ from megaptm.hub.tensor_rules import export_weights
 from megaptm.layers import layer as layers_of_stacks
 from megaptm.layers.reversible import LayerInputs
 from megaptm.layers.rng import RngReplay
-from megaptm.models import Model, build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import Model, build_model
 from megaptm.spec import change, with_attention_options
 from tests.hub.reloaded import use_own_random_values
 from tests.layouts.cases import train_and_save

@@ -10,7 +10,7 @@ from megaptm.families.vit.spec import CHANNELS, IMAGE, PATCH
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.import_run import import_run
 from megaptm.inference.loaded_model import load_model
-from megaptm.models import build_model
+from megaptm.models.model import build_model
 from tests.families.vision import load_reference, pixel_values, weights_of
 from tests.models.vision import GRID, SIDE, clip_batch, clip_model, vit_model
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from megaptm.models import build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import build_model
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from tests.data.corpora import SPECIALS

@@ -11,7 +11,8 @@ import torch
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.layers.positions import sinusoid
-from megaptm.models import build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import build_model
 from megaptm.objectives import OBJECTIVES, SpecialTokens
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.spec import ModelSpec, Size, change

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from megaptm.families import CATALOGUE
-from megaptm.models import Model, build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import Model, build_model
 from megaptm.spec import ModelSpec, Size, change
 
 VOCABULARY, LENGTH = 50, 4

@@ -20,7 +20,7 @@ from megaptm.hub.config_fields import config_values
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.layers.mask import self_mask
-from megaptm.models import build_model
+from megaptm.models.model import build_model
 from megaptm.objectives import OBJECTIVES, SpecialTokens
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.spec import ModelSpec

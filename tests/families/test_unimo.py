@@ -21,7 +21,7 @@ from megaptm.families.unimo.heads import MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
 from megaptm.families.uniter.spec import MASKED_REGION
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.import_run import complete_weights
-from megaptm.models import Model, build_model
+from megaptm.models.model import Model, build_model
 from megaptm.plan.count import count_parameters
 from megaptm.spec import ModelSpec, published
 from tests.models.regions import CLASSES, FEATURES, TEXT

@@ -24,8 +24,8 @@ from megaptm.families.uniter.spec import MASKED_REGION, RegionInput
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.import_run import complete_weights
 from megaptm.hub.tensor_rules import TensorRule, import_weights, pair
-from megaptm.models import Model, build_model, fill
-from megaptm.models.model import even_chunks
+from megaptm.models.initial import fill
+from megaptm.models.model import Model, build_model, even_chunks
 from megaptm.plan.count import count_parameters
 from megaptm.spec import ModelSpec, SegmentInput, Size, TokenInput, change, published
 from tests.models.regions import (

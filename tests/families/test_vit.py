@@ -25,7 +25,8 @@ from megaptm.errors import UserError
 from megaptm.families.vit import VIT
 from megaptm.families.vit.spec import CHANNELS, MASKED_PATCH, PATCH, PatchInput, grid_of, patch_side
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
-from megaptm.models import Model, build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import Model, build_model
 from megaptm.plan.count import count_parameters, step_flops
 from megaptm.spec import TokenInput, change, published
 from megaptm.tokenizers import load as load_tokenizer

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from megaptm.families import CATALOGUE
-from megaptm.models import Model, build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import Model, build_model
 from megaptm.spec import ModelSpec, Size, change
 from tests.models.tiny import VOCABULARY, tiny_batch, tiny_model
 from tests.parity.reference import convert_inputs_with_queries, make_reference

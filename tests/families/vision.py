@@ -11,7 +11,7 @@ from torch import Tensor
 
 from megaptm.families.vit.pixels import from_patches
 from megaptm.families.vit.spec import patches_of
-from megaptm.models import Model
+from megaptm.models.model import Model
 from tests.models.vision import SIDE
 
 

@@ -16,7 +16,8 @@ from megaptm.distillation.cached_logits import FORMAT, SampleLogits, file_hash, 
 from megaptm.families.elmo.bilm import bilm_options, to_bilm
 from megaptm.families.elmo.hdf5 import write_hdf5
 from megaptm.hub.huggingface import to_hugging_face
-from megaptm.models import build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import build_model
 from megaptm.run.checkpoint import open_checkpoint
 from tests import ROOT
 from tests.fuzz.image_materials import make as make_images

@@ -24,7 +24,7 @@ from megaptm.errors import UserError
 from megaptm.hub.counterparts import COUNTERPARTS
 from megaptm.hub.huggingface import FAMILY, describe_config, from_hugging_face, hugging_face_config
 from megaptm.hub.import_run import complete_weights
-from megaptm.models import Model, build_model
+from megaptm.models.model import Model, build_model
 from megaptm.spec import ModelSpec, change
 from tests.families.vision import pixel_values
 from tests.hub.reloaded import use_own_random_values

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from megaptm.families import CATALOGUE
 from megaptm.hub.huggingface import to_hugging_face
-from megaptm.models import Model, build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import Model, build_model
 from megaptm.tokenizers import Tokenizer, train
 from tests.models.tiny import tiny_spec
 

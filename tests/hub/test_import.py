@@ -23,7 +23,8 @@ from megaptm.families.longformer.spec import WindowSpec
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.import_run import check_text_end, import_run
 from megaptm.hub.imported_weights import ImportedModel
-from megaptm.models import build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import build_model
 from megaptm.run.compatibility import compatibility, refuse_other_model
 from megaptm.tokenizers import train
 from tests.commands import run_command

@@ -16,7 +16,8 @@ from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.tokenizer import read_tokenizer
-from megaptm.models import build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import build_model
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import DocumentSlice, SampleContext, SentenceGroup
 from megaptm.tokenizers import load, train

@@ -17,7 +17,8 @@ from megaptm.inference.beam import Beam, generate_by_beam, search
 from megaptm.inference.generate import never_generated
 from megaptm.inference.loaded_model import LoadedModel, load_model
 from megaptm.inference.prompt import prepare_prompt
-from megaptm.models import build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import build_model
 from megaptm.tokenizers import train
 from tests.models.tiny import tiny_spec
 from tests.train.runs import sharpen

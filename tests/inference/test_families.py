@@ -15,7 +15,8 @@ from megaptm.families import CATALOGUE
 from megaptm.inference.generate import Sampler, Sampling, output_ids
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.inference.prompt import model_uses, prepare_prompt, read_prompt, require_use, select_use, text_batch
-from megaptm.models import build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import build_model
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers.training import train
 from tests.train.runs import CONFIGS, SHAPE, sharpen

@@ -19,7 +19,8 @@ from megaptm.families.uniter.objectives import ImageTextMatching
 from megaptm.families.uniter.retrieval import _match_pairs, matching_retrieval, open_pairs
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.inference.retrieval import measure_recall
-from megaptm.models import build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import build_model
 from megaptm.objectives.composed import tasks_of
 from megaptm.objectives.objective import SampleContext
 from megaptm.tokenizers import load as load_tokenizer

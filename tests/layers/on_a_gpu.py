@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import flex_attention
 
-from megaptm.bricks.kernels import MODULES, AttentionWork, ComputeDevice, choose
-from megaptm.bricks.pattern import Pattern, SlidingWindow
 from megaptm.families.reformer.pattern import ChunkPairs
+from megaptm.layers.kernel_choice import MODULES, AttentionWork, ComputeDevice, choose
 from megaptm.layers.kernels import block_mask, device_of, work_of
 from megaptm.layers.mask import Mask
+from megaptm.layers.pattern import Pattern, SlidingWindow
 from tests.layers.test_sparse import HEADS, SCALE
 
 ALL_PACKAGES = frozenset(MODULES.values())

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from megaptm.bricks import Brick, brick_of
-from megaptm.bricks.pattern import SlidingWindow
 from megaptm.layers import attention
 from megaptm.layers.attention import CrossAttention, SelfAttention
+from megaptm.layers.costs import LayerCosts
+from megaptm.layers.layer_costs import sublayers
 from megaptm.layers.mask import Mask
+from megaptm.layers.pattern import SlidingWindow
 from megaptm.spec import AttentionSpec, Block, Size
 
 WIDTH, HEADS, KEY = 24, 4, 8
@@ -27,13 +28,13 @@ def filled(module: nn.Module) -> nn.Module:
     return module.eval()
 
 
-def brick(slot: str, *, heads: int = HEADS, kv_heads: int | None = None, **options: Any) -> Brick:
+def costs(name: str, *, heads: int = HEADS, kv_heads: int | None = None, **options: Any) -> LayerCosts:
     size = Size(layers=1, width=WIDTH, heads=heads, ffn=8, head_width=KEY, kv_heads=kv_heads)
-    return brick_of(slot, "dot", Block(**options), size)
+    return next(sub.costs for sub in sublayers(Block(cross="encoder", **options), size) if sub.name == name)
 
 
 def self_attention(*, causal: bool = False) -> SelfAttention:
-    module = SelfAttention(brick("attention", visibility="causal" if causal else "full"), dropout=0.0)
+    module = SelfAttention(costs("attention", visibility="causal" if causal else "full"), dropout=0.0)
     filled(module)
     return module
 
@@ -69,7 +70,7 @@ def test_tensor_slices_sum_to_the_module() -> None:
     full_module, x = self_attention(), torch.randn(5, 2, WIDTH)
     total = full_module.output.bias
     for rank in range(2):
-        half = SelfAttention(brick("attention", heads=HEADS // 2), dropout=0.0).eval()
+        half = SelfAttention(costs("attention", heads=HEADS // 2), dropout=0.0).eval()
         with torch.no_grad():
             half.qkv.weight.copy_(full_module.qkv.weight.chunk(2)[rank])
             half.qkv.bias.copy_(full_module.qkv.bias.chunk(2)[rank])
@@ -80,7 +81,7 @@ def test_tensor_slices_sum_to_the_module() -> None:
 
 
 def test_cross_attention_equals_its_formula() -> None:
-    module = CrossAttention(brick("cross", attention=AttentionSpec(bias=False)), dropout=0.0)
+    module = CrossAttention(costs("cross", attention=AttentionSpec(bias=False)), dropout=0.0)
     filled(module)
     x, memory = torch.randn(3, 2, WIDTH), torch.randn(7, 2, WIDTH)
     rows = torch.arange(HEADS * 2 * KEY).view(HEADS, 2, KEY)
@@ -90,7 +91,7 @@ def test_cross_attention_equals_its_formula() -> None:
 
 
 def test_dropout_is_active_in_training_only() -> None:
-    module = SelfAttention(brick("attention", visibility="causal", attention=AttentionSpec(scale="none")), dropout=0.5)
+    module = SelfAttention(costs("attention", visibility="causal", attention=AttentionSpec(scale="none")), dropout=0.5)
     filled(module)
     x = torch.randn(6, 2, WIDTH)
     assert module(x, None).equal(module(x, None))
@@ -134,7 +135,7 @@ def test_band_masks_distant_positions(causal: bool) -> None:
 
 def test_tensor_slices_of_multi_query_attention_sum_to_the_module() -> None:
     """Two ranks with half of the queries and the same single head of keys and values sum to the full module."""
-    grouped = brick("attention", kv_heads=1)
+    grouped = costs("attention", kv_heads=1)
     full_module, x = SelfAttention(grouped, dropout=0.0), torch.randn(5, 2, WIDTH)
     filled(full_module)
     k, v = (x @ full_module.kv.weight.t() + full_module.kv.bias).unflatten(-1, (1, 2, KEY)).permute(3, 1, 2, 0, 4)
@@ -143,7 +144,7 @@ def test_tensor_slices_of_multi_query_attention_sum_to_the_module() -> None:
     torch.testing.assert_close(full_module(x, None), expected, rtol=1e-5, atol=1e-5)
     total = full_module.output.bias
     for rank in range(2):
-        half = SelfAttention(brick("attention", heads=HEADS // 2, kv_heads=1), dropout=0.0).eval()
+        half = SelfAttention(costs("attention", heads=HEADS // 2, kv_heads=1), dropout=0.0).eval()
         with torch.no_grad():
             half.query.weight.copy_(full_module.query.weight.chunk(2)[rank])
             half.query.bias.copy_(full_module.query.bias.chunk(2)[rank])

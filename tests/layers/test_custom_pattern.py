@@ -17,12 +17,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from megaptm.bricks import brick_of
-from megaptm.bricks.custom_pattern import CustomPattern, load_pattern
-from megaptm.bricks.kernels import AttentionWork, ComputeDevice, choose
 from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
+from megaptm.layers.custom_pattern import CustomPattern, load_pattern
+from megaptm.layers.kernel_choice import AttentionWork, ComputeDevice, choose
 from megaptm.layers.layer import Stack
+from megaptm.layers.layer_costs import sublayers
 from megaptm.spec import AttentionSpec, Block, PatternSpec, Size
 from tests import ROOT
 from tests.layers.on_a_gpu import ALL_PACKAGES
@@ -35,10 +35,10 @@ GPU = ComputeDevice("cuda", ALL_PACKAGES)
 
 def test_cost_counts_pairs_of_attended_blocks() -> None:
     """Blocks of two positions: each of the 32 attends to itself, its neighbors and the first."""
-    brick = brick_of("attention", "pattern", Block(attention=PatternSpec(pattern=PATTERN_NAME)), SIZE)
+    costs = sublayers(Block(attention=PatternSpec(pattern=PATTERN_NAME)), SIZE)[0].costs
     blocks = 2 + 3 + 29 * 4 + 3
-    assert brick.pairs(64, 64) == 4 * blocks
-    assert brick.tiled(64)
+    assert costs.pairs(64, 64) == 4 * blocks
+    assert costs.tiled(64)
     assert CROSS.pairs(40) == 4 * 4 * (2 * 10)
 
 
@@ -125,7 +125,7 @@ def test_invalid_pattern_is_rejected(pattern: CustomPattern, message: str) -> No
     ("name", "message"),
     [
         ("tests.models.strided:SPARSE", "has no pattern `SPARSE`"),
-        ("tests.models.strided:near_or_first", "is not a `megaptm.bricks.custom_pattern.CustomPattern`"),
+        ("tests.models.strided:near_or_first", "is not a `megaptm.layers.custom_pattern.CustomPattern`"),
         ("tests.models.strided:LOOKED_UP", "its mask returns a bool ndarray for torch tensors"),
         ("tests.models.strided:TOO_LARGE_BLOCKS", "the block of .* is 1000000000: give a whole number from 1 to 4,096"),
         ("mine", "must be written `package.module:pattern`"),

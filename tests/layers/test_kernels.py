@@ -13,17 +13,17 @@ import torch
 from torch.nn.attention import flex_attention as flex_module
 from torch.nn.attention.flex_attention import create_block_mask
 
-from megaptm.bricks.kernels import KERNELS, AttentionWork, ComputeDevice, choose
-from megaptm.bricks.pattern import Pattern
 from megaptm.errors import UserError
 from megaptm.families.reformer.pattern import ChunkPairs
 from megaptm.layers import kernels
 from megaptm.layers.attention import PatternAttend
+from megaptm.layers.kernel_choice import KERNELS, AttentionWork, ComputeDevice, choose
 from megaptm.layers.kernels import attend_by, block_mask, device_of, window_of
 from megaptm.layers.layer import Stack
 from megaptm.layers.mask import Mask
+from megaptm.layers.pattern import Pattern
 from megaptm.layers.sparse import Marked
-from megaptm.models import Model
+from megaptm.models.model import Model
 from tests import ROOT
 from tests.layers.on_a_gpu import ALL_PACKAGES, CHOICES
 from tests.layers.test_sparse import HEADS, LENGTHS, PATTERNS, SCALE, dense_attention, document_ids_of, random_qkv

@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from megaptm.bricks import brick_of
 from megaptm.families.reformer.attention import HashedAttend
 from megaptm.layers.attention import Attend
 from megaptm.layers.feedforward import FeedForward, gelu_tanh
+from megaptm.layers.feedforward_costs import GatedCosts
 from megaptm.layers.layer import Layer, Stack
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Dropout
-from megaptm.models import build_model
+from megaptm.models.model import build_model
 from megaptm.spec import Block, FFNSpec, NormSpec, Size, change
 from tests.models.tiny import FAMILIES, mean_losses, tiny_batch, tiny_model, tiny_spec
 
@@ -61,7 +61,7 @@ def test_norm_positions(position: str) -> None:
 @pytest.mark.parametrize(("kind", "gate"), [("swiglu", F.silu), ("geglu", gelu_tanh)])
 def test_gate_and_value_rows_alternate(kind: str, gate) -> None:
     ffn, x = (
-        FeedForward(brick_of("ffn", kind, Block(ffn=FFNSpec(activation=kind, bias=False)), SIZE), dropout=0.0),
+        FeedForward(GatedCosts(Block(ffn=FFNSpec(activation=kind, bias=False)), SIZE, SIZE.width), dropout=0.0),
         torch.randn(4, 2, 16),
     )
     filled(ffn)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from megaptm.bricks.attention import SelfAttentionBrick
 from megaptm.families.deberta.attention import distance_rows
 from megaptm.families.deberta.spec import DisentangledSpec
+from megaptm.layers.attention_costs import SelfAttentionCosts
 from megaptm.layers.positions import bias_buckets, rotate, rotation, score_bias
 from megaptm.layers.split import HeadTable
 from megaptm.spec import BIAS_BUCKETS, Block, Size
@@ -40,7 +40,7 @@ def test_rotation_moves_the_planned_bytes(dtype: torch.dtype) -> None:
     turned = rotation(torch.arange(length)[None], features=features, base=1e4)
     block = Block(position="rope")
     with_it, without = (
-        SelfAttentionBrick(variant, SIZE, SIZE.width).memory_traffic(dtype.itemsize)
+        SelfAttentionCosts(variant, SIZE, SIZE.width).memory_traffic(dtype.itemsize)
         for variant in (block, replace(block, position="none"))
     )
     with MovedBytes() as forward:

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from megaptm.bricks.pattern import Pattern, SlidingWindow
 from megaptm.families.bigbird.pattern import SparseBlocks
 from megaptm.layers.mask import Mask
+from megaptm.layers.pattern import Pattern, SlidingWindow
 from megaptm.layers.sparse import Marked, attend_by_tiles
 from tests.models.strided import CROSS, NEAR_OR_FIRST, STRIDED
 

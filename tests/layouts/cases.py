@@ -22,10 +22,10 @@ from benchmarks.common.batches import (
     small_patterns,
 )
 from megaptm.batch import IGNORED
-from megaptm.bricks import HeadBrick
 from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import CommunicationConfig, Layout, LossScaleConfig, OptimizerConfig
 from megaptm.families import CATALOGUE
+from megaptm.models.head_costs import HeadCosts
 from megaptm.spec import Family, ModelSpec, Size, change
 from tests.engines import filled_engine
 from tests.models.grammar import VARIANTS, variant
@@ -92,13 +92,13 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
         has_label[1::4, 2] = False
         return target_positions, has_label
 
-    def draw_labels(brick: type[HeadBrick]) -> Tensor:
-        if brick.contrasts:
+    def draw_labels(costs: type[HeadCosts]) -> Tensor:
+        if costs.contrasts:
             matched = torch.full((ROWS,), LENGTH // 2)  # start of the second document, for heads that need it
             matched[1::3] = IGNORED
             return matched
-        classes = draw.classes(brick.classes, ROWS)
-        if brick.name != "next-sentence":  # every pair has a label
+        classes = draw.classes(costs.classes, ROWS)
+        if costs.name != "next-sentence":  # every pair has a label
             classes[1::4] = IGNORED
         return classes
 

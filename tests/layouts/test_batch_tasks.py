@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from megaptm.batch import IGNORED
-from megaptm.bricks import HEADS
 from megaptm.config import CommunicationConfig, Layout
+from megaptm.models.head_costs import HEADS
 from tests.engines import filled_engine
 from tests.layouts.cases import ADAM, batch, losses_of, micro_batches, tiny
 from tests.models.regions import UNITER_ALL_HEADS

@@ -18,7 +18,8 @@ from megaptm.checkpoint.store import Store
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.errors import UserError
 from megaptm.layers.attention import Attend
-from megaptm.models import build_model, fill, initial_value
+from megaptm.models.initial import fill, initial_value
+from megaptm.models.model import build_model
 from tests.engines import filled_engine
 from tests.layouts.cases import ADAM, ROWS, batch, losses_of, micro_batches, tiny, train_and_save
 from tests.models.pairs import PairsHead

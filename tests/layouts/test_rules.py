@@ -5,7 +5,8 @@ import torch
 
 from megaptm.config import Layout, OptimizerConfig
 from megaptm.config.schema import AdafactorConfig
-from megaptm.models import Model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import Model
 from tests.engines import filled_engine
 from tests.layouts.cases import batch, losses_of, micro_batches, tiny, train_and_save, train_steps
 from tests.models.tiny import mean_losses

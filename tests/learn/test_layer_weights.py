@@ -31,7 +31,8 @@ from torch import Tensor
 
 from megaptm.families.elmo.every_layer import ScalarMix, every_layer
 from megaptm.families.elmo.spelling import character_ids
-from megaptm.models import build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import build_model
 from megaptm.spec import ModelSpec, Size
 from tests.models.recurrent import NUM_CHARACTERS, characters, elmo_table
 

@@ -31,7 +31,8 @@ from torch import Tensor
 from megaptm.families import CATALOGUE
 from megaptm.families.reformer.attention import HashedAttend
 from megaptm.families.reformer.spec import LSHSpec
-from megaptm.models import Model, build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import Model, build_model
 from megaptm.spec import AttentionSpec, ModelSpec, Size, change
 
 LENGTH, BATCH, STEPS, LAYERS = 128, 8, 200, 2

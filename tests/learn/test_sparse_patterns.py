@@ -23,7 +23,8 @@ from torch import Tensor
 from megaptm.batch import IGNORED
 from megaptm.families import CATALOGUE
 from megaptm.families.bigbird.spec import BlockSparseSpec
-from megaptm.models import build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import build_model
 from megaptm.spec import AttentionSpec, ModelSpec, Size, change
 
 LENGTH, BLOCK, BATCH, STEPS = 64, 4, 32, 200

@@ -1,10 +1,9 @@
 """A head registered by a test: it predicts the next token from the middle of a stack (early exit)."""
 
-from megaptm.bricks import register_head
-from megaptm.bricks.heads import LanguageHeadBrick
+from megaptm.models.head_costs import LanguageHeadCosts, register_head
 
 
 @register_head
-class ExitBrick(LanguageHeadBrick):
+class ExitCosts(LanguageHeadCosts):
     name = "exit"
     module = "megaptm.models.heads:LanguageHead"

@@ -23,7 +23,7 @@ from megaptm.spec import (
 )
 from tests.models import exits, pairs
 
-assert (exits.ExitBrick.name, pairs.PairsBrick.name) == ("exit", "pairs")  # the imports register the heads
+assert (exits.ExitCosts.name, pairs.PairsCosts.name) == ("exit", "pairs")  # the imports register the heads
 
 
 class Variant(NamedTuple):

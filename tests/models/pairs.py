@@ -9,17 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
-from megaptm.bricks import HeadBrick, register_head
-from megaptm.bricks.brick import LinearShape
+from megaptm.layers.costs import LinearShape
 from megaptm.layers.split import Linear
 from megaptm.models.contrast import ContrastHead
+from megaptm.models.head_costs import HeadCosts, register_head
 from megaptm.spec import ModelSpec
 
 WIDTH = 8
 
 
 @register_head
-class PairsBrick(HeadBrick):
+class PairsCosts(HeadCosts):
     """Reads the first position of each of two stacks."""
 
     name = "pairs"
@@ -41,10 +41,10 @@ class PairsBrick(HeadBrick):
 
 
 class PairsHead(ContrastHead):
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
-        super().__init__(spec, brick)
-        self.sides = nn.ModuleDict({reading.stack: Linear.of(brick.maps[reading.stack]) for reading in brick.readings})
-        self.temperature = Linear.of(brick.maps["temperature"])
+    def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
+        super().__init__(spec, costs)
+        self.sides = nn.ModuleDict({reading.stack: Linear.of(costs.maps[reading.stack]) for reading in costs.readings})
+        self.temperature = Linear.of(costs.maps["temperature"])
 
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
         sides = [

@@ -8,7 +8,7 @@ from torch import Tensor
 from megaptm.batch import IGNORED
 from megaptm.families.uniter import UNITER
 from megaptm.families.uniter.spec import MASKED_REGION, NUM_BOX_VALUES, REGION
-from megaptm.models import Model, build_model
+from megaptm.models.model import Model, build_model
 from megaptm.spec import ModelSpec, Size, change
 from tests.models.own import OwnCase
 from tests.models.vision import fill_with_noise

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from megaptm.bricks.custom_pattern import CustomPattern
+from megaptm.layers.custom_pattern import CustomPattern
 
 
 def near_or_first(query: Any, key: Any) -> Any:

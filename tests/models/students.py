@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from megaptm.distillation.losses import DistillationLosses
-from megaptm.models import Model
 from megaptm.models.loss import Loss
+from megaptm.models.model import Model
 
 
 def distillation_of(student: Model) -> DistillationLosses:

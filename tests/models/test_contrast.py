@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from megaptm.batch import IGNORED
-from megaptm.models import build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import build_model
 from megaptm.spec import ModelSpec
 from tests.models.pairs import WIDTH
 from tests.models.towers import TOWERS

@@ -19,7 +19,8 @@ from megaptm.families.bert import BERT
 from megaptm.families.bert.huggingface import encoder
 from megaptm.hub.tensor_rules import import_weights
 from megaptm.losses.token import Projected
-from megaptm.models import Model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size, change
 from tests.models.students import distillation_of, distilled_losses
 from tests.models.tiny import tiny_batch, tiny_spec

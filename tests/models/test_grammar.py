@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from megaptm.bricks import Brick, SavedBytes, chunks, register
 from megaptm.errors import UserError
-from megaptm.models import build_model, fill
+from megaptm.models.chunk import chunks
+from megaptm.models.initial import fill
+from megaptm.models.model import build_model
 from megaptm.plan.count import count_parameters
 from megaptm.spec import ModelSpec, change
 from tests.models.grammar import VARIANTS, variant
@@ -66,15 +67,6 @@ def test_shared_layers_have_one_set_of_parameters() -> None:
 def test_options_alternate_between_layers() -> None:
     block = spec_of("alternating-ffn").family.last_block
     assert [block.at(layer).ffn.activation for layer in range(3)] == ["gelu", "swiglu", "gelu"]
-
-
-def test_brick_without_costs_is_rejected() -> None:
-    class Free(Brick):
-        def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
-            return SavedBytes(0)
-
-    with pytest.raises(TypeError, match="Free does not say what it costs: give it memory_traffic"):
-        register("ffn", "free")(Free)
 
 
 def test_head_is_in_the_part_of_its_layer() -> None:

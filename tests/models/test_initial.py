@@ -14,7 +14,8 @@ from megaptm.families.gpt import GPT2
 from megaptm.families.palm import PALM
 from megaptm.families.roberta import ROBERTA
 from megaptm.families.t5 import T5, T5_V1_1
-from megaptm.models import build_model, even_chunks, fill, initial_value
+from megaptm.models.initial import fill, initial_value
+from megaptm.models.model import build_model, even_chunks
 from megaptm.spec import Family, ModelSpec, Size, change
 from tests.models.tiny import FAMILIES, tiny_spec
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from megaptm.bricks import heads
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
-from megaptm.models import Model, build_model, even_chunks, fill
+from megaptm.models.head_costs import head_costs
 from megaptm.models.heads import build_heads
+from megaptm.models.initial import fill
+from megaptm.models.model import Model, build_model, even_chunks
 from megaptm.models.output import ModelOutput
 from megaptm.spec import change
 from tests.models.tiny import FAMILIES, mean_losses, tiny_batch, tiny_model, tiny_spec
@@ -126,7 +127,7 @@ def test_indivisible_layers_are_rejected() -> None:
 def test_language_heads_take_loss_options_of_the_family(option: str) -> None:
     spec = tiny_spec("spanbert")
     changed = replace(spec, family=change(spec.family, loss={option: 0.1}))
-    for name, brick in heads(spec).items():
-        if brick.projects:
+    for name, costs in head_costs(spec).items():
+        if costs.projects:
             module = build_heads(changed, [name])[name]
             assert getattr(module.project, option) == 0.1, name

@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from megaptm.bricks import HEADS
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.layers.mask import self_mask
-from megaptm.models import Model, build_model, fill
+from megaptm.models.head_costs import HEADS
+from megaptm.models.initial import fill
+from megaptm.models.model import Model, build_model
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import SampleContext
 from megaptm.spec import VISIBILITIES, change

@@ -17,7 +17,8 @@ from benchmarks.common.batches import (
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.hub.counterparts import find_counterpart
-from megaptm.models import Model, build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import Model, build_model
 from megaptm.spec import Family, ModelSpec, Size
 
 FAMILIES = tuple(CATALOGUE)
@@ -102,7 +103,7 @@ def tiny_batch(family: str, *, rows: int = 3, sequence: int = 12, target: int = 
     if table.tasks:
         batch["task_ids"] = draw.classes(table.tasks, rows)
     labels = torch.tensor([0, 1, 1])[:rows]
-    return batch | make_label_fields(table, batch, draw, positions=target_positions, row_labels=lambda brick: labels)
+    return batch | make_label_fields(table, batch, draw, positions=target_positions, row_labels=lambda costs: labels)
 
 
 def mean_losses(losses: dict[str, tuple[Tensor, Tensor]]) -> Tensor:

@@ -49,7 +49,7 @@ TOWERS = Family(
     tokenizer=TokenizerSpec(kind="wordpiece", vocabulary=512),
     context=64,
     stacks={"left": Block(position="rope"), "right": Block(position="learned", norm=NormSpec(position="post"))},
-    heads=(pairs.PairsBrick.name,),
+    heads=(pairs.PairsCosts.name,),
     reads={"pairs": ("left", "right")},
     objectives=("tests.models.towers:HALVES",),
     sizes={"small": Size(layers=2, width=32, heads=2, ffn=64)},

@@ -9,7 +9,8 @@ from megaptm.batch import IGNORED
 from megaptm.families.clip import CLIP
 from megaptm.families.vit import VIT
 from megaptm.families.vit.spec import CHANNELS, IMAGE, MASKED_PATCH, PATCH
-from megaptm.models import Model, build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import Model, build_model
 from megaptm.spec import ModelSpec, Size, change
 from tests.models.own import OwnCase
 

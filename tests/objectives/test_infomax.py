@@ -15,7 +15,8 @@ from megaptm.errors import UserError
 from megaptm.families.bert import BERT
 from megaptm.families.infoword.head_modules import TEMPERATURE
 from megaptm.families.infoword.objectives import DeepInfoMax
-from megaptm.models import build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import build_model
 from megaptm.objectives.objective import SampleContext, SentenceGroup
 from megaptm.spec import ModelSpec, Size, change
 from tests.data.corpora import tiny_special

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaptm.bricks.heads import HEADS, RowClassHeadBrick
+from megaptm.models.head_costs import HEADS, RowClassHeadCosts
 from megaptm.objectives.text_questions import QUESTIONS, question_field, take_sentences, truncate_pair
 
 
@@ -44,7 +44,7 @@ def test_take_sentences_until_enough_tokens():
 
 
 def test_each_question_has_a_head():
-    text_heads = {name for name, head in HEADS.items() if issubclass(head, RowClassHeadBrick)} - {"itm"}  # reads images
+    text_heads = {name for name, head in HEADS.items() if issubclass(head, RowClassHeadCosts)} - {"itm"}  # reads images
     assert text_heads == set(QUESTIONS)
     for name, question in QUESTIONS.items():
         assert (question_field(name), question.num_classes) == (HEADS[name].label_field, HEADS[name].classes), name

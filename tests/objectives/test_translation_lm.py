@@ -11,7 +11,8 @@ import torch
 
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
-from megaptm.models import build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import build_model
 from megaptm.objectives import OBJECTIVES, SpecialTokens, build_objective
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.objectives.translation_lm import TranslationLM

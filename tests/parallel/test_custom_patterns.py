@@ -8,8 +8,8 @@ from itertools import cycle
 import numpy as np
 import pytest
 
-from megaptm.bricks.custom_pattern import CustomPattern, fingerprint
 from megaptm.errors import UserError
+from megaptm.layers.custom_pattern import CustomPattern, fingerprint
 from megaptm.parallel.custom_patterns import refuse_other_patterns
 from megaptm.spec import AttentionSpec, PatternSpec, change
 from tests.models.strided import CROSS

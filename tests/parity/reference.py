@@ -16,7 +16,8 @@ from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.huggingface import from_hugging_face, hugging_face_config
 from megaptm.hub.tensor_rules import export_weights
-from megaptm.models import Model, build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import Model, build_model
 from megaptm.spec import ModelSpec, change
 from tests.models.tiny import last_prefix, tiny_batch, tiny_model
 

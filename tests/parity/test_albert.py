@@ -11,7 +11,8 @@ import torch
 from megaptm.errors import UserError
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.tensor_rules import export_weights
-from megaptm.models import Model, build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import Model, build_model
 from megaptm.spec import ModelSpec, change
 from tests.models.tiny import mean_losses, tiny_batch, tiny_spec
 from tests.parity.reference import (

@@ -19,7 +19,7 @@ from megaptm.families.deberta.spec import DisentangledSpec
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.huggingface import describe_config, from_hugging_face, hugging_face_config, to_hugging_face
 from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, export_weights, import_weights, pair
-from megaptm.models import build_model
+from megaptm.models.model import build_model
 from megaptm.spec import Family, ModelSpec, SegmentInput, Size, TokenInput, change
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
 from tests.parity.reference import assert_close, build_with_weights, convert_inputs, replace_mask_decoder

@@ -19,7 +19,7 @@ from megaptm.families.elmo import ELMO
 from megaptm.families.elmo.bilm import from_bilm, to_bilm
 from megaptm.families.elmo.every_layer import every_layer
 from megaptm.layers.recurrence_cache import StackCache
-from megaptm.models import Model, build_model
+from megaptm.models.model import Model, build_model
 from megaptm.spec import ModelSpec, Size, change
 
 GOLDEN = Path(__file__).parents[1] / "golden"

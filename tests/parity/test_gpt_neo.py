@@ -9,7 +9,7 @@ import transformers
 
 from megaptm.families.gpt import GPT3_BANDED
 from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, export_weights, pair
-from megaptm.models import build_model
+from megaptm.models.model import build_model
 from megaptm.spec import change
 from tests.models.tiny import VOCABULARY as WORDS
 from tests.models.tiny import tiny_batch, tiny_spec

@@ -11,7 +11,7 @@ import transformers
 from megaptm.errors import UserError
 from megaptm.families.gpt import GPT2
 from megaptm.hub.tensor_rules import GATE_AND_VALUE, KV, QKV, VOCABULARY, TensorRule, export_weights
-from megaptm.models import Model, build_model
+from megaptm.models.model import Model, build_model
 from megaptm.spec import AttentionSpec, Block, FFNSpec, NormSpec, change
 from tests.models.tiny import VOCABULARY as WORDS
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec

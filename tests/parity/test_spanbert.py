@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file
 
 from megaptm.batch import IGNORED
-from megaptm.bricks import HEADS
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.families.spanbert import objectives as span_boundary
-from megaptm.families.spanbert.heads import SpanBoundaryHeadBrick
+from megaptm.families.spanbert.heads import SpanBoundaryHeadCosts
 from megaptm.families.spanbert.objectives import MAX_OFFSET, SpanBoundary
 from megaptm.hub.huggingface import from_hugging_face
+from megaptm.models.head_costs import HEADS
 from megaptm.models.heads import build_heads
 from megaptm.objectives.masked import TextSequence
 from megaptm.objectives.objective import SampleContext
@@ -49,8 +49,8 @@ def rename(name: str) -> str:
 
 
 def test_losses_and_gradients_equal_released_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SpanBoundaryHeadBrick, "offsets", 5)
-    monkeypatch.setattr(SpanBoundaryHeadBrick, "offset_width", 6)
+    monkeypatch.setattr(SpanBoundaryHeadCosts, "offsets", 5)
+    monkeypatch.setattr(SpanBoundaryHeadCosts, "offset_width", 6)
     golden = load_file(GOLDEN / "spanbert_sbo.safetensors")
     size = Size(layers=1, width=16, heads=2, ffn=20)
     spec = ModelSpec(family=CATALOGUE["spanbert"], size=size, vocabulary=31, context=12, dropout=0.0)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from megaptm.hub.tensor_rules import KV, QKV, TensorRule, export_weights, pair
 from megaptm.layers.positions import sinusoid
-from megaptm.models import Model
+from megaptm.models.model import Model
 from megaptm.spec import ModelSpec
 from tests.models.tiny import tiny_batch, tiny_model
 from tests.parity.reference import assert_close

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from megaptm.families import CATALOGUE
 from megaptm.layers.recurrence_cache import StackCache
-from megaptm.models import Model, build_model
+from megaptm.models.model import Model, build_model
 from megaptm.spec import Family, ModelSpec, Size, change
 
 GOLDEN = Path(__file__).parents[1] / "golden"

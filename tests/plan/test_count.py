@@ -8,14 +8,13 @@ import transformers
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from megaptm.bricks import HEADS, heads
-from megaptm.bricks.heads import MaskedHeadBrick
 from megaptm.config import load, resolve_model
 from megaptm.families import CATALOGUE
 from megaptm.families.bert import BERT
 from megaptm.families.gpt import GPT3
 from megaptm.families.t5 import T5
-from megaptm.models import build_model
+from megaptm.models.head_costs import HEADS, MaskedHeadCosts, head_costs
+from megaptm.models.model import build_model
 from megaptm.plan.count import count_parameters, step_flops
 from megaptm.spec import ModelSpec, Size, change, published
 from tests import ROOT
@@ -194,7 +193,7 @@ def test_count_of_model_variants(family) -> None:
 
 
 def test_head_that_reads_target_positions_costs_less(monkeypatch) -> None:
-    class Borders(MaskedHeadBrick):
+    class Borders(MaskedHeadCosts):
         name = "borders"
 
     monkeypatch.setitem(HEADS, "borders", Borders)
@@ -203,7 +202,7 @@ def test_head_that_reads_target_positions_costs_less(monkeypatch) -> None:
     few = step_flops(masked, rows=1, lengths=lengths, num_predicted=20)
     assert step_flops(borders, rows=1, lengths=lengths, num_predicted=20) == few
     assert step_flops(borders, rows=1, lengths=lengths) == step_flops(masked, rows=1, lengths=lengths) > few
-    assert heads(published(GPT3, "175b"))["lm"].positions_read(2048, 20) == 2048
+    assert head_costs(published(GPT3, "175b"))["lm"].positions_read(2048, 20) == 2048
 
 
 def test_gpt3_flops_are_six_per_parameter_and_token() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.bricks.kernels import works_of
 from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
+from megaptm.layers.kernel_choice import works_of
 from megaptm.plan.kernels import attention_kernels
 
 CONFIGS = Path(__file__).parents[2] / "configs"

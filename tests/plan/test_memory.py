@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from megaptm.bricks import heads
 from megaptm.config import Layout, OptimizerConfig
 from megaptm.config.schema import AdafactorConfig
 from megaptm.families import CATALOGUE
@@ -18,9 +17,11 @@ from megaptm.families.bert import BERT
 from megaptm.families.gpt import GPT3
 from megaptm.families.infoword.head_modules import InfoMaxHead
 from megaptm.losses import token
-from megaptm.models import Model, fill
 from megaptm.models.contrast import ContrastHead
+from megaptm.models.head_costs import head_costs
 from megaptm.models.heads import build_heads
+from megaptm.models.initial import fill
+from megaptm.models.model import Model
 from megaptm.plan import activations
 from megaptm.plan.memory import estimate_memory, state_bytes
 from megaptm.plan.software import Software
@@ -168,10 +169,10 @@ VARIANTS_OF_LAYERS = {
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("bricks", VARIANTS_OF_LAYERS)
-def test_activations_of_a_layer_equal_autograd(bricks, masked):
+@pytest.mark.parametrize("variant", VARIANTS_OF_LAYERS)
+def test_activations_of_a_layer_equal_autograd(variant, masked):
     """To 2%, because norms also save two values per token. Without dropout, which fused attention on CPUs lacks."""
-    family = change(VARIANTS_OF_LAYERS[bricks], dropout=0.0)
+    family = change(VARIANTS_OF_LAYERS[variant], dropout=0.0)
     two, three = (saved_bytes(family, layers, masked=masked) for layers in (2, 3))
     work = Workload(
         spec=small(family, layers=2),
@@ -227,7 +228,7 @@ def test_memory_of_losses_equals_torch(monkeypatch: pytest.MonkeyPatch, name: st
     fields = tiny_batch(name, rows=3, sequence=64)
     labels = {field: value.repeat(1, 4) for field, value in fields.items() if value.shape[1:] == (3,)}
     stream = torch.randn(64, 3, 32, dtype=dtype, requires_grad=True)
-    built = build_heads(spec, [head_name for head_name, brick in heads(spec).items() if brick.projects]).to(dtype)
+    built = build_heads(spec, [head_name for head_name, costs in head_costs(spec).items() if costs.projects]).to(dtype)
     table = torch.randn(spec.padded_vocabulary, 32, dtype=dtype, requires_grad=True)
     assert len(built) == (2 if name == "spanbert" else 1)
     measured = peak_bytes(lambda: [head.loss(stream, fields | labels, table) for head in built.values()])
@@ -252,7 +253,7 @@ NGRAMS = VARIANTS["infomax"].family
 def test_memory_of_a_contrastive_comparison(own: int, rows: int, family: Family, module: type[ContrastHead]) -> None:
     """An upper bound: with many scores, some are freed before the gradient of the features is allocated."""
     spec = small(family, layers=2)
-    [head] = [event for event in heads(spec).values() if event.contrasts]
+    [head] = [event for event in head_costs(spec).values() if event.contrasts]
     features = torch.randn(rows, head.features, requires_grad=True)
     labels = torch.zeros(rows, dtype=torch.int64)
     with torch.profiler.profile(profile_memory=True) as profiled:

@@ -13,7 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from megaptm.config import Layout, load
 from megaptm.families.uniter.regions import ImageRegions
 from megaptm.families.uniter.spec import RegionInput
-from megaptm.models import build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import build_model
 from megaptm.plan import activations
 from megaptm.plan.count import step_flops
 from megaptm.plan.machine import load_machine

@@ -13,7 +13,8 @@ from megaptm.config import Layout, load
 from megaptm.distillation.costs import TeacherCosts
 from megaptm.distillation.losses import add_losses
 from megaptm.distillation.spec import Distillation
-from megaptm.models import Model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import Model
 from megaptm.plan.machine import load_machine
 from megaptm.plan.memory import estimate_memory
 from megaptm.plan.step import estimate_step

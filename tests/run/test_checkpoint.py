@@ -11,7 +11,8 @@ from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.commands.export import export
 from megaptm.config import dump, load, resolve_model
 from megaptm.errors import UserError
-from megaptm.models import build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import build_model
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.tokenizers import train
 

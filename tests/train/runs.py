@@ -15,7 +15,8 @@ from data_pipeline.sources import Source
 from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import Config, dump, load, resolve_model
-from megaptm.models import Model, build_model, fill
+from megaptm.models.initial import fill
+from megaptm.models.model import Model, build_model
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SHAPE = [

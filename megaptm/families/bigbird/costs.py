@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from megaptm.bricks.attention import SelfAttentionBrick
 from megaptm.families.bigbird.pattern import SparseBlocks
+from megaptm.layers.attention_costs import SelfAttentionCosts
 from megaptm.spec import Block, Size
 
 
-class BlockAttentionBrick(SelfAttentionBrick):
+class BlockAttentionCosts(SelfAttentionCosts):
     """Block-sparse self-attention."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from megaptm.bricks.pattern import Pattern, Tile
+from megaptm.layers.pattern import Pattern, Tile
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ class BlockSparseSpec(AttentionSpec):
     """Attention to neighboring, random, first and last blocks (BigBird, arXiv:2007.14062)."""
 
     kind = "blocks"
-    costs = "megaptm.families.bigbird.costs:BlockAttentionBrick"
+    costs = "megaptm.families.bigbird.costs:BlockAttentionCosts"
     options = (*AttentionSpec.options, "block_size", "num_random_blocks", "seed", "edge_blocks")
     reads_global_tokens = True
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from megaptm.batch import IGNORED
-from megaptm.bricks import HeadBrick
 from megaptm.families.clip.heads import ROWS_COMPARED
 from megaptm.layers.split import Linear
 from megaptm.models.contrast import ContrastHead
+from megaptm.models.head_costs import HeadCosts
 from megaptm.spec import ModelSpec
 
 LARGEST = math.log(100)
@@ -34,10 +34,10 @@ class ImageTextHead(ContrastHead):
     in_float32 = ("scale",)
     """Parameters that stay float32: in bfloat16 1 / 0.07 could change only by 1.6 percent, or not at all."""
 
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
-        super().__init__(spec, brick)
-        image, text = (reading.stack for reading in brick.readings)
-        self.image, self.text = Linear.of(brick.maps[image]), Linear.of(brick.maps[text])
+    def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
+        super().__init__(spec, costs)
+        image, text = (reading.stack for reading in costs.readings)
+        self.image, self.text = Linear.of(costs.maps[image]), Linear.of(costs.maps[text])
         self.scale = nn.Parameter(torch.empty(1))
 
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:

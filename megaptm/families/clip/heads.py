@@ -7,15 +7,16 @@ from types import MappingProxyType
 
 import numpy as np
 
-from megaptm.bricks import HeadBrick, LinearShape
 from megaptm.errors import UserError
+from megaptm.layers.costs import LinearShape
+from megaptm.models.head_costs import HeadCosts
 from megaptm.spec import ModelSpec
 
 ROWS_COMPARED = 1024
 """Samples whose images and texts are compared with all at once (`head_modules`): with 32,768 samples, 0.5 GB."""
 
 
-class ImageTextHeadBrick(HeadBrick):
+class ImageTextHeadCosts(HeadCosts):
     """Contrast of images and texts over the whole batch, in both directions (CLIP, arXiv:2103.00020, figure 3): a
     projection of each to one space, as wide as the text stack, and a temperature. Papers count it."""
 
@@ -63,4 +64,4 @@ class ImageTextHeadBrick(HeadBrick):
         return super().compare_bytes(min(own, ROWS_COMPARED), rows)
 
 
-HEADS = (ImageTextHeadBrick,)
+HEADS = (ImageTextHeadCosts,)

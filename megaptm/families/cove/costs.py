@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import cast
 
-from megaptm.bricks import Brick, LinearShape, MemoryTraffic, SavedBytes
 from megaptm.families.cove.spec import LSTMSpec
+from megaptm.layers.costs import LayerCosts, LinearShape, MemoryTraffic, SavedBytes
 from megaptm.spec import Block, Size
 
 
-class LSTMBrick(Brick):
+class LSTMCosts(LayerCosts):
     """Base of torch's LSTMs. Rows of both linear layers: (input gate, forget gate, new value, output gate) by
     features."""
 
@@ -34,7 +34,7 @@ class LSTMBrick(Brick):
         return MemoryTraffic(forward=passed, backward=2 * passed)
 
 
-class BidirectionalLSTMBrick(LSTMBrick):
+class BidirectionalLSTMCosts(LSTMCosts):
     """Bidirectional LSTM (CoVe's encoder, arXiv:1708.00107, 3)."""
 
     directions = 2
@@ -45,7 +45,7 @@ class BidirectionalLSTMBrick(LSTMBrick):
         self.maps = {**self.lstm_maps("ahead."), **self.lstm_maps("back.")}
 
 
-class AttentiveLSTMBrick(LSTMBrick):
+class AttentiveLSTMCosts(LSTMCosts):
     """Layer of CoVe's decoder. The first has the attention of the decoder: a projection of its state, whose products
     with the encoder's output are the attention scores, and a projection of both."""
 

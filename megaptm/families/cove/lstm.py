@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from megaptm.bricks import Brick
+from megaptm.layers.costs import LayerCosts
 from megaptm.layers.split import Dropout, Linear
 
 LSTMState = tuple[Tensor, Tensor]
@@ -18,9 +18,9 @@ class LSTM(nn.Module):
     """LSTM layer. Rows of both projections are ordered (input gate, forget gate, new value, output gate), as in
     torch."""
 
-    def __init__(self, brick: Brick, prefix: str = "") -> None:
+    def __init__(self, costs: LayerCosts, prefix: str = "") -> None:
         super().__init__()
-        self.input, self.state = (Linear.of(brick.maps[f"{prefix}{name}"]) for name in ("input", "state"))
+        self.input, self.state = (Linear.of(costs.maps[f"{prefix}{name}"]) for name in ("input", "state"))
 
     def initial_state(self, x_SBD: Tensor) -> LSTMState:
         zeros_BF = x_SBD.new_zeros(x_SBD.shape[1], self.state.in_features)
@@ -62,9 +62,9 @@ def continues_document(documents_BS: Tensor | None, like: Tensor, *, backward: b
 class BidirectionalLSTM(nn.Module):
     """Bidirectional LSTM. Each direction restarts at every document."""
 
-    def __init__(self, brick: Brick) -> None:
+    def __init__(self, costs: LayerCosts) -> None:
         super().__init__()
-        self.ahead, self.back = LSTM(brick, "ahead."), LSTM(brick, "back.")
+        self.ahead, self.back = LSTM(costs, "ahead."), LSTM(costs, "back.")
 
     def forward(self, x_SBD: Tensor, documents_BS: Tensor | None) -> Tensor:
         """Return [S, B, 2 F]."""
@@ -77,9 +77,9 @@ class Attention(nn.Module):
     """Attention of a decoder (arXiv:1708.00107, 3): encoder states weighted by their products with the projected state,
     then a projection of context and state."""
 
-    def __init__(self, brick: Brick) -> None:
+    def __init__(self, costs: LayerCosts) -> None:
         super().__init__()
-        self.query, self.merge = Linear.of(brick.maps["attention.query"]), Linear.of(brick.maps["attention.merge"])
+        self.query, self.merge = Linear.of(costs.maps["attention.query"]), Linear.of(costs.maps["attention.merge"])
 
     def forward(self, state_BF: Tensor, memory_MBD: Tensor, attended_BM: Tensor | None) -> Tensor:
         """Return [B, width of the decoder]."""
@@ -94,9 +94,9 @@ class AttentiveLSTM(nn.Module):
     """First layer of a decoder with input feeding: it reads the token and the attention output of the previous
     position."""
 
-    def __init__(self, brick: Brick) -> None:
+    def __init__(self, costs: LayerCosts) -> None:
         super().__init__()
-        self.lstm, self.attention = LSTM(brick, "lstm."), Attention(brick)
+        self.lstm, self.attention = LSTM(costs, "lstm."), Attention(costs)
 
 
 def run_decoder(

@@ -36,7 +36,7 @@ class BidirectionalLSTMSpec(LSTMSpec):
     """Bidirectional LSTM: the encoder."""
 
     kind = "bidirectional-lstm"
-    costs = "megaptm.families.cove.costs:BidirectionalLSTMBrick"
+    costs = "megaptm.families.cove.costs:BidirectionalLSTMCosts"
     stack = "megaptm.families.cove.stack:EncoderStack"
     directions = 2
 
@@ -46,7 +46,7 @@ class AttentiveLSTMSpec(LSTMSpec):
     """LSTM with input feeding, which also reads the attention output of the previous position: the decoder."""
 
     kind = "attentive-lstm"
-    costs = "megaptm.families.cove.costs:AttentiveLSTMBrick"
+    costs = "megaptm.families.cove.costs:AttentiveLSTMCosts"
     stack = "megaptm.families.cove.stack:DecoderStack"
     block_fields = ("visibility", "cross")
 

@@ -8,9 +8,9 @@ from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
-from megaptm.bricks import sublayers
 from megaptm.families.cove.lstm import LSTM, AttentiveLSTM, BidirectionalLSTM, run_decoder
 from megaptm.layers.layer import BaseStack, StackInputs
+from megaptm.layers.layer_costs import sublayers
 from megaptm.layers.split import Dropout
 from megaptm.spec import Block, Size
 
@@ -39,7 +39,7 @@ class LSTMStack(BaseStack):
         for number in layers:
             [sub] = sublayers(block.at(number), size, memory)
             lstm_class = self.lstm_classes[min(number, len(self.lstm_classes) - 1)]
-            self[str(number)] = LSTMLayer(lstm_class(sub.brick))
+            self[str(number)] = LSTMLayer(lstm_class(sub.costs))
 
     def lstm(self, number: int) -> nn.Module:
         """Return the LSTM of a layer."""

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megaptm.bricks import Brick
 from megaptm.families.deberta.spec import DisentangledSpec
 from megaptm.layers.attention import SelfAttention
+from megaptm.layers.costs import LayerCosts
 from megaptm.layers.positions import ROUNDING
 from megaptm.layers.split import Dropout, Linear
 
@@ -43,12 +43,12 @@ class DisentangledAttention(SelfAttention):
     position_key: Linear
     position_query: Linear
 
-    def __init__(self, brick: Brick, *, dropout: float) -> None:
-        super().__init__(brick, dropout=dropout)
-        self.record = brick.attention
-        self.own_maps = "position_key" in brick.maps
+    def __init__(self, costs: LayerCosts, *, dropout: float) -> None:
+        super().__init__(costs, dropout=dropout)
+        self.record = costs.attention
+        self.own_maps = "position_key" in costs.maps
         for name in ("position_key", "position_query") if self.own_maps else ():
-            self.add_module(name, Linear.of(brick.maps[name]))
+            self.add_module(name, Linear.of(costs.maps[name]))
         self.position_dropout = Dropout(dropout, region="replicated")
 
     def mix(

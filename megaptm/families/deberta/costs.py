@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaptm.bricks import LinearShape
-from megaptm.bricks.attention import SelfAttentionBrick
 from megaptm.families.deberta.spec import DisentangledSpec
+from megaptm.layers.attention_costs import SelfAttentionCosts
+from megaptm.layers.costs import LinearShape
 from megaptm.spec import Block, Size
 
 
-class DisentangledAttentionBrick(SelfAttentionBrick):
+class DisentangledAttentionCosts(SelfAttentionCosts):
     """Attention with content and distance scores. Rows of the distance table are projected to keys and queries."""
 
     scored = True

@@ -14,7 +14,7 @@ class DisentangledSpec(AttentionSpec):
     """Attention with scores of content and distance, from a distance table of the stack (DeBERTa, arXiv:2006.03654)."""
 
     kind = "disentangled"
-    costs = "megaptm.families.deberta.costs:DisentangledAttentionBrick"
+    costs = "megaptm.families.deberta.costs:DisentangledAttentionCosts"
     module = "megaptm.families.deberta.attention:DisentangledAttention"
     stack = "megaptm.families.deberta.stack:DisentangledStack"
     scores_distances = True

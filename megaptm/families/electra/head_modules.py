@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
-from megaptm.bricks import HeadBrick
 from megaptm.layers.split import Linear
+from megaptm.models.head_costs import HeadCosts
 from megaptm.models.heads import plain_activation
 from megaptm.models.loss import Loss, count_labels
 from megaptm.spec import ModelSpec
@@ -18,11 +18,11 @@ from megaptm.spec import ModelSpec
 class ReplacedHead(nn.Module):
     """Replaced-token-detection head (ELECTRA, arXiv:2003.10555, section 2)."""
 
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+    def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
-        self.label_field = brick.label_field
-        self.activation = plain_activation(spec, brick)
-        self.transform, self.classify = Linear.of(brick.maps["transform"]), Linear.of(brick.maps["classify"])
+        self.label_field = costs.label_field
+        self.activation = plain_activation(spec, costs)
+        self.transform, self.classify = Linear.of(costs.maps["transform"]), Linear.of(costs.maps["classify"])
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels_BS = batch[self.label_field]

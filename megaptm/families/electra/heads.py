@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaptm.bricks import HeadBrick, LinearShape
+from megaptm.layers.costs import LinearShape
+from megaptm.models.head_costs import HeadCosts
 
 
-class ReplacedHeadBrick(HeadBrick):
+class ReplacedHeadCosts(HeadCosts):
     """Replaced token detection (ELECTRA, arXiv:2003.10555, section 2): linear layer and one logit per position."""
 
     name = "replaced-token"
@@ -22,4 +23,4 @@ class ReplacedHeadBrick(HeadBrick):
         return {"transform": LinearShape(width, width, True), "classify": LinearShape(width, 1, True)}
 
 
-HEADS = (ReplacedHeadBrick,)
+HEADS = (ReplacedHeadCosts,)

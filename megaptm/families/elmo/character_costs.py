@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaptm.bricks.brick import LinearShape
-from megaptm.bricks.inputs import InputBrick
 from megaptm.families.elmo.spec import character_sizes
 from megaptm.families.elmo.spelling import MAX_WORD_LENGTH, NUM_CHARACTERS
+from megaptm.layers.costs import LinearShape
+from megaptm.models.embed_costs import InputCosts
 from megaptm.spec import Size
 
 
@@ -30,7 +30,7 @@ def word_maps(size: Size) -> Iterator[LinearShape]:
     yield LinearShape(wide, size.table_width, True)
 
 
-class CharacterBrick(InputBrick):
+class CharacterCosts(InputCosts):
     """Words that are read by their characters."""
 
     @property

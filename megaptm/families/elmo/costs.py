@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-from megaptm.bricks import Brick, LinearShape, MemoryTraffic, SavedBytes
+from megaptm.layers.costs import LayerCosts, LinearShape, MemoryTraffic, SavedBytes
 from megaptm.spec import Block, Size
 
 
-class ProjectedLSTMBrick(Brick):
+class ProjectedLSTMCosts(LayerCosts):
     """LSTM with projected output (arXiv:1402.1128), as in ELMo (arXiv:1802.05365). Its gates read the hidden states and
     the projection of the previous position. Rows of `input` and `state`: (input gate, new value, forget gate, output
     gate) by features.

@@ -7,11 +7,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from megaptm.bricks import HeadBrick
 from megaptm.errors import UserError
 from megaptm.layers.rng import copy_to_device
 from megaptm.layers.split import Embedding, VocabularyBias
 from megaptm.losses.sampled import NegativeSamples, sample_negatives, sampled_cross_entropy
+from megaptm.models.head_costs import HeadCosts
 from megaptm.models.loss import Loss, count_labels, token_loss
 from megaptm.spec import ModelSpec
 
@@ -24,9 +24,9 @@ class BidirectionalHead(nn.Module):
     direction.
     """
 
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+    def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
-        self.prefixes = [spec.family.prefixes[reading.stack] for reading in brick.readings]
+        self.prefixes = [spec.family.prefixes[reading.stack] for reading in costs.readings]
         self.number, self.size = spec.family.loss.negatives, spec.vocabulary
         if self.number >= self.size:
             raise UserError(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaptm.bricks import HeadBrick, LinearShape
-from megaptm.bricks.head import LossBytes
 from megaptm.errors import UserError
+from megaptm.layers.costs import LinearShape
+from megaptm.models.head_costs import HeadCosts, LossBytes
 from megaptm.spec import ModelSpec
 
 
-class BidirectionalHeadBrick(HeadBrick):
+class BidirectionalHeadCosts(HeadCosts):
     """Bidirectional language model head (ELMo, arXiv:1802.05365, 3.1): next token in each direction, each by its own
     stack, with a shared table and bias. Papers do not count it."""
 
@@ -51,4 +51,4 @@ class BidirectionalHeadBrick(HeadBrick):
         )
 
 
-HEADS = (BidirectionalHeadBrick,)
+HEADS = (BidirectionalHeadCosts,)

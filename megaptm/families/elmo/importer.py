@@ -22,7 +22,7 @@ from megaptm.families.elmo.spelling import MAX_WORD_LENGTH, NUM_CHARACTERS
 from megaptm.hub.folder import read_tensors
 from megaptm.hub.import_run import RECIPE, refuse_existing_run, refuse_model_overrides, write_run
 from megaptm.hub.imported_weights import ImportedModel
-from megaptm.models import build_model
+from megaptm.models.model import build_model
 from megaptm.spec import ModelSpec, Size
 from megaptm.storage import Record, read_json_object, regular_file, validate
 from megaptm.tokenizers import Tokenizer

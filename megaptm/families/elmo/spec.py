@@ -15,7 +15,7 @@ class ProjectedLSTMSpec(LayerSpec):
     """LSTM with projection, and a residual connection from the second layer on."""
 
     kind = "projected-lstm"
-    costs = "megaptm.families.elmo.costs:ProjectedLSTMBrick"
+    costs = "megaptm.families.elmo.costs:ProjectedLSTMCosts"
     stack = "megaptm.families.elmo.stack:ProjectedLSTMStack"
     reason = "is recurrent"
     block_fields = ("visibility",)
@@ -60,7 +60,7 @@ class CharacterInput(InputSpec):
     """Words embedded from their characters (arXiv:1508.06615)."""
 
     name = "token"
-    costs = "megaptm.families.elmo.character_costs:CharacterBrick"
+    costs = "megaptm.families.elmo.character_costs:CharacterCosts"
     module = "megaptm.families.elmo.characters:CharacterWords"
     fields = ("characters",)
     replaces_tokens = True

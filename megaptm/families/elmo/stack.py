@@ -9,9 +9,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from megaptm.bricks import Brick, sublayers
 from megaptm.families.elmo.spec import ProjectedLSTMSpec
+from megaptm.layers.costs import LayerCosts
 from megaptm.layers.layer import BaseStack, StackInputs
+from megaptm.layers.layer_costs import sublayers
 from megaptm.layers.recurrence_cache import StackCache
 from megaptm.layers.split import Dropout, Linear
 from megaptm.spec import Block, Size
@@ -28,11 +29,11 @@ class ProjectedLSTM(nn.Module):
     state: Linear
     projection: Linear
 
-    def __init__(self, brick: Brick) -> None:
+    def __init__(self, costs: LayerCosts) -> None:
         super().__init__()
-        for name, map_ in brick.maps.items():
+        for name, map_ in costs.maps.items():
             self.add_module(name, Linear.of(map_))
-        record = cast(ProjectedLSTMSpec, brick.block.layer)
+        record = cast(ProjectedLSTMSpec, costs.block.layer)
         self.cell_clip, self.projection_clip = record.cell_clip, record.projection_clip
 
     def forward(self, x_SBD: Tensor, state: Tensor, valid_SB: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -64,7 +65,7 @@ class RecurrentLayer(nn.Module):
     def __init__(self, block: Block, size: Size, *, number: int) -> None:
         super().__init__()
         [sub] = sublayers(block, size)
-        self.recurrent, self.adds = ProjectedLSTM(sub.brick), number > 0
+        self.recurrent, self.adds = ProjectedLSTM(sub.costs), number > 0
 
     def forward(self, x_SBD: Tensor, state: Tensor, valid_SB: Tensor | None) -> tuple[Tensor, Tensor]:
         y_SBD, state = self.recurrent(x_SBD, state, valid_SB)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from megaptm.bricks.heads import RowClassHeadBrick, TokenClassHeadBrick
+from megaptm.models.head_costs import RowClassHeadCosts, TokenClassHeadCosts
 
 
-class SentenceDistanceHeadBrick(RowClassHeadBrick):
+class SentenceDistanceHeadCosts(RowClassHeadCosts):
     """Sentence distance: neighbors, same document, or different documents (ERNIE 2.0, arXiv:1907.12412, 4.2.2)."""
 
     name = "sentence-distance"
@@ -13,14 +13,14 @@ class SentenceDistanceHeadBrick(RowClassHeadBrick):
     classes = 3
 
 
-class DialogueHeadBrick(RowClassHeadBrick):
+class DialogueHeadCosts(RowClassHeadCosts):
     """Dialogue language model: whether all turns are of one dialogue (ERNIE 1.0, arXiv:1904.09223, 3.3)."""
 
     name = "dialogue"
     label_field = "dialogue"
 
 
-class DiscourseHeadBrick(RowClassHeadBrick):
+class DiscourseHeadCosts(RowClassHeadCosts):
     """Discourse relation: which of 174 connectives joined two texts, by labels of a corpus (ERNIE 2.0,
     arXiv:1907.12412, 4.2.3; Discovery, arXiv:1903.11850)."""
 
@@ -29,7 +29,7 @@ class DiscourseHeadBrick(RowClassHeadBrick):
     classes = 174
 
 
-class RelevanceHeadBrick(RowClassHeadBrick):
+class RelevanceHeadCosts(RowClassHeadCosts):
     """IR relevance: whether a title was clicked for a query, only shown, or neither, by labels of a corpus (ERNIE 2.0,
     arXiv:1907.12412, 4.2.3)."""
 
@@ -38,7 +38,7 @@ class RelevanceHeadBrick(RowClassHeadBrick):
     classes = 3
 
 
-class SentenceReorderingHeadBrick(RowClassHeadBrick):
+class SentenceReorderingHeadCosts(RowClassHeadCosts):
     """Sentence reordering: order of up to three segments of a document (ERNIE 2.0, arXiv:1907.12412, 4.2.2)."""
 
     name = "sentence-reordering"
@@ -47,14 +47,14 @@ class SentenceReorderingHeadBrick(RowClassHeadBrick):
     pooler_published = True
 
 
-class CapitalizationHeadBrick(TokenClassHeadBrick):
+class CapitalizationHeadCosts(TokenClassHeadCosts):
     """Capitalization prediction: whether a token's word is capitalized (ERNIE 2.0, arXiv:1907.12412, 4.2.1)."""
 
     name = "capitalization"
     label_field = "capitalization"
 
 
-class TokenDocumentHeadBrick(TokenClassHeadBrick):
+class TokenDocumentHeadCosts(TokenClassHeadCosts):
     """Token-document relation: whether a token also occurs in the rest of its document (ERNIE 2.0, arXiv:1907.12412,
     4.2.1)."""
 
@@ -63,11 +63,11 @@ class TokenDocumentHeadBrick(TokenClassHeadBrick):
 
 
 HEADS = (
-    SentenceDistanceHeadBrick,
-    DialogueHeadBrick,
-    DiscourseHeadBrick,
-    RelevanceHeadBrick,
-    SentenceReorderingHeadBrick,
-    CapitalizationHeadBrick,
-    TokenDocumentHeadBrick,
+    SentenceDistanceHeadCosts,
+    DialogueHeadCosts,
+    DiscourseHeadCosts,
+    RelevanceHeadCosts,
+    SentenceReorderingHeadCosts,
+    CapitalizationHeadCosts,
+    TokenDocumentHeadCosts,
 )

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megaptm.batch import IGNORED
-from megaptm.bricks import HeadBrick
 from megaptm.layers.split import Linear
 from megaptm.losses.contrast import info_nce
 from megaptm.models.contrast import ContrastHead
+from megaptm.models.head_costs import HeadCosts
 from megaptm.models.target_positions import states_at
 from megaptm.spec import ModelSpec
 
@@ -27,9 +27,9 @@ class InfoMaxHead(ContrastHead):
     grow with the width, as in CLIP. Features of a sample are its text vector and its n-gram vector.
     """
 
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
-        super().__init__(spec, brick)
-        self.project = Linear.of(brick.maps["project"])
+    def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
+        super().__init__(spec, costs)
+        self.project = Linear.of(costs.maps["project"])
 
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
         """Return [B, 2 D]. Without a given n-gram its vector is the text's."""

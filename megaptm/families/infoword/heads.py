@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaptm.bricks import HeadBrick, LinearShape
+from megaptm.layers.costs import LinearShape
+from megaptm.models.head_costs import HeadCosts
 
 
-class InfoMaxHeadBrick(HeadBrick):
+class InfoMaxHeadCosts(HeadCosts):
     """Contrast of a text with an n-gram that was masked in it, over the whole batch (InfoWord, arXiv:1910.08350,
     section 4). One projection for both."""
 
@@ -39,4 +40,4 @@ class InfoMaxHeadBrick(HeadBrick):
         return own * rows * self.width
 
 
-HEADS = (InfoMaxHeadBrick,)
+HEADS = (InfoMaxHeadCosts,)

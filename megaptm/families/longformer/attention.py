@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from megaptm.bricks import Brick
 from megaptm.layers.attention import PatternAttend, SelfAttention
+from megaptm.layers.costs import LayerCosts
 from megaptm.layers.split import Linear
 
 
@@ -19,9 +19,9 @@ class WindowAttention(SelfAttention):
     attend: PatternAttend
     global_qkv: Linear
 
-    def __init__(self, brick: Brick, *, dropout: float) -> None:
-        super().__init__(brick, dropout=dropout)
-        self.global_qkv = Linear.of(brick.maps["global_qkv"])
+    def __init__(self, costs: LayerCosts, *, dropout: float) -> None:
+        super().__init__(costs, dropout=dropout)
+        self.global_qkv = Linear.of(costs.maps["global_qkv"])
 
     def train_global_projections(self, enabled: bool) -> None:
         self.global_qkv.requires_grad_(enabled)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megaptm.bricks import LinearShape
-from megaptm.bricks.attention import SelfAttentionBrick
-from megaptm.bricks.pattern import SlidingWindow
+from megaptm.layers.attention_costs import SelfAttentionCosts
+from megaptm.layers.costs import LinearShape
+from megaptm.layers.pattern import SlidingWindow
 from megaptm.spec import Block, Size
 
 
-class WindowAttentionBrick(SelfAttentionBrick):
+class WindowAttentionCosts(SelfAttentionCosts):
     """Self-attention within a sliding window. Global tokens have projections of their own, with rows ordered like
     `qkv`."""
 

@@ -14,7 +14,7 @@ class WindowSpec(AttentionSpec):
     projections of their own (Longformer, arXiv:2004.05150)."""
 
     kind = "window"
-    costs = "megaptm.families.longformer.costs:WindowAttentionBrick"
+    costs = "megaptm.families.longformer.costs:WindowAttentionCosts"
     module = "megaptm.families.longformer.attention:WindowAttention"
     options = (*AttentionSpec.options, "window", "dilation")
     reads_global_tokens = True

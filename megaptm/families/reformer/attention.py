@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from megaptm.bricks import Brick
-from megaptm.families.reformer.costs import HashedAttentionBrick
+from megaptm.families.reformer.costs import HashedAttentionCosts
 from megaptm.layers.accumulate import sum_dtype
 from megaptm.layers.attention import AttentionCore, AttentionModule
+from megaptm.layers.costs import LayerCosts
 from megaptm.layers.positions import rotate
 from megaptm.layers.rng import copy_to_device, next_seed
 from megaptm.layers.split import Dropout, Linear
@@ -52,13 +52,13 @@ def rotations(key: str, layer: int, heads: range, shape: tuple[int, ...]) -> Ten
 class HashedAttend(AttentionCore):
     """LSH attention: average of the hash rounds, weighted by their normalizers."""
 
-    def __init__(self, brick: HashedAttentionBrick, *, dropout: float) -> None:
+    def __init__(self, costs: HashedAttentionCosts, *, dropout: float) -> None:
         super().__init__()
-        self.brick, self.causal = brick, brick.block.causal
-        self.layer, self.heads, self.num_heads = 0, range(brick.size.heads), brick.size.heads
+        self.costs, self.causal = costs, costs.block.causal
+        self.layer, self.heads, self.num_heads = 0, range(costs.size.heads), costs.size.heads
         self.key = EVALUATION
         """Seed key of rotations, besides layer and head."""
-        self.dropout = Dropout(brick.attention.dropout_rate(dropout), region="heads")
+        self.dropout = Dropout(costs.attention.dropout_rate(dropout), region="heads")
         self._sampled: tuple[tuple[Any, ...], Tensor] | None = None
 
     def set_seed_key(self, key: str | None) -> None:
@@ -69,14 +69,14 @@ class HashedAttend(AttentionCore):
 
     def buckets(self, q_SBHK: Tensor) -> Tensor | None:
         """Return hash buckets [B, H, R, S]. None if the sequence is a single chunk."""
-        if not self.brick.chunks(len(q_SBHK)):
+        if not self.costs.chunks(len(q_SBHK)):
             return None
         with torch.no_grad():
             return torch.stack([self._hash(q_SBHK, rotation) for rotation in self._rotations(q_SBHK).unbind(2)], 2)
 
     def forward(self, q_SBHK: Tensor, v_SBHK: Tensor, numbers: Tensor | None, buckets_BHRS: Tensor | None) -> Tensor:
         """Return [S, B, H*K]. `numbers` as in `Mask.numbers`."""
-        length, chunk = len(q_SBHK), self.brick.chunk if buckets_BHRS is not None else len(q_SBHK)
+        length, chunk = len(q_SBHK), self.costs.chunk if buckets_BHRS is not None else len(q_SBHK)
         q, v = (F.pad(x.permute(1, 2, 0, 3), (0, 0, 0, -length % chunk)) for x in (q_SBHK, v_SBHK))
         documents = None if numbers is None else numbers[0]
         order = _sorted(buckets_BHRS, documents, q)
@@ -101,7 +101,7 @@ class HashedAttend(AttentionCore):
         """Return rotations [H, K, R, F] of all factors, concatenated. Sampled once per step."""
         by = (self.key, self.layer, self.heads, q_SBHK.device)
         if self._sampled is None or self._sampled[0] != by:
-            shape = (q_SBHK.shape[-1], self.brick.hashes, sum(self.brick.factors) // 2)
+            shape = (q_SBHK.shape[-1], self.costs.hashes, sum(self.costs.factors) // 2)
             sampled = rotations(self.key, self.layer, self.heads, shape)
             self._sampled = by, copy_to_device(sampled, q_SBHK.device)
         return self._sampled[1]
@@ -116,7 +116,7 @@ class HashedAttend(AttentionCore):
             turned = torch.einsum("sbhk,hkf->bhsf", piece.to(precise), rotation_HKF.to(precise))
             bucket, product = torch.zeros(turned.shape[:3], dtype=torch.int32, device=turned.device), 1
             for number, part in zip(
-                self.brick.factors, turned.split([n // 2 for n in self.brick.factors], -1), strict=True
+                self.costs.factors, turned.split([n // 2 for n in self.costs.factors], -1), strict=True
             ):
                 (high, at_high), (low, at_low) = part.max(-1), part.min(-1)
                 bucket += product * torch.where(high >= -low, at_high, number // 2 + at_low).int()
@@ -130,11 +130,11 @@ class HashedAttention(AttentionModule):
 
     attend: HashedAttend
 
-    def __init__(self, brick: Brick, *, dropout: float) -> None:
+    def __init__(self, costs: LayerCosts, *, dropout: float) -> None:
         super().__init__()
-        self.key_width = brick.size.key_width
-        self.qv, self.output = Linear.of(brick.maps["qv"]), Linear.of(brick.maps["output"])
-        self.attend = HashedAttend(cast(HashedAttentionBrick, brick), dropout=dropout)
+        self.key_width = costs.size.key_width
+        self.qv, self.output = Linear.of(costs.maps["qv"]), Linear.of(costs.maps["output"])
+        self.attend = HashedAttend(cast(HashedAttentionCosts, costs), dropout=dropout)
 
     def forward(
         self, x_SBD: Tensor, mask: Tensor | None, position_state: Tensor | None = None, keys: Tensor | None = None

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from megaptm.bricks import LinearShape, MemoryTraffic, SavedBytes
-from megaptm.bricks.attention import SelfAttentionBrick
-from megaptm.bricks.inputs import InputBrick
 from megaptm.families.reformer.pattern import ChunkPairs
 from megaptm.families.reformer.spec import grid_of, widths_of
+from megaptm.layers.attention_costs import SelfAttentionCosts
+from megaptm.layers.costs import LinearShape, MemoryTraffic, SavedBytes
+from megaptm.models.embed_costs import InputCosts
 from megaptm.spec import Block, Size
 
 
-class LocalAttentionBrick(SelfAttentionBrick):
+class LocalAttentionCosts(SelfAttentionCosts):
     """Self-attention within chunks; a query also attends to the previous chunk."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
@@ -18,7 +18,7 @@ class LocalAttentionBrick(SelfAttentionBrick):
         self.pattern = ChunkPairs(self.attention.chunk_length)
 
 
-class HashedAttentionBrick(SelfAttentionBrick):
+class HashedAttentionCosts(SelfAttentionCosts):
     """LSH attention, between positions with similar hashes. Keys are queries of length one. Rows of `qv` are ordered
     (head, [q, v], key width)."""
 
@@ -66,7 +66,7 @@ class HashedAttentionBrick(SelfAttentionBrick):
         return MemoryTraffic(forward=features, backward=2 * features)
 
 
-class AxialBrick(InputBrick):
+class AxialCosts(InputCosts):
     """Tables of rows and columns of a grid of positions."""
 
     @property

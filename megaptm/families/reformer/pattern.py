@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from megaptm.bricks.pattern import Pattern, Tile
+from megaptm.layers.pattern import Pattern, Tile
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ class LocalSpec(AttentionSpec):
     """Attention to the chunk of the query and the chunk before it (Reformer, arXiv:2001.04451)."""
 
     kind = "local"
-    costs = "megaptm.families.reformer.costs:LocalAttentionBrick"
+    costs = "megaptm.families.reformer.costs:LocalAttentionCosts"
     options = (*AttentionSpec.options, "chunk_length")
     reads_global_tokens = True
     caches_keys = False
@@ -35,7 +35,7 @@ class LSHSpec(LocalSpec):
 
     kind = "lsh"
     takes_global_positions = False
-    costs = "megaptm.families.reformer.costs:HashedAttentionBrick"
+    costs = "megaptm.families.reformer.costs:HashedAttentionCosts"
     module = "megaptm.families.reformer.attention:HashedAttention"
     options = (*LocalSpec.options, "num_hashes", "num_buckets")
     reads_global_tokens = False
@@ -74,7 +74,7 @@ class AxialInput(InputSpec):
     """Axial positions: two tables, for the row and the column of a position in a grid (section 2)."""
 
     name = "axial"
-    costs = "megaptm.families.reformer.costs:AxialBrick"
+    costs = "megaptm.families.reformer.costs:AxialCosts"
     module = "megaptm.families.reformer.positions:AxialPositions"
     reads_positions = True
     initial_std = 1.0  # the released code

@@ -7,11 +7,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from megaptm.bricks import HeadBrick
 from megaptm.errors import UserError
-from megaptm.families.spanbert.heads import SpanBoundaryHeadBrick
+from megaptm.families.spanbert.heads import SpanBoundaryHeadCosts
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
+from megaptm.models.head_costs import HeadCosts
 from megaptm.models.heads import plain_activation
 from megaptm.models.loss import Loss, count_labels, token_loss
 from megaptm.models.target_positions import states_at
@@ -22,15 +22,15 @@ class SpanBoundaryHead(nn.Module):
     """Span boundary head as in SpanBERT: predicts tokens of a masked span from the two positions around it and the
     offset in the span."""
 
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+    def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
-        assert isinstance(brick, SpanBoundaryHeadBrick)
-        block = brick.block
+        assert isinstance(costs, SpanBoundaryHeadCosts)
+        block = costs.block
         if not spec.family.output.tied:
             raise UserError(f"{spec.name}: the `span-boundary` head projects on the token table; set output.tied=True.")
-        self.activation = plain_activation(spec, brick)
-        self.offset = Embedding(brick.offsets, brick.offset_width)
-        self.first, self.second = (Linear.of(brick.maps[name]) for name in ("first", "second"))
+        self.activation = plain_activation(spec, costs)
+        self.offset = Embedding(costs.offsets, costs.offset_width)
+        self.first, self.second = (Linear.of(costs.maps[name]) for name in ("first", "second"))
         self.first_norm = Norm(self.first.out_features, block.norm)
         self.second_norm = Norm(self.second.out_features, block.norm)
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from megaptm.bricks import HeadBrick, LinearShape
-from megaptm.bricks.layer import norm_parameters
+from megaptm.layers.costs import LinearShape
+from megaptm.layers.layer_costs import norm_parameters
+from megaptm.models.head_costs import HeadCosts
 
 
-class SpanBoundaryHeadBrick(HeadBrick):
+class SpanBoundaryHeadCosts(HeadCosts):
     """Span boundary head (SpanBERT, arXiv:1907.10529, 3.2): tokens of a masked span from the two positions around it.
     Two layers with norms, then token table and bias."""
 
@@ -37,4 +38,4 @@ class SpanBoundaryHeadBrick(HeadBrick):
         return self.offsets * self.offset_width + norms
 
 
-HEADS = (SpanBoundaryHeadBrick,)
+HEADS = (SpanBoundaryHeadCosts,)

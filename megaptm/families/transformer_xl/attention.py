@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megaptm.bricks import Brick
 from megaptm.layers.attention import Attend, AttentionModule, score_scale
+from megaptm.layers.costs import LayerCosts
 from megaptm.layers.split import HeadTable, Linear
 
 
@@ -59,12 +59,12 @@ class RelativeAttention(AttentionModule):
     segment_bias: HeadTable
     segment_table: HeadTable
 
-    def __init__(self, brick: Brick, *, dropout: float) -> None:
+    def __init__(self, costs: LayerCosts, *, dropout: float) -> None:
         super().__init__()
-        record, size = brick.attention, brick.size
+        record, size = costs.attention, costs.size
         self.key_width = size.key_width
-        self.qkv, self.place, self.output = (Linear.of(brick.maps[name]) for name in ("qkv", "place", "output"))
-        self.attend = Attend(causal=False, scale=score_scale(brick), dropout=record.dropout_rate(dropout))
+        self.qkv, self.place, self.output = (Linear.of(costs.maps[name]) for name in ("qkv", "place", "output"))
+        self.attend = Attend(causal=False, scale=score_scale(costs), dropout=record.dropout_rate(dropout))
         if record.biases == "layer":
             for name in ("content_bias", "place_bias"):
                 self.add_module(name, HeadTable(size.key_width, size.heads))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaptm.bricks import LinearShape
-from megaptm.bricks.attention import SelfAttentionBrick
 from megaptm.families.transformer_xl.spec import RelativeSpec
+from megaptm.layers.attention_costs import SelfAttentionCosts
+from megaptm.layers.costs import LinearShape
 from megaptm.spec import Block, Size
 
 
-class RelativeAttentionBrick(SelfAttentionBrick):
+class RelativeAttentionCosts(SelfAttentionCosts):
     """Relative attention: content and distance scores, over a sequence and its recurrence cache. Distances are
     projected to keys, and each head adds bias vectors to its queries."""
 

@@ -15,7 +15,7 @@ class RelativeSpec(AttentionSpec):
     (Transformer-XL, arXiv:1901.02860). All layers of a stack have it."""
 
     kind = "relative"
-    costs = "megaptm.families.transformer_xl.costs:RelativeAttentionBrick"
+    costs = "megaptm.families.transformer_xl.costs:RelativeAttentionCosts"
     module = "megaptm.families.transformer_xl.attention:RelativeAttention"
     stack = "megaptm.families.transformer_xl.stack:RelativeStack"
     caches_states = True

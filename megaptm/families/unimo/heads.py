@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaptm.bricks import HeadBrick, LinearShape
+from megaptm.layers.costs import LinearShape
+from megaptm.models.head_costs import HeadCosts
 
 MAX_COMPARED_TEXTS = 8
 """Maximum number of texts of a sample that its image is compared with: the caption, its rewritten versions, and
@@ -15,7 +16,7 @@ COMPARED = MAX_COMPARED_IMAGES + MAX_COMPARED_TEXTS
 """Vectors of a sample of images and texts."""
 
 
-class CrossModalHeadBrick(HeadBrick):
+class CrossModalHeadCosts(HeadCosts):
     """CMCL: contrast of an image with its positive and negative texts and with similar images, over the whole batch
     (UNIMO, arXiv:2012.15409, section 2.1). No parameters."""
 
@@ -45,4 +46,4 @@ class CrossModalHeadBrick(HeadBrick):
         return own * rows * self.width * COMPARED
 
 
-HEADS = (CrossModalHeadBrick,)
+HEADS = (CrossModalHeadCosts,)

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from megaptm.bricks import LinearShape
-from megaptm.bricks.inputs import InputBrick
 from megaptm.errors import UserError
 from megaptm.families.uniter.spec import NUM_BOX_VALUES
+from megaptm.layers.costs import LinearShape
+from megaptm.models.embed_costs import InputCosts
 from megaptm.spec import ModelSpec
 
 NORMS = {"each": 3, "sum": 1}
@@ -36,7 +36,7 @@ def detector_of(spec: ModelSpec) -> Detector:
     return Detector(*sizes)
 
 
-class RegionBrick(InputBrick):
+class RegionCosts(InputCosts):
     """Image regions."""
 
     @property

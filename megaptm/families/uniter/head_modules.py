@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
-from megaptm.bricks import HeadBrick
 from megaptm.families.uniter.costs import detector_of
 from megaptm.families.uniter.transport import cosine_costs, transport_distance
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Linear
+from megaptm.models.head_costs import HeadCosts
 from megaptm.models.loss import Loss, class_loss, count_labels
 from megaptm.models.target_positions import target_states
 from megaptm.spec import ModelSpec
@@ -23,11 +23,11 @@ from megaptm.spec import ModelSpec
 class _HiddenRegions(nn.Module):
     """Base of heads for masked regions: transform and norm."""
 
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+    def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
-        self.label_field = brick.label_field
-        self.transform = Linear.of(brick.maps["transform"])
-        self.norm = Norm(brick.width, brick.block.norm)
+        self.label_field = costs.label_field
+        self.transform = Linear.of(costs.maps["transform"])
+        self.norm = Norm(costs.width, costs.block.norm)
 
     def _read(self, x: Tensor) -> Tensor:
         return self.norm(F.gelu(self.transform(x)))
@@ -40,8 +40,8 @@ class RegionFeatureHead(_HiddenRegions):
     """MRFR: regression of masked region features by the transposed feature projection, with squared error. Each feature
     is a label: the loss is a mean over regions and features."""
 
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
-        super().__init__(spec, brick)
+    def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
+        super().__init__(spec, costs)
         self.bias = nn.Parameter(torch.empty(detector_of(spec).features))
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
@@ -61,9 +61,9 @@ class RegionFeatureHead(_HiddenRegions):
 class _RegionClasses(_HiddenRegions):
     """Base of heads with logits of detector classes."""
 
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
-        super().__init__(spec, brick)
-        self.classify = Linear.of(brick.maps["classify"])
+    def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
+        super().__init__(spec, costs)
+        self.classify = Linear.of(costs.maps["classify"])
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """Return logits at every position, [B, S, C]."""
@@ -100,9 +100,9 @@ class WordRegionHead(nn.Module):
     """WRA: optimal transport distance of words and regions, minimized for matching pairs and maximized for others
     (released code)."""
 
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+    def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
-        self.label_field = brick.label_field
+        self.label_field = costs.label_field
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         matched_B = batch[self.label_field]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaptm.bricks import HeadBrick, LinearShape
-from megaptm.bricks.head import LossBytes
-from megaptm.bricks.heads import RowClassHeadBrick
-from megaptm.bricks.layer import norm_parameters
 from megaptm.families.uniter.costs import detector_of
+from megaptm.layers.costs import LinearShape
+from megaptm.layers.layer_costs import norm_parameters
+from megaptm.models.head_costs import HeadCosts, LossBytes, RowClassHeadCosts
 
 
-class ImageTextMatchHeadBrick(RowClassHeadBrick):
+class ImageTextMatchHeadCosts(RowClassHeadCosts):
     """ITM: whether an image's regions match a text."""
 
     name = "itm"
@@ -19,7 +18,7 @@ class ImageTextMatchHeadBrick(RowClassHeadBrick):
     pooler_published = True
 
 
-class _HiddenRegionHeadBrick(HeadBrick):
+class _HiddenRegionHeadCosts(HeadCosts):
     """Base of heads of hidden regions: linear layer and norm."""
 
     projects = False
@@ -34,7 +33,7 @@ class _HiddenRegionHeadBrick(HeadBrick):
         return norm_parameters(self.block, self.width)
 
 
-class RegionFeatureHeadBrick(_HiddenRegionHeadBrick):
+class RegionFeatureHeadCosts(_HiddenRegionHeadCosts):
     """MRFR: features of hidden regions, by the transposed projection of features and a bias."""
 
     name = "mrfr"
@@ -51,7 +50,7 @@ class RegionFeatureHeadBrick(_HiddenRegionHeadBrick):
         return super().multiply_adds(positions) + positions * self.width * detector_of(self.spec).features
 
 
-class _RegionClassHeadBrick(_HiddenRegionHeadBrick):
+class _RegionClassHeadCosts(_HiddenRegionHeadCosts):
     """Base of heads that classify hidden regions: a linear layer to the classes."""
 
     @property
@@ -63,7 +62,7 @@ class _RegionClassHeadBrick(_HiddenRegionHeadBrick):
         return {**super().maps, "classify": LinearShape(self.width, self.classes, True)}
 
 
-class RegionLabelHeadBrick(_RegionClassHeadBrick):
+class RegionLabelHeadCosts(_RegionClassHeadCosts):
     """MRC: class of hidden regions."""
 
     name = "mrc"
@@ -71,7 +70,7 @@ class RegionLabelHeadBrick(_RegionClassHeadBrick):
     label_field = "region_labels"
 
 
-class RegionDistributionHeadBrick(_RegionClassHeadBrick):
+class RegionDistributionHeadCosts(_RegionClassHeadCosts):
     """MRC-kl: class distribution of hidden regions."""
 
     name = "mrc-kl"
@@ -80,7 +79,7 @@ class RegionDistributionHeadBrick(_RegionClassHeadBrick):
     is_classifier = False
 
 
-class WordRegionHeadBrick(HeadBrick):
+class WordRegionHeadCosts(HeadCosts):
     """WRA: distance of words and regions by optimal transport. No parameters."""
 
     name = "wra"
@@ -100,9 +99,9 @@ class WordRegionHeadBrick(HeadBrick):
 
 
 HEADS = (
-    ImageTextMatchHeadBrick,
-    WordRegionHeadBrick,
-    RegionFeatureHeadBrick,
-    RegionLabelHeadBrick,
-    RegionDistributionHeadBrick,
+    ImageTextMatchHeadCosts,
+    WordRegionHeadCosts,
+    RegionFeatureHeadCosts,
+    RegionLabelHeadCosts,
+    RegionDistributionHeadCosts,
 )

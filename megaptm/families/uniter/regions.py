@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from megaptm.errors import UserError
-from megaptm.families.uniter.costs import RegionBrick
+from megaptm.families.uniter.costs import RegionCosts
 from megaptm.families.uniter.spec import MASKED_REGION, NUM_BOX_VALUES, RegionInput
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear
@@ -25,14 +25,14 @@ class ImageRegions(nn.Module):
     def __init__(self, spec: ModelSpec, record: RegionInput) -> None:
         super().__init__()
         _check(spec, record)
-        brick = RegionBrick(spec, record)
-        features, box, *mask = brick.maps
+        costs = RegionCosts(spec, record)
+        features, box, *mask = costs.maps
         block = spec.family.first_block
 
         def norm() -> Norm:
             return Norm(features.outputs, block.norm)
 
-        each = brick.num_norms > 1
+        each = costs.num_norms > 1
         self.project, self.project_norm = Linear.of(features), norm() if each else None
         self.box, self.box_norm = Linear.of(box), norm() if each else None
         self.mask = Embedding(mask[0].outputs, mask[0].inputs) if mask else None

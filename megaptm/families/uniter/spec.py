@@ -17,7 +17,7 @@ class RegionInput(InputSpec):
     """Detector features of an image, which follow the text."""
 
     name = "region"
-    costs = "megaptm.families.uniter.costs:RegionBrick"
+    costs = "megaptm.families.uniter.costs:RegionCosts"
     module = "megaptm.families.uniter.regions:ImageRegions"
     fields = ("region_features", "region_boxes")
     is_appended = True

@@ -3,12 +3,12 @@ hidden patches if some are predicted."""
 
 from __future__ import annotations
 
-from megaptm.bricks import LinearShape
-from megaptm.bricks.inputs import InputBrick
 from megaptm.families.vit.spec import CHANNELS, patch_side
+from megaptm.layers.costs import LinearShape
+from megaptm.models.embed_costs import InputCosts
 
 
-class PatchBrick(InputBrick):
+class PatchCosts(InputCosts):
     """Image patches. One position of a sequence is the class token."""
 
     @property

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from megaptm.bricks import HeadBrick
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
+from megaptm.models.head_costs import HeadCosts
 from megaptm.models.loss import Loss, class_loss, count_labels, token_loss
 from megaptm.models.target_positions import target_states
 from megaptm.spec import ModelSpec
@@ -16,10 +16,10 @@ from megaptm.spec import ModelSpec
 class ImageLabelHead(nn.Module):
     """Image classification head on the class token."""
 
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+    def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
-        self.label_field = brick.label_field
-        self.table = Embedding(spec.padded_vocabulary, brick.width, split="vocabulary")
+        self.label_field = costs.label_field
+        self.table = Embedding(spec.padded_vocabulary, costs.width, split="vocabulary")
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
         self.project = token_loss(spec)
 
@@ -35,10 +35,10 @@ class ImageLabelHead(nn.Module):
 class MaskedPatchHead(nn.Module):
     """Masked patch head: predicts the mean color of masked patches. Reads target positions only."""
 
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+    def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
-        self.label_field = brick.label_field
-        self.classify = Linear.of(brick.maps["classify"])
+        self.label_field = costs.label_field
+        self.classify = Linear.of(costs.maps["classify"])
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         return class_loss(self.classify(target_states(x_SBD, batch, self.label_field)), batch[self.label_field])

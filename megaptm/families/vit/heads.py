@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaptm.bricks import HeadBrick, LinearShape
-from megaptm.bricks.head import LossBytes
 from megaptm.errors import UserError
+from megaptm.layers.costs import LinearShape
+from megaptm.models.head_costs import HeadCosts, LossBytes
 from megaptm.spec import ModelSpec
 
 
-class ImageLabelHeadBrick(HeadBrick):
+class ImageLabelHeadCosts(HeadCosts):
     """Image classification from the class token: a table and one bias per label (ViT, arXiv:2010.11929, 3.1). Papers do
     not count it."""
 
@@ -45,7 +45,7 @@ class ImageLabelHeadBrick(HeadBrick):
         return LossBytes(linear.saved + 2 * (positions - 1) * self.width * element, linear.transient)
 
 
-class MaskedPatchHeadBrick(HeadBrick):
+class MaskedPatchHeadCosts(HeadCosts):
     """Mean color, of 512, of masked patches (ViT, arXiv:2010.11929, appendix B.1.2)."""
 
     name = "masked-patch"
@@ -60,4 +60,4 @@ class MaskedPatchHeadBrick(HeadBrick):
         return {"classify": LinearShape(self.width, self.classes, True)}
 
 
-HEADS = (ImageLabelHeadBrick, MaskedPatchHeadBrick)
+HEADS = (ImageLabelHeadCosts, MaskedPatchHeadCosts)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from megaptm.families.vit.costs import PatchBrick
+from megaptm.families.vit.costs import PatchCosts
 from megaptm.families.vit.spec import CHANNELS, MASKED_PATCH, PatchInput
 from megaptm.layers.split import Embedding, Linear
 from megaptm.spec import ModelSpec
@@ -19,10 +19,10 @@ class ImagePatches(nn.Module):
 
     def __init__(self, spec: ModelSpec, record: PatchInput) -> None:
         super().__init__()
-        brick = PatchBrick(spec, record)
-        self.project = Linear.of(brick.project)
-        self.image = Embedding(1, brick.project.outputs)
-        self.mask = Embedding(1, brick.project.outputs) if brick.has_mask else None
+        costs = PatchCosts(spec, record)
+        self.project = Linear.of(costs.project)
+        self.image = Embedding(1, costs.project.outputs)
+        self.mask = Embedding(1, costs.project.outputs) if costs.has_mask else None
         self.scales = [1 / (255 * std) for std in record.std]
         self.shifts = [-mean / std for mean, std in zip(record.mean, record.std, strict=True)]
 

@@ -30,7 +30,7 @@ class PatchInput(InputSpec):
     """
 
     name = "patch"
-    costs = "megaptm.families.vit.costs:PatchBrick"
+    costs = "megaptm.families.vit.costs:PatchCosts"
     module = "megaptm.families.vit.patches:ImagePatches"
     fields = ("patches",)
     replaces_tokens = True

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from megaptm.bricks import HeadBrick
 from megaptm.errors import UserError
 from megaptm.layers.split import VocabularyBias
+from megaptm.models.head_costs import HeadCosts
 from megaptm.models.loss import Loss, count_labels, token_loss
 from megaptm.spec import ModelSpec
 
@@ -17,9 +17,9 @@ class PermutationHead(nn.Module):
     """Permutation-language-model head as in XLNet. Reads the query stream, at the end of the sequence, or the content
     stream if the batch has no target positions."""
 
-    def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
+    def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
-        if not spec.family.output.tied or spec.size.table_width != brick.width:
+        if not spec.family.output.tied or spec.size.table_width != costs.width:
             raise UserError(
                 f"{spec.name}: the `permutation-lm` head projects on a token table as wide as the stream; set "
                 "output.tied=True, and leave model.embedding out."

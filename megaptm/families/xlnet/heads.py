@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaptm.bricks import HeadBrick, LinearShape
+from megaptm.layers.costs import LinearShape
+from megaptm.models.head_costs import HeadCosts
 
 
-class PermutationHeadBrick(HeadBrick):
+class PermutationHeadCosts(HeadCosts):
     """Permutation language model head (XLNet): tokens predicted in an order from the query stream, by token table and
     bias."""
 
@@ -21,4 +22,4 @@ class PermutationHeadBrick(HeadBrick):
         return {}
 
 
-HEADS = (PermutationHeadBrick,)
+HEADS = (PermutationHeadCosts,)

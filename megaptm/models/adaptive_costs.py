@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megaptm.bricks.brick import LinearShape
+from megaptm.layers.costs import LinearShape
 from megaptm.spec import ModelSpec, TokenInput
 
 

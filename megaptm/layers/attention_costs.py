@@ -1,17 +1,17 @@
-"""Bricks of attention."""
+"""Linear layers and costs of attention. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from megaptm.bricks.brick import Brick, LinearShape, MemoryTraffic, SavedBytes, register
-from megaptm.bricks.custom_pattern import load_pattern
-from megaptm.bricks.pattern import SlidingWindow
+from megaptm.layers.costs import LayerCosts, LinearShape, MemoryTraffic, SavedBytes
+from megaptm.layers.custom_pattern import load_pattern
+from megaptm.layers.pattern import SlidingWindow
 from megaptm.spec import Block, Size
 
 
-class SelfAttentionBrick(Brick):
+class SelfAttentionCosts(LayerCosts):
     """Scaled dot product self-attention.
 
     Rows of `qkv` are ordered (head, [q, k, v], key width). With fewer key heads than query heads there are two
@@ -72,7 +72,7 @@ class SelfAttentionBrick(Brick):
         return MemoryTraffic(forward=features * 2 * element + turned, backward=features * 4 * element + turned)
 
 
-class BandedAttentionBrick(SelfAttentionBrick):
+class BandedAttentionCosts(SelfAttentionCosts):
     """Self-attention within a band."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
@@ -81,7 +81,7 @@ class BandedAttentionBrick(SelfAttentionBrick):
         self.pattern = SlidingWindow(before, 0 if block.causal else before)
 
 
-class CustomPatternBrick(SelfAttentionBrick):
+class CustomPatternCosts(SelfAttentionCosts):
     """Self-attention with a user-defined pattern."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
@@ -89,8 +89,7 @@ class CustomPatternBrick(SelfAttentionBrick):
         self.pattern = load_pattern(self.attention.pattern)
 
 
-@register("cross", "dot")
-class CrossAttentionBrick(SelfAttentionBrick):
+class CrossAttentionCosts(SelfAttentionCosts):
     """Cross-attention: queries of one stack, keys and values from another's output. Rows of `kv`: (head, [k, v], key
     width)."""
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from megaptm.bricks.pattern import Pattern, Tile
 from megaptm.errors import UserError
+from megaptm.layers.pattern import Pattern, Tile
 from megaptm.plugins import load_plugin, plugin_error
 from megaptm.spec import Block, PatternSpec
 

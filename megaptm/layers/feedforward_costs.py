@@ -1,8 +1,11 @@
-"""Bricks of feed-forward layers: up projection, activation (possibly gated), down projection."""
+"""Linear layers and costs of feed-forward layers: up projection, activation (possibly gated), down projection. No
+torch."""
 
 from __future__ import annotations
 
-from megaptm.bricks.brick import Brick, LinearShape, MemoryTraffic, SavedBytes, register
+from megaptm.errors import UserError
+from megaptm.layers.costs import LayerCosts, LinearShape, MemoryTraffic, SavedBytes
+from megaptm.plugins import is_plugin
 from megaptm.spec import Block, Size
 
 ROWS_FED = 4096
@@ -10,8 +13,7 @@ ROWS_FED = 4096
 because its features are large."""
 
 
-@register("ffn", "gelu", "gelu-tanh")
-class FeedForwardBrick(Brick):
+class FeedForwardCosts(LayerCosts):
     """Feed-forward: up projection, activation, down projection."""
 
     streams = 1
@@ -40,8 +42,7 @@ class FeedForwardBrick(Brick):
         return dropout and self.block.ffn.dropout
 
 
-@register("ffn", "relu")
-class RectifiedBrick(FeedForwardBrick):
+class ReluCosts(FeedForwardCosts):
     """ReLU saves only its output, which is the input of `down` unless there is dropout in between."""
 
     keeps = 1
@@ -51,18 +52,37 @@ class RectifiedBrick(FeedForwardBrick):
         return SavedBytes(own=saved + (self.size.ffn * element if self._drops(dropout) else 0))
 
 
-@register("ffn", "quick-gelu")
-class QuickBrick(FeedForwardBrick):
+class QuickGeluCosts(FeedForwardCosts):
     """Activation x sigmoid(1.702 x), computed as silu of a multiple. It saves that multiple and the input of `down`."""
 
     passes = 3.0
 
 
-@register("ffn", "geglu", "swiglu")
-class GatedBrick(FeedForwardBrick):
+class GatedCosts(FeedForwardCosts):
     """Gated feed-forward. Rows of `up` are ordered (feature, [gate, value]), so that a slice has matching pairs."""
 
     streams = 2
     passes = 2.5
     keeps = 4
     """Gate and value, the activated gate, and their product."""
+
+
+FEED_FORWARDS: dict[str, type[FeedForwardCosts]] = {
+    "gelu": FeedForwardCosts,
+    "gelu-tanh": FeedForwardCosts,
+    "relu": ReluCosts,
+    "quick-gelu": QuickGeluCosts,
+    "geglu": GatedCosts,
+    "swiglu": GatedCosts,
+}
+"""Value of `FFNSpec.activation` -> its costs."""
+
+
+def feed_forward_class(activation: str) -> type[FeedForwardCosts]:
+    """Return the class with the costs of a feed-forward with this activation. Raise UserError if it is unknown."""
+    if is_plugin(activation):  # a user-defined function is assumed to cost as much as gelu
+        return FeedForwardCosts
+    if activation not in FEED_FORWARDS:
+        known = ", ".join(FEED_FORWARDS)
+        raise UserError(f"Block.ffn.activation is {activation!r}, which is unknown; use one of {known}.")
+    return FEED_FORWARDS[activation]

@@ -1,4 +1,4 @@
-"""Base class of head bricks: linear layers, costs, and required fields of a batch."""
+"""Costs of heads, their linear layers, and the batch fields that they require. No torch."""
 
 from __future__ import annotations
 
@@ -6,33 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
-from megaptm.bricks.brick import LinearShape
 from megaptm.errors import UserError
+from megaptm.families import Registry, contributions
+from megaptm.layers.costs import LinearShape
+from megaptm.layers.layer_costs import norm_parameters
+from megaptm.layers.table_gradient_costs import keeps_factors, table_gradient_bytes
+from megaptm.losses.token_costs import ROWS_PROJECTED
+from megaptm.models.adaptive_costs import cluster_maps, projections
+from megaptm.plugins import is_plugin
 from megaptm.spec import Block, ModelSpec, Size
-
-ROWS_PROJECTED = 1024
-"""Positions that are projected on the vocabulary at once (`losses.token`): at vocabulary 50,304 they hold 300 MB of
-logits in bfloat16 and float32. Fewer positions mean more additions to the gradient of the table. Measured on two cores
-in bfloat16, 1024 positions of width 768, forward and backward: 0.42 s in chunks of 1024, 0.49 of 512, 0.59 of 256, 0.84
-of 128; plain `F.cross_entropy` 0.52 s."""
-
-
-def keeps_factors(rows: int, width: int) -> bool:
-    """Whether the two factors of a table gradient, [rows, V] and [rows, width], are saved instead of their product:
-    they are not much larger. `rows`: positions that are projected at once."""
-    return rows <= 2 * width
-
-
-def table_gradient_bytes(rows: int, inputs: int, outputs: int, element: int) -> int:
-    """Return the bytes that `layers.table_gradient` saves for a table [outputs, inputs] until the backward pass.
-
-    They are the two factors or their product, which is in float32 if it is the sum of several.
-    """
-    if rows > ROWS_PROJECTED:
-        return outputs * inputs * 4
-    return (rows * (outputs + inputs) if keeps_factors(rows, inputs) else outputs * inputs) * element
 
 
 @dataclass(frozen=True)
@@ -45,7 +29,7 @@ class LossBytes:
     """Additional bytes during the projection."""
 
 
-class HeadBrick(ABC):
+class HeadCosts(ABC):
     """Head of a model. Its name is that of its loss."""
 
     name: ClassVar[str]
@@ -75,7 +59,7 @@ class HeadBrick(ABC):
     initial_values: ClassVar[Mapping[str, float]] = MappingProxyType({})
     """Parameter -> initial value of all of its elements, if it is not random."""
     module: ClassVar[str] = ""
-    """package.module:NAME of the torch module of a user-defined head, constructed with the spec and this brick."""
+    """package.module:NAME of the torch module of a user-defined head, constructed with the spec and these costs."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
@@ -188,7 +172,7 @@ class HeadBrick(ABC):
             # Softmax in float32. Other formats also need its float32 input. Later neither: the gradient of the table
             # comes afterwards, and the first positions do not have one yet.
             logits = numbers * (8 if element == 4 else element + 8)
-            saved = table_gradient_bytes(positions, self.table_width, vocabulary, element)
+            saved = table_gradient_bytes(positions, self.table_width, vocabulary, element, chunk=ROWS_PROJECTED)
             if not several and keeps_factors(positions, self.table_width):
                 logits -= numbers * element  # one of the two factors
             elif element != 4 and not several:
@@ -209,3 +193,154 @@ class HeadBrick(ABC):
         """Return the multiply-adds of that comparison, forward: products of features of each pair, in both
         directions."""
         return 2 * own * rows * self.features
+
+
+class LanguageHeadCosts(HeadCosts):
+    """Language model head: next token at every position, by the token table or a table of its own."""
+
+    name = "lm"
+    next_token = True
+
+    @property
+    def maps(self) -> Mapping[str, LinearShape]:
+        width, table = self.width, self.table_width
+        if self.spec.size.cutoffs:
+            return {"narrow": LinearShape(width, table, False)} if cluster_maps(self.spec) else {}
+        return {} if table == width else {"narrow": LinearShape(width, table, True)}
+
+    @property
+    def other_parameters(self) -> int:
+        if not self.spec.size.cutoffs:
+            return 0
+        # One bias per token, and one row with a bias per cluster after the first.
+        return self.spec.vocabulary + len(self.spec.size.cutoffs) * (self.spec.size.table_width + 1)
+
+    def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
+        """Return the bytes of all clusters, computed one after the other and replicated on tensor ranks, with the
+        gradients of all their tables."""
+        if not self.spec.size.cutoffs:
+            return super().loss_bytes(positions, element, tensor=tensor, chunked=chunked)
+        products = projections(self.spec)
+        saved = sum(
+            table_gradient_bytes(positions, inputs, outputs, element, chunk=ROWS_PROJECTED)
+            for inputs, outputs in products
+        )
+        largest = max(outputs for _, outputs in products)
+        hidden = 2 * positions * self.width * element
+        return LossBytes(hidden + saved, min(positions, ROWS_PROJECTED) * largest * (element + 4))
+
+    @property
+    def projections(self) -> list[tuple[int, int]]:
+        """Each cluster projects all positions: see `models.adaptive`."""
+        if not self.spec.size.cutoffs:
+            return super().projections
+        products = projections(self.spec)
+        # Projections to the narrower tables' widths.
+        maps = [(self.width, width) for width, _ in products[1:]] if cluster_maps(self.spec) else []
+        return [*products, *maps]
+
+    @property
+    def rows(self) -> int:
+        if self.spec.size.cutoffs:
+            return 0
+        own = 0 if self.spec.family.output.tied else self.table_width
+        return own + self.spec.family.output.bias
+
+    @property
+    def published(self) -> int:
+        return self.parameters
+
+
+class MaskedHeadCosts(HeadCosts):
+    """Masked language model head (BERT): linear layer, norm, token table, one bias per token. Reads only predicted
+    positions."""
+
+    name = "mlm"
+    predicted_only = True
+    rows = 1
+
+    @property
+    def maps(self) -> Mapping[str, LinearShape]:
+        return {"transform": LinearShape(self.width, self.table_width, True)}
+
+    @property
+    def other_parameters(self) -> int:
+        return norm_parameters(self.block, self.table_width)
+
+
+class RowClassHeadCosts(HeadCosts):
+    """Base of heads that classify a text or pair of texts, from the first position through BERT's pooler."""
+
+    projects = False
+    pooler_published: ClassVar[bool] = False
+    """Whether papers count this head's pooler: true for one head of a family."""
+
+    @property
+    def maps(self) -> Mapping[str, LinearShape]:
+        width = self.width
+        return {"pooler": LinearShape(width, width, True), "classify": LinearShape(width, self.classes, True)}
+
+    @property
+    def published(self) -> int:
+        return self.maps["pooler"].replicated if self.pooler_published else 0
+
+    def mapped(self, positions: int) -> int:
+        return 1
+
+
+class TokenClassHeadCosts(HeadCosts):
+    """Base of heads that classify each token."""
+
+    projects = False
+
+    @property
+    def maps(self) -> Mapping[str, LinearShape]:
+        return {"classify": LinearShape(self.width, self.classes, True)}
+
+
+class NextSentenceHeadCosts(RowClassHeadCosts):
+    """Next sentence prediction: whether the second text follows the first (BERT, arXiv:1810.04805, 3.1)."""
+
+    name = "next-sentence"
+    label_field = "next_sentence"
+    pooler_published = True
+
+
+class SentenceOrderHeadCosts(RowClassHeadCosts):
+    """Sentence order prediction: whether two segments of a document are in order (ALBERT, arXiv:1909.11942, 3.1)."""
+
+    name = "sentence-order"
+    label_field = "sentence_order"
+    pooler_published = True
+
+
+_HEADS: dict[str, type[HeadCosts]] = {
+    head.name: head for head in (LanguageHeadCosts, MaskedHeadCosts, NextSentenceHeadCosts, SentenceOrderHeadCosts)
+}
+HEADS: Registry[type[HeadCosts]] = Registry(
+    _HEADS, lambda: ((head.name, head) for heads in contributions("heads", "HEADS") for head in heads)
+)
+"""Heads by name."""
+
+H = TypeVar("H", bound=type[HeadCosts])
+
+
+def register_head(head: H) -> H:
+    """Register the costs of a user-defined head, so that families and objectives can name it. A class decorator."""
+    if missing := sorted(getattr(head, "__abstractmethods__", ())):
+        raise TypeError(f"{head.__name__} does not say what it costs: give it {' and '.join(missing)}.")
+    if not is_plugin(head.module):
+        raise TypeError(f"{head.__name__}.module ({head.module!r}) must be written `package.module:NAME`.")
+    if head.contrasts and not head.features:
+        raise TypeError(f"{head.__name__} does not say what its comparison costs: give it `features`, a row's numbers.")
+    known = HEADS.setdefault(head.name, head)
+    if (known.__module__, known.__qualname__) != (head.__module__, head.__qualname__):
+        raise TypeError(f"there is a head called {head.name!r} already: {known.__name__}.")
+    return head
+
+
+def head_costs(spec: ModelSpec) -> dict[str, HeadCosts]:
+    """Return the costs of each head of a model, by name."""
+    if unknown := set(spec.family.heads) - set(HEADS):
+        raise UserError(f"{spec.name}: heads {sorted(unknown)} are unknown; use some of {', '.join(HEADS)}.")
+    return {name: HEADS[name](spec) for name in spec.family.heads}

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
 from megaptm.batch import BatchSpec
-from megaptm.bricks.layer import kinds, sublayers
-from megaptm.bricks.pattern import Pattern, SlidingWindow
 from megaptm.errors import UserError
+from megaptm.layers.layer_costs import kinds, sublayers
+from megaptm.layers.pattern import Pattern, SlidingWindow
 from megaptm.spec import ModelSpec
 
 AUTO, FUSED = "auto", "fused"
@@ -203,20 +203,20 @@ def works_of(spec: ModelSpec, batch: BatchSpec, precision: str) -> Iterator[Atte
             for sub in sublayers(kind, size):
                 if sub.name == "ffn":
                     continue
-                word = "cross" if sub.name == "cross" else sub.word
-                own, brick = sub.name == "attention", sub.brick
+                word = "cross" if sub.name == "cross" else sub.costs.attention.kind
+                own, costs = sub.name == "attention", sub.costs
                 yield AttentionWork(
                     name=f"{word} attention of {number} layer{'s' if number > 1 else ''} of the {stack}",
                     queries=lengths[stack],
                     key_width=size.key_width,
                     precision=precision,
                     causal=own and kind.causal,
-                    pattern=brick.pattern,
+                    pattern=costs.pattern,
                     documents=f"{prefix}document_ids" in batch.fields,
                     ordered=own and kind.ordered,
                     marked=own and f"{prefix}global_tokens" in batch.fields,
-                    scored=own and (brick.scored or kind.score_bias),
+                    scored=own and (costs.scored or kind.score_bias),
                     reads_memory=not own,
-                    hashed=brick.own_mask and brick.pattern is None,
+                    hashed=costs.own_mask and costs.pattern is None,
                     dropout=kind.attentions[0].dropout_rate(spec.dropout),
                 )

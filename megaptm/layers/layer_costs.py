@@ -1,16 +1,17 @@
-"""Costs of transformer layers and stacks."""
+"""Linear layers and costs of transformer layers and stacks. No torch."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 
-from megaptm.bricks.brick import Brick, LinearShape, attention_costs, brick_of
-from megaptm.bricks.inputs import input_bricks
-from megaptm.spec import BIAS_BUCKETS, Block, Family, ModelSpec, Size
+from megaptm.layers.attention_costs import CrossAttentionCosts
+from megaptm.layers.costs import LayerCosts, LinearShape, costs_class
+from megaptm.layers.feedforward_costs import feed_forward_class
+from megaptm.spec import BIAS_BUCKETS, Block, ModelSpec, Size
 
 NORMS = {"layer": 2, "layer-no-shift": 1, "layer-fixed": 0, "rms": 1}
 """Value of `NormSpec.kind` -> parameters per feature."""
@@ -18,13 +19,11 @@ NORMS = {"layer": 2, "layer-no-shift": 1, "layer-fixed": 0, "rms": 1}
 
 @dataclass(frozen=True)
 class SubLayer:
-    """Brick with the norm and residual sum around it."""
+    """Costs of a sub-layer, with the norm and residual sum around it."""
 
     name: str
     """`attention`, `cross` or `ffn`; `layer` for layers of another kind."""
-    word: str
-    """Name of the brick in its slot."""
-    brick: Brick
+    costs: LayerCosts
     norm: int
     """Parameters of its norm."""
     has_norm: bool = True
@@ -33,33 +32,32 @@ class SubLayer:
     @property
     def divided(self) -> int:
         """Parameters that tensor ranks divide."""
-        return self.brick.biases + sum(linear.divided for linear in self.brick.maps.values())
+        return self.costs.biases + sum(linear.divided for linear in self.costs.maps.values())
 
     @property
     def replicated(self) -> int:
         """Parameters that are replicated on tensor ranks."""
-        return self.norm + sum(linear.replicated for linear in self.brick.maps.values())
+        return self.norm + sum(linear.replicated for linear in self.costs.maps.values())
 
 
 @lru_cache(maxsize=256)
 def sublayers(block: Block, size: Size, memory: int | None = None) -> tuple[SubLayer, ...]:
     """Return the sub-layers of one layer. `block` must have one value per slot; `memory`: width of the stack that is
     attended to."""
+    memory = size.width if memory is None else memory
     if block.layer is not None:
-        return (SubLayer("layer", block.layer.kind, brick_of("layer", "", block, size, memory), 0, False),)
-    slots = {
-        "attention": block.attentions[0].kind,
-        "cross": "dot" if block.cross else None,
-        "ffn": block.ffn.activation,
+        return (SubLayer("layer", costs_class(block.layer)(block, size, memory), 0, False),)
+    assert isinstance(block.ffn.activation, str), "call `Block.at` for one layer first"
+    classes = {
+        "attention": costs_class(block.attentions[0]),
+        **({"cross": CrossAttentionCosts} if block.cross else {}),
+        "ffn": feed_forward_class(block.ffn.activation),
     }
     made = []
-    for slot, word in slots.items():
-        if word is None:
-            continue
-        assert isinstance(word, str), "call `Block.at` for one layer first"
-        has_norm = block.norm.position != "parallel" or slot == "attention"
+    for name, class_ in classes.items():
+        has_norm = block.norm.position != "parallel" or name == "attention"
         norm = norm_parameters(block, size.width) if has_norm else 0
-        made.append(SubLayer(slot, word, brick_of(slot, word, block, size, memory), norm, has_norm))
+        made.append(SubLayer(name, class_(block, size, memory), norm, has_norm))
     return tuple(made)
 
 
@@ -71,7 +69,7 @@ def kinds(block: Block, layers: range) -> dict[Block, int]:
 
 def runs(block: Block, size: Size, layers: range) -> dict[Block, int]:
     """Return the distinct blocks of these layers, and how often a pass runs each."""
-    repeated = (attention_costs(record).repeated_layers(record, size) for record in {*block.attentions})
+    repeated = (costs_class(record).repeated_layers(record, size) for record in {*block.attentions})
     more = Counter(block.at(layer) for layer in {*chain.from_iterable(repeated)} if layer in layers)
     return {kind: count + more[kind] for kind, count in kinds(block, layers).items()}
 
@@ -120,19 +118,19 @@ def maps_beside(block: Block, size: Size, layers: range) -> Iterator[LinearShape
     if block.score_bias:
         yield LinearShape(size.heads, BIAS_BUCKETS, False, "rows")
     for record in dict.fromkeys(block.attentions):
-        yield from attention_costs(record).stack_maps(record, block, size, layers)
+        yield from costs_class(record).stack_maps(record, block, size, layers)
 
 
 def norms_beside(block: Block, layers: range) -> int:
     """Return the number of norms of a stack besides those of its layers."""
-    return sum(attention_costs(record).stack_norms(record, layers) for record in dict.fromkeys(block.attentions))
+    return sum(costs_class(record).stack_norms(record, layers) for record in dict.fromkeys(block.attentions))
 
 
 def pretraining_table(spec: ModelSpec, stack: str, layers: range) -> LinearShape | None:
     """Return the table of positions that some layers of a stack have in pre-training only, or None."""
     block, size = spec.family.stacks[stack], spec.size_of(stack)
     for record in block.attentions:
-        if table := attention_costs(record).position_table(record, size, layers, spec.context):
+        if table := costs_class(record).position_table(record, size, layers, spec.context):
             return table
     return None
 
@@ -146,54 +144,6 @@ def final_norm(block: Block, size: Size) -> int:
     """Return the parameters of a stack's final norm; 0 if it has none."""
     has_one = block.norm.position != "post" and block.layer is None
     return norm_parameters(block, size.width * block.streams) if has_one else 0
-
-
-def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
-    """Return the parameters at the input of some stacks, without the token table."""
-    family = spec.family
-    norms = [
-        norm_parameters(family.stacks[name], spec.table_width(name))
-        for name in _by_table(family, stacks)
-        if family.embedding.has_norm(name)
-    ]
-    for brick in input_bricks(spec).values():
-        norms += [norm_parameters(family.first_block, spec.size.table_width)] * brick.num_norms
-    return sum(linear.replicated for linear in input_maps(spec, stacks)) + sum(norms)
-
-
-def _by_table(family: Family, stacks: Collection[str]) -> list[str]:
-    """Return one stack for each distinct set of input tables."""
-    return [*{family.tables[name]: name for name in stacks}.values()]
-
-
-def input_maps(spec: ModelSpec, stacks: Collection[str]) -> Iterator[LinearShape]:
-    """Yield the shapes at the input of some stacks, except the token table. They are those of embedding tables (inputs:
-    width, outputs: rows), of projections to the stack's width, and of linear layers of other inputs."""
-    family, width = spec.family, spec.size.table_width
-    for brick in input_bricks(spec).values():
-        yield from brick.maps
-    for name in _by_table(family, stacks):
-        if family.stacks[name].position == "learned":
-            yield LinearShape(spec.table_width(name), spec.positions_of(name), False)
-    yield from [LinearShape(width, 1, False)] * sum(family.stacks[name].query_stream for name in stacks)
-    yield from (linear for name, linear in widening(spec).items() if name in stacks)
-
-
-def widening(spec: ModelSpec) -> dict[str, LinearShape]:
-    """Return stack -> linear layer from the width of the tables to that of the stack, if they differ."""
-    if spec.size.cutoffs:  # clusters have projections of their own
-        return {}
-    blocks = spec.family.stacks.items()
-    widths = {
-        stack: spec.size_of(stack).width
-        for stack, block in blocks
-        if block.layer is None or not block.layer.reads_table
-    }
-    return {
-        stack: LinearShape(spec.table_width(stack), width, bias=True)
-        for stack, width in widths.items()
-        if width != spec.table_width(stack)
-    }
 
 
 def memory_width(spec: ModelSpec, stack: str) -> int | None:

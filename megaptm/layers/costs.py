@@ -1,18 +1,17 @@
-"""Base class of bricks: linear layers and costs of a module. No torch; `layers` builds modules from `LinearShape`."""
+"""Base class of the costs of layers: their linear layers, from which modules are built, and their bytes. No torch."""
 
 # D width, F feed-forward features, A = heads x key width
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
-from megaptm.bricks.pattern import Pattern
-from megaptm.errors import UserError
-from megaptm.plugins import is_plugin, load_plugin
+from megaptm.layers.pattern import Pattern
+from megaptm.plugins import load_plugin
 from megaptm.spec import AttentionSpec, Block, LayerSpec, Size
 
 WHOLE = ("none", "shared")
@@ -78,22 +77,22 @@ class MemoryTraffic:
     backward: float
 
 
-class Brick(ABC):
-    """Description of a sub-layer of a transformer layer, or of a layer of another kind. It depends only on block and
-    size."""
+class LayerCosts(ABC):
+    """Linear layers and costs of a sub-layer of a transformer layer, or of a layer of another kind. They depend only on
+    block and size."""
 
     maps: Mapping[str, LinearShape]
     """Linear layers by name of the child module."""
     features: int = 0
     """A, for attention: one pair of query and key costs 2 A multiply-adds."""
     pattern: Pattern | None = None
-    """Attention pattern, if the brick has no other rule."""
+    """Attention pattern, if there is no other rule."""
     scored: bool = False
     """Whether each layer adds its own terms to the attention scores."""
     biases: int = 0
     """Further parameters, divided over tensor ranks."""
     kernels: int = 0
-    """Kernels per position of a sequence, besides products, for bricks that process positions one by one."""
+    """Kernels per position of a sequence, besides products, for layers that process positions one by one."""
     cached_positions: int = 0
     """Positions of the recurrence cache, whose keys and values are recomputed for each sequence."""
 
@@ -130,7 +129,7 @@ class Brick(ABC):
 
     @property
     def own_mask(self) -> bool:
-        """Whether the brick itself defines which positions attend to which. It then needs no mask, only numbers of the
+        """Whether the layer itself defines which positions attend to which. It then needs no mask, only numbers of the
         batch."""
         return self.pattern is not None
 
@@ -148,42 +147,8 @@ class Brick(ABC):
         return self.pattern is not None and self.pattern.dense(queries) and not self.pattern.attends_to_all(queries)
 
 
-B = TypeVar("B", bound=type[Brick])
-BRICKS: dict[str, dict[str, type[Brick]]] = {"cross": {}, "ffn": {}}
-"""Slot -> name -> brick. Kinds of attention and of layers name theirs: `AttentionSpec.costs`, `LayerSpec.costs`."""
-
-
-def register(slot: str, *words: str) -> Callable[[B], B]:
-    """Register a brick under some names of a slot. Raise TypeError if it does not define its costs."""
-
-    def add(brick: B) -> B:
-        if missing := sorted(getattr(brick, "__abstractmethods__", ())):
-            raise TypeError(f"{brick.__name__} does not say what it costs: give it {' and '.join(missing)}.")
-        for word in words:
-            if word in BRICKS[slot]:
-                raise TypeError(f"{slot} has a brick called {word!r} already: {BRICKS[slot][word].__name__}.")
-            BRICKS[slot][word] = brick
-        return brick
-
-    return add
-
-
 @cache
-def attention_costs(record: AttentionSpec | LayerSpec) -> Any:
-    """Return the class with the costs of a kind of attention, a subclass of `bricks.attention.SelfAttentionBrick`, or
-    of a kind of layers."""
+def costs_class(record: AttentionSpec | LayerSpec) -> Any:
+    """Return the class with the costs of a kind of attention, a subclass of
+    `layers.attention_costs.SelfAttentionCosts`, or of a kind of layers."""
     return load_plugin(record.costs, f"{type(record).__name__}.costs", "class")
-
-
-def brick_of(slot: str, word: str, block: Block, size: Size, memory: int | None = None) -> Brick:
-    """Return the brick of a name. Raise UserError with the known names if it is unknown."""
-    if slot == "attention":
-        return attention_costs(block.attentions[0])(block, size, size.width)
-    if block.layer is not None:
-        return attention_costs(block.layer)(block, size, size.width if memory is None else memory)
-    known = BRICKS[slot]
-    if slot == "ffn" and is_plugin(word):  # a user-defined function is assumed to cost as much as gelu
-        word = "gelu"
-    if word not in known:
-        raise UserError(f"Block.{slot} is {word!r}, which no brick implements; use one of {', '.join(known)}.")
-    return known[word](block, size, size.width if memory is None else memory)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megaptm.bricks.heads import heads as heads_of
 from megaptm.errors import UserError
+from megaptm.models.head_costs import head_costs
 from megaptm.spec import ModelSpec
 
 
@@ -56,7 +56,7 @@ def chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
             )
         )
         start = stop
-    heads_of(spec)  # raises errors of heads first, which would otherwise be reported as errors of `number`
+    head_costs(spec)  # raises errors of heads first, which would otherwise be reported as errors of `number`
     if lost := [head for head in spec.family.heads if not any(head in chunk.heads for chunk in cut)]:
         raise UserError(
             f"{spec.name}: head {lost[0]} reads layers that lie in several of {number} pipeline chunks: lower "

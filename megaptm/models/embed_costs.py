@@ -1,0 +1,133 @@
+"""Costs of the inputs of embeddings. Positions are image patches for some inputs, and words for others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from megaptm.layers.costs import LinearShape
+from megaptm.layers.layer_costs import norm_parameters
+from megaptm.plugins import load_plugin
+from megaptm.spec import Family, InputSpec, ModelSpec
+
+
+class InputCosts:
+    """Linear layers and costs of an input. Base class of all. The token table is counted by itself."""
+
+    def __init__(self, spec: ModelSpec, record: Any) -> None:
+        """`record`: a subclass of `spec.InputSpec`."""
+        self.spec, self.record = spec, record
+
+    @property
+    def maps(self) -> tuple[LinearShape, ...]:
+        """All linear layers; a table counts as one from its width to its rows."""
+        return ()
+
+    @property
+    def num_norms(self) -> int:
+        """Number of norms, over the width of the token table."""
+        return 0
+
+    @property
+    def products(self) -> tuple[tuple[LinearShape, bool], ...]:
+        """Linear layers that are applied to each position, and whether their input gets a gradient."""
+        return ()
+
+    @property
+    def tied_map(self) -> LinearShape:
+        """Linear layer whose transpose a head may use (`HeadCosts.tied_input`): the child `project` of the module."""
+        raise NotImplementedError(f"no head can be tied to {self.record.name}")
+
+    def multiply_adds(self, positions: int) -> tuple[int, int]:
+        """Return the multiply-adds of a sequence: with a gradient of the input, and without."""
+        with_gradient, without = (
+            positions * sum(linear.weights for linear, has_gradient in self.products if has_gradient is needs_gradient)
+            for needs_gradient in (True, False)
+        )
+        return with_gradient, without
+
+    def batch_bytes(self, positions: int) -> int:
+        """Return the bytes of a sequence in the batch, if they are many."""
+        return 0
+
+    def saved_bytes(self, positions: int, element: int) -> int:
+        """Return the bytes of a sequence that the backward pass needs; `element`: bytes of an activation."""
+        return 0
+
+
+class TableCosts(InputCosts):
+    """Embedding table that is added at each position."""
+
+    @property
+    def maps(self) -> tuple[LinearShape, ...]:
+        return (LinearShape(self.spec.size.table_width, self.record.rows, False),)
+
+
+@cache
+def _costs(record: InputSpec) -> Any:
+    return load_plugin(record.costs, f"{type(record).__name__}.costs", "class")
+
+
+def input_costs(spec: ModelSpec) -> dict[str, InputCosts]:
+    """Return the costs of each input of a model, by name."""
+    return {record.name: _costs(record)(spec, record) for record in spec.family.inputs}
+
+
+def inputs_read(spec: ModelSpec, lengths: Mapping[str, int], appended: int) -> Iterator[tuple[InputCosts, int]]:
+    """Yield the costs of the inputs of some stacks, and their number of positions. `lengths`: stack -> length of its
+    sequences. `appended`: number of positions after the text."""
+    costs = input_costs(spec)
+    for stack, length in lengths.items():
+        yield costs[spec.family.token_input(stack).name], length
+    for record in spec.family.inputs:
+        if record.is_appended and appended and lengths:
+            yield costs[record.name], appended
+
+
+def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
+    """Return the parameters at the input of some stacks, without the token table."""
+    family = spec.family
+    norms = [
+        norm_parameters(family.stacks[name], spec.table_width(name))
+        for name in _by_table(family, stacks)
+        if family.embedding.has_norm(name)
+    ]
+    for costs in input_costs(spec).values():
+        norms += [norm_parameters(family.first_block, spec.size.table_width)] * costs.num_norms
+    return sum(linear.replicated for linear in input_maps(spec, stacks)) + sum(norms)
+
+
+def _by_table(family: Family, stacks: Collection[str]) -> list[str]:
+    """Return one stack for each distinct set of input tables."""
+    return [*{family.tables[name]: name for name in stacks}.values()]
+
+
+def input_maps(spec: ModelSpec, stacks: Collection[str]) -> Iterator[LinearShape]:
+    """Yield the shapes at the input of some stacks, except the token table. They are those of embedding tables (inputs:
+    width, outputs: rows), of projections to the stack's width, and of linear layers of other inputs."""
+    family, width = spec.family, spec.size.table_width
+    for costs in input_costs(spec).values():
+        yield from costs.maps
+    for name in _by_table(family, stacks):
+        if family.stacks[name].position == "learned":
+            yield LinearShape(spec.table_width(name), spec.positions_of(name), False)
+    yield from [LinearShape(width, 1, False)] * sum(family.stacks[name].query_stream for name in stacks)
+    yield from (linear for name, linear in widening(spec).items() if name in stacks)
+
+
+def widening(spec: ModelSpec) -> dict[str, LinearShape]:
+    """Return stack -> linear layer from the width of the tables to that of the stack, if they differ."""
+    if spec.size.cutoffs:  # clusters have projections of their own
+        return {}
+    blocks = spec.family.stacks.items()
+    widths = {
+        stack: spec.size_of(stack).width
+        for stack, block in blocks
+        if block.layer is None or not block.layer.reads_table
+    }
+    return {
+        stack: LinearShape(spec.table_width(stack), width, bias=True)
+        for stack, width in widths.items()
+        if width != spec.table_width(stack)
+    }
