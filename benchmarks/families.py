@@ -93,9 +93,9 @@ def make_spec(name: str, *, layers: int, width: int, length: int) -> ModelSpec:
 def compared_heads(family: Family, model: str) -> tuple[str, ...]:
     """Return the heads whose losses the Hugging Face `model` has: of tokens, and of samples in pre-training classes."""
 
-    def is_in_model(costs: type[HeadCosts]) -> bool:
-        classifies_samples = issubclass(costs, RowClassHeadCosts) and model.endswith("ForPreTraining")
-        return classifies_samples or costs.label_field == HeadCosts.label_field
+    def is_in_model(head: type[HeadCosts]) -> bool:
+        classifies_samples = issubclass(head, RowClassHeadCosts) and model.endswith("ForPreTraining")
+        return classifies_samples or head.label_field == HeadCosts.label_field
 
     if not family.reads_text or family.sampled.heads:
         return family.heads
@@ -124,7 +124,7 @@ def make_batch(spec: ModelSpec, heads: tuple[str, ...], rows: int, length: int, 
     if family.tasks:
         batch["task_ids"] = torch.zeros(rows, dtype=torch.int64)
     batch |= make_label_fields(
-        family, batch, sampler, positions=sample_targets, row_labels=lambda costs: torch.arange(rows) % costs.classes
+        family, batch, sampler, positions=sample_targets, row_labels=lambda head: torch.arange(rows) % head.classes
     )
     # Pre-training has no global tokens.
     omitted = ("global_tokens", *(("document_ids",) if documents == 1 else ()))
@@ -142,10 +142,10 @@ def make_peer_inputs(heads: tuple[str, ...], model: str, batch: Fields, *, docum
         inputs["labels"] = batch["labels"]
     else:  # transformers shifts the labels of causal models
         inputs["labels"] = batch["labels"].roll(1, 1)
-    for costs in (HEADS[head] for head in heads):
-        if issubclass(costs, RowClassHeadCosts):
+    for head in (HEADS[name] for name in heads):
+        if issubclass(head, RowClassHeadCosts):
             name = "sentence_order_label" if model.startswith("Albert") else "next_sentence_label"
-            inputs[name] = batch[costs.label_field]
+            inputs[name] = batch[head.label_field]
     if "order" in batch:
         inputs["attention_mask"] = (batch["order"][:, None, :] <= batch["order"][:, :, None])[:, None]
     if documents == 1:

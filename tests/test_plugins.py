@@ -12,11 +12,11 @@ import pytest
 from megaptm.config import UncheckedConfig, load, load_run
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import load_model
+from megaptm.models.contrast_costs import ContrastHeadCosts
 from megaptm.models.head_costs import register_head
 from megaptm.plugins import ALLOW_CODE, allow_code, load_plugin
 from megaptm.track import read_metrics
 from tests import ROOT
-from tests.models.pairs import PairsCosts
 
 WREN = """
 from dataclasses import replace
@@ -292,8 +292,8 @@ def test_invalid_head_is_rejected(folder, change, expected):
 
 
 def test_contrastive_head_needs_features() -> None:
-    head = type("NoFeatures", (PairsCosts,), {"name": "no-features", "features": 0})
-    with pytest.raises(TypeError, match="NoFeatures does not say what its comparison costs: give it `features`"):
+    head = type("NoFeatures", (ContrastHeadCosts,), {"name": "no-features", "maps": {}})
+    with pytest.raises(TypeError, match="NoFeatures does not say what it costs: give it features"):
         register_head(head)
 
 

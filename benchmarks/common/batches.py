@@ -128,26 +128,26 @@ def make_label_fields(
 
 
 def _fields_of_head(
-    costs: type[HeadCosts],
+    head: type[HeadCosts],
     documents: Tensor,
     sampler: TokenSampler,
     positions: Callable[[], tuple[Tensor, Tensor]],
     row_labels: Callable[[type[HeadCosts]], Tensor],
 ) -> Fields:
-    if costs.name == "span-boundary":
+    if head.name == "span-boundary":
         return _boundaries(sampler.tokens(len(documents), 3))
-    if costs.predicted_only:
+    if head.predicted_only:
         at, targets = positions()
-        return {"masked_positions": at, costs.label_field: sampler.tokens(*at.shape).masked_fill(~targets, IGNORED)}
-    if costs.labels_from_samples:
+        return {"masked_positions": at, head.label_field: sampler.tokens(*at.shape).masked_fill(~targets, IGNORED)}
+    if head.labels_from_samples:
         labels = torch.zeros_like(documents)
-    elif costs.projects:
+    elif head.projects:
         labels = sampler.tokens(*documents.shape)
-    elif issubclass(costs, TokenClassHeadCosts):
-        labels = sampler.classes(costs.classes, *documents.shape)
+    elif issubclass(head, TokenClassHeadCosts):
+        labels = sampler.classes(head.classes, *documents.shape)
     else:
-        return {costs.label_field: row_labels(costs)}
-    return {costs.label_field: labels.masked_fill(documents == 0, IGNORED)}
+        return {head.label_field: row_labels(head)}
+    return {head.label_field: labels.masked_fill(documents == 0, IGNORED)}
 
 
 def _prefix(family: Family, head: str) -> str:

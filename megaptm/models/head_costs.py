@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, TypeVar
 
@@ -12,21 +11,11 @@ from megaptm.errors import UserError
 from megaptm.families import Registry, contributions
 from megaptm.layers.costs import LinearShape
 from megaptm.layers.layer_costs import norm_parameters
-from megaptm.layers.table_gradient_costs import keeps_factors, table_gradient_bytes
-from megaptm.losses.token_costs import ROWS_PROJECTED
+from megaptm.layers.table_gradient_costs import table_gradient_bytes
+from megaptm.losses.token_costs import ROWS_PROJECTED, LossBytes, projection_bytes
 from megaptm.models.adaptive_costs import cluster_maps, projections
 from megaptm.plugins import is_plugin
 from megaptm.spec import Block, ModelSpec, Size
-
-
-@dataclass(frozen=True)
-class LossBytes:
-    """Bytes of a head's loss on one tensor rank."""
-
-    saved: float
-    """Saved until the backward pass, which follows the losses of all heads."""
-    transient: float = 0.0
-    """Additional bytes during the projection."""
 
 
 class HeadCosts(ABC):
@@ -47,19 +36,17 @@ class HeadCosts(ABC):
     predicted_only: ClassVar[bool] = False
     """Whether it reads only predicted positions, if the batch names them."""
     contrasts: ClassVar[bool] = False
-    """Whether its loss compares samples of the global batch: its module is a `models.contrast.ContrastHead`."""
+    """Whether its loss compares samples of the global batch: see `models.contrast_costs`."""
     reads_end: ClassVar[bool] = False
     """Whether it reads the last position of a text, where a causal stack has attended to all of it."""
     next_token: ClassVar[bool] = False
     """Whether each position predicts the next token, to which it must not attend."""
     labels_from_samples: ClassVar[bool] = False
     """Whether labels are known only after sampling from a head; the batch has the target positions."""
-    features: ClassVar[int] = 0
-    """F, features of a sample for comparison, if it `contrasts`."""
     initial_values: ClassVar[Mapping[str, float]] = MappingProxyType({})
     """Parameter -> initial value of all of its elements, if it is not random."""
     module: ClassVar[str] = ""
-    """package.module:NAME of the torch module of a user-defined head, constructed with the spec and these costs."""
+    """package.module:NAME of the torch module, constructed with the spec and these costs."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
@@ -165,40 +152,17 @@ class HeadCosts(ABC):
         hidden = 2 * positions * self.width * element
         if not self.projects:
             return LossBytes(hidden)
-        vocabulary = self.spec.padded_vocabulary
-        if chunked and tensor == 1:
-            several = positions > ROWS_PROJECTED
-            numbers = min(positions, ROWS_PROJECTED) * vocabulary
-            # Softmax in float32. Other formats also need its float32 input. Later neither: the gradient of the table
-            # comes afterwards, and the first positions do not have one yet.
-            logits = numbers * (8 if element == 4 else element + 8)
-            saved = table_gradient_bytes(positions, self.table_width, vocabulary, element, chunk=ROWS_PROJECTED)
-            if not several and keeps_factors(positions, self.table_width):
-                logits -= numbers * element  # one of the two factors
-            elif element != 4 and not several:
-                logits = max(numbers * element, logits - saved)
-            return LossBytes(hidden + saved, logits)
-        # Float32 logits, which become their softmax and its gradient in place; beside them logits, then gradient, in
-        # the model's format.
-        scores = positions * vocabulary / tensor
-        return LossBytes(hidden + scores * 4, 0.0 if element == 4 else scores * element)
-
-    def compare_bytes(self, own: int, rows: int) -> int:
-        """Return the peak bytes of comparing `own` samples with all `rows`, if it `contrasts`, in float32: features of
-        all and two copies of their gradient, and per pair the softmax in both directions and one gradient before and
-        after it."""
-        return 4 * (3 * rows * self.features + 4 * own * rows)
-
-    def compare_multiply_adds(self, own: int, rows: int) -> int:
-        """Return the multiply-adds of that comparison, forward: products of features of each pair, in both
-        directions."""
-        return 2 * own * rows * self.features
+        projected = projection_bytes(
+            positions, self.table_width, self.spec.padded_vocabulary, element, tensor=tensor, chunked=chunked
+        )
+        return LossBytes(hidden + projected.saved, projected.transient)
 
 
 class LanguageHeadCosts(HeadCosts):
     """Language model head: next token at every position, by the token table or a table of its own."""
 
     name = "lm"
+    module = "megaptm.models.heads:language_head"
     next_token = True
 
     @property
@@ -256,6 +220,7 @@ class MaskedHeadCosts(HeadCosts):
     positions."""
 
     name = "mlm"
+    module = "megaptm.models.heads:MaskedHead"
     predicted_only = True
     rows = 1
 
@@ -271,6 +236,7 @@ class MaskedHeadCosts(HeadCosts):
 class RowClassHeadCosts(HeadCosts):
     """Base of heads that classify a text or pair of texts, from the first position through BERT's pooler."""
 
+    module = "megaptm.models.heads:RowClassHead"
     projects = False
     pooler_published: ClassVar[bool] = False
     """Whether papers count this head's pooler: true for one head of a family."""
@@ -291,6 +257,7 @@ class RowClassHeadCosts(HeadCosts):
 class TokenClassHeadCosts(HeadCosts):
     """Base of heads that classify each token."""
 
+    module = "megaptm.models.heads:TokenClassHead"
     projects = False
 
     @property
@@ -318,7 +285,7 @@ _HEADS: dict[str, type[HeadCosts]] = {
     head.name: head for head in (LanguageHeadCosts, MaskedHeadCosts, NextSentenceHeadCosts, SentenceOrderHeadCosts)
 }
 HEADS: Registry[type[HeadCosts]] = Registry(
-    _HEADS, lambda: ((head.name, head) for heads in contributions("heads", "HEADS") for head in heads)
+    _HEADS, lambda: ((head.name, head) for heads in contributions("head_costs", "HEADS") for head in heads)
 )
 """Heads by name."""
 
@@ -331,8 +298,6 @@ def register_head(head: H) -> H:
         raise TypeError(f"{head.__name__} does not say what it costs: give it {' and '.join(missing)}.")
     if not is_plugin(head.module):
         raise TypeError(f"{head.__name__}.module ({head.module!r}) must be written `package.module:NAME`.")
-    if head.contrasts and not head.features:
-        raise TypeError(f"{head.__name__} does not say what its comparison costs: give it `features`, a row's numbers.")
     known = HEADS.setdefault(head.name, head)
     if (known.__module__, known.__qualname__) != (head.__module__, head.__qualname__):
         raise TypeError(f"there is a head called {head.name!r} already: {known.__name__}.")

@@ -18,10 +18,6 @@ from megaptm.losses.token import Projected
 from megaptm.models.adaptive import AdaptiveHead
 from megaptm.models.head_costs import (
     HeadCosts,
-    LanguageHeadCosts,
-    MaskedHeadCosts,
-    RowClassHeadCosts,
-    TokenClassHeadCosts,
     head_costs,
 )
 from megaptm.models.loss import Loss, class_loss, count_labels, token_loss
@@ -172,25 +168,15 @@ def language_head(spec: ModelSpec, costs: HeadCosts) -> nn.Module:
     return AdaptiveHead(spec, costs) if spec.size.cutoffs else LanguageHead(spec, costs)
 
 
-MODULES: dict[type[HeadCosts], Callable[[ModelSpec, HeadCosts], nn.Module]] = {
-    LanguageHeadCosts: language_head,
-    MaskedHeadCosts: MaskedHead,
-    RowClassHeadCosts: RowClassHead,
-    TokenClassHeadCosts: TokenClassHead,
-}
-"""Classes of costs that name no module -> module."""
-
-
 def build_heads(spec: ModelSpec, names: Collection[str]) -> nn.ModuleDict:
     """Build heads of the family by name. Losses have the names of their heads."""
-    costs_of_heads = {name: costs for name, costs in head_costs(spec).items() if name in names}
-    return nn.ModuleDict({name: _module(costs)(spec, costs) for name, costs in costs_of_heads.items()})
-
-
-def _module(costs: HeadCosts) -> Callable[[ModelSpec, HeadCosts], nn.Module]:
-    if costs.module:
-        return load_plugin(costs.module, f"{type(costs).__name__}.module", "module")
-    return next(module for kind, module in MODULES.items() if isinstance(costs, kind))
+    return nn.ModuleDict(
+        {
+            name: load_plugin(costs.module, f"{type(costs).__name__}.module", "module")(spec, costs)
+            for name, costs in head_costs(spec).items()
+            if name in names
+        }
+    )
 
 
 def plain_activation(spec: ModelSpec, costs: HeadCosts) -> Callable[[Tensor], Tensor]:

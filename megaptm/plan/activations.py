@@ -14,9 +14,10 @@ from __future__ import annotations
 from megaptm.layers.costs import LayerCosts
 from megaptm.layers.feedforward_costs import ROWS_FED
 from megaptm.layers.layer_costs import SubLayer, kinds, memory_width, runs, sublayers
+from megaptm.losses.token_costs import LossBytes
 from megaptm.models.chunk import ModelChunk
 from megaptm.models.embed_costs import inputs_read
-from megaptm.models.head_costs import HeadCosts, LossBytes
+from megaptm.models.head_costs import HeadCosts
 from megaptm.plan.workload import Workload
 from megaptm.spec import Block
 

@@ -11,6 +11,7 @@ from megaptm.config import Config, Layout, OptimizerConfig, resolve
 from megaptm.config.objective_fit import sequence_lengths
 from megaptm.errors import UserError
 from megaptm.families import contributions
+from megaptm.models.contrast_costs import ContrastHeadCosts
 from megaptm.models.head_costs import HeadCosts, head_costs
 from megaptm.plan.count import step_flops
 from megaptm.plan.extra_costs import ExtraCosts
@@ -90,10 +91,10 @@ class Workload:
         return head_costs(self.spec)
 
     @cached_property
-    def contrastive_heads(self) -> list[HeadCosts]:
+    def contrastive_heads(self) -> list[ContrastHeadCosts]:
         """Heads with contrastive losses: each data rank compares its samples with all."""
         trained = self.spec.family.heads if self.trained_heads is None else self.trained_heads
-        return [head for name, head in self.heads.items() if head.contrasts and name in trained]
+        return [head for name, head in self.heads.items() if isinstance(head, ContrastHeadCosts) and name in trained]
 
     @property
     def samples_per_rank(self) -> int:

@@ -16,8 +16,8 @@ from megaptm.batch import IGNORED
 from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families.unimo import UNIMO
+from megaptm.families.unimo.head_costs import MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
 from megaptm.families.unimo.head_modules import TEMPERATURE
-from megaptm.families.unimo.heads import MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
 from megaptm.families.uniter.spec import MASKED_REGION
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.import_run import complete_weights

@@ -92,13 +92,13 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
         has_label[1::4, 2] = False
         return target_positions, has_label
 
-    def draw_labels(costs: type[HeadCosts]) -> Tensor:
-        if costs.contrasts:
+    def draw_labels(head: type[HeadCosts]) -> Tensor:
+        if head.contrasts:
             matched = torch.full((ROWS,), LENGTH // 2)  # start of the second document, for heads that need it
             matched[1::3] = IGNORED
             return matched
-        classes = draw.classes(costs.classes, ROWS)
-        if costs.name != "next-sentence":  # every pair has a label
+        classes = draw.classes(head.classes, ROWS)
+        if head.name != "next-sentence":  # every pair has a label
             classes[1::4] = IGNORED
         return classes
 

@@ -12,6 +12,7 @@ from megaptm.batch import IGNORED
 from megaptm.layers.costs import LinearShape
 from megaptm.layers.split import Linear
 from megaptm.models.contrast import ContrastHead
+from megaptm.models.contrast_costs import ContrastHeadCosts
 from megaptm.models.head_costs import HeadCosts, register_head
 from megaptm.spec import ModelSpec
 
@@ -19,13 +20,11 @@ WIDTH = 8
 
 
 @register_head
-class PairsCosts(HeadCosts):
+class PairsCosts(ContrastHeadCosts):
     """Reads the first position of each of two stacks."""
 
     name = "pairs"
     label_field = "pairs"
-    projects = False
-    contrasts = True
     features = 2 * WIDTH + 1
     module = "tests.models.pairs:PairsHead"
 

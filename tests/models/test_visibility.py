@@ -26,7 +26,7 @@ from tests.models.tiny import FAMILIES, VOCABULARY, last_prefix, tiny_batch, tin
 from tests.objectives.samples import random_slice
 
 CAUSAL = [
-    *{family.last_block: name for name, family in reversed(CATALOGUE.items()) if family.last_block.causal}.values()
+    *{family.last_block: name for name, family in reversed([*CATALOGUE.items()]) if family.last_block.causal}.values()
 ]
 """One family for each kind of decoder block. LED's is BART's."""
 ATTENDS = {

@@ -103,7 +103,7 @@ def tiny_batch(family: str, *, rows: int = 3, sequence: int = 12, target: int = 
     if table.tasks:
         batch["task_ids"] = draw.classes(table.tasks, rows)
     labels = torch.tensor([0, 1, 1])[:rows]
-    return batch | make_label_fields(table, batch, draw, positions=target_positions, row_labels=lambda costs: labels)
+    return batch | make_label_fields(table, batch, draw, positions=target_positions, row_labels=lambda head: labels)
 
 
 def mean_losses(losses: dict[str, tuple[Tensor, Tensor]]) -> Tensor:

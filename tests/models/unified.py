@@ -7,7 +7,7 @@ from torch import Tensor
 
 from megaptm.batch import IGNORED
 from megaptm.families.unimo import UNIMO
-from megaptm.families.unimo.heads import MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
+from megaptm.families.unimo.head_costs import MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
 from megaptm.models.model import Model, build_model
 from megaptm.spec import ModelSpec, Size
 from tests.models.own import OwnCase

@@ -19,7 +19,7 @@ from megaptm.data.batch_mix import BATCHES
 from megaptm.errors import UserError
 from megaptm.families.unimo.corpus.meanings import write_meanings
 from megaptm.families.unimo.fragments import FragmentOptions
-from megaptm.families.unimo.heads import MAX_COMPARED_TEXTS
+from megaptm.families.unimo.head_costs import MAX_COMPARED_TEXTS
 from megaptm.families.unimo.meanings import load_meanings
 from megaptm.families.unimo.unified import ImageTextFragments, MaskedAreas, intersection_over_union
 from megaptm.families.uniter.corpus.region_shapes import DETECTOR

@@ -14,7 +14,7 @@ from megaptm.batch import IGNORED
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.families.spanbert import objectives as span_boundary
-from megaptm.families.spanbert.heads import SpanBoundaryHeadCosts
+from megaptm.families.spanbert.head_costs import SpanBoundaryHeadCosts
 from megaptm.families.spanbert.objectives import MAX_OFFSET, SpanBoundary
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.models.head_costs import HEADS

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from megaptm.batch import IGNORED
-from megaptm.families.clip.heads import ROWS_COMPARED
+from megaptm.families.clip.head_costs import ROWS_COMPARED
 from megaptm.layers.split import Linear
 from megaptm.models.contrast import ContrastHead
 from megaptm.models.head_costs import HeadCosts

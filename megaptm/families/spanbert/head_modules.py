@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from megaptm.errors import UserError
-from megaptm.families.spanbert.heads import SpanBoundaryHeadCosts
+from megaptm.families.spanbert.head_costs import SpanBoundaryHeadCosts
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
 from megaptm.models.head_costs import HeadCosts

@@ -14,7 +14,7 @@ from pydantic import Field as Option
 
 from megaptm.batch import IGNORED, Field
 from megaptm.errors import UserError
-from megaptm.families.unimo.heads import MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
+from megaptm.families.unimo.head_costs import MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
 from megaptm.families.unimo.meanings import REMEDY, load_meanings
 from megaptm.families.unimo.rewriting import join_words
 from megaptm.families.unimo.unified import UnifiedObjective

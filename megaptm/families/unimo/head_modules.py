@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megaptm.batch import IGNORED
-from megaptm.families.unimo.heads import MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
+from megaptm.families.unimo.head_costs import MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
 from megaptm.families.unimo.loss import cross_modal_contrast
 from megaptm.models.contrast import ContrastHead
 from megaptm.models.target_positions import states_at

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from megaptm.data import Mix
 from megaptm.families.unimo.contrast import CrossModalContrast
-from megaptm.families.unimo.heads import MAX_COMPARED_IMAGES
+from megaptm.families.unimo.head_costs import MAX_COMPARED_IMAGES
 from megaptm.families.uniter.retrieval import task_retrieval
 from megaptm.inference.retrieval import MAX_PAIRS, Retrieval, read_batches
 from megaptm.inference.trained_model import TrainedModel

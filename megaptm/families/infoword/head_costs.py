@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megaptm.layers.costs import LinearShape
-from megaptm.models.head_costs import HeadCosts
+from megaptm.models.contrast_costs import ContrastHeadCosts
 
 
-class InfoMaxHeadCosts(HeadCosts):
+class InfoMaxHeadCosts(ContrastHeadCosts):
     """Contrast of a text with an n-gram that was masked in it, over the whole batch (InfoWord, arXiv:1910.08350,
     section 4). One projection for both."""
 
     name = "infomax"
     module = "megaptm.families.infoword.head_modules:InfoMaxHead"
     label_field = "ngram_start"
-    projects = False
-    contrasts = True
 
     @property
-    def features(self) -> int:  # type: ignore[override]  # a constant of other heads
+    def features(self) -> int:
         return 2 * self.width
 
     @property

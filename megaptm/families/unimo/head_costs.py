@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megaptm.layers.costs import LinearShape
-from megaptm.models.head_costs import HeadCosts
+from megaptm.models.contrast_costs import ContrastHeadCosts
 
 MAX_COMPARED_TEXTS = 8
 """Maximum number of texts of a sample that its image is compared with: the caption, its rewritten versions, and
@@ -16,19 +16,17 @@ COMPARED = MAX_COMPARED_IMAGES + MAX_COMPARED_TEXTS
 """Vectors of a sample of images and texts."""
 
 
-class CrossModalHeadCosts(HeadCosts):
+class CrossModalHeadCosts(ContrastHeadCosts):
     """CMCL: contrast of an image with its positive and negative texts and with similar images, over the whole batch
     (UNIMO, arXiv:2012.15409, section 2.1). No parameters."""
 
     name = "cmcl"
     module = "megaptm.families.unimo.head_modules:CrossModalHead"
     label_field = "num_positive_texts"
-    projects = False
     is_classifier = False
-    contrasts = True
 
     @property
-    def features(self) -> int:  # type: ignore[override]  # a constant of other heads
+    def features(self) -> int:
         """Vectors of images and texts, and flags of those that exist."""
         return (self.width + 1) * COMPARED
 

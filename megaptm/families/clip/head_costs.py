@@ -9,22 +9,20 @@ import numpy as np
 
 from megaptm.errors import UserError
 from megaptm.layers.costs import LinearShape
-from megaptm.models.head_costs import HeadCosts
+from megaptm.models.contrast_costs import ContrastHeadCosts
 from megaptm.spec import ModelSpec
 
 ROWS_COMPARED = 1024
 """Samples whose images and texts are compared with all at once (`head_modules`): with 32,768 samples, 0.5 GB."""
 
 
-class ImageTextHeadCosts(HeadCosts):
+class ImageTextHeadCosts(ContrastHeadCosts):
     """Contrast of images and texts over the whole batch, in both directions (CLIP, arXiv:2103.00020, figure 3): a
     projection of each to one space, as wide as the text stack, and a temperature. Papers count it."""
 
     name = "image-text"
     module = "megaptm.families.clip.head_modules:ImageTextHead"
     label_field = "text_end"
-    projects = False
-    contrasts = True
     reads_end = True
     initial_values = MappingProxyType({"scale": -float(np.log(0.07))})
     """The log temperature starts at log(1 / 0.07) (arXiv:2103.00020, 2.5)."""
@@ -41,7 +39,7 @@ class ImageTextHeadCosts(HeadCosts):
         return self.spec.size_of(self.readings[1].stack).width
 
     @property
-    def features(self) -> int:  # type: ignore[override]  # a constant of other heads
+    def features(self) -> int:
         return 2 * self.embedding + 1
 
     @property

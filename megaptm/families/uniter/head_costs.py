@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from megaptm.families.uniter.costs import detector_of
 from megaptm.layers.costs import LinearShape
 from megaptm.layers.layer_costs import norm_parameters
-from megaptm.models.head_costs import HeadCosts, LossBytes, RowClassHeadCosts
+from megaptm.losses.token_costs import LossBytes
+from megaptm.models.head_costs import HeadCosts, RowClassHeadCosts
 
 
 class ImageTextMatchHeadCosts(RowClassHeadCosts):

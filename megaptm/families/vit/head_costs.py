@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from megaptm.errors import UserError
 from megaptm.layers.costs import LinearShape
-from megaptm.models.head_costs import HeadCosts, LossBytes
+from megaptm.losses.token_costs import LossBytes
+from megaptm.models.head_costs import HeadCosts
 from megaptm.spec import ModelSpec
 
 

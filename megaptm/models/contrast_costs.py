@@ -1,0 +1,29 @@
+"""Costs of heads that compare the samples of a global batch. No torch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from megaptm.models.head_costs import HeadCosts
+
+
+class ContrastHeadCosts(HeadCosts):
+    """Head whose module is a `models.contrast.ContrastHead`."""
+
+    projects = False
+    contrasts = True
+
+    @property
+    @abstractmethod
+    def features(self) -> int:
+        """F, features of a sample for the comparison."""
+
+    def compare_bytes(self, own: int, rows: int) -> int:
+        """Return the peak bytes of comparing `own` samples with all `rows` in float32: features of all and two copies
+        of their gradient, and per pair the softmax in both directions and one gradient before and after it."""
+        return 4 * (3 * rows * self.features + 4 * own * rows)
+
+    def compare_multiply_adds(self, own: int, rows: int) -> int:
+        """Return the multiply-adds of that comparison, forward: products of features of each pair, in both
+        directions."""
+        return 2 * own * rows * self.features
