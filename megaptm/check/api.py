@@ -15,7 +15,6 @@ from megaptm.check.resume import check_resume
 from megaptm.check.run_folder import check_run_folder
 from megaptm.check.scheduler import check_slurm
 from megaptm.check.software import check_software
-from megaptm.check.speed import check_speed
 from megaptm.check.timing import check_time
 from megaptm.check.tracker import check_tracker
 
@@ -36,7 +35,6 @@ CHECKS: list[tuple[str, Check]] = [
     ("software", check_software),
     ("attention", check_attention),
     ("nodes", check_nodes),
-    ("speed", check_speed),
 ]
 """All checks: topic and function."""
 

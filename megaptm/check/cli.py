@@ -46,7 +46,6 @@ class CommandLine:
     time: str | None
     slurm_options: tuple[str, ...]
     full: bool
-    speed: bool
     only: tuple[str, ...]
     """Topics; empty: all."""
 
@@ -74,7 +73,6 @@ def collect_findings(command_line: CommandLine, tell: Callable[[str], object]) -
         machine=machine,
         request=_job_request(command_line, seconds, options),
         hashing="all" if command_line.full else "some",
-        speed=command_line.speed,
         tell=tell,
     )
     yield from run_checks(checks, case)

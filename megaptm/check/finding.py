@@ -66,8 +66,6 @@ class Case:
     """Machine of the run; None: not specified, so memory and time are unknown."""
     request: Request = Request()
     hashing: Hashing = "some"
-    speed: bool = False
-    """Whether to measure the speed of the nodes, which takes half a minute."""
     tell: Callable[[str], object] = _silent
     """Callback for progress messages."""
 

@@ -16,7 +16,6 @@ from megaptm.errors import EXIT_USER_ERROR
 @add_job_options
 @click.option("--time", "limit", help="Time limit of a job, in sbatch's format: 24:00:00.")
 @click.option("--full", is_flag=True, help="Read all bytes of the corpora and of the newest checkpoint, not a sample.")
-@click.option("--speed", is_flag=True, help="Measure matrix products, disk and links of the nodes; half a minute.")
 @click.option("--only", multiple=True, metavar="TOPIC", help="Check only this topic; repeatable: --only data.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def check(
@@ -29,7 +28,6 @@ def check(
     sbatch: tuple[str, ...],
     limit: str | None,
     full: bool,
-    speed: bool,
     only: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -49,8 +47,8 @@ def check(
       megaptm check configs/gpt3/175b.yaml --machine h100-80g --time 24:00:00 --sbatch=--partition=large
 
     \b
-    All nodes of an allocation, compared and measured (inside salloc, an sbatch script or a Ray job):
-      megaptm check configs/gpt3/175b.yaml --machine h100-80g --speed
+    All nodes of an allocation, compared (inside salloc, an sbatch script or a Ray job):
+      megaptm check configs/gpt3/175b.yaml --machine h100-80g --only nodes
 
     \b
     For scripts:
@@ -72,7 +70,6 @@ def check(
         time=limit,
         slurm_options=sbatch,
         full=full,
-        speed=speed,
         only=only,
     )
     if as_json:
