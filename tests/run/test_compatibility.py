@@ -69,20 +69,6 @@ def test_num_task_embeddings_must_not_change():
         refuse_other_model(checkpoint, four)
 
 
-def test_position_weights_must_not_change():
-    """The weights would otherwise be read from padding rows."""
-    specs = [
-        resolve(load("fasttext/tiny", [f"objective={{cbow: {{position_weights: {value}}}}}"]))
-        for value in ("false", "true")
-    ]
-    without, with_them = (compatibility(spec, "words") for spec in specs)
-    checkpoint = make_checkpoint(without)
-    with pytest.raises(UserError, match="has another model: its positions is None, the config's is 10"):
-        refuse_other_model(checkpoint, with_them)
-    del without["model"]["positions"]  # an older checkpoint has no such key
-    refuse_other_model(checkpoint, compatibility(specs[0], "words"))
-
-
 @pytest.mark.parametrize(
     "train", [None, 3, {}, {"skip_batches": None}, {"skip_batches": [3]}, {"skip_batches": {"soon": 3}}]
 )

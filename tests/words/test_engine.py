@@ -33,8 +33,6 @@ TASKS = {
     "skip-gram softmax": SkipGram(min_count=1, output="softmax"),
     "fasttext skip-gram": SkipGram(min_count=1, subsample=0.01),
     "fasttext cbow": CBOW(min_count=1, subsample=0.01),
-    "cbow positions": CBOW(min_count=1, subsample=0.01, window=3, position_weights=True),
-    "fasttext cbow positions": CBOW(min_count=1, subsample=0.01, window=3, position_weights=True),
 }
 NAMES = [f"{number * number}" for number in range(VOCABULARY)]
 
@@ -65,7 +63,7 @@ def make_batches(step: int, rank: int, ranks: int, sequences: int = SEQUENCES) -
 def build_engine(task: str, data: int) -> WordEngine:
     spec = SUBWORD_SPEC if task.startswith("fasttext") else SPEC
     return WordEngine(
-        replace(spec, positions=6) if "positions" in task else spec,
+        spec,
         Layout(data=data),
         TASKS[task],
         seed=7,

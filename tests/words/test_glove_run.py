@@ -13,7 +13,6 @@ from click.testing import CliRunner
 from megaptm.__main__ import main
 from megaptm.config import load, resolve
 from megaptm.errors import UserError
-from megaptm.families.word_vectors import pair_cache
 from megaptm.families.word_vectors.export import export as write
 from megaptm.families.word_vectors.pair_engine import PairEngine
 from megaptm.families.word_vectors.pair_source import PairSource
@@ -25,7 +24,6 @@ from megaptm.run.rank import RankEnvironment
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.track.journal import read_metrics
 from megaptm.train.checkpointer import Checkpointer
-from tests.checkpoint.test_store import change_byte
 from tests.data.corpora import tiny_corpus
 from tests.forked import megaptm
 from tests.ranks import run_ranks
@@ -89,48 +87,6 @@ def test_changed_corpus_is_rejected_before_counting(run, corpus):
     [(message, num_counted)] = run_ranks(1, resume_with_other_text, str(run), str(corpus))
     assert "was rebuilt after" in message
     assert num_counted == 0
-
-
-def test_damaged_pair_cache_is_counted_again(corpus, tmp_path):
-    """Counts are cached for any number of ranks, unless the settings change or the disk is too full."""
-
-    def count(ranks: int, window: int = 6, free: int = 1 << 40) -> tuple[list[str], list[np.ndarray]]:
-        results = run_ranks(ranks, count_pairs, str(corpus), str(tmp_path), ranks, window, free)
-        keys, counts = (np.concatenate([arrays[index] for _, arrays in results]) for index in (0, 1))
-        order = np.argsort(keys)
-        return results[-1][0], [keys[order], counts[order], results[-1][1][2]]
-
-    def check(ranks: int, expected_reads: list[str]) -> None:
-        read_splits, arrays = count(ranks)
-        assert read_splits == expected_reads
-        assert all((initial == array).all() for initial, array in zip(first_arrays, arrays, strict=True))
-
-    read_splits, first_arrays = count(1)
-    assert read_splits == ["train", "validation"]
-    check(3, [])
-    check(1, [])
-    change_byte(next(tmp_path.rglob("rank-00000.safetensors")), -1)
-    check(3, ["train", "validation"])
-    check(1, [])
-    # With other settings and too little free space, the pairs are counted each time and the cache stays.
-    assert count(1, window=5, free=100_000)[0]
-    assert count(1, window=5, free=100_000)[0]
-    check(1, [])
-
-
-def count_pairs(corpus: str, run: str, ranks: int, window: int, free: int) -> tuple[list[str], list[np.ndarray]]:
-    """Return the splits whose text was read, and this rank's pair keys, pair counts and word counts."""
-    objective = f"objective={{glove: {{window: {window}}}}}"
-    config = load(CONFIG, settings("unused", corpus, f"layout.data={ranks}", objective))
-    corpora, read_splits = RunCorpora(config), []
-    corpora.texts = lambda split, *part: read_splits.append(split) or RunCorpora.texts(corpora, split, *part)
-    spec = replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary)
-    engine = PairEngine(spec, config, corpora, run=Path(run))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pair_cache, "free_bytes", lambda folder: free)
-        engine.count()
-    held = engine.pairs.held
-    return read_splits, [held.keys, held.counts, engine.counts]
 
 
 def resume_with_other_text(run: str, corpus: str) -> tuple[str, int]:

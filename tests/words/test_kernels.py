@@ -38,14 +38,11 @@ def train_text(
     rate=0.05,
     seed=1,
     subwords=(EMPTY, EMPTY),
-    position_row=kernels.NO_POSITIONS,
 ):
     """Train once over a text, with windows of full width; return the loss and the number of predictions."""
     accept, alias = alias_table(np.zeros(0) if noise is None else noise)
     points, codes = tree or NO_TREE
-    task = kernels.WindowTask(
-        cbow, window, False, negatives, accept, alias, points, codes, softmax_words, *subwords, position_row
-    )
+    task = kernels.WindowTask(cbow, window, False, negatives, accept, alias, points, codes, softmax_words, *subwords)
     return train_task(task, inputs, outputs, text, np.ones(len(text), np.int64), rate=rate, exact=exact, state=seed)
 
 
@@ -148,47 +145,6 @@ def test_softmax_update_matches_autograd(cbow):
     assert np.abs(outputs - expected[1].numpy()).max() < 1e-6
 
 
-@pytest.mark.parametrize("with_subwords", [False, True])
-def test_position_weighted_update_matches_autograd(with_subwords):
-    """Rows 0 to 3 are words, 4 to 7 subwords, 8 to 11 the weights of four window positions.
-
-    Word vectors are updated by the full error, as always in CBOW; position weights by their gradient.
-    """
-    rng = np.random.default_rng(5)
-    inputs, outputs = (rng.normal(0, 0.4, (rows, 6)).astype(np.float32) for rows in (12, 4))
-    rows = {0: [0, 4, 5], 1: [1, 5], 2: [2, 6, 7]} if with_subwords else {0: [0], 1: [1], 2: [2]}
-    subwords = EMPTY, EMPTY
-    if with_subwords:
-        flat = np.concatenate([*rows.values(), [3]])
-        subwords = np.cumsum([0, *map(len, rows.values()), 1]), flat.astype(np.int64)
-    text, total = np.array([0, 1, 2]), 0.0
-    expected = [torch.from_numpy(table.copy()).double() for table in (inputs, outputs)]
-    for middle in range(3):
-        both = [table.clone().requires_grad_() for table in expected]
-        context = [
-            (8 + (offset + 2 if offset < 0 else offset + 1), rows[other])
-            for other in range(3)
-            if (offset := other - middle)
-        ]
-        num_rows = sum(len(word_rows) for _, word_rows in context)
-        hidden = sum(both[0][weight] * both[0][word_rows].sum(0) for weight, word_rows in context) / num_rows
-        loss = torch.nn.functional.cross_entropy(both[1] @ hidden, torch.tensor(middle))
-        loss.backward()
-        total += loss.item()
-        gradient = both[0].grad
-        gradient[:8] *= num_rows
-        expected = [expected[0] - 0.05 * gradient, expected[1] - 0.05 * both[1].grad]
-    before = inputs.copy()
-    loss, predictions = train_text(
-        text, inputs, outputs, cbow=True, window=2, softmax_words=np.arange(4), subwords=subwords, position_row=8
-    )
-    assert predictions == 3
-    assert loss == pytest.approx(total, rel=1e-6)
-    assert np.abs(inputs - expected[0].numpy()).max() < 1e-6
-    assert np.abs(outputs - expected[1].numpy()).max() < 1e-6
-    assert (np.abs(inputs - before).max(1)[8:] > 1e-4).all()
-
-
 @pytest.mark.parametrize("power", [0.75, 0.3])
 def test_noise_follows_the_power_of_counts(power):
     counts = np.array([500, 900, 250, 80, 40, 11, 6, 4])
@@ -246,17 +202,17 @@ def test_subsampling_matches_word2vec():
 def test_windows_stay_within_documents():
     inputs, outputs = np.full((4, 2), 0.5, np.float32), np.full((4, 2), 0.5, np.float32)
     tree = huffman(np.array([4, 3, 2, 1]))
-    task = kernels.WindowTask(False, 3, False, 0, *alias_table(np.zeros(0)), *tree, EMPTY, EMPTY, EMPTY, -1)
+    task = kernels.WindowTask(False, 3, False, 0, *alias_table(np.zeros(0)), *tree, EMPTY, EMPTY, EMPTY)
     text, documents = np.array([0, 1, 2, 3]), np.array([1, 1, 2, 2])
     _, predictions = train_task(task, inputs, outputs, text, documents, rate=0.1)
     assert predictions == 4
 
 
-@pytest.mark.parametrize(("cbow", "position_row"), [(False, -1), (True, -1), (True, 290)])
-def test_count_updates_matches_training(cbow, position_row):
+@pytest.mark.parametrize("cbow", [False, True])
+def test_count_updates_matches_training(cbow):
     rng = np.random.default_rng(1)
     text, noise, documents = rng.integers(0, 50, 40), np.arange(1.0, 301.0), np.repeat([1, 2], 20)
-    task = kernels.WindowTask(cbow, 4, True, 5, *alias_table(noise), *NO_TREE, EMPTY, EMPTY, EMPTY, position_row)
+    task = kernels.WindowTask(cbow, 4, True, 5, *alias_table(noise), *NO_TREE, EMPTY, EMPTY, EMPTY)
     counts = np.zeros((2, 300), np.int64)
     kernels.count_updates(task, text, documents, np.uint64(8), *counts)
     tables = rng.normal(0, 0.2, (2, 300, 8)).astype(np.float32)

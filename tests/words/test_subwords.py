@@ -53,7 +53,7 @@ def test_all_rows_of_a_word_get_the_full_update(cbow):
     before = [torch.from_numpy(table.copy()).double() for table in (inputs, outputs)]
     noise = alias_table(np.array([0.0, 0.0, 1.0]))
     no_tree = (np.zeros((1, 0), np.int64), np.zeros((1, 0), np.float32))
-    task = kernels.WindowTask(cbow, 1, False, 1, *noise, *no_tree, EMPTY, starts, pieces, kernels.NO_POSITIONS)
+    task = kernels.WindowTask(cbow, 1, False, 1, *noise, *no_tree, EMPTY, starts, pieces)
     text, documents = np.array([0, 1]), np.ones(2, np.int64)
     kernels.train_words(
         *(task, inputs, outputs, text, documents, np.uint64(1), 0.05, *kernels.sigmoid_tables(), True),

@@ -78,7 +78,6 @@ class WordFamily(LayerlessFamily):
 
     def make_spec(self, model: Any, objective: Any) -> WordSpec:
         from megaptm.families.word_vectors.ranking import WindowRanking
-        from megaptm.families.word_vectors.windows import CBOW
 
         table = self.sizes.get(model.size, next(iter(self.sizes.values())))
         configured = {name: value for name in self.size_fields if (value := getattr(model, name)) is not None}
@@ -87,7 +86,6 @@ class WordFamily(LayerlessFamily):
             size=replace(table, **configured),
             vocabulary=self.tokenizer.vocabulary if model.vocabulary is None else model.vocabulary,
             tags=objective.num_tags if isinstance(objective, WindowRanking) else 0,
-            positions=2 * objective.window if isinstance(objective, CBOW) and objective.position_weights else 0,
         )
 
     def published(self, size: str) -> WordSpec:
@@ -132,8 +130,6 @@ class WordSpec(LayerlessSpec):
     size: WordSize
     tags: int = 0
     """Number of tags that a ranking network also predicts from the same vectors; 0: none."""
-    positions: int = 0
-    """Number of window positions with rows of their own, at the end of the input table; 0: none."""
 
     @property
     def window(self) -> int:
@@ -157,7 +153,7 @@ class WordSpec(LayerlessSpec):
             filters = size.hidden * (TAG_FILTER * size.width + 1 + TAG_DISTANCES)
             tagging = filters + (size.hidden + 1) * (size.hidden + 1 + self.tags)
             return words * size.width + maps + size.hidden + 1 + (tagging if self.tags else 0)
-        return (2 * words + size.buckets + self.positions) * (size.width + (self.family.model == "pairs"))
+        return (2 * words + size.buckets) * (size.width + (self.family.model == "pairs"))
 
     @property
     def bytes(self) -> int:
@@ -171,9 +167,7 @@ class WordSpec(LayerlessSpec):
     def identity(self) -> dict[str, Any]:
         # In the form that JSON returns: a list, and None without subword n-grams.
         ngrams = [*self.size.ngrams] if self.size.buckets else None
-        # None without positions, for compatibility with older runs, which lack the key.
-        more = {"ngrams": ngrams, "vocabulary": self.vocabulary, "positions": self.positions or None}
-        return {**asdict(self.size), **more}
+        return {**asdict(self.size), "ngrams": ngrams, "vocabulary": self.vocabulary}
 
 
 # arXiv:1310.4546; the default width of the released code, and width and vocabulary of the Google News vectors.

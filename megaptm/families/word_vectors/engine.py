@@ -73,9 +73,7 @@ class WordEngine:
         self.exchange = Exchange.open(self.ranks, timeout_minutes)
         self._special, self._count_words = special, count_words
         size = spec.size
-        num_rows = spec.vocabulary + size.buckets
-        self._in = ShardedTable("input", num_rows + spec.positions, size.width, self.exchange)
-        self._position_row = num_rows if spec.positions else kernels.NO_POSITIONS
+        self._in = ShardedTable("input", spec.vocabulary + size.buckets, size.width, self.exchange)
         # A Huffman tree has one inner node less than words; its vectors are stored in the same table.
         self._out = ShardedTable("output", spec.vocabulary, size.width, self.exchange)
         self._row_index = tuple(np.zeros(table.rows, np.int32) for table in (self._in, self._out))
@@ -92,9 +90,6 @@ class WordEngine:
         """Count the words of the corpora and set the initial vectors."""
         self._set_counts(self._count_words(self.exchange))
         self._in.fill(self.seed, self.spec.family.init_bound / self.spec.size.width)
-        if self.spec.positions:  # position weights start at 1
-            row_ids = self._in.row_ids()
-            self._in.flat[(row_ids >= self._position_row) & (row_ids < self._in.rows)] = 1.0
         self._out.held[:] = 0.0
 
     def pieces(self) -> Iterator[TensorPiece]:
@@ -174,7 +169,7 @@ class WordEngine:
         starts, pieces = self._subwords
         return kernels.WindowTask(
             *(isinstance(task, CBOW), task.window, task.shrink, negatives, tables.accept, tables.alias),
-            *(tables.points, tables.codes, tables.softmax_words, starts, pieces, self._position_row),
+            *(tables.points, tables.codes, tables.softmax_words, starts, pieces),
         )
 
     def _train_separately(self, sequences: list[WordSequence], rate: float | None) -> list[tuple[float, int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from megaptm.config import Config
@@ -20,7 +19,7 @@ def build_engine(config: Config, spec: WordSpec, corpora: RunCorpora, *, timeout
     if spec.family.model == "pairs":
         from megaptm.families.word_vectors.pair_engine import PairEngine
 
-        return PairEngine(spec, config, corpora, timeout_minutes=timeout_minutes, run=Path(config.run))
+        return PairEngine(spec, config, corpora, timeout_minutes=timeout_minutes)
     from megaptm.families.word_vectors.engine import WordEngine
 
     task = config.built_objective

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,6 @@ from megaptm.families.word_vectors import LANES, WordSpec
 from megaptm.families.word_vectors.compiled.pair_kernels import train_pairs
 from megaptm.families.word_vectors.engine import DIVERGED
 from megaptm.families.word_vectors.glove import GloVe
-from megaptm.families.word_vectors.pair_cache import SPLITS, PairCache, WordAndPairCounts
 from megaptm.families.word_vectors.pairs import PairCounts, Pairs, PairTable, count_pairs, units_per_count
 from megaptm.families.word_vectors.rotating_table import RotatingTable
 from megaptm.families.word_vectors.sharded_table import Exchange, ShardedTable
@@ -42,12 +39,10 @@ class PairEngine:
         corpora: RunCorpora,
         *,
         timeout_minutes: float = 30.0,
-        run: Path | None = None,
     ) -> None:
-        """`run`: folder for the cache of counts; None: no cache."""
         task = config.built_objective
         assert isinstance(task, GloVe)
-        self.spec, self.config, self.task, self.corpora, self.run = spec, config, task, corpora, run
+        self.spec, self.config, self.task, self.corpora = spec, config, task, corpora
         self.losses: dict[str, float] = dict(task.losses)
         self.ranks: Ranks = open_groups(config.layout, timeout_minutes=timeout_minutes)
         self.exchange = Exchange.open(self.ranks, timeout_minutes)
@@ -65,24 +60,20 @@ class PairEngine:
         self.losses = {name: weights[name] for name in self.losses}
 
     def count(self) -> None:
-        """Count words and the pairs of words that take part, unless they are cached. Sums are exact, so both give the
-        same. All ranks call this together."""
-        cache = None
-        if self.run is not None:
-            table_bytes = 4 * sum(math.prod(table.shape) for table in (self._words, self._contexts))
-            reserved_bytes = (self.config.checkpoint.keep + 1) * table_bytes
-            cache = PairCache(self.run, self._describe_counts(), self.spec.vocabulary, self.exchange, reserved_bytes)
-        counted = None if cache is None else cache.read()
-        if counted is None:
-            counted = self._count()
-            if cache is not None:
-                cache.write(counted)
-        self.counts = counted.words
+        """Count words and the pairs of words that take part. All ranks call this together."""
+        exchange, corpora = self.exchange, self.corpora
+        self.counts = corpora.word_counts(self.spec.vocabulary, exchange.rank, exchange.ranks, exchange.all_reduce)
+        takes_part = np.zeros(self.spec.vocabulary, bool)
+        takes_part[words_to_learn(self.spec, self.counts, corpora.tokenizer.special.specials, self.task)] = True
         # Scaled to as much text as the training split, or all predictions would be off by the same amount.
-        self._share = self.corpora.tokens("validation") / self.corpora.tokens("train")
+        self._share = corpora.tokens("validation") / corpora.tokens("train")
+        counted = {
+            split: count_pairs(corpora.texts(split, exchange.rank, exchange.ranks), takes_part, self.task, exchange)
+            for split in ("train", "validation")
+        }
         self.pairs, self.held_out = (
-            self._table(split, counted.pairs[split], share)
-            for split, share in zip(SPLITS, (1.0, self._share), strict=True)
+            self._table(split, pairs, share)
+            for (split, pairs), share in zip(counted.items(), (1.0, self._share), strict=True)
         )
         train, epochs = self.config.train, self.config.data.epochs
         if epochs is not None and train.steps > epochs * self.pairs.steps:
@@ -90,30 +81,6 @@ class PairEngine:
                 f"train.steps ({train.steps:,}) is too large: data.epochs ({epochs}) of {self.pairs.pairs:,} pairs are "
                 f"{epochs * self.pairs.steps:,} steps. Lower train.steps, raise data.epochs, or remove data.epochs."
             )
-
-    def _describe_counts(self) -> dict[str, Any]:
-        """Return everything on which the counts depend."""
-        task = self.task
-        return {
-            "text": [*self.corpora.ids.values()],
-            "mix": [*self.config.data.mix.values()],
-            "vocabulary": self.spec.vocabulary,
-            "window": task.window,
-            "symmetric": task.symmetric,
-            "distance_weighting": task.distance_weighting,
-            "min_count": task.min_count,
-        }
-
-    def _count(self) -> WordAndPairCounts:
-        exchange = self.exchange
-        words = self.corpora.word_counts(self.spec.vocabulary, exchange.rank, exchange.ranks, exchange.all_reduce)
-        takes_part = np.zeros(self.spec.vocabulary, bool)
-        special = self.corpora.tokenizer.special.specials
-        takes_part[words_to_learn(self.spec, words, special, self.task)] = True
-        texts = {split: self.corpora.texts(split, exchange.rank, exchange.ranks) for split in SPLITS}
-        return WordAndPairCounts(
-            words, {split: count_pairs(text, takes_part, self.task, exchange) for split, text in texts.items()}
-        )
 
     def fill(self) -> None:
         """Set the initial vectors."""

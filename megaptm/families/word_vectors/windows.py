@@ -108,9 +108,5 @@ class SkipGram(WordWindows):
 class CBOW(WordWindows):
     """CBOW: predict the center word from the mean of its context words."""
 
-    position_weights: bool = False
-    """Whether context vectors are multiplied by learned weights of their position in the window (arXiv:1712.09405,
-    section 2.2)."""
-
     name = "cbow"
     losses: ClassVar = {"cbow": 1.0}

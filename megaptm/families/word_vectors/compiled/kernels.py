@@ -1,6 +1,6 @@
 """Inner loops of word vectors, compiled by numba; they process words in the same order as word2vec's C code.
 
-Letters: V words, D width, Q predictions of a window, N labels of a prediction. All random values follow from one seed
+Letters: V words, D width, N labels of a prediction. All random values follow from one seed
 per sequence, so the rows that a sequence will update can be found in advance.
 """
 
@@ -12,9 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from megaptm.families.word_vectors.compiled.decorator import compiled
-from megaptm.families.word_vectors.compiled.prefetch import prefetch
 
-NO_POSITIONS = -1
 SCORE_LIMIT = 6.0
 """Scores beyond it cause no update, as in the released code and gensim."""
 TABLE_SIZE = 1000
@@ -43,8 +41,6 @@ class WindowTask(NamedTuple):
     """int64 [V + 1]: start of each word's rows in `pieces`; empty: one row per word."""
     pieces: np.ndarray
     """int64: rows of each word and its subwords."""
-    position_row: int
-    """First row of position weights (CBOW), or `NO_POSITIONS`."""
 
 
 def sigmoid_tables() -> tuple[np.ndarray, np.ndarray]:
@@ -234,37 +230,6 @@ def _update_word_rows(in_RD, word, starts, pieces, in_index, error):
             in_RD[row, d] += error[d]
 
 
-@compiled()
-def _position_index(offset, window):
-    """Return the index among 2 x window positions of a word at this offset from the middle."""
-    return offset + window if offset < 0 else offset + window - 1
-
-
-@compiled(fastmath=FAST)
-def _add_position_weighted(in_RD, word, starts, pieces, in_index, position_row, word_sum, hidden):
-    """Add a word's rows as `_add_word_rows` does, multiplied by the weights of its window position. Write the
-    unweighted sum to `word_sum`."""
-    word_sum[:] = 0.0
-    count = _add_word_rows(in_RD, word, starts, pieces, in_index, word_sum)
-    for d in range(hidden.shape[0]):
-        hidden[d] += in_RD[position_row, d] * word_sum[d]
-    return count
-
-
-@compiled(fastmath=FAST)
-def _update_position_weighted(in_RD, word, starts, pieces, in_index, position_row, word_sum, share, error, word_error):
-    """Apply the update of a word that `_add_position_weighted` added, and of its window position.
-
-    Rows of the word get the full error, as always in CBOW. The position weights get their gradient, scaled by the
-    mean's `share`, because every window updates them. `word_error`: scratch space.
-    """
-    for d in range(error.shape[0]):
-        word_error[d] = in_RD[position_row, d] * error[d]
-    _update_word_rows(in_RD, word, starts, pieces, in_index, word_error)
-    for d in range(error.shape[0]):
-        in_RD[position_row, d] += share * word_sum[d] * error[d]
-
-
 @compiled(fastmath=FAST)
 def train_words(task, in_RD, out_RD, words, documents, state, rate, sigmoid, log_sigmoid, exact, in_index, out_index):
     """Train on the words of a sequence, position by position; return loss and number of predictions.
@@ -276,50 +241,28 @@ def train_words(task, in_RD, out_RD, words, documents, state, rate, sigmoid, log
     middle word predicts each context word, as in fastText.
     """
     cbow, starts, pieces = task.cbow, task.starts, task.pieces
-    width, window = in_RD.shape[1], task.window
-    partial, has_subwords, weighted = in_index.shape[0] > 0, starts.shape[0] > 0, task.position_row >= 0
+    width, partial, has_subwords = in_RD.shape[1], in_index.shape[0] > 0, starts.shape[0] > 0
     max_labels = max(task.negatives + 1, task.points.shape[1], task.softmax_words.shape[0])
-    rows_QN, labels_QN = np.empty((2 * window, max_labels), np.int64), np.empty((2 * window, max_labels), np.float32)
-    counts_Q = np.empty(2 * window, np.int64)
+    rows, labels = np.empty(max_labels, np.int64), np.empty(max_labels, np.float32)
     scores = np.empty(task.softmax_words.shape[0], np.float64)
-    hidden, error, word_error = (
-        np.empty(width, np.float32),
-        np.empty(width, np.float32),
-        np.empty(width, np.float32),
-    )
-    word_sums = np.empty((2 * window if weighted else 0, width), np.float32)
+    hidden, error = np.empty(width, np.float32), np.empty(width, np.float32)
     loss, predictions, rate32 = 0.0, 0, np.float32(rate)
     for i in range(words.shape[0]):
-        first, last, state = _sample_window(documents, i, window, task.shrink, state)
+        first, last, state = _sample_window(documents, i, task.window, task.shrink, state)
         if last - first == 1:
             continue
-        # The rows of all predictions of a window are prefetched together. Otherwise each prediction would wait for
-        # memory longer than it computes: tables exceed caches, and random rows are not predictable for the processor.
-        q = 0
         for j in range(first, last):
             # CBOW has one prediction per window, skip-gram one per context word.
             if (cbow and j != first) or (not cbow and j == i):
                 continue
             label = words[j] if has_subwords and not cbow else words[i]
             if task.negatives > 0:
-                n, state = _sample_noise(
-                    label, task.negatives, task.accept, task.alias, rows_QN[q], labels_QN[q], state
-                )
+                n, state = _sample_noise(label, task.negatives, task.accept, task.alias, rows, labels, state)
             else:
-                n = _write_labels(task, label, rows_QN[q], labels_QN[q])
-            counts_Q[q] = n
-            for t in range(n):
-                if partial:
-                    rows_QN[q, t] = out_index[rows_QN[q, t]]
-                if scores.shape[0] == 0:
-                    prefetch(out_RD, rows_QN[q, t])
-            q += 1
-        q = -1
-        for j in range(first, last):
-            if (cbow and j != first) or (not cbow and j == i):
-                continue
-            q += 1
-            rows, labels, n = rows_QN[q], labels_QN[q], counts_Q[q]
+                n = _write_labels(task, label, rows, labels)
+            if partial:
+                for t in range(n):
+                    rows[t] = out_index[rows[t]]
             error[:] = 0.0
             predictions += 1
             if not cbow and not has_subwords:
@@ -336,15 +279,7 @@ def train_words(task, in_RD, out_RD, words, documents, state, rate, sigmoid, log
             hidden[:] = 0.0
             num_rows = 0
             for k in range(first if cbow else i, last if cbow else i + 1):
-                if cbow and k == i:
-                    continue
-                if weighted:
-                    p = _position_index(k - i, window)
-                    at = in_index[task.position_row + p] if partial else task.position_row + p
-                    num_rows += _add_position_weighted(
-                        in_RD, words[k], starts, pieces, in_index, at, word_sums[p], hidden
-                    )
-                else:
+                if not (cbow and k == i):
                     num_rows += _add_word_rows(in_RD, words[k], starts, pieces, in_index, hidden)
             share = np.float32(1.0 / num_rows)
             for d in range(width):
@@ -354,15 +289,7 @@ def train_words(task, in_RD, out_RD, words, documents, state, rate, sigmoid, log
             else:
                 loss += _train_binary(hidden, out_RD, rows, labels, n, rate32, sigmoid, log_sigmoid, exact, error)
             for k in range(first if cbow else i, last if cbow else i + 1):
-                if cbow and k == i:
-                    continue
-                if weighted:
-                    p = _position_index(k - i, window)
-                    at = in_index[task.position_row + p] if partial else task.position_row + p
-                    _update_position_weighted(
-                        *(in_RD, words[k], starts, pieces, in_index, at, word_sums[p], share, error, word_error)
-                    )
-                else:
+                if not (cbow and k == i):
                     _update_word_rows(in_RD, words[k], starts, pieces, in_index, error)
     return loss, predictions
 
@@ -392,8 +319,6 @@ def count_updates(task, words, documents, state, in_counts, out_counts):
         for k in range(i if from_middle else first, i + 1 if from_middle else last):
             if k == i and not from_middle:
                 continue
-            if task.position_row >= 0:
-                in_counts[task.position_row + _position_index(k - i, task.window)] += 1
             if has_subwords:
                 for p in range(task.starts[words[k]], task.starts[words[k] + 1]):
                     in_counts[task.pieces[p]] += times
