@@ -126,7 +126,6 @@ MAY_IMPORT = {
         "track",
         "checkpoint",
         "resilience",
-        "parallel",
         "schedulers",
         "run",
     ),
