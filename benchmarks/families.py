@@ -33,7 +33,14 @@ from typing import Any
 
 import torch
 from common.alone import join_alone
-from common.batches import Fields, TokenSampler, family_size_options, make_input_fields, make_label_fields
+from common.batches import (
+    Fields,
+    TokenSampler,
+    family_size_options,
+    make_input_fields,
+    make_label_fields,
+    sample_classes,
+)
 from common.image_batches import image_batch, image_inputs, image_spec
 from common.options import Options
 from common.peer import training_step
@@ -121,8 +128,7 @@ def make_batch(spec: ModelSpec, heads: tuple[str, ...], rows: int, length: int, 
     batch |= {f"{prefix}positions": repeat(torch.arange(s) % (s // documents)) for prefix, s in lengths.items()}
     if family.segments:
         batch["segments"] = torch.zeros(rows, length, dtype=torch.int64)
-    if family.tasks:
-        batch["task_ids"] = torch.zeros(rows, dtype=torch.int64)
+    batch |= {name: torch.zeros(rows, dtype=torch.int64) for name in sample_classes(family)}
     batch |= make_label_fields(
         family, batch, sampler, positions=sample_targets, row_labels=lambda head: torch.arange(rows) % head.classes
     )

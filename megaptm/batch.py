@@ -23,7 +23,6 @@ INPUT_FIELDS = (
     *(
         "tokens",
         "segments",
-        "task_ids",
         "positions",
         "document_ids",
         "order",

@@ -11,7 +11,8 @@ SPEC = BatchSpec(
     fields((4,), *READS, *(f"right_{name}" for name in READS), "labels", "masked_positions")
     | {"uniforms": Field((4,), "float32")}
     | fields((4,), "span_left", "span_right", "span_offset")
-    | fields((), "task_ids", "reset_state", "backward")
+    | fields((), "reset_state", "backward")
+    | {"task_ids": Field((), is_input=True)}
     | dict.fromkeys(("sentence_order", "count_of_tokens", "next_sentence"), Field(())),
 )
 

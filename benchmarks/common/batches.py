@@ -42,6 +42,11 @@ def family_size_options(family: Family, *, embedding: int, band: int, memory: in
     return values
 
 
+def sample_classes(family: Family) -> dict[str, int]:
+    """Return the input fields with one class per sample, such as task ids, and their numbers of classes."""
+    return {name: vars(record)["rows"] for record in family.inputs for name in record.sample_fields}
+
+
 def small_patterns(
     family: Family, *, window: int | tuple[int, ...], block: int, chunk: int, hashed_chunk: int
 ) -> Family:

@@ -19,8 +19,7 @@ from megaptm.errors import UserError, nearest
 from megaptm.families import FAMILIES, find_family
 from megaptm.models.head_costs import HEADS
 from megaptm.objectives import BaseObjective, Composed, weights_at
-from megaptm.objectives.composed import tasks_of
-from megaptm.spec import Family, LayerlessFamily, ModelSpec, TaskInput
+from megaptm.spec import Family, LayerlessFamily, ModelSpec
 
 Rules = Callable[[Config], Iterator[str]]
 
@@ -73,8 +72,6 @@ def _family(model: ModelConfig) -> Family | LayerlessFamily | None:
 def _names(config: Config) -> Iterator[str]:
     yield from _family_and_size(config.model)
     if (family := _family(config.model)) is not None:
-        if isinstance(family, Family):
-            family = family.with_input(TaskInput(rows=config.model.tasks or family.tasks))
         yield from _objective(config, family)
 
 
@@ -93,7 +90,7 @@ def _objective(config: Config, family: Family | LayerlessFamily) -> Iterator[str
     yield from tasks_without_samples(config)
     if isinstance(family, LayerlessFamily):
         return
-    yield from _segments_and_task_ids(config.built_objective, family)
+    yield from _segments(config.built_objective, family)
     if isinstance(config.built_objective, Composed):
         yield from _task_corpora(config.built_objective, config.data.mix)
 
@@ -109,22 +106,13 @@ def _task_corpora(objective: Composed, mix: Mapping[str, float]) -> Iterator[str
             yield f"data.mix has {name}, which no task reads: add it to a task's corpora, or remove it."
 
 
-def _segments_and_task_ids(task: BaseObjective, family: Family) -> Iterator[str]:
-    """Yield an error if segments or task ids exceed the family's tables."""
+def _segments(task: BaseObjective, family: Family) -> Iterator[str]:
+    """Yield an error if segments exceed the family's table."""
     if family.segments and task.num_segments > family.segments:
         yield (
             f"objective ({task.name}) needs {task.num_segments} segments, and {family.name} has {family.segments}: use "
             "another objective."
         )
-    ids = {part.label: part.task_id for part in tasks_of(task) if part.task_id is not None}
-    for label, number in ids.items():
-        if not family.tasks:
-            yield f"objective.{label}.task_id ({number}) is not used by {family.name}: remove it, or use ernie-2."
-        elif number >= family.tasks:
-            yield (
-                f"objective.{label}.task_id ({number}) must be less than the {family.tasks} task ids of {family.name}; "
-                f"or set model.tasks={number + 1}."
-            )
 
 
 def _family_and_size(model: ModelConfig) -> Iterator[str]:

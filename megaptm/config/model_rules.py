@@ -68,8 +68,6 @@ def _reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]]:
         yield ("negatives",), "compares all tokens in its losses"
     if not family.init.uses_std:
         yield ("init_std",), "initializes each weight by its own rule"
-    if not family.tasks:
-        yield ("tasks",), "reads no task ids, unlike ernie-2"
     if not any(block.sharing.sublayers for block in blocks):
         yield ("groups", "cycle"), "shares no weights among layers (model.share)"
 

@@ -69,8 +69,8 @@ def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[
     if family_fields != batch_fields:
         yield f"it provides {_join(batch_fields)}, and this family reads {_join(family_fields)}"
     read, provided = {name for record in family.inputs for name in record.fields}, batch.special_inputs
-    if provided - read:
-        yield f"it provides {_join(provided - read)}, which this family does not read"
+    if unused := provided - read - {name for record in family.inputs for name in record.sample_fields}:
+        yield f"it provides {_join(unused)}, which this family does not read"
     if read - provided:
         yield f"it provides no {_join(read - provided)}, which this family reads"
     if family.layer is not None and family.layer.caches_states and batch.needs_attention_mask:

@@ -52,7 +52,7 @@ def generating_stack(loaded: TrainedModel) -> str:
 
 
 def text_batch(loaded: TrainedModel, rows: Sequence[list[int]]) -> dict[str, Tensor]:
-    """Return the input fields [B, S] of the first stack, and `task_ids` [B]; `rows`: ids with special tokens."""
+    """Return the input fields [B, S] of the first stack, and those of samples [B]; `rows`: ids with special tokens."""
     task, family = loaded.config.built_objective, loaded.spec.family
     longest = max(map(len, rows))
 
@@ -70,8 +70,8 @@ def text_batch(loaded: TrainedModel, rows: Sequence[list[int]]) -> dict[str, Ten
         fields[name] = padded(
             [values.get(name, np.zeros(len(row), int)) for values, row in zip(task_fields, rows, strict=True)]
         )
-    if family.tasks:
-        fields["task_ids"] = torch.tensor([int(values.get("task_ids", 0)) for values in task_fields])
+    for name in (name for record in family.inputs for name in record.sample_fields):
+        fields[name] = torch.tensor([int(values.get(name, 0)) for values in task_fields])
     if any(len(row) < longest for row in rows):
         fields["document_ids"] = padded([[1] * len(row) for row in rows])
     return {name: field.to(loaded.device) for name, field in fields.items()}

@@ -39,7 +39,6 @@ class Embed(nn.Module):
 
     token: Embedding | AdaptiveTokens
     segment: Embedding | None
-    task: Embedding | None
 
     def __init__(self, spec: ModelSpec, stacks: Collection[str], *, tied_inputs: Collection[str] = ()) -> None:
         """`stacks`: stacks that this chunk embeds. `tied_inputs`: inputs to which heads of the chunk are tied."""
@@ -58,7 +57,7 @@ class Embed(nn.Module):
             self.scale = spec.width**0.5 if family.embedding.scale == "sqrt-width" else 1.0
         elif family.has_tokens:
             self.token = Embedding(spec.padded_vocabulary, spec.token_width, split="vocabulary")
-        self.segment = self.task = None
+        self.segment = None
         if not stacks:
             for name in tied_inputs:
                 self.add_module(name, TiedProjection(input_costs(spec)[name].tied_map))
@@ -88,8 +87,6 @@ class Embed(nn.Module):
                 self.add_module(f"{prefix}query", Embedding(1, width))
         if family.segments:
             self.segment = Embedding(family.segments, width)
-        if family.tasks:
-            self.task = Embedding(family.tasks, width)
         self.dropout = Dropout(spec.dropout, region="residual")
         self.prefixes, self.tables = family.prefixes, family.tables
         self.widenings = {
@@ -103,8 +100,8 @@ class Embed(nn.Module):
     def forward(self, batch: dict[str, Tensor], stack: str, scatter_sequence: Callable[[Tensor], Tensor]) -> Tensor:
         """Return [S, B, D]; queries of a query stream follow the text.
 
-        Reads the stack's `tokens`, `positions` (None: 0, 1, 2 ...) and `segments` [B, S], `task_ids` [B] (None: 0), and
-        the fields of other inputs.
+        Reads the stack's `tokens`, `positions` (None: 0, 1, 2 ...) and `segments` [B, S], and the fields of other
+        inputs.
         """
         prefix, own = self.prefixes[stack], self.tables[stack]
         segments = None if self.segment is None else self.segment(batch[prefix + "segments"].t())
@@ -124,19 +121,18 @@ class Embed(nn.Module):
             x = x + table(self._positions(batch.get(f"{prefix}positions"), ids_SB, table))
         if segments is not None:
             x = x + segments[: len(x)]
-        if self.task is not None:
-            x = x + self.task(batch["task_ids"] if "task_ids" in batch else ids_SB.new_zeros(ids_SB.shape[1]))
         for record in self.added:
             if not record.is_appended:
-                fields = (batch[prefix + name] for name in record.fields)
+                fields = [batch[prefix + name] for name in record.fields]
+                sample_fields = (batch.get(name) for name in record.sample_fields)
                 ids = ids_SB
                 if record.reads_positions:
                     ids = self._positions_or_range(batch.get(f"{prefix}positions"), ids_SB)
-                x = x + self._module(record.name)(*fields, ids)
+                x = x + self._module(record.name)(*fields, *sample_fields, ids)
         if (norm := self._modules.get(f"{own}norm")) is not None:
             x = norm(x)
         for record, appended_batch in appended:
-            fields = (appended_batch[name] for name in record.fields)
+            fields = [appended_batch[name] for name in record.fields]
             rest_segments = None if segments is None else segments[len(x) :]
             x = torch.cat([x, self._module(record.name)(*fields, appended_batch["tokens"].t(), rest_segments)])
         target_positions = batch.get(f"{prefix}masked_positions")

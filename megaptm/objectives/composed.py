@@ -143,7 +143,7 @@ class Composed(BaseObjective):
             for name, field in spec.fields.items():
                 all_fields[name] = max(field, all_fields.get(name, field), key=lambda field: field.shape)
         if any(task.task_id is not None for task in self.tasks):
-            all_fields[TASK_IDS] = Field(())
+            all_fields[TASK_IDS] = Field((), is_input=True)
         return BatchSpec(streams, all_fields)
 
     def check(self, special: SpecialTokens, sequence: int) -> None:

@@ -32,7 +32,7 @@ from megaptm.spec.family import (
     TokenizerSpec,
     change,
 )
-from megaptm.spec.inputs import InputSpec, SegmentInput, TaskInput, TokenInput
+from megaptm.spec.inputs import InputSpec, SegmentInput, TokenInput
 from megaptm.spec.layer import LayerSpec
 from megaptm.spec.layerless import LayerlessFamily, LayerlessSpec
 from megaptm.spec.model import VOCABULARY_MULTIPLE, ModelSpec, published
@@ -68,7 +68,6 @@ __all__ = [
     "SegmentInput",
     "SharingSpec",
     "Size",
-    "TaskInput",
     "TokenInput",
     "TokenizerSpec",
     "Visibility",

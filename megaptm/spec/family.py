@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from megaptm.errors import UserError
 from megaptm.spec.block import Block
-from megaptm.spec.inputs import InputSpec, SegmentInput, TaskInput, TokenInput
+from megaptm.spec.inputs import InputSpec, SegmentInput, TokenInput
 from megaptm.spec.layer import LayerSpec
 from megaptm.spec.size import Size
 
@@ -217,12 +217,6 @@ class Family:
     def segments(self) -> int:
         """Number of segment ids; 0 without a segment table."""
         record = self.find_input(SegmentInput)
-        return 0 if record is None else record.rows
-
-    @property
-    def tasks(self) -> int:
-        """Number of task ids; 0 without a task table."""
-        record = self.find_input(TaskInput)
         return 0 if record is None else record.rows
 
     def sequence_length(self, stack: str, tokens: int, num_queries: int) -> int:

@@ -33,6 +33,9 @@ class InputSpec:
     fields: ClassVar[tuple[str, ...]] = ()
     """Batch fields that it reads besides `tokens`, without the prefix of a stream. The objective's `Field` of each has
     `is_input`. The first has an entry per position on its first axis if the input `is_appended`."""
+    sample_fields: ClassVar[tuple[str, ...]] = ()
+    """Batch fields with one entry per sample that its module reads after `fields`; None if the batch lacks them. They
+    have no prefix. The objective's `Field` of each has `is_input`."""
     replaces_tokens: ClassVar[bool] = False
     """Whether it embeds positions instead of the token table. With a `TokenInput` in the family, only the first of its
     stacks does: the others read tokens."""
@@ -80,15 +83,3 @@ class SegmentInput(InputSpec):
 
     rows: int
     """Number of segment ids."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskInput(InputSpec):
-    """Task table: each sequence has one task id (ERNIE 2.0)."""
-
-    name = "task"
-    costs = "megaptm.models.embed_costs:TableCosts"
-    options = MappingProxyType({"tasks": "rows"})
-
-    rows: int
-    """Number of task ids."""

@@ -240,7 +240,7 @@ def test_processes_and_microbatches():
         (
             "bert/base",
             ["objective={masked-lm: {task_id: 1}}"],
-            "objective.masked-lm.task_id (1) is not used by bert: remove it, or use ernie-2.",
+            "it provides task_ids, which this family does not read",
         ),
         (
             "ernie-2/base",

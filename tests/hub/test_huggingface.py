@@ -17,12 +17,13 @@ from megaptm.distillation.spec import Distillation
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.families.bert import BERT
+from megaptm.families.ernie.spec import TaskInput
 from megaptm.families.gpt import GPT2
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.huggingface import describe_config, from_hugging_face, hugging_face_config, to_hugging_face
 from megaptm.models.initial import fill
 from megaptm.models.model import Model, build_model
-from megaptm.spec import ModelSpec, Size, TaskInput, change, published
+from megaptm.spec import ModelSpec, Size, change, published
 from megaptm.tokenizers import train
 from tests.hub.reloaded import use_own_random_values
 from tests.models.tiny import FAMILIES, has_counterpart, tiny_batch, tiny_model, tiny_spec

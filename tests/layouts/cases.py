@@ -19,6 +19,7 @@ from benchmarks.common.batches import (
     family_size_options,
     make_input_fields,
     make_label_fields,
+    sample_classes,
     small_patterns,
 )
 from megaptm.batch import IGNORED
@@ -115,8 +116,8 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
         fields["positions"] = torch.arange(LENGTH).expand(ROWS, -1).clone()
     if table.segments:
         fields["segments"] = (fields["document_ids"] == 2).long() % table.segments
-    if table.tasks:
-        fields["task_ids"] = torch.arange(ROWS) % table.tasks
+    for name, tasks in sample_classes(table).items():
+        fields[name] = torch.arange(ROWS) % tasks
     fields |= make_label_fields(table, fields, draw, positions=draw_positions, row_labels=draw_labels)
     if any(size.memory for size in table.sizes.values()):
         # The recurrence cache spans documents. Some sequences start anew, others continue.

@@ -12,6 +12,7 @@ from benchmarks.common.batches import (
     family_size_options,
     make_input_fields,
     make_label_fields,
+    sample_classes,
     small_patterns,
 )
 from megaptm.errors import UserError
@@ -100,8 +101,8 @@ def tiny_batch(family: str, *, rows: int = 3, sequence: int = 12, target: int = 
     batch = make_input_fields(table, {prefix: documents(length) for prefix, length in lengths}, draw)
     if table.segments:
         batch["segments"] = draw.classes(table.segments, rows, sequence)
-    if table.tasks:
-        batch["task_ids"] = draw.classes(table.tasks, rows)
+    for name, tasks in sample_classes(table).items():
+        batch[name] = draw.classes(tasks, rows)
     labels = torch.tensor([0, 1, 1])[:rows]
     return batch | make_label_fields(table, batch, draw, positions=target_positions, row_labels=lambda head: labels)
 

@@ -57,8 +57,6 @@ class GeneralModelConfig(Shape):
     init_std: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     """Standard deviation of normal initial weights, if the family uses one for all. Absent: the published one, 0.02.
     Narrow models learn faster with about 1 / sqrt(width)."""
-    tasks: Count | None = None
-    """Number of task ids, for families with a task table. Absent: the published number."""
     embedding: Count | None = None
     """Width of the token table, if it differs from the residual stream. Absent: the size's."""
     word_vectors: str | None = None

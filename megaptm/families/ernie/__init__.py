@@ -2,7 +2,8 @@
 trained on a sequence of tasks, with task embeddings."""
 
 from megaptm.families.bert import BERT
-from megaptm.spec import SegmentInput, TaskInput, TokenInput, change
+from megaptm.families.ernie.spec import TaskInput
+from megaptm.spec import SegmentInput, TokenInput, change
 
 ERNIE = change(
     BERT,

@@ -1,0 +1,15 @@
+"""Key of the section `model` for models with task ids."""
+
+from __future__ import annotations
+
+from megaptm.section import Count, Section
+
+
+class TaskKeys(Section):
+    """Key of task ids."""
+
+    tasks: Count | None = None
+    """Number of task ids, for families with a task table. Absent: the published number."""
+
+
+MODEL_KEYS = TaskKeys
