@@ -53,7 +53,7 @@ class LowCosts(HeadCosts):
     module = "head_of_mine:Low"
 
     @property
-    def maps(self):
+    def linears(self):
         return {"classify": LinearShape(self.size.width, 2, True)}
 
 
@@ -84,7 +84,7 @@ from megaptm.layers.split import Linear
 class Low(nn.Module):
     def __init__(self, spec, costs):
         super().__init__()
-        self.classify = Linear.of(costs.maps["classify"])
+        self.classify = Linear.of(costs.linears["classify"])
 
     def loss(self, x_SBD, batch, tied):
         labels = batch["low"]
@@ -280,7 +280,7 @@ def test_objective_named_by_its_class(folder):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"maps": None}, "there is a head called 'low' already"),
+        ({"linears": None}, "there is a head called 'low' already"),
         ({"module": ""}, r"module \(''\) must be written `package.module:NAME`"),
     ],
 )
@@ -292,7 +292,7 @@ def test_invalid_head_is_rejected(folder, change, expected):
 
 
 def test_contrastive_head_needs_features() -> None:
-    head = type("NoFeatures", (ContrastHeadCosts,), {"name": "no-features", "maps": {}})
+    head = type("NoFeatures", (ContrastHeadCosts,), {"name": "no-features", "linears": {}})
     with pytest.raises(TypeError, match="NoFeatures does not say what it costs: give it features"):
         register_head(head)
 

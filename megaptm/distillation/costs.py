@@ -81,9 +81,9 @@ class TeacherCosts(ExtraCosts):
         for stack, length in work.lengths.items():
             layers = len(distillation.layers[stack])
             if distillation.projection != "none":
-                maps = layers * distillation.asks("hidden") + distillation.asks("embeddings")
+                projections = layers * distillation.asks("hidden") + distillation.asks("embeddings")
                 student_products += (
-                    maps * length * work.spec.size_of(stack).width * distillation.teacher.size_of(stack).width
+                    projections * length * work.spec.size_of(stack).width * distillation.teacher.size_of(stack).width
                 )
             if distillation.asks("scores"):
                 student_products += layers * _score_products(work.spec, stack, length)
@@ -130,5 +130,5 @@ class TeacherCosts(ExtraCosts):
 def _score_products(spec: ModelSpec, stack: str, length: int) -> int:
     """Return the multiply-adds of a layer's scores and of the projections of queries, keys and values."""
     sub = sublayers(spec.family.stacks[stack].at(0), spec.size_of(stack))[0]
-    maps = sum(linear.weights for name, linear in sub.costs.maps.items() if name != "output")
-    return length * maps + length * length * spec.size_of(stack).heads * spec.size_of(stack).key_width
+    weights = sum(linear.weights for name, linear in sub.costs.linears.items() if name != "output")
+    return length * weights + length * length * spec.size_of(stack).heads * spec.size_of(stack).key_width

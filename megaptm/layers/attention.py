@@ -192,13 +192,13 @@ class SelfAttention(AttentionModule):
     def __init__(self, costs: LayerCosts, *, dropout: float) -> None:
         super().__init__()
         self.key_width = costs.size.key_width
-        self.grouped = "kv" in costs.maps
+        self.grouped = "kv" in costs.linears
         for name in ("query", "kv") if self.grouped else ("qkv",):
-            self.add_module(name, Linear.of(costs.maps[name]))
+            self.add_module(name, Linear.of(costs.linears[name]))
         # Biases of queries and values, ordered (head, [q, v], K), if keys have no bias.
         self.biases = HeadBias(costs.biases) if costs.biases else None
         self.attend: Attend = PatternAttend(costs, dropout=dropout)
-        self.output = Linear.of(costs.maps["output"])
+        self.output = Linear.of(costs.linears["output"])
 
     def forward(
         self,
@@ -270,9 +270,9 @@ class CrossAttention(nn.Module):
     def __init__(self, costs: LayerCosts, *, dropout: float) -> None:
         super().__init__()
         self.key_width = costs.size.key_width
-        self.query, self.kv = Linear.of(costs.maps["query"]), Linear.of(costs.maps["kv"])
+        self.query, self.kv = Linear.of(costs.linears["query"]), Linear.of(costs.linears["kv"])
         self.attend = Attend(causal=False, scale=score_scale(costs), dropout=costs.attention.dropout_rate(dropout))
-        self.output = Linear.of(costs.maps["output"])
+        self.output = Linear.of(costs.linears["output"])
 
     def forward(self, x_SBD: Tensor, memory_MBD: Tensor, mask: Tensor | None) -> Tensor:
         q, kv = self.query(x_SBD), self.kv(memory_MBD)

@@ -37,10 +37,10 @@ class SelfAttentionCosts(LayerCosts):
                 "query": LinearShape(size.width, self.features, bias, "columns"),
                 "kv": LinearShape(size.width, 2 * self.key_features, bias, split, matrices=2, interleave=interleave),
             }
-        self.maps = projections | {"output": LinearShape(self.features, size.width, bias, "rows")}
+        self.linears = projections | {"output": LinearShape(self.features, size.width, bias, "rows")}
 
     @classmethod
-    def stack_maps(cls, record: Any, block: Block, size: Size, layers: range) -> Iterator[LinearShape]:
+    def stack_linears(cls, record: Any, block: Block, size: Size, layers: range) -> Iterator[LinearShape]:
         """Yield what a stack has for this kind besides its layers: tables, as linear layers from their width to their
         rows."""
         yield from ()
@@ -97,7 +97,7 @@ class CrossAttentionCosts(SelfAttentionCosts):
         super().__init__(block, size, memory)
         bias = bool(self.attention.bias)
         self.key_features, self.biases = self.features, 0
-        self.maps = {
+        self.linears = {
             "query": LinearShape(size.width, self.features, bias, "columns"),
             "kv": LinearShape(
                 memory, 2 * self.features, bias, "columns", reads_memory=True, matrices=2, interleave=size.key_width

@@ -12,7 +12,7 @@ from typing import Any
 
 from megaptm.layers.pattern import Pattern
 from megaptm.plugins import load_plugin
-from megaptm.spec import AttentionSpec, Block, LayerSpec, Size
+from megaptm.spec import AttentionSpec, Block, InputSpec, LayerSpec, Size
 
 WHOLE = ("none", "shared")
 """Values of `LinearShape.split` with which every tensor rank holds all parameters."""
@@ -81,7 +81,7 @@ class LayerCosts(ABC):
     """Linear layers and costs of a sub-layer of a transformer layer, or of a layer of another kind. They depend only on
     block and size."""
 
-    maps: Mapping[str, LinearShape]
+    linears: Mapping[str, LinearShape]
     """Linear layers by name of the child module."""
     features: int = 0
     """A, for attention: one pair of query and key costs 2 A multiply-adds."""
@@ -148,7 +148,6 @@ class LayerCosts(ABC):
 
 
 @cache
-def costs_class(record: AttentionSpec | LayerSpec) -> Any:
-    """Return the class with the costs of a kind of attention, a subclass of
-    `layers.attention_costs.SelfAttentionCosts`, or of a kind of layers."""
+def costs_class(record: AttentionSpec | InputSpec | LayerSpec) -> Any:
+    """Return the class with the costs of a kind of attention, of layers, or of an input, which its record names."""
     return load_plugin(record.costs, f"{type(record).__name__}.costs", "class")

@@ -53,10 +53,10 @@ class FeedForward(nn.Module):
         assert isinstance(kind, str)
         self.gated = kind in GATES
         self.activation = GATES[kind] if self.gated else activation_of(kind)
-        self.up = Linear.of(costs.maps["up"])
+        self.up = Linear.of(costs.linears["up"])
         # Tensor ranks hold different features, as they hold different heads: their dropout masks must differ.
         self.dropout = Dropout(dropout if costs.block.ffn.dropout else 0.0, region="heads")
-        self.down = Linear.of(costs.maps["down"])
+        self.down = Linear.of(costs.linears["down"])
 
     def forward(self, x_SBD: Tensor) -> Tensor:
         x_SBF = self.up(x_SBD)

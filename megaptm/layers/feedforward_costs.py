@@ -26,7 +26,7 @@ class FeedForwardCosts(LayerCosts):
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
         bias = block.ffn.bias
-        self.maps = {
+        self.linears = {
             "up": LinearShape(size.width, self.streams * size.ffn, bias, "columns", matrices=self.streams),
             "down": LinearShape(size.ffn, size.width, bias, "rows"),
         }

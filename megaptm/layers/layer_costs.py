@@ -32,12 +32,12 @@ class SubLayer:
     @property
     def divided(self) -> int:
         """Parameters that tensor ranks divide."""
-        return self.costs.biases + sum(linear.divided for linear in self.costs.maps.values())
+        return self.costs.biases + sum(linear.divided for linear in self.costs.linears.values())
 
     @property
     def replicated(self) -> int:
         """Parameters that are replicated on tensor ranks."""
-        return self.norm + sum(linear.replicated for linear in self.costs.maps.values())
+        return self.norm + sum(linear.replicated for linear in self.costs.linears.values())
 
 
 @lru_cache(maxsize=256)
@@ -89,7 +89,7 @@ def layer_parameters(block: Block, size: Size, layers: range, memory: int | None
     """Return the parameters of some layers of a stack: shared ones once, and those of the stack itself, without final
     norm."""
     subs = [*own_sublayers(block, size, layers, memory)]
-    beside = [*maps_beside(block, size, layers)]
+    beside = [*linears_beside(block, size, layers)]
     norms = norm_parameters(block, size.width) * norms_beside(block, layers)
     return LayerParameters(
         sum(sub.divided for sub in subs) + sum(linear.divided for linear in beside),
@@ -111,14 +111,14 @@ def own_sublayers(block: Block, size: Size, layers: range, memory: int | None = 
                 yield sub
 
 
-def maps_beside(block: Block, size: Size, layers: range) -> Iterator[LinearShape]:
+def linears_beside(block: Block, size: Size, layers: range) -> Iterator[LinearShape]:
     """Yield what a stack has besides its layers: tables of score biases, and what its kinds of attention add."""
     if not layers:
         return
     if block.score_bias:
         yield LinearShape(size.heads, BIAS_BUCKETS, False, "rows")
     for record in dict.fromkeys(block.attentions):
-        yield from costs_class(record).stack_maps(record, block, size, layers)
+        yield from costs_class(record).stack_linears(record, block, size, layers)
 
 
 def norms_beside(block: Block, layers: range) -> int:

@@ -36,10 +36,10 @@ class Linear(nn.Linear):
         self.split = split
 
     @classmethod
-    def of(cls, map_: LinearShape) -> Linear:
+    def of(cls, shape: LinearShape) -> Linear:
         """Build a layer of this shape."""
-        linear = cls(map_.inputs, map_.outputs, bias=map_.bias, split=map_.split)
-        linear.matrices, linear.interleave = map_.matrices, map_.interleave
+        linear = cls(shape.inputs, shape.outputs, bias=shape.bias, split=shape.split)
+        linear.matrices, linear.interleave = shape.matrices, shape.interleave
         return linear
 
     def reset_parameters(self) -> None:

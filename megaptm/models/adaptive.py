@@ -16,7 +16,7 @@ from megaptm.batch import IGNORED
 from megaptm.errors import UserError
 from megaptm.layers.split import Linear
 from megaptm.losses.token import ReplicatedTokenLoss
-from megaptm.models.adaptive_costs import cluster_maps, cluster_mistakes, clusters
+from megaptm.models.adaptive_costs import cluster_mistakes, cluster_projections, clusters
 from megaptm.models.head_costs import HeadCosts
 from megaptm.spec import ModelSpec
 
@@ -46,11 +46,11 @@ class AdaptiveTokens(nn.Module):
         check_adaptive(spec)
         self.clusters, self.width = clusters(spec), spec.width
         self.tables = nn.ModuleList(Table(cluster.rows, cluster.width) for cluster in self.clusters)
-        maps = cluster_maps(spec)
-        self.shared_map = len(maps) == 1
+        linears = cluster_projections(spec)
+        self.shared_map = len(linears) == 1
         # The softmax has its own projection instead of the first.
         skipped = 0 if embeds or self.shared_map else 1
-        self.maps = nn.ModuleDict({str(n): Linear.of(cluster) for n, cluster in enumerate(maps) if n >= skipped})
+        self.maps = nn.ModuleDict({str(n): Linear.of(cluster) for n, cluster in enumerate(linears) if n >= skipped})
 
     @property
     def weight(self) -> Tensor:
@@ -94,7 +94,7 @@ class AdaptiveHead(nn.Module):
         check_adaptive(spec)
         self.clusters = clusters(spec)
         first, *tail = self.clusters
-        self.narrow = Linear.of(costs.maps["narrow"]) if "narrow" in costs.maps else None
+        self.narrow = Linear.of(costs.linears["narrow"]) if "narrow" in costs.linears else None
         self.cluster = Table(len(tail), first.width)
         self.cluster_bias = RowBias(len(tail))
         self.word_bias = nn.ModuleList(RowBias(cluster.rows) for cluster in self.clusters)

@@ -62,7 +62,7 @@ def cluster_mistakes(spec: ModelSpec) -> Iterator[str]:
         yield f"model.cutoffs do not go with {named[0]}: change either."
 
 
-def cluster_maps(spec: ModelSpec) -> list[LinearShape]:
+def cluster_projections(spec: ModelSpec) -> list[LinearShape]:
     """Return the projections from cluster tables to the hidden states: one each if their widths differ, else one or
     none."""
     if spec.size.division > 1:
@@ -76,10 +76,10 @@ def token_parameters(spec: ModelSpec, *, embeds: bool = True) -> int:
     A chunk that only has the tied output (`embeds=False`) does not need the first of several projections: the softmax
     has another one instead.
     """
-    maps = cluster_maps(spec)
+    linears = cluster_projections(spec)
     if not embeds and spec.size.division > 1:
-        maps = maps[1:]
-    return sum(linear.rows * linear.width for linear in clusters(spec)) + sum(linear.weights for linear in maps)
+        linears = linears[1:]
+    return sum(linear.rows * linear.width for linear in clusters(spec)) + sum(linear.weights for linear in linears)
 
 
 def projections(spec: ModelSpec) -> list[tuple[int, int]]:

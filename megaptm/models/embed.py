@@ -60,7 +60,7 @@ class Embed(nn.Module):
         self.segment = None
         if not stacks:
             for name in tied_inputs:
-                self.add_module(name, TiedProjection(input_costs(spec)[name].tied_map))
+                self.add_module(name, TiedProjection(input_costs(spec)[name].tied_linear))
             return
         for record in family.inputs:
             if record.module:
@@ -93,9 +93,9 @@ class Embed(nn.Module):
             name: f"{name}_widen" if name in family.sampled.heads else f"{family.prefixes[name]}widen"
             for name in stacks
         }
-        for name, map_ in widening(spec).items():
+        for name, linear in widening(spec).items():
             if name in stacks:
-                self.add_module(self.widenings[name], Linear.of(map_))
+                self.add_module(self.widenings[name], Linear.of(linear))
 
     def forward(self, batch: dict[str, Tensor], stack: str, scatter_sequence: Callable[[Tensor], Tensor]) -> Tensor:
         """Return [S, B, D]; queries of a query stream follow the text.

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from functools import cache
 from typing import Any
 
-from megaptm.layers.costs import LinearShape
+from megaptm.layers.costs import LinearShape, costs_class
 from megaptm.layers.layer_costs import norm_parameters
-from megaptm.plugins import load_plugin
-from megaptm.spec import Family, InputSpec, ModelSpec
+from megaptm.spec import Family, ModelSpec
 
 
 class InputCosts:
@@ -20,7 +18,7 @@ class InputCosts:
         self.spec, self.record = spec, record
 
     @property
-    def maps(self) -> tuple[LinearShape, ...]:
+    def linears(self) -> tuple[LinearShape, ...]:
         """All linear layers; a table counts as one from its width to its rows."""
         return ()
 
@@ -35,7 +33,7 @@ class InputCosts:
         return ()
 
     @property
-    def tied_map(self) -> LinearShape:
+    def tied_linear(self) -> LinearShape:
         """Linear layer whose transpose a head may use (`HeadCosts.tied_input`): the child `project` of the module."""
         raise NotImplementedError(f"no head can be tied to {self.record.name}")
 
@@ -60,18 +58,13 @@ class TableCosts(InputCosts):
     """Embedding table that is added at each position."""
 
     @property
-    def maps(self) -> tuple[LinearShape, ...]:
+    def linears(self) -> tuple[LinearShape, ...]:
         return (LinearShape(self.spec.size.table_width, self.record.rows, False),)
-
-
-@cache
-def _costs(record: InputSpec) -> Any:
-    return load_plugin(record.costs, f"{type(record).__name__}.costs", "class")
 
 
 def input_costs(spec: ModelSpec) -> dict[str, InputCosts]:
     """Return the costs of each input of a model, by name."""
-    return {record.name: _costs(record)(spec, record) for record in spec.family.inputs}
+    return {record.name: costs_class(record)(spec, record) for record in spec.family.inputs}
 
 
 def inputs_read(spec: ModelSpec, lengths: Mapping[str, int], appended: int) -> Iterator[tuple[InputCosts, int]]:
@@ -95,7 +88,7 @@ def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
     ]
     for costs in input_costs(spec).values():
         norms += [norm_parameters(family.first_block, spec.size.table_width)] * costs.num_norms
-    return sum(linear.replicated for linear in input_maps(spec, stacks)) + sum(norms)
+    return sum(linear.replicated for linear in input_linears(spec, stacks)) + sum(norms)
 
 
 def _by_table(family: Family, stacks: Collection[str]) -> list[str]:
@@ -103,12 +96,12 @@ def _by_table(family: Family, stacks: Collection[str]) -> list[str]:
     return [*{family.tables[name]: name for name in stacks}.values()]
 
 
-def input_maps(spec: ModelSpec, stacks: Collection[str]) -> Iterator[LinearShape]:
+def input_linears(spec: ModelSpec, stacks: Collection[str]) -> Iterator[LinearShape]:
     """Yield the shapes at the input of some stacks, except the token table. They are those of embedding tables (inputs:
     width, outputs: rows), of projections to the stack's width, and of linear layers of other inputs."""
     family, width = spec.family, spec.size.table_width
     for costs in input_costs(spec).values():
-        yield from costs.maps
+        yield from costs.linears
     for name in _by_table(family, stacks):
         if family.stacks[name].position == "learned":
             yield LinearShape(spec.table_width(name), spec.positions_of(name), False)

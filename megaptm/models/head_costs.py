@@ -13,7 +13,7 @@ from megaptm.layers.costs import LinearShape
 from megaptm.layers.layer_costs import norm_parameters
 from megaptm.layers.table_gradient_costs import table_gradient_bytes
 from megaptm.losses.token_costs import ROWS_PROJECTED, LossBytes, projection_bytes
-from megaptm.models.adaptive_costs import cluster_maps, projections
+from megaptm.models.adaptive_costs import cluster_projections, projections
 from megaptm.plugins import is_plugin
 from megaptm.spec import Block, ModelSpec, Size
 
@@ -96,7 +96,7 @@ class HeadCosts(ABC):
 
     @property
     @abstractmethod
-    def maps(self) -> Mapping[str, LinearShape]:
+    def linears(self) -> Mapping[str, LinearShape]:
         """Linear layers by name of the child module; replicated on tensor ranks."""
 
     @property
@@ -118,14 +118,14 @@ class HeadCosts(ABC):
     def parameters(self) -> int:
         """All parameters, without vocabulary padding."""
         return (
-            sum(linear.replicated for linear in self.maps.values())
+            sum(linear.replicated for linear in self.linears.values())
             + self.rows * self.spec.vocabulary
             + self.other_parameters
         )
 
     def rank_parameters(self, tensor: int) -> int:
         """Return the parameters of one of `tensor` tensor ranks, with vocabulary padding."""
-        replicated = sum(linear.replicated for linear in self.maps.values()) + self.other_parameters
+        replicated = sum(linear.replicated for linear in self.linears.values()) + self.other_parameters
         return replicated + self.rows * self.spec.padded_vocabulary // tensor
 
     def positions_read(self, length: int, num_predicted: int | None) -> int:
@@ -143,7 +143,7 @@ class HeadCosts(ABC):
 
     def multiply_adds(self, positions: int) -> int:
         """Return the multiply-adds of a forward pass over `positions` of a sequence."""
-        products = self.mapped(positions) * sum(linear.weights for linear in self.maps.values())
+        products = self.mapped(positions) * sum(linear.weights for linear in self.linears.values())
         return products + positions * sum(inputs * outputs for inputs, outputs in self.projections)
 
     def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
@@ -166,10 +166,10 @@ class LanguageHeadCosts(HeadCosts):
     next_token = True
 
     @property
-    def maps(self) -> Mapping[str, LinearShape]:
+    def linears(self) -> Mapping[str, LinearShape]:
         width, table = self.width, self.table_width
         if self.spec.size.cutoffs:
-            return {"narrow": LinearShape(width, table, False)} if cluster_maps(self.spec) else {}
+            return {"narrow": LinearShape(width, table, False)} if cluster_projections(self.spec) else {}
         return {} if table == width else {"narrow": LinearShape(width, table, True)}
 
     @property
@@ -200,8 +200,8 @@ class LanguageHeadCosts(HeadCosts):
             return super().projections
         products = projections(self.spec)
         # Projections to the narrower tables' widths.
-        maps = [(self.width, width) for width, _ in products[1:]] if cluster_maps(self.spec) else []
-        return [*products, *maps]
+        linears = [(self.width, width) for width, _ in products[1:]] if cluster_projections(self.spec) else []
+        return [*products, *linears]
 
     @property
     def rows(self) -> int:
@@ -225,7 +225,7 @@ class MaskedHeadCosts(HeadCosts):
     rows = 1
 
     @property
-    def maps(self) -> Mapping[str, LinearShape]:
+    def linears(self) -> Mapping[str, LinearShape]:
         return {"transform": LinearShape(self.width, self.table_width, True)}
 
     @property
@@ -242,13 +242,13 @@ class RowClassHeadCosts(HeadCosts):
     """Whether papers count this head's pooler: true for one head of a family."""
 
     @property
-    def maps(self) -> Mapping[str, LinearShape]:
+    def linears(self) -> Mapping[str, LinearShape]:
         width = self.width
         return {"pooler": LinearShape(width, width, True), "classify": LinearShape(width, self.classes, True)}
 
     @property
     def published(self) -> int:
-        return self.maps["pooler"].replicated if self.pooler_published else 0
+        return self.linears["pooler"].replicated if self.pooler_published else 0
 
     def mapped(self, positions: int) -> int:
         return 1
@@ -261,7 +261,7 @@ class TokenClassHeadCosts(HeadCosts):
     projects = False
 
     @property
-    def maps(self) -> Mapping[str, LinearShape]:
+    def linears(self) -> Mapping[str, LinearShape]:
         return {"classify": LinearShape(self.width, self.classes, True)}
 
 

@@ -43,8 +43,8 @@ class LanguageHead(nn.Module):
             )
         self.scale = scales[spec.family.output.scale]
         self.table = self.narrow = None
-        if "narrow" in costs.maps:
-            self.narrow = Linear.of(costs.maps["narrow"])
+        if "narrow" in costs.linears:
+            self.narrow = Linear.of(costs.linears["narrow"])
         if not spec.family.output.tied:
             self.table = Embedding(spec.padded_vocabulary, costs.table_width, split="vocabulary")
         self.vocabulary = VocabularyBias(spec.padded_vocabulary) if spec.family.output.bias else None
@@ -86,7 +86,7 @@ class MaskedHead(nn.Module):
         if not spec.family.output.tied:
             raise UserError(f"{spec.name}: the `mlm` head projects on the token table; set output.tied=True.")
         self.activation = plain_activation(spec, costs)
-        self.transform = Linear.of(costs.maps["transform"])
+        self.transform = Linear.of(costs.linears["transform"])
         self.norm = Norm(costs.table_width, block.norm)
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
         self.project = token_loss(spec)
@@ -124,7 +124,7 @@ class TokenClassHead(nn.Module):
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
         self.label_field = costs.label_field
-        self.classify = Linear.of(costs.maps["classify"])
+        self.classify = Linear.of(costs.linears["classify"])
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         return class_loss(self.logits(x_SBD, tied), batch[self.label_field])
@@ -140,7 +140,7 @@ class RowClassHead(nn.Module):
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
         self.label_field = costs.label_field
-        self.pooler, self.classify = Linear.of(costs.maps["pooler"]), Linear.of(costs.maps["classify"])
+        self.pooler, self.classify = Linear.of(costs.linears["pooler"]), Linear.of(costs.linears["classify"])
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         return class_loss(self.logits(x_SBD, tied), batch[self.label_field])

@@ -176,7 +176,7 @@ def workspace_bytes(work: Workload, largest: int) -> float:
     size = spec.size_of(longest)
     blocks = kinds(spec.family.stacks[longest], range(size.layers))
     inner = [sub.costs for block in blocks for sub in sublayers(block, size) if sub.name in ("ffn", "layer")]
-    outputs = max(linear.outputs for costs in inner for linear in costs.maps.values() if linear.split != "rows")
+    outputs = max(linear.outputs for costs in inner for linear in costs.linears.values() if linear.split != "rows")
     gradients = tokens * element * (2 * outputs / work.layout.tensor + 2 * size.width)
     recomputed = 0.0
     if spec.family.stacks[longest].reversible:

@@ -133,7 +133,7 @@ def time_layer(machine: Machine, work: Workload, stack: str, block: Block | None
 
 def _linears(machine: Machine, work: Workload, sub: SubLayer, stack: str, keys: str) -> Passes:
     tensor, forward = work.layout.tensor, 0.0
-    for linear in sub.costs.maps.values():
+    for linear in sub.costs.linears.values():
         tokens = work.layout.microbatch * work.lengths[keys if linear.reads_memory else stack]
         if linear.reads_distances:
             tokens = 2 * work.lengths[stack]
@@ -199,7 +199,7 @@ def _elementwise(machine: Machine, work: Workload, subs: Sequence[SubLayer], sta
         forward += tokens * traffic.forward / tensor
         backward += tokens * traffic.backward / tensor
     # A weight gradient is added to its float32 sum, which is read and written; the product already counts one write.
-    weights = sum(linear.weights for sub in subs for linear in sub.costs.maps.values()) / tensor
+    weights = sum(linear.weights for sub in subs for linear in sub.costs.linears.values()) / tensor
     backward += weights * (8 - element if work.software.fused_gradient_sum else 8 + element)
     kernel = machine.efficiency.kernel_microseconds * 1e-6
     kernels = 5 * len(subs) + work.lengths[stack] * sum(sub.costs.kernels for sub in subs)
@@ -271,17 +271,20 @@ def time_head(machine: Machine, work: Workload, costs: HeadCosts) -> Passes:
     length = work.lengths[costs.stack]
     positions = costs.positions_read(length, work.num_predicted)
     mapped_positions = rows * costs.mapped(positions)
-    maps = sum(
-        time_product(machine, work, mapped_positions, linear.inputs, linear.outputs) for linear in costs.maps.values()
+    linear_time = sum(
+        time_product(machine, work, mapped_positions, linear.inputs, linear.outputs)
+        for linear in costs.linears.values()
     )
     if not costs.projects:
-        return Passes(OperationTime(products=maps), OperationTime(products=2 * maps))
+        return Passes(OperationTime(products=linear_time), OperationTime(products=2 * linear_time))
     if spec.size.cutoffs:  # every tensor rank holds the full clusters
         vocabulary = float(sum(outputs for _, outputs in projections(spec)))
-        forward = maps + sum(time_product(machine, work, rows * positions, *linear) for linear in costs.projections)
+        forward = linear_time + sum(
+            time_product(machine, work, rows * positions, *linear) for linear in costs.projections
+        )
     else:
         vocabulary = spec.padded_vocabulary / tensor
-        forward = maps + time_product(machine, work, rows * positions, costs.table_width, vocabulary)
+        forward = linear_time + time_product(machine, work, rows * positions, costs.table_width, vocabulary)
     passes = rows * positions * vocabulary / machine.bandwidth
     stream = rows * length * costs.width * work.element_bytes
     gathered = collective_seconds(machine, stream, ranks=tensor, stride=1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megaptm.layers.layer_costs import final_norm, layer_parameters, memory_width, pretraining_table, runs, sublayers
-from megaptm.models.adaptive_costs import cluster_maps, token_parameters
+from megaptm.models.adaptive_costs import cluster_projections, token_parameters
 from megaptm.models.embed_costs import embedding_tables, inputs_read, widening
 from megaptm.models.head_costs import head_costs
 from megaptm.spec import LayerlessSpec, ModelSpec
@@ -55,10 +55,12 @@ def step_flops(
         for kind, layers in runs(block, size, range(size.layers)).items():
             for sub in sublayers(kind, size, memory_width(spec, name)):
                 own, keys = lengths[name], memory if sub.name == "cross" else lengths[name]
-                maps = [
-                    linear for linear in sub.costs.maps.values() if not (linear.reads_distances or linear.global_only)
+                linears = [
+                    linear
+                    for linear in sub.costs.linears.values()
+                    if not (linear.reads_distances or linear.global_only)
                 ]
-                products = sum((keys if linear.reads_memory else own) * linear.weights for linear in maps)
+                products = sum((keys if linear.reads_memory else own) * linear.weights for linear in linears)
                 multiply_adds += layers * (products + 2 * sub.costs.pairs(own, keys) * sub.costs.features)
                 past_products += layers * sub.costs.past_products
                 hashing += layers * sub.costs.hashing(own)
@@ -68,7 +70,7 @@ def step_flops(
         multiply_adds += with_gradient
         input_products += without
     if spec.size.cutoffs:  # every position is projected on each cluster
-        multiply_adds += sum(lengths.values()) * sum(linear.weights for linear in cluster_maps(spec))
+        multiply_adds += sum(lengths.values()) * sum(linear.weights for linear in cluster_projections(spec))
     for head in head_costs(spec).values():
         multiply_adds += head.multiply_adds(head.positions_read(lengths[head.stack], num_predicted))
     # Keys and values of the recurrence cache, and some inputs, have weight gradients but no input gradients. Hashes

@@ -10,10 +10,10 @@ from math import prod
 
 from megaptm.config import Config, OptimizerConfig, resolve_model
 from megaptm.layers.costs import LinearShape
-from megaptm.layers.layer_costs import maps_beside, memory_width, own_sublayers, pretraining_table
-from megaptm.models.adaptive_costs import cluster_maps, clusters
+from megaptm.layers.layer_costs import linears_beside, memory_width, own_sublayers, pretraining_table
+from megaptm.models.adaptive_costs import cluster_projections, clusters
 from megaptm.models.chunk import ModelChunk, chunks
-from megaptm.models.embed_costs import input_costs, input_maps
+from megaptm.models.embed_costs import input_costs, input_linears
 from megaptm.models.head_costs import head_costs
 from megaptm.spec import ModelSpec
 
@@ -81,7 +81,7 @@ def _all_matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequenc
         local_heads = {name: head for name, head in head_costs(spec).items() if name in chunk.heads}
         if spec.size.cutoffs and (chunk.embedded_stacks or any(head.projects for head in local_heads.values())):
             yield from (LinearShape(cluster.width, cluster.rows, False) for cluster in clusters(spec))
-            yield from cluster_maps(spec)[bool(not chunk.embedded_stacks and spec.size.division > 1) :]
+            yield from cluster_projections(spec)[bool(not chunk.embedded_stacks and spec.size.division > 1) :]
             if any(head.projects for head in local_heads.values()):
                 yield LinearShape(spec.size.table_width, len(spec.size.cutoffs), False)
         elif chunk.embedded_stacks and spec.family.has_tokens:
@@ -90,12 +90,12 @@ def _all_matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequenc
         elif spec.family.output.tied and any(head.projects for head in local_heads.values()):
             yield tokens
         if chunk.embedded_stacks:
-            yield from input_maps(spec, chunk.embedded_stacks)
+            yield from input_linears(spec, chunk.embedded_stacks)
         else:
             tied_inputs = {head.tied_input for head in local_heads.values()} - {""}
-            yield from (input_costs(spec)[name].tied_map for name in tied_inputs)
+            yield from (input_costs(spec)[name].tied_linear for name in tied_inputs)
         for head in (head for name, head in local_heads.items() if trained is None or name in trained):
-            yield from head.maps.values()
+            yield from head.linears.values()
             if head.rows > 1:
                 yield LinearShape(head.rows, spec.padded_vocabulary, False, "columns")
 
@@ -105,7 +105,7 @@ def _layer_matrices(spec: ModelSpec, chunk: ModelChunk) -> Iterator[LinearShape]
     for name, layers in chunk.layers.items():
         block, size = spec.family.stacks[name], spec.size_of(name)
         for sub in own_sublayers(block, size, layers, memory_width(spec, name)):
-            yield from sub.costs.maps.values()
-        yield from maps_beside(block, size, layers)
+            yield from sub.costs.linears.values()
+        yield from linears_beside(block, size, layers)
         if table := pretraining_table(spec, name, layers):
             yield table

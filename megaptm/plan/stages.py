@@ -66,7 +66,7 @@ def count_rank_parameters(work: Workload, local: list[ModelChunk]) -> Parameters
             table = pretraining_table(spec, name, layers)
             trained += layer_counts.divided // tensor + layer_counts.replicated + (table.weights if table else 0)
             subs = [sub for kind in kinds(block, layers) for sub in sublayers(kind, size, memory)]
-            largest = max([largest, *(linear.weights for sub in subs for linear in sub.costs.maps.values())])
+            largest = max([largest, *(linear.weights for sub in subs for linear in sub.costs.linears.values())])
         trained += sum(final_norm(spec.family.stacks[name], spec.size_of(name)) for name in chunk.final_stacks)
         local_heads = {name: head for name, head in work.heads.items() if name in chunk.heads}
         projects = any(head.projects for head in local_heads.values())
@@ -77,7 +77,7 @@ def count_rank_parameters(work: Workload, local: list[ModelChunk]) -> Parameters
         elif spec.family.output.tied and projects:
             trained += token_table_parameters(spec, tensor, embeds=False)
         tied_inputs = {head.tied_input for head in local_heads.values()} - {""}
-        trained += sum(input_costs(spec)[name].tied_map.weights for name in tied_inputs if not chunk.embedded_stacks)
+        trained += sum(input_costs(spec)[name].tied_linear.weights for name in tied_inputs if not chunk.embedded_stacks)
         if chunk.embedded_stacks or projects:
             tables = max((linear.rows * linear.width for linear in clusters(spec)), default=table_size(spec) // tensor)
         for name, head in local_heads.items():

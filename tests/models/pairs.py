@@ -29,7 +29,7 @@ class PairsCosts(ContrastHeadCosts):
     module = "tests.models.pairs:PairsHead"
 
     @property
-    def maps(self) -> Mapping[str, LinearShape]:
+    def linears(self) -> Mapping[str, LinearShape]:
         return {
             reading.stack: LinearShape(self.spec.size_of(reading.stack).width, WIDTH, False)
             for reading in self.readings
@@ -42,8 +42,10 @@ class PairsCosts(ContrastHeadCosts):
 class PairsHead(ContrastHead):
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__(spec, costs)
-        self.sides = nn.ModuleDict({reading.stack: Linear.of(costs.maps[reading.stack]) for reading in costs.readings})
-        self.temperature = Linear.of(costs.maps["temperature"])
+        self.sides = nn.ModuleDict(
+            {reading.stack: Linear.of(costs.linears[reading.stack]) for reading in costs.readings}
+        )
+        self.temperature = Linear.of(costs.linears["temperature"])
 
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
         sides = [

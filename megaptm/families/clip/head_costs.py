@@ -43,7 +43,7 @@ class ImageTextHeadCosts(ContrastHeadCosts):
         return 2 * self.embedding + 1
 
     @property
-    def maps(self) -> Mapping[str, LinearShape]:
+    def linears(self) -> Mapping[str, LinearShape]:
         return {
             stack: LinearShape(self.spec.output_width(stack), self.embedding, False)
             for stack in [reading.stack for reading in self.readings]

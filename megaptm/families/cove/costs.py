@@ -18,7 +18,7 @@ class LSTMCosts(LayerCosts):
     reads: int
     """Input features of a position."""
 
-    def lstm_maps(self, prefix: str = "") -> dict[str, LinearShape]:
+    def lstm_linears(self, prefix: str = "") -> dict[str, LinearShape]:
         gates = 4 * self.size.ffn
         return {
             f"{prefix}input": LinearShape(self.reads, gates, True),
@@ -42,7 +42,7 @@ class BidirectionalLSTMCosts(LSTMCosts):
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
         self.reads = size.table_width if cast(LSTMSpec, block.layer).first_layer else size.width
-        self.maps = {**self.lstm_maps("ahead."), **self.lstm_maps("back.")}
+        self.linears = {**self.lstm_linears("ahead."), **self.lstm_linears("back.")}
 
 
 class AttentiveLSTMCosts(LSTMCosts):
@@ -53,12 +53,12 @@ class AttentiveLSTMCosts(LSTMCosts):
         super().__init__(block, size, memory)
         if not cast(LSTMSpec, block.layer).first_layer:
             self.reads = size.width
-            self.maps = self.lstm_maps()
+            self.linears = self.lstm_linears()
             return
         self.kernels = 18
         self.reads = size.table_width + size.width
-        self.maps = {
-            **self.lstm_maps("lstm."),
+        self.linears = {
+            **self.lstm_linears("lstm."),
             "attention.query": LinearShape(size.width, memory, True, sequential=True),
             "attention.merge": LinearShape(memory + size.width, size.width, True, sequential=True),
         }

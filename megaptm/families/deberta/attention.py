@@ -46,9 +46,9 @@ class DisentangledAttention(SelfAttention):
     def __init__(self, costs: LayerCosts, *, dropout: float) -> None:
         super().__init__(costs, dropout=dropout)
         self.record = costs.attention
-        self.own_maps = "position_key" in costs.maps
-        for name in ("position_key", "position_query") if self.own_maps else ():
-            self.add_module(name, Linear.of(costs.maps[name]))
+        self.has_position_projections = "position_key" in costs.linears
+        for name in ("position_key", "position_query") if self.has_position_projections else ():
+            self.add_module(name, Linear.of(costs.linears[name]))
         self.position_dropout = Dropout(dropout, region="replicated")
 
     def mix(
@@ -85,7 +85,7 @@ class DisentangledAttention(SelfAttention):
 
         Uses the weights directly: a tensor-parallel module would treat the table as a sequence.
         """
-        if not self.own_maps:
+        if not self.has_position_projections:
             qkv = F.linear(table_RD, self.qkv.weight, self.qkv.bias).unflatten(-1, (-1, 3, self.key_width))
             return qkv[:, :, 1], qkv[:, :, 0]
         key, query = (

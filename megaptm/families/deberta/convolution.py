@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megaptm.families.deberta.costs import convolution_map
+from megaptm.families.deberta.costs import convolution_shape
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Dropout, Linear, SequenceHooks
 from megaptm.spec import Block
@@ -22,7 +22,7 @@ class Convolution(SequenceHooks, nn.Module):
 
     def __init__(self, block: Block, width: int, *, dropout: float) -> None:
         super().__init__()
-        self.map = Linear.of(convolution_map(width))
+        self.map = Linear.of(convolution_shape(width))
         self.norm = Norm(width, block.norm)
         self.dropout = Dropout(dropout, region="residual")
 

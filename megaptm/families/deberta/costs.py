@@ -19,18 +19,18 @@ class DisentangledAttentionCosts(SelfAttentionCosts):
         super().__init__(block, size, memory)
         if self.attention.projections == "own":
             bias = self.attention.bias
-            self.maps = {
-                **self.maps,
+            self.linears = {
+                **self.linears,
                 "position_key": LinearShape(size.width, self.features, bias is True, "columns", reads_distances=True),
                 "position_query": LinearShape(size.width, self.features, bool(bias), "columns", reads_distances=True),
             }
 
     @classmethod
-    def stack_maps(cls, record: DisentangledSpec, block: Block, size: Size, layers: range) -> Iterator[LinearShape]:
+    def stack_linears(cls, record: DisentangledSpec, block: Block, size: Size, layers: range) -> Iterator[LinearShape]:
         """Yield the distance table and the convolution beside the first layer."""
         yield LinearShape(size.width, record.table_rows, False)
         if record.convolution and 0 in layers:
-            yield convolution_map(size.width)
+            yield convolution_shape(size.width)
 
     @classmethod
     def stack_norms(cls, record: DisentangledSpec, layers: range) -> int:
@@ -52,6 +52,6 @@ class DisentangledAttentionCosts(SelfAttentionCosts):
         return queries * keys + queries * min(2 * keys, self.attention.table_rows)
 
 
-def convolution_map(width: int) -> LinearShape:
+def convolution_shape(width: int) -> LinearShape:
     """Return the linear layer of a convolution over a position and its two neighbors."""
     return LinearShape(3 * width, width, bias=True)

@@ -18,7 +18,7 @@ class ReplacedHeadCosts(HeadCosts):
     labels_from_samples = True
 
     @property
-    def maps(self) -> Mapping[str, LinearShape]:
+    def linears(self) -> Mapping[str, LinearShape]:
         width = self.width
         return {"transform": LinearShape(width, width, True), "classify": LinearShape(width, 1, True)}
 

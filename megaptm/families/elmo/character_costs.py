@@ -17,13 +17,13 @@ def features(size: Size) -> int:
     return sum(filters for _, filters in character_sizes(size).filters)
 
 
-def convolution_maps(size: Size) -> list[LinearShape]:
+def convolution_shapes(size: Size) -> list[LinearShape]:
     """Return the linear layers of the convolutions, over the vectors of neighboring characters."""
     sizes = character_sizes(size)
     return [LinearShape(characters * sizes.width, filters, True) for characters, filters in sizes.filters]
 
 
-def word_maps(size: Size) -> Iterator[LinearShape]:
+def word_shapes(size: Size) -> Iterator[LinearShape]:
     """Yield the linear layers of a word: two per highway layer, and a projection."""
     wide = features(size)
     yield from [LinearShape(wide, wide, True)] * (2 * character_sizes(size).highway)
@@ -34,17 +34,17 @@ class CharacterCosts(InputCosts):
     """Words that are read by their characters."""
 
     @property
-    def maps(self) -> tuple[LinearShape, ...]:
+    def linears(self) -> tuple[LinearShape, ...]:
         """All linear layers. The character table counts as one from its width to its rows."""
         size = self.spec.size
         return (
             LinearShape(character_sizes(size).width, NUM_CHARACTERS, False),
-            *convolution_maps(size),
-            *word_maps(size),
+            *convolution_shapes(size),
+            *word_shapes(size),
         )
 
     def multiply_adds(self, positions: int) -> tuple[int, int]:
         size = self.spec.size
         starts = [MAX_WORD_LENGTH - characters + 1 for characters, _ in character_sizes(size).filters]
-        along = sum(many * linear.weights for many, linear in zip(starts, convolution_maps(size), strict=True))
-        return positions * (along + sum(linear.weights for linear in word_maps(size))), 0
+        along = sum(many * linear.weights for many, linear in zip(starts, convolution_shapes(size), strict=True))
+        return positions * (along + sum(linear.weights for linear in word_shapes(size))), 0

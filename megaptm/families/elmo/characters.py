@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.errors import UserError
-from megaptm.families.elmo.character_costs import convolution_maps, word_maps
+from megaptm.families.elmo.character_costs import convolution_shapes, word_shapes
 from megaptm.families.elmo.spec import CharacterInput, character_sizes
 from megaptm.families.elmo.spelling import NUM_CHARACTERS
 from megaptm.layers.split import Embedding, Linear
@@ -42,8 +42,8 @@ class CharacterWords(nn.Module):
             )
         self.widths = [characters for characters, _ in sizes.filters]
         self.characters = Embedding(NUM_CHARACTERS, sizes.width)
-        self.filters: Iterable[Linear] = nn.ModuleList(map(Linear.of, convolution_maps(size)))  # type: ignore[assignment]
-        *_, out = word_maps(size)
+        self.filters: Iterable[Linear] = nn.ModuleList(map(Linear.of, convolution_shapes(size)))  # type: ignore[assignment]
+        *_, out = word_shapes(size)
         self.highway = nn.ModuleList(Highway(out.inputs) for _ in range(sizes.highway))
         self.out = Linear.of(out)
 

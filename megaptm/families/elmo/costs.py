@@ -21,7 +21,7 @@ class ProjectedLSTMCosts(LayerCosts):
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
-        self.maps = {
+        self.linears = {
             "input": LinearShape(size.width, 4 * size.ffn, True),
             "state": LinearShape(size.width, 4 * size.ffn, False, sequential=True),
             "projection": LinearShape(size.ffn, size.width, False, sequential=True),

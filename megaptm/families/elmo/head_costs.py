@@ -28,7 +28,7 @@ class BidirectionalHeadCosts(HeadCosts):
             )
 
     @property
-    def maps(self) -> Mapping[str, LinearShape]:
+    def linears(self) -> Mapping[str, LinearShape]:
         return {}
 
     @property

@@ -31,8 +31,8 @@ class ProjectedLSTM(nn.Module):
 
     def __init__(self, costs: LayerCosts) -> None:
         super().__init__()
-        for name, map_ in costs.maps.items():
-            self.add_module(name, Linear.of(map_))
+        for name, linear in costs.linears.items():
+            self.add_module(name, Linear.of(linear))
         record = cast(ProjectedLSTMSpec, costs.block.layer)
         self.cell_clip, self.projection_clip = record.cell_clip, record.projection_clip
 

@@ -21,7 +21,7 @@ class InfoMaxHeadCosts(ContrastHeadCosts):
         return 2 * self.width
 
     @property
-    def maps(self) -> Mapping[str, LinearShape]:
+    def linears(self) -> Mapping[str, LinearShape]:
         return {"project": LinearShape(self.width, self.width, False)}
 
     def mapped(self, positions: int) -> int:

@@ -29,7 +29,7 @@ class InfoMaxHead(ContrastHead):
 
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__(spec, costs)
-        self.project = Linear.of(costs.maps["project"])
+        self.project = Linear.of(costs.linears["project"])
 
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
         """Return [B, 2 D]. Without a given n-gram its vector is the text's."""

@@ -21,7 +21,7 @@ class WindowAttention(SelfAttention):
 
     def __init__(self, costs: LayerCosts, *, dropout: float) -> None:
         super().__init__(costs, dropout=dropout)
-        self.global_qkv = Linear.of(costs.maps["global_qkv"])
+        self.global_qkv = Linear.of(costs.linears["global_qkv"])
 
     def train_global_projections(self, enabled: bool) -> None:
         self.global_qkv.requires_grad_(enabled)

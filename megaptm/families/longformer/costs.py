@@ -19,4 +19,4 @@ class WindowAttentionCosts(SelfAttentionCosts):
         window, dilation, causal = self.attention.window, self.attention.dilation, block.causal
         self.pattern = SlidingWindow(window if causal else window // 2, 0 if causal else window // 2, dilation)
         of_tokens = LinearShape(size.width, 3 * self.features, bool(self.attention.bias), "columns", matrices=3)
-        self.maps = {**self.maps, "global_qkv": replace(of_tokens, interleave=size.key_width, global_only=True)}
+        self.linears = {**self.linears, "global_qkv": replace(of_tokens, interleave=size.key_width, global_only=True)}

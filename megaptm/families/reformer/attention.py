@@ -133,7 +133,7 @@ class HashedAttention(AttentionModule):
     def __init__(self, costs: LayerCosts, *, dropout: float) -> None:
         super().__init__()
         self.key_width = costs.size.key_width
-        self.qv, self.output = Linear.of(costs.maps["qv"]), Linear.of(costs.maps["output"])
+        self.qv, self.output = Linear.of(costs.linears["qv"]), Linear.of(costs.linears["output"])
         self.attend = HashedAttend(cast(HashedAttentionCosts, costs), dropout=dropout)
 
     def forward(

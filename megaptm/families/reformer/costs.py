@@ -31,7 +31,7 @@ class HashedAttentionCosts(SelfAttentionCosts):
         qv = LinearShape(
             size.width, 2 * self.features, bool(self.attention.bias), "columns", matrices=2, interleave=size.key_width
         )
-        self.maps, self.biases = {"qv": qv, "output": self.maps["output"]}, 0
+        self.linears, self.biases = {"qv": qv, "output": self.linears["output"]}, 0
 
     def chunks(self, queries: int) -> int:
         """Return the number of chunks of a sorted sequence; 0 if it is so short that all pairs are computed."""
@@ -70,6 +70,6 @@ class AxialCosts(InputCosts):
     """Tables of rows and columns of a grid of positions."""
 
     @property
-    def maps(self) -> tuple[LinearShape, ...]:
+    def linears(self) -> tuple[LinearShape, ...]:
         sides = zip(widths_of(self.spec), grid_of(self.spec), strict=True)
         return tuple(LinearShape(width, rows, False) for width, rows in sides)

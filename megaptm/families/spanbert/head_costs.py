@@ -25,7 +25,7 @@ class SpanBoundaryHeadCosts(HeadCosts):
     """Width of the position table, for any model width (as in the released code)."""
 
     @property
-    def maps(self) -> Mapping[str, LinearShape]:
+    def linears(self) -> Mapping[str, LinearShape]:
         width, table = self.width, self.table_width
         return {
             "first": LinearShape(2 * width + self.offset_width, width, True),
@@ -34,7 +34,7 @@ class SpanBoundaryHeadCosts(HeadCosts):
 
     @property
     def other_parameters(self) -> int:
-        norms = sum(norm_parameters(self.block, linear.outputs) for linear in self.maps.values())
+        norms = sum(norm_parameters(self.block, linear.outputs) for linear in self.linears.values())
         return self.offsets * self.offset_width + norms
 
 

@@ -63,7 +63,7 @@ class RelativeAttention(AttentionModule):
         super().__init__()
         record, size = costs.attention, costs.size
         self.key_width = size.key_width
-        self.qkv, self.place, self.output = (Linear.of(costs.maps[name]) for name in ("qkv", "place", "output"))
+        self.qkv, self.place, self.output = (Linear.of(costs.linears[name]) for name in ("qkv", "place", "output"))
         self.attend = Attend(causal=False, scale=score_scale(costs), dropout=record.dropout_rate(dropout))
         if record.biases == "layer":
             for name in ("content_bias", "place_bias"):

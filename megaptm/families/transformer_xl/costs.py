@@ -19,11 +19,11 @@ class RelativeAttentionCosts(SelfAttentionCosts):
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
         distances = LinearShape(size.width, self.features, False, "columns", reads_distances=True)
-        self.maps = {**self.maps, "place": distances}
+        self.linears = {**self.linears, "place": distances}
         self.cached_positions = size.cached_positions
 
     @classmethod
-    def stack_maps(cls, record: RelativeSpec, block: Block, size: Size, layers: range) -> Iterator[LinearShape]:
+    def stack_linears(cls, record: RelativeSpec, block: Block, size: Size, layers: range) -> Iterator[LinearShape]:
         """Yield the query biases, and the vectors of segments."""
         bias = LinearShape(size.heads, size.key_width, False, "rows")
         shared = "attention" in block.sharing.sublayers

@@ -31,7 +31,7 @@ class CrossModalHeadCosts(ContrastHeadCosts):
         return (self.width + 1) * COMPARED
 
     @property
-    def maps(self) -> Mapping[str, LinearShape]:
+    def linears(self) -> Mapping[str, LinearShape]:
         return {}
 
     def compare_bytes(self, own: int, rows: int) -> int:

@@ -45,34 +45,34 @@ class RegionCosts(InputCosts):
         return NORMS[self.record.norms]
 
     @property
-    def tied_map(self) -> LinearShape:
+    def tied_linear(self) -> LinearShape:
         """Projection from a region's features to the hidden states."""
         return LinearShape(detector_of(self.spec).features, self.spec.size.table_width, True)
 
     @property
-    def maps(self) -> tuple[LinearShape, ...]:
+    def linears(self) -> tuple[LinearShape, ...]:
         """All linear layers; a table counts as one from its width to its rows. The mask table has two rows, as in the
         released code: row 0, for visible regions, is zero."""
         self._check("boxes", BOXES)
         self._check("hidden", HIDDEN)
         box = LinearShape(self.record.boxes, self.spec.size.table_width, True)
-        mask = LinearShape(self.tied_map.inputs, 2, False)
-        return (self.tied_map, box, mask) if self.record.hidden == "vector" else (self.tied_map, box)
+        mask = LinearShape(self.tied_linear.inputs, 2, False)
+        return (self.tied_linear, box, mask) if self.record.hidden == "vector" else (self.tied_linear, box)
 
     @property
     def products(self) -> tuple[tuple[LinearShape, bool], ...]:
         """Projections of features, whose input gets a gradient for hidden regions, and of the box, whose input gets
         none."""
-        features, box, *_ = self.maps
+        features, box, *_ = self.linears
         return (features, True), (box, False)
 
     def batch_bytes(self, positions: int) -> int:
         """Return the bytes of regions in a batch: features in half precision, a box in float32."""
-        return positions * (2 * self.tied_map.inputs + 4 * NUM_BOX_VALUES)
+        return positions * (2 * self.tied_linear.inputs + 4 * NUM_BOX_VALUES)
 
     def saved_bytes(self, positions: int, element: int) -> int:
         """Return the bytes of the inputs of projections and norms."""
-        features, box, *_ = self.maps
+        features, box, *_ = self.linears
         return positions * (features.inputs + box.inputs + self.num_norms * features.outputs) * element
 
     def _check(self, option: str, known: Collection[str | int]) -> None:

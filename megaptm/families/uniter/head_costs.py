@@ -26,7 +26,7 @@ class _HiddenRegionHeadCosts(HeadCosts):
     predicted_only = True
 
     @property
-    def maps(self) -> Mapping[str, LinearShape]:
+    def linears(self) -> Mapping[str, LinearShape]:
         return {"transform": LinearShape(self.width, self.width, True)}
 
     @property
@@ -59,8 +59,8 @@ class _RegionClassHeadCosts(_HiddenRegionHeadCosts):
         return detector_of(self.spec).classes
 
     @property
-    def maps(self) -> Mapping[str, LinearShape]:
-        return {**super().maps, "classify": LinearShape(self.width, self.classes, True)}
+    def linears(self) -> Mapping[str, LinearShape]:
+        return {**super().linears, "classify": LinearShape(self.width, self.classes, True)}
 
 
 class RegionLabelHeadCosts(_RegionClassHeadCosts):
@@ -90,7 +90,7 @@ class WordRegionHeadCosts(HeadCosts):
     is_classifier = False
 
     @property
-    def maps(self) -> Mapping[str, LinearShape]:
+    def linears(self) -> Mapping[str, LinearShape]:
         return {}
 
     def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:

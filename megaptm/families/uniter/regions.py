@@ -26,7 +26,7 @@ class ImageRegions(nn.Module):
         super().__init__()
         _check(spec, record)
         costs = RegionCosts(spec, record)
-        features, box, *mask = costs.maps
+        features, box, *mask = costs.linears
         block = spec.family.first_block
 
         def norm() -> Norm:

@@ -23,7 +23,7 @@ class PatchCosts(InputCosts):
         return "masked-patch" in self.spec.family.heads
 
     @property
-    def maps(self) -> tuple[LinearShape, ...]:
+    def linears(self) -> tuple[LinearShape, ...]:
         """All linear layers; vectors count as layers with one row."""
         return self.project, *[LinearShape(self.project.outputs, 1, False)] * (1 + self.has_mask)
 

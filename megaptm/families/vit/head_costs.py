@@ -25,7 +25,7 @@ class ImageLabelHeadCosts(HeadCosts):
             raise UserError(f"{spec.name}: the {self.name} head has a table of its own; set output.tied=False.")
 
     @property
-    def maps(self) -> Mapping[str, LinearShape]:
+    def linears(self) -> Mapping[str, LinearShape]:
         return {}
 
     @property
@@ -57,7 +57,7 @@ class MaskedPatchHeadCosts(HeadCosts):
     predicted_only = True
 
     @property
-    def maps(self) -> Mapping[str, LinearShape]:
+    def linears(self) -> Mapping[str, LinearShape]:
         return {"classify": LinearShape(self.width, self.classes, True)}
 
 

@@ -18,7 +18,7 @@ class PermutationHeadCosts(HeadCosts):
     rows = 1
 
     @property
-    def maps(self) -> Mapping[str, LinearShape]:
+    def linears(self) -> Mapping[str, LinearShape]:
         return {}
 
 
