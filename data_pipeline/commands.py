@@ -1,4 +1,4 @@
-"""Functions behind the commands `megaptm corpus build|inspect|verify|similar-words` and
+"""Functions behind the commands `megaptm corpus build|inspect|verify` and
 `megaptm tokenizer train`."""
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 from rich.table import Table as Grid
 from rich.text import Text
 
-from data_pipeline.annotate.similar import read_table, read_vectors, write_similar_words
 from data_pipeline.corpus.build import build_corpus, select_documents
 from data_pipeline.corpus.parts import read_parts
 from data_pipeline.corpus.training import DocumentSample, train_tokenizer
@@ -110,16 +109,6 @@ def output_file(out: str) -> Path:
     if (path := writable_path(out, "--out")).is_dir():
         raise UserError(f"--out ({out}) is a folder: name a file.")
     return path
-
-
-def similar_words(
-    source: str, tokenizer: str, out: str, *, vectors: bool = False, top: int = 10, console: Console | None = None
-) -> None:
-    """Write the table of similar words that `show: similar-words` reads."""
-    file, known, path = output_file(out), load(Path(tokenizer)), Path(source)
-    arguments = read_vectors(path, known, top=top) if vectors else read_table(path)
-    count = write_similar_words(arguments, known, file)
-    (console or Console()).print(f"{out}: {count:,} words have similar words", highlight=False)
 
 
 def tokenizer_train(

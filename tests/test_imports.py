@@ -146,6 +146,7 @@ MAY_IMPORT = {
 }
 FAMILY_MAY_IMPORT = (
     "spec",
+    "plugins",
     "batch",
     "objectives",
     "costs",

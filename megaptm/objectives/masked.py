@@ -34,7 +34,6 @@ from megaptm.objectives.objective import (
     unit_starts,
 )
 from megaptm.objectives.show_ask import REPLACEMENT_STRATEGIES, check_shares, masked_tokens_in_order
-from megaptm.objectives.similar import REMEDY, SimilarWords, load_similar_words
 from megaptm.objectives.text_questions import LabeledTexts, QuestionObjective, question_field
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import is_plugin, load_plugin
@@ -125,7 +124,7 @@ class MaskedLM(Objective):
     """Replacement of masked tokens: a key of `show_ask.REPLACEMENT_STRATEGIES`, or a custom function,
     package.module:NAME."""
     mask_token_prob: Share = 0.8
-    """Probability that a masked token is replaced by the mask token, or by a similar word."""
+    """Probability that a masked token is replaced by the mask token, or by a similar word (`similar`)."""
     random_token_prob: Share = 0.1
     """Probability that it is replaced by a random token. Otherwise it is unchanged."""
     similar: str | None = None
@@ -180,19 +179,8 @@ class MaskedLM(Objective):
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)
-        if "similar" not in _parameters(self._showing):
-            return
-        if self.similar is None:
-            raise UserError(
-                f"objective {self.name} replaces words by similar ones and has none: set the option `similar` to "
-                f"a file; {REMEDY}, and see `megaptm config show macbert/tiny`."
-            )
-        similar = load_similar_words(self.similar)
-        if isinstance(similar, SimilarWords) and similar.max_id >= special.size:
-            raise UserError(
-                f"similar: {self.similar} has ids up to {similar.max_id}, but the tokenizer has {special.size} ids: "
-                f"the file was made with another tokenizer; {REMEDY}."
-            )
+        if (check := getattr(self._showing, "check", None)) is not None:
+            check(self, special)
 
     def why_no_question(self, num_texts: int) -> str | None:
         """Return why a question about `num_texts` texts cannot be combined with this objective. None if it can."""
@@ -257,7 +245,7 @@ class MaskedLM(Objective):
         return self._hiding(rate=self.rate, max_masked=max_masked, **_accepted_arguments(self._hiding, arguments))
 
     def _show(self, starts: np.ndarray) -> Show:
-        arguments = {"unit_starts": starts, **({"similar": load_similar_words(self.similar)} if self.similar else {})}
+        arguments = {"unit_starts": starts, **({"similar": self.similar} if self.similar else {})}
         return self._showing(
             mask_token_prob=self.mask_token_prob,
             random_token_prob=self.random_token_prob,

@@ -31,9 +31,6 @@ _OBJECTIVES: dict[str, BaseObjective] = {
         MaskedLMWithQuestion("sentence-order"),
         MaskedLMWithQuestion("next-sentence", MaskedLM(hide="whole-words")),
         MaskedLMWithQuestion("sentence-order", MaskedLM(hide="ngrams")),
-        MaskedLMWithQuestion(
-            "sentence-order", MaskedLM(hide="ngrams", length_weights=(0.4, 0.3, 0.2, 0.1), show="similar-words")
-        ),
         SpanCorruption(),
         TextToText(),
         SpanCorruption(hide="tokens"),

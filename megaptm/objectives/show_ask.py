@@ -10,7 +10,6 @@ import numpy as np
 from megaptm.errors import UserError
 from megaptm.families import Registry, contributions
 from megaptm.objectives.denoise import Show
-from megaptm.objectives.similar import Similar
 from megaptm.objectives.vocabulary import SpecialTokens
 
 
@@ -60,46 +59,13 @@ def first_of_spans(hidden: np.ndarray) -> np.ndarray:
     return hidden & ~np.concatenate(([False], hidden[:-1]))
 
 
-def replace_words(
-    *, mask_token_prob: float, random_token_prob: float, unit_starts: np.ndarray, similar: Similar
-) -> Show:
-    """Replace each masked word by a similar word (probability `mask_token_prob`), a random one (`random_token_prob`),
-    or itself; never by masks (MacBERT, arXiv:2004.13922, 3.1). A word without similar words is replaced by a random
-    one.
-
-    Replacements have as many tokens as the word, so that labels keep their positions. A partly masked word gets random
-    tokens at its masked positions.
-    """
-
-    def show(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
-        shown = tokens.copy()
-        starts = np.flatnonzero(unit_starts)
-        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(tokens)], strict=True):
-            positions = start + np.flatnonzero(hidden[start:stop])
-            if not len(positions):
-                continue
-            uniform = rng.random()
-            if uniform >= mask_token_prob + random_token_prob:
-                continue
-            is_complete = len(positions) == stop - start
-            candidates = (
-                similar(tuple(tokens[start:stop].tolist())) if uniform < mask_token_prob and is_complete else None
-            )
-            if candidates is None:
-                shown[positions] = rng.choice(special.ordinary, len(positions))
-            else:
-                shown[start:stop] = candidates[int(rng.integers(len(candidates)))]
-        return shown
-
-    return show
-
-
 REPLACEMENT_STRATEGIES: Registry[Callable[..., Show]] = Registry(
-    {"tokens": replace_tokens, "similar-words": replace_words},
+    {"tokens": replace_tokens},
     lambda: chain.from_iterable(map(dict.items, contributions("masking", "REPLACEMENT_STRATEGIES"))),
 )
 """Replacement strategies of masked-lm by name. Arguments are `mask_token_prob` and `random_token_prob`, and, if the
-function has them, `unit_starts` (first tokens of words) and `similar` (similar words)."""
+function has them, `unit_starts` (first tokens of words) and the option `similar`. A strategy may have a method
+`check(objective, special)`."""
 
 
 def replace_spans_by_sentinels(

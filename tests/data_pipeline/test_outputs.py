@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from data_pipeline.commands import similar_words
 from megaptm.__main__ import main
 from megaptm.errors import UserError
+from megaptm.families.macbert.corpus import similar_words
 from megaptm.families.unimo.corpus.meanings import meanings
 from megaptm.families.uniter.corpus.retrieve import RetrievalOptions, retrieved
 

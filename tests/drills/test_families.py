@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 
 from data_pipeline import commands
-from data_pipeline.annotate.similar import write_similar_words
 from megaptm.config import load as load_config
 from megaptm.distillation.section import distill_section
 from megaptm.families import CATALOGUE
+from megaptm.families.macbert.corpus import write_similar_words
 from megaptm.objectives import OBJECTIVES
 from megaptm.tokenizers import load
 from tests import ROOT

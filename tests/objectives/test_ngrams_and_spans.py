@@ -10,13 +10,13 @@ import pytest
 from megaptm.batch import IGNORED
 from megaptm.data import open_mix
 from megaptm.errors import UserError
+from megaptm.families.macbert.similar import SimilarWords, load_similar_words, write_similar
 from megaptm.families.spanbert.masking import GEOMETRIC_WEIGHTS
 from megaptm.objectives import build_objective
 from megaptm.objectives.hide import MASKING_STRATEGIES
 from megaptm.objectives.masked import MaskedLM
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.objectives.show_ask import first_of_spans
-from megaptm.objectives.similar import SimilarWords, load_similar_words, write_similar
 from tests.data.corpora import SPECIALS, tiny_corpus
 from tests.objectives.samples import SPECIAL, original_tokens, random_slice, with_words, word_ids
 
@@ -231,7 +231,7 @@ def invalid_tables(tmp_path, monkeypatch):
     """A folder of files that are not valid tables of similar words."""
     (tmp_path / "bad.npz").write_text("no table")
     write_similar({(7,): [(5000,)]}, tmp_path / "other.npz")
-    monkeypatch.setattr("megaptm.objectives.similar.MAX_BYTES", 1 << 20)
+    monkeypatch.setattr("megaptm.families.macbert.similar.MAX_BYTES", 1 << 20)
     word = np.array([[7]])
     for name, words, similar in (
         ("flat", word[0], word),

@@ -2,10 +2,9 @@
 
 import pytest
 
-from data_pipeline.annotate.similar import read_table, read_vectors, write_similar_words
-from data_pipeline.commands import similar_words
 from megaptm.errors import UserError
-from megaptm.objectives.similar import SimilarWords, load_similar_words
+from megaptm.families.macbert.corpus import read_table, read_vectors, similar_words, write_similar_words
+from megaptm.families.macbert.similar import SimilarWords, load_similar_words
 from megaptm.tokenizers import train
 
 TEXT = "the cat and the dog sat on a mat near the sea " * 30

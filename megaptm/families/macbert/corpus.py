@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from data_pipeline.commands import output_file
+from megaptm.console import Console
 from megaptm.errors import UserError
-from megaptm.objectives.similar import write_similar
+from megaptm.families.macbert.similar import write_similar
 from megaptm.storage import AtomicFile, regular_file
-from megaptm.tokenizers import Tokenizer
+from megaptm.tokenizers import Tokenizer, load
 
 WordTable = Mapping[str, Iterable[str]]
 BLOCK = 256
@@ -120,3 +122,13 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         yield from enumerate(regular_file(path).read_text(encoding="utf-8").split("\n"), 1)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read ({error}): correct the name, or convert the file to UTF-8.") from None
+
+
+def similar_words(
+    source: str, tokenizer: str, out: str, *, vectors: bool = False, top: int = 10, console: Console | None = None
+) -> None:
+    """Write the table of similar words that `show: similar-words` reads."""
+    file, known, path = output_file(out), load(Path(tokenizer)), Path(source)
+    arguments = read_vectors(path, known, top=top) if vectors else read_table(path)
+    count = write_similar_words(arguments, known, file)
+    (console or Console()).print(f"{out}: {count:,} words have similar words", highlight=False)
