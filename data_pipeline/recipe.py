@@ -211,7 +211,9 @@ def _step_class(name: Any, where: str) -> type:
     """Return the class of a built-in step, or of a user's step `package.module:NAME`."""
     if isinstance(name, str) and is_plugin(name):
         kind = load_plugin(name, f"{where}: step {name}", "step")
-        if not (isinstance(kind, type) and is_dataclass(kind) and _has_call(kind)):
+        if not (
+            isinstance(kind, type) and is_dataclass(kind) and any("__call__" in vars(base) for base in kind.__mro__)
+        ):
             raise UserError(
                 f"{where}: step {name} is not a dataclass that is called with documents (CleaningStep): correct it."
             )
@@ -222,10 +224,6 @@ def _step_class(name: Any, where: str) -> type:
         hint = nearest(name, STEPS, "use {}, or package.module:NAME.")
         raise UserError(f"{where}: unknown step {name}; {hint}")
     return STEPS[name]
-
-
-def _has_call(kind: type) -> bool:
-    return any("__call__" in vars(base) for base in kind.__mro__)
 
 
 def step_for_manifest(step: CleaningStep) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +24,6 @@ from rich.text import Text
 from data_pipeline.sources.files import JSON_LINES, PYTHON_LIBRARY
 from megaptm.config import load
 from megaptm.config.extension import extended_by
-from megaptm.config.model import model_spec
 from megaptm.console import Console
 from megaptm.data.manifest import MANIFEST, read_manifest
 from megaptm.errors import EXIT_CONTINUE, EXIT_USER_ERROR, UserError
@@ -43,69 +41,6 @@ PROMPT = "def __init__(self"
 WIDTH = 100
 
 
-@dataclass(frozen=True)
-class Scale:
-    """Size of a model and number of steps."""
-
-    layers: int
-    width: int
-    steps: int
-    cost: float
-    """Time of a step, relative to the first scale."""
-
-    @property
-    def overrides(self) -> list[str]:
-        """Return the arguments for `megaptm train`."""
-        model = [f"model.layers={self.layers}", f"model.width={self.width}", f"model.ffn={4 * self.width}"]
-        return [*model, f"train.steps={self.steps}", f"train.validate_every={max(1, self.steps // 6)}"]
-
-
-SCALES = (Scale(4, 128, 600, 1.0), Scale(4, 128, 300, 1.0), Scale(4, 128, 150, 1.0), Scale(2, 96, 150, 0.5))
-# Leaves the whole demo under three minutes if the processor remains as fast as during the measurement.
-LONGEST_SECONDS = 150.0
-# Measured on two cores of Zen 5: a step of two processes takes 1.4 times the measured pass, and everything else in the
-# demo takes as long as 250 steps. For slower cores this is an estimate; none have been timed.
-STEP_PASSES = 1.4
-OTHER_STEPS = 250
-
-
-def expected_seconds(pass_seconds: float, scale: Scale) -> float:
-    """Return the time of a whole demo; `pass_seconds` is the result of `measure_pass`."""
-    return STEP_PASSES * pass_seconds * (scale.steps * scale.cost + OTHER_STEPS)
-
-
-def choose_scale(pass_seconds: float, scales: Sequence[Scale] = SCALES) -> Scale:
-    """Return the first scale whose demo takes at most `LONGEST_SECONDS`, otherwise the last scale."""
-    return next((scale for scale in scales if expected_seconds(pass_seconds, scale) <= LONGEST_SECONDS), scales[-1])
-
-
-def measure_pass(config: str, passes: int = 5) -> float:
-    """Return the seconds of a forward and backward pass over the samples of one of two data ranks in a step.
-
-    It is the median of some passes on one thread, because each process of the demo has one.
-    """
-    import torch  # takes seconds
-
-    from megaptm.models.initial import fill
-    from megaptm.models.model import build_model
-
-    settings = load(config)
-    model = build_model(model_spec(settings.model))
-    fill(model, settings.train.seed)
-    tokens = torch.zeros(settings.train.batch // 2, settings.data.sequence, dtype=torch.int64)
-    threads, seconds = torch.get_num_threads(), []
-    torch.set_num_threads(1)
-    try:
-        for _ in range(passes):
-            started = time.perf_counter()
-            losses = model({"tokens": tokens, "labels": tokens}).losses
-            sum(loss for loss, _ in losses.values()).backward()
-            seconds.append(time.perf_counter() - started)
-    finally:
-        torch.set_num_threads(threads)
-    return sorted(seconds)[passes // 2]
-
-
 @dataclass
 class Demo:
     """A demo in a folder, with its console output."""
@@ -113,12 +48,12 @@ class Demo:
     text: str
     folder: Path
     config: str = CONFIG
-    scales: Sequence[Scale] = SCALES
     console: Console = field(default_factory=lambda: Console(width=min(WIDTH, shutil.get_terminal_size().columns)))
 
     def __post_init__(self) -> None:
         self.corpus, self.run = self.folder / "corpus", self.folder / "run"
-        self.vocabulary = load(self.config).model.vocabulary
+        config = load(self.config)
+        self.vocabulary, self.steps = config.model.vocabulary, config.train.steps
 
     def run_all(self) -> None:
         self.build()
@@ -148,14 +83,13 @@ class Demo:
 
     def train(self) -> None:
         """Train half of the steps on one layout, half on another."""
-        scale = self.scale()
-        half = scale.steps // 2
+        half = self.steps // 2
         self.heading(
             "2  Train the first half on two data ranks", "Each process holds the model and reads half of each batch."
         )
         begin = ["train", self.config, f"run={self.run}", f"data.mix={{{self.corpus}: 1}}", "layout.data=2"]
         code = self.run_unless_done(
-            [*begin, *scale.overrides, f"train.stop_at={half}"], done=self.saved() >= half, codes=(0, EXIT_CONTINUE)
+            [*begin, f"train.stop_at={half}"], done=self.saved() >= half, codes=(0, EXIT_CONTINUE)
         )
         if code == EXIT_CONTINUE:
             self.console.print(f"Exit code {EXIT_CONTINUE}: saved and stopped half-way, as on a preempted machine.")
@@ -164,24 +98,7 @@ class Demo:
             "Each process holds half of the layers. The samples and the loss curve are those of an uninterrupted run.",
         )
         pipeline = ["layout.data=1", "layout.pipeline=2", "layout.microbatch=4"]
-        self.run_unless_done(["train", str(self.run), *pipeline], done=self.saved() >= scale.steps)
-
-    def scale(self) -> Scale:
-        """Return the scale of an existing run, otherwise the scale that fits the speed of this machine."""
-        if (run_config := self.run / "config.yaml").exists():
-            config = load(run_config)
-            model = (config.model.layers, config.model.width, config.train.steps)
-            return next(scale for scale in self.scales if (scale.layers, scale.width, scale.steps) == model)
-        seconds = measure_pass(self.config)
-        chosen = choose_scale(seconds, self.scales)
-        self.console.print(
-            f"A pass over half a batch takes {seconds:.2f} s on one thread of this machine. The demo trains "
-            f"{chosen.steps} steps of a model with {chosen.layers} layers of width {chosen.width} and should take "
-            f"about {expected_seconds(seconds, chosen) / 60:.1f} minutes.",
-            style="dim",
-            highlight=False,
-        )
-        return chosen
+        self.run_unless_done(["train", str(self.run), *pipeline], done=self.saved() >= self.steps)
 
     def results(self) -> None:
         """Print the results and save them as a picture."""

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from megaptm.demo import SCALES, Demo, Scale, choose_scale, main
+from megaptm.demo import Demo, main
 from megaptm.errors import UserError
 from megaptm.resilience.events import read_events
 from tests import ROOT
@@ -19,8 +19,7 @@ pytest.importorskip("ray")
 def demo(text, folder, config):
     """Return a demo and its console output, without the output of its commands."""
     printed = io.StringIO()
-    scales = (Scale(layers=4, width=32, steps=8, cost=1.0),)
-    return Demo(str(text), folder, str(config), scales, Console(file=printed, width=100)), printed
+    return Demo(str(text), folder, str(config), Console(file=printed, width=100)), printed
 
 
 @pytest.fixture
@@ -42,7 +41,6 @@ def test_demo_completes_and_repeats_nothing(small, tmp_path):
     first.run_all()
     output = printed.getvalue()
     assert f"corpus build {tmp_path}/demo/corpus.yaml out={tmp_path}/demo/corpus" in output
-    assert "trains 8 steps of a model with 4 layers of width 32" in " ".join(output.split())
     assert "Exit code 75" in output
     for line in ("bits per byte", "unigram", "uniform", "● training", "mlflow ui", "export hf"):
         assert line in output
@@ -69,23 +67,13 @@ def test_demo_completes_and_repeats_nothing(small, tmp_path):
         other.run_all()
 
 
-@pytest.mark.parametrize(
-    ("pass_seconds", "steps", "width"), [(0.001, 600, 128), (0.1, 600, 128), (0.25, 150, 128), (2.0, 150, 96)]
-)
-def test_slower_machine_gets_a_smaller_scale(pass_seconds, steps, width):
-    chosen = choose_scale(pass_seconds)
-    assert chosen.steps == steps
-    assert chosen.width == width
-
-
 def test_second_text_is_refused():
     with pytest.raises(UserError, match="set TEXT to one file"):
         main(["one.txt", "two.txt"])
 
 
-@pytest.mark.parametrize("scale", SCALES, ids=str)
 @pytest.mark.parametrize("layout", ["layout.data=2", "layout.pipeline=2", "layout.tensor=2"])
-def test_demo_configs_fit_two_processes(scale, layout):
+def test_demo_config_fits_two_processes(layout):
     from megaptm.config import load
 
-    assert load(ROOT / "configs/demo/gpt2.yaml", [*scale.overrides, layout]).layout.processes == 2
+    assert load(ROOT / "configs/demo/gpt2.yaml", [layout]).layout.processes == 2

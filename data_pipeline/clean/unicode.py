@@ -35,7 +35,7 @@ class RepairEncoding(Change):
         while match := _mojibake_pattern().search(text, end):
             first = max(end, text.rfind("\n", end, match.start()) + 1)
             last = text.find("\n", match.end()) % (len(text) + 1)
-            parts += [text[end:first], _repaired(text[first:last])]
+            parts += [text[end:first], import_library("ftfy", "repair-encoding").fix_encoding(text[first:last])]
             end = last
         return "".join([*parts, text[end:]]) if parts else text
 
@@ -49,11 +49,6 @@ def _mojibake_pattern() -> re.Pattern[str]:
     clues = import_library("ftfy.chardata", "repair-encoding").UTF8_CLUES
     first = "".join(clues[f"utf8_first_of_{count}"] for count in (2, 3, 4))
     return re.compile(f"[{first}][{clues['utf8_continuation']}]|[\x80-\x9f]")
-
-
-def _repaired(line: str) -> str:
-    """Repair only the encoding: quotes, ligatures, entities and the like are unchanged."""
-    return import_library("ftfy", "repair-encoding").fix_encoding(line)
 
 
 @dataclass(frozen=True)

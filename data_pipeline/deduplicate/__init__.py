@@ -19,16 +19,3 @@ from data_pipeline.deduplicate.files import PartFile, read_part, write_part
 from data_pipeline.deduplicate.find import Duplicates, find_duplicates
 from data_pipeline.deduplicate.options import Deduplicate, Near, Paragraphs
 from data_pipeline.deduplicate.paragraphs import CutPart, cut_paragraphs
-
-__all__ = [
-    "CutPart",
-    "Deduplicate",
-    "Duplicates",
-    "Near",
-    "Paragraphs",
-    "PartFile",
-    "cut_paragraphs",
-    "find_duplicates",
-    "read_part",
-    "write_part",
-]

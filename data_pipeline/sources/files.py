@@ -41,7 +41,7 @@ def find_files(sources: Sequence[str | Source], dropped: Dropped | None = None) 
         source = source_or_path if isinstance(source_or_path, Source) else Source(source_or_path)
         skipped = Dropped()
         for file in _files_of(source, skipped):
-            owner = owners.setdefault(_canonical_path(file.path), index)
+            owner = owners.setdefault(file.path if is_remote(file.path) else os.path.realpath(file.path), index)
             if owner != index:
                 raise _duplicate_file_error(sources[owner], source, file)
             all_files.append(file)
@@ -131,10 +131,6 @@ def _aligned_files(source: Source, listing: Listing) -> Iterator[InputFile]:
 def input_file(file: FoundFile, source: Source, attached: str | None = None) -> InputFile:
     """Return a file of a source, with the settings that match its name. `attached`: file that its text describes."""
     return apply_overrides(InputFile(file.path, file.name, file.size, file.version, source, attached))
-
-
-def _canonical_path(path: str) -> str:
-    return path if is_remote(path) else os.path.realpath(path)
 
 
 def _duplicate_file_error(first_source: str | Source, second_source: Source, file: InputFile) -> UserError:

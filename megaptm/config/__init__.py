@@ -15,26 +15,3 @@ from megaptm.config.schema import (
     TrainConfig,
 )
 from megaptm.config.yamls import format_override
-
-__all__ = [
-    "CheckpointConfig",
-    "CommunicationConfig",
-    "Config",
-    "DataConfig",
-    "Draft",
-    "Layout",
-    "LossScaleConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "TrackConfig",
-    "TrainConfig",
-    "UncheckedConfig",
-    "draft",
-    "dump",
-    "format_override",
-    "load",
-    "load_run",
-    "read_model",
-    "resolve",
-    "resolve_model",
-]

@@ -16,4 +16,4 @@ warnings.filterwarnings(
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 cpu.install()
 with cpu.eager():
-    import megatron.core  # noqa: F401
+    import megatron.core

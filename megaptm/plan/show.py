@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from rich.table import Table
 from rich.text import Text
@@ -15,11 +15,6 @@ from megaptm.plan.saving import Saving
 from megaptm.plan.search import Candidate, Search
 
 GIB = 2**30
-COLORS = (
-    *("cyan", "blue", "magenta", "yellow", "green", "red"),
-    *("bright_black", "bright_cyan", "bright_magenta", "bright_blue"),
-)
-WIDTH = 60
 
 
 def show(plan: Plan, console: Console) -> None:
@@ -63,7 +58,6 @@ def _print_memory(plan: Plan, console: Console) -> None:
     table.add_row("total", *(f"{plan.memory[stage].total / GIB:.2f}" for stage in sorted(stages)), style="bold")
     console.print(table)
     fullest = plan.memory[plan.fullest_stage]
-    console.print(bar(fullest.parts(), total=max(usable, fullest.total)))
     verdict = "fits" if plan.fits else "DOES NOT FIT"
     console.print(
         Text(
@@ -93,7 +87,6 @@ def _print_step(plan: Plan, console: Console) -> None:
             table.add_row(PARTS[part], format_seconds(seconds), f"{seconds / step.seconds:.1%}")
     table.add_row("a step", format_seconds(step.seconds), "", style="bold")
     console.print(table)
-    console.print(bar(step.parts(), total=step.seconds))
     console.print(
         f"{plan.work.tokens / step.seconds:,.0f} tokens/s; {step.mfu:.1%} of peak FLOP/s (MFU), {step.hfu:.1%} "
         "including recomputation (HFU)\n"
@@ -141,18 +134,6 @@ def _saving_note(saving: Saving) -> str:
         f"(training waits {format_seconds(saving.stall)}; {saving.host_bytes / GIB:,.1f} GiB of host memory on each "
         "node)"
     )
-
-
-def bar(parts: Mapping[str, float], *, total: float) -> Text:
-    """Return a line of colored blocks with a legend; the length of each part is its share of the total."""
-    line, legend = Text(), Text()
-    for (name, value), color in zip(parts.items(), COLORS, strict=False):
-        blocks = round(value / total * WIDTH)
-        line.append("█" * blocks, style=color)
-        if blocks:
-            legend.append("  █ ", style=color).append(name)
-    padding = WIDTH - len(line.plain)
-    return Text("\n").join([line.append("·" * max(padding, 0), style="bright_black"), legend])
 
 
 def show_search(result: Search, console: Console, *, usable: float) -> None:

@@ -64,12 +64,11 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     records = (parse_record(line) for line in regular_file(path).read_bytes().splitlines())
-    return [_numbers(record) for record in records if record is not None and is_finite_number(record.get("step"))]
-
-
-def _numbers(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the numeric entries of a record, including infinity and NaN."""
-    return {key: value for key, value in record.items() if is_finite_number(value) or is_nonfinite(value)}
+    return [
+        {key: value for key, value in record.items() if is_finite_number(value) or is_nonfinite(value)}
+        for record in records
+        if record is not None and is_finite_number(record.get("step"))
+    ]
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
