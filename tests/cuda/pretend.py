@@ -182,7 +182,8 @@ class Waits(TorchDispatchMode):
         result = func(*args, **kwargs)
         if pinned:
             result = _pinned(result)
-        if (on_device or _is_on_device(result)) and not (func.is_view or name in NO_KERNELS):
+        launches = on_device or _is_on_device(result) or any(map(_is_on_device, _in_lists(args)))
+        if launches and not (func.is_view or name in NO_KERNELS):
             kernels[name] += 1
         if name in ("_to_copy", "copy_"):
             source, target = (args[1], args[0]) if name == "copy_" else (args[0], result)
@@ -197,6 +198,13 @@ class Waits(TorchDispatchMode):
 def _pinned(tensor: Any) -> Any:
     setattr(tensor, PINNED, True)
     return tensor
+
+
+def _in_lists(args: tuple[Any, ...]) -> Iterator[Any]:
+    """Yield what the lists among the arguments hold: tensors of kernels that process many at once."""
+    for value in args:
+        if isinstance(value, list | tuple):
+            yield from value
 
 
 def _is_on_device(result: Any) -> bool:

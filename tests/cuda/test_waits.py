@@ -64,3 +64,9 @@ def test_host_synchronizations_of_a_step(guard, name):
 def test_kernels_have_deterministic_forms(guard, name):
     """Otherwise torch ends a run with `train.deterministic`."""
     assert count_steps(guard, name in OFTEN)[name]["refused"] == {}
+
+
+def test_adafactor_launches_few_kernels(guard):
+    """At most as many as a pass of the model: a kernel for each operation and tensor would keep a GPU waiting."""
+    kernels = {name: sum(count_steps(guard, True)[name]["kernels"].values()) for name in ("bert", "bert by adafactor")}
+    assert kernels["bert by adafactor"] - kernels["bert"] < 350

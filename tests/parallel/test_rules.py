@@ -193,3 +193,16 @@ def test_adafactor_factors_large_matrices_only(shape, matrices, min_dim_size_to_
     [part] = parts_of([torch.zeros(shape)], matrices=matrices)
     assert is_factored(part, min_dim_size_to_factor) == factored
     assert math.prod(shape) == part.matrices * part.full_length * part.full_width
+
+
+@pytest.mark.parametrize("rows", [slice(0, 24), slice(12, 24), slice(5, 22)], ids=["all", "turns", "parts of turns"])
+def test_rows_are_summed_and_spread_by_matrix(rows):
+    """Queries, keys and values of two heads of width 4, in turns."""
+    weight = torch.nn.Parameter(torch.empty(24, 2))
+    part = TensorPart(Placement("qkv", (24, 2), (0, 0), None, matrices=3, interleave=4), weight, None)
+    matrix = torch.arange(24)[rows] // 4 % 3
+    values = torch.randn(24, 2, generator=torch.Generator().manual_seed(0))[rows]
+    expected = torch.stack([values[matrix == index].sum(0) for index in range(3)])
+    torch.testing.assert_close(part.sum_by_matrix(values, rows), expected)
+    assert torch.equal(part.spread(expected, rows), expected[matrix])
+    assert torch.equal(part.spread(expected[:, 0], rows), expected[matrix, 0])

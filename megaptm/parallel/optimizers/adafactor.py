@@ -56,16 +56,17 @@ class Adafactor(torch.optim.Optimizer):
             for part in self.parts
         ]
         sliced = [part.placement.axis is not None for part in self.parts]
-        for part, squares in zip(self.parts, sum_over_ranks(values, sliced=sliced, divided=self.divided), strict=True):
-            if part.master is not None:
-                self._apply(part, part.master, squares, group_of[id(part.master)])
+        sums = sum_over_ranks(values, sliced=sliced, divided=self.divided)
+        squares = [sum_ for part, sum_ in zip(self.parts, sums, strict=True) if part.master is not None]
+        self._apply(held, squares, [group_of[id(master)] for _, master in held])
 
     def _update_factors(self, decay: float) -> None:
         values, sliced = [], []
         for part in self.factored:
             rows_R = torch.zeros(part.length, device=part.parameter.device)
-            columns_MC = torch.zeros(part.matrices, part.width, device=part.parameter.device)
-            if part.master is not None:
+            if part.master is None:
+                columns_MC = torch.zeros(part.matrices, part.width, device=part.parameter.device)
+            else:
                 assert part.master.grad is not None
                 squares_NC = part.by_row(part.master.grad).square()
                 rows_R[part.rows] = squares_NC.sum(1)
@@ -73,6 +74,7 @@ class Adafactor(torch.optim.Optimizer):
             values += [rows_R, columns_MC]
             sliced += [part.placement.axis == 1, part.placement.axis == 0]
         sums = sum_over_ranks(values, sliced=sliced, divided=self.divided)
+        means, counts = [], []
         for part, rows_R, columns_MC in zip(self.factored, sums[::2], sums[1::2], strict=True):
             state = self.state[part.key]
             for kind, sum_, count in (
@@ -81,7 +83,14 @@ class Adafactor(torch.optim.Optimizer):
             ):
                 if kind not in state:
                     state[kind] = torch.zeros_like(sum_)
-                state[kind].mul_(decay).add_(sum_ / count + MIN_SQUARE, alpha=1 - decay)
+                means.append(state[kind])
+                counts.append(float(count))
+        if means:
+            # Kernels for all tensors at once: launching one for each would take longer on a GPU than the work.
+            squares = torch._foreach_div(sums, counts)
+            torch._foreach_add_(squares, MIN_SQUARE)
+            torch._foreach_mul_(means, decay)
+            torch._foreach_add_(means, squares, alpha=1 - decay)
 
     def _compute_direction(self, part: TensorPart, master: Tensor, decay: float) -> None:
         gradient, state = master.grad, self.state[part.key]
@@ -102,21 +111,39 @@ class Adafactor(torch.optim.Optimizer):
         update_NC = part.by_row(gradient) * rows_N[:, None] * part.spread(columns_MC.rsqrt())
         gradient.copy_(part.in_local_shape(update_NC))
 
-    def _apply(self, part: TensorPart, master: Tensor, squares: Tensor, group: dict[str, Any]) -> None:
-        update, state = master.grad, self.state[part.key]
-        assert update is not None
-        update_M, weight_M = (squares / (part.full_length * part.full_width)).sqrt()
-        rate_M = torch.full_like(weight_M, group["lr"])
+    def _apply(
+        self, held: list[tuple[TensorPart, Tensor]], squares: list[Tensor], groups: list[dict[str, Any]]
+    ) -> None:
+        """Update the weights of this rank. `squares`: [2, M] of each, sums of squares of the update and the weight."""
+        if not held:
+            return
+        sizes = [float(part.full_length * part.full_width) for part, _ in held]
+        updates_M, weights_M = zip(*torch._foreach_sqrt(torch._foreach_div(squares, sizes)), strict=True)
         if self.scale_parameter:
-            rate_M = rate_M * weight_M.clamp(min=MIN_SIZE)
+            rates_M = torch._foreach_clamp_min(weights_M, MIN_SIZE)
+        else:
+            rates_M = tuple(torch.ones_like(weight_M) for weight_M in weights_M)
+        torch._foreach_mul_(rates_M, [group["lr"] for group in groups])
         if self.clip_threshold is not None:
-            rate_M = rate_M / (update_M / self.clip_threshold).clamp(min=1.0)
-        update.copy_(part.in_local_shape(part.by_row(update) * part.spread(rate_M)[:, None]))
-        if self.momentum:
-            if "exp_avg" not in state:
-                state["exp_avg"] = torch.zeros_like(master)
-            update = state["exp_avg"].lerp_(update, 1 - self.momentum)
-        master.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update)
+            excess_M = torch._foreach_div(updates_M, self.clip_threshold)
+            torch._foreach_clamp_min_(excess_M, 1.0)
+            torch._foreach_div_(rates_M, excess_M)
+        updates = []
+        for (part, master), rate_M in zip(held, rates_M, strict=True):
+            update, state = master.grad, self.state[part.key]
+            assert update is not None
+            if part.matrices == 1:
+                update.mul_(rate_M)
+            else:
+                update.copy_(part.in_local_shape(part.by_row(update) * part.spread(rate_M)[:, None]))
+            if self.momentum:
+                if "exp_avg" not in state:
+                    state["exp_avg"] = torch.zeros_like(master)
+                update = state["exp_avg"].lerp_(update, 1 - self.momentum)
+            updates.append(update)
+        masters = [master for _, master in held]
+        torch._foreach_mul_(masters, [1 - group["lr"] * group["weight_decay"] for group in groups])
+        torch._foreach_sub_(masters, updates)
 
 
 def is_factored(part: TensorPart, min_dim_size_to_factor: int | None) -> bool:

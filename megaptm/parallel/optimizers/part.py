@@ -91,13 +91,27 @@ class TensorPart:
         """Return [M, ...]: sum over the rows of each matrix."""
         if self.matrices == 1:
             return rows_N.sum(0, keepdim=True)
+        if self._has_full_turns(rows):
+            return rows_N.unflatten(0, (-1, self.matrices, self.placement.interleave)).sum((0, 2))
         # `index_add_` sums in varying order on a GPU: copies on other ranks would diverge.
         matrix_N = self.matrix_of_rows(rows).view(-1, *[1] * (rows_N.dim() - 1))
         return torch.stack([rows_N.masked_fill(matrix_N != index, 0.0).sum(0) for index in range(self.matrices)])
 
     def spread(self, values_M: Tensor, rows: slice | None = None) -> Tensor:
         """Return [N, ...]: the value of each row's matrix; [1, ...] if there is one matrix."""
-        return values_M if self.matrices == 1 else values_M[self.matrix_of_rows(rows)]
+        if self.matrices == 1:
+            return values_M
+        if not self._has_full_turns(rows):
+            return values_M[self.matrix_of_rows(rows)]
+        rows = self.rows if rows is None else rows
+        turns = (rows.stop - rows.start) // (self.matrices * self.placement.interleave)
+        shape = (turns, self.matrices, self.placement.interleave, *values_M.shape[1:])
+        return values_M.unsqueeze(1).expand(*shape).flatten(0, 2)
+
+    def _has_full_turns(self, rows: slice | None) -> bool:
+        """Whether rows start at the first matrix and end with the last, so that a view separates the matrices."""
+        rows, turn = self.rows if rows is None else rows, self.matrices * self.placement.interleave
+        return rows.start % turn == rows.stop % turn == 0
 
     def squares(self, local: Tensor | None) -> Tensor:
         """Return [M]: sum of squares of the held elements of each matrix. `local` has the shape of `master`."""
