@@ -38,6 +38,7 @@ from megaptm.families.bigbird.pattern import SparseBlocks
 from megaptm.families.reformer.attention import HashedAttend
 from megaptm.families.reformer.costs import HashedAttentionCosts
 from megaptm.families.reformer.pattern import ChunkPairs
+from megaptm.families.reformer.spec import ReversibleResidual
 from megaptm.families.transformer_xl.attention import RelativeAttention, distance_sines
 from megaptm.families.transformer_xl.costs import RelativeAttentionCosts
 from megaptm.layers.mask import Mask
@@ -45,7 +46,7 @@ from megaptm.layers.pattern import Pattern, SlidingWindow
 from megaptm.layers.sparse import attend_by_tiles
 from megaptm.models.initial import fill
 from megaptm.models.model import build_model
-from megaptm.spec import ModelSpec, Size, change
+from megaptm.spec import ModelSpec, ResidualSpec, Size, change
 
 KEY, SEGMENT = 64, 512
 SCORED_HEADS = 1
@@ -145,7 +146,7 @@ def measure_attention(attend: Attention, length: int, heads: int) -> int:
     return peak_bytes(run)
 
 
-def measure_model(residual: str, layers: int, length: int) -> int:
+def measure_model(residual: ResidualSpec, layers: int, length: int) -> int:
     """Return the peak memory of a step of a model with Reformer's layers for enwik8 and width 256, for one sequence."""
     table = CATALOGUE["reformer"]
     block = change(table.last_block, residual=residual, position="learned")
@@ -201,12 +202,12 @@ def main() -> None:
     for name, value in seconds.items():
         print(f"{name:20} {options.timed:8,} positions {value * 1e3:8.1f} ms")
     growth = {}
-    for residual in ("reversible", "sum"):
+    for residual in (ReversibleResidual(), ResidualSpec()):
         memory = {layers: measure_model(residual, layers, options.deep) for layers in options.layers}
         for layers, peak in memory.items():
-            print(f"{residual:20} {options.deep:8,} positions {layers:4} layers {peak / 2**20:8.1f} MiB")
+            print(f"{residual.kind:20} {options.deep:8,} positions {layers:4} layers {peak / 2**20:8.1f} MiB")
         (shallow, low), (deep, high) = min(memory.items()), max(memory.items())
-        growth[residual] = (high - low) / (deep - shallow) / low
+        growth[residual.kind] = (high - low) / (deep - shallow) / low
     print(f"each ordinary layer adds {growth['sum']:.3f} of the memory of {min(options.layers)} layers")
     print(f"METRIC reversible_memory_of_a_layer {growth['reversible']:.4f} ratio goal <=0.05")
     for name in sparse:

@@ -104,7 +104,7 @@ def _family_json(family: Any) -> dict[str, Any]:
     }
     return {
         "paper": family.paper,
-        "stacks": {stack: asdict(block) for stack, block in family.stacks.items()},
+        "stacks": {stack: asdict(block) | {"residual": block.residual.kind} for stack, block in family.stacks.items()},
         "objectives": family.objectives,
         "supervised": [name for name in family.objectives if build_objective(name).is_supervised],
         "hugging_face": hugging_face_models(family),

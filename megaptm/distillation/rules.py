@@ -266,7 +266,9 @@ def _compared_outputs(distill: DistillConfig, student: ModelSpec, teacher: Model
     if distill.projection != "none" and not (distill.embeddings or distill.hidden):
         yield "distill.projection has no effect without distill.embeddings or distill.hidden; remove it."
     for spec in (student, teacher):
-        if (distill.hidden or distill.scores) and any(block.reversible for block in spec.family.stacks.values()):
+        if (distill.hidden or distill.scores) and not all(
+            block.residual.saves_activations for block in spec.family.stacks.values()
+        ):
             yield (
                 "distill.hidden and distill.scores read the outputs of layers, which the reversible layers of "
                 f"{spec.name} do not keep; remove both."

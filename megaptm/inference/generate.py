@@ -112,7 +112,7 @@ def continue_ids(loaded: TrainedModel, ids: list[int], *, tokens: int, sampler: 
         yield from _continue_with_recurrence(loaded, ids, tokens=tokens, sampler=sampler)
         return
     block = decoder.block
-    if block.reversible or not all(record.caches_keys for record in block.attentions):
+    if block.residual.streams > 1 or not all(record.caches_keys for record in block.attentions):
         yield from _continue_without_cache(loaded, ids, tokens=tokens, sampler=sampler)
         return
     with with_cache(decoder) as cache:
@@ -154,8 +154,8 @@ def _continue_with_recurrence(loaded: TrainedModel, ids: list[int], *, tokens: i
 
 
 def _continue_without_cache(loaded: TrainedModel, ids: list[int], *, tokens: int, sampler: Sampler) -> Iterator[int]:
-    """Continue a decoder with LSH or local attention, a custom pattern, or reversible layers, where a new token may
-    change all positions: all tokens are processed again for each."""
+    """Continue a decoder with LSH or local attention, a custom pattern, or several residual streams, where a new
+    token may change all positions: all tokens are processed again for each."""
     limit, end = loaded.spec.longest, loaded.tokenizer.special.end
     for _ in range(tokens):
         if limit is not None and len(ids) > limit:

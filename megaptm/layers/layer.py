@@ -20,7 +20,6 @@ from megaptm.layers.layer_costs import SubLayer, sublayers
 from megaptm.layers.mask import Mask
 from megaptm.layers.norm import FinalNorm, Norm
 from megaptm.layers.positions import rotation, score_bias
-from megaptm.layers.reversible import LayerInputs, run_reversible
 from megaptm.layers.rng import RngReplay, save_rng_state
 from megaptm.layers.split import Dropout, HeadTable, SequenceHooks, same
 from megaptm.plugins import load_plugin
@@ -41,7 +40,7 @@ def check_block(block: Block, size: Size) -> None:
             raise UserError(f"Block.{error}")
         return
     for errors in (
-        _reversible_errors(block),
+        block.residual.errors(block),
         _attention_errors(block, size),
         _stack_errors(block, size),
     ):
@@ -78,19 +77,6 @@ def _stack_errors(block: Block, size: Size) -> Iterator[str]:
         )
     if size.cached_positions and not block.caches_states:
         yield f"attention is {block.kinds[0]}, which has no recurrence cache: set memory to 0."
-
-
-def _reversible_errors(block: Block) -> Iterator[str]:
-    """Yield an error for each field that has no meaning for reversible layers."""
-    conflicts = {
-        f"norm.position is {block.norm.position}": block.norm.position != "pre",
-        f"position is {block.position}": block.score_bias,
-        f"attention is {block.kinds[0]}": any(record.stack != AttentionSpec.stack for record in block.attentions),
-        f"cross is {block.cross}": block.cross is not None,
-        f"sharing.sublayers is {block.sharing.sublayers}": bool(block.sharing.sublayers),
-    }
-    for conflict in (conflict for conflict, exists in conflicts.items() if exists and block.reversible):
-        yield f"{conflict}, which reversible layers do not support: change it, or use residual=sum."
 
 
 class Layer(nn.Module):
@@ -162,8 +148,8 @@ class Layer(nn.Module):
     def mixed(
         self, x: Tensor, mask: Tensor | None, position_state: Tensor | None, chosen: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output of the attention branch of a reversible layer, and its choice of pairs. A choice that is
-        given is reused."""
+        """Return the output of the attention branch alone, and its choice of pairs. A choice that is given is
+        reused."""
         mixed, chosen = self.attention.reuse(self.attention_norm(x), mask, position_state, chosen)
         return self.dropout(mixed), chosen
 
@@ -196,8 +182,8 @@ def stack_class(block: Block) -> Callable[..., BaseStack]:
     check_values(block)
     if block.layer is not None:
         return load_plugin(block.layer.stack, f"{type(block.layer).__name__}.stack", "class")
-    if block.reversible:
-        return ReversibleStack
+    if block.residual.stack:
+        return load_plugin(block.residual.stack, f"{type(block.residual).__name__}.stack", "class")
     kinds = {record.stack: record for record in block.attentions if record.stack != AttentionSpec.stack}
     if len(kinds) > 1:
         names = " and ".join(record.kind for record in kinds.values())
@@ -280,7 +266,7 @@ class Stack(SequenceHooks, BaseStack):
         self.copy_to_tensor_ranks: Callable[[Tensor], Tensor] = same
         """Hook for tensors that every tensor rank has and uses with its own heads."""
         self.save_rng_state: Callable[[], RngReplay] = save_rng_state
-        """Hook with which reversible layers repeat their dropout masks."""
+        """Hook with which recomputed layers repeat their dropout masks."""
         if layers:
             self.add_tables(dropout=dropout, context=context)
         # Created before the layers, so that shared parameters have the same names in every chunk.
@@ -294,7 +280,7 @@ class Stack(SequenceHooks, BaseStack):
             self["final"] = Dropout(dropout, region="residual")
         if block.norm.position != "post" and size.layers - 1 in layers:
             self["final"] = FinalNorm(
-                size.width * block.streams,
+                size.width * block.residual.streams,
                 block.norm,
                 dropout=dropout if block.final_dropout else 0.0,
             )
@@ -402,18 +388,3 @@ class Stack(SequenceHooks, BaseStack):
             return None
         table = cast(HeadTable, self["bias_table"])
         return score_bias(table, *mask.length, bidirectional=self.block.position == "t5-bias")
-
-
-class ReversibleStack(Stack):
-    """Reversible layers. Both residual streams start as x and are concatenated along the sequence, [2S, B, D], between
-    chunks. The final norm reads them along the width, [S, B, 2D]."""
-
-    def forward(self, x: Tensor, inputs: StackInputs) -> Tensor:
-        x1, x2 = (x, x) if 0 in self.numbers else x.chunk(2)
-        attention = self.attention_inputs(x, inputs)
-        layers = []
-        for number in self.numbers:
-            own = attention[self.block.attention_at(number)]
-            layers.append(LayerInputs(cast(Layer, self[str(number)]), own.mask, own.position_state))
-        streams = [y.to(x.dtype) for y in run_reversible(x1, x2, layers, self.save_rng_state)]
-        return self["final"](torch.cat(streams, -1)) if "final" in self else torch.cat(streams)

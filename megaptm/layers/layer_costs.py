@@ -143,7 +143,7 @@ def norm_parameters(block: Block, width: int) -> int:
 def final_norm(block: Block, size: Size) -> int:
     """Return the parameters of a stack's final norm; 0 if it has none."""
     has_one = block.norm.position != "post" and block.layer is None
-    return norm_parameters(block, size.width * block.streams) if has_one else 0
+    return norm_parameters(block, size.width * block.residual.streams) if has_one else 0
 
 
 def memory_width(spec: ModelSpec, stack: str) -> int | None:

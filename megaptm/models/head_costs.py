@@ -61,10 +61,11 @@ class HeadCosts(ABC):
                 )
             if layer is not None and self.contrasts:
                 raise UserError(f"{spec.name}: head {self.name} compares rows, so it reads whole stacks, not a layer.")
-            if layer is not None and spec.family.stacks[stack].reversible:
+            if layer is not None and not spec.family.stacks[stack].residual.saves_activations:
                 raise UserError(
-                    f"{spec.name}: head {self.name} reads layer {layer} of the {stack}, whose layers are reversible "
-                    "and keep nothing: let it read the stack, or set residual=sum."
+                    f"{spec.name}: head {self.name} reads layer {layer} of the {stack}, whose layers are "
+                    f"{spec.family.stacks[stack].residual.kind} and keep nothing: let it read the stack, or use "
+                    "ResidualSpec()."
                 )
 
     @property
@@ -84,9 +85,9 @@ class HeadCosts(ABC):
 
     @property
     def table_width(self) -> int:
-        """Width of the table on which it projects. A table of its own is as wide as both streams of a reversible
-        stack."""
-        size, own = self.spec.size, not self.spec.family.output.tied and self.block.reversible
+        """Width of the table on which it projects. A table of its own is as wide as all residual streams of
+        the stack."""
+        size, own = self.spec.size, not self.spec.family.output.tied and self.block.residual.streams > 1
         return self.width if own and size.embedding is None else size.table_width
 
     @property

@@ -53,7 +53,7 @@ def stream_lengths(batch: Mapping[str, Tensor], family: Family) -> dict[str, int
         positions = family.sequence_length(
             name, batch[f"{prefix}tokens"].shape[1], 0 if targets is None else targets.shape[1]
         )
-        lengths[name] = family.stacks[name].streams * positions
+        lengths[name] = family.stacks[name].residual.streams * positions
     return lengths
 
 
@@ -91,8 +91,11 @@ class Model(nn.Module):
         self.add_losses: Callable[[Tensor, dict[str, Loss]], Tensor] = _no_engine
         """Hook that attaches losses of heads before the last chunk to the stream's backward pass."""
 
-        if len(family.stacks) > 1 and any(block.reversible for block in family.stacks.values()):
-            raise UserError(f"{spec.name}: a reversible stack stands alone; set residual=sum, or leave the others out.")
+        if len(family.stacks) > 1 and (several := [b for b in family.stacks.values() if b.residual.streams > 1]):
+            raise UserError(
+                f"{spec.name}: a {several[0].residual.kind} stack stands alone; use ResidualSpec(), or leave the "
+                "others out."
+            )
         self.embed = self.head = None
         tied_inputs = {HEADS[name].tied_input for name in self.chunk.heads} - {""}
         projects = family.output.tied and any(HEADS[name].projects for name in self.chunk.heads)

@@ -168,7 +168,7 @@ def _build(
     for module in model.modules():
         if isinstance(module, Stack):
             module.save_rng_state = save_rng_state
-            if layout.recompute == "full":  # reversible layers are recomputed anyway
+            if layout.recompute == "full":  # layers that save no activations are recomputed anyway
                 module.run_layer = recompute
     return Stage(model, config, placements, index)
 

@@ -25,13 +25,14 @@ from megaptm.spec import Block
 def layer_bytes(work: Workload, stack: str, block: Block | None = None, *, recompute: str | None = None) -> float:
     """Return the bytes that one layer of a stack saves for one micro-batch on one rank.
 
-    `block`: the block of this layer; None: of the first layer. A reversible layer saves only its hash buckets.
+    `block`: the block of this layer; None: of the first layer. A layer that saves no activations
+    saves only its hash buckets.
     """
     block = work.spec.family.stacks[stack].at(0) if block is None else block
     recompute = work.recompute if recompute is None else recompute
     size, element = work.spec.size_of(stack), work.element_bytes
     subs = sublayers(block, size, memory_width(work.spec, stack))
-    if block.reversible:
+    if not block.residual.saves_activations:
         return work.layout.microbatch * subs[0].costs.chosen_bytes(work.lengths[stack]) / work.layout.tensor
     if recompute == "full":
         return work.layout.microbatch * work.lengths[stack] * size.width * element / work.sequence_parts
@@ -109,8 +110,9 @@ def chunk_bytes(work: Workload, model_chunk: ModelChunk) -> float:
         for name in model_chunk.final_stacks
     )
     # Reversible stacks save their output: two float32 streams.
-    reversible = (name for name, layers in model_chunk.layers.items() if layers and spec.family.stacks[name].reversible)
-    total += sum(rows * work.lengths[name] * spec.output_width(name) * 4 / work.sequence_parts for name in reversible)
+    stacks = (name for name, layers in model_chunk.layers.items() if layers)
+    outputs = (name for name in stacks if not spec.family.stacks[name].residual.saves_activations)
+    total += sum(rows * work.lengths[name] * spec.output_width(name) * 4 / work.sequence_parts for name in outputs)
     return total
 
 
@@ -179,7 +181,7 @@ def workspace_bytes(work: Workload, largest: int) -> float:
     outputs = max(linear.outputs for costs in inner for linear in costs.linears.values() if linear.split != "rows")
     gradients = tokens * element * (2 * outputs / work.layout.tensor + 2 * size.width)
     recomputed = 0.0
-    if spec.family.stacks[longest].reversible:
+    if not spec.family.stacks[longest].residual.saves_activations:
         # The feed-forward runs in pieces; both streams and their gradients are float32.
         share = min(1.0, ROWS_FED / tokens)
         gradients = tokens * 4 * 2 * 2 * size.width / work.sequence_parts + share * gradients

@@ -124,7 +124,7 @@ def time_layer(machine: Machine, work: Workload, stack: str, block: Block | None
                 again = attention.forward
     passes += _elementwise(machine, work, subs, stack)
     passes += _communication(machine, work, len(subs), stack)
-    if work.recompute == "full" or block.reversible:
+    if work.recompute == "full" or not block.residual.saves_activations:
         return Passes(passes.forward, passes.backward, passes.forward)
     if work.recompute == "selective":
         return Passes(passes.forward, passes.backward, again)

@@ -98,10 +98,10 @@ def recomputed_flops(work: Workload) -> float:
     """Return the FLOPs of a step that are computed twice: forward pass of the layers, or the two products of attention,
     and the whole forward pass before a features pass."""
     features = work.flops / 3 if work.features_pass else 0.0  # a forward pass is a third of a step
-    reversible = any(block.reversible for block in work.spec.family.stacks.values())
-    if work.recompute == "none" and not reversible:
+    recomputes = any(not block.residual.saves_activations for block in work.spec.family.stacks.values())
+    if work.recompute == "none" and not recomputes:
         return features
-    if work.recompute == "full" or reversible:
+    if work.recompute == "full" or recomputes:
         layers = replace(work, spec=replace(work.spec, family=change(work.spec.family, heads=())))
         return features + layers.flops / 3
     sizes = {name: work.spec.size_of(name) for name in work.lengths}

@@ -67,7 +67,7 @@ class Workload:
     @property
     def stage_positions(self) -> int:
         """Positions of a sample that are sent between stages, with all streams of each stack."""
-        return sum(self.spec.family.stacks[name].streams * length for name, length in self.lengths.items())
+        return sum(self.spec.family.stacks[name].residual.streams * length for name, length in self.lengths.items())
 
     @property
     def tokens(self) -> int:

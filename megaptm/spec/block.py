@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from math import lcm
-from typing import Any, Literal, NamedTuple, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -93,6 +93,24 @@ class SharingSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ResidualSpec:
+    """Residual connections of a stack: sums. Base class of all kinds."""
+
+    kind: ClassVar[str] = "sum"
+    """Name of the kind."""
+    stack: ClassVar[str] = ""
+    """Class of stacks with them: `package.module:NAME`, a subclass of `layers.layer.Stack`. Empty: the attention's."""
+    streams: ClassVar[int] = 1
+    """Number of residual streams. The output of a stack is all streams, concatenated along the width."""
+    saves_activations: ClassVar[bool] = True
+    """Whether layers save activations for the backward pass. Otherwise only the output of the last layer exists."""
+
+    def errors(self, block: Block) -> Iterator[str]:
+        """Yield an error message for each field of the block that this kind does not support."""
+        yield from ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Block:
     """Components of the layers of one stack. No field implies another."""
 
@@ -116,10 +134,7 @@ class Block:
     """For `rope`: base of the wavelengths; the longest is about 2 pi times the base, in positions."""
     norm: NormSpec = field(default=NormSpec())
     ffn: FFNSpec = field(default=FFNSpec())
-    residual: Literal["sum", "reversible"] = "sum"
-    """Residual connection: `sum`, or `reversible` (two residual streams; the inputs of a layer are recomputed from its
-    outputs, so no activations are saved: arXiv:2001.04451, section 3). The output of a reversible stack is both
-    streams, concatenated along the width."""
+    residual: ResidualSpec = field(default=ResidualSpec())
     layer: LayerSpec | None = None
     """Layers of another kind, instead of attention and feed-forward."""
     final_dropout: bool = False
@@ -158,16 +173,6 @@ class Block:
         if self.layer is not None and (record := self.layer.at(layer)) != self.layer:
             changes["layer"] = record
         return replace(self, **changes) if changes else self
-
-    @property
-    def reversible(self) -> bool:
-        """Whether the residual connection is reversible, with two residual streams."""
-        return self.residual == "reversible"
-
-    @property
-    def streams(self) -> int:
-        """Number of residual streams: 2 for reversible layers."""
-        return 2 if self.reversible else 1
 
     @property
     def caches_states(self) -> bool:

@@ -84,7 +84,7 @@ class ModelSpec:
 
     def output_width(self, stack: str) -> int:
         """Return the width of a stack's output."""
-        return self.size_of(stack).width * self.family.stacks[stack].streams
+        return self.size_of(stack).width * self.family.stacks[stack].residual.streams
 
     @property
     def longest(self) -> int | None:

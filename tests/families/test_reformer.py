@@ -17,11 +17,11 @@ from torch import Tensor
 from benchmarks.common.memory import peak_bytes
 from megaptm.config import Layout
 from megaptm.errors import UserError
+from megaptm.families.reformer import stack as reversible_stack
 from megaptm.families.reformer.attention import HashedAttend, rotations
+from megaptm.families.reformer.reversible import LayerInputs
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.tensor_rules import export_weights
-from megaptm.layers import layer as layers_of_stacks
-from megaptm.layers.reversible import LayerInputs
 from megaptm.layers.rng import RngReplay
 from megaptm.models.initial import fill
 from megaptm.models.model import Model, build_model
@@ -100,7 +100,7 @@ def run_with_autograd(
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_reversible_gradients_equal_autograd(dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recomputation repeats dropout masks, also if the feed-forward runs in pieces, and restores the inputs."""
-    monkeypatch.setattr("megaptm.layers.reversible.ROWS_FED", 16 * 3)
+    monkeypatch.setattr("megaptm.families.reformer.reversible.ROWS_FED", 16 * 3)
     model, batch = (
         build_model_with_large_weights(dropout=dropout).double().train(),
         tiny_batch("reformer", sequence=LENGTH),
@@ -111,7 +111,7 @@ def test_reversible_gradients_equal_autograd(dropout: float, monkeypatch: pytest
     actual = gradients(model, batch)
     first, recomputed = inputs
     assert (recomputed - first).abs().max() < 1e-12
-    monkeypatch.setattr(layers_of_stacks, "run_reversible", run_with_autograd)
+    monkeypatch.setattr(reversible_stack, "run_reversible", run_with_autograd)
     torch.manual_seed(1)
     expected = gradients(model, batch)
     for name, gradient in actual.items():
@@ -137,7 +137,7 @@ def test_saved_memory_does_not_grow_with_layers(monkeypatch: pytest.MonkeyPatch)
     """Only hash buckets are saved per layer, in every fourth layer."""
     shallow, deep = saved_bytes(4), saved_bytes(12)
     assert 0 < (deep - shallow) / 8 < 0.05 * shallow
-    monkeypatch.setattr(layers_of_stacks, "run_reversible", run_with_autograd)
+    monkeypatch.setattr(reversible_stack, "run_reversible", run_with_autograd)
     assert saved_bytes(12) > 4 * deep
 
 
@@ -154,7 +154,7 @@ def test_peak_memory_does_not_grow_with_layers(monkeypatch: pytest.MonkeyPatch) 
     """The peak includes temporary tensors of the backward pass; benchmarks/long_inputs.py measures longer sequences."""
     shallow, deep = peak_of_step(4), peak_of_step(12)
     assert 0 < (deep - shallow) / 8 < 0.05 * shallow
-    monkeypatch.setattr(layers_of_stacks, "run_reversible", run_with_autograd)
+    monkeypatch.setattr(reversible_stack, "run_reversible", run_with_autograd)
     assert peak_of_step(12) > 1.5 * deep
 
 

@@ -42,7 +42,7 @@ def load(folder: Path, spec: ModelSpec) -> transformers.PreTrainedModel:
     assert not info["unexpected_keys"]
     assert not info["mismatched_keys"]
     # transformers 5 does not add Reformer's output bias.
-    reversible = any(block.reversible for block in spec.family.stacks.values())
+    reversible = any(block.residual.streams > 1 for block in spec.family.stacks.values())
     return use_own_random_values(model.eval()) if reversible else model.eval()
 
 

@@ -1,7 +1,7 @@
 """Reformer (Kitaev et al., 2020): a decoder for long texts, with attention among positions with equal hashes (LSH), and
 reversible layers that store no activations for the backward pass."""
 
-from megaptm.families.reformer.spec import AxialInput, LocalSpec, LSHSpec
+from megaptm.families.reformer.spec import AxialInput, LocalSpec, LSHSpec, ReversibleResidual
 from megaptm.spec import Block, Family, FFNSpec, NormSpec, OutputSpec, Size, TokenInput, TokenizerSpec, change
 
 LOCAL = LocalSpec(bias=False, chunk_length=128)
@@ -18,7 +18,7 @@ REFORMER = Family(
         "decoder": Block(
             visibility="causal",
             attention=(LOCAL, LOCAL, LSHSpec(bias=False, chunk_length=256, num_hashes=4, num_buckets=512), LOCAL),
-            residual="reversible",
+            residual=ReversibleResidual(),
             norm=NormSpec(eps=1e-12),
             ffn=FFNSpec(activation="relu", dropout=True),
             final_dropout=True,

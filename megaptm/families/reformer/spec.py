@@ -1,4 +1,4 @@
-"""Options of local and LSH attention, and of axial positions (Reformer, arXiv:2001.04451)."""
+"""Options of local and LSH attention, of axial positions, and reversible layers (Reformer, arXiv:2001.04451)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from megaptm.spec import AttentionSpec, Block, InputSpec, ModelSpec, PositiveInt, Size
+from megaptm.spec import AttentionSpec, Block, InputSpec, ModelSpec, PositiveInt, ResidualSpec, Size
 
 MAX_BUCKETS = 1 << 31
 """Bound of the number of hash buckets."""
@@ -98,3 +98,25 @@ def widths_of(spec: ModelSpec) -> tuple[int, int]:
     """Return the widths of the row and column embeddings: one to three, as in the released models."""
     rows = spec.size.table_width // 4
     return rows, spec.size.table_width - rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReversibleResidual(ResidualSpec):
+    """Two residual streams (section 3): the inputs of a layer are recomputed from its outputs, so no activations are
+    saved."""
+
+    kind = "reversible"
+    stack = "megaptm.families.reformer.stack:ReversibleStack"
+    streams = 2
+    saves_activations = False
+
+    def errors(self, block: Block) -> Iterator[str]:
+        conflicts = {
+            f"norm.position is {block.norm.position}": block.norm.position != "pre",
+            f"position is {block.position}": block.score_bias,
+            f"attention is {block.kinds[0]}": any(record.stack != AttentionSpec.stack for record in block.attentions),
+            f"cross is {block.cross}": block.cross is not None,
+            f"sharing.sublayers is {block.sharing.sublayers}": bool(block.sharing.sublayers),
+        }
+        for conflict in (conflict for conflict, exists in conflicts.items() if exists):
+            yield f"{conflict}, which reversible layers do not support: change it, or use ResidualSpec()."

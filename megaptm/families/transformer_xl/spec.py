@@ -40,7 +40,7 @@ class RelativeSpec(AttentionSpec):
             "norm.position is parallel": block.norm.position == "parallel",
             "attention.bias is no-keys": self.bias == "no-keys",
             f"cross is {block.cross}": block.cross is not None,
-            f"residual is {block.residual}": block.reversible,
+            f"residual is {block.residual.kind}": block.residual.stack != "",
         }
         for conflict in (conflict for conflict, exists in conflicts.items() if exists):
             yield f"{conflict}, which relative attention does not support: change either."
