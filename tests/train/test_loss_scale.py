@@ -44,9 +44,11 @@ def test_metrics_have_the_scale_and_no_loss_of_skipped_steps(runs):
 
 
 def test_restart_continues_with_the_scale(runs):
-    whole, restarted, _ = runs
-    assert skipped(restarted) == skipped(whole)
-    losses = [[record["loss"] for record in read_metrics(run) if "loss" in record] for run in (whole, restarted)]
+    uninterrupted, restarted, _ = runs
+    assert skipped(restarted) == skipped(uninterrupted)
+    losses = [
+        [record["loss"] for record in read_metrics(run) if "loss" in record] for run in (uninterrupted, restarted)
+    ]
     assert losses[0] == losses[1]
 
 
