@@ -11,7 +11,7 @@ folder or a module directly under `megaptm/`, as in the table of imports (docs/a
 - imports: pairs of packages of which one imports the other, also inside functions
 - import statements: all statements with such an import
 - files entered: files in which a function runs in the main thread of the command or of rank 0, until rank 0 enters
-  `Engine.train_step` for the first time (tiny GPT-2, one process, new run). Code that runs during an import is not counted.
+  `Engine.train_step` for the first time (tiny GPT-2, one process, new run). Code of imports is not counted.
 - on the way: those of these files on the call stack when the command starts rank 0, and when rank 0 enters the step
 - packages entered: packages of the files entered
 - back edges: number of packages entered that import, directly or indirectly, the package entered before them

@@ -19,7 +19,7 @@ from megaptm.spec import Block, ModelSpec, Size
 
 
 class HeadCosts(ABC):
-    """Head of a model. Its name is that of its loss."""
+    """Linear layers, costs and batch fields of a head. Its name is that of its loss."""
 
     name: ClassVar[str]
     label_field: ClassVar[str] = "labels"
