@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,12 +20,18 @@ from tests.storage.server import free_port
 COMMAND = [sys.executable, "-m", "megaptm.schedulers.ray.start"]
 
 
-def start_ray(folder, seconds):
+def start_ray(folder, seconds, port=None):
     """Run `ray start --head`, which fails until the folder of its object store exists."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"RAY_USAGE_STATS_ENABLED": "0", VARIABLE: str(seconds), "SLURMD_NODENAME": "node7"}
     options = [
-        *("--block", "--head", "--node-ip-address=127.0.0.1", f"--port={free_port()}", "--include-dashboard=false"),
+        *(
+            "--block",
+            "--head",
+            "--node-ip-address=127.0.0.1",
+            f"--port={port or free_port()}",
+            "--include-dashboard=false",
+        ),
         *("--num-cpus=1", f"--object-store-memory={100 << 20}", f"--plasma-directory={folder / 'plasma'}"),
         f"--temp-dir={folder}",
     ]
@@ -64,6 +71,27 @@ def test_start_that_fails_too_long_names_the_node(folder):
     assert out == ""
     assert "error: Ray did not start on node node7 in 0 s and 1 attempt (" in err
     assert f"set {VARIABLE} to more seconds." in err
+
+
+@pytest.mark.real
+def test_dead_head_is_not_tried_longer_than_the_limit(folder):
+    """Ray itself tries to reach the head for a quarter of an hour."""
+    address = f"127.0.0.1:{free_port()}"
+    source = "import sys; from megaptm.schedulers.ray import start; start.ATTEMPT_SECONDS = 3; start.main(sys.argv[1:])"
+    environment = {**os.environ, VARIABLE: "3", "SLURMD_NODENAME": "node7"}
+    words = [sys.executable, "-c", source, f"--address={address}", "--num-cpus=1", f"--temp-dir={folder}"]
+    done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert "Ray did not start on node node7 in 3 s and 1 attempt (" in done.stderr
+    assert f"; if no head runs at {address}, correct --address." in done.stderr
+
+
+@pytest.mark.real
+def test_taken_port_is_named(folder):
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        ray = start_ray(folder, 0, port=port)
+        _, err = ray.communicate(timeout=300)
+    assert f"in 0 s and 1 attempt (port {port} is in use)" in err
 
 
 def test_local_cluster_start_is_retried_within_the_limit(monkeypatch, capsys):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import secrets
 import signal
 import socket
@@ -25,6 +26,10 @@ from megaptm.python_path import module_command
 VARIABLE = "MEGAPTM_RAY_START_SECONDS"
 START_SECONDS = 600.0
 PAUSE_SECONDS = 2.0
+ATTEMPT_SECONDS = 45.0
+"""Minimum seconds of an attempt, even if the limit is shorter. Ray gives up after 30, but tries for a quarter of an hour
+to reach the head of a cluster."""
+TAKEN_PORT = re.compile(r"Failed to start the grpc server\. The specified port is (\d+)")
 STARTED = b"Ray runtime started"
 MARK = "MEGAPTM_RAY_START"
 """Environment variable that identifies the processes of one attempt."""
@@ -53,10 +58,15 @@ class StartRetries:
         self.node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         self._started, self._number = time.monotonic(), 0
 
+    @property
+    def deadline(self) -> float:
+        """Time, by the monotonic clock, after which there are no further attempts."""
+        return self._started + self.seconds
+
     def wait(self, reason: str) -> None:
         """Wait until the next attempt. Raise UserError if the time is over."""
         self._number += 1
-        left = self._started + self.seconds - time.monotonic()
+        left = self.deadline - time.monotonic()
         if left <= 0:
             times = "1 attempt" if self._number == 1 else f"{self._number} attempts"
             raise UserError(
@@ -76,23 +86,25 @@ def main(options: list[str]) -> int:
 
     One line goes to standard output when Ray runs; all output of Ray goes to standard error.
     """
-    retries = StartRetries()
+    head = next((option.partition("=")[2] for option in options if option.startswith("--address=")), None)
+    retries = StartRetries(alternative=f"; if no head runs at {head}, correct --address" if head else "")
     while True:
         start = _StartAttempt(options)
-        code = start.wait()
+        code = start.wait(max(retries.deadline, time.monotonic() + ATTEMPT_SECONDS))
         if start.succeeded.is_set() or code == 0 or start.stop_requested:
             return code
         start.kill_remaining()
         if code == EXIT_USER_ERROR:  # click's exit code for invalid options
             return code
-        retries.wait(start.last_output or f"exit code {code}")
+        retries.wait(start.error or start.last_output or f"exit code {code}")
 
 
 class _StartAttempt:
     """One call of `ray start`."""
 
     def __init__(self, options: list[str]) -> None:
-        self.succeeded, self.stop_requested, self.last_output = threading.Event(), False, ""
+        self.succeeded, self.stop_requested = threading.Event(), False
+        self.error = self.last_output = ""
         self._mark = secrets.token_hex(8)
         self._process = subprocess.Popen(
             module_command("ray.scripts.scripts", "start", *options),
@@ -107,8 +119,15 @@ class _StartAttempt:
         self._reader = threading.Thread(target=self._copy_output, args=(self._process.stdout,), daemon=True)
         self._reader.start()
 
-    def wait(self) -> int:
-        code = self._process.wait()
+    def wait(self, deadline: float) -> int:
+        """Return the exit code. At the deadline, a start that has not succeeded is killed."""
+        while True:
+            try:
+                code = self._process.wait(timeout=1.0)
+                break
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > deadline and not (self.succeeded.is_set() or self.stop_requested):
+                    self._process.kill()
         self._reader.join(timeout=1.0)
         return code
 
@@ -131,6 +150,8 @@ class _StartAttempt:
             sys.stderr.buffer.flush()
             if text := line.decode(errors="replace").strip():
                 self.last_output = text[:200]
+                if port := TAKEN_PORT.search(text):
+                    self.error = f"port {port[1]} is in use"
             if STARTED in line:
                 self.succeeded.set()
                 print("Ray runs on this node.", flush=True)
