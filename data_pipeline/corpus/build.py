@@ -33,6 +33,10 @@ from megaptm.data.shards import Manifest, write_manifest
 from megaptm.errors import UserError
 from megaptm.tokenizers import Tokenizer, load
 
+LARGE_VALIDATION_SHARE = 0.4
+"""Share of the validation split above which a build warns."""
+TRIED_SEEDS = 20
+"""Number of other seeds that are tried to find a smaller split."""
 SPLITS = ("train", "validation")
 BATCH_TOKENS = 2560
 """Validation tokens that fill at least one batch of `configs/gpt2/tiny.yaml`."""
@@ -206,6 +210,8 @@ def _notes(
         notes.append("there is only one document, so the validation split is empty")
     elif recipe.validation != 0 and validation.tokens < BATCH_TOKENS:
         notes.append(_small_validation_note(selection, manifest))
+    if recipe.validation != 0 and selection.validation_share() > _max_validation_share(recipe):
+        notes.append(_large_validation_note(recipe, selection))
     if recipe.tokenizer.folder is None and tokenizer.vocabulary < recipe.tokenizer.vocabulary:
         notes.append(
             f"the tokenizer has {tokenizer.vocabulary:,} ids instead of {recipe.tokenizer.vocabulary:,}, because the "
@@ -220,6 +226,37 @@ def _notes(
             "were written again: check their disk"
         )
     return notes
+
+
+def _max_validation_share(recipe: Recipe) -> float:
+    return max(LARGE_VALIDATION_SHARE, 2 * (recipe.validation or 0.0))
+
+
+def _large_validation_note(recipe: Recipe, selection: Selection) -> str:
+    """Warn that much of the text is in the validation split, and suggest a seed that avoids it, if there is one."""
+    sizes = (
+        (selection.parts[number].sizes[rows].max(), len(rows)) for number, rows in selection.rows_by_part("validation")
+    )
+    largest, counts = zip(*sizes, strict=True)
+    for seed in range(recipe.seed + 1, recipe.seed + 1 + TRIED_SEEDS):
+        other = select(
+            selection.parts,
+            selection.stays,
+            validation=recipe.validation,
+            seed=seed,
+            limit_bytes=recipe.limit_bytes,
+        )
+        if 0 < other.validation_share() <= _max_validation_share(recipe):
+            remedy = f"seed={seed} overwrite=true holds out {100 * other.validation_share():.1f}%"
+            break
+    else:
+        remedy = (
+            "divide large documents (`documents: line` or `documents: blank-line` for their source), or use more text"
+        )
+    return (
+        f"{100 * selection.validation_share():.0f}% of the text is held out for validation and not trained on, because "
+        f"one of its {sum(counts):,} documents has {max(largest):,} bytes: {remedy}"
+    )
 
 
 def _small_validation_note(selection: Selection, manifest: Manifest) -> str:

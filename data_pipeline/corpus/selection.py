@@ -74,6 +74,14 @@ class Selection:
         """Return the share (`validation`) that puts at least `num_bytes` of text in the validation split."""
         return min_bound(lambda: _salted_hashes(self.parts, self.stays, self.below, self.salt), num_bytes) / HASH_LIMIT
 
+    def validation_share(self) -> float:
+        """Return the share of the validation split in all selected bytes."""
+        sizes = {"train": 0, "validation": 0}
+        for number, part in enumerate(self.parts):
+            for split, rows in self.rows(number).items():
+                sizes[split] += int(part.sizes[rows].sum())
+        return sizes["validation"] / max(1, sum(sizes.values()))
+
     def sample(self, split: str, limit_bytes: int) -> list[DocumentRows]:
         """Sample at most `limit_bytes` of text from a split, or one document. The sample depends only on the texts."""
 
@@ -100,19 +108,23 @@ def select(
 ) -> Selection:
     """Select at most `limit_bytes` of the remaining documents, and a share of them for validation.
 
-    The default share is `VALIDATION_SHARE`, but at least `MIN_VALIDATION_BYTES` or `MAX_VALIDATION_SHARE` of all text.
+    The default share is `VALIDATION_SHARE`, but at least `MIN_VALIDATION_BYTES` or `MAX_VALIDATION_SHARE` of all text,
+    except a document that has more than half of it.
     Training always gets a document, and validation too if there are two.
     """
     below = HASH_LIMIT if limit_bytes is None else max_bound(lambda: _hashes_and_sizes(parts, stays), limit_bytes)
     salt = np.frombuffer(hashlib.blake2b(f"split {seed}".encode(), digest_size=8).digest(), dtype="<u8")[0]
-    highest = total = 0
+    highest = total = largest = 0
     for draws, sizes in _salted_hashes(parts, stays, below, salt):
         if len(draws):
             highest, total = max(highest, int(draws.max())), total + int(sizes.sum())
+            largest = max(largest, int(sizes.max()))
     held_below = 0
     if validation != 0 and total:
+        # A giant document may be the only one that is large enough for the minimum, whatever the seed.
+        ordinary = total - largest if 2 * largest > total else total
         min_bytes = (
-            1 if validation is not None else max(min(MIN_VALIDATION_BYTES, int(MAX_VALIDATION_SHARE * total)), 1)
+            1 if validation is not None else max(min(MIN_VALIDATION_BYTES, int(MAX_VALIDATION_SHARE * ordinary)), 1)
         )
         lower_bound = min_bound(lambda: _salted_hashes(parts, stays, below, salt), min_bytes)
         held_below = max(int((VALIDATION_SHARE if validation is None else validation) * HASH_LIMIT), lower_bound)

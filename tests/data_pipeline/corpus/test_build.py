@@ -232,6 +232,31 @@ def test_small_validation_split_suggests_share(tmp_path):
     assert not any("held out" in note for note in again.notes)
 
 
+def giant_among(folder, seed):
+    """Return a recipe of 30 short documents and one giant document."""
+    small_files(folder, 30, 180)
+    (folder / "giant.txt").write_text(" ".join(f"word{number}" for number in range(200_000)))
+    return Recipe(sources=(Source(str(folder)),), seed=seed)
+
+
+def test_giant_document_in_validation_suggests_seed(tmp_path):
+    recipe = giant_among(tmp_path / "mine", seed=5)  # whose hashes hold it out
+    (note,) = (note for note in build_corpus(recipe, tmp_path / "corpus").notes if "is held out" in note)
+    match = re.fullmatch(
+        r"9\d% of the text is held out for validation and not trained on, because one of its [\d,]+ documents has "
+        r"[\d,]+ bytes: seed=(\d+) overwrite=true holds out [\d.]+%",
+        note,
+    )
+    again = build_corpus(replace(recipe, seed=int(match[1])), tmp_path / "corpus", overwrite=True)
+    assert again.splits["validation"]["bytes"] < 0.2 * again.total("bytes")
+    assert not any("is held out" in note for note in again.notes)
+
+
+def test_minimum_validation_size_does_not_need_a_giant_document(tmp_path):
+    report = build_corpus(giant_among(tmp_path / "mine", seed=0), tmp_path / "corpus")
+    assert 2048 < report.splits["validation"]["tokens"] < 5000
+
+
 def test_tiny_corpus_suggests_more_text(tmp_path):
     recipe = Recipe(sources=(Source(str(small_files(tmp_path / "mine", 5, 20))),))
     report = build_corpus(recipe, tmp_path / "corpus")
