@@ -127,6 +127,15 @@ def test_failed_import_leaves_no_files(exported, tmp_path):
         run_command(imports, "hf", folder, tmp_path / "full")
 
 
+def test_corpus_with_more_ids_is_refused_on_import(tmp_path):
+    small, large = (build(write_text(tmp_path / name), tmp_path / f"{name}-corpus", name) for name in ("bert", "gpt2"))
+    run, _ = save_untrained("bert", tmp_path / "run", small)
+    run_command(export, "hf", run, tmp_path / "exported")
+    with pytest.raises(UserError, match=r"has 300 ids, more than the 150 of the model: import without data\.mix"):
+        run_command(imports, "hf", tmp_path / "exported", tmp_path / "again", f"data.mix={{{large}: 1}}")
+    assert not (tmp_path / "again").exists()
+
+
 def test_missing_head_is_initialized_and_reported(tmp_path):
     corpus = build(write_text(tmp_path / "tales"), tmp_path / "corpus", "bert")
     run, _ = save_untrained("bert", tmp_path / "run", corpus)

@@ -36,6 +36,7 @@ from megaptm.plan.count import count_parameters
 from megaptm.resilience.events import Events, ImportEvent
 from megaptm.resilience.lock import RunLock
 from megaptm.run.compatibility import compatibility
+from megaptm.run.corpora import refuse_larger_corpora
 from megaptm.run.folder import CONFIG, absolute_paths
 from megaptm.spec import ModelSpec, Size, attention_options, change
 from megaptm.storage import AtomicFile
@@ -185,6 +186,7 @@ def write_run(
         path = unfinished / CONFIG
         path.write_text(yaml.safe_dump(dict(values)))
         config = absolute_paths(load(path, overrides))
+        refuse_larger_corpora(config, model.spec.vocabulary)
         path.write_text(dump(config), encoding="utf-8")
         if tokenizer is not None:
             tokenizer.save(unfinished / "tokenizer")

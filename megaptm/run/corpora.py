@@ -20,7 +20,7 @@ from megaptm.objectives.objective import refuse_missing_tokens
 from megaptm.resilience.events import last_saved_step
 from megaptm.run.build_command import build_command, specials_option
 from megaptm.spec import ModelSpec
-from megaptm.storage import Cache, RetryPolicy, default_cache_folder, exists, join_path
+from megaptm.storage import Cache, RetryPolicy, default_cache_folder, exists, is_remote, join_path
 from megaptm.tokenizers import KINDS, SPECIALS, Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 
@@ -180,6 +180,20 @@ def check_vocabulary(config: Config, tokenizer: Tokenizer, path: str) -> None:
             f"model.vocabulary ({vocabulary:,}) is less than the {tokenizer.vocabulary:,} ids of the tokenizer of "
             f"{path}: set model.vocabulary={tokenizer.vocabulary}, or build the corpus with a smaller tokenizer."
         )
+
+
+def refuse_larger_corpora(config: Config, vocabulary: int) -> None:
+    """Raise `UserError` if a local corpus has more ids than an imported model. One that does not exist yet may be built
+    later."""
+    for path in config.data.mix:
+        if is_remote(path) or not Path(path, MANIFEST).is_file():
+            continue
+        tokenizer = load_corpus_tokenizer(Corpus.open(path))
+        if tokenizer.vocabulary > vocabulary:
+            raise UserError(
+                f"data.mix: the corpus {path} has {tokenizer.vocabulary:,} ids, more than the {vocabulary:,} of the "
+                "model: import without data.mix, then build a corpus with tokenizer=RUN/tokenizer."
+            )
 
 
 def load_corpus_tokenizer(corpus: Corpus) -> Tokenizer:
