@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from megaptm.errors import UserError, expected_value, nearest, shown_value
+from megaptm.errors import UserError, nearest, shown_value, validation_problem
 from megaptm.suggest import equivalent
 
 Kind = TypeVar("Kind")
@@ -68,7 +68,7 @@ def _parse_value(hint: Any, value: Any, where: str) -> Any:
         # Validated as JSON, where a list may stand for a tuple but no other conversion is made.
         return TypeAdapter(hint).validate_json(json.dumps(value, allow_nan=False), strict=True)
     except ValidationError as error:
-        raise UserError(f"{where} must be {expected_value(error.errors()[0])}, not {_describe_value(value)}.") from None
+        raise UserError(f"{where} {validation_problem(error.errors()[0])}, not {_describe_value(value)}.") from None
     except (TypeError, ValueError):
         raise UserError(f"{where} cannot be {_describe_value(value)}: use another value.") from None
 

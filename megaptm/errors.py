@@ -23,6 +23,8 @@ EXIT_INTERRUPTED = 130
 LONGEST = 1000
 """Maximum number of characters of a sentence."""
 
+QUOTED_PERIOD = re.compile(r"\.\)(?=[:;,.])")
+"""Period of a message quoted in parentheses, within a sentence."""
 NO_SPACE = re.compile(r"(.+):([^:/]+)")
 """A key that lacks the space before its value, as in `{a:1}`."""
 
@@ -91,6 +93,8 @@ EXPECTATIONS = {
     "finite_number": "a finite number",
     "bool_type": "true or false",
     "string_type": "a string",
+    "string_unicode": "valid Unicode",
+    "json_invalid": "valid Unicode",  # a value of our own JSON; it has a lone surrogate
     "dict_type": "a mapping",
     "model_type": "a section (a mapping)",
     "tuple_type": "a list",
@@ -107,7 +111,17 @@ EXPECTATIONS = {
 def expected_value(details: Mapping[str, Any]) -> str:
     """Return what pydantic's error expects of a value, in words."""
     form = EXPECTATIONS.get(details["type"])
-    return details["msg"] if form is None else form.format(**details.get("ctx", {}))
+    if form is None:
+        return details["msg"].removeprefix("Input should be ")
+    return form.format(**details.get("ctx", {}))
+
+
+def validation_problem(details: Mapping[str, Any]) -> str:
+    """Return pydantic's error as a part of a sentence: `must be X`, or its own message."""
+    message = details["msg"].removeprefix("Value error, ").rstrip(".")
+    if details["type"] in EXPECTATIONS or message.startswith("Input should be "):
+        return f"must be {expected_value(details)}"
+    return message[:1].lower() + message[1:]
 
 
 def shown_value(value: Any) -> str:
@@ -120,7 +134,10 @@ def shown_value(value: Any) -> str:
 def must_be(details: Mapping[str, Any]) -> str:
     """Describe pydantic's error in words: `must be X, not Y`, up to the end of the sentence."""
     value = details["input"]
-    message = f"must be {expected_value(details)}, not {shown_value(value)}"
+    problem = validation_problem(details)
+    if not problem.startswith("must be "):
+        return f"({shown_value(value)}): {problem}."
+    message = f"{problem}, not {shown_value(value)}"
     known = re.findall(r"'([^']*)'", expected_value(details)) if details["type"] == "literal_error" else ()
     if not known or not isinstance(value, str):
         return f"{message}."
@@ -200,6 +217,7 @@ def printable(text: str) -> str:
 
 def _on_one_line(sentence: object) -> str:
     words = "".join(letter if letter.isprintable() else " " for letter in str(sentence))
+    words = QUOTED_PERIOD.sub(")", words)
     return words if len(words) <= LONGEST else f"{words[: LONGEST - 300]} ... {words[-290:]}"
 
 

@@ -278,7 +278,7 @@ class Store:
             if verify:
                 checkpoint.verify(part=part, parts=parts)
         except DamagedError as damage:
-            return str(damage)
+            return str(damage).removesuffix(".")
         return checkpoint
 
     def first_undamaged(

@@ -27,8 +27,8 @@ VARIABLE = "MEGAPTM_RAY_START_SECONDS"
 START_SECONDS = 600.0
 PAUSE_SECONDS = 2.0
 ATTEMPT_SECONDS = 45.0
-"""Minimum seconds of an attempt, even if the limit is shorter. Ray gives up after 30, but tries for a quarter of an hour
-to reach the head of a cluster."""
+"""Minimum seconds of an attempt, even if the limit is shorter. Ray gives up after 30, but tries to reach the head of a
+cluster for a quarter of an hour."""
 TAKEN_PORT = re.compile(r"Failed to start the grpc server\. The specified port is (\d+)")
 STARTED = b"Ray runtime started"
 MARK = "MEGAPTM_RAY_START"
