@@ -14,6 +14,7 @@ from megaptm.errors import UserError
 from megaptm.inference.loaded_model import load_model
 from megaptm.models.initial import initial_value
 from megaptm.resilience.events import read_events
+from megaptm.run.corpora import RunCorpora
 from megaptm.run.folder import read_config
 from megaptm.track import read_metrics
 from tests.commands import run_command
@@ -134,6 +135,10 @@ def test_corpus_with_more_ids_is_refused_on_import(tmp_path):
     with pytest.raises(UserError, match=r"has 300 ids, more than the 150 of the model: import without data\.mix"):
         run_command(imports, "hf", tmp_path / "exported", tmp_path / "again", f"data.mix={{{large}: 1}}")
     assert not (tmp_path / "again").exists()
+    # The vocabulary of a started or imported run cannot change.
+    run_command(imports, "hf", tmp_path / "exported", tmp_path / "again")
+    with pytest.raises(UserError, match=rf"build the corpus with tokenizer={tmp_path / 'again' / 'tokenizer'}\.$"):
+        RunCorpora(read_config(tmp_path / "again", [f"data.mix={{{large}: 1}}"]))
 
 
 def test_missing_head_is_initialized_and_reported(tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from megaptm.checkpoint.committed import find_committed
 from megaptm.config import Config, resolve
 from megaptm.data import Corpus, Mix, open_mix
 from megaptm.data.manifest import MANIFEST, NoCorpusError
@@ -176,9 +177,15 @@ def check_vocabulary(config: Config, tokenizer: Tokenizer, path: str) -> None:
         )
     vocabulary = spec.vocabulary
     if tokenizer.vocabulary > vocabulary:
+        own = Path(config.run, "tokenizer")
+        remedy = (
+            f"build the corpus with tokenizer={own}"  # the model of a started or imported run cannot change
+            if own.exists() and find_committed(Path(config.run))
+            else f"set model.vocabulary={tokenizer.vocabulary}, or build the corpus with a smaller tokenizer"
+        )
         raise UserError(
             f"model.vocabulary ({vocabulary:,}) is less than the {tokenizer.vocabulary:,} ids of the tokenizer of "
-            f"{path}: set model.vocabulary={tokenizer.vocabulary}, or build the corpus with a smaller tokenizer."
+            f"{path}: {remedy}."
         )
 
 
