@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from megaptm.config import load
 from megaptm.config.extension import extended_by
 from megaptm.console import Console
 from megaptm.data.manifest import MANIFEST, read_manifest
-from megaptm.errors import EXIT_CONTINUE, EXIT_USER_ERROR, UserError
+from megaptm.errors import EXIT_CONTINUE, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from megaptm.python_path import module_command
 from megaptm.report.summary import PICTURE
 from megaptm.resilience.events import last_saved_step
@@ -155,7 +156,7 @@ class Demo:
         """Run a command of megaptm and show it as typed, with its output in the recorded console."""
         self.console.print(_typed(command), soft_wrap=True)
         output = _run(command, (0,), stdout=subprocess.PIPE, FORCE_COLOR="1", COLUMNS=str(self.console.width)).stdout
-        self.console.print(Text.from_ansi(output.rstrip()), highlight=False)
+        self.console.print(Text.from_ansi(output.rstrip()), highlight=False, soft_wrap=True)
 
 
 def _typed(command: Sequence[str]) -> Text:
@@ -165,9 +166,19 @@ def _typed(command: Sequence[str]) -> Text:
 def _run(
     command: Sequence[str], codes: Sequence[int], stdout: int | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of megaptm; if it fails, it has printed the reason, and the demo exits with its exit code."""
+    """Run a command of megaptm; if it fails, it has printed the reason, and the demo exits with its exit code.
+
+    Ctrl-C reaches the command too, which may save first: it is awaited, where `subprocess.run` would kill it.
+    """
     full_command = module_command("megaptm", *command)
-    process = subprocess.run(full_command, check=False, stdout=stdout, text=True, env={**os.environ, **environment})
+    interrupts: list[int] = []
+    previous = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    try:
+        process = subprocess.run(full_command, check=False, stdout=stdout, text=True, env={**os.environ, **environment})
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if interrupts:
+        raise KeyboardInterrupt
     if process.returncode not in codes:
         sys.exit(process.returncode)
     return process
@@ -185,3 +196,6 @@ if __name__ == "__main__":
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
+    except KeyboardInterrupt:
+        print("Interrupted: the same command continues the demo.", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)

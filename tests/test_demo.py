@@ -2,12 +2,13 @@
 
 import io
 import json
+import sys
 
 import pytest
 import yaml
 from rich.console import Console
 
-from megaptm.demo import Demo, main
+from megaptm.demo import Demo, _run, main
 from megaptm.errors import UserError
 from megaptm.resilience.events import read_events
 from tests import ROOT
@@ -65,6 +66,17 @@ def test_demo_completes_and_repeats_nothing(small, tmp_path):
     other, _ = demo(tmp_path / "tales", tmp_path / "demo", config)
     with pytest.raises(UserError, match=r"was built from .*book.txt: remove it to start with other text"):
         other.run_all()
+
+
+def test_ctrl_c_waits_until_the_command_has_saved(tmp_path, monkeypatch):
+    """`subprocess.run` kills a command a quarter of a second after Ctrl-C, in the middle of a step."""
+    command = (
+        "import os, signal, sys, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(1); open(sys.argv[1], 'x')"
+    )
+    monkeypatch.setattr("megaptm.demo.module_command", lambda *words: [sys.executable, "-c", command, words[-1]])
+    with pytest.raises(KeyboardInterrupt):
+        _run([str(tmp_path / "saved")], (0,))
+    assert (tmp_path / "saved").exists()
 
 
 def test_second_text_is_refused():
