@@ -20,7 +20,7 @@ from data_pipeline.sources.unreadable import Unreadable
 from megaptm.errors import shown
 from megaptm.storage import is_remote
 
-EMPTY = Unreadable("empty file", "is empty", "remove it")
+EMPTY = Unreadable("empty file", "is empty", "remove it", loses_text=False)
 
 
 def read_chunks(file: InputFile, start: int = 0) -> Iterator[bytes]:

@@ -13,10 +13,14 @@ from megaptm.errors import UserError
 
 
 class Unreadable(Exception):  # noqa: N818 # describes a file, and does not always end the build
-    """A file that cannot be read, or whose remainder cannot be read."""
+    """A file that cannot be read, or whose remainder cannot be read.
 
-    def __init__(self, reason: str, problem: str, remedy: str):
+    With `loses_text=False`, skipping it loses nothing, so the remedy is only given where the build ends.
+    """
+
+    def __init__(self, reason: str, problem: str, remedy: str, *, loses_text: bool = True):
         super().__init__(problem)
+        self.loses_text = loses_text
         self.reason = reason
         self.problem = problem
         self.remedy = remedy
@@ -80,9 +84,10 @@ class UnreadableHandler:
                 "`on_error: skip`."
             )
         # A UTF-8 character has at most 4 bytes.
-        problem_and_remedy = f"{error.problem}: {error.remedy}"
+        problem_and_remedy = f"{error.problem}: {error.remedy}" if error.loses_text else error.problem
         beginning = bytes(text[: 4 * EXAMPLE_CHARACTERS]).decode("utf-8", "replace")
-        self.dropped.add(error.reason, source, beginning or problem_and_remedy, problem_and_remedy)
+        message = problem_and_remedy if error.loses_text else ""
+        self.dropped.add(error.reason, source, beginning or problem_and_remedy, message)
 
 
 @contextmanager

@@ -77,6 +77,13 @@ def test_empty_file_is_dropped(documents, name, tmp_path, refusal):
     assert f"{name} is empty: remove it" in refusal(path, documents=documents)
 
 
+def test_skipped_empty_file_needs_no_remedy(tmp_path):
+    """Nothing was lost, and the file may be somebody's `__init__.py`."""
+    dropped = reading(written(tmp_path / "a.txt", b"")).dropped
+    assert dropped.messages == {}
+    assert dropped.examples["empty file"][0][1] == "is empty"
+
+
 @pytest.mark.parametrize("suffix", COMPRESS)
 def test_compressed_empty_file_is_dropped(suffix, tmp_path):
     assert reading(written(tmp_path / f"a.txt.{suffix}", COMPRESS[suffix](b""))).counts == {"empty file": 1}
