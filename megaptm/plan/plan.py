@@ -25,6 +25,8 @@ class Plan:
     work: Workload
     nodes: int
     parameters: int
+    has_published_vocabulary: bool
+    """Whether a model of custom size has the family's published vocabulary, as one does whose config names none."""
     memory: list[Memory]
     """Memory of a rank of each stage."""
     step: StepTime
@@ -137,6 +139,8 @@ def make_plan(config: Config, machine: Machine) -> Plan:
         work=work,
         nodes=nodes,
         parameters=parameters,
+        has_published_vocabulary=config.model.size == "custom"
+        and work.spec.vocabulary == work.spec.family.tokenizer.vocabulary,
         memory=estimate_memory(work),
         step=timed,
         steps=train.steps - train.phase_start,

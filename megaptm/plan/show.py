@@ -26,6 +26,11 @@ def show(plan: Plan, console: Console) -> None:
         f"{plan.parameters:,} parameters; {work.tokens:,} tokens and {work.flops:.3g} FLOPs a step "
         f"({work.flops / work.tokens:.3g} a token)"
     )
+    if plan.has_published_vocabulary:
+        console.print(
+            f"vocabulary of {work.spec.vocabulary:,}, as published; model.vocabulary=N plans that of a corpus",
+            highlight=False,
+        )
     for costs in work.extra_costs:
         console.print(costs.summary(work))
     console.print(f"{format_layout(layout)}; {work.precision}, batch {work.batch:,}\n", highlight=False)
@@ -116,7 +121,7 @@ def _print_run(plan: Plan, console: Console) -> None:
         "device hours": f"{plan.device_hours:,.0f}",
         "checkpoint": (
             f"{saving.bytes / 1e9:,.1f} GB in {format_seconds(saving.seconds)}{_saving_note(saving)}, every "
-            f"{plan.every:,} steps; best every {failures.best_interval_steps:,}"
+            f"{plan.every:,} steps; least time is lost with one every {failures.best_interval_steps:,}"
         ),
         "failures": f"{failures.expected:,.1f} expected, one in {failures.mtbf_hours:,.0f} hours",
         "goodput": f"{failures.goodput:.1%}; {failures.best_goodput:.1%} at the best interval",
@@ -131,7 +136,7 @@ def _saving_note(saving: Saving) -> str:
     if not saving.host_bytes:
         return ""
     return (
-        f"(training waits {format_seconds(saving.stall)}; {saving.host_bytes / GIB:,.1f} GiB of host memory on each "
+        f" (training waits {format_seconds(saving.stall)}; {saving.host_bytes / GIB:,.1f} GiB of host memory on each "
         "node)"
     )
 

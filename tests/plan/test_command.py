@@ -29,6 +29,12 @@ def test_plan_of_gpt3_175b():
     assert "device hours" in text
 
 
+def test_plan_names_the_published_vocabulary_of_a_custom_model():
+    """`check` counts the parameters with the vocabulary of the corpus."""
+    assert "vocabulary of 50,265, as published" in run_plan(CONFIGS / "roberta/tiny.yaml")
+    assert "vocabulary of" not in run_plan(CONFIGS / "roberta/tiny.yaml", "model.vocabulary=8192")
+
+
 def test_json_parts_add_up():
     numbers = json.loads(run_plan(CONFIGS / "gpt3/175b.yaml", "--json"))
     parts = {
