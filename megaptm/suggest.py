@@ -44,8 +44,10 @@ EQUIVALENT_NAMES = {
     **dict.fromkeys(("log_interval", "logging_steps"), "log_every"),
     **dict.fromkeys(("save_interval", "save_steps", "save_every"), "every"),
     **dict.fromkeys(("save_total_limit",), "keep"),
-    **dict.fromkeys(("tensor_model_parallel_size", "tensor_parallel_degree", "tp"), "tensor"),
-    **dict.fromkeys(("pipeline_model_parallel_size", "pipeline_parallel_degree", "pp"), "pipeline"),
+    **dict.fromkeys(("tensor_model_parallel_size", "tensor_parallel_degree", "tensor_parallel", "tp"), "tensor"),
+    **dict.fromkeys(
+        ("pipeline_model_parallel_size", "pipeline_parallel_degree", "pipeline_parallel", "pp"), "pipeline"
+    ),
     **dict.fromkeys(("data_parallel_size", "data_parallel_degree", "dp"), "data"),
     **dict.fromkeys(("num_layers_per_virtual_pipeline_stage", "virtual_pipeline_model_parallel_size", "vp"), "virtual"),
     **dict.fromkeys(("recompute_granularity", "gradient_checkpointing", "activation_checkpointing"), "recompute"),
@@ -161,7 +163,7 @@ _ADVICE = (
         "number formats are fp32, bf16 and fp16: set train.precision.",
     ),
     (
-        "position_embedding_type rope_theta rotary_base rotary_percent normalization swiglu hidden_act "
+        "position_embedding_type rope rope_theta rotary_base rotary_percent normalization swiglu hidden_act "
         "activation_function tie_word_embeddings untie_embeddings_and_output_weights add_bias_linear "
         "disable_bias_linear layer_norm_eps norm_epsilon layernorm_epsilon",
         "the family defines it (`megaptm families`); a family of your own can differ (docs/add-a-family.md).",

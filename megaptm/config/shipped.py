@@ -29,6 +29,8 @@ def find_shipped(path: Path, name: str) -> Path:
     name, known = name.removeprefix("configs/").removesuffix(".yaml"), config_names()
     if name in known:
         return CONFIGS / f"{name}.yaml"
+    if sizes := [size for size in known if size.startswith(f"{name}/")]:
+        raise UserError(f"{path}: no such config file; {name} has {', '.join(sizes)}.")
     if near := get_close_matches(name, known, n=1, cutoff=0.7):
         raise UserError(f"{path}: no such config file, and none of that name; did you mean {near[0]}?")
     return path

@@ -39,6 +39,12 @@ def test_impossible_file_name(tmp_path, name):
         load(tmp_path / "it.yaml")
 
 
+def test_name_of_a_family_lists_its_configs():
+    """The nearest name would be an arbitrary size, such as gpt2/xl."""
+    assert "configs" not in (sentence := user_error("train", "gpt2"))
+    assert sentence.startswith("gpt2: no such config file; gpt2 has gpt2/large, ")
+
+
 @pytest.mark.parametrize(("world", "word"), [(4, "more"), (1, "fewer")])
 def test_wrong_number_of_processes(tmp_path, monkeypatch, world, word):
     variables = {"RANK": "0", "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}

@@ -229,6 +229,8 @@ def test_circular_extends_is_rejected(tmp_path):
         ("optimizer.learning_rate=1", ["unknown key optimizer.learning_rate", "did you mean optimizer.lr?"]),
         ("model.hidden_size=1", ["unknown key model.hidden_size", "did you mean model.width?"]),
         ("layout.tensor_model_parallel_size=2", ["did you mean layout.tensor?"]),
+        ("tensor_parallel=2", ["did you mean layout.tensor?"]),
+        ("model.rope=true", ["unknown key model.rope; the family defines it"]),
         ("train.seq_length=2", ["unknown key train.seq_length", "did you mean data.sequence?"]),
         ("layout.batch=1", ["unknown key layout.batch", "did you mean train.batch?"]),
         ("batch=1", ["unknown key batch", "did you mean train.batch?"]),
