@@ -182,3 +182,10 @@ def test_export_prints_how_to_load_it(tmp_path):
     assert loaded[:2] == ["ElectraForPreTraining", "ElectraForMaskedLM"]
     assert len(loaded) == 3
     assert lines[-1] == "not exported, because these classes have no such head: next-sentence"
+
+
+def test_full_export_folder_is_rejected_before_torch_is_loaded(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "model").touch()
+    with pytest.raises(UserError, match="out exists and is not empty: export to a new folder"):
+        run_command(export, "hf", tmp_path / "absent", tmp_path / "out")

@@ -44,10 +44,13 @@ def hugging_face(run: Path, folder: Path, step: int | None, average: int, dtype:
 
     The output shows how to load the model in Python: the class, or for two models (ELECTRA) the classes and folders.
     """
+    from megaptm.errors import UserError
     from megaptm.report.terminal import TimedLog
     from megaptm.storage import writable_path
 
     writable_path(folder, "FOLDER")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not empty: export to a new folder.")
     tell = TimedLog(enabled=sys.stderr.isatty(), stream=sys.stderr)
     tell("loading PyTorch and transformers")
     import torch
