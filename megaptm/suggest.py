@@ -51,6 +51,7 @@ EQUIVALENT_NAMES = {
     **dict.fromkeys(("data_parallel_size", "data_parallel_degree", "dp"), "data"),
     **dict.fromkeys(("num_layers_per_virtual_pipeline_stage", "virtual_pipeline_model_parallel_size", "vp"), "virtual"),
     **dict.fromkeys(("recompute_granularity", "gradient_checkpointing", "activation_checkpointing"), "recompute"),
+    **dict.fromkeys(("recompute_num_layers", "selective_ac_option"), "recompute_every"),
     **dict.fromkeys(("use_distributed_optimizer", "zero"), "distributed_optimizer"),
     **dict.fromkeys(("num_workers", "dataloader_num_workers"), "workers"),
     **dict.fromkeys(("dtype", "mixed_precision", "bf16", "fp16"), "precision"),

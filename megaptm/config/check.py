@@ -258,6 +258,11 @@ def _layout(config: Config) -> Iterator[str]:
     if layers % chunks:
         name = "layout.pipeline" if layout.virtual == 1 else "layout.pipeline x layout.virtual"
         yield f"{name} ({chunks}) must divide the {layers} layers of {title}."
+    if layout.recompute_every > 1 and layout.recompute == "none":
+        yield (
+            f"layout.recompute_every ({layout.recompute_every}) needs layout.recompute: set it to attention or full, "
+            "or remove layout.recompute_every."
+        )
     if layout.sequence_parallel and tensor == 1:
         yield "layout.sequence_parallel needs layout.tensor of at least 2."
     if layout.sequence_parallel:

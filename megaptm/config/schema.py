@@ -61,13 +61,20 @@ class Layout(Section):
     """Whether the optimizer's state is split among the data ranks."""
     microbatch: Count = 1
     """Sequences of one forward pass."""
-    recompute: Literal["none", "full"] = "none"
-    """Activations to recompute in the backward pass: none, or those of complete layers."""
+    recompute: Literal["none", "attention", "full"] = "none"
+    """Activations to recompute in the backward pass: none, those of attention with its projections, or those of
+    complete layers."""
+    recompute_every: Count = 1
+    """Recompute every n-th layer of each stack: layers 0, n, 2n ..."""
 
     @property
     def processes(self) -> int:
         """Number of processes of the run."""
         return self.data * self.tensor * self.pipeline
+
+    def recomputed(self, layers: range) -> range:
+        """Return those of consecutive layers of a stack to which `recompute` applies."""
+        return range(-(-layers.start // self.recompute_every) * self.recompute_every, layers.stop, self.recompute_every)
 
 
 class CommunicationConfig(Section):

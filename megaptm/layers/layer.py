@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -79,6 +80,11 @@ def _stack_errors(block: Block, size: Size) -> Iterator[str]:
         yield f"attention is {block.kinds[0]}, which has no recurrence cache: set memory to 0."
 
 
+def run(module: Callable[..., Tensor], *tensors: Any) -> Tensor:
+    """Run a module. Default of `Layer.run` and `Layer.run_attention`, without activation recomputation."""
+    return module(*tensors)
+
+
 class Layer(nn.Module):
     """Self-attention, optional cross-attention and feed-forward, each with norm and residual connection.
 
@@ -106,6 +112,10 @@ class Layer(nn.Module):
         """`number`: index of the layer in the stack."""
         super().__init__()
         self.norm_position = block.norm.position
+        self.run: Callable[..., Tensor] = run
+        """Hook that runs this layer."""
+        self.run_attention: Callable[..., Tensor] = run
+        """Hook that runs the attention and cross-attention of this layer."""
         for sub in sublayers(block, size, memory):
             if sub.has_norm:
                 self.add_module(f"{sub.name}_norm", Norm(size.width, block.norm))
@@ -133,16 +143,18 @@ class Layer(nn.Module):
         """
         if self.norm_position == "parallel":
             normed = self.attention_norm(x)
-            x = x + self.dropout(self.attention(normed, mask, position_state))
+            x = x + self.dropout(self.run_attention(self.attention, normed, mask, position_state))
             if memory is not None:
-                x = x + self.dropout(self.cross(normed, memory, memory_mask))
+                x = x + self.dropout(self.run_attention(self.cross, normed, memory, memory_mask))
             return x + self.dropout(self.ffn(normed))
         if cached_states is not None and self.norm_position == "pre":
             cached_states = self.attention_norm(cached_states)
         besides = () if cached_states is None and not known else (cached_states, *known)
-        x = self._sublayer(self.attention_norm, self.attention, x, mask, position_state, keys, *besides)
+        x = self._sublayer(
+            self.attention_norm, partial(self.run_attention, self.attention), x, mask, position_state, keys, *besides
+        )
         if memory is not None:
-            x = self._sublayer(self.cross_norm, self.cross, x, memory, memory_mask)
+            x = self._sublayer(self.cross_norm, partial(self.run_attention, self.cross), x, memory, memory_mask)
         return self._sublayer(self.ffn_norm, self.ffn, x)
 
     def mixed(
@@ -158,10 +170,10 @@ class Layer(nn.Module):
         added: Tensor = self.dropout(self.ffn(self.ffn_norm(x)))
         return added
 
-    def _sublayer(self, norm: nn.Module, module: nn.Module, x: Tensor, *inputs: Tensor | None) -> Tensor:
+    def _sublayer(self, norm: nn.Module, sublayer: Callable[..., Tensor], x: Tensor, *inputs: Tensor | None) -> Tensor:
         if self.norm_position == "post":
-            return norm(x + self.dropout(module(x, *inputs)))
-        return x + self.dropout(module(norm(x), *inputs))
+            return norm(x + self.dropout(sublayer(x, *inputs)))
+        return x + self.dropout(sublayer(norm(x), *inputs))
 
 
 def _attentions(block: Block, size: Size) -> Iterator[SubLayer]:
@@ -218,11 +230,6 @@ class StackInputs:
     """Receives the outputs of the layers in `BaseStack.read`."""
 
 
-def run(layer: Callable[..., Tensor], *tensors: Any) -> Tensor:
-    """Run a layer. Default of `Stack.run_layer` without activation recomputation."""
-    return layer(*tensors)
-
-
 class BaseStack(nn.ModuleDict):
     """Consecutive layers of an encoder or decoder, under their global indices. Base class of all kinds."""
 
@@ -262,7 +269,6 @@ class Stack(SequenceHooks, BaseStack):
         self.own_masks = {sub.costs.attention.kind for sub in _attentions(block, size) if sub.costs.own_mask}
         self.kernel = AUTO
         """Configured attention kernel."""
-        self.run_layer: Callable[..., Tensor] = run
         self.copy_to_tensor_ranks: Callable[[Tensor], Tensor] = same
         """Hook for tensors that every tensor rank has and uses with its own heads."""
         self.save_rng_state: Callable[[], RngReplay] = save_rng_state
@@ -330,8 +336,9 @@ class Stack(SequenceHooks, BaseStack):
         cached_states: Tensor | None = None,
     ) -> Tensor:
         """Run one layer. `keys` and `cached_states` as in `Layer.forward`."""
-        return self.run_layer(
-            self[str(number)],
+        layer = cast(Layer, self[str(number)])
+        return layer.run(
+            layer,
             x,
             attention.mask,
             inputs.memory,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -28,6 +28,11 @@ class SubLayer:
     """Parameters of its norm."""
     has_norm: bool = True
     """Whether it has a norm of its own."""
+
+    @property
+    def is_attention(self) -> bool:
+        """Whether this is attention or cross-attention."""
+        return self.name in ("attention", "cross")
 
     @property
     def divided(self) -> int:
@@ -62,12 +67,12 @@ def sublayers(block: Block, size: Size, memory: int | None = None) -> tuple[SubL
 
 
 @lru_cache(maxsize=4096)
-def kinds(block: Block, layers: range) -> dict[Block, int]:
+def kinds(block: Block, layers: Sequence[int]) -> dict[Block, int]:
     """Return the distinct blocks of these layers, and the number of layers of each."""
     return dict(Counter(block.at(layer) for layer in layers))
 
 
-def runs(block: Block, size: Size, layers: range) -> dict[Block, int]:
+def runs(block: Block, size: Size, layers: Sequence[int]) -> dict[Block, int]:
     """Return the distinct blocks of these layers, and how often a pass runs each."""
     repeated = (costs_class(record).repeated_layers(record, size) for record in {*block.attentions})
     more = Counter(block.at(layer) for layer in {*chain.from_iterable(repeated)} if layer in layers)

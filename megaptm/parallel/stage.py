@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from megaptm.config import CommunicationConfig, Layout
 from megaptm.layers.attention import AttentionModule, PatternAttend
 from megaptm.layers.kernel_choice import AUTO
-from megaptm.layers.layer import Stack
+from megaptm.layers.layer import Layer, Stack
 from megaptm.layers.rng import RngReplay
 from megaptm.models.chunk import ModelChunk
 from megaptm.models.model import Model, even_chunks
@@ -168,14 +168,19 @@ def _build(
     for module in model.modules():
         if isinstance(module, Stack):
             module.save_rng_state = save_rng_state
-            if layout.recompute == "full":  # layers that save no activations are recomputed anyway
-                module.run_layer = recompute
+            for number in layout.recomputed(module.numbers):
+                layer = cast(Layer, module[str(number)])
+                # Layers that save no activations are recomputed anyway.
+                if layout.recompute == "attention":
+                    layer.run_attention = recompute
+                elif layout.recompute == "full":
+                    layer.run = recompute
     return Stage(model, config, placements, index)
 
 
-def recompute(layer: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor:
-    """Run a layer and keep only its inputs. The backward pass recomputes its activations with the same dropout."""
-    return recompute_in_backward(layer, False, *arguments)
+def recompute(module: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor:
+    """Run a module and keep only its inputs. The backward pass recomputes its activations with the same dropout."""
+    return recompute_in_backward(module, False, *arguments)
 
 
 def save_rng_state() -> RngReplay:

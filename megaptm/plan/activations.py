@@ -47,6 +47,8 @@ def _sublayer(work: Workload, stack: str, block: Block, sub: SubLayer, recompute
     )
     # Input and output of the norm (the latter is the next linear layer's input), and the dropout mask.
     saved = tokens * work.spec.size_of(stack).width * (2 * element + mask_bytes) / work.sequence_parts
+    if recompute == "attention" and sub.is_attention:
+        return saved
     keys = block.cross if sub.name == "cross" and block.cross else stack
     saved_costs = sub.costs.saved_bytes(element, dropout=bool(work.spec.dropout))
     key_tokens = work.layout.microbatch * work.lengths[keys]
@@ -93,7 +95,9 @@ def chunk_bytes(work: Workload, model_chunk: ModelChunk) -> float:
     for name, layers in model_chunk.layers.items():
         block = work.spec.family.stacks[name]
         total += sum(
-            number * layer_bytes(work, name, kind) for kind, number in runs(block, spec.size_of(name), layers).items()
+            number * layer_bytes(work, name, kind, recompute=recompute)
+            for recompute, part in work.by_recompute(layers).items()
+            for kind, number in runs(block, spec.size_of(name), part).items()
         )
         if layers and block.score_bias:
             total += rows * work.lengths[name] ** 2 * spec.size_of(name).heads / work.layout.tensor * element
@@ -188,6 +192,11 @@ def workspace_bytes(work: Workload, largest: int) -> float:
         recomputed = max(_sublayer(work, longest, kind, sublayers(kind, size)[0], "none") for kind in blocks)
     elif work.recompute == "full":
         recomputed = max(layer_bytes(work, longest, kind, recompute="none") for kind in blocks)
+    elif work.recompute == "attention":
+        recomputed = max(
+            layer_bytes(work, longest, kind, recompute="none") - layer_bytes(work, longest, kind, recompute="attention")
+            for kind in blocks
+        )
     return gradients + largest * element + recomputed
 
 

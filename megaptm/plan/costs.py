@@ -81,7 +81,10 @@ def time_product(machine: Machine, work: Workload, rows: float, inputs: float, o
 
 
 def time_stage(
-    machine: Machine, work: Workload, chunks: list[ModelChunk], layers: dict[tuple[str, Block], Passes] | None = None
+    machine: Machine,
+    work: Workload,
+    chunks: list[ModelChunk],
+    layers: dict[tuple[str, Block, str], Passes] | None = None,
 ) -> Passes:
     """Return the seconds of one micro-batch in all chunks of a stage.
 
@@ -91,10 +94,11 @@ def time_stage(
     layers = {} if layers is None else layers
     for chunk in chunks:
         for name, span in chunk.layers.items():
-            for kind, number in runs(work.spec.family.stacks[name], work.spec.size_of(name), span).items():
-                if (name, kind) not in layers:
-                    layers[name, kind] = time_layer(machine, work, name, kind)
-                total += layers[name, kind] * number
+            for recompute, part in work.by_recompute(span).items():
+                for kind, number in runs(work.spec.family.stacks[name], work.spec.size_of(name), part).items():
+                    if (name, kind, recompute) not in layers:
+                        layers[name, kind, recompute] = time_layer(machine, work, name, kind, recompute=recompute)
+                    total += layers[name, kind, recompute] * number
         if chunk.embedded_stacks:
             total += time_embedding(machine, work, chunk.embedded_stacks)
         for head in work.heads.values():
@@ -105,28 +109,36 @@ def time_stage(
     )
 
 
-def time_layer(machine: Machine, work: Workload, stack: str, block: Block | None = None) -> Passes:
+def time_layer(
+    machine: Machine, work: Workload, stack: str, block: Block | None = None, *, recompute: str | None = None
+) -> Passes:
     """Return the seconds of one layer of a stack for one micro-batch. `block`: block of that layer; None: the first
-    layer's."""
+    layer's. `recompute`: None for `work.recompute`."""
+    recompute = work.recompute if recompute is None else recompute
     block = work.spec.family.stacks[stack].at(0) if block is None else block
-    passes, again = Passes(OperationTime(), OperationTime()), OperationTime()
+    passes, core, again = Passes(OperationTime(), OperationTime()), OperationTime(), OperationTime()
     subs = sublayers(block, work.spec.size_of(stack), memory_width(work.spec, stack))
     for sub in subs:
         keys = block.cross if sub.name == "cross" and block.cross else stack
-        passes += _linears(machine, work, sub, stack, keys)
+        own = _linears(machine, work, sub, stack, keys)
         if sub.costs.features:
             attention = _attention(machine, work, sub.costs, stack, keys)
             if hashing := sub.costs.hashing(work.lengths[stack]):
                 seconds = 2 * work.layout.microbatch * hashing / work.layout.tensor / machine.peak(work.precision)
-                passes += Passes(OperationTime(attention=seconds / machine.efficiency.matmul), OperationTime())
-            passes += attention
+                own += Passes(OperationTime(attention=seconds / machine.efficiency.matmul), OperationTime())
+            own += attention
             if sub.name == "attention":
-                again = attention.forward
+                core = attention.forward
+        passes += own
+        if sub.is_attention:
+            again += own.forward + _communication(machine, work, 1, stack).forward
     passes += _elementwise(machine, work, subs, stack)
     passes += _communication(machine, work, len(subs), stack)
-    if work.recompute == "full" or not block.residual.saves_activations:
+    if recompute == "full" or not block.residual.saves_activations:
         return Passes(passes.forward, passes.backward, passes.forward)
-    if work.recompute == "selective":
+    if recompute == "selective":
+        return Passes(passes.forward, passes.backward, core)
+    if recompute == "attention":
         return Passes(passes.forward, passes.backward, again)
     return passes
 

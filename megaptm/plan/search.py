@@ -99,7 +99,7 @@ def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]
             samples = config.train.batch // data  # `check` rejects batches that data ranks do not divide
             for virtual in divisors(layers // pipeline) if pipeline > 1 else [1]:
                 for microbatch in [divisor for divisor in divisors(samples) if divisor <= 64] or [1]:
-                    for recompute in ("none", "full"):
+                    for recompute in ("none", "attention", "full"):
                         yield Layout(
                             data=data,
                             tensor=tensor,

@@ -46,7 +46,10 @@ def format_layout(layout: Layout) -> str:
     words += f", micro-batch {layout.microbatch}"
     words += ", sequence parallel" if layout.sequence_parallel else ""
     words += ", distributed optimizer" if layout.distributed_optimizer else ""
-    return words + (", full recomputation" if layout.recompute == "full" else "")
+    if layout.recompute == "none":
+        return words
+    every = "" if layout.recompute_every == 1 else f" of every {layout.recompute_every} layers"
+    return f"{words}, {layout.recompute} recomputation{every}"
 
 
 def _print_memory(plan: Plan, console: Console) -> None:
@@ -186,7 +189,7 @@ def _candidate_table(candidates: Iterable[Candidate]) -> Table:
         table.add_row(
             *(str(value) for value in (layout.data, layout.tensor, layout.pipeline, layout.virtual)),
             str(layout.microbatch),
-            "full" if layout.recompute == "full" else "-",
+            "-" if layout.recompute == "none" else layout.recompute,
             format_seconds(candidate.step.seconds),
             f"{candidate.step.mfu:.1%}",
             f"{candidate.step.bubble / candidate.step.seconds:.1%}",

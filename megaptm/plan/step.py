@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from megaptm.layers.layer_costs import memory_width, sublayers
 from megaptm.plan import costs
 from megaptm.plan.costs import Passes
 from megaptm.plan.machine import Machine
@@ -63,7 +64,7 @@ def estimate_step(machine: Machine, work: Workload, stages: Sequence[CountedStag
     known."""
     layout = work.layout
     stages = count_stages(work) if stages is None else stages
-    layers: dict[tuple[str, Block], Passes] = {}
+    layers: dict[tuple[str, Block, str], Passes] = {}
     passes = [costs.time_stage(machine, work, stage.chunks, layers) for stage in stages]
     totals = [stage_passes.total for stage_passes in passes]
     slowest = max(range(len(totals)), key=lambda stage: totals[stage])
@@ -95,18 +96,42 @@ def estimate_step(machine: Machine, work: Workload, stages: Sequence[CountedStag
 
 
 def recomputed_flops(work: Workload) -> float:
-    """Return the FLOPs of a step that are computed twice: forward pass of the layers, or the two products of attention,
-    and the whole forward pass before a features pass."""
+    """Return the FLOPs of a step that are computed twice: forward pass of the layers or of attention, and the whole
+    forward pass before a features pass."""
     features = work.flops / 3 if work.features_pass else 0.0  # a forward pass is a third of a step
     recomputes = any(not block.residual.saves_activations for block in work.spec.family.stacks.values())
     if work.recompute == "none" and not recomputes:
         return features
     if work.recompute == "full" or recomputes:
         layers = replace(work, spec=replace(work.spec, family=change(work.spec.family, heads=())))
-        return features + layers.flops / 3
+        return features + layers.flops / 3 * (1.0 if reversible else _recomputed_share(work))
+    if work.recompute == "attention":
+        return features + _attention_flops(work)
     sizes = {name: work.spec.size_of(name) for name in work.lengths}
     pairs = {name: length * length * sizes[name].layers for name, length in work.lengths.items()}
     return features + 4.0 * work.batch * sum(pairs[name] * size.heads * size.key_width for name, size in sizes.items())
+
+
+def _recomputed_share(work: Workload) -> float:
+    """Return the share of layers that are recomputed."""
+    layers = [range(work.spec.size_of(name).layers) for name in work.lengths]
+    return sum(len(work.layout.recomputed(own)) for own in layers) / max(1, sum(map(len, layers)))
+
+
+def _attention_flops(work: Workload) -> float:
+    """Return the FLOPs of a forward pass of the recomputed attention, with its projections."""
+    total = 0.0
+    for name, length in work.lengths.items():
+        block, size = work.spec.family.stacks[name], work.spec.size_of(name)
+        for number in work.layout.recomputed(range(size.layers)):
+            for sub in sublayers(block.at(number), size, memory_width(work.spec, name)):
+                if not sub.is_attention:
+                    continue
+                keys = work.lengths[block.cross if sub.name == "cross" and block.cross else name]
+                for linear in sub.costs.linears.values():
+                    total += 2.0 * (keys if linear.reads_memory else length) * linear.inputs * linear.outputs
+                total += 4.0 * sub.costs.pairs(length, keys) * size.heads * size.key_width
+    return work.batch * total
 
 
 def _message_seconds(machine: Machine, work: Workload) -> float:

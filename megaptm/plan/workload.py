@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -33,8 +33,9 @@ class Workload:
     batch: int
     """Samples of a step, over all data ranks."""
     precision: str = "bf16"
-    recompute: Literal["none", "selective", "full"] = "none"
-    """Recomputation in the backward pass: none, attention between queries and values, or whole layers."""
+    recompute: Literal["none", "selective", "attention", "full"] = "none"
+    """Recomputation in the backward pass: none, attention between queries and values (Megatron's selective; not in
+    megaptm), attention with its projections, or whole layers."""
     has_mask: bool = False
     """Whether attention takes a mask (documents, padding), beyond a causal one."""
     num_predicted: int | None = None
@@ -48,6 +49,13 @@ class Workload:
     """None: a rule with two state elements per weight."""
     extra_costs: tuple[ExtraCosts, ...] = ()
     """Costs of extensions of the run."""
+
+    def by_recompute(self, layers: range) -> dict[str, Sequence[int]]:
+        """Return kind of recomputation -> its layers, of consecutive layers of a stack."""
+        if self.recompute == "none":
+            return {"none": layers}
+        again = self.layout.recomputed(layers)
+        return {"none": tuple(layer for layer in layers if layer not in again), self.recompute: again}
 
     @property
     def element_bytes(self) -> int:

@@ -136,6 +136,7 @@ def test_processes_and_microbatches():
             ["train.loss_scale={}"],
             "train.loss_scale is for train.precision=fp16, and train.precision is bf16",
         ),
+        ("gpt2/small", ["layout.recompute_every=2"], "layout.recompute_every (2) needs layout.recompute"),
         ("bert/large", ["layout.tensor=3"], "layout.tensor (3) must divide the 16 attention heads of bert/large."),
         ("gpt2/tiny", ["layout.tensor=4", "model.ffn=510"], "the 510 feed-forward units of gpt2/custom"),
         (

@@ -92,7 +92,8 @@ def test_precomputed_global_positions_change_nothing(recompute: bool) -> None:
     if recompute:
         for module in model.modules():
             if isinstance(module, Stack):
-                module.run_layer = partial(checkpoint, use_reentrant=False)
+                for number in module.numbers:
+                    module[str(number)].run = partial(checkpoint, use_reentrant=False)
     prepared = GlobalTokensHook().prepare_batch(batch)
     assert prepared["global_positions"].shape == (len(batch["tokens"]), 4)  # of three global tokens
     expected = model(batch).losses["mlm"][0]

@@ -138,7 +138,7 @@ def test_invalid_head_output_is_rejected(name: str, spoil: Callable[[Tensor], Te
     assert f"PairsHead.{name} {expected}" in run_ranks(1, error_of_spoiled, name, spoil)[0]
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("recompute", ["none", "attention", "full"])
 def test_both_passes_have_the_same_dropout(recompute: str) -> None:
     layout = Layout(microbatch=8, recompute=recompute)
     actual, expected = run_ranks(1, first_step, layout, 0.3)[0], run_ranks(1, first_step_of_torch, 0.3)[0]

@@ -17,6 +17,10 @@ from tests.ranks import run_ranks
 LAYOUTS = {
     "one micro-batch": Layout(microbatch=8),
     "recompute": Layout(microbatch=2, recompute="full"),
+    "recompute attention": Layout(microbatch=2, recompute="attention"),
+    "TP2+SPxPP2 recompute attention of every 2": Layout(
+        microbatch=4, tensor=2, pipeline=2, sequence_parallel=True, recompute="attention", recompute_every=2
+    ),
     "TP2": Layout(microbatch=2, tensor=2),
     "TP2+SP": Layout(microbatch=2, tensor=2, sequence_parallel=True),
     "PP2": Layout(microbatch=2, pipeline=2),
@@ -41,7 +45,7 @@ def alone(family):
     return run_ranks(1, train_steps, family, Layout(microbatch=2))[0]
 
 
-LAYOUTS_OF_ALL_FAMILIES = ("DP2 distributed optimizer", "TP2+SPxPP2 recompute")
+LAYOUTS_OF_ALL_FAMILIES = ("DP2 distributed optimizer", "TP2+SPxPP2 recompute", "recompute attention")
 LAYOUTS_OF_RECURRENT = ("one micro-batch", "DP2 distributed optimizer")
 """Recurrent families support only data parallelism."""
 DRILL_LAYOUTS = ("TP2", "TP2+SP", "PP2", "PP2 interleaved", "DP2", "TP2xPP2", "TP2xDP2")

@@ -170,3 +170,17 @@ def test_initial_weights_depend_on_seed_and_name(tmp_path, family, layout):
     for name, parameter in model.named_parameters():
         saved = reader.read(f"weight/{name}")
         assert torch.equal(saved, initial_value(spec, name, tuple(parameter.shape), seed=7)), name
+
+
+RECOMPUTATIONS = {"attention": ("attention", 1), "attention of every 3": ("attention", 3), "every 3": ("full", 3)}
+
+
+@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("case", RECOMPUTATIONS)
+def test_recomputation_repeats_dropout(tmp_path, family, case):
+    kind, every = RECOMPUTATIONS[case]
+    layout = ONE.model_copy(update={"recompute": kind, "recompute_every": every})
+    actual = run(family, layout, tmp_path / "again", start=0, steps=2, dropout=0.1)
+    expected = run(family, ONE, tmp_path / "saved", start=0, steps=2, dropout=0.1)
+    assert actual["losses"] == expected["losses"]
+    assert actual["norms"] == pytest.approx(expected["norms"], rel=1e-6)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from megaptm.config import Layout, OptimizerConfig
 from megaptm.config.schema import AdafactorConfig
@@ -16,6 +18,7 @@ from megaptm.families import CATALOGUE
 from megaptm.families.bert import BERT
 from megaptm.families.gpt import GPT3
 from megaptm.families.infoword.head_modules import InfoMaxHead
+from megaptm.layers.layer import Layer
 from megaptm.losses import token
 from megaptm.models.contrast import ContrastHead
 from megaptm.models.head_costs import head_costs
@@ -168,12 +171,13 @@ VARIANTS_OF_LAYERS = {
 }
 
 
+@pytest.mark.parametrize("recompute", ["none", "attention"])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS_OF_LAYERS)
-def test_activations_of_a_layer_equal_autograd(variant, masked):
-    """To 2%, because norms also save two values per token. Without dropout, which fused attention on CPUs lacks."""
+def test_activations_of_a_layer_equal_autograd(variant, masked, recompute):
+    """To 3%, because norms also save two values per token. Without dropout, which fused attention on CPUs lacks."""
     family = change(VARIANTS_OF_LAYERS[variant], dropout=0.0)
-    two, three = (saved_bytes(family, layers, masked=masked) for layers in (2, 3))
+    two, three = (saved_bytes(family, layers, masked=masked, recompute=recompute) for layers in (2, 3))
     work = Workload(
         spec=small(family, layers=2),
         lengths={next(iter(family.stacks)): 64},
@@ -181,8 +185,9 @@ def test_activations_of_a_layer_equal_autograd(variant, masked):
         batch=2,
         precision="fp32",
         has_mask=masked,
+        recompute=recompute,
     )
-    assert three - two == pytest.approx(activations.layer_bytes(work, next(iter(family.stacks))), rel=0.02)
+    assert three - two == pytest.approx(activations.layer_bytes(work, next(iter(family.stacks))), rel=0.03)
 
 
 def small(family: Family, *, layers: int) -> ModelSpec:
@@ -190,10 +195,13 @@ def small(family: Family, *, layers: int) -> ModelSpec:
     return ModelSpec(family=family, size=size, vocabulary=VOCABULARY, context=64, dropout=family.dropout)
 
 
-def saved_bytes(family: Family, layers: int, *, masked: bool) -> int:
+def saved_bytes(family: Family, layers: int, *, masked: bool, recompute: str) -> int:
     """Return the bytes of all tensors that a forward pass saves, without weights, each storage once."""
     model = Model(small(family, layers=layers))
     fill(model, seed=7)
+    for module in model.modules():
+        if isinstance(module, Layer) and recompute == "attention":
+            module.run_attention = partial(checkpoint, use_reentrant=True)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     saved: list[torch.Tensor] = []
 
