@@ -62,6 +62,11 @@ class CorpusReport:
         return sum(counts[column] for counts in self.splits.values())
 
     @property
+    def read(self) -> int:
+        """Number of documents read, kept or dropped."""
+        return self.total("documents") + sum(self.dropped.values())
+
+    @property
     def executor(self) -> str:
         return f"{self.workers} Ray workers" if self.workers else "one process"
 

@@ -23,6 +23,7 @@ from data_pipeline.corpus.unknown import merge_counts, warn_of_unknown
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.deduplicate import cut_paragraphs, find_duplicates
 from data_pipeline.document import Dropped
+from data_pipeline.page import write_page
 from data_pipeline.recipe import Recipe
 from data_pipeline.report import CorpusReport, make_report
 from data_pipeline.sources import find_files
@@ -105,6 +106,7 @@ def build_corpus(
             seconds=work.stages.seconds,
         )
         report.save(output.folder)
+        write_page(report, output.folder)
         output.publish(work)
     return report
 

@@ -84,6 +84,7 @@ class RegionRecipe(ImageRecipe):
     values of the drawn shapes."""
     tokenizer: TokenizerRecipe = CASED
 
+    has_pictures: ClassVar = False
     remedy: ClassVar = "use .npz files of detected regions"
 
     def for_manifest(self) -> dict[str, Any]:

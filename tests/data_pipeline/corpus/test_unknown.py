@@ -42,6 +42,7 @@ def test_unknown_words_give_warning(english, tmp_path):
         "100.0% of the words in Hangul documents are unknown to the tokenizer and lost,",
         "5.6% of the words in en documents are unknown to the tokenizer and lost, for e",
     ]
+    assert "<td>Hangul</td><td class=number>9</td>" in (tmp_path / "corpus" / "report.html").read_text()
 
 
 def test_byte_bpe_has_no_unknown_words(tmp_path):

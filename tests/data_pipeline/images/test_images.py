@@ -308,7 +308,8 @@ def test_members_with_non_utf8_names(form, texts, tmp_path):
     assert report.dropped == {none: 1, "damaged": 1, "no image": 1}
     assert report.examples[none][0][0] == "a.tar:??lonely"
     assert report.splits["train"]["images"] == 3
-    assert "a.tar:??lonely" in (tmp_path / "corpus/report.json").read_text(encoding="utf-8")
+    for name in ("report.json", "report.html"):
+        assert "a.tar:??lonely" in (tmp_path / "corpus" / name).read_text(encoding="utf-8")
     assert all(check.is_valid for check in verify_corpus(tmp_path / "corpus"))
 
 

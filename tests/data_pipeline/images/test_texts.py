@@ -179,9 +179,11 @@ def test_steps_drop_images_with_their_texts(packed, tmp_path):
     assert report.dropped == dict.fromkeys(LEFT_OUT, 1)
     corpus = Corpus.open(tmp_path / "corpus")
     assert sorted(texts_in(corpus)) == ["A BLACK fish in the water", "a black cat on a chair"]
+    page = (tmp_path / "corpus/report.html").read_text(encoding="utf-8")
     for reason, (name, text) in LEFT_OUT.items():
         where = f"a.tar:{name}" if packed else f"{name}.jpg"
         assert report.examples[reason] == [(where, text)]
+        assert f"{where}: {text}"[:80] in page
     retained = corpus.manifest.made_from["images"]["steps"]
     assert [*retained[1]] == ["drop-short"]
     assert "steps" not in ImageRecipe(source="photos", texts=True).for_manifest()  # as in older corpora

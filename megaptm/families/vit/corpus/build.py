@@ -31,6 +31,7 @@ from megaptm.families.vit.corpus.folders import (
     write_image_shard,
 )
 from megaptm.families.vit.corpus.index_shards import IndexJob, index_shard
+from megaptm.families.vit.corpus.page import sample_pictures, write_image_page
 from megaptm.families.vit.corpus.pairs import add_texts, find_pairs, pack_pairs
 from megaptm.families.vit.corpus.recipe import DIGITS, GENERATED, SHAPES, ImageRecipe, read_image_recipe
 from megaptm.families.vit.corpus.report import ImageReport
@@ -44,6 +45,7 @@ from megaptm.families.vit.corpus.splits import (
     urls_of_shards,
 )
 from megaptm.families.vit.corpus.text_steps import NO_STEPS, TextSteps
+from megaptm.families.vit.corpus.thumbnails import DroppedImages
 from megaptm.storage import is_remote, local_path, regular_file
 
 MAX_LABELS = 1 << 16
@@ -82,7 +84,7 @@ def build_images(
         output = build.output
         source = _source_folder(recipe, recipe.source, output)
         held_out = None if recipe.held_out is None else _source_folder(recipe, recipe.held_out, output)
-        existing, dropped = list_shards(source), Dropped()
+        existing, dropped = list_shards(source), DroppedImages()
         files: dict[str, list[ImageFile]] = {}
         beside: dict[tuple[str, str], str] = {}
         labels: list[str] = []
@@ -137,6 +139,10 @@ def build_images(
             seconds=work.stages.seconds,
         )
         report.save(output.folder)
+        # Images that stay at a URL are not downloaded for thumbnails.
+        shown = recipe.has_pictures and not manifest.addresses
+        pictures = sample_pictures(output.folder, finished.tokenizer) if shown else []
+        write_image_page(report, pictures, dropped, output.folder)
         output.publish(work)
     return report
 

@@ -15,6 +15,7 @@ from megaptm.data.manifest import LABELS
 from megaptm.data.shards import ShardInfo, ShardWriter, through_outages
 from megaptm.errors import UserError, shown
 from megaptm.families.vit.corpus.check import MAX_BYTES, NAMES, ImageLimits, InvalidImage, check_image
+from megaptm.families.vit.corpus.thumbnails import DroppedImages
 from megaptm.families.vit.pixels import SUFFIXES
 
 FIELDS = ("tokens", *SUFFIXES)
@@ -52,7 +53,7 @@ class ImageShardResult:
     """Finished shard. `info` is None if all of its images were dropped."""
 
     info: ShardInfo | None
-    dropped: Dropped
+    dropped: DroppedImages
     oddities: Counter[str]
     """Property that is converted when the image is read -> images."""
     labels: Counter[int]
@@ -130,7 +131,7 @@ def partition_images(files: Sequence[ImageFile], *, seed: int, shard_bytes: int)
 
 def write_image_shard(job: ImageShardJob) -> ImageShardResult:
     """Check the files of a shard one by one, and write those that are kept."""
-    result = ImageShardResult(None, Dropped(), Counter(), Counter())
+    result = ImageShardResult(None, DroppedImages(), Counter(), Counter())
     writer = ShardWriter(Path(job.folder, f"{key_of(write_image_shard, job)}.tar"), dtype=LABELS, fields=FIELDS)
     try:
         for number, file in enumerate(job.files, job.first):
@@ -144,7 +145,7 @@ def write_image_shard(job: ImageShardJob) -> ImageShardResult:
                 continue
             labels = check_image(content, job.limits)
             if isinstance(labels, InvalidImage):
-                result.dropped.add(labels.reason, file.name, message=labels.message)
+                result.dropped.add_image(labels.reason, file.name, content, message=labels.message)
                 continue
             meta = {"source": file.name, "width": labels.width, "height": labels.height}
             blobs = {labels.suffix: labels.content}

@@ -24,6 +24,7 @@ from megaptm.families.vit.corpus.folders import ImageShardResult
 from megaptm.families.vit.corpus.shard_source import ExistingShard, local_copy
 from megaptm.families.vit.corpus.text_steps import NO_STEPS, InvalidTextError, TextSteps
 from megaptm.families.vit.corpus.texts import MAX_TEXT_BYTES, save_texts, text_of
+from megaptm.families.vit.corpus.thumbnails import DroppedImages
 from megaptm.storage import file_sha256, write_atomically
 
 
@@ -63,7 +64,7 @@ def index_shard(job: IndexJob) -> ImageShardResult:
 
     Samples before the end of a truncated tar are kept. `info.name` is the name of the index with the suffix `.tar`.
     """
-    result = ImageShardResult(None, Dropped(), Counter(), Counter())
+    result = ImageShardResult(None, DroppedImages(), Counter(), Counter())
     name = f"{key_of(index_shard, job)}.tar"
     with local_copy(job.shard, Path(job.folder)) as path:
         return _write_index(job, path, result, name)
@@ -83,15 +84,15 @@ def _write_index(job: IndexJob, path: Path, result: ImageShardResult, name: str)
             elif sample.label is None:
                 raise InvalidTextError("no label")
         except InvalidTextError as refused:
-            result.dropped.add(refused.reason, where, refused.text, refused.message)
+            result.dropped.add_text(refused, where, sample.content)
             continue
         [(suffix, span)] = sample.images.items()
         checked = check_image(sample.content, job.limits)
         if isinstance(checked, InvalidImage):
-            result.dropped.add(checked.reason, where, message=checked.message)
+            result.dropped.add_image(checked.reason, where, sample.content, message=checked.message)
             continue
         if checked.content is not sample.content:
-            result.dropped.add("format does not match suffix", where)
+            result.dropped.add_image("format does not match suffix", where, sample.content)
             continue
         spans = [span if name == suffix else (0, 0) for name in job.limits.fields[1:]]
         # Token ids of a text are not known yet. Their column temporarily holds the image sketch.

@@ -74,6 +74,8 @@ class ImageRecipe:
     check: Literal["pixels", "header"] = ImageLimits.check
     """Decode each image once (`pixels`), or check only its header and its end (`header`)."""
 
+    has_pictures: ClassVar[bool] = True
+    """Whether files are images, which the page of the build shows."""
     remedy: ClassVar[str] = "use other images"
     """Remedy if no file is left after the checks."""
 

@@ -28,6 +28,7 @@ from megaptm.data.table import index_name
 from megaptm.families.vit.corpus.check import MAX_BYTES, ImageLimits, InvalidImage, InvalidImageError, check_image
 from megaptm.families.vit.corpus.folders import ImageFile, is_utf8
 from megaptm.families.vit.corpus.text_steps import InvalidTextError, TextSteps
+from megaptm.families.vit.corpus.thumbnails import DroppedImages
 from megaptm.storage import AtomicFile, file_sha256, write_atomically
 from megaptm.tokenizers import Tokenizer, load
 
@@ -152,12 +153,12 @@ class PackedShard:
 
     name: str
     samples: int
-    dropped: Dropped
+    dropped: DroppedImages
 
 
 def pack_shard(job: PackJob) -> PackedShard:
     """Write a shard in webdataset format: `<key>.jpg`, `<key>.txt`, `<key>.json`."""
-    record = PackedShard(f"{key_of(pack_shard, job)}.tar", 0, Dropped())
+    record = PackedShard(f"{key_of(pack_shard, job)}.tar", 0, DroppedImages())
     with AtomicFile(Path(job.folder, record.name)) as unfinished, unfinished.open("xb") as tar:
         for number, (file, beside) in enumerate(zip(job.files, job.texts, strict=True), job.first):
             path, content = Path(file.path), b""
@@ -170,7 +171,7 @@ def pack_shard(job: PackJob) -> PackedShard:
                 text = text_of(raw_text, job.field if _suffix(beside) == ".json" else None)
                 text = job.steps.text(text, file.name)
             except InvalidTextError as refused:
-                record.dropped.add(refused.reason, file.name, refused.text, refused.message)
+                record.dropped.add_text(refused, file.name, content)
                 continue
             except InvalidImageError as refused:
                 record.dropped.add(refused.reason, file.name, message=refused.details)
@@ -180,7 +181,7 @@ def pack_shard(job: PackJob) -> PackedShard:
                 continue
             image = check_image(content, job.limits)
             if isinstance(image, InvalidImage):
-                record.dropped.add(image.reason, file.name, message=image.message)
+                record.dropped.add_image(image.reason, file.name, content, message=image.message)
                 continue
             note = json.dumps({"height": image.height, "source": file.name, "width": image.width}, ensure_ascii=False)
             for suffix, member in ((image.suffix, image.content), ("txt", text.encode()), ("json", note.encode())):
