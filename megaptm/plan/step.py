@@ -104,7 +104,7 @@ def recomputed_flops(work: Workload) -> float:
         return features
     if work.recompute == "full" or recomputes:
         layers = replace(work, spec=replace(work.spec, family=change(work.spec.family, heads=())))
-        return features + layers.flops / 3 * (1.0 if reversible else _recomputed_share(work))
+        return features + layers.flops / 3 * (1.0 if recomputes else _recomputed_share(work))
     if work.recompute == "attention":
         return features + _attention_flops(work)
     sizes = {name: work.spec.size_of(name) for name in work.lengths}
