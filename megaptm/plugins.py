@@ -114,6 +114,11 @@ def registered_attributes(module: str, name: str) -> Iterator[Any]:
             yield attribute
 
 
+def load_class(record: Any, field: str) -> Any:
+    """Import the class, or the function, that a field of a record names: its costs, its module or its stack."""
+    return load_plugin(getattr(record, field), f"{type(record).__name__}.{field}", "class")
+
+
 def _remedy_absent(module: str) -> str:
     top = module.partition(".")[0]
     if os.path.isdir(top) or os.path.isfile(f"{top}.py"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,7 +20,7 @@ class Section(BaseModel):
 
 
 class ExtensionSection(Section):
-    """Section of a config that an extension defines."""
+    """Section of a config that an extension defines. Methods are called for configs that have it."""
 
     key: ClassVar[str]
     """Key of the section."""
@@ -29,3 +30,15 @@ class ExtensionSection(Section):
     """Keys whose value replaces that of an extended config as a unit, instead of being merged."""
     moved: ClassVar[tuple[str, ...]] = ()
     """Keys with paths that may change when a run is continued; the content is compared by a hash."""
+
+    def completed(self, config: Any) -> Any:
+        """Return the config with absent values filled in, before the rules are checked."""
+        return config
+
+    def errors(self, config: Any) -> Iterator[str]:
+        """Yield broken rules. The names in section `model` are known."""
+        yield from ()
+
+    def resolved(self, config: Any) -> Any:
+        """Return a config without errors, with all sizes filled in."""
+        return config

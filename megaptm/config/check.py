@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
-from megaptm.config.family_rules import family_rules
-from megaptm.config.hooks import config_hooks
 from megaptm.config.layer_rules import layer_layout_errors
 from megaptm.config.learning_rate import schedule_restarts
 from megaptm.config.model import resolve_model
@@ -15,6 +13,7 @@ from megaptm.config.model_rules import layered_model_errors, model_title, stack_
 from megaptm.config.objective_fit import objective_errors, sequence_lengths
 from megaptm.config.schedule import tasks_without_samples
 from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig
+from megaptm.config.sections.extensions import used_sections
 from megaptm.errors import UserError, nearest
 from megaptm.families import FAMILIES, find_family
 from megaptm.models.head_costs import HEADS
@@ -148,8 +147,8 @@ def _model(config: Config) -> Iterator[str]:
         yield from _learned_positions(config, spec)
     yield from _recurrence(config, spec)
     yield from _contrastive_batch(config)
-    for rules in family_rules():
-        yield from rules.config_errors(config, spec)
+    for record in spec.family.inputs:
+        yield from record.config_errors(config, spec)
 
 
 def _contrastive_batch(config: Config) -> Iterator[str]:
@@ -201,8 +200,8 @@ def _learned_positions(config: Config, spec: ModelSpec) -> Iterator[str]:
 
 def _extensions(config: Config) -> Iterator[str]:
     """Yield errors of the sections of extensions."""
-    for hook in config_hooks():
-        yield from hook.errors(config, model_errors)
+    for section in used_sections(config):
+        yield from section.errors(config)
 
 
 def _precision(config: Config) -> Iterator[str]:

@@ -7,14 +7,13 @@ from collections.abc import Collection, Iterator
 
 from pydantic import ValidationError
 
-from megaptm.config.family_rules import family_rules
 from megaptm.config.layer_rules import layer_model_errors
 from megaptm.config.model import SHAPE_KEYS, model_spec
 from megaptm.config.schema import ModelConfig
 from megaptm.errors import nearest
-from megaptm.families import LAYERLESS
+from megaptm.families import FAMILIES, LAYERLESS
 from megaptm.models.adaptive_costs import cluster_mistakes
-from megaptm.spec import ModelSpec, Size, with_attention_options
+from megaptm.spec import Family, ModelSpec, Size, with_attention_options
 
 ATTENTION_KEYS = ("head_width", "kv_heads", "band", "cutoffs", "division", "share")
 """Keys that only layers of a transformer use."""
@@ -32,8 +31,8 @@ def layered_model_errors(model: ModelConfig) -> Iterator[str]:
     yield from dict.fromkeys(f"model.{error}" for error in layer_model_errors(spec))
     if spec.size.cutoffs and not any("cutoffs" in keys for keys, _ in _reasons(spec)):
         yield from cluster_mistakes(spec)
-    for rules in family_rules():
-        yield from rules.model_errors(spec)
+    for record in spec.family.inputs:
+        yield from record.errors(spec)
     yield from _attention(model, spec)
     yield from _stacks(model, spec)
     yield from _heads(model, spec)
@@ -60,8 +59,12 @@ def _reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]]:
         yield ATTENTION_KEYS, family.layer.reason
     if family.layer is not None and not family.layer.caches_states:
         yield ("memory",), "reads each text separately"
-    for rules in family_rules():
-        yield from rules.unused_keys(spec)
+    tables = [other for other in FAMILIES.values() if isinstance(other, Family)]
+    for kind in dict.fromkeys(type(record) for other in tables for record in other.inputs):
+        if family.find_input(kind) is None:
+            yield (*kind.size_keys, *kind.options), kind.absence
+        else:
+            yield kind.excluded_keys, kind.reason
     if len(family.token_inputs) > 1 or not family.has_tokens or spec.size.cutoffs:
         yield ("word_vectors",), "has no single table of words"
     if "bidirectional-lm" not in family.heads:

@@ -35,7 +35,7 @@ RULE_MEANINGS = {
 }
 """Explanation of each rule in the column."""
 
-RULES = {
+RESUME_RULES = {
     "run": OnResume.MOVED,
     "devices": OnResume.YES,
     "layouts": OnResume.YES,
@@ -77,11 +77,11 @@ RULES = {
 
 def resume_rule(key: str) -> OnResume:
     """Return the rule of a key (`train.skip_batches.1180`): its own, or that of the nearest key or section above it."""
-    while key not in RULES and "." in key:
+    while key not in RESUME_RULES and "." in key:
         key = key.rpartition(".")[0]
-    return RULES.get(key, OnResume.NO)
+    return RESUME_RULES.get(key, OnResume.NO)
 
 
 def keys_with_rule(rule: OnResume) -> list[str]:
     """Return the keys and sections that have a rule."""
-    return [key for key, own in RULES.items() if own is rule]
+    return [key for key, own in RESUME_RULES.items() if own is rule]

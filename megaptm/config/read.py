@@ -16,11 +16,10 @@ from pydantic import BaseModel, ValidationError
 from megaptm.config.check import config_errors, model_errors
 from megaptm.config.device_layouts import device_errors, select_layout, with_all_devices
 from megaptm.config.errors import error_messages
-from megaptm.config.hooks import config_hooks
 from megaptm.config.model import model_spec, with_resolved_model
 from megaptm.config.schedule import with_limited_warmup
 from megaptm.config.schema import Config, DeviceLayout, ModelSection
-from megaptm.config.sections.extensions import extension_sections
+from megaptm.config.sections.extensions import extension_sections, used_sections
 from megaptm.config.shipped import find_config, find_shipped
 from megaptm.config.yamls import ConfigLayer, YamlDumper, read_file, read_mapping, read_override
 from megaptm.errors import UserError
@@ -130,8 +129,8 @@ class UncheckedConfig:
                 config, devices = self._validated(_without_unknown(values, error))
             except ValidationError:
                 return Draft(None, tuple(mistakes))
-        for hook in config_hooks():
-            config = hook.completed(config)
+        for section in used_sections(config):
+            config = section.completed(config)
         config = with_limited_warmup(config)
         unfit = list(device_errors(config, devices)) if devices is not None else []
         if devices is not None and not unfit:
@@ -139,8 +138,8 @@ class UncheckedConfig:
         mistakes += [*config_errors(config), *unfit]
         if not mistakes:
             config = with_resolved_model(config)
-            for hook in config_hooks():
-                config = hook.resolved(config)
+            for section in used_sections(config):
+                config = section.resolved(config)
         return Draft(config, tuple(mistakes))
 
     def _validated(self, values: dict[str, Any]) -> tuple[Config, int | None]:

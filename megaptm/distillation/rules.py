@@ -8,8 +8,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from megaptm.config import load_run
+from megaptm.config.check import model_errors
 from megaptm.config.errors import error_messages
-from megaptm.config.hooks import ConfigHook, ModelErrors
 from megaptm.config.model import model_spec, resolve_model, with_resolved_model
 from megaptm.config.model_rules import layered_model_errors
 from megaptm.config.schema import Config, ModelConfig, ModelSection
@@ -27,44 +27,34 @@ def teacher_model(config: Config) -> ModelConfig:
     return ModelSection.model_validate({"model": {"vocabulary": config.model.vocabulary} | distill.model}).model
 
 
-class DistillationRules(ConfigHook):
-    """Rules of the section `distill`."""
-
-    def completed(self, config: Config) -> Config:
-        """Fill in an absent description of the teacher from its run or its cached logits, if they exist."""
-        distill = distill_section(config)
-        if distill is None or distill.model:
-            return config
-        folders = (distill.teacher, *([distill.cached_logits] if distill.cached_logits else []))
-        configs = [Path(folder).expanduser() / "config.yaml" for folder in folders]
-        if (config_path := next((path for path in configs if path.is_file()), None)) is None:
-            return config
-        return _with_model(config, load_run(config_path).model)
-
-    def errors(self, config: Config, model_errors: ModelErrors) -> Iterator[str]:
-        """Yield broken rules. The relation of student and teacher is checked only if both are valid."""
-        distill = distill_section(config)
-        if distill is None:
-            return
-        if isinstance(family := find_family(config.model.family), LayerlessFamily):
-            yield f"distill: {config.model.family} is a family of {family.title}, which cannot be distilled; remove it."
-            return
-        mistakes = [*teacher_errors(config, model_errors)]
-        yield from mistakes
-        if not mistakes and not [*layered_model_errors(config.model)]:
-            yield from distillation_errors(config)
-        if distill.initial_layers and config.train.init_from is not None:
-            yield "train.init_from and distill.initial_layers both set the student's initial weights: remove one."
-
-    def resolved(self, config: Config) -> Config:
-        """Fill in all sizes of the teacher, as `with_resolved_model` does for the model."""
-        if distill_section(config) is None:
-            return config
-        teacher = config.model_copy(update={"model": teacher_model(config), "distill": None})
-        return _with_model(config, with_resolved_model(teacher).model)
+def with_teacher(config: Config, distill: DistillConfig) -> Config:
+    """Fill in an absent description of the teacher from its run or its cached logits, if they exist."""
+    if distill.model:
+        return config
+    folders = (distill.teacher, *([distill.cached_logits] if distill.cached_logits else []))
+    configs = [Path(folder).expanduser() / "config.yaml" for folder in folders]
+    if (config_path := next((path for path in configs if path.is_file()), None)) is None:
+        return config
+    return _with_model(config, load_run(config_path).model)
 
 
-CONFIG_HOOK = DistillationRules()
+def distill_errors(config: Config, distill: DistillConfig) -> Iterator[str]:
+    """Yield broken rules. The relation of student and teacher is checked only if both are valid."""
+    if isinstance(family := find_family(config.model.family), LayerlessFamily):
+        yield f"distill: {config.model.family} is a family of {family.title}, which cannot be distilled; remove it."
+        return
+    mistakes = [*teacher_errors(config)]
+    yield from mistakes
+    if not mistakes and not [*layered_model_errors(config.model)]:
+        yield from distillation_errors(config)
+    if distill.initial_layers and config.train.init_from is not None:
+        yield "train.init_from and distill.initial_layers both set the student's initial weights: remove one."
+
+
+def with_resolved_teacher(config: Config) -> Config:
+    """Fill in all sizes of the teacher, as `with_resolved_model` does for the model."""
+    teacher = config.model_copy(update={"model": teacher_model(config), "distill": None})
+    return _with_model(config, with_resolved_model(teacher).model)
 
 
 def _with_model(config: Config, teacher: ModelConfig) -> Config:
@@ -105,7 +95,7 @@ def _class_heads(config: Config) -> tuple[str, ...]:
     return tuple(rows) if distill.classes else ()
 
 
-def teacher_errors(config: Config, model_errors: ModelErrors) -> Iterator[str]:
+def teacher_errors(config: Config) -> Iterator[str]:
     """Yield broken rules of the teacher by itself."""
     distill = distill_section(config)
     assert distill is not None

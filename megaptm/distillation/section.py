@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict
@@ -60,6 +61,21 @@ class DistillConfig(ExtensionSection):
     initial_layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Strict(False)] = ()
     """Teacher layers (0 is the first) that initialize the student's layers of a stack, along with tables and heads.
     Absent: the usual initialization."""
+
+    def completed(self, config: Any) -> Any:
+        from megaptm.distillation.rules import with_teacher
+
+        return with_teacher(config, self)
+
+    def errors(self, config: Any) -> Iterator[str]:
+        from megaptm.distillation.rules import distill_errors
+
+        return distill_errors(config, self)
+
+    def resolved(self, config: Any) -> Any:
+        from megaptm.distillation.rules import with_resolved_teacher
+
+        return with_resolved_teacher(config)
 
 
 SECTION = DistillConfig

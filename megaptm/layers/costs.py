@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from megaptm.layers.pattern import Pattern
-from megaptm.plugins import load_plugin
+from megaptm.plugins import load_class
 from megaptm.spec import AttentionSpec, Block, InputSpec, LayerSpec, Size
 
 WHOLE = ("none", "shared")
@@ -150,4 +150,4 @@ class LayerCosts(ABC):
 @cache
 def costs_class(record: AttentionSpec | InputSpec | LayerSpec) -> Any:
     """Return the class with the costs of a kind of attention, of layers, or of an input, which its record names."""
-    return load_plugin(record.costs, f"{type(record).__name__}.costs", "class")
+    return load_class(record, "costs")

@@ -23,7 +23,7 @@ from megaptm.layers.norm import FinalNorm, Norm
 from megaptm.layers.positions import rotation, score_bias
 from megaptm.layers.rng import RngReplay, save_rng_state
 from megaptm.layers.split import Dropout, HeadTable, SequenceHooks, same
-from megaptm.plugins import load_plugin
+from megaptm.plugins import load_class
 from megaptm.spec import BIAS_BUCKETS, AttentionSpec, Block, LayerSpec, Size, value_errors
 
 
@@ -184,8 +184,7 @@ def _attentions(block: Block, size: Size) -> Iterator[SubLayer]:
 
 def _module_class(sub: SubLayer) -> Callable[..., nn.Module]:
     if sub.name == "attention":
-        record = sub.costs.attention
-        return load_plugin(record.module, f"{type(record).__name__}.module", "class")
+        return load_class(sub.costs.attention, "module")
     return FeedForward if sub.name == "ffn" else CrossAttention
 
 
@@ -193,15 +192,15 @@ def stack_class(block: Block) -> Callable[..., BaseStack]:
     """Return the class of a stack with these layers. Raise `UserError` if kinds of attention need different ones."""
     check_values(block)
     if block.layer is not None:
-        return load_plugin(block.layer.stack, f"{type(block.layer).__name__}.stack", "class")
+        return load_class(block.layer, "stack")
     if block.residual.stack:
-        return load_plugin(block.residual.stack, f"{type(block.residual).__name__}.stack", "class")
+        return load_class(block.residual, "stack")
     kinds = {record.stack: record for record in block.attentions if record.stack != AttentionSpec.stack}
     if len(kinds) > 1:
         names = " and ".join(record.kind for record in kinds.values())
         raise UserError(f"Block.attention mixes {names}, which need different stacks: use only one of them.")
     record = next(iter(kinds.values()), AttentionSpec())
-    return load_plugin(record.stack, f"{type(record).__name__}.stack", "class")
+    return load_class(record, "stack")
 
 
 @dataclass(frozen=True)

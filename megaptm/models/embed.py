@@ -17,7 +17,7 @@ from megaptm.layers.positions import sinusoid
 from megaptm.layers.split import Dropout, Embedding, Linear
 from megaptm.models.adaptive import AdaptiveTokens
 from megaptm.models.embed_costs import input_costs, widening
-from megaptm.plugins import load_plugin
+from megaptm.plugins import load_class
 from megaptm.spec import Family, InputSpec, ModelSpec
 
 SEQUENCE_FIELDS = ("tokens", "segments", "positions")
@@ -64,7 +64,7 @@ class Embed(nn.Module):
             return
         for record in family.inputs:
             if record.module:
-                module = load_plugin(record.module, f"{type(record).__name__}.module", "class")
+                module = load_class(record, "module")
                 self.add_module(record.name, module(spec, record))
         self.token_inputs = {name: family.token_input(name) for name in family.stacks}
         self.added = [record for record in family.inputs if record.module and not record.replaces_tokens]

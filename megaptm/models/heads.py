@@ -23,7 +23,7 @@ from megaptm.models.head_costs import (
 from megaptm.models.loss import Loss, class_loss, count_labels, token_loss
 from megaptm.models.sample import UNIFORMS
 from megaptm.models.target_positions import target_states
-from megaptm.plugins import load_plugin
+from megaptm.plugins import load_class
 from megaptm.spec import ModelSpec
 
 
@@ -171,11 +171,7 @@ def language_head(spec: ModelSpec, costs: HeadCosts) -> nn.Module:
 def build_heads(spec: ModelSpec, names: Collection[str]) -> nn.ModuleDict:
     """Build heads of the family by name. Losses have the names of their heads."""
     return nn.ModuleDict(
-        {
-            name: load_plugin(costs.module, f"{type(costs).__name__}.module", "module")(spec, costs)
-            for name, costs in head_costs(spec).items()
-            if name in names
-        }
+        {name: load_class(costs, "module")(spec, costs) for name, costs in head_costs(spec).items() if name in names}
     )
 
 

@@ -73,7 +73,7 @@ def _qkv(size: Size) -> Tensor:
 InitialRules = tuple[tuple[str, Std], ...]
 """Patterns of parameter names. The first that matches the end of a name applies. Biases start at 0 and norms at 1."""
 
-RULES: dict[str, InitialRules] = {
+INITIAL_RULES: dict[str, InitialRules] = {
     "normal": ((r".*", _normal),),
     # TensorFlow's `truncated_normal`, as in the released code of BERT and its successors.
     "truncated-normal": ((r".*", _normal),),
@@ -157,12 +157,16 @@ def _constant_value(name: str) -> float | None:
 
 def _rule(spec: ModelSpec, name: str) -> Std:
     init = spec.family.init
-    if init.rule not in RULES and not is_plugin(init.rule):
-        raise UserError(f"{spec.name}: init.rule is {init.rule!r}, which is unknown; use one of {', '.join(RULES)}.")
+    if init.rule not in INITIAL_RULES and not is_plugin(init.rule):
+        raise UserError(
+            f"{spec.name}: init.rule is {init.rule!r}, which is unknown; use one of {', '.join(INITIAL_RULES)}."
+        )
     for record in spec.family.inputs if init.rule == "normal" else ():
         if record.initial_std is not None and name.startswith(f"embed.{record.name}."):
             return constant(record.initial_std)
-    rules = load_plugin(init.rule, f"{spec.name}: init.rule", "rules") if is_plugin(init.rule) else RULES[init.rule]
+    rules = (
+        load_plugin(init.rule, f"{spec.name}: init.rule", "rules") if is_plugin(init.rule) else INITIAL_RULES[init.rule]
+    )
     for pattern, std in rules:
         if re.search(rf"(?:^|\.)(?:{pattern})$", name):
             return _scaled(std, init.std / USUAL_STD) if std in BY_INIT_STD else std

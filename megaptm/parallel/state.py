@@ -16,7 +16,7 @@ from torch import Tensor
 from megaptm.checkpoint.boxes import Box, span_boxes
 from megaptm.checkpoint.tensors import TensorPiece, TensorReader
 from megaptm.parallel.groups import Ranks
-from megaptm.parallel.optimizers import RULES, Optimizer, StateTensor, TensorPart, set_steps
+from megaptm.parallel.optimizers import UPDATE_RULES, Optimizer, StateTensor, TensorPart, set_steps
 
 
 def pieces(optimizer: Optimizer, ranks: Ranks) -> Iterator[TensorPiece]:
@@ -53,7 +53,7 @@ def restore(optimizer: Optimizer, reader: TensorReader, *, step: int) -> None:
 def _state_tensors(optimizer: Optimizer, part: TensorPart) -> Mapping[str, StateTensor]:
     """Return the optimizer state tensors of a part; none if it is not trained."""
     settings = optimizer.settings
-    return RULES[settings.name].state_tensors(settings, part) if part.parameter.requires_grad else {}
+    return UPDATE_RULES[settings.name].state_tensors(settings, part) if part.parameter.requires_grad else {}
 
 
 def _slices(optimizer: Optimizer, part: TensorPart, ranks: Ranks) -> Iterator[TensorPiece]:

@@ -86,7 +86,7 @@ class InitSpec:
     """Initial weights."""
 
     rule: str = "normal"
-    """Initialization of weights, a key of `models.initial.RULES`:
+    """Initialization of weights, a key of `models.initial.INITIAL_RULES`:
 
     - `normal`: N(0, 0.02).
     - `gpt2`: as `normal`, with residual output projections divided by sqrt(2 x layers).

@@ -5,7 +5,7 @@ An input consists of its record, its costs and its module. The records of famili
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -61,6 +61,21 @@ class InputSpec:
     vector is their mean. Empty: text is read as token ids."""
     options: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Key of the section `model` of a config -> field of the record that it sets. Other fields define the family."""
+
+    absence: ClassVar[str] = ""
+    """Reason for which models without it do not use its keys, for error messages: `reads no images`."""
+    excluded_keys: ClassVar[tuple[str, ...]] = ()
+    """Keys of the section `model` that models with it do not use."""
+    reason: ClassVar[str] = ""
+    """Property that error messages give as the reason: `reads images`."""
+
+    def errors(self, spec: ModelSpec) -> Iterator[str]:
+        """Yield an error message for each value of the section `model` that it does not support."""
+        yield from ()
+
+    def config_errors(self, config: Any, spec: ModelSpec) -> Iterator[str]:
+        """Yield an error message for each other value of a config that it does not support."""
+        yield from ()
 
     def derived_sizes(self, spec: ModelSpec) -> Mapping[str, Any]:
         """Return values of `size_keys` that follow from the model if its size has none."""

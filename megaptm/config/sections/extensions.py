@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import Field, create_model
 
@@ -15,6 +15,11 @@ Schema = TypeVar("Schema", bound=type[Section])
 def extension_sections() -> dict[str, type[ExtensionSection]]:
     """Return key -> class. A module `section.py` has `SECTION`, a class with its key."""
     return {section.key: section for section in contributions("section", "SECTION")}
+
+
+def used_sections(config: Any) -> list[ExtensionSection]:
+    """Return the sections of extensions that a config has."""
+    return [section for key in extension_sections() if (section := getattr(config, key)) is not None]
 
 
 def with_extension_sections(schema: Schema) -> Schema:

@@ -37,7 +37,7 @@ CLIP = Family(
     heads=("image-text",),
     reads={"image-text": ("image", "text")},
     output=OutputSpec(tied=False),
-    init=InitSpec(rule="megaptm.families.clip.initial:RULES"),
+    init=InitSpec(rule="megaptm.families.clip.initial:INITIAL_RULES"),
     dropout=0.0,
     objectives=("image-text",),
     sizes={

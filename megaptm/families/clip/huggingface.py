@@ -29,7 +29,7 @@ def _layers(stack: str) -> tuple[TensorRule, ...]:
     return rules_for_stack(rules, stack)
 
 
-RULES = (
+TENSOR_RULES = (
     TensorRule("embed.patch.project.weight", ("vision_model.embeddings.patch_embedding.weight",), CONVOLUTION),
     TensorRule("embed.patch.image.weight", ("vision_model.embeddings.class_embedding",), SQUEEZED),
     TensorRule("embed.position.weight", ("vision_model.embeddings.position_embedding.weight",)),
@@ -74,7 +74,7 @@ CLIP = Counterpart(
         "vision_config.attention_dropout": 0.0,
         "text_config.attention_dropout": 0.0,
     },
-    rules=RULES,
+    rules=TENSOR_RULES,
     max_values={"logit_scale": math.log(100)},
     special_ids={"bos_token_id": 49_406, "eos_token_id": 49_407, "pad_token_id": 49_407},
     unused_prefixes=("vision_model.embeddings.position_ids", "text_model.embeddings.position_ids"),

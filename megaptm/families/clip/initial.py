@@ -13,7 +13,7 @@ def _scaled_residual(size: Size) -> float:
 
 
 # Released code. It says less about the image tower, which uses the same rules here.
-RULES = (
+INITIAL_RULES = (
     (r"embed\.token\.weight", constant(0.02)),
     (r"embed\.text_position\.weight", constant(0.01)),
     (r"embed\.patch\.project\.weight", lambda size: by_pixels(size) / 3**0.5),

@@ -17,7 +17,7 @@ COVE = Family(
     },
     heads=("lm",),
     output=OutputSpec(tied=False, bias=True),
-    init=InitSpec(rule="megaptm.families.cove.initial:RULES"),
+    init=InitSpec(rule="megaptm.families.cove.initial:INITIAL_RULES"),
     dropout=0.2,
     objectives=("translation",),
     sizes={

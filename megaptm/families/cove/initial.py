@@ -2,7 +2,7 @@
 
 from megaptm.models.initial import InitialRules, by_width, constant
 
-RULES: InitialRules = (
+INITIAL_RULES: InitialRules = (
     (r"embed\.token\.weight", constant(0.1)),
     (r"head\.lm\.table\.weight", by_width),
     (r"(widen|narrow)\.weight", by_width),

@@ -28,7 +28,7 @@ ELMO = Family(
     reads={"bidirectional-lm": ("forwards", "backwards")},
     output=OutputSpec(tied=False),
     loss=LossSpec(negatives=8192),
-    init=InitSpec(rule="megaptm.families.elmo.initial:RULES"),
+    init=InitSpec(rule="megaptm.families.elmo.initial:INITIAL_RULES"),
     objectives=("bidirectional-lm",),
     sizes={
         "small": Size(layers=2, width=128, heads=1, ffn=1024, memory=1, inputs=characters(1)),

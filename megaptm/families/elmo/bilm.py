@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from megaptm.families.elmo.spec import ProjectedLSTMSpec, character_sizes
-from megaptm.families.elmo.spelling import MAX_WORD_LENGTH, NUM_CHARACTERS
+from megaptm.families.elmo.spec import MAX_WORD_LENGTH, ProjectedLSTMSpec, character_sizes
+from megaptm.families.elmo.spelling import NUM_CHARACTERS
 from megaptm.spec import ModelSpec
 
 STACKS = ("forwards", "backwards")

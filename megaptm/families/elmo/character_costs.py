@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaptm.families.elmo.spec import character_sizes
-from megaptm.families.elmo.spelling import MAX_WORD_LENGTH, NUM_CHARACTERS
+from megaptm.families.elmo.spec import MAX_WORD_LENGTH, character_sizes
+from megaptm.families.elmo.spelling import NUM_CHARACTERS
 from megaptm.layers.costs import LinearShape
 from megaptm.models.embed_costs import InputCosts
 from megaptm.spec import Size

@@ -17,8 +17,8 @@ from megaptm.families.elmo import ELMO
 from megaptm.families.elmo.bilm import from_bilm, to_bilm
 from megaptm.families.elmo.exporter import SOFTMAX
 from megaptm.families.elmo.hdf5 import read_hdf5
-from megaptm.families.elmo.spec import ProjectedLSTMSpec
-from megaptm.families.elmo.spelling import MAX_WORD_LENGTH, NUM_CHARACTERS
+from megaptm.families.elmo.spec import MAX_WORD_LENGTH, ProjectedLSTMSpec
+from megaptm.families.elmo.spelling import NUM_CHARACTERS
 from megaptm.hub.folder import read_tensors
 from megaptm.hub.import_run import RECIPE, refuse_existing_run, refuse_model_overrides, write_run
 from megaptm.hub.imported_weights import ImportedModel

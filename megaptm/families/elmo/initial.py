@@ -16,7 +16,7 @@ def by_filters(size: Size) -> float:
 
 
 # Word projections by fan-in, recurrent ones by Glorot of a joint kernel, which is two projections here.
-RULES: InitialRules = (
+INITIAL_RULES: InitialRules = (
     (r"token\.characters\.weight", uniform(1.0)),
     (r"token\.filters\.\d+\.weight", uniform(0.05)),
     (r"highway\.\d+\.(carry|transform)\.weight", by_filters),

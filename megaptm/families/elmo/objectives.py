@@ -10,7 +10,8 @@ import numpy as np
 
 from megaptm.batch import BatchSpec, Field, fields
 from megaptm.errors import UserError
-from megaptm.families.elmo.spelling import MAX_WORD_LENGTH, spellings
+from megaptm.families.elmo.spec import MAX_WORD_LENGTH
+from megaptm.families.elmo.spelling import spellings
 from megaptm.objectives.objective import (
     DocumentSlice,
     Objective,

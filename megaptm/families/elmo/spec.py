@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-from megaptm.spec import Block, InputSpec, LayerSpec, Size
+from megaptm.spec import Block, InputSpec, LayerSpec, ModelSpec, Size
+
+MAX_WORD_LENGTH = 50
+"""Maximum number of characters of a word, marks included; longer words are cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,3 +71,16 @@ class CharacterInput(InputSpec):
     size_keys = ("filters", "highway", "character_width")
     size_defaults = MappingProxyType({"filters": (), "highway": 0, "character_width": 16})
     text_layers = "megaptm.families.elmo.text_layers:layers_of_words"
+    absence = "reads token ids, not characters"
+    excluded_keys = ("embedding", "stacks")
+    reason = "has one width throughout"
+
+    def errors(self, spec: ModelSpec) -> Iterator[str]:
+        filters = character_sizes(spec.size).filters
+        if not filters:
+            yield f"model.size custom of {spec.name} needs model.filters, such as [[1, 32], [2, 32], [3, 64]]."
+        if (widest := max((characters for characters, _ in filters), default=0)) > MAX_WORD_LENGTH:
+            yield (
+                f"model.filters has a filter of {widest} characters, and words have at most {MAX_WORD_LENGTH}: narrow "
+                "it."
+            )

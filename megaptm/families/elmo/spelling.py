@@ -8,13 +8,12 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from megaptm.families.elmo.spec import MAX_WORD_LENGTH
 from megaptm.objectives.vocabulary import SpecialTokens
 
 NUM_CHARACTERS = 262
 """Number of character ids: 0 is padding, then the 256 byte values, and five marks for starts and ends of words and
 texts."""
-MAX_WORD_LENGTH = 50
-"""Maximum number of characters of a word, marks included; longer words are cut."""
 # Id 0 is padding; a byte has its value plus one.
 TEXT_START, TEXT_END, WORD_START, WORD_END, NO_CHARACTER = range(NUM_CHARACTERS - 5, NUM_CHARACTERS)
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from megaptm.errors import UserError
 from megaptm.families.elmo.every_layer import every_layer
-from megaptm.families.elmo.spelling import MAX_WORD_LENGTH, TEXT_END, TEXT_START, character_ids
+from megaptm.families.elmo.spec import MAX_WORD_LENGTH
+from megaptm.families.elmo.spelling import TEXT_END, TEXT_START, character_ids
 from megaptm.inference.trained_model import TrainedModel
 
 ENDS = {"<begin>": TEXT_START, "<end>": TEXT_END}

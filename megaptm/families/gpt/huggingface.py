@@ -11,7 +11,7 @@ LAYER = (
     *pair("decoder.{n}.ffn.up", "transformer.h.{n}.mlp.c_fc", weight=TRANSPOSED),
     *pair("decoder.{n}.ffn.down", "transformer.h.{n}.mlp.c_proj", weight=TRANSPOSED),
 )
-RULES = (
+TENSOR_RULES = (
     TensorRule("embed.token.weight", ("transformer.wte.weight",), VOCABULARY),
     TensorRule("embed.position.weight", ("transformer.wpe.weight",)),
     *LAYER,
@@ -43,7 +43,7 @@ GPT2 = Counterpart(
         "add_cross_attention": False,
         "tie_word_embeddings": True,
     },
-    rules=RULES,
+    rules=TENSOR_RULES,
     tied={"lm_head.weight": "transformer.wte.weight"},
     prefix="transformer.",
     special_ids={"bos_token_id": 50256, "eos_token_id": 50256},

@@ -52,7 +52,7 @@ ROTARY_QUERY = Form(lambda w, spec: [_interleave_halves(w, spec)], lambda ws, sp
 ROTARY_KV = Form(_kv_to_hf, lambda ws, spec: KV.from_hf([_split_halves(ws[0], spec), ws[1]], spec))
 
 LAYER = "model.layers.{n}"
-RULES = (
+TENSOR_RULES = (
     TensorRule("embed.token.weight", ("model.embed_tokens.weight",), VOCABULARY),
     TensorRule("decoder.{n}.attention_norm.weight", (f"{LAYER}.input_layernorm.weight",)),
     TensorRule(
@@ -106,7 +106,7 @@ PALM = Counterpart(
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
         "tie_word_embeddings": True,
     },
-    rules=RULES,
+    rules=TENSOR_RULES,
     tied={"lm_head.weight": "model.embed_tokens.weight"},
     prefix="model.",
 )

@@ -81,6 +81,18 @@ class AxialInput(InputSpec):
     size_keys = ("axial",)
     fits_context = True
 
+    absence = "has no axial positions"
+
+    def errors(self, spec: ModelSpec) -> Iterator[str]:
+        rows, columns = grid_of(spec)
+        if (positions := rows * columns) != spec.context:
+            yield (
+                f"model.axial ({rows} x {columns}) has {positions} positions, and model.context is {spec.context}: "
+                "make them equal, or remove model.axial."
+            )
+        if spec.size.table_width < 4:
+            yield f"model.width ({spec.size.table_width}) is too small for axial positions; make it 4 or more."
+
     def derived_sizes(self, spec: ModelSpec) -> dict[str, tuple[int, int]]:
         return {"axial": grid_of(spec)}
 

@@ -58,7 +58,7 @@ def _stack(stack: str) -> tuple[TensorRule, ...]:
 
 
 CROSS = "model.decoder.layers.{n}.encoder_attn"
-RULES = (
+TENSOR_RULES = (
     TensorRule("embed.token.weight", ("model.shared.weight",), _permuted(VOCABULARY, 1)),
     *_stack("encoder"),
     *_stack("decoder"),
@@ -110,7 +110,7 @@ TRANSFORMER = Counterpart(
         "is_decoder": False,
         "tie_word_embeddings": True,
     },
-    rules=RULES,
+    rules=TENSOR_RULES,
     zero_parameters=_zero_shapes,
     tied=dict.fromkeys(
         ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"),

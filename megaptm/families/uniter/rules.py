@@ -2,63 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from megaptm.config.family_rules import FamilyRules
 from megaptm.config.schema import Config
 from megaptm.families.uniter.costs import detector_of
-from megaptm.families.uniter.spec import RegionInput
 from megaptm.objectives import BaseObjective
 from megaptm.objectives.composed import tasks_of
 from megaptm.spec import ModelSpec
 
 
-class RegionRules(FamilyRules):
-    """Rules of image regions: the detector, and the objective's regions."""
-
-    def unused_keys(self, spec: ModelSpec) -> Iterator[tuple[Collection[str], str]]:
-        if spec.family.find_input(RegionInput) is None:
-            yield ("detector",), "reads no image regions"
-        else:
-            yield ("embedding", "cutoffs"), "reads image regions"
-
-    def model_errors(self, spec: ModelSpec) -> Iterator[str]:
-        if spec.family.find_input(RegionInput) is not None and "detector" not in spec.size.inputs:
-            yield f"model.size custom of {spec.family.name} needs model.detector, its numbers of features and classes."
-
-    def config_errors(self, config: Config, spec: ModelSpec) -> Iterator[str]:
-        """Yield errors unless all tasks read the model's detector output and have the same number of regions."""
-        if spec.family.find_input(RegionInput) is None or "detector" not in spec.size.inputs:
-            return
-        parts = _parts(config.built_objective)
-        for label, task in parts.items():
-            where = f"objective ({label})"
-            features, classes = detector_of(spec)
-            if not hasattr(task, "classes"):  # a text alone
-                if task.features != features:
-                    yield (
-                        f"{where} reads regions of {task.features} features, and model.detector has {features}: set "
-                        f"its option `features` to {features}, or change model.detector."
-                    )
-            elif (task.features, task.classes) != (features, classes):
+def region_errors(config: Config, spec: ModelSpec) -> Iterator[str]:
+    """Yield errors unless all tasks read the model's detector output and have the same number of regions."""
+    if "detector" not in spec.size.inputs:
+        return
+    parts = _parts(config.built_objective)
+    for label, task in parts.items():
+        where = f"objective ({label})"
+        features, classes = detector_of(spec)
+        if not hasattr(task, "classes"):  # a text alone
+            if task.features != features:
                 yield (
-                    f"{where} reads regions of {task.features} features and {task.classes} classes, and model.detector "
-                    f"has {features} and {classes}: set its options `features` and `classes`, or change model.detector."
+                    f"{where} reads regions of {task.features} features, and model.detector has {features}: set "
+                    f"its option `features` to {features}, or change model.detector."
                 )
-            if task.regions >= config.data.sequence:
-                yield (
-                    f"{where} has {task.regions} image regions (`regions`), and data.sequence ({config.data.sequence}) "
-                    "leaves no position for text: raise it."
-                )
-        if len({task.regions for task in parts.values()}) > 1:
-            numbers = ", ".join(f"{label} {task.regions}" for label, task in parts.items())
-            yield f"objective: tasks have different numbers of image regions ({numbers}): set `regions` to one value."
+        elif (task.features, task.classes) != (features, classes):
+            yield (
+                f"{where} reads regions of {task.features} features and {task.classes} classes, and model.detector "
+                f"has {features} and {classes}: set its options `features` and `classes`, or change model.detector."
+            )
+        if task.regions >= config.data.sequence:
+            yield (
+                f"{where} has {task.regions} image regions (`regions`), and data.sequence ({config.data.sequence}) "
+                "leaves no position for text: raise it."
+            )
+    if len({task.regions for task in parts.values()}) > 1:
+        numbers = ", ".join(f"{label} {task.regions}" for label, task in parts.items())
+        yield f"objective: tasks have different numbers of image regions ({numbers}): set `regions` to one value."
 
 
 def _parts(objective: BaseObjective) -> dict[str, Any]:
     objectives = {task.label or objective.name: task.objective for task in tasks_of(objective)}
     return {label: task for label, task in objectives.items() if hasattr(task, "regions")}
-
-
-RULES = RegionRules()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from megaptm.spec import InputSpec
+from megaptm.spec import InputSpec, ModelSpec
 
 REGION, MASKED_REGION = 0, 1
 """Values of the batch field `tokens` at the region positions after a text: a region, a masked region."""
@@ -22,6 +24,9 @@ class RegionInput(InputSpec):
     fields = ("region_features", "region_boxes")
     is_appended = True
     size_keys = ("detector",)
+    absence = "reads no image regions"
+    excluded_keys = ("embedding", "cutoffs")
+    reason = "reads image regions"
     zero_first = ("mask.weight",)
 
     norms: str = "each"
@@ -30,3 +35,12 @@ class RegionInput(InputSpec):
     """Number of coordinates of a region: 7 with width, height and area, 5 without width and height."""
     hidden: str = "vector"
     """Replacement of masked region features: a learned `vector`, or `zeros`."""
+
+    def errors(self, spec: ModelSpec) -> Iterator[str]:
+        if "detector" not in spec.size.inputs:
+            yield f"model.size custom of {spec.name} needs model.detector, its numbers of features and classes."
+
+    def config_errors(self, config: Any, spec: ModelSpec) -> Iterator[str]:
+        from megaptm.families.uniter.rules import region_errors
+
+        return region_errors(config, spec)

@@ -15,7 +15,7 @@ VIT = Family(
     stacks={"encoder": Block(attention=AttentionSpec(dropout=False), position="learned", norm=NormSpec(eps=1e-12))},
     heads=("image-label",),
     output=OutputSpec(tied=False),
-    init=InitSpec(rule="megaptm.families.vit.initial:RULES"),
+    init=InitSpec(rule="megaptm.families.vit.initial:INITIAL_RULES"),
     objectives=("image-labels", "masked-patches"),
     sizes={
         "b-16": Size(layers=12, width=768, heads=12, ffn=3072, inputs={"patch": 16}),

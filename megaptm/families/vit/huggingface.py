@@ -53,7 +53,7 @@ IMAGE_HOOKS: dict[str, Any] = {
     "resize": resize_position_table,
 }
 """Hooks of counterparts whose models read images."""
-RULES = (
+TENSOR_RULES = (
     TensorRule("embed.patch.project.weight", ("vit.embeddings.patch_embeddings.projection.weight",), CONVOLUTION),
     TensorRule("embed.patch.project.bias", ("vit.embeddings.patch_embeddings.projection.bias",)),
     TensorRule("embed.patch.image.weight", ("vit.embeddings.cls_token",), BATCH_OF_ONE),
@@ -93,7 +93,7 @@ VIT = Counterpart(
         "head_dim": lambda config: config["hidden_size"] // config["num_attention_heads"],
     },
     optional_fields=frozenset(("head_dim",)),
-    rules=RULES,
+    rules=TENSOR_RULES,
     # As in published folders, whatever versions of transformers call them in memory.
     renames={
         r"^(vit\.)?layers\.": r"\1encoder.layer.",

@@ -14,7 +14,7 @@ def by_pixels(size: Size) -> float:
 
 # Released code: layer projections by Glorot, patch projection by fan-in; zeros for class token, mask vector and label
 # projection.
-RULES = (
+INITIAL_RULES = (
     (r"embed\.patch\.project\.weight", by_pixels),
     (r"embed\.patch\.(image|mask)\.weight", constant(0.0)),
     (r"embed\.position\.weight", constant(0.02)),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isqrt
 from types import MappingProxyType
+from typing import Any
 
 from megaptm.errors import UserError
 from megaptm.spec import Family, InputSpec, ModelSpec
@@ -37,6 +39,9 @@ class PatchInput(InputSpec):
     reads_text = False
     size_keys = ("patch",)
     options = MappingProxyType({"pixel_mean": "mean", "pixel_std": "std"})
+    absence = "reads no images"
+    excluded_keys = ("embedding", "cutoffs")
+    reason = "reads images"
 
     mean: Channels = (0.5, 0.5, 0.5)
     """Mean of red, green and blue in [0, 1], subtracted from pixels."""
@@ -44,6 +49,21 @@ class PatchInput(InputSpec):
     """Standard deviation by which centered pixels are divided."""
     bias: bool = True
     """Whether the projection has a bias."""
+
+    def errors(self, spec: ModelSpec) -> Iterator[str]:
+        if "patch" not in spec.size.inputs:
+            yield f"model.size custom of {spec.name} needs model.patch, the side length of a patch in pixels."
+        grid = grid_of(spec)
+        if spec.context < 2 or grid**2 + 1 != spec.context:
+            yield (
+                f"model.context ({spec.context}) must be one more than a square, for the patches of an image and the "
+                f"image itself: {max(grid, 1) ** 2 + 1} or {(grid + 1) ** 2 + 1}."
+            )
+
+    def config_errors(self, config: Any, spec: ModelSpec) -> Iterator[str]:
+        from megaptm.families.vit.rules import image_errors
+
+        return image_errors(config, spec)
 
 
 def patches_of(family: Family) -> PatchInput:

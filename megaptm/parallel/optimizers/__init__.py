@@ -7,6 +7,6 @@ ranks with `distributed_optimizer`. Rules that need full tensors sum over the ra
 from megaptm.parallel.optimizers.build import build_optimizer
 from megaptm.parallel.optimizers.optimizer import Optimizer
 from megaptm.parallel.optimizers.part import TensorPart
-from megaptm.parallel.optimizers.rules import RULES, StateTensor, set_steps
+from megaptm.parallel.optimizers.rules import UPDATE_RULES, StateTensor, set_steps
 
-__all__ = ["RULES", "Optimizer", "StateTensor", "TensorPart", "build_optimizer", "set_steps"]
+__all__ = ["UPDATE_RULES", "Optimizer", "StateTensor", "TensorPart", "build_optimizer", "set_steps"]

@@ -79,7 +79,7 @@ def _factors(settings: OptimizerConfig, part: TensorPart) -> Mapping[str, StateT
     return mean | {"exp_avg_sq": StateTensor()}
 
 
-RULES: dict[str, Rule] = {
+UPDATE_RULES: dict[str, Rule] = {
     "adamw": Rule(None, _moments),
     "sgd": Rule(_sgd, lambda settings, part: {"momentum_buffer": StateTensor()} if settings.momentum else {}),
     "adagrad": Rule(_adagrad, lambda settings, part: {"sum": StateTensor(start=settings.initial_accumulator)}),
