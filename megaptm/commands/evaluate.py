@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,8 +17,6 @@ from megaptm.errors import UserError
 from megaptm.inference.evaluation_options import EvaluationOptions
 
 if TYPE_CHECKING:
-    from megaptm.console import Console
-    from megaptm.inference.loaded_model import LoadedModel
     from megaptm.spec import LayerlessFamily
 
 
@@ -77,6 +76,8 @@ def evaluate(
     options = EvaluationOptions(**{option.name: further.pop(option.name) for option in fields(EvaluationOptions)})
     a_run = is_run(model, step)
     if a_run and (family := _layerless_family(model)) is not None:
+        _refuse_options(further, family.evaluate_options, family.name)
+        further = {name: further[name] for name in family.evaluate_options}
         family.evaluate(model, step=step, as_json=as_json, **further)
         return
     if not (a_run or corpus):
@@ -91,11 +92,12 @@ def evaluate(
 
     tell("reading the checkpoint")
     loaded = load_model(model, step=step)
+    _refuse_options(further, loaded.evaluate_options, loaded.spec.name)
     tell(f"opening the corpora (step {loaded.step:,}, on {loaded.device})")
     corpora = dict.fromkeys(corpus, 1.0)
     bars = Console(stderr=True) if sys.stderr.isatty() else None
     result = evaluation.evaluate(loaded, options, corpora=corpora, console=bars, tell=tell)
-    further_results = _further_results(loaded, corpora, options.rows, further)
+    further_results = loaded.evaluate_further(corpora, options.rows, further)
     if as_json:
         print_json(result.to_json() | {key: value for part in further_results for key, value in part.to_json().items()})
     else:
@@ -108,31 +110,13 @@ def evaluate(
         evaluation.record(loaded.config, result)
 
 
-class Result(Protocol):
-    """Result of an evaluation."""
-
-    def to_json(self) -> dict[str, object]:
-        """Return the result as JSON values."""
-        ...
-
-    def show(self, console: Console) -> None:
-        """Print the result."""
-        ...
-
-
-def _further_results(
-    loaded: LoadedModel, corpora: dict[str, float], rows: int | None, options: dict[str, Any]
-) -> list[Result]:
-    """Return results of retrieval, and of the options of families; empty for most models."""
+def _refuse_options(options: Mapping[str, Any], known: Collection[str], model: str) -> None:
+    """Raise UserError for an option of a family that the model does not use."""
     from megaptm.families import contributions
 
-    # Families that are derived from others come later in the list, and are preferred.
-    families = reversed([*contributions("retrieval", "RETRIEVAL")])
-    retrievals = (retrieve(loaded, corpora, rows=rows) for retrieve in families)
-    results: list[Result] = [result for result in retrievals if result is not None][:1]
-    for evaluate_further in contributions("commands", "EVALUATE"):
-        results += evaluate_further(loaded, rows, options)
-    return results
+    for option in chain.from_iterable(contributions("commands", "EVALUATE_OPTIONS")):
+        if options[option.name] and option.name not in known:
+            raise UserError(f"{option.opts[0]} does not apply to a model of {model}: remove it.")
 
 
 def _layerless_family(run: Path) -> LayerlessFamily | None:

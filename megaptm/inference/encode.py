@@ -13,7 +13,6 @@ from torch import Tensor
 from megaptm.errors import UserError
 from megaptm.inference.prompt import text_batch
 from megaptm.inference.trained_model import TrainedModel
-from megaptm.plugins import load_plugin
 
 POOLS = ("mean", "first", "last", "none")
 
@@ -24,14 +23,15 @@ def encode(loaded: TrainedModel, texts: str | Sequence[str], *, pool: str = "mea
     texts = [texts] if isinstance(texts, str) else texts
     if not loaded.spec.family.reads_text:
         raise UserError(f"{loaded.folder} is a model of {loaded.spec.name}, which reads no text.")
-    if loaded.spec.family.token_inputs[0].text_layers:
-        hidden = [layers_LSD.mean(0) for layers_LSD in text_layers(loaded, texts, batch=batch)]
-    else:
-        rows = [_encode_text(loaded, text, index) for index, text in enumerate(texts)]
-        if not rows:
-            raise UserError("texts is empty: give at least one text.")
-        starts = range(0, len(rows), batch)
-        hidden = [x_SD for start in starts for x_SD in _hidden_states(loaded, rows[start : start + batch])]
+    rows = [_encode_text(loaded, text, index) for index, text in enumerate(texts)]
+    if not rows:
+        raise UserError("texts is empty: give at least one text.")
+    starts = range(0, len(rows), batch)
+    return pool_states([x_SD for start in starts for x_SD in _hidden_states(loaded, rows[start : start + batch])], pool)
+
+
+def pool_states(hidden: Sequence[Tensor], pool: str) -> Tensor:
+    """Return [N, D], or [N, S, D] with pool `none`, from hidden states [S, D] of each text."""
     if pool == "none":
         longest = max(map(len, hidden))
         return torch.stack([F.pad(x_SD, (0, 0, 0, longest - len(x_SD))) for x_SD in hidden])
@@ -46,17 +46,6 @@ def check_encode_options(pool: str, batch: int) -> None:
         raise UserError(f"pool ({pool}) must be one of {', '.join(POOLS)}.")
     if batch < 1:
         raise UserError(f"batch ({batch}) must be 1 or more.")
-
-
-def text_layers(loaded: TrainedModel, texts: Sequence[str], *, batch: int = 16) -> list[Tensor]:
-    """Return the outputs of all layers for each text; see `LoadedModel.layers`."""
-    record = loaded.spec.family.token_inputs[0]
-    if not record.text_layers:
-        raise UserError(f"{loaded.spec.name} reads token ids, not characters: use encode.")
-    layers: list[Tensor] = load_plugin(record.text_layers, "InputSpec.text_layers", "function")(
-        loaded, texts, batch=batch
-    )
-    return layers
 
 
 def _encode_text(loaded: TrainedModel, text: str, index: int) -> list[int]:

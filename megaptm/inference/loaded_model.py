@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from megaptm.console import Console
+from megaptm.errors import UserError
 from megaptm.families import contributions
 from megaptm.inference.beam import Beam, generate_by_beam
-from megaptm.inference.encode import encode, text_layers
+from megaptm.inference.encode import encode
 from megaptm.inference.evaluate import Evaluation, evaluate
 from megaptm.inference.evaluation_options import EvaluationOptions
 from megaptm.inference.folder import is_run
@@ -19,14 +22,53 @@ from megaptm.inference.generate import Sampling, TokenPrediction, continue_text,
 from megaptm.inference.trained_model import TrainedModel, open_exported, open_run
 
 
+class MissingMethodError(UserError, AttributeError):
+    """Raised for a use that only models of another kind have."""
+
+
+class Result(Protocol):
+    """Result of an evaluation."""
+
+    def to_json(self) -> dict[str, object]:
+        """Return the result as JSON values."""
+        ...
+
+    def show(self, console: Console) -> None:
+        """Print the result."""
+        ...
+
+
 @dataclass(frozen=True)
 class LoadedModel(TrainedModel):
-    """Trained model with its tokenizer and its uses. `megaptm.load` opens one. Some families add uses."""
+    """Trained model with its tokenizer and its uses. `megaptm.load` opens one.
+
+    A family with more uses has a subclass, `LOADED_MODEL` in `inference.py` of its folder.
+    """
+
+    models: ClassVar[str] = ""
+    """Models that the subclass is for, in messages: `models of images and texts (CLIP)`."""
+    evaluate_options: ClassVar[tuple[str, ...]] = ()
+    """Options of `megaptm evaluate` that the subclass uses, among the `EVALUATE_OPTIONS` of families."""
 
     @classmethod
     def fits(cls, model: TrainedModel) -> bool:
-        """Whether this class has the uses of a model. Overridden by `LOADED` in `inference.py` of a family's folder."""
+        """Whether this class has the uses of a model."""
         return True
+
+    def evaluate_further(self, corpora: dict[str, float], rows: int | None, options: Mapping[str, Any]) -> list[Result]:
+        """Return the results of `megaptm evaluate` besides the loss, such as retrieval. `corpora`: empty for those of
+        the run. `rows`: maximum number of samples. `options`: values of the options of families."""
+        return []
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an error that names the models that have this method."""
+            if not name.startswith("_"):
+                for kind in contributions("inference", "LOADED_MODEL"):
+                    if name in vars(kind):
+                        raise MissingMethodError(f"{self.spec.name} has no `{name}`, which is for {kind.models}.")
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
 
     def generate(
         self, prompt: str, *, tokens: int = 100, temperature: float = 0.8, top_k: int = 50, seed: int = 0
@@ -61,20 +103,8 @@ class LoadedModel(TrainedModel):
 
         `pool`: the `mean` over a text's tokens, the `first` or the `last` token; or `none`: [texts, tokens, width],
         padded with zeros. Special tokens are added as in training. `batch`: texts per forward pass.
-
-        For a bidirectional language model (ELMo): the mean of its layers, with one vector per word and none for begin
-        and end marks.
         """
         return encode(self, texts, pool=pool, batch=batch)
-
-    def layers(self, texts: str | Sequence[str], *, batch: int = 16) -> list[Tensor]:
-        """Return the outputs of every layer of a bidirectional language model (ELMo) for the words of each text,
-        float32 [layers + 1, words, 2 x width] on the CPU.
-
-        The first layer holds character-based word embeddings. `megaptm.families.elmo.every_layer.ScalarMix` is a
-        trainable weighted sum of layers.
-        """
-        return text_layers(self, [texts] if isinstance(texts, str) else texts, batch=batch)
 
     def evaluate(
         self,
@@ -103,6 +133,8 @@ def load_model(folder: str | Path, *, step: int | None = None, device: str | tor
     opened = (
         open_run(folder, step=step, device=device) if is_run(folder, step) else open_exported(folder, device=device)
     )
-    kind = next((kind for kind in contributions("inference", "LOADED") if kind.fits(opened)), LoadedModel)
+    # Families that are derived from others come later in the list, and are preferred.
+    kinds = reversed([*contributions("inference", "LOADED_MODEL")])
+    kind = next((kind for kind in kinds if kind.fits(opened)), LoadedModel)
     model: LoadedModel = kind(**vars(opened))
     return model

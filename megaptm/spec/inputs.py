@@ -56,9 +56,6 @@ class InputSpec:
     """Standard deviation of its initial weights in families whose `init.rule` is `normal`. None: the family's."""
     size_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Values of `size_keys` for a size that has none."""
-    text_layers: ClassVar[str] = ""
-    """Function of a loaded model and texts -> outputs of all layers for each text, `package.module:NAME`. A word's
-    vector is their mean. Empty: text is read as token ids."""
     options: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Key of the section `model` of a config -> field of the record that it sets. Other fields define the family."""
 

@@ -21,6 +21,8 @@ class LayerlessFamily(ABC):
     """Commands for such models, for the error of a command that does not support them."""
     export_command: ClassVar[str]
     """Command of `megaptm export` for such models."""
+    evaluate_options: ClassVar[tuple[str, ...]] = ()
+    """Options of `megaptm evaluate` that the family uses, among the `EVALUATE_OPTIONS` of families."""
     required_keys: ClassVar[tuple[str, ...]] = ()
     """Keys of the config's section `model` that the size `custom` needs."""
 
@@ -64,7 +66,7 @@ class LayerlessFamily(ABC):
 
     @abstractmethod
     def evaluate(self, run: Path, **options: Any) -> None:
-        """Print the evaluation of a run. `options`: those of `megaptm evaluate`."""
+        """Print the evaluation of a run. `options`: `step`, `as_json` and the `evaluate_options`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,7 @@ from megaptm.data import Loader, open_mix
 from megaptm.errors import UserError
 from megaptm.families.clip import CLIP, head_modules
 from megaptm.families.clip.head_modules import LARGEST
-from megaptm.families.clip.inference import ImageTextModel, class_vectors
-from megaptm.families.clip.retrieval import retrieval
+from megaptm.families.clip.inference import ImageTextModel, class_vectors, retrieval
 from megaptm.families.vit.corpus.shapes import write_shapes
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.models.head_costs import head_costs

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from megaptm.config import load, resolve_model
 from megaptm.data.loader import as_tensors, stacked
 from megaptm.families.unimo.contrast import CrossModalContrast
-from megaptm.families.unimo.retrieval import _compare_vectors, vector_retrieval
+from megaptm.families.unimo.inference import _compare_vectors, vector_retrieval
+from megaptm.families.uniter.inference import _match_pairs, matching_retrieval, open_pairs
 from megaptm.families.uniter.objectives import ImageTextMatching
-from megaptm.families.uniter.retrieval import _match_pairs, matching_retrieval, open_pairs
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.inference.retrieval import measure_recall
 from megaptm.models.initial import fill

@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +22,8 @@ from megaptm.errors import UserError
 from megaptm.families.clip.objectives import TEXT, ImageText, text_input
 from megaptm.families.vit.spec import IMAGE, PATCH
 from megaptm.inference.encode import check_encode_options
-from megaptm.inference.loaded_model import LoadedModel
-from megaptm.inference.retrieval import read_batches
+from megaptm.inference.loaded_model import LoadedModel, Result
+from megaptm.inference.retrieval import MAX_PAIRS, Retrieval, measure_recall, read_batches
 from megaptm.inference.trained_model import TrainedModel
 from megaptm.run.corpora import corpus_cache
 from megaptm.storage import regular_file
@@ -211,12 +212,46 @@ def _features(loaded: TrainedModel, batch: dict[str, Tensor], *, without: str) -
     return images, texts
 
 
+def retrieval(loaded: TrainedModel, corpora: dict[str, float] | None = None, *, rows: int | None = None) -> Retrieval:
+    """Evaluate retrieval among the first `rows` held-out pairs (None: all, at most 5,000 as for COCO). Texts whose
+    score ties with the correct one, such as equal texts, do not count as errors."""
+    config = loaded.config
+    mix = open_mix(
+        corpora or config.data.mix,
+        split="validation",
+        objective=image_text_task(loaded),
+        sequence=config.data.sequence,
+        seed=config.train.seed,
+        special=loaded.tokenizer.special,
+        cache=corpus_cache(config),
+    )
+    number = min(mix.fresh_samples, rows or MAX_PAIRS)
+    images, texts = [], []
+    for batch in read_batches(mix, number):
+        with torch.inference_mode():
+            output = loaded.model({name: field.to(loaded.device) for name, field in batch.items()}, features=True)
+        sides = output.features[HEAD].float().cpu()[:, :-1].chunk(2, -1)
+        images.append(sides[0])
+        texts.append(sides[1])
+    return measure_recall(torch.cat(images) @ torch.cat(texts).t())
+
+
 class ImageTextModel(LoadedModel):
     """Trained image-text model."""
+
+    models = "models of images and texts (CLIP)"
+    evaluate_options = ("zero_shot", "templates")
 
     @classmethod
     def fits(cls, model: TrainedModel) -> bool:
         return isinstance(model.config.built_objective, ImageText)
+
+    def evaluate_further(self, corpora: dict[str, float], rows: int | None, options: Mapping[str, Any]) -> list[Result]:
+        results: list[Result] = [retrieval(self, corpora, rows=rows)]
+        if options["zero_shot"]:
+            templates = options["templates"] or TEMPLATES
+            results.append(self.zero_shot(corpus=options["zero_shot"], templates=templates, rows=rows))
+        return results
 
     def encode(self, texts: str | Sequence[str], *, pool: str = "mean", batch: int = 16) -> Tensor:
         """Return the normalized vector of each text in the joint space, float32 [texts, width] on the CPU, for any
@@ -245,4 +280,4 @@ class ImageTextModel(LoadedModel):
         return classify_images(self, names, images, corpus=corpus, templates=templates, rows=rows)
 
 
-LOADED = ImageTextModel
+LOADED_MODEL = ImageTextModel

@@ -70,7 +70,6 @@ class CharacterInput(InputSpec):
     zero_first = ("characters.weight",)
     size_keys = ("filters", "highway", "character_width")
     size_defaults = MappingProxyType({"filters": (), "highway": 0, "character_width": 16})
-    text_layers = "megaptm.families.elmo.text_layers:layers_of_words"
     absence = "reads token ids, not characters"
     excluded_keys = ("embedding", "stacks")
     reason = "has one width throughout"

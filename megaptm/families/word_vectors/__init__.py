@@ -44,6 +44,7 @@ class WordFamily(LayerlessFamily):
     """Word vectors of one paper."""
 
     title = "word vectors"
+    evaluate_options = ("words", "analogies")
     usage = (
         "train it, export it with `megaptm export words`, and use `megaptm evaluate` and `megaptm.load_words` for "
         "neighbors"

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from megaptm.commands.output import echo
-from megaptm.errors import UserError
-
-if TYPE_CHECKING:
-    from megaptm.inference.loaded_model import LoadedModel
 
 READING_NOTES = {
     "word2vec": "; in Python: gensim.models.KeyedVectors.load_word2vec_format({!r})",
@@ -37,13 +31,6 @@ EVALUATE_OPTIONS = (
         help="Word vectors: file of analogies, four words per line; the fourth is predicted.",
     ),
 )
-
-
-def refuse_options(loaded: LoadedModel, rows: int | None, options: Mapping[str, Any]) -> list[Any]:
-    """Raise UserError for options that only word vectors have. They are evaluated by `WordFamily.evaluate`."""
-    if options["words"] or options["analogies"]:
-        raise UserError(f"--word and --analogies are for word vectors, which {loaded.spec.name} is not.")
-    return []
 
 
 @click.command("words")
@@ -77,4 +64,3 @@ def export_command(run: Path, file: Path, step: int | None, format_: str) -> Non
 
 
 EXPORT = export_command
-EVALUATE = refuse_options

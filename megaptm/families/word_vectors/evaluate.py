@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from megaptm.commands.output import echo, print_json
 from megaptm.families.word_vectors.vectors import load_words, read_questions
@@ -19,7 +18,6 @@ def evaluate(
     as_json: bool,
     words: tuple[str, ...],
     analogies: Path | None,
-    **options_of_other_families: Any,
 ) -> None:
     """Print the nearest words of some words, and the accuracy on analogies."""
     vectors = load_words(run, step=step)

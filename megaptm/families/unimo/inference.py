@@ -4,20 +4,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from megaptm.data import Mix
 from megaptm.families.unimo.contrast import CrossModalContrast
 from megaptm.families.unimo.head_costs import MAX_COMPARED_IMAGES
-from megaptm.families.uniter.retrieval import task_retrieval
+from megaptm.families.uniter.inference import find_task, task_retrieval
+from megaptm.inference.loaded_model import LoadedModel, Result
 from megaptm.inference.retrieval import MAX_PAIRS, Retrieval, read_batches
 from megaptm.inference.trained_model import TrainedModel
 
 
 def vector_retrieval(
     loaded: TrainedModel, corpora: dict[str, float] | None = None, *, rows: int | None = None
-) -> Retrieval | None:
+) -> Retrieval:
     """Evaluate retrieval by vectors among the first `rows` held-out pairs. None: 5,000 pairs, as for COCO."""
     return task_retrieval(loaded, CrossModalContrast, _compare_vectors, corpora, rows or MAX_PAIRS)
 
@@ -35,4 +39,15 @@ def _compare_vectors(loaded: TrainedModel, mix: Mix, number: int) -> Tensor:
     return torch.cat(images).cpu() @ torch.cat(texts).cpu().t()
 
 
-RETRIEVAL = vector_retrieval
+class VectorModel(LoadedModel):
+    """Trained model with comparable vectors of images and texts."""
+
+    @classmethod
+    def fits(cls, model: TrainedModel) -> bool:
+        return find_task(model, CrossModalContrast) is not None
+
+    def evaluate_further(self, corpora: dict[str, float], rows: int | None, options: Mapping[str, Any]) -> list[Result]:
+        return [vector_retrieval(self, corpora, rows=rows)]
+
+
+LOADED_MODEL = VectorModel

@@ -4,14 +4,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from megaptm.data import Mix, open_mix
 from megaptm.families.uniter.objectives import ImageTextMatching, RegionObjective
+from megaptm.inference.loaded_model import LoadedModel, Result
 from megaptm.inference.retrieval import BATCH_PAIRS, Retrieval, measure_recall, read_batches
 from megaptm.inference.trained_model import TrainedModel
 from megaptm.objectives.composed import Task, tasks_of
@@ -24,7 +26,7 @@ IMAGE_FIELDS = ("region_features", "region_boxes")
 
 def matching_retrieval(
     loaded: TrainedModel, corpora: dict[str, float] | None = None, *, rows: int | None = None
-) -> Retrieval | None:
+) -> Retrieval:
     """Evaluate retrieval by matching scores among the first `rows` held-out pairs. None: 128 pairs."""
     return task_retrieval(loaded, ImageTextMatching, _match_pairs, corpora, rows or MAX_MATCHED)
 
@@ -35,13 +37,18 @@ def task_retrieval(
     compare: Callable[[TrainedModel, Mix, int], Tensor],
     corpora: dict[str, float] | None,
     rows: int,
-) -> Retrieval | None:
-    """Compare held-out images and texts of the first task of a class. Return None without such a task."""
-    tasks = tasks_of(loaded.config.built_objective)
-    if (task := next((task for task in tasks if isinstance(task.objective, kind)), None)) is None:
-        return None
+) -> Retrieval:
+    """Compare held-out images and texts of the first task of a class."""
+    task = find_task(loaded, kind)
+    assert task is not None, "`LoadedModel.fits` has found it"
     mix = open_pairs(loaded, task, corpora)
     return measure_recall(compare(loaded, mix, min(mix.fresh_samples, rows)))
+
+
+def find_task(loaded: TrainedModel, kind: type[RegionObjective]) -> Task | None:
+    """Return the first task of a class that a model was trained with, if any."""
+    tasks = tasks_of(loaded.config.built_objective)
+    return next((task for task in tasks if isinstance(task.objective, kind)), None)
 
 
 def open_pairs(loaded: TrainedModel, task: Task, corpora: dict[str, float] | None) -> Mix:
@@ -84,4 +91,15 @@ def _match_pairs(loaded: TrainedModel, mix: Mix, number: int) -> Tensor:
     return scores.cpu()
 
 
-RETRIEVAL = matching_retrieval
+class MatchingModel(LoadedModel):
+    """Trained model that scores whether an image and a text match."""
+
+    @classmethod
+    def fits(cls, model: TrainedModel) -> bool:
+        return find_task(model, ImageTextMatching) is not None
+
+    def evaluate_further(self, corpora: dict[str, float], rows: int | None, options: Mapping[str, Any]) -> list[Result]:
+        return [matching_retrieval(self, corpora, rows=rows)]
+
+
+LOADED_MODEL = MatchingModel

@@ -1,4 +1,4 @@
-"""Character-based word vectors, for words in or outside the vocabulary (ELMo)."""
+"""Character-based word vectors, for words in or outside the vocabulary (ELMo), as uses of a loaded model."""
 
 # L layers, S words of a text, D width of a direction
 
@@ -12,8 +12,10 @@ from torch import Tensor
 
 from megaptm.errors import UserError
 from megaptm.families.elmo.every_layer import every_layer
-from megaptm.families.elmo.spec import MAX_WORD_LENGTH
+from megaptm.families.elmo.spec import MAX_WORD_LENGTH, CharacterInput
 from megaptm.families.elmo.spelling import TEXT_END, TEXT_START, character_ids
+from megaptm.inference.encode import check_encode_options, pool_states
+from megaptm.inference.loaded_model import LoadedModel
 from megaptm.inference.trained_model import TrainedModel
 
 ENDS = {"<begin>": TEXT_START, "<end>": TEXT_END}
@@ -53,3 +55,31 @@ def _batch_layers(loaded: TrainedModel, sequences: Sequence[np.ndarray]) -> list
     with torch.no_grad():  # not inference mode: the result may be used to train a classifier
         layers_LBSD = every_layer(loaded.model, characters.to(loaded.device), lengths.to(loaded.device)).float().cpu()
     return [layers_LBSD[:, index, 1 : length - 1] for index, length in enumerate(lengths.tolist())]
+
+
+class CharacterModel(LoadedModel):
+    """Trained bidirectional language model that reads characters."""
+
+    models = "bidirectional language models (ELMo)"
+
+    @classmethod
+    def fits(cls, model: TrainedModel) -> bool:
+        return model.spec.family.find_input(CharacterInput) is not None
+
+    def encode(self, texts: str | Sequence[str], *, pool: str = "mean", batch: int = 16) -> Tensor:
+        """Return a vector of each text, as `LoadedModel.encode`, from the mean of all layers, with one vector per word
+        and none for begin and end marks."""
+        check_encode_options(pool, batch)
+        return pool_states([layers_LSD.mean(0) for layers_LSD in self.layers(texts, batch=batch)], pool)
+
+    def layers(self, texts: str | Sequence[str], *, batch: int = 16) -> list[Tensor]:
+        """Return the outputs of every layer for the words of each text, float32 [layers + 1, words, 2 x width] on the
+        CPU.
+
+        The first layer holds character-based word embeddings. `megaptm.families.elmo.every_layer.ScalarMix` is a
+        trainable weighted sum of layers.
+        """
+        return layers_of_words(self, [texts] if isinstance(texts, str) else texts, batch=batch)
+
+
+LOADED_MODEL = CharacterModel
