@@ -109,7 +109,9 @@ def run() -> NoReturn:
     end_now(code)
 
 
-of_extensions = [*attributes(EXTENSIONS, "commands", "COMMAND")]
+of_extensions = [
+    command for commands in attributes(EXTENSIONS, "commands", "COMMANDS") for command in commands["megaptm"]
+]
 for command in (
     *(families, config, corpus, tokenizer, plan, check, train, launch),
     *(report, evaluate, generate, export, imports),

@@ -9,7 +9,7 @@ import click
 from megaptm.commands.family_group import FamilyGroup
 
 
-@click.group(cls=FamilyGroup, attribute="CORPUS")
+@click.group(cls=FamilyGroup)
 def corpus() -> None:
     """Build, inspect and verify corpora of text or images.
 

@@ -30,7 +30,7 @@ def _with_evaluation_options(command: Callable[..., None]) -> Callable[..., None
     return command
 
 
-@click.command(cls=FamilyCommand, attribute="EVALUATE_OPTIONS")
+@click.command(cls=FamilyCommand)
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--corpus", multiple=True, help="Corpus to evaluate on, instead of the run's own; repeatable.")
 @_with_evaluation_options
@@ -110,12 +110,12 @@ def evaluate(
         evaluation.record(loaded.config, result)
 
 
-def _refuse_options(options: Mapping[str, Any], known: Collection[str], model: str) -> None:
+def _refuse_options(values: Mapping[str, Any], known: Collection[str], model: str) -> None:
     """Raise UserError for an option of a family that the model does not use."""
     from megaptm.families import contributions
 
-    for option in chain.from_iterable(contributions("commands", "EVALUATE_OPTIONS")):
-        if options[option.name] and option.name not in known:
+    for option in chain.from_iterable(options["evaluate"] for options in contributions("commands", "OPTIONS")):
+        if values[option.name] and option.name not in known:
             raise UserError(f"{option.opts[0]} does not apply to a model of {model}: remove it.")
 
 

@@ -11,7 +11,7 @@ from megaptm.commands.family_group import FamilyGroup
 from megaptm.commands.output import echo
 
 
-@click.group(cls=FamilyGroup, attribute="EXPORT")
+@click.group(cls=FamilyGroup)
 def export() -> None:
     """Export a trained model to another format.
 

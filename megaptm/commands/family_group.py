@@ -3,20 +3,14 @@ options."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 
 class FamilyGroup(click.Group):
-    """Group with its own commands and those that families have under a name, `IMPORT` or `EXPORT`.
+    """Group with its own commands and those of families, `COMMANDS` by the name of the group.
 
     Families are loaded when the group's commands are listed or run: `megaptm --help` loads none.
     """
-
-    def __init__(self, *arguments: Any, attribute: str, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._attribute = attribute
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         self._add_commands()
@@ -29,22 +23,21 @@ class FamilyGroup(click.Group):
     def _add_commands(self) -> None:
         from megaptm.families import contributions
 
-        for command in contributions("commands", self._attribute):
-            self.add_command(command)
+        for commands in contributions("commands", "COMMANDS"):
+            for command in commands.get(self.name, ()):
+                self.add_command(command)
 
 
 class FamilyCommand(click.Command):
-    """Command with its own options and those that families have under a name, such as `EVALUATE_OPTIONS`."""
+    """Command with its own options and those of families, `OPTIONS` by the name of the command."""
 
-    def __init__(self, *arguments: Any, attribute: str, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._attribute, self._complete = attribute, False
+    _complete = False
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         from megaptm.families import contributions
 
         if not self._complete:
             self._complete = True
-            for options in contributions("commands", self._attribute):
-                self.params += options
+            for options in contributions("commands", "OPTIONS"):
+                self.params += options.get(self.name, ())
         return super().get_params(ctx)

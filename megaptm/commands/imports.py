@@ -13,7 +13,7 @@ from megaptm.commands.options import overrides_argument
 from megaptm.commands.output import echo
 
 
-@click.group("import", cls=FamilyGroup, attribute="IMPORT")
+@click.group("import", cls=FamilyGroup)
 def imports() -> None:
     """Create a run from a model of another library.
 

@@ -84,4 +84,4 @@ def cache_logits(config: Path, overrides: tuple[str, ...], top: int, dtype: str,
     )
 
 
-COMMAND = cache_logits
+COMMANDS = {"megaptm": (cache_logits,)}

@@ -48,7 +48,7 @@ class LoadedModel(TrainedModel):
     models: ClassVar[str] = ""
     """Models that the subclass is for, in messages: `models of images and texts (CLIP)`."""
     evaluate_options: ClassVar[tuple[str, ...]] = ()
-    """Options of `megaptm evaluate` that the subclass uses, among the `EVALUATE_OPTIONS` of families."""
+    """Options of `megaptm evaluate` that the subclass uses, among the `OPTIONS` of families."""
 
     @classmethod
     def fits(cls, model: TrainedModel) -> bool:

@@ -106,7 +106,9 @@ def next_commands(config: Config, tokenizer: Tokenizer, *, done: bool, start: Se
     it."""
     run = typed_path(config.run)
     spec = resolve(config)
-    exports = {command.name for command in contributions("commands", "EXPORT")}
+    exports = {
+        command.name for commands in contributions("commands", "COMMANDS") for command in commands.get("export", ())
+    }
     own_format = spec.family.export_command if isinstance(spec, LayerlessSpec) else spec.name
     format = own_format if own_format in exports else "hf"
     model_command: list[str] = ["export", format, run, os.path.join("exported", Path(run).name)]

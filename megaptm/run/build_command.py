@@ -55,10 +55,10 @@ def build_arguments(
         tokenizer = join_path(first, "tokenizer")
     tokenizer = tokenizer or _tokenizer_of_weights(config)
     tokenizer_options = _tokenizer_options(config) if tokenizer is None else [f"tokenizer={tokenizer}"]
-    for image_settings in contributions("commands", "IMAGE_SETTINGS"):
-        if (known := image_settings(config, _tasks_reading(path, config), tokenizer_options)) is not None:
-            placeholder, settings = known
-            return ["corpus", "images", text or placeholder, f"out={out}", *settings]
+    for own_arguments in contributions("commands", "BUILD_COMMAND"):
+        if arguments := own_arguments(config, _tasks_reading(path, config), tokenizer_options, text):
+            command, own_source, *settings = arguments
+            return ["corpus", command, own_source, f"out={out}", *settings]
     return [
         *("corpus", "build", source, f"out={out}"),
         *tokenizer_options,

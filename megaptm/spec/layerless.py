@@ -22,7 +22,7 @@ class LayerlessFamily(ABC):
     export_command: ClassVar[str]
     """Command of `megaptm export` for such models."""
     evaluate_options: ClassVar[tuple[str, ...]] = ()
-    """Options of `megaptm evaluate` that the family uses, among the `EVALUATE_OPTIONS` of families."""
+    """Options of `megaptm evaluate` that the family uses, among the `OPTIONS` of families."""
     required_keys: ClassVar[tuple[str, ...]] = ()
     """Keys of the config's section `model` that the size `custom` needs."""
 

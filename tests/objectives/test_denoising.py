@@ -8,7 +8,7 @@ import pytest
 
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
-from megaptm.families.bart.objectives import Denoising, permuted_sentences, span_lengths
+from megaptm.families.bart.objectives import BartDenoising, permuted_sentences, span_lengths
 from megaptm.objectives import OBJECTIVES, SpecialTokens, build_objective
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from tests.objectives.samples import SPECIAL, random_slice, split_documents
@@ -26,11 +26,11 @@ def annotated_slice(
     return DocumentSlice(random_slice(length, seed=seed).tokens, 2, annotations)
 
 
-def corrupt(task: Denoising, piece: DocumentSlice, seed: int = 0) -> np.ndarray:
+def corrupt(task: BartDenoising, piece: DocumentSlice, seed: int = 0) -> np.ndarray:
     return task.corrupt(piece, SPECIAL, np.random.default_rng(seed))
 
 
-def corrupt_letters(task: Denoising, seed: int) -> str:
+def corrupt_letters(task: BartDenoising, seed: int) -> str:
     """Corrupt `ABC.DE.`, the example of figure 2 of the paper: one letter is one token, `_` is the mask."""
     special = SpecialTokens(size=128, mask=ord("_"), specials=frozenset({ord("_")}))
     tokens = np.frombuffer(b"ABC.DE.", dtype=np.uint8)
@@ -51,13 +51,13 @@ def corrupt_letters(task: Denoising, seed: int) -> str:
     ],
 )
 def test_noises_of_the_papers_figure(options, expected):
-    outputs = {corrupt_letters(Denoising(**{**NO_NOISE, **options}), seed) for seed in range(3000)}
+    outputs = {corrupt_letters(BartDenoising(**{**NO_NOISE, **options}), seed) for seed in range(3000)}
     assert expected <= outputs
 
 
 def test_default_hides_30_percent_in_poisson_spans():
     """Measured on 200,000 tokens and 300,000 span lengths."""
-    task, hidden, masks = Denoising(permute_rate=0.0), 0, 0
+    task, hidden, masks = BartDenoising(permute_rate=0.0), 0, 0
     for seed in range(400):
         shown = corrupt(task, annotated_slice(512, seed=seed), seed)
         visible = shown[shown != MASK]
@@ -72,7 +72,7 @@ def test_default_hides_30_percent_in_poisson_spans():
 
 
 def test_spans_start_anywhere_and_keep_the_order():
-    task, first = Denoising(permute_rate=0.0), Counter()
+    task, first = BartDenoising(permute_rate=0.0), Counter()
     for seed in range(2000):
         piece = annotated_slice(20, seed=seed)
         shown = corrupt(task, piece, seed)
@@ -90,7 +90,7 @@ def test_spans_start_anywhere_and_keep_the_order():
 def test_mask_and_delete_rates_are_exact(rate):
     piece = annotated_slice(200)
     masked, deleted = (
-        corrupt(Denoising(**NO_NOISE, **{option: rate}), piece) for option in ("mask_rate", "delete_rate")
+        corrupt(BartDenoising(**NO_NOISE, **{option: rate}), piece) for option in ("mask_rate", "delete_rate")
     )
     count = math.ceil(rate * 200)
     assert (len(masked), np.count_nonzero(masked == MASK)) == (200, count)
@@ -102,7 +102,7 @@ def test_mask_and_delete_rates_are_exact(rate):
 
 
 def test_noises_combine():
-    task = Denoising(infill_rate=0.2, mask_rate=0.1, delete_rate=0.3, permute_rate=0.0)
+    task = BartDenoising(infill_rate=0.2, mask_rate=0.1, delete_rate=0.3, permute_rate=0.0)
     shown = corrupt(task, annotated_slice(1000))
     assert np.count_nonzero(shown != MASK) == 1000 - 200 - 100 - 300
 
@@ -112,7 +112,7 @@ def test_permutation_and_rotation_keep_tokens():
     sentences = {tuple(sentence.tolist()) for sentence in np.split(piece.tokens, [7, 8, 30, 55])}
     orders, starts = Counter(), Counter()
     for seed in range(600):
-        permuted = corrupt(Denoising(infill_rate=0.0), piece, seed).tolist()
+        permuted = corrupt(BartDenoising(infill_rate=0.0), piece, seed).tolist()
         assert sorted(permuted) == sorted(piece.tokens.tolist())
         order = []
         while permuted:
@@ -120,13 +120,13 @@ def test_permutation_and_rotation_keep_tokens():
             permuted = permuted[len(order[-1]) :]
         assert {*order} == sentences
         orders[tuple(order)] += 1
-        rotated = corrupt(Denoising(**NO_NOISE, rotate_prob=1.0), piece, seed)
+        rotated = corrupt(BartDenoising(**NO_NOISE, rotate_prob=1.0), piece, seed)
         (start,) = (n for n in range(60) if (np.roll(piece.tokens, -n) == rotated).all())
         starts[start] += 1
     assert len(orders) > 110  # of 120
     assert len(starts) == 60  # any token may be the first
     num_rotated = sum(
-        (corrupt(Denoising(**NO_NOISE, rotate_prob=0.25), piece, n) != piece.tokens).any() for n in range(800)
+        (corrupt(BartDenoising(**NO_NOISE, rotate_prob=0.25), piece, n) != piece.tokens).any() for n in range(800)
     )
     assert num_rotated / 800 == pytest.approx(0.25 * 59 / 60, abs=0.04)
 
@@ -146,7 +146,7 @@ def test_whole_words_are_hidden():
     piece = annotated_slice(400, sentences=tuple(range(0, 400, 40)), words=tuple(range(0, 400, 4)))
     task = OBJECTIVES["denoising-whole-word"]
     assert (task.annotations, task.poisson_lambda, task.random_token_prob) == (("sentences", "words"), 3.5, 0.1)
-    shown = corrupt(Denoising(hide="whole-words"), piece)
+    shown = corrupt(BartDenoising(hide="whole-words"), piece)
     visible = shown[shown != MASK].reshape(-1, 4)
     assert len(visible) == 70
     words = {tuple(word) for word in piece.tokens.reshape(-1, 4).tolist()}
@@ -155,7 +155,7 @@ def test_whole_words_are_hidden():
 
 
 def test_random_tokens_replace_some_masks():
-    task = Denoising(**NO_NOISE, mask_rate=0.5, random_token_prob=0.2)
+    task = BartDenoising(**NO_NOISE, mask_rate=0.5, random_token_prob=0.2)
     piece = annotated_slice(20_000)
     shown = corrupt(task, piece)
     assert np.count_nonzero(shown == MASK) / 10_000 == pytest.approx(0.8, abs=0.02)
@@ -163,7 +163,7 @@ def test_random_tokens_replace_some_masks():
 
 
 def make_sample(
-    task: Denoising, seed: int, document_mask: bool = True
+    task: BartDenoising, seed: int, document_mask: bool = True
 ) -> tuple[list[DocumentSlice], dict[str, np.ndarray]]:
     """Return four slices, one of them empty, and their sample."""
     piece = [
@@ -223,7 +223,7 @@ def test_noise_changes_encoder_inputs_only():
 def test_short_documents_fit():
     for seed in range(50):
         piece = [annotated_slice(length, (0,), seed=seed) for length in [1, 2, 3] * 14]
-        task = Denoising(infill_rate=0.4, poisson_lambda=1.0, rotate_prob=0.5)
+        task = BartDenoising(infill_rate=0.4, poisson_lambda=1.0, rotate_prob=0.5)
         sample = task.make(piece, SampleContext(SPECIAL, np.random.default_rng(seed), 168, True))
         assert len(split_documents(sample)) == len(split_documents(sample, "labels", "decoder_document_ids")) == 42
 
@@ -255,7 +255,10 @@ def test_tokenizer_without_begin_token_is_rejected():
 
 
 def test_first_positions_of_documents_are_global():
-    task, context = Denoising(global_tokens=2), SampleContext(SPECIAL, np.random.default_rng(0), 64, document_mask=True)
+    task, context = (
+        BartDenoising(global_tokens=2),
+        SampleContext(SPECIAL, np.random.default_rng(0), 64, document_mask=True),
+    )
     sample = task.make([annotated_slice(20), annotated_slice(30)], context)
     task.batch(64, True).check(sample, maker="denoising")
     global_tokens, document_ids = sample["global_tokens"], sample["document_ids"]
@@ -263,4 +266,4 @@ def test_first_positions_of_documents_are_global():
     assert len(starts) == 2
     assert np.flatnonzero(global_tokens).tolist() == sorted([*starts, *(starts + 1)])
     assert task.text_fields(4)["global_tokens"].tolist() == [1, 1, 0, 0]
-    assert "global_tokens" not in Denoising().batch(64, True).fields
+    assert "global_tokens" not in BartDenoising().batch(64, True).fields

@@ -29,7 +29,7 @@ from megaptm.objectives.vocabulary import SpecialTokens
 
 
 @dataclass(frozen=True)
-class Denoising(Objective):
+class BartDenoising(Objective):
     """Denoising of each document of a sequence: permute sentences, mask tokens, rotate. The decoder reads the original
     document shifted by one, starting with `end`.
 
@@ -176,5 +176,5 @@ def span_lengths(total: int, *, poisson_lambda: float, rng: np.random.Generator)
     return lengths[np.argsort(lengths == 0, kind="stable")][:total]
 
 
-TASKS = {"denoising": Denoising}
-OBJECTIVES = (Denoising(), Denoising(hide="whole-words", poisson_lambda=3.5, random_token_prob=0.1))
+TASKS = {"denoising": BartDenoising}
+OBJECTIVES = (BartDenoising(), BartDenoising(hide="whole-words", poisson_lambda=3.5, random_token_prob=0.1))

@@ -11,24 +11,35 @@ from megaptm.families.vit.spec import PatchInput
 from megaptm.objectives.composed import Task
 from megaptm.spec import Family
 
-EVALUATE_OPTIONS = (
-    click.Option(["--zero-shot"], help="Image-text models: labeled corpus whose images are classified by label names."),
-    click.Option(
-        ["--template", "templates"],
-        multiple=True,
-        help="Prompt template for label names; repeat to average several.",
-    ),
-)
+OPTIONS = {
+    "evaluate": (
+        click.Option(
+            ["--zero-shot"], help="Image-text models: labeled corpus whose images are classified by label names."
+        ),
+        click.Option(
+            ["--template", "templates"],
+            multiple=True,
+            help="Prompt template for label names; repeat to average several.",
+        ),
+    )
+}
 
 
-def pair_settings(config: Config, tasks: Sequence[Task], tokenizer: Sequence[str]) -> tuple[str, list[str]] | None:
-    """Return a placeholder of the source and settings for images with texts; None for another model."""
+def pair_arguments(
+    config: Config, tasks: Sequence[Task], tokenizer: Sequence[str], source: str | None
+) -> list[str] | None:
+    """Return arguments of `megaptm corpus` for images with texts; None for another model."""
     family = resolve(config).family
     if not isinstance(family, Family) or family.find_input(PatchInput) is None or not family.has_tokens:
         return None
     # These are the defaults for such a corpus.
     defaults = ("tokenizer.kind=", "tokenizer.specials=")
-    return "FOLDER_OF_PAIRS", ["texts=true", *(option for option in tokenizer if not option.startswith(defaults))]
+    return [
+        "images",
+        source or "FOLDER_OF_PAIRS",
+        "texts=true",
+        *(option for option in tokenizer if not option.startswith(defaults)),
+    ]
 
 
-IMAGE_SETTINGS = pair_settings
+BUILD_COMMAND = pair_arguments

@@ -32,4 +32,4 @@ def export_command(run: Path, folder: Path, step: int | None) -> None:
     echo(f"  {module}.load_state_dict(safetensors.torch.load_file({str(folder / ENCODER)!r}))")
 
 
-EXPORT = export_command
+COMMANDS = {"export": (export_command,)}

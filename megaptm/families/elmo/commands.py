@@ -73,4 +73,4 @@ def export_command(run: Path, folder: Path, step: int | None, format_: str) -> N
         echo(f"  safetensors.numpy.load_file({str(weights)!r})")
 
 
-IMPORT, EXPORT = import_command, export_command
+COMMANDS = {"import": (import_command,), "export": (export_command,)}

@@ -45,7 +45,7 @@ class PrefixLM(SameLengthObjective):
 
 
 @dataclass(frozen=True)
-class MaskedText(SameLengthObjective):
+class T5MaskedText(SameLengthObjective):
     """Generate a text in which some tokens are masked, or only the masked tokens."""
 
     rate: Rate = CORRUPTION_RATE
@@ -126,15 +126,15 @@ class DroppedTokens(EncoderDecoder):
 TASKS = {
     "deshuffling": Deshuffling,
     "dropped-tokens": DroppedTokens,
-    "masked-text": MaskedText,
+    "masked-text": T5MaskedText,
     "prefix-lm": PrefixLM,
 }
 OBJECTIVES = (
     PrefixLM(),
-    MaskedText(),
-    MaskedText(mask_token_prob=1.0, random_token_prob=0.0),
-    MaskedText(mask_token_prob=0.8, random_token_prob=0.1, ask="hidden"),
-    MaskedText(rate=0.5, mask_token_prob=0.8, random_token_prob=0.1, hide="span", ask="hidden"),
+    T5MaskedText(),
+    T5MaskedText(mask_token_prob=1.0, random_token_prob=0.0),
+    T5MaskedText(mask_token_prob=0.8, random_token_prob=0.1, ask="hidden"),
+    T5MaskedText(rate=0.5, mask_token_prob=0.8, random_token_prob=0.1, hide="span", ask="hidden"),
     Deshuffling(),
     DroppedTokens(),
 )

@@ -23,4 +23,4 @@ def meanings(source: str, tokenizer: str, out: str) -> None:
     build(source, tokenizer, out)
 
 
-CORPUS = meanings
+COMMANDS = {"corpus": (meanings,)}

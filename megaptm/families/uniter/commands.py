@@ -81,8 +81,10 @@ def retrieve(
     retrieved(folder, out, options, images=images, texts=texts, part=part_index, parts=parts, tell=tell)
 
 
-def region_settings(config: Config, tasks: Sequence[Task], tokenizer: Sequence[str]) -> tuple[str, list[str]] | None:
-    """Return a placeholder of the source and settings for texts with regions; None for another model, and for tasks
+def region_arguments(
+    config: Config, tasks: Sequence[Task], tokenizer: Sequence[str], source: str | None
+) -> list[str] | None:
+    """Return arguments of `megaptm corpus` for texts with regions; None for another model, and for tasks
     that read only text."""
     spec = resolve(config)
     if not isinstance(spec, ModelSpec) or spec.family.find_input(RegionInput) is None:
@@ -93,8 +95,8 @@ def region_settings(config: Config, tasks: Sequence[Task], tokenizer: Sequence[s
     settings = [option for option in tokenizer if option != "tokenizer.kind=wordpiece"]
     detector = spec.size.inputs.get("detector", DETECTOR)
     settings += [] if detector == DETECTOR else [f"detector={[*detector]}"]
-    return "FOLDER_OF_PAIRS", ["texts=true", "regions=true", *settings]
+    return ["images", source or "FOLDER_OF_PAIRS", "texts=true", "regions=true", *settings]
 
 
-CORPUS = retrieve
-IMAGE_SETTINGS = region_settings
+COMMANDS = {"corpus": (retrieve,)}
+BUILD_COMMAND = region_arguments

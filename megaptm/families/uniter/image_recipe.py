@@ -24,6 +24,28 @@ from megaptm.tokenizers import Tokenizer
 CASED = TokenizerRecipe(kind="wordpiece", vocabulary=28_996, lowercase=False)
 
 
+@contextmanager
+def _errors_of_regions() -> Iterator[None]:
+    try:
+        yield
+    except RegionError as refused:
+        raise InvalidImageError(refused.reason, refused.details) from None
+
+
+class PackedRegions:
+    """HDF5 files with the regions of many images."""
+
+    suffixes: tuple[str, ...] = SUFFIXES
+
+    def list_names(self, path: Path) -> list[str]:
+        with _errors_of_regions():
+            return groups_in(path)
+
+    def read(self, path: Path, name: str) -> bytes:
+        with _errors_of_regions():
+            return regions_of(path, name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RegionLimits(ImageLimits):
     """Limits that a file of regions must meet to be kept. Its width and height are the number of regions."""
@@ -33,6 +55,7 @@ class RegionLimits(ImageLimits):
 
     spellings: ClassVar = {SUFFIX: SUFFIX}
     converted_suffixes: ClassVar = frozenset[str]()
+    packed: ClassVar = PackedRegions()
     size_name: ClassVar = "number of regions"
 
     @property
@@ -43,18 +66,6 @@ class RegionLimits(ImageLimits):
     def names(self) -> frozenset[str]:
         return frozenset({f".{SUFFIX}"})
 
-    @property
-    def packed(self) -> tuple[str, ...]:
-        return SUFFIXES
-
-    def list_packed(self, path: Path) -> list[str]:
-        with _errors_of_regions():
-            return groups_in(path)
-
-    def read_packed(self, path: Path, name: str) -> bytes:
-        with _errors_of_regions():
-            return regions_of(path, name)
-
     def check_content(self, content: bytes) -> ValidImage | InvalidImage:
         features, classes = self.detector
         try:
@@ -62,14 +73,6 @@ class RegionLimits(ImageLimits):
         except RegionError as refused:
             return InvalidImage(refused.reason, refused.details)
         return ValidImage(SUFFIX, content, len(regions), len(regions))
-
-
-@contextmanager
-def _errors_of_regions() -> Iterator[None]:
-    try:
-        yield
-    except RegionError as refused:
-        raise InvalidImageError(refused.reason, refused.details) from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,13 +46,15 @@ def images(words: tuple[str, ...]) -> None:
     build(words)
 
 
-def labeled_settings(config: Config, tasks: Sequence[Task], tokenizer: Sequence[str]) -> tuple[str, list[str]] | None:
-    """Return a placeholder of the source and settings for images with labels; None for another model."""
+def labeled_arguments(
+    config: Config, tasks: Sequence[Task], tokenizer: Sequence[str], source: str | None
+) -> list[str] | None:
+    """Return arguments of `megaptm corpus` for images with labels; None for another model."""
     family = resolve(config).family
     if not isinstance(family, Family) or family.find_input(PatchInput) is None or family.has_tokens:
         return None
-    return "FOLDER_OF_LABELS", []
+    return ["images", source or "FOLDER_OF_LABELS"]
 
 
-CORPUS = images
-IMAGE_SETTINGS = labeled_settings
+COMMANDS = {"corpus": (images,)}
+BUILD_COMMAND = labeled_arguments

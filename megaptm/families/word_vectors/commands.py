@@ -19,18 +19,20 @@ READING_NOTES = {
 """Format of word vectors -> note on how to read it."""
 
 
-EVALUATE_OPTIONS = (
-    click.Option(
-        ["--word", "words"],
-        multiple=True,
-        help="Word vectors: show the nearest words of this word; repeatable.",
-    ),
-    click.Option(
-        ["--analogies"],
-        type=click.Path(path_type=Path),
-        help="Word vectors: file of analogies, four words per line; the fourth is predicted.",
-    ),
-)
+OPTIONS = {
+    "evaluate": (
+        click.Option(
+            ["--word", "words"],
+            multiple=True,
+            help="Word vectors: show the nearest words of this word; repeatable.",
+        ),
+        click.Option(
+            ["--analogies"],
+            type=click.Path(path_type=Path),
+            help="Word vectors: file of analogies, four words per line; the fourth is predicted.",
+        ),
+    )
+}
 
 
 @click.command("words")
@@ -63,4 +65,4 @@ def export_command(run: Path, file: Path, step: int | None, format_: str) -> Non
     echo(f"step {checkpoint.step} of {run} is in {file}{READING_NOTES[format_].format(str(file))}")
 
 
-EXPORT = export_command
+COMMANDS = {"export": (export_command,)}

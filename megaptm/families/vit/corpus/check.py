@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from megaptm.families.vit.corpus.duplicates import appearance_sketch
 from megaptm.families.vit.corpus.suffixes import MEMBERS
@@ -37,6 +37,20 @@ class InvalidImageError(Exception):
         self.reason, self.details = reason, details
 
 
+class PackedFiles(Protocol):
+    """Files that hold many images each."""
+
+    suffixes: tuple[str, ...]
+
+    def list_names(self, path: Path) -> list[str]:
+        """Return the names of the images in a file; raise `InvalidImageError` if it is damaged."""
+        ...
+
+    def read(self, path: Path, name: str) -> bytes:
+        """Return an image in a file; raise `InvalidImageError` if it is invalid."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImageLimits:
     """Limits that an image must meet to be kept. Subclasses check other files in the place of images."""
@@ -56,6 +70,8 @@ class ImageLimits:
     """Suffix of an image in a public shard -> suffix in a corpus."""
     converted_suffixes: ClassVar[frozenset[str]] = CONVERTED_SUFFIXES
     """Suffixes of images in a public shard that are dropped."""
+    packed: ClassVar[PackedFiles | None] = None
+    """Files that hold many images, if there are any."""
     size_name: ClassVar[str] = "pixels of their shorter side"
     """Size by which a report counts images: minimum of `ValidImage.width` and `height`."""
 
@@ -68,19 +84,6 @@ class ImageLimits:
     def names(self) -> frozenset[str]:
         """Suffixes of files that are checked."""
         return NAMES
-
-    @property
-    def packed(self) -> tuple[str, ...]:
-        """Suffixes of files that hold many images."""
-        return ()
-
-    def list_packed(self, path: Path) -> list[str]:
-        """Return the names of the images in a file that holds many; raise `InvalidImageError` if it is damaged."""
-        raise NotImplementedError
-
-    def read_packed(self, path: Path, name: str) -> bytes:
-        """Return an image in a file that holds many; raise `InvalidImageError` if it is invalid."""
-        raise NotImplementedError
 
     def check_content(self, content: bytes) -> ValidImage | InvalidImage:
         """Check the content of a file. Never raises for invalid bytes."""

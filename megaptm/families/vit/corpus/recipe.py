@@ -131,7 +131,7 @@ def recipe_class(settings: Mapping[str, Any]) -> type[ImageRecipe]:
     """Return the class that has these settings: `ImageRecipe`, or that of a family with further ones."""
     further = {name for name, value in settings.items() if value not in (None, False)} - _names(ImageRecipe)
     kinds: list[type[ImageRecipe]] = [*contributions("image_recipe", "RECIPE")] if further else []
-    return next((kind for kind in kinds if further & _names(kind)), next(iter(kinds), ImageRecipe))
+    return next((kind for kind in kinds if further & _names(kind)), ImageRecipe)
 
 
 def _names(kind: type[ImageRecipe]) -> set[str]:

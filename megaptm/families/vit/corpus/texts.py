@@ -25,7 +25,14 @@ from megaptm.data.files import array_from_bytes, npy_bytes, tar_header
 from megaptm.data.manifest import TEXTS, num_text_columns
 from megaptm.data.shards import TOKENS, TOKENS_AT, ShardInfo, through_outages
 from megaptm.data.table import index_name
-from megaptm.families.vit.corpus.check import MAX_BYTES, ImageLimits, InvalidImage, InvalidImageError, check_image
+from megaptm.families.vit.corpus.check import (
+    MAX_BYTES,
+    ImageLimits,
+    InvalidImage,
+    InvalidImageError,
+    PackedFiles,
+    check_image,
+)
 from megaptm.families.vit.corpus.folders import ImageFile, is_utf8
 from megaptm.families.vit.corpus.text_steps import InvalidTextError, TextSteps
 from megaptm.families.vit.corpus.thumbnails import DroppedImages
@@ -74,17 +81,17 @@ def list_pairs(folder: Path, dropped: Dropped, limits: ImageLimits) -> Iterator[
             Path(name).stem: name for suffix in reversed(TEXT_SUFFIXES) for name in names if _suffix(name) == suffix
         }
         stems = {Path(name).stem for name in names if _suffix(name) in limits.names}
-        packed = {}
+        groups = {}
         for name in sorted(names):
-            if _suffix(name) in limits.packed and is_utf8(name):
-                packed[name] = _list_groups(Path(subfolder, name), dropped, limits)
-                stems |= {group.name for group in packed[name]}
+            if limits.packed is not None and _suffix(name) in limits.packed.suffixes and is_utf8(name):
+                groups[name] = _list_groups(Path(subfolder, name), dropped, limits.packed)
+                stems |= {group.name for group in groups[name]}
         for name in sorted(names):
             path, shown = Path(subfolder, name), Path(subfolder, name).relative_to(folder).as_posix()
             if not is_utf8(shown):
                 dropped.add("name is not UTF-8", shown)
-            elif name in packed:
-                for group in packed[name]:
+            elif name in groups:
+                for group in groups[name]:
                     own = f"{shown}/{group.name}"
                     if not is_utf8(own):
                         dropped.add("name is not UTF-8", own)
@@ -106,13 +113,13 @@ def list_pairs(folder: Path, dropped: Dropped, limits: ImageLimits) -> Iterator[
                 yield ImageFile(shown, str(path), 0, status.st_size, status.st_mtime_ns), text_files[path.stem]
 
 
-def _list_groups(path: Path, dropped: Dropped, limits: ImageLimits) -> list[ImageFile]:
+def _list_groups(path: Path, dropped: Dropped, packed: PackedFiles) -> list[ImageFile]:
     """Return the images in a file that holds many."""
     if not path.is_file():  # reading a pipe could block forever
         dropped.add("not a regular file", path.name)
         return []
     try:
-        names = through_outages(partial(limits.list_packed, path), path)
+        names = through_outages(partial(packed.list_names, path), path)
     except InvalidImageError as refused:
         dropped.add(refused.reason, path.name, message=refused.details)
         return []
@@ -158,6 +165,7 @@ class PackedShard:
 
 def pack_shard(job: PackJob) -> PackedShard:
     """Write a shard in webdataset format: `<key>.jpg`, `<key>.txt`, `<key>.json`."""
+    packed = job.limits.packed
     record = PackedShard(f"{key_of(pack_shard, job)}.tar", 0, DroppedImages())
     with AtomicFile(Path(job.folder, record.name)) as unfinished, unfinished.open("xb") as tar:
         for number, (file, beside) in enumerate(zip(job.files, job.texts, strict=True), job.first):
@@ -166,7 +174,7 @@ def pack_shard(job: PackJob) -> PackedShard:
                 if file.size > MAX_BYTES and not file.group:
                     raise InvalidTextError(f"more than {MAX_BYTES >> 20} MiB")
                 raw_text = through_outages(partial(_read_limited, path.with_name(beside)), path.with_name(beside))
-                read = partial(job.limits.read_packed, path, file.group) if file.group else path.read_bytes
+                read = partial(packed.read, path, file.group) if packed and file.group else path.read_bytes
                 content = through_outages(read, path)
                 text = text_of(raw_text, job.field if _suffix(beside) == ".json" else None)
                 text = job.steps.text(text, file.name)
