@@ -110,7 +110,7 @@ def run() -> NoReturn:
 
 
 of_extensions = [
-    command for commands in attributes(EXTENSIONS, "commands", "COMMANDS") for command in commands["megaptm"]
+    command for commands in attributes(EXTENSIONS, "commands", "COMMANDS") for command in commands.get("megaptm", ())
 ]
 for command in (
     *(families, config, corpus, tokenizer, plan, check, train, launch),

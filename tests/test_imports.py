@@ -82,7 +82,6 @@ MAY_IMPORT = {
     ),
     "inference": (
         "spec",
-        "plugins",
         "batch",
         "families",
         "objectives",

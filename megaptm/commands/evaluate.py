@@ -114,7 +114,7 @@ def _refuse_options(values: Mapping[str, Any], known: Collection[str], model: st
     """Raise UserError for an option of a family that the model does not use."""
     from megaptm.families import contributions
 
-    for option in chain.from_iterable(options["evaluate"] for options in contributions("commands", "OPTIONS")):
+    for option in chain.from_iterable(options.get("evaluate", ()) for options in contributions("commands", "OPTIONS")):
         if values[option.name] and option.name not in known:
             raise UserError(f"{option.opts[0]} does not apply to a model of {model}: remove it.")
 
