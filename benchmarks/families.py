@@ -51,13 +51,13 @@ from torch import Tensor
 
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
-from megaptm.families import CATALOGUE, VISION
+from megaptm.families import FAMILIES as ALL
 from megaptm.families.bert import BERT
 from megaptm.hub.counterparts import find_counterpart, hugging_face_models
 from megaptm.models.head_costs import HEADS, HeadCosts, RowClassHeadCosts
 from megaptm.spec import BAND, Family, ModelSpec, Size, change, with_attention_options
 
-FAMILIES = {**CATALOGUE, **VISION}
+FAMILIES = {name: table for name, table in ALL.items() if isinstance(table, Family) and table.layer is None}
 MASKED_SHARE = 0.15
 """Share of the positions that a masked language model predicts."""
 IMAGES_PER_TEXT = 4

@@ -44,11 +44,21 @@ def load_words(run: PathLike, *, step: int | None = None) -> WordVectors:
 
     `step` selects the checkpoint, by default the newest.
     """
-    from megaptm.families.word_vectors.vectors import load_words as load_vectors
+    from megaptm.config import resolve
+    from megaptm.run.checkpoint import open_checkpoint
+    from megaptm.spec import LayerlessFamily
 
     if not isinstance(run, (str, os.PathLike)):
         raise UserError(f"run must be the folder of a run, not {run!r}.")
-    return load_vectors(Path(run), step=step)
+    checkpoint = open_checkpoint(Path(run), step=step)
+    family = resolve(checkpoint.config).family
+    if not isinstance(family, LayerlessFamily):
+        raise UserError(
+            f"{checkpoint.run} is a run of {family.name}, which has no word vectors: use `megaptm export hf` or "
+            "`megaptm.load`."
+        )
+    vectors: WordVectors = family.load(checkpoint)
+    return vectors
 
 
 def allow_code(*modules: str) -> None:

@@ -13,6 +13,7 @@ from megaptm.config.schema import ModelConfig
 from megaptm.errors import nearest
 from megaptm.families import FAMILIES, LAYERLESS
 from megaptm.models.adaptive_costs import cluster_mistakes
+from megaptm.models.head_costs import HEADS
 from megaptm.spec import Family, ModelSpec, Size, with_attention_options
 
 ATTENTION_KEYS = ("head_width", "kv_heads", "band", "cutoffs", "division", "share")
@@ -67,7 +68,7 @@ def _reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]]:
             yield kind.excluded_keys, kind.reason
     if len(family.token_inputs) > 1 or not family.has_tokens or spec.size.cutoffs:
         yield ("word_vectors",), "has no single table of words"
-    if "bidirectional-lm" not in family.heads:
+    if not any(HEADS[name].samples_negatives for name in family.heads if name in HEADS):
         yield ("negatives",), "compares all tokens in its losses"
     if not family.init.uses_std:
         yield ("init_std",), "initializes each weight by its own rule"

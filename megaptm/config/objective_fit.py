@@ -75,7 +75,7 @@ def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[
         yield f"it provides no {_join(read - provided)}, which this family reads"
     if family.layer is not None and family.layer.caches_states and batch.needs_attention_mask:
         yield (
-            "its sequences hold several documents, and a recurrent state passes through them (data.document_mask=false)"
+            "its sequences hold several documents, and states of layers pass through them (data.document_mask=false)"
         )
     ordered = any(block.ordered for block in family.stacks.values())
     if ordered != ("order" in batch.fields):

@@ -103,7 +103,7 @@ def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
     run = teacher_run(config)
     if needs_weights(config):
         student = Path(config.run)
-        run.check(student=student if last_saved_step(student) else None)
+        run.check(user=student if last_saved_step(student) else None)
     if distill.cached_logits is not None:
         logits = teacher_logits(config)
         _check_cached_logits(config, logits, distillation)

@@ -4,7 +4,8 @@ Only other families import such a folder by name. Its modules are found by their
 A user's package has the same modules, and an entry point.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from enum import IntEnum
 from importlib import import_module
 from itertools import chain
 from typing import Any
@@ -20,8 +21,6 @@ __all__ = [
     "FAMILIES",
     "FOLDERS",
     "LAYERLESS",
-    "RECURRENT",
-    "VISION",
     "Registry",
     "contributions",
     "find_family",
@@ -42,41 +41,37 @@ def _of_packages() -> Iterator[Family | LayerlessFamily]:
         yield table
 
 
-def _is_recurrent(table: Family | LayerlessFamily) -> bool:
-    return isinstance(table, Family) and table.layer is not None
+class _Group(IntEnum):
+    """Group of a family, in the order in which families are listed."""
+
+    TEXT = 0
+    """Transformers that read text only."""
+    OTHER_LAYERS = 1
+    OTHER_INPUTS = 2
+    LAYERLESS = 3
 
 
-def _reads_more_than_text(table: Family | LayerlessFamily) -> bool:
-    return isinstance(table, Family) and table.layer is None and any(record.fields for record in table.inputs)
+def _group_of(table: Family | LayerlessFamily) -> _Group:
+    if isinstance(table, LayerlessFamily):
+        return _Group.LAYERLESS
+    if table.layer is not None:
+        return _Group.OTHER_LAYERS
+    return _Group.OTHER_INPUTS if any(record.fields for record in table.inputs) else _Group.TEXT
 
 
-def _is_text_transformer(table: Family | LayerlessFamily) -> bool:
-    return isinstance(table, Family) and not _is_recurrent(table) and not _reads_more_than_text(table)
-
-
-def _is_layerless(table: Family | LayerlessFamily) -> bool:
-    return isinstance(table, LayerlessFamily)
-
-
-def _registry(*kinds: Callable[[Family | LayerlessFamily], bool]) -> Registry[Any]:
-    """Return the families of these kinds, one kind after the other."""
+def _registry(*groups: _Group) -> Registry[Any]:
+    """Return the families of these groups, one group after the other."""
     return Registry(
-        {table.name: table for is_kind in kinds for table in _BUILT_IN if is_kind(table)},
-        lambda: ((table.name, table) for is_kind in kinds for table in _of_packages() if is_kind(table)),
+        {table.name: table for group in groups for table in _BUILT_IN if _group_of(table) is group},
+        lambda: ((table.name, table) for group in groups for table in _of_packages() if _group_of(table) is group),
     )
 
 
-CATALOGUE: Registry[Family] = _registry(_is_text_transformer)
+CATALOGUE: Registry[Family] = _registry(_Group.TEXT)
 """Families of transformers that read text only."""
-RECURRENT: Registry[Family] = _registry(_is_recurrent)
-"""Families with recurrent layers; they are trained with data parallelism only."""
-VISION: Registry[Family] = _registry(_reads_more_than_text)
-"""Families of transformers with inputs besides a text."""
-LAYERLESS: Registry[LayerlessFamily] = _registry(_is_layerless)
+LAYERLESS: Registry[LayerlessFamily] = _registry(_Group.LAYERLESS)
 """Families whose models have no layers."""
-FAMILIES: Registry[Family | LayerlessFamily] = _registry(
-    _is_text_transformer, _is_recurrent, _reads_more_than_text, _is_layerless
-)
+FAMILIES: Registry[Family | LayerlessFamily] = _registry(*_Group)
 """All families, in the order in which they are listed."""
 
 

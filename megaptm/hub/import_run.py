@@ -17,7 +17,7 @@ from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import Config, UncheckedConfig, dump, load, resolve_model
 from megaptm.errors import UserError
-from megaptm.families import CATALOGUE, VISION
+from megaptm.families import CATALOGUE, FAMILIES
 from megaptm.hub.config_fields import SHARING_VALUES
 from megaptm.hub.counterpart import MAX_VALUE, Counterpart
 from megaptm.hub.counterparts import COUNTERPARTS, import_options
@@ -38,7 +38,7 @@ from megaptm.resilience.lock import RunLock
 from megaptm.run.compatibility import compatibility
 from megaptm.run.corpora import refuse_larger_corpora
 from megaptm.run.folder import CONFIG, absolute_paths
-from megaptm.spec import ModelSpec, Size, attention_options, change
+from megaptm.spec import Family, ModelSpec, Size, attention_options, change
 from megaptm.storage import AtomicFile
 from megaptm.tokenizers import Tokenizer
 
@@ -66,8 +66,7 @@ IMPORT_OPTIONS_HELP = (
     f"no such value, {CONTEXT}POSITIONS of {RESIZED}"
     + "".join(f", and model.{key}={option.form} of {option.models}" for key, option in import_options().items())
 )
-FAMILIES = {**CATALOGUE, **VISION}
-"""Families that can be imported from Hugging Face."""
+TABLES = {name: table for name, table in FAMILIES.items() if isinstance(table, Family)}
 UNUSED = "unused.safetensors"
 """File of a run with `ImportedModel.unused`, which an export writes again."""
 
@@ -132,7 +131,7 @@ def _counterpart(spec: ModelSpec) -> Counterpart:
 
 def _with_mask_decoder(model: ImportedModel) -> tuple[ImportedModel, tuple[str, ...]]:
     """Return the model with its family's mask decoders, and the modules of these that it lacks."""
-    spec, table = model.spec, FAMILIES[model.spec.name]
+    spec, table = model.spec, TABLES[model.spec.name]
     stacks = {name: block.for_pretraining(table.stacks[name]) for name, block in spec.family.stacks.items()}
     spec = replace(spec, family=change(spec.family, stacks=stacks))
     if spec == model.spec:
@@ -259,7 +258,7 @@ def complete_weights(model: ImportedModel, *, seed: int) -> dict[str, Tensor]:
 
 def _check_trainable(spec: ModelSpec, source: str) -> None:
     """Raise UserError if a model can be read but not trained."""
-    if (family := FAMILIES.get(spec.name)) is None:
+    if (family := TABLES.get(spec.name)) is None:
         full_family = max((name for name in CATALOGUE if spec.name.startswith(f"{name}-")), key=len)
         missing = [stack for stack in CATALOGUE[full_family].stacks if stack not in spec.family.stacks]
         raise UserError(
@@ -288,7 +287,7 @@ def _default_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
     }
     model: dict[str, Any] = {"family": spec.name, "size": _size_name(spec), **_size_values(spec.size), "stacks": stacks}
     model |= {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
-    own_inputs = {record.name: record for record in FAMILIES[spec.name].inputs}
+    own_inputs = {record.name: record for record in TABLES[spec.name].inputs}
     model |= {
         key: [*value] if isinstance(value, tuple) else value
         for record in spec.family.inputs
@@ -296,13 +295,13 @@ def _default_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
         for key, field in record.options.items()
         for value in [getattr(record, field)]
     }
-    default_block, block = FAMILIES[spec.name].first_block, spec.family.first_block
+    default_block, block = TABLES[spec.name].first_block, spec.family.first_block
     sharing = {name: getattr(block.sharing, name) for name in SHARING_VALUES}
     model |= {name: value for name, value in sharing.items() if value != getattr(default_block.sharing, name)}
     options = attention_options(default_block)
     if changed := {name: value for name, value in attention_options(block).items() if value != options.get(name)}:
         model["attention"] = changed
-    default_objective, objective = FAMILIES[spec.name].objectives[0], _choose_objective(imported)
+    default_objective, objective = TABLES[spec.name].objectives[0], _choose_objective(imported)
     values: dict[str, Any] = {} if objective == default_objective else {"objective": objective}
     sequence = min(MAX_SEQUENCE, *map(spec.context_of, spec.family.stacks))
     data: dict[str, Any] = {"mix": {str(run / "corpus"): 1.0}, "sequence": sequence}
@@ -314,7 +313,7 @@ def _choose_objective(imported: ImportedModel) -> str:
     """Return an objective of the family: the first with the fewest heads that the class of `transformers` has and the
     model lacks."""
     lacking = {name.split(".")[1] for name in imported.absent if name.startswith("head.")} - imported.missing_heads
-    return min(FAMILIES[imported.spec.name].objectives, key=lambda name: len(lacking & {*build_objective(name).losses}))
+    return min(TABLES[imported.spec.name].objectives, key=lambda name: len(lacking & {*build_objective(name).losses}))
 
 
 def _size_values(size: Size) -> dict[str, Any]:
@@ -352,5 +351,5 @@ def _size_name(spec: ModelSpec) -> str:
         stacks = {stack: plain(own) for stack, own in size.stacks.items()}
         return replace(size, head_width=size.key_width, context=None, stacks=stacks)
 
-    sizes = FAMILIES[spec.name].sizes
+    sizes = TABLES[spec.name].sizes
     return next((name for name, size in sizes.items() if plain(size) == plain(spec.size)), "custom")

@@ -39,6 +39,8 @@ class HeadCosts(ABC):
     """Whether its loss compares samples of the global batch: see `models.contrast_costs`."""
     reads_end: ClassVar[bool] = False
     """Whether it reads the last position of a text, where a causal stack has attended to all of it."""
+    samples_negatives: ClassVar[bool] = False
+    """Whether its softmax may be over sampled tokens (`LossSpec.negatives`)."""
     next_token: ClassVar[bool] = False
     """Whether each position predicts the next token, to which it must not attend."""
     labels_from_samples: ClassVar[bool] = False

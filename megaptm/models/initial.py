@@ -113,8 +113,6 @@ BY_INIT_STD = (_normal, _residual)
 """Rules that `InitSpec.std` scales."""
 ONES = re.compile(r"(.*norm|.*\.final)\.weight")
 ZEROS = re.compile(r".*\.bias|.*_difference\.weight")
-LEANING = re.compile(r".*\.highway\.\d+\.carry\.bias")
-"""Carry gates of highway layers start mostly open (arXiv:1505.00387, 2.1)."""
 VOCABULARY_TABLE = re.compile(r"(embed\.token|head\.[^.]+\.table)\.weight")
 """Tables with a row per vocabulary entry."""
 
@@ -123,9 +121,7 @@ def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int)
     """Return the full parameter, float32 on the CPU, before it is split over ranks."""
     if ONES.fullmatch(name):
         return torch.ones(shape, device="cpu")
-    if LEANING.fullmatch(name):
-        return torch.full(shape, -2.0, device="cpu")
-    if (constant_value := _constant_value(name)) is not None:
+    if (constant_value := _constant_value(spec, name)) is not None:
         return torch.full(shape, constant_value, device="cpu")
     if ZEROS.fullmatch(name):
         return torch.zeros(shape, device="cpu")
@@ -149,8 +145,13 @@ def _draw_again_beyond_two(sampled: np.ndarray, generator: np.random.Generator) 
         sampled[beyond] = generator.standard_normal(len(beyond), dtype=np.float32)
 
 
-def _constant_value(name: str) -> float | None:
-    """Return the initial value of a head's parameter that has the same in all of its elements, or None."""
+def _constant_value(spec: ModelSpec, name: str) -> float | None:
+    """Return the initial value of a parameter of a head or an input that has the same in all of its elements, or
+    None."""
+    for record in spec.family.inputs:
+        for pattern, value in record.initial_values.items():
+            if re.fullmatch(rf"embed\.{record.name}\.{pattern}", name):
+                return value
     part, head, *parameter = name.split(".", 2)
     return HEADS[head].initial_values.get(parameter[0]) if part == "head" and head in HEADS else None
 

@@ -25,32 +25,32 @@ class OtherRun:
     step_key: str
     step: int | None
 
-    def check(self, *, student: Path | None = None) -> None:
-        """Raise `UserError` if the run or its checkpoint does not exist. `learned` is a run that has already used it,
-        so that it must have existed."""
+    def check(self, *, user: Path | None = None) -> None:
+        """Raise `UserError` if the run or its checkpoint does not exist. `user`: a run that was trained with it, so
+        that it must have existed."""
         if not (self.folder / CONFIG).is_file():
-            self._refuse_lost("is not the folder of a run", student)
+            self._refuse_lost("is not the folder of a run", user)
             raise UserError(
                 f"{self.key} ({self.folder}) is not the folder of a run: train it first, or import a Hugging Face "
                 "model (`megaptm import hf`)."
             )
         if not (steps := sorted(find_committed(self.folder))):
-            self._refuse_lost("has no checkpoint", student)
+            self._refuse_lost("has no checkpoint", user)
             raise UserError(
                 f"{self.key} ({self.folder}) has no checkpoint yet: train it first (`megaptm train {self.folder}`)."
             )
         if self.step is not None and self.step not in steps:
             saved_steps = ", ".join(map(str, steps))
-            self._refuse_lost(f"has checkpoints of steps {saved_steps}, but not of step {self.step}", student)
+            self._refuse_lost(f"has checkpoints of steps {saved_steps}, but not of step {self.step}", user)
             raise UserError(
                 f"{self.step_key} ({self.step}): {self.folder} has checkpoints of steps {saved_steps}, but not of that "
                 "step: set one of these."
             )
 
-    def _refuse_lost(self, problem: str, student: Path | None) -> None:
-        if student is not None:
+    def _refuse_lost(self, problem: str, user: Path | None) -> None:
+        if user is not None:
             raise UserError(
-                f"{self.key} ({self.folder}) {problem}, and {student} was trained with it: restore it, or set "
+                f"{self.key} ({self.folder}) {problem}, and {user} was trained with it: restore it, or set "
                 f"{self.key} to its new path."
             )
 

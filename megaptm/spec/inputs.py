@@ -41,6 +41,8 @@ class InputSpec:
     stacks does: the others read tokens."""
     is_appended: ClassVar[bool] = False
     """Whether its positions follow those of the text in the same sequence. They have no learned positions."""
+    initial_values: ClassVar[Mapping[str, float]] = MappingProxyType({})
+    """Pattern of parameter names of its module -> initial value of all elements, if it is not random."""
     zero_first: ClassVar[tuple[str, ...]] = ()
     """Parameters of its module whose first row is initialized with zeros."""
     reads_text: ClassVar[bool] = True

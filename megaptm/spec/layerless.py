@@ -65,6 +65,10 @@ class LayerlessFamily(ABC):
         return None
 
     @abstractmethod
+    def load(self, checkpoint: Any) -> Any:
+        """Return the trained model of a `run.checkpoint.RunCheckpoint`, with its uses as methods."""
+
+    @abstractmethod
     def evaluate(self, run: Path, **options: Any) -> None:
         """Print the evaluation of a run. `options`: `step`, `as_json` and the `evaluate_options`."""
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from megaptm.config import Layout, OptimizerConfig
 from megaptm.config.schema import AdafactorConfig
 from megaptm.distillation.spec import Distillation
-from megaptm.families import CATALOGUE, RECURRENT, VISION
+from megaptm.families import CATALOGUE
 from megaptm.spec import ModelSpec
+from tests.families.groups import RECURRENT, VISION
 from tests.layouts.cases import ADAM, tiny
 
 HOOKS = ("logits", "embeddings", "hidden", "scores")

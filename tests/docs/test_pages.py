@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.families import CATALOGUE, RECURRENT, VISION
+from megaptm.families import CATALOGUE
 from megaptm.hub.counterparts import hugging_face_models
 from megaptm.resilience.events import Event
 from tests import ROOT
 from tests.docs.commands import PAGES
 from tests.drills.test_tiny_configs import FAMILIES as LIVES
+from tests.families.groups import RECURRENT, VISION
 from tests.layouts.cases import KINDS
 from tests.layouts.test_layouts import CASES
 from tests.learn.test_learn import KINDS as LEARN

@@ -24,7 +24,7 @@ from megaptm.data.loader import as_tensors, stacked
 from megaptm.data.statistics import unigram_loss
 from megaptm.distillation.section import distill_section
 from megaptm.errors import UserError
-from megaptm.families import CATALOGUE, RECURRENT
+from megaptm.families import CATALOGUE
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.inference.evaluate import MICROBATCHES
 from megaptm.inference.loaded_model import LoadedModel
@@ -33,6 +33,7 @@ from megaptm.track import read_metrics
 from tests.drills.killed_runs import THREADS, command, kill_half_way, measure_cost
 from tests.drills.program import checkpoints, finish, resumed_at
 from tests.drills.tiny_corpora import tiny_config
+from tests.families.groups import RECURRENT
 from tests.hub.reloaded import (
     evaluate_joint_losses,
     evaluate_losses,

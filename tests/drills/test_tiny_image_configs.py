@@ -22,7 +22,6 @@ from megaptm.commands.evaluate import evaluate
 from megaptm.commands.export import export
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
-from megaptm.families import VISION
 from megaptm.families.vit.spec import IMAGE, PATCH
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.tokenizers import load as load_tokenizer
@@ -32,6 +31,7 @@ from tests.data_pipeline.images.pictures import build
 from tests.drills.killed_runs import THREADS, command, kill_half_way, measure_cost
 from tests.drills.program import checkpoints, finish, resumed_at
 from tests.drills.tiny_corpora import commands_of, run_in
+from tests.families.groups import VISION
 from tests.hub.reloaded import reload
 
 transformers = pytest.importorskip("transformers")

@@ -17,8 +17,8 @@ from megaptm.families.unimo.contrast import CrossModalContrast
 from megaptm.families.unimo.inference import _compare_vectors, vector_retrieval
 from megaptm.families.uniter.inference import _match_pairs, matching_retrieval, open_pairs
 from megaptm.families.uniter.objectives import ImageTextMatching
+from megaptm.families.vit.retrieval import measure_recall
 from megaptm.inference.loaded_model import LoadedModel
-from megaptm.inference.retrieval import measure_recall
 from megaptm.models.initial import fill
 from megaptm.models.model import build_model
 from megaptm.objectives.composed import tasks_of

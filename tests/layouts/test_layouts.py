@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from megaptm.config import Layout
-from megaptm.families import CATALOGUE, RECURRENT, VISION
+from megaptm.families import CATALOGUE
+from tests.families.groups import RECURRENT, VISION
 from tests.layouts.cases import KINDS, train_steps
 from tests.ranks import run_ranks
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from megaptm.families import CATALOGUE, RECURRENT, VISION
+from megaptm.families import CATALOGUE
 from megaptm.hub.counterparts import hugging_face_models
+from tests.families.groups import RECURRENT, VISION
 from tests.models.tiny import has_counterpart, tiny_batch, tiny_spec
 from tests.parity.families_page import PAGE, RECORD, render_page
 from tests.parity.reference import assert_close, convert_inputs, differences, make_random_reference, save_and_import

@@ -20,10 +20,10 @@ from megaptm.data.manifest import LABELS
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.families.clip.objectives import TEXT, ImageText, text_input
+from megaptm.families.vit.retrieval import MAX_PAIRS, Retrieval, measure_recall, read_batches
 from megaptm.families.vit.spec import IMAGE, PATCH
 from megaptm.inference.encode import check_encode_options
 from megaptm.inference.loaded_model import LoadedModel, Result
-from megaptm.inference.retrieval import MAX_PAIRS, Retrieval, measure_recall, read_batches
 from megaptm.inference.trained_model import TrainedModel
 from megaptm.run.corpora import corpus_cache
 from megaptm.storage import regular_file

@@ -18,6 +18,7 @@ class BidirectionalHeadCosts(HeadCosts):
     name = "bidirectional-lm"
     module = "megaptm.families.elmo.head_modules:BidirectionalHead"
     next_token = True
+    samples_negatives = True
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)

@@ -68,6 +68,8 @@ class CharacterInput(InputSpec):
     fields = ("characters",)
     replaces_tokens = True
     zero_first = ("characters.weight",)
+    # Carry gates of highway layers start mostly open (arXiv:1505.00387, 2.1).
+    initial_values = MappingProxyType({r"highway\.\d+\.carry\.bias": -2.0})
     size_keys = ("filters", "highway", "character_width")
     size_defaults = MappingProxyType({"filters": (), "highway": 0, "character_width": 16})
     absence = "reads token ids, not characters"

@@ -14,8 +14,8 @@ from megaptm.data import Mix
 from megaptm.families.unimo.contrast import CrossModalContrast
 from megaptm.families.unimo.head_costs import MAX_COMPARED_IMAGES
 from megaptm.families.uniter.inference import find_task, task_retrieval
+from megaptm.families.vit.retrieval import MAX_PAIRS, Retrieval, read_batches
 from megaptm.inference.loaded_model import LoadedModel, Result
-from megaptm.inference.retrieval import MAX_PAIRS, Retrieval, read_batches
 from megaptm.inference.trained_model import TrainedModel
 
 

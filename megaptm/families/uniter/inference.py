@@ -13,8 +13,8 @@ from torch import Tensor
 
 from megaptm.data import Mix, open_mix
 from megaptm.families.uniter.objectives import ImageTextMatching, RegionObjective
+from megaptm.families.vit.retrieval import BATCH_PAIRS, Retrieval, measure_recall, read_batches
 from megaptm.inference.loaded_model import LoadedModel, Result
-from megaptm.inference.retrieval import BATCH_PAIRS, Retrieval, measure_recall, read_batches
 from megaptm.inference.trained_model import TrainedModel
 from megaptm.objectives.composed import Task, tasks_of
 from megaptm.run.corpora import corpus_cache

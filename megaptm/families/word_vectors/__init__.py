@@ -117,6 +117,11 @@ class WordFamily(LayerlessFamily):
 
         return PairSource(config, corpora, engine) if self.model == "pairs" else None
 
+    def load(self, checkpoint: Any) -> Any:
+        from megaptm.families.word_vectors.vectors import read_vectors
+
+        return read_vectors(checkpoint)
+
     def evaluate(self, run: Path, **options: Any) -> None:
         from megaptm.families.word_vectors.evaluate import evaluate
 
