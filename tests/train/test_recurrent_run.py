@@ -7,11 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import megaptm as library
 from data_pipeline import commands
+from megaptm.__main__ import main
+from megaptm.errors import UserError
 from megaptm.families.elmo.bilm import from_bilm
 from tests.forked import megaptm
 
@@ -92,6 +95,15 @@ def test_elmo_run_is_exported_encoded_and_evaluated(run, tmp_path):
     torch.testing.assert_close(loaded.layers("bar")[0], word)
     torch.testing.assert_close(loaded.encode(["bar"], pool="none")[0], word.mean(0))
     assert loaded.evaluate(rows=4).losses["bidirectional-lm"].num_labels == 24
+
+
+def test_uses_and_options_of_other_families_are_refused(run):
+    loaded = library.load(run)
+    with pytest.raises(UserError, match=r"elmo has no `zero_shot`, which is for models of images and texts \(CLIP\)\."):
+        loaded.zero_shot(["a bar"])
+    assert not hasattr(loaded, "no_method")
+    result = CliRunner().invoke(main, ["evaluate", str(run), "--word", "bar"])
+    assert "--word does not apply to a model of elmo: remove it." in result.output
 
 
 @pytest.mark.parametrize(
