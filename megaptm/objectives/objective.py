@@ -214,6 +214,8 @@ class BaseObjective(ABC):
     annotations: tuple[str, ...] = ()
     """Annotations that slices must have: `words`, `sentences`, `capitals`, `phrases`, `tags`, `turns`, `parts`,
     `labels`. Sentences of pairs have them as `mark_tokens` returns. The corpus must have them."""
+    blob_corpus: ClassVar[tuple[str, str]] = ("files", "megaptm corpus build")
+    """Content of the files that it reads (`blobs`), and the command that builds a corpus of them, for messages."""
     blobs: ClassVar[tuple[str, ...]] = ()
     """Suffixes of files that slices provide: `jpg`, `png` (unit `document`)."""
 
@@ -302,14 +304,14 @@ class SampleObjective(BaseObjective):
         """Raise `UserError` if a corpus lacks what samples are made of. `stored`: its fields and suffixes of files.
         `has_labels`: whether a document is a label instead of a text."""
         if self.blobs and not {*self.blobs} & {*stored}:
+            content, command = self.blob_corpus
             raise UserError(
-                f"{corpus} has no images, which objective {self.name} reads: build a corpus with `megaptm corpus "
-                "images`."
+                f"{corpus} has no {content}, which objective {self.name} reads: build a corpus with `{command}`."
             )
         if not self.blobs and has_labels:
             raise UserError(
-                f"{corpus} has images with labels, but objective {self.name} reads text: build a corpus of text with "
-                "`megaptm corpus build`, or train a family that reads images."
+                f"{corpus} has labels instead of texts, but objective {self.name} reads text: build a corpus of text "
+                "with `megaptm corpus build`, or train a family that reads what the labels describe."
             )
 
     def fits(self, document: DocumentSlice, sequence: int) -> bool:

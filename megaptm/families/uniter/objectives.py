@@ -73,6 +73,7 @@ class RegionObjective(Objective):
 
     unit = "document"
     blobs: ClassVar = (SUFFIX,)
+    blob_corpus: ClassVar = ("images", "megaptm corpus images")
     needs_own_batches: ClassVar[bool] = True
     num_segments = 2
     required_tokens = ("pad", "cls", "sep", "mask")

@@ -69,6 +69,7 @@ class ImageObjective(Objective):
 
     unit = "document"
     blobs: ClassVar = SUFFIXES
+    blob_corpus: ClassVar = ("images", "megaptm corpus images")
     annotation: ClassVar[Literal["label", "text"] | None] = None
     """Annotation that images must have. None: none is read."""
     prompts = ()

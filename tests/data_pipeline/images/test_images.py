@@ -391,7 +391,7 @@ def test_objective_rejects_wrong_corpus_kind(built, tmp_path):
     options = {"seed": 0, "sequence": 17, "special": tiny_special()}
     with pytest.raises(UserError, match="has no images, which objective image-labels reads"):
         open_mix({str(tmp_path / "text"): 1.0}, objective={"image-labels": {"size": 8}}, **options)
-    with pytest.raises(UserError, match="has images with labels, but objective causal-lm reads text"):
+    with pytest.raises(UserError, match="has labels instead of texts, but objective causal-lm reads text"):
         open_mix({str(built[0]): 1.0}, objective="causal-lm", **options)
 
 
