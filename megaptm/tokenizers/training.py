@@ -120,4 +120,7 @@ def _make_post_processor(library: Any, special_set: SpecialSet) -> Any:
         pair=special_set.pair,
         special_tokens=[(name, library.token_to_id(name)) for name in names],
     )
-    return template if library.post_processor is None else processors.Sequence([library.post_processor, template])
+    if library.post_processor is None:
+        return template
+    # As in RoBERTa and BART, offsets of tokens exclude the space before a word.
+    return processors.Sequence([processors.ByteLevel(trim_offsets=True), template])

@@ -123,6 +123,17 @@ def test_pairs_without_pair_training(tmp_path: Path) -> None:
     assert transformers.RobertaTokenizer.from_pretrained(folder)(FIRST, SECOND).input_ids == expected
 
 
+def test_offsets_equal_those_of_roberta(tmp_path: Path) -> None:
+    """Answers of extractive questions are cut from the text by offsets, without the space before a word."""
+    folder, _, _ = export_tiny("roberta", tmp_path, objective=OBJECTIVES["masked-lm"])
+    reference = transformers.RobertaTokenizer.from_pretrained(folder)
+    actual, expected = (
+        tokenizer("many words", return_offsets_mapping=True)["offset_mapping"]
+        for tokenizer in (load_tokenizer(folder), reference)
+    )
+    assert actual == expected
+
+
 def test_decoder_input_has_no_end_token(tmp_path: Path) -> None:
     """T5's tokenizer adds an end token, after which a decoder could not continue."""
     text = Path(textwrap.__file__).read_text(encoding="utf-8")
