@@ -21,8 +21,6 @@ JOB, STOP_SECONDS = "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_JOB_STOP_WAIT_TIME_S"
 """Environment variables of a submitted job: one that each job has, and the seconds after which `ray job stop` kills it
 (default: 3)."""
 WAIT_AGAIN_SECONDS = 300.0
-CORPUS = "corpus."
-"""Prefix of settings for the recipe."""
 
 
 @click.command()
@@ -43,11 +41,6 @@ CORPUS = "corpus."
     help="Restarts after failures of a rank, each only if a checkpoint was saved since. Lost nodes do not count.",
 )
 @machine_option(metavar="NAME", help="Machine type of the nodes; a smaller layout must then fit in its memory.")
-@click.option(
-    "--corpus",
-    metavar="RECIPE",
-    help="Build this corpus first, unless it exists; corpus.KEY=VALUE changes its settings.",
-)
 @click.option("--dry-run", is_flag=True, help="Only show the placement of ranks on nodes.")
 def ray(
     config: Path,
@@ -56,7 +49,6 @@ def ray(
     wait: float | None,
     retries: int,
     machine: str | None,
-    corpus: str | None,
     dry_run: bool,
 ) -> None:
     """Train on a Ray cluster, or in a cluster of this machine alone.
@@ -70,11 +62,6 @@ def ray(
       ray job submit --working-dir . -- python -m megaptm launch ray configs/gpt3/xl.yaml run=/shared/xl
 
     \b
-    Corpus and model in one job; all nodes build the corpus, unless it exists:
-      megaptm launch ray configs/bert/base.yaml run=/shared/bert data.mix='{/shared/wikipedia: 1}' \\
-        --corpus configs/corpora/wikipedia-bert.yaml corpus.workers=64
-
-    \b
     Exit codes:
       0    complete
       1    failure
@@ -82,6 +69,8 @@ def ray(
       75   saved or interrupted: start it again, it continues
       130  ended without saving by a second Ctrl-C
     """
+    from megaptm.check.api import check_before_submission
+    from megaptm.check.finding import Case
     from megaptm.launch.ray.supervisor import show_placement
     from megaptm.plan.machine import load_machine
     from megaptm.processes import outlive_terminal
@@ -89,15 +78,10 @@ def ray(
     from megaptm.run.folder import read_config
     from megaptm.schedulers.ray.cluster import join
 
-    recipe = [word.removeprefix(CORPUS) for word in overrides if word.startswith(CORPUS)]
-    if recipe and corpus is None:
-        raise click.UsageError(f"{CORPUS}{recipe[0]} is a setting of a recipe: name the recipe with --corpus RECIPE.")
-    settings = [word for word in overrides if not word.startswith(CORPUS)]
-    run_config = read_config(config, settings)
+    run_config = read_config(config, overrides)
     ray_machine = load_machine(machine) if machine else None
     _refuse_copied_folder(run_config.run)
-    if corpus is None:
-        _check(run_config, ray_machine)
+    check_before_submission(Case(config=run_config, machine=ray_machine))
     if not (address or os.environ.get("RAY_ADDRESS")):
         echo("starting Ray on this machine", err=True)  # takes seconds, in which Ray prints nothing
     join(address, processes=run_config.layout.processes)
@@ -105,19 +89,8 @@ def ray(
         echo(run_title(run_config))
         show_placement(run_config)
         return
-    if corpus is not None:
-        _build_corpus(corpus, recipe, run_config)
-        run_config = read_config(config, settings)  # its model.vocabulary may be that of the corpus
-        _check(run_config, ray_machine)
     outlive_terminal()
     sys.exit(_launch(run_config, address=address, wait=wait, retries=retries, machine=ray_machine))
-
-
-def _check(config: Config, machine: Machine | None) -> None:
-    from megaptm.check.api import check_before_submission
-    from megaptm.check.finding import Case
-
-    check_before_submission(Case(config=config, machine=machine))
 
 
 def _refuse_copied_folder(run: str) -> None:
@@ -127,54 +100,6 @@ def _refuse_copied_folder(run: str) -> None:
             f"run ({Path(run).name}) would be in a copy of the working directory, which Ray removes after the job: set "
             "run=/FOLDER to a folder on a disk that all nodes share."
         )
-
-
-def _build_corpus(recipe: str, settings: list[str], config: Config) -> None:
-    """Build the corpus on the cluster, unless it exists."""
-    from data_pipeline import commands
-
-    out = _corpus_to_build(settings, config)
-    if _is_built(recipe, settings, out, config):
-        echo(f"Corpus {out} exists.")
-        return
-    commands.build([recipe, *(word for word in settings if not word.startswith("out=")), f"out={out}"])
-
-
-def _corpus_to_build(settings: list[str], config: Config) -> str:
-    """Return the corpus of data.mix that corpus.out names; without corpus.out, the only one."""
-    mix = list(config.data.mix)
-    named = [word.removeprefix("out=") for word in settings if word.startswith("out=")]
-    out = (named[-1] if "://" in named[-1] else str(Path(named[-1]).expanduser().absolute())) if named else mix[0]
-    if out not in mix or (not named and len(mix) > 1):
-        raise UserError(
-            f"--corpus builds one of the corpora in data.mix ({', '.join(mix)}): choose it with corpus.out=FOLDER."
-        )
-    return out
-
-
-def _is_built(recipe: str, settings: list[str], out: str, config: Config) -> bool:
-    """Whether the corpus exists and was built by this recipe. Raise UserError if another recipe built it."""
-    import json
-
-    from data_pipeline.commands import BuildOptions
-    from data_pipeline.recipe import read_recipe
-    from megaptm.data import Corpus
-    from megaptm.data.manifest import MANIFEST
-    from megaptm.run.corpora import corpus_cache
-    from megaptm.storage import exists, join_path
-
-    if not exists(join_path(out, MANIFEST)):
-        return False
-    words = [word for word in settings if word.partition("=")[0] not in BuildOptions.__annotations__]
-    recipe_json = json.loads(json.dumps(read_recipe([recipe], words).plain()))
-    if Corpus.open(out, corpus_cache(config)).manifest.made_from.get("recipe") == recipe_json:
-        return True
-    if "overwrite=true" not in settings:
-        raise UserError(
-            f"{out} was built by another recipe than {recipe}: choose another corpus.out=FOLDER, or replace it with "
-            "corpus.overwrite=true."
-        )
-    return False
 
 
 def _launch(config: Config, *, address: str | None, wait: float | None, retries: int, machine: Machine | None) -> int:

@@ -54,7 +54,6 @@ def test_unreachable_address_fails_in_bounded_time(launch, tmp_path, request, mo
     [
         (["--address", "ray://head:10001"], "--address ray://head:10001 is for Ray Client"),
         (["run=/tmp/ray/session_1/_ray_pkg_ab12/runs/x"], "would be in a copy of the working directory"),
-        (["corpus.workers=2"], "corpus.workers=2 is a setting of a recipe: name the recipe with --corpus RECIPE."),
         (["--machine", "h100"], "--machine h100: no such machine"),
         (["--wait", "-1"], "-1.0 is not in the range x>=0"),
         (["--retries", "-1"], "-1 is not in the range x>=0"),
@@ -64,23 +63,6 @@ def test_unreachable_address_fails_in_bounded_time(launch, tmp_path, request, mo
 )
 def test_user_error_leaves_no_run_folder(launch, tmp_path, words, message):
     result = launch(*words)
-    assert result.exit_code == 2
-    assert message in result.output
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["corpus.seed=9"], "was built by another recipe than"),
-        (["corpus.out=/absent/other"], "--corpus builds one of the corpora in data.mix"),
-    ],
-)
-def test_corpus_to_build_must_fit_the_run(launch, tmp_path, monkeypatch, words, message):
-    """These errors come after the start of Ray, which this test skips."""
-    monkeypatch.setattr("megaptm.schedulers.ray.cluster.join", lambda address, processes: None)
-    (tmp_path / "recipe.yaml").write_text("sources: [text/*.txt]\n")
-    result = launch("--corpus", str(tmp_path / "recipe.yaml"), *words)
     assert result.exit_code == 2
     assert message in result.output
     assert not (tmp_path / "run").exists()
