@@ -1,21 +1,16 @@
 """MLflow's SQLite file is created completely or not at all, also by concurrent runs."""
 
 import json
-import os
-import shutil
 import sqlite3
 import subprocess
 import sys
-import time
-from contextlib import closing
 
 import pytest
-from sqlalchemy.engine import make_url
 
 from megaptm.errors import UserError
 from megaptm.storage.atomic_file import SUFFIX
 from megaptm.track import Tracker, default_uri
-from megaptm.track.database import _can_open, _remove_partial_files, ensure_database
+from megaptm.track.database import _remove_partial_files, ensure_database
 
 pytestmark = pytest.mark.real
 
@@ -24,24 +19,20 @@ KILLS = 4
 KILL_DURING_CREATION = """
 import json, os, signal, sys, time
 from pathlib import Path
-from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from megaptm.track.journal import UploadState
 from megaptm.track.store import MlflowRun
 
 def fork(folder):
     child = os.fork()
     if child == 0:
-        if creator == "us":
-            MlflowRun(folder / "run", UploadState.read(folder / "run", uri=None, experiment="megaptm"))
-        else:  # as `mlflow ui` makes it
-            SqlAlchemyStore(f"sqlite:///{folder}/mlflow.db", "./mlruns")
+        MlflowRun(folder / "run", UploadState.read(folder / "run", uri=None, experiment="megaptm"))
         os._exit(0)
     return child
 
 def begun(folder):
     return any(path.stat().st_size for path in folder.glob("*mlflow.db*"))
 
-folder, kills, creator = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+folder, kills = Path(sys.argv[1]), int(sys.argv[2])
 (folder / "whole" / "run").mkdir(parents=True)
 (folder / "whole" / "run" / "metrics.jsonl").touch()
 child = fork(folder / "whole")
@@ -74,8 +65,8 @@ def losses(path, run_name):
         return [value for (value,) in database.execute(query, (run_name,))]
 
 
-def kill(folder, kills, *, creator):
-    script = [sys.executable, "-c", KILL_DURING_CREATION, str(folder), str(kills), creator]
+def kill(folder, kills):
+    script = [sys.executable, "-c", KILL_DURING_CREATION, str(folder), str(kills)]
     subprocess.run(script, check=True, timeout=300)
 
 
@@ -86,7 +77,7 @@ def track(run):
 
 
 def test_database_of_a_killed_job_is_usable(tmp_path):
-    kill(tmp_path, KILLS, creator="us")
+    kill(tmp_path, KILLS)
     without = 0
     for number in range(KILLS):
         folder = tmp_path / str(number)
@@ -98,31 +89,6 @@ def test_database_of_a_killed_job_is_usable(tmp_path):
     assert without >= 2, "too few kills came before the database was there: the drill proves nothing"
 
 
-def test_incomplete_database_of_mlflow_is_recreated(tmp_path):
-    """MLflow was killed while it created the file, or the file has a table that the next migration would create."""
-    kill(tmp_path, 1, creator="MLflow")
-    (tmp_path / "dead").mkdir()
-    shutil.copy(tmp_path / "whole" / "mlflow.db", tmp_path / "dead")
-    with sqlite3.connect(tmp_path / "dead" / "mlflow.db") as database:
-        database.execute("update alembic_version set version_num = 'c48cb773bb87'")
-    # Unchanged for long, also by a clock that was set back since.
-    for folder, moment in ((tmp_path / "0", 0), (tmp_path / "dead", time.time() + 3600)):
-        os.utime(folder / "mlflow.db", (moment, moment))
-        track(folder / "run")
-        assert losses(folder / "mlflow.db", "run") == [2.0]
-    assert any(".incomplete-" in path.name for path in (tmp_path / "dead").iterdir())
-
-
-def test_recently_changed_database_is_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr("megaptm.track.database.QUIET_SECONDS", 3600)  # also if this test runs slowly
-    with sqlite3.connect(tmp_path / "mlflow.db") as database:
-        database.execute("create table experiments (name text)")
-    tracker = Tracker(tmp_path / "run", retry_seconds=0.1)
-    tracker.log_metrics(1, {"loss": 2.0})
-    assert tracker.close(seconds=60) == 1
-    assert not [path for path in tmp_path.iterdir() if ".incomplete-" in path.name]
-
-
 def test_database_of_another_program_is_refused(tmp_path):
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
         database.execute("create table bookmarks (name text)")
@@ -130,15 +96,6 @@ def test_database_of_another_program_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"mlflow.db is not an MLflow database \(it has a table bookmarks\)"):
         ensure_database(default_uri(tmp_path / "run"))
     assert (tmp_path / "mlflow.db").read_bytes() == before
-
-
-def test_locked_database_is_not_incomplete(tmp_path):
-    path = tmp_path / "mlflow.db"
-    with closing(sqlite3.connect(path)) as other:
-        other.execute("create table experiments (name text)")
-        other.execute("begin immediate")
-        with pytest.raises(BlockingIOError, match="another process is creating"):
-            _can_open(make_url(f"sqlite:///{path}"), timeout=0.1)
 
 
 def test_only_own_partial_files_are_removed(tmp_path):
