@@ -33,8 +33,8 @@ def family_size_options(family: Family, *, embedding: int, band: int, memory: in
         values["embedding"] = embedding
     if any("banded" in block.kinds for block in family.stacks.values()):
         values["band"] = band
-    if all(size.cutoffs for size in sizes):
-        values |= {"cutoffs": (20, 45, 80), "division": 2}
+    if all(size.inputs.get("cutoffs") for size in sizes):
+        values["inputs"] = {"cutoffs": (20, 45, 80), "division": 2}
     if memory and all(size.memory is not None for size in sizes):
         values["memory"] = memory
     if published := {size.kv_heads for size in sizes} - {None}:

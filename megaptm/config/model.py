@@ -27,8 +27,6 @@ from megaptm.spec import (
 )
 
 SHAPE_KEYS = tuple(Shape.model_fields)
-CLUSTER_KEYS = ("cutoffs", "division")
-"""Keys of the vocabulary's clusters."""
 LOSS_KEYS = ("z_loss", "label_smoothing", "negatives")
 """Keys that configure the losses of token heads."""
 SHARING_KEYS = {"share": "sublayers", "groups": "groups", "cycle": "cycle"}
@@ -108,11 +106,6 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     own_context = None if table is None else table.context
     context = own_context or family.context if model.context is None else model.context
     embedding = model.embedding if table is None or model.embedding is not None else table.embedding
-    by_frequency: dict[str, Any] = {
-        name: getattr(table or Size(layers=1, width=1, heads=1, ffn=1), name) if value is None else value
-        for name in CLUSTER_KEYS
-        for value in [getattr(model, name)]
-    }
     inputs = {key: value for record in family.inputs for key, value in record.size_defaults.items()}
     inputs |= {} if table is None else table.inputs
     for record in family.inputs:
@@ -128,7 +121,6 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
             embedding=embedding,
             inputs=inputs,
             context=own_context,
-            **by_frequency,
             # The first layer of some kinds of layers has the width of the token table.
             stacks={
                 name: Size(**numbers, embedding=None if family.layer is None else embedding)
@@ -157,7 +149,7 @@ def with_resolved_model(config: Config) -> Config:
         model_values = {name: getattr(spec.size, name) for name in spec.family.size_fields}
         model_values |= {"vocabulary": spec.vocabulary}
         return config.model_copy(update={"model": config.model.model_copy(update=model_values)})
-    shape = {name: getattr(spec.size, name) for name in (*SHAPE_KEYS, "embedding", *CLUSTER_KEYS)}
+    shape = {name: getattr(spec.size, name) for name in (*SHAPE_KEYS, "embedding")}
     stacks = {
         stack: Shape(**{name: getattr(size, name) for name in SHAPE_KEYS}) for stack, size in spec.size.stacks.items()
     }

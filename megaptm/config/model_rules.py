@@ -12,11 +12,11 @@ from megaptm.config.model import SHAPE_KEYS, model_spec
 from megaptm.config.schema import ModelConfig
 from megaptm.errors import nearest
 from megaptm.families import FAMILIES, LAYERLESS
-from megaptm.models.adaptive_costs import cluster_mistakes
+from megaptm.models.embed_costs import token_costs
 from megaptm.models.head_costs import HEADS
 from megaptm.spec import Family, ModelSpec, Size, with_attention_options
 
-ATTENTION_KEYS = ("head_width", "kv_heads", "band", "cutoffs", "division", "share")
+ATTENTION_KEYS = ("head_width", "kv_heads", "band", "share")
 """Keys that only layers of a transformer use."""
 UNUSED_VALUES = {"division": 1, "groups": 1, "cycle": 1, "memory": 0}
 """Values of unused keys in the config of a run."""
@@ -30,8 +30,6 @@ def layered_model_errors(model: ModelConfig) -> Iterator[str]:
         if getattr(spec.family.loss, key):
             yield f"model.{key} needs the full softmax, and model.negatives samples it: set one to 0."
     yield from dict.fromkeys(f"model.{error}" for error in layer_model_errors(spec))
-    if spec.size.cutoffs and not any("cutoffs" in keys for keys, _ in _reasons(spec)):
-        yield from cluster_mistakes(spec)
     for record in spec.family.inputs:
         yield from record.errors(spec)
     yield from _attention(model, spec)
@@ -66,7 +64,7 @@ def _reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]]:
             yield (*kind.size_keys, *kind.options), kind.absence
         else:
             yield kind.excluded_keys, kind.reason
-    if len(family.token_inputs) > 1 or not family.has_tokens or spec.size.cutoffs:
+    if len(family.token_inputs) > 1 or (tokens := token_costs(spec)) is None or tokens.module:
         yield ("word_vectors",), "has no single table of words"
     if not any(HEADS[name].samples_negatives for name in family.heads if name in HEADS):
         yield ("negatives",), "compares all tokens in its losses"

@@ -16,6 +16,7 @@ from megaptm.config.schema import Config, ModelConfig, ModelSection
 from megaptm.distillation.section import DistillConfig, distill_section
 from megaptm.distillation.spec import HOOKS, Distillation
 from megaptm.families import find_family
+from megaptm.models.embed_costs import token_costs
 from megaptm.models.head_costs import HEADS, RowClassHeadCosts
 from megaptm.spec import LayerlessFamily, ModelSpec
 
@@ -235,7 +236,8 @@ def _teacher_layout(config: Config, teacher: ModelSpec) -> Iterator[str]:
 def _compared_outputs(distill: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
     """Yield errors if compared tensors differ in shape."""
     stacks = [*student.family.stacks]
-    if distill.logits and (student.size.cutoffs or teacher.size.cutoffs):
+    tables = [token_costs(spec) for spec in (student, teacher)]
+    if distill.logits and any(table is not None and table.module for table in tables):
         yield ("distill.logits does not support clusters of tokens: set model.cutoffs=[], or remove distill.logits.")
     if distill.logits and Distillation(teacher=teacher, weights={}, layers={}).head_of(student) is None:
         yield (

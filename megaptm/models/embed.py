@@ -15,8 +15,7 @@ from megaptm.layers.costs import LinearShape
 from megaptm.layers.norm import Norm
 from megaptm.layers.positions import sinusoid
 from megaptm.layers.split import Dropout, Embedding, Linear
-from megaptm.models.adaptive import AdaptiveTokens
-from megaptm.models.embed_costs import input_costs, widening
+from megaptm.models.embed_costs import input_costs, token_costs, widening
 from megaptm.plugins import load_class
 from megaptm.spec import Family, InputSpec, ModelSpec
 
@@ -37,7 +36,7 @@ class Embed(nn.Module):
     of a tied output projection, under the same name, and the projections of `tied_inputs`.
     """
 
-    token: Embedding | AdaptiveTokens
+    token: nn.Module
     segment: Embedding | None
 
     def __init__(self, spec: ModelSpec, stacks: Collection[str], *, tied_inputs: Collection[str] = ()) -> None:
@@ -51,11 +50,13 @@ class Embed(nn.Module):
             known = ", ".join(scales)
             raise UserError(f"{family.name}: embedding.scale is {family.embedding.scale!r}; use one of {known}.")
         self.scale = scales[family.embedding.scale]
-        if spec.size.cutoffs:
-            # Adaptive tables project to the stream's width.
-            self.token = AdaptiveTokens(spec, embeds=bool(stacks))
+        tokens = token_costs(spec)
+        self.has_own_table = tokens is not None and tokens.module != ""
+        """Whether the token table is of another kind than `Embedding`."""
+        if tokens is not None and tokens.module:
+            self.token = load_class(tokens, "module")(spec, embeds=bool(stacks))
             self.scale = spec.width**0.5 if family.embedding.scale == "sqrt-width" else 1.0
-        elif family.has_tokens:
+        elif tokens is not None:
             self.token = Embedding(spec.padded_vocabulary, spec.token_width, split="vocabulary")
         self.segment = None
         if not stacks:
@@ -191,7 +192,7 @@ def _check_inputs(spec: ModelSpec) -> None:
         "token tables beside it (inputs)": len(family.token_inputs)
         > (1 if len(family.stacks) == 1 or family.output.tied else 2),
         "a projection on the token table (tied)": family.output.tied,
-        "clusters of tokens (model.cutoffs)": bool(spec.size.cutoffs),
+        "a token table of another kind": (tokens := token_costs(spec)) is not None and bool(tokens.module),
         "a stack that reads sampled tokens": bool(family.sampled.heads),
         "a second stream of queries": any(block.query_stream for block in family.stacks.values()),
     }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from megaptm.layers.costs import LinearShape, costs_class
 from megaptm.layers.layer_costs import norm_parameters
-from megaptm.spec import Family, ModelSpec
+from megaptm.spec import Family, ModelSpec, TokenInput
 
 
 class InputCosts:
@@ -54,6 +55,33 @@ class InputCosts:
         return 0
 
 
+class TokenCosts(InputCosts):
+    """Token table. It is none of `linears`. Base class of other kinds."""
+
+    module: str = ""
+    """Class of its module, `package.module:NAME`, constructed with the model's spec and `embeds`, whether a chunk
+    embeds tokens besides serving a tied output. Its output is as wide as the stack. Empty: `layers.split.Embedding`."""
+    heads: Mapping[str, str] = MappingProxyType({})
+    """Head -> class of its costs with this table, `package.module:NAME`. Other heads are those of `HEADS`."""
+
+    @property
+    def parameters(self) -> int:
+        """Parameters without vocabulary padding."""
+        return self.spec.vocabulary * self.spec.token_width
+
+    def rank_parameters(self, tensor: int, *, embeds: bool) -> int:
+        """Return the parameters on one of `tensor` ranks."""
+        return self.spec.padded_vocabulary * self.spec.token_width // tensor
+
+    def largest(self, tensor: int) -> int:
+        """Return the elements of the largest table on one of `tensor` ranks."""
+        return self.rank_parameters(tensor, embeds=True)
+
+    def matrices(self, *, embeds: bool, projects: bool) -> list[LinearShape]:
+        """Return the weights with two axes. `projects`: whether the chunk has a head that projects on the table."""
+        return [LinearShape(self.spec.token_width, self.spec.padded_vocabulary, False, "columns")]
+
+
 class TableCosts(InputCosts):
     """Embedding table that is added at each position."""
 
@@ -65,6 +93,12 @@ class TableCosts(InputCosts):
 def input_costs(spec: ModelSpec) -> dict[str, InputCosts]:
     """Return the costs of each input of a model, by name."""
     return {record.name: costs_class(record)(spec, record) for record in spec.family.inputs}
+
+
+def token_costs(spec: ModelSpec) -> TokenCosts | None:
+    """Return the costs of the token table; None if the family has none."""
+    record = spec.family.find_input(TokenInput)
+    return None if record is None else costs_class(record)(spec, record)
 
 
 def inputs_read(spec: ModelSpec, lengths: Mapping[str, int], appended: int) -> Iterator[tuple[InputCosts, int]]:
@@ -111,7 +145,7 @@ def input_linears(spec: ModelSpec, stacks: Collection[str]) -> Iterator[LinearSh
 
 def widening(spec: ModelSpec) -> dict[str, LinearShape]:
     """Return stack -> linear layer from the width of the tables to that of the stack, if they differ."""
-    if spec.size.cutoffs:  # clusters have projections of their own
+    if (tokens := token_costs(spec)) is not None and tokens.module:  # it has projections of its own
         return {}
     blocks = spec.family.stacks.items()
     widths = {

@@ -11,10 +11,9 @@ from megaptm.errors import UserError
 from megaptm.families import Registry, contributions
 from megaptm.layers.costs import LinearShape
 from megaptm.layers.layer_costs import norm_parameters
-from megaptm.layers.table_gradient_costs import table_gradient_bytes
-from megaptm.losses.token_costs import ROWS_PROJECTED, LossBytes, projection_bytes
-from megaptm.models.adaptive_costs import cluster_projections, projections
-from megaptm.plugins import is_plugin
+from megaptm.losses.token_costs import LossBytes, projection_bytes
+from megaptm.models.embed_costs import token_costs
+from megaptm.plugins import is_plugin, load_plugin
 from megaptm.spec import Block, ModelSpec, Size
 
 
@@ -140,6 +139,14 @@ class HeadCosts(ABC):
         """Inputs and outputs of the products that project on the vocabulary."""
         return [(self.table_width, self.spec.vocabulary)] if self.projects else []
 
+    def rank_projections(self, tensor: int) -> list[tuple[int, float]]:
+        """Return inputs and outputs of the same products on one of `tensor` ranks, with vocabulary padding."""
+        return [(self.table_width, self.spec.padded_vocabulary / tensor)]
+
+    def rank_vocabulary(self, tensor: int) -> float:
+        """Return the number of logits of a position on one of `tensor` ranks."""
+        return self.spec.padded_vocabulary / tensor
+
     def mapped(self, positions: int) -> int:
         """Return to how many of the positions that it reads its linear layers are applied."""
         return positions
@@ -165,51 +172,16 @@ class LanguageHeadCosts(HeadCosts):
     """Language model head: next token at every position, by the token table or a table of its own."""
 
     name = "lm"
-    module = "megaptm.models.heads:language_head"
+    module = "megaptm.models.heads:LanguageHead"
     next_token = True
 
     @property
     def linears(self) -> Mapping[str, LinearShape]:
         width, table = self.width, self.table_width
-        if self.spec.size.cutoffs:
-            return {"narrow": LinearShape(width, table, False)} if cluster_projections(self.spec) else {}
         return {} if table == width else {"narrow": LinearShape(width, table, True)}
 
     @property
-    def other_parameters(self) -> int:
-        if not self.spec.size.cutoffs:
-            return 0
-        # One bias per token, and one row with a bias per cluster after the first.
-        return self.spec.vocabulary + len(self.spec.size.cutoffs) * (self.spec.size.table_width + 1)
-
-    def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
-        """Return the bytes of all clusters, computed one after the other and replicated on tensor ranks, with the
-        gradients of all their tables."""
-        if not self.spec.size.cutoffs:
-            return super().loss_bytes(positions, element, tensor=tensor, chunked=chunked)
-        products = projections(self.spec)
-        saved = sum(
-            table_gradient_bytes(positions, inputs, outputs, element, chunk=ROWS_PROJECTED)
-            for inputs, outputs in products
-        )
-        largest = max(outputs for _, outputs in products)
-        hidden = 2 * positions * self.width * element
-        return LossBytes(hidden + saved, min(positions, ROWS_PROJECTED) * largest * (element + 4))
-
-    @property
-    def projections(self) -> list[tuple[int, int]]:
-        """Each cluster projects all positions: see `models.adaptive`."""
-        if not self.spec.size.cutoffs:
-            return super().projections
-        products = projections(self.spec)
-        # Projections to the narrower tables' widths.
-        linears = [(self.width, width) for width, _ in products[1:]] if cluster_projections(self.spec) else []
-        return [*products, *linears]
-
-    @property
     def rows(self) -> int:
-        if self.spec.size.cutoffs:
-            return 0
         own = 0 if self.spec.family.output.tied else self.table_width
         return own + self.spec.family.output.bias
 
@@ -311,4 +283,9 @@ def head_costs(spec: ModelSpec) -> dict[str, HeadCosts]:
     """Return the costs of each head of a model, by name."""
     if unknown := set(spec.family.heads) - set(HEADS):
         raise UserError(f"{spec.name}: heads {sorted(unknown)} are unknown; use some of {', '.join(HEADS)}.")
-    return {name: HEADS[name](spec) for name in spec.family.heads}
+    tokens = token_costs(spec)
+    other = {} if tokens is None else tokens.heads
+    return {
+        name: load_plugin(other[name], f"heads of {spec.name}", "class")(spec) if name in other else HEADS[name](spec)
+        for name in spec.family.heads
+    }

@@ -15,7 +15,6 @@ from megaptm.layers.feedforward import GATES, activation_of
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
 from megaptm.losses.token import Projected
-from megaptm.models.adaptive import AdaptiveHead
 from megaptm.models.head_costs import (
     HeadCosts,
     head_costs,
@@ -161,11 +160,6 @@ class Head(Protocol):
     def logits(self, *streams_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """Return the logits of the same streams."""
         ...
-
-
-def language_head(spec: ModelSpec, costs: HeadCosts) -> nn.Module:
-    """Return the next-token head, with one table or adaptive clusters."""
-    return AdaptiveHead(spec, costs) if spec.size.cutoffs else LanguageHead(spec, costs)
 
 
 def build_heads(spec: ModelSpec, names: Collection[str]) -> nn.ModuleDict:

@@ -277,10 +277,10 @@ class Model(nn.Module):
 
     @property
     def table(self) -> Any:
-        """Token table, or adaptive tables, of tied heads."""
-        if self.embed is not None and self.spec.size.cutoffs:
-            return self.embed.token
-        return self.embed.token.weight if self.embed is not None and self.spec.family.output.tied else None
+        """Token table of tied heads: its weight, or its module if it is of another kind."""
+        if self.embed is None or not self.spec.family.output.tied:
+            return None
+        return self.embed.token if self.embed.has_own_table else self.embed.token.weight
 
     def _run(
         self,

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from megaptm.layers.costs import LayerCosts
 from megaptm.layers.layer_costs import SubLayer, memory_width, runs, sublayers
-from megaptm.models.adaptive_costs import projections
 from megaptm.models.chunk import ModelChunk
 from megaptm.models.embed_costs import input_costs
 from megaptm.models.head_costs import HeadCosts
@@ -279,7 +278,7 @@ def _time_appended(machine: Machine, work: Workload) -> Passes:
 def time_head(machine: Machine, work: Workload, costs: HeadCosts) -> Passes:
     """Return the seconds of a head's projections and, if it projects on the vocabulary, of that and the
     cross-entropy."""
-    spec, tensor, rows = work.spec, work.layout.tensor, work.layout.microbatch
+    tensor, rows = work.layout.tensor, work.layout.microbatch
     length = work.lengths[costs.stack]
     positions = costs.positions_read(length, work.num_predicted)
     mapped_positions = rows * costs.mapped(positions)
@@ -289,14 +288,10 @@ def time_head(machine: Machine, work: Workload, costs: HeadCosts) -> Passes:
     )
     if not costs.projects:
         return Passes(OperationTime(products=linear_time), OperationTime(products=2 * linear_time))
-    if spec.size.cutoffs:  # every tensor rank holds the full clusters
-        vocabulary = float(sum(outputs for _, outputs in projections(spec)))
-        forward = linear_time + sum(
-            time_product(machine, work, rows * positions, *linear) for linear in costs.projections
-        )
-    else:
-        vocabulary = spec.padded_vocabulary / tensor
-        forward = linear_time + time_product(machine, work, rows * positions, costs.table_width, vocabulary)
+    vocabulary = costs.rank_vocabulary(tensor)
+    forward = linear_time + sum(
+        time_product(machine, work, rows * positions, *product) for product in costs.rank_projections(tensor)
+    )
     passes = rows * positions * vocabulary / machine.bandwidth
     stream = rows * length * costs.width * work.element_bytes
     gathered = collective_seconds(machine, stream, ranks=tensor, stride=1)

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megaptm.layers.layer_costs import final_norm, layer_parameters, memory_width, pretraining_table, runs, sublayers
-from megaptm.models.adaptive_costs import cluster_projections, token_parameters
-from megaptm.models.embed_costs import embedding_tables, inputs_read, widening
+from megaptm.models.embed_costs import embedding_tables, inputs_read, token_costs, widening
 from megaptm.models.head_costs import head_costs
 from megaptm.spec import LayerlessSpec, ModelSpec
 
@@ -26,9 +25,8 @@ def count_parameters(spec: ModelSpec | LayerlessSpec, *, with_heads: bool = Fals
         name: block for name, block in spec.family.stacks.items() if with_heads or name not in spec.family.scaffolds
     }
     differences = len(spec.family.gradient_disentangled) if with_heads else 0
-    rows = spec.vocabulary if spec.family.has_tokens else 0
-    tokens = token_parameters(spec) if spec.size.cutoffs else rows * spec.token_width
-    total = tokens * (1 + differences) + embedding_tables(spec, stacks)
+    tokens = token_costs(spec)
+    total = (0 if tokens is None else tokens.parameters) * (1 + differences) + embedding_tables(spec, stacks)
     for name, block in stacks.items():
         size = spec.size_of(name)
         layers = layer_parameters(block, size, range(size.layers), memory_width(spec, name))
@@ -69,8 +67,6 @@ def step_flops(
         with_gradient, without = costs.multiply_adds(positions)
         multiply_adds += with_gradient
         input_products += without
-    if spec.size.cutoffs:  # every position is projected on each cluster
-        multiply_adds += sum(lengths.values()) * sum(linear.weights for linear in cluster_projections(spec))
     for head in head_costs(spec).values():
         multiply_adds += head.multiply_adds(head.positions_read(lengths[head.stack], num_predicted))
     # Keys and values of the recurrence cache, and some inputs, have weight gradients but no input gradients. Hashes

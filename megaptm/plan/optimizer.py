@@ -11,9 +11,8 @@ from math import prod
 from megaptm.config import Config, OptimizerConfig, resolve_model
 from megaptm.layers.costs import LinearShape
 from megaptm.layers.layer_costs import linears_beside, memory_width, own_sublayers, pretraining_table
-from megaptm.models.adaptive_costs import cluster_projections, clusters
 from megaptm.models.chunk import ModelChunk, chunks
-from megaptm.models.embed_costs import input_costs, input_linears
+from megaptm.models.embed_costs import input_costs, input_linears, token_costs
 from megaptm.models.head_costs import head_costs
 from megaptm.spec import ModelSpec
 
@@ -75,20 +74,15 @@ def checkpoint_bytes(config: Config, parameters: int) -> int:
 
 def _all_matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequence[str] | None) -> Iterator[LinearShape]:
     """Yield the weights with two axes in these chunks; `outputs` is their number of rows."""
-    tokens = LinearShape(spec.token_width, spec.padded_vocabulary, False, "columns")
+    tokens = token_costs(spec)
     for chunk in local:
         yield from _layer_matrices(spec, chunk)
         local_heads = {name: head for name, head in head_costs(spec).items() if name in chunk.heads}
-        if spec.size.cutoffs and (chunk.embedded_stacks or any(head.projects for head in local_heads.values())):
-            yield from (LinearShape(cluster.width, cluster.rows, False) for cluster in clusters(spec))
-            yield from cluster_projections(spec)[bool(not chunk.embedded_stacks and spec.size.division > 1) :]
-            if any(head.projects for head in local_heads.values()):
-                yield LinearShape(spec.size.table_width, len(spec.size.cutoffs), False)
-        elif chunk.embedded_stacks and spec.family.has_tokens:
-            yield tokens
-            yield from (tokens for name in chunk.embedded_stacks if name in spec.family.gradient_disentangled)
-        elif spec.family.output.tied and any(head.projects for head in local_heads.values()):
-            yield tokens
+        embeds, projects = bool(chunk.embedded_stacks), any(head.projects for head in local_heads.values())
+        if tokens is not None and (embeds or (spec.family.output.tied and projects)):
+            tables = tokens.matrices(embeds=embeds, projects=projects)
+            yield from tables
+            yield from (tables[0] for name in chunk.embedded_stacks if name in spec.family.gradient_disentangled)
         if chunk.embedded_stacks:
             yield from input_linears(spec, chunk.embedded_stacks)
         else:

@@ -7,9 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megaptm.layers.layer_costs import final_norm, kinds, layer_parameters, memory_width, pretraining_table, sublayers
-from megaptm.models.adaptive_costs import clusters, token_parameters
 from megaptm.models.chunk import ModelChunk, chunks
-from megaptm.models.embed_costs import embedding_tables, input_costs
+from megaptm.models.embed_costs import embedding_tables, input_costs, token_costs
 from megaptm.plan.optimizer import StateSize, count_state
 from megaptm.plan.workload import Workload
 from megaptm.spec import ModelSpec
@@ -58,6 +57,7 @@ def count_rank_parameters(work: Workload, local: list[ModelChunk]) -> Parameters
     """Return the parameters of one tensor rank of a stage with these chunks."""
     spec, tensor = work.spec, work.layout.tensor
     trained, frozen, tables, largest = 0, 0, 0, 0
+    tokens = token_costs(spec)
     for chunk in local:
         for name, layers in chunk.layers.items():
             block = spec.family.stacks[name]
@@ -72,25 +72,20 @@ def count_rank_parameters(work: Workload, local: list[ModelChunk]) -> Parameters
         projects = any(head.projects for head in local_heads.values())
         if chunk.embedded_stacks:
             differences = sum(name in spec.family.gradient_disentangled for name in chunk.embedded_stacks)
-            tokens = token_table_parameters(spec, tensor, embeds=True)
-            trained += (1 + differences) * tokens + embedding_tables(spec, chunk.embedded_stacks)
-        elif spec.family.output.tied and projects:
-            trained += token_table_parameters(spec, tensor, embeds=False)
+            table_parameters = 0 if tokens is None else tokens.rank_parameters(tensor, embeds=True)
+            trained += (1 + differences) * table_parameters + embedding_tables(spec, chunk.embedded_stacks)
+        elif spec.family.output.tied and projects and tokens is not None:
+            trained += tokens.rank_parameters(tensor, embeds=False)
         tied_inputs = {head.tied_input for head in local_heads.values()} - {""}
         trained += sum(input_costs(spec)[name].tied_linear.weights for name in tied_inputs if not chunk.embedded_stacks)
-        if chunk.embedded_stacks or projects:
-            tables = max((linear.rows * linear.width for linear in clusters(spec)), default=table_size(spec) // tensor)
+        if (chunk.embedded_stacks or projects) and tokens is not None:
+            tables = tokens.largest(tensor)
         for name, head in local_heads.items():
             if work.trained_heads is None or name in work.trained_heads:
                 trained += head.rank_parameters(tensor)
             else:
                 frozen += head.rank_parameters(tensor)
     return Parameters(trained, frozen, max(tables, largest // tensor))
-
-
-def token_table_parameters(spec: ModelSpec, tensor: int, *, embeds: bool) -> int:
-    """Return the parameters of the token table on one of `tensor` ranks. Clusters are replicated."""
-    return token_parameters(spec, embeds=embeds) if spec.size.cutoffs else table_size(spec) // tensor
 
 
 def table_size(spec: ModelSpec) -> int:

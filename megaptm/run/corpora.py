@@ -20,7 +20,7 @@ from megaptm.objectives.composed import tasks_of
 from megaptm.objectives.objective import refuse_missing_tokens
 from megaptm.resilience.events import last_saved_step
 from megaptm.run.build_command import build_command, specials_option
-from megaptm.spec import ModelSpec
+from megaptm.spec import ModelSpec, TokenInput
 from megaptm.storage import Cache, RetryPolicy, default_cache_folder, exists, is_remote, join_path
 from megaptm.tokenizers import KINDS, SPECIALS, Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
@@ -169,11 +169,13 @@ def corpus_vocabulary(config: Config) -> int | None:
 def check_vocabulary(config: Config, tokenizer: Tokenizer, path: str) -> None:
     """Raise `UserError` if the vocabulary of the corpus at `place` is larger than the model's."""
     spec = resolve(config)
-    if isinstance(spec, ModelSpec) and spec.size.cutoffs and tokenizer.kind != FREQUENCY_SORTED:
+    record = spec.family.find_input(TokenInput) if isinstance(spec, ModelSpec) else None
+    key = "" if record is None else record.key_of_sorted_ids(spec.size)
+    if key and tokenizer.kind != FREQUENCY_SORTED:
         raise UserError(
-            f"model.cutoffs needs token ids that are sorted by frequency (tokenizer.kind={FREQUENCY_SORTED}), and the "
+            f"model.{key} needs token ids that are sorted by frequency (tokenizer.kind={FREQUENCY_SORTED}), and the "
             f"tokenizer of {path} has kind {tokenizer.kind}: build the corpus with tokenizer.kind={FREQUENCY_SORTED}, "
-            "or set model.cutoffs=[]."
+            f"or set model.{key}=[]."
         )
     vocabulary = spec.vocabulary
     if tokenizer.vocabulary > vocabulary:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from megaptm.spec.model import ModelSpec
+    from megaptm.spec.size import Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +84,14 @@ class InputSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenInput(InputSpec):
-    """Token table."""
+    """Token table. A family may have another kind, with costs that name its module and its head."""
 
     name = "token"
+    costs = "megaptm.models.embed_costs:TokenCosts"
+
+    def key_of_sorted_ids(self, size: Size) -> str:
+        """Return the key of the section `model` that needs token ids sorted by frequency. Empty: none does."""
+        return ""
 
 
 @dataclass(frozen=True, kw_only=True)

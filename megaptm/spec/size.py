@@ -38,12 +38,6 @@ class Size:
     context: int | None = None
     """Number of learned positions, where sizes of a family differ. None: the family's."""
 
-    cutoffs: tuple[int, ...] = ()
-    """First vocabulary id of each further cluster of an adaptive input and softmax, ids sorted by frequency
-    (arXiv:1809.10853). Empty: one table."""
-    division: int = 1
-    """Divisor of the embedding width from one cluster to the next."""
-
     stacks: dict[str, Size] = field(default_factory=dict, hash=False)
     """Stack -> its size, for stacks that differ from the others."""
 

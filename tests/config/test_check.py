@@ -145,7 +145,11 @@ def test_processes_and_microbatches():
             "50304 rows of the padded",
         ),
         ("transformer-xl/tiny", ["model.cutoffs=[9, 5]"], "model.cutoffs ([9, 5]) must rise from above 0 to below"),
-        ("gpt2/small", ["model.cutoffs=[5]"], "model.cutoffs do not go with positions at the input"),
+        (
+            "gpt2/small",
+            ["model.cutoffs=[5]"],
+            "model.cutoffs ([5]) is not used by gpt2/small, which has no adaptive token table",
+        ),
         ("vit/tiny", ["objective.image-labels.size=9"], "`size`, the side length of an image in pixels, must be 8"),
         ("gpt2/small", ["layout.pipeline=5"], "layout.pipeline (5) must divide the 12 layers of gpt2/small."),
         ("t5/base", ["layout.pipeline=5"], "layout.pipeline (5) must divide the 24 layers of t5/base."),

@@ -96,7 +96,8 @@ def test_last_part_of_a_tied_model_holds_the_token_table() -> None:
 
 
 @pytest.mark.parametrize(
-    "family", [name for name in FAMILIES if CATALOGUE[name].output.tied and not tiny_spec(name).size.cutoffs]
+    "family",
+    [name for name in FAMILIES if CATALOGUE[name].output.tied and not tiny_spec(name).size.inputs.get("cutoffs")],
 )
 def test_tied_model_projects_with_its_token_table(family: str) -> None:
     # A vocabulary size that no other dimension of the model has.

@@ -51,8 +51,7 @@ def make_spec(config: dict[str, Any]) -> ModelSpec:
         ffn=config["d_inner"],
         memory=config["mem_len"],
         embedding=config["d_embed"],
-        cutoffs=tuple(config["cutoffs"]),
-        division=config["div_val"],
+        inputs={"cutoffs": tuple(config["cutoffs"]), "division": config["div_val"]},
     )
     return ModelSpec(
         family=make_family(config), size=size, vocabulary=config["vocab_size"], context=LENGTH, dropout=0.0

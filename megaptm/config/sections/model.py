@@ -62,11 +62,6 @@ class GeneralModelConfig(Shape):
     word_vectors: str | None = None
     """Text file of word vectors, one per line (text formats of GloVe and word2vec). They initialize the words of the
     vocabulary that the file has. Absent: all words are initialized alike."""
-    cutoffs: Annotated[tuple[Count, ...], Strict(False)] | None = None
-    """Adaptive input and softmax: first id of each further cluster, with ids sorted by frequency; [] for one cluster.
-    Absent: the size's."""
-    division: Count | None = None
-    """Factor by which the table width decreases from cluster to cluster. Absent: the size's."""
     negatives: Annotated[int, Field(ge=0, le=1 << 24)] | None = None
     """Sampled softmax in training: number of negative words per step, sampled by rank (ELMo: 8,192); 0 for the full
     softmax. Absent: the published number."""

@@ -1,7 +1,10 @@
 """Transformer-XL (Dai et al., 2019): a decoder that attends to the hidden states of earlier steps."""
 
-from megaptm.families.transformer_xl.spec import RelativeSpec
+from megaptm.families.transformer_xl.spec import AdaptiveInput, RelativeSpec
 from megaptm.spec import Block, EmbeddingSpec, Family, FFNSpec, NormSpec, OutputSpec, Size, TokenizerSpec, change
+
+ONE_TABLE = {"cutoffs": (), "division": 1}
+CUTOFFS = (20_000, 40_000, 200_000)
 
 LAYER = Block(
     visibility="causal",
@@ -18,14 +21,15 @@ TRANSFORMER_XL_BYTES = Family(
     paper="arXiv:1901.02860",
     tokenizer=TokenizerSpec(kind="byte-bpe", vocabulary=204),
     context=512,
+    inputs=(AdaptiveInput(),),
     embedding=EmbeddingSpec(scale="sqrt-width"),
     stacks={"decoder": LAYER},
     heads=("lm",),
     output=OutputSpec(bias=True),
     objectives=("continued-causal-lm",),
     sizes={
-        "base": Size(layers=12, width=512, heads=8, ffn=2048, memory=512),
-        "large": Size(layers=24, width=1024, heads=8, ffn=3072, memory=768),
+        "base": Size(layers=12, width=512, heads=8, ffn=2048, memory=512, inputs=ONE_TABLE),
+        "large": Size(layers=24, width=1024, heads=8, ffn=3072, memory=768, inputs=ONE_TABLE),
     },
 )
 
@@ -38,10 +42,16 @@ TRANSFORMER_XL = change(
     context=150,
     sizes={
         "base": Size(
-            layers=16, width=410, heads=10, ffn=2100, head_width=41, memory=150, cutoffs=(20_000, 40_000, 200_000)
+            layers=16,
+            width=410,
+            heads=10,
+            ffn=2100,
+            head_width=41,
+            memory=150,
+            inputs={"cutoffs": CUTOFFS, "division": 1},
         ),
         "large": Size(
-            layers=18, width=1024, heads=16, ffn=4096, memory=384, cutoffs=(20_000, 40_000, 200_000), division=4
+            layers=18, width=1024, heads=16, ffn=4096, memory=384, inputs={"cutoffs": CUTOFFS, "division": 4}
         ),
     },
 )

@@ -1,12 +1,14 @@
-"""Options of relative attention (Transformer-XL, arXiv:1901.02860; XLNet, arXiv:1906.08237)."""
+"""Options of adaptive token tables (arXiv:1809.10853), and of relative attention (Transformer-XL, arXiv:1901.02860;
+XLNet, arXiv:1906.08237)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
-from megaptm.spec import AttentionSpec, Block, Size
+from megaptm.spec import AttentionSpec, Block, ModelSpec, Size, TokenInput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,3 +50,33 @@ class RelativeSpec(AttentionSpec):
             yield f"kv_heads ({size.key_heads}): relative attention has as many key heads as heads; leave kv_heads out."
         if size.width % 2:
             yield f"width ({size.width}) must be even: relative attention has pairs of sine and cosine."
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveInput(TokenInput):
+    """Adaptive input and softmax (arXiv:1609.04309, arXiv:1809.10853): the vocabulary, most frequent token first, is
+    cut into clusters, each with a narrower table than the one before. Without cutoffs it has one table."""
+
+    costs = "megaptm.families.transformer_xl.adaptive_costs:AdaptiveTokenCosts"
+    size_keys = ("cutoffs", "division")
+    size_defaults = MappingProxyType({"cutoffs": (), "division": 1})
+    absence = "has no adaptive token table"
+
+    def errors(self, spec: ModelSpec) -> Iterator[str]:
+        from megaptm.families.transformer_xl.adaptive_costs import cluster_mistakes
+
+        if cutoffs_of(spec.size):
+            yield from cluster_mistakes(spec)
+
+    def key_of_sorted_ids(self, size: Size) -> str:
+        return "cutoffs" if cutoffs_of(size) else ""
+
+
+def cutoffs_of(size: Size) -> tuple[int, ...]:
+    """Return the first id of each further cluster."""
+    return size.inputs.get("cutoffs", ())
+
+
+def division_of(size: Size) -> int:
+    """Return the factor by which the table width decreases from cluster to cluster."""
+    return size.inputs.get("division", 1)

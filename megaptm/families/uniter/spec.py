@@ -25,7 +25,7 @@ class RegionInput(InputSpec):
     is_appended = True
     size_keys = ("detector",)
     absence = "reads no image regions"
-    excluded_keys = ("embedding", "cutoffs")
+    excluded_keys = ("embedding",)
     reason = "reads image regions"
     zero_first = ("mask.weight",)
 

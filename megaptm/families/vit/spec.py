@@ -40,7 +40,7 @@ class PatchInput(InputSpec):
     size_keys = ("patch",)
     options = MappingProxyType({"pixel_mean": "mean", "pixel_std": "std"})
     absence = "reads no images"
-    excluded_keys = ("embedding", "cutoffs")
+    excluded_keys = ("embedding",)
     reason = "reads images"
 
     mean: Channels = (0.5, 0.5, 0.5)

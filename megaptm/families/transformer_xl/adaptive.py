@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
+from megaptm.families.transformer_xl.adaptive_costs import cluster_mistakes, cluster_projections, clusters
 from megaptm.layers.split import Linear
 from megaptm.losses.token import ReplicatedTokenLoss
-from megaptm.models.adaptive_costs import cluster_mistakes, cluster_projections, clusters
 from megaptm.models.head_costs import HeadCosts
 from megaptm.spec import ModelSpec
 

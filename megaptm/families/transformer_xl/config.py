@@ -1,0 +1,22 @@
+"""Keys of the section `model` for models with adaptive token tables."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Strict
+
+from megaptm.section import Count, Section
+
+
+class ClusterKeys(Section):
+    """Keys of the vocabulary's clusters."""
+
+    cutoffs: Annotated[tuple[Count, ...], Strict(False)] | None = None
+    """Adaptive input and softmax: first id of each further cluster, with ids sorted by frequency; [] for one cluster.
+    Absent: the size's."""
+    division: Count | None = None
+    """Factor by which the table width decreases from cluster to cluster. Absent: the size's."""
+
+
+MODEL_KEYS = ClusterKeys
