@@ -10,7 +10,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megaptm.layers.costs import LayerCosts
+from megaptm.layers.feedforward_costs import FeedForwardCosts, find_activation
 from megaptm.layers.split import Dropout, Linear
 from megaptm.plugins import load_plugin
 
@@ -24,21 +24,10 @@ def quick_gelu(x: Tensor) -> Tensor:
     return F.silu(QUICK * x) / QUICK
 
 
-PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu-tanh": gelu_tanh,
-    "relu": F.relu,
-    "quick-gelu": quick_gelu,
-}
-GATES: dict[str, Callable[[Tensor], Tensor]] = {"geglu": gelu_tanh, "swiglu": F.silu}
-
-
-def activation_of(word: str) -> Callable[[Tensor], Tensor]:
-    """Return the activation with this name, or the custom elementwise function `package.module:NAME`."""
-    if word in PLAIN:
-        return PLAIN[word]
-    activation: Callable[[Tensor], Tensor] = load_plugin(word, "Block.ffn", "function")
-    return activation
+def activation_of(name: str) -> Callable[[Tensor], Tensor]:
+    """Return the function of the activation with this name."""
+    function: Callable[[Tensor], Tensor] = load_plugin(find_activation(name).function, "Block.ffn", "function")
+    return function
 
 
 class FeedForward(nn.Module):
@@ -47,12 +36,12 @@ class FeedForward(nn.Module):
     For gated kinds rows of `up` are ordered (feature, [gate, value]), so that a slice holds matching pairs.
     """
 
-    def __init__(self, costs: LayerCosts, *, dropout: float) -> None:
+    def __init__(self, costs: FeedForwardCosts, *, dropout: float) -> None:
         super().__init__()
-        kind = costs.block.ffn.activation
-        assert isinstance(kind, str)
-        self.gated = kind in GATES
-        self.activation = GATES[kind] if self.gated else activation_of(kind)
+        name = costs.block.ffn.activation
+        assert isinstance(name, str)
+        self.gated = costs.streams == 2
+        self.activation = activation_of(name)
         self.up = Linear.of(costs.linears["up"])
         # Tensor ranks hold different features, as they hold different heads: their dropout masks must differ.
         self.dropout = Dropout(dropout if costs.block.ffn.dropout else 0.0, region="heads")

@@ -3,7 +3,11 @@ torch."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import chain
+
 from megaptm.errors import UserError
+from megaptm.families import Registry, contributions
 from megaptm.layers.costs import LayerCosts, LinearShape, MemoryTraffic, SavedBytes
 from megaptm.plugins import is_plugin
 from megaptm.spec import Block, Size
@@ -67,22 +71,35 @@ class GatedCosts(FeedForwardCosts):
     """Gate and value, the activated gate, and their product."""
 
 
-FEED_FORWARDS: dict[str, type[FeedForwardCosts]] = {
-    "gelu": FeedForwardCosts,
-    "gelu-tanh": FeedForwardCosts,
-    "relu": ReluCosts,
-    "quick-gelu": QuickGeluCosts,
-    "geglu": GatedCosts,
-    "swiglu": GatedCosts,
-}
-"""Value of `FFNSpec.activation` -> its costs."""
+@dataclass(frozen=True)
+class Activation:
+    """Activation of feed-forward layers."""
+
+    function: str
+    """Elementwise function of a tensor, of the gate if the feed-forward is gated: `package.module:NAME`."""
+    costs: type[FeedForwardCosts] = FeedForwardCosts
+    """Linear layers and costs of a feed-forward with it."""
 
 
-def feed_forward_class(activation: str) -> type[FeedForwardCosts]:
-    """Return the class with the costs of a feed-forward with this activation. Raise UserError if it is unknown."""
-    if is_plugin(activation):  # a user-defined function is assumed to cost as much as gelu
-        return FeedForwardCosts
-    if activation not in FEED_FORWARDS:
-        known = ", ".join(FEED_FORWARDS)
-        raise UserError(f"Block.ffn.activation is {activation!r}, which is unknown; use one of {known}.")
-    return FEED_FORWARDS[activation]
+ACTIVATIONS: Registry[Activation] = Registry(
+    {
+        "gelu": Activation("torch.nn.functional:gelu"),
+        "gelu-tanh": Activation("megaptm.layers.feedforward:gelu_tanh"),
+        "relu": Activation("torch.nn.functional:relu", ReluCosts),
+        "quick-gelu": Activation("megaptm.layers.feedforward:quick_gelu", QuickGeluCosts),
+        "geglu": Activation("megaptm.layers.feedforward:gelu_tanh", GatedCosts),
+        "swiglu": Activation("torch.nn.functional:silu", GatedCosts),
+    },
+    lambda: chain.from_iterable(map(dict.items, contributions("activations", "ACTIVATIONS"))),
+)
+"""Activations by name."""
+
+
+def find_activation(name: str) -> Activation:
+    """Return an activation by name, or a custom function `package.module:NAME`, which is assumed to cost as much as
+    GELU. Raise UserError with the known names if it is unknown."""
+    if is_plugin(name):
+        return Activation(name)
+    if name not in ACTIVATIONS:
+        raise UserError(f"Block.ffn.activation is {name!r}, which is unknown; use one of {', '.join(ACTIVATIONS)}.")
+    return ACTIVATIONS[name]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from megaptm.errors import UserError
 from megaptm.layers.attention import AttentionModule, CrossAttention, SelfAttention
 from megaptm.layers.feedforward import FeedForward
-from megaptm.layers.feedforward_costs import feed_forward_class
+from megaptm.layers.feedforward_costs import find_activation
 from megaptm.layers.kernel_choice import AUTO, FUSED
 from megaptm.layers.layer_costs import SubLayer, sublayers
 from megaptm.layers.mask import Mask
@@ -65,7 +65,7 @@ def _attention_errors(block: Block, size: Size) -> Iterator[str]:
 def _stack_errors(block: Block, size: Size) -> Iterator[str]:
     activations = (block.ffn.activation,) if isinstance(block.ffn.activation, str) else block.ffn.activation
     for activation in activations:
-        feed_forward_class(activation)  # raises UserError if it is unknown
+        find_activation(activation)  # raises UserError if it is unknown
     if block.position == "rope" and size.key_width % 2:
         yield f"position is rope, which rotates pairs of features, but heads have {size.key_width}: make it even."
     if size.heads % size.key_heads:

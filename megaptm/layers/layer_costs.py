@@ -10,7 +10,7 @@ from itertools import chain
 
 from megaptm.layers.attention_costs import CrossAttentionCosts
 from megaptm.layers.costs import LayerCosts, LinearShape, costs_class
-from megaptm.layers.feedforward_costs import feed_forward_class
+from megaptm.layers.feedforward_costs import find_activation
 from megaptm.spec import BIAS_BUCKETS, Block, ModelSpec, Size
 
 NORMS = {"layer": 2, "layer-no-shift": 1, "layer-fixed": 0, "rms": 1}
@@ -56,7 +56,7 @@ def sublayers(block: Block, size: Size, memory: int | None = None) -> tuple[SubL
     classes = {
         "attention": costs_class(block.attentions[0]),
         **({"cross": CrossAttentionCosts} if block.cross else {}),
-        "ffn": feed_forward_class(block.ffn.activation),
+        "ffn": find_activation(block.ffn.activation).costs,
     }
     made = []
     for name, class_ in classes.items():

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from megaptm.errors import UserError
-from megaptm.layers.feedforward import GATES, activation_of
+from megaptm.layers.feedforward import activation_of
+from megaptm.layers.feedforward_costs import find_activation
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
 from megaptm.losses.token import Projected
@@ -173,6 +174,6 @@ def plain_activation(spec: ModelSpec, costs: HeadCosts) -> Callable[[Tensor], Te
     """Return the activation of the last layer that a head reads."""
     act = costs.block.at(costs.size.layers - 1).ffn.activation
     assert isinstance(act, str), "`at` a layer there is one word"
-    if act in GATES:
+    if find_activation(act).costs.streams == 2:
         raise UserError(f"{spec.name}: the `{costs.name}` head has no gated form; use a plain ffn, not {act!r}.")
     return activation_of(act)

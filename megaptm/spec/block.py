@@ -62,8 +62,9 @@ class FFNSpec:
     """Feed-forward of a stack."""
 
     activation: str | tuple[str, ...] = "gelu"
-    """`gelu` (exact), `gelu-tanh`, `quick-gelu` (CLIP), `relu`; gated: `geglu` (tanh-GELU gate), `swiglu`; or
-    `package.module:NAME`, a function of a tensor. A tuple: layer i uses element i modulo the length."""
+    """Name of an activation: `gelu` (exact), `gelu-tanh`, `quick-gelu` (CLIP), `relu`; gated: `geglu` (tanh-GELU
+    gate), `swiglu`; that of a family; or `package.module:NAME`, a function of a tensor. A tuple: layer i uses element
+    i modulo the length."""
     bias: bool = True
     """Whether projections have a bias."""
     dropout: bool = False
