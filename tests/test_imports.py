@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "losses": ("batch", "costs", "layers"),
     "models": ("spec", "plugins", "batch", "costs", "layers", "losses"),
     "storage": (),
-    "tokenizers": ("objectives", "storage"),
+    "tokenizers": ("objectives", "families", "storage"),
     "processes": (),
     "shell": (),
     "cpu_tuning": (),

@@ -31,7 +31,7 @@ def find_counterpart(spec: ModelSpec) -> Counterpart:
         known = _list_known("family", exported=True)
         raise UserError(
             f"{spec.name} has no counterpart at Hugging Face, unlike {known}. Use `megaptm.load(RUN)` in Python, or "
-            "register a counterpart (docs/add-a-family.md, section 5)."
+            "register a counterpart (docs/add-a-family.md, section 7)."
         )
     counterpart.further_values(spec)
     _check_patterns(counterpart, spec)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
+
+from megaptm.families import Registry, contributions
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ BERT = SpecialSet(
     pair="[CLS] $A [SEP] $B:1 [SEP]:1",
 )
 
-SPECIALS: dict[str, SpecialSet] = {
+_SPECIALS: dict[str, SpecialSet] = {
     # GPT had no end-of-text token, which a stream of documents needs.
     "gpt": SpecialSet(first=("<unk>",), last=("</s>",), roles={"unknown": "<unk>", "end": "</s>"}),
     "gpt2": SpecialSet(last=("<|endoftext|>",), roles={"end": "<|endoftext|>"}),
@@ -57,19 +60,6 @@ SPECIALS: dict[str, SpecialSet] = {
         single=BERT.single,
         pair=BERT.pair,
     ),
-    "deberta": SpecialSet(
-        first=("[PAD]", "[CLS]", "[SEP]", "[UNK]"),
-        last=("[MASK]",),
-        roles={**BERT.roles, "begin": "[CLS]", "end": "[SEP]"},
-        single=BERT.single,
-        pair=BERT.pair,
-    ),
-    # The end token has the largest id, which CLIP uses to find it, and is also the padding.
-    "clip": SpecialSet(
-        last=("<|startoftext|>", "<|endoftext|>"),
-        roles={"begin": "<|startoftext|>", "end": "<|endoftext|>", "pad": "<|endoftext|>"},
-        single="<|startoftext|> $A <|endoftext|>",
-    ),
     # Also for mT5.
     "t5": SpecialSet(
         first=("<pad>", "</s>", "<unk>"),
@@ -89,3 +79,7 @@ SPECIALS: dict[str, SpecialSet] = {
     # No `<s>` before a text, in contrast to Llama: no objective here uses it.
     "llama": SpecialSet(first=("<unk>", "<s>", "</s>"), roles={"unknown": "<unk>", "begin": "<s>", "end": "</s>"}),
 }
+SPECIALS: Registry[SpecialSet] = Registry(
+    _SPECIALS, lambda: chain.from_iterable(map(dict.items, contributions("special_sets", "SPECIALS")))
+)
+"""Sets of special tokens by name."""

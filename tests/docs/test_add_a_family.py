@@ -1,118 +1,151 @@
-"""The family of docs/add-a-family.md, added to a copy of the repository, passes the tests of all families."""
+"""The package of docs/add-a-family.md is installed, trained, resumed and exported, and passes the tests of all
+families."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from megaptm.resilience.events import read_events
 from tests import ROOT
-from tests.docs.page_edits import edited_copy, edits
+from tests.docs.commands import commands_of, megaptm_arguments
+from tests.families.deletion import copy_without
 
 PAGE = ROOT / "docs" / "add-a-family.md"
+FILE = re.compile(r'^```\w+ title="(.+?)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+FOLDER = "birds/wren"
+"""Folder of the family in the package of the page."""
+SMALL = {
+    "train": [
+        "train.steps=3",
+        "train.batch=8",
+        "layout.microbatch=8",
+        "train.validate_batches=1",
+        "track.enabled=false",
+    ],
+    "corpus build": ["limit_bytes=600000", "workers=0"],
+}
 
-COMPARE = """
-import numpy as np
-import torch
 
-from megaptm.families import CATALOGUE, find_family
-from megaptm.models.initial import fill
-from megaptm.models.model import build_model
-from megaptm.objectives import OBJECTIVES, build_objective
-from megaptm.objectives.objective import DocumentSlice, SampleContext
-from tests.models.tiny import tiny_spec
-from tests.families.test_wren import SPECIAL
-
-CATALOGUE["outside"] = find_family("birds.wren:WREN")
-logits = []
-for name in ("wren", "outside"):
-    model = build_model(tiny_spec(name)).eval()
-    fill(model, seed=1)
-    segments = torch.zeros(2, 12, dtype=torch.int64)
-    logits.append(model.logits({"tokens": torch.arange(24).view(2, 12), "segments": segments})["mlm"])
-torch.testing.assert_close(*logits)
-text = [DocumentSlice(np.arange(90), slots=2)]
-samples = [
-    objective.make(text, SampleContext(SPECIAL, np.random.default_rng(3), 92, document_mask=True))
-    for objective in (OBJECTIVES["masked-lm-even-spans"], build_objective("birds.wren:SPANS"))
-]
-for field in samples[0]:
-    np.testing.assert_array_equal(samples[0][field], samples[1][field])
-"""
+def install(folder: Path) -> Path:
+    """Write the files of the page, and the metadata that pip writes."""
+    for path, content in FILE.findall(PAGE.read_text(encoding="utf-8")):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(content, encoding="utf-8")
+    (folder / "birds/__init__.py").touch()
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    metadata = folder / f"{project['name']}-{project['version']}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
+    groups = project["entry-points"].items()
+    lines = [
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items()) for group, points in groups
+    ]
+    (metadata / "entry_points.txt").write_text("".join(lines))
+    return folder
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory) -> Path:
-    return edited_copy(PAGE, tmp_path_factory.mktemp("tree"))
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(tmp_path_factory.mktemp("package"))
 
 
-def run(tree: Path, *command: str) -> str:
-    """Return the output of a Python module that runs in the copy. It must succeed."""
-    # The copy comes first on the path. PYTEST_ADDOPTS applies to this process only.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree), "PYTEST_ADDOPTS": ""}
-    done = subprocess.run(
-        [sys.executable, "-m", *command], cwd=tree, env=environment, capture_output=True, text=True, check=False
-    )
+def run(*command: str, folder: Path, path: tuple[Path, ...]) -> str:
+    """Return the output of a Python module, which must succeed."""
+    environment: dict[str, Any] = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(map(str, path)),
+        "PYTEST_ADDOPTS": "",  # applies to this process only
+    }
+    words = [sys.executable, "-m", *command]
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     return done.stdout
 
 
-def files_with_families(tree: Path) -> list[str]:
+def files_with_families() -> list[str]:
     """Return the test files that read the catalogue. The collection of all files would take longer than the tests."""
-    folders = ("config", "families", "hub", "models", "parity", "plan")
-    files = [file for folder in folders for file in sorted((tree / "tests" / folder).glob("test_*.py"))]
-    return [str(file.relative_to(tree)) for file in files if "CATALOGUE" in file.read_text() or "wren" in file.name]
+    folders = ("families", "hub", "models", "parity", "plan")
+    files = [file for folder in folders for file in sorted((ROOT / "tests" / folder).glob("test_*.py"))]
+    return [str(file.relative_to(ROOT)) for file in files if "CATALOGUE" in file.read_text(encoding="utf-8")]
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_the_command_of_the_page_applies_it():
-    [command] = [line.strip() for line in PAGE.read_text(encoding="utf-8").splitlines() if "| git apply" in line]
-    words = ["bash", "-o", "pipefail", "-c", f"{command} --check"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_commands_of_the_page_run(package: Path, tmp_path: Path) -> None:
+    """Nothing but the entry point names the package: a run's config names the family, and evaluation needs no
+    permission."""
+    (tmp_path / "wren.yaml").write_text((package / "wren.yaml").read_text())
+    commands = [words for command in commands_of(PAGE) if (words := megaptm_arguments(command.words))]
+    outputs = {}
+    for words in commands:
+        small = next((more for name, more in SMALL.items() if " ".join(words).startswith(name)), [])
+        outputs[" ".join(words)] = run("megaptm", *words, *small, folder=tmp_path, path=(ROOT, package))
+    assert "changed-tokens" in outputs["families marsh-wren"]
+    assert (tmp_path / "exported/wren/model.safetensors").is_file()
+    resumed = ["train", "runs/wren", "train.steps=5", "optimizer.decay_steps=3", "track.enabled=false"]
+    run("megaptm", *resumed, folder=tmp_path, path=(ROOT, package))
+    assert [event["step"] for event in read_events(tmp_path / "runs/wren") if event["kind"] == "resume"] == [3]
+    run("megaptm", "evaluate", "runs/wren", "--rows", "4", folder=tmp_path, path=(ROOT, package))
 
 
-def test_family_of_the_page_passes_the_tests_of_all_families(tree):
-    """Parameter counts, model, learning, conversion, pipeline stages, and its own tests."""
-    output = run(tree, "pytest", "-p", "no:cacheprovider", "-vv", "-k", "wren", *files_with_families(tree))
-    passed = set(re.findall(r"^(tests/\S+\.py)::\S+ PASSED", output, re.MULTILINE))
+def test_package_passes_the_tests_of_all_families(package: Path) -> None:
+    """Parameter counts, memory, model, conversion, pipeline stages."""
+    output = run(
+        *("pytest", "-p", "no:cacheprovider", "-vv", "-m", "not drill", "-k", "wren", *files_with_families()),
+        folder=ROOT,
+        path=(ROOT, package),
+    )
+    passed = set(re.findall(r"^(tests/\S+\.py)::\S*\[.*marsh-wren.* PASSED", output, re.MULTILINE))
     assert {
-        "tests/config/test_recipes.py",
-        "tests/families/test_wren.py",
-        "tests/hub/test_huggingface.py",
         "tests/models/test_parts.py",
         "tests/models/test_visibility.py",
-        "tests/parity/test_families.py",
         "tests/plan/test_count.py",
     } <= passed
+    passed = set(re.findall(r"^(tests/\S+\.py)::\S*\[wren.* PASSED", output, re.MULTILINE))
+    assert {"tests/hub/test_huggingface.py", "tests/parity/test_families.py"} <= passed
 
 
-def test_family_of_an_own_package_is_the_same_model_with_the_same_masks(tree, tmp_path):
-    [own_module] = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    (tmp_path / "birds").mkdir()
-    (tmp_path / "birds" / "wren.py").write_text(own_module)
-    (tmp_path / "compare.py").write_text(COMPARE)
-    words = [sys.executable, "compare.py"]
-    environment = {**os.environ, "PYTHONPATH": f"{tree}:{tmp_path}"}
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+def test_package_is_the_same_on_tensor_and_pipeline_ranks(package: Path) -> None:
+    test = "tests/layouts/test_layouts.py::test_layout_changes_no_result[marsh-wren-TP2+SPxPP2 recompute]"
+    assert "1 passed" in run("pytest", "-p", "no:cacheprovider", test, folder=ROOT, path=(ROOT, package))
 
 
-def test_family_of_the_page_is_the_same_on_tensor_and_pipeline_ranks(tree):
-    test = "tests/layouts/test_layouts.py::test_layout_changes_no_result[wren-TP2+SPxPP2 recompute]"
-    assert "1 passed" in run(tree, "pytest", "-p", "no:cacheprovider", test)
+def test_own_tests_of_the_package_pass(package: Path) -> None:
+    run("pytest", "-p", "no:cacheprovider", "tests/test_wren.py", folder=package, path=(ROOT, package))
 
 
-def test_code_of_the_page_passes_linter_and_mypy(tree):
-    changed = sorted({edit.path for edit in edits(PAGE) if edit.path.endswith(".py")})
-    run(tree, "ruff", "check", "--no-cache", *changed)
-    run(tree, "ruff", "format", "--no-cache", "--check", *changed)
-    cache = ROOT / ".mypy_cache"
-    if cache.is_dir():
-        shutil.copytree(cache, tree / cache.name)
-    run(tree, "mypy", "megaptm/families", "megaptm/objectives")
+def test_code_of_the_page_passes_linter_and_mypy(package: Path) -> None:
+    run("ruff", "check", "--no-cache", f"--config={ROOT / 'pyproject.toml'}", ".", folder=package, path=(ROOT,))
+    run(
+        "ruff",
+        "format",
+        "--no-cache",
+        "--check",
+        f"--config={ROOT / 'pyproject.toml'}",
+        ".",
+        folder=package,
+        path=(ROOT,),
+    )
+    options = (f"--config-file={ROOT / 'pyproject.toml'}", f"--cache-dir={ROOT / '.mypy_cache'}")
+    run("mypy", *options, "-p", "birds", folder=package, path=(ROOT, package))
+
+
+def test_folder_moves_into_the_catalogue_with_one_line(package: Path, tmp_path: Path) -> None:
+    copy = copy_without(set(), tmp_path)
+    for file in (package / FOLDER).glob("*.py"):
+        moved = copy / "megaptm/families/wren" / file.name
+        moved.parent.mkdir(exist_ok=True)
+        moved.write_text(file.read_text().replace("birds.wren", "megaptm.families.wren"))
+    registry = copy / "megaptm/families/registry.py"
+    registry.write_text(registry.read_text().replace("FOLDERS = (\n", 'FOLDERS = (\n    "wren",\n'))
+    command = ("megaptm", "families", "marsh-wren", "--json")
+    assert run(*command, folder=copy, path=(copy,)) == run(*command, folder=package, path=(ROOT, package))

@@ -11,12 +11,9 @@ import pytest
 
 from megaptm.config import Config
 from tests import ROOT
-from tests.docs.page_edits import edits
 from tests.test_imports import MAY_IMPORT, PIPELINE_MAY_IMPORT
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-ADDED = {edit.path for page in PAGES for edit in edits(page)}
-"""Files that a page adds."""
 PARTS = {path.stem for path in (ROOT / "megaptm").iterdir() if path.name[0] not in "_."}
 TOP = {path.name for path in ROOT.iterdir()}
 
@@ -90,7 +87,7 @@ def classes() -> dict[str, set[str]]:
 
 
 def is_path(name: str) -> bool:
-    return name in ADDED or any((folder / name).exists() for folder in (ROOT, ROOT / "megaptm"))
+    return any((folder / name).exists() for folder in (ROOT, ROOT / "megaptm"))
 
 
 def is_missing(name: str) -> bool:

@@ -127,9 +127,8 @@ def test_incompatible_options_are_rejected(kind, options, message):
         train(kind, ["text"], vocabulary=500, **options)
 
 
-def test_command_has_same_kinds_and_special_sets():
+def test_command_has_same_kinds():
     assert tuple(KINDS) == command.KINDS
-    assert tuple(SPECIALS) == command.SPECIALS
 
 
 SUPPORTED = [
