@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from megaptm.errors import UserError, missing_space_advice, must_be, nearest, shown_value
 from megaptm.objectives.composed import CONSTANT_ONE, Composed, StepValue, Task, values_by_step
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
+from megaptm.objectives.named_file import FILE
 from megaptm.objectives.objective import BaseObjective, SampleObjective
 from megaptm.objectives.questions import TextQuestion
 from megaptm.objectives.registry import OBJECTIVES, TASKS
@@ -25,8 +26,6 @@ STEP_OPTIONS = ("share", "weight")
 COMMON_OPTIONS = ("task", "task_id", "question", "corpora", *STEP_OPTIONS)
 MAX_VALUE = 1e9
 """Maximum of a share or weight, so that sums are finite."""
-FILES = ("similar", "meanings", "retrieved")
-"""Options of tasks that name a file or a custom function."""
 
 
 def compose(config: Mapping[str, Any]) -> BaseObjective:
@@ -106,7 +105,7 @@ def map_files(objective: Mapping[str, Any], map_path: Callable[[str], str]) -> d
     def mapped(key: str, value: Any) -> Any:
         if key == "corpora" and isinstance(value, list):
             return [map_path(corpus) for corpus in value]
-        return map_path(value) if key in FILES and isinstance(value, str) and not is_plugin(value) else value
+        return map_path(value) if key in _file_options() and isinstance(value, str) and not is_plugin(value) else value
 
     return {
         label: {key: mapped(key, value) for key, value in options.items()} if isinstance(options, dict) else options
@@ -121,9 +120,16 @@ def named_files(objective: str | Mapping[str, Any]) -> dict[str, str]:
         f"{label}.{key}": options[key]
         for label, options in tasks
         if isinstance(options, Mapping)
-        for key in FILES
+        for key in _file_options()
         if isinstance(options.get(key), str) and not is_plugin(options[key])
     }
+
+
+@cache
+def _file_options() -> tuple[str, ...]:
+    """Return the options of tasks that name a file or a custom function: fields with the metadata `FILE`."""
+    options = [option for kind in TASKS.values() if is_dataclass(kind) for option in fields(kind)]
+    return tuple(dict.fromkeys(option.name for option in options if option.metadata == FILE))
 
 
 def _as_tasks(objective: str | Mapping[str, Any]) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from inspect import signature
 from typing import Annotated, Any, ClassVar, Literal
@@ -17,6 +17,7 @@ from megaptm.errors import UserError, nearest
 from megaptm.objectives.denoise import Denoise, Hide, Show
 from megaptm.objectives.global_tokens import GlobalTokens, mark_global_tokens
 from megaptm.objectives.hide import MASKING_STRATEGIES
+from megaptm.objectives.named_file import FILE
 from megaptm.objectives.objective import (
     DocumentSlice,
     Objective,
@@ -127,7 +128,7 @@ class MaskedLM(Objective):
     """Probability that a masked token is replaced by the mask token, or by a similar word (`similar`)."""
     random_token_prob: Share = 0.1
     """Probability that it is replaced by a random token. Otherwise it is unchanged."""
-    similar: str | None = None
+    similar: str | None = field(default=None, metadata=FILE)
     """Source of similar words: a file made by `megaptm corpus similar-words`, or a custom function."""
     global_tokens: GlobalTokens = 0
     """Number of global tokens at the start of each document, for window or block attention (Longformer,

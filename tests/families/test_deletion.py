@@ -27,6 +27,7 @@ from megaptm.config import load, resolve_model
 from megaptm.console import Console
 from megaptm.hub.counterparts import COUNTERPARTS
 from megaptm.models.model import build_model
+from megaptm.plan.count import count_parameters
 from megaptm.objectives import OBJECTIVES
 assert HEADS and OBJECTIVES and COUNTERPARTS
 Path("text.txt").write_text("Some words. " * 50)
@@ -35,6 +36,7 @@ inspect_corpus("corpus", Console(quiet=True), objective=None, split="train", cou
 for path in sys.argv[1:]:
     with torch.device("meta"):
         build_model(resolve_model(load(path)))
+    count_parameters(resolve_model(load(path)))
 """
 
 

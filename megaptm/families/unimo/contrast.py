@@ -6,7 +6,7 @@ texts and images (UNIMO, arXiv:2012.15409, section 2.1)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Self
 
 import numpy as np
@@ -20,6 +20,7 @@ from megaptm.families.unimo.rewriting import join_words
 from megaptm.families.unimo.unified import UnifiedObjective
 from megaptm.families.uniter.objectives import RETRIEVAL_READER, RETRIEVED
 from megaptm.families.uniter.region_files import Regions
+from megaptm.objectives.named_file import FILE
 from megaptm.objectives.objective import DocumentSlice, Neighbors, Piece, Sample, SampleContext, pad_pieces
 from megaptm.objectives.vocabulary import SpecialTokens
 
@@ -36,14 +37,14 @@ class CrossModalContrast(UnifiedObjective):
     similar images as negatives. Texts and images do not attend to each other.
     """
 
-    meanings: str | None = None
+    meanings: str | None = field(default=None, metadata=FILE)
     """File of phrases by meaning, made by `megaptm corpus meanings`. None: no rewritten captions."""
     max_paraphrases: OtherTexts = 2
     """Maximum number of paraphrases."""
     max_rewritten_negatives: OtherTexts = 3
     """Maximum number of negative rewritings; every second changes an object with its attributes, the others one
     phrase."""
-    retrieved: str | None = None
+    retrieved: str | None = field(default=None, metadata=FILE)
     """File of retrieved neighbors, made by `megaptm corpus retrieve`. None: no neighbors."""
     max_retrieved_images: OtherImages = 1
     """Maximum number of similar images. They share the region positions with the pair's own image."""

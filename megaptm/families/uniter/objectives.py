@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
@@ -21,6 +21,7 @@ from megaptm.objectives.denoise import Denoise
 from megaptm.objectives.hide import MASKING_STRATEGIES
 from megaptm.objectives.masked import TEXT_FIELDS
 from megaptm.objectives.mixtures import NamedMixture, third
+from megaptm.objectives.named_file import FILE
 from megaptm.objectives.objective import (
     DAMAGED_FILE_REMEDY,
     DocumentSlice,
@@ -290,7 +291,7 @@ class ImageTextMatching(RegionObjective):
     negative_prob: Share = 0.5
     """Probability of a negative pair, whose image is replaced. (The paper replaces image or text; the released code the
     image.)"""
-    retrieved: str | None = None
+    retrieved: str | None = field(default=None, metadata=FILE)
     """File of similar images, made by `megaptm corpus retrieve`: the replacement is then similar, and harder to tell
     apart. None, or no similar image: a random one."""
 
