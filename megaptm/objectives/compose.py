@@ -128,7 +128,8 @@ def named_files(objective: str | Mapping[str, Any]) -> dict[str, str]:
 @cache
 def _file_options() -> tuple[str, ...]:
     """Return the options of tasks that name a file or a custom function: fields with the metadata `FILE`."""
-    options = [option for kind in TASKS.values() if is_dataclass(kind) for option in fields(kind)]
+    kinds: list[Any] = [kind for kind in TASKS.values() if is_dataclass(kind)]
+    options = [option for kind in kinds for option in fields(kind)]
     return tuple(dict.fromkeys(option.name for option in options if option.metadata == FILE))
 
 
