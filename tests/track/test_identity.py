@@ -150,7 +150,7 @@ def test_replaced_journal_is_uploaded_from_the_start(run):
 
 
 def test_rejected_record_does_not_block_later_ones(run, caplog):
-    (run / "metrics.jsonl").open("a").write('{"time": 5.0, "step": 3, "a//b": 1.0}\n')
+    (run / "metrics.jsonl").open("a").write('{"time": -5.0, "step": 3, "a": 1.0}\n')
     assert record(run, 4) == 0
     assert runs(run.parent) == [("megaptm", "run", [1, 2, 4])]
     assert "MLflow rejected a record of" in caplog.text
