@@ -113,8 +113,9 @@ def launch(
     logs = run / "logs"
     listener = listen()
     rendezvous = Rendezvous(processes, "127.0.0.1", listener.getsockname()[1])
-    out, err = _binary_stream(sys.stdout, sys.__stdout__), _binary_stream(sys.stderr, sys.__stderr__)
-    workers = LocalWorkerGroup(command, logs=logs, out=out, err=err)
+    # On a terminal rank 0 draws a progress bar and inherits stdout. Otherwise its output is also copied to the log.
+    out = None if sys.stdout.isatty() else _binary_stream(sys.stdout, sys.__stdout__)
+    workers = LocalWorkerGroup(command, logs=logs, out=out, err=_binary_stream(sys.stderr, sys.__stderr__))
     beats = logs / HEARTBEATS / secrets.token_hex(4)
     watchdog = Watchdog(
         beats, range(processes), limits=Limits(hang_seconds=hang_seconds, data_timeout=data_timeout)

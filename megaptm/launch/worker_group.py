@@ -45,9 +45,12 @@ class Rendezvous:
 
 
 class LocalWorkerGroup:
-    """Ranks of a run on one machine. Rank 0's output is copied to `out` and `err`."""
+    """Ranks of a run on one machine. Rank 0's output is copied to `out` and `err`.
 
-    def __init__(self, command: Sequence[str], *, logs: Path, out: IO[bytes], err: IO[bytes]) -> None:
+    Without `out` rank 0 inherits this process's standard output, to draw a progress bar.
+    """
+
+    def __init__(self, command: Sequence[str], *, logs: Path, out: IO[bytes] | None, err: IO[bytes]) -> None:
         self._command, self._logs = list(command), logs
         self._out, self._err = out, err
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -65,7 +68,7 @@ class LocalWorkerGroup:
             rank: path.stat().st_size if (path := self._log(rank)).exists() else 0 for rank in environments
         }
         # Created before the fork: a child between fork and exec must not import or allocate much.
-        child_setup = _child_setup()
+        child_setup, rank_0_output = _child_setup(), None if self._out is None else subprocess.PIPE
         for rank, environment in environments.items():
             passed_fds: tuple[int, ...] = ()
             if rank == 0 and listener is not None:
@@ -75,7 +78,7 @@ class LocalWorkerGroup:
                     self._command,
                     env=environment,
                     stdin=subprocess.DEVNULL,
-                    stdout=log if rank else subprocess.PIPE,
+                    stdout=log if rank else rank_0_output,
                     stderr=log if rank else subprocess.PIPE,
                     # In its own session: Ctrl-C reaches a worker once, through the launcher, and its helpers are killed
                     # with it.
@@ -87,9 +90,9 @@ class LocalWorkerGroup:
             listener.close()  # otherwise ranks would wait at the socket of a dead rank 0
         if first := self._processes.get(0):
             for source, terminal in ((first.stdout, self._out), (first.stderr, self._err)):
-                assert source is not None
-                self._tees.append(LogTee(source, terminal=terminal, log=self._log(0)))
-                self._tees[-1].start()
+                if source is not None and terminal is not None:
+                    self._tees.append(LogTee(source, terminal=terminal, log=self._log(0)))
+                    self._tees[-1].start()
 
     def forward(self, number: int) -> None:
         """Forward a signal that requests a stop."""

@@ -1,7 +1,8 @@
-"""Metrics of each step, written by rank 0: to standard output, the journal and MLflow."""
+"""Metrics of each step, written by rank 0: to the terminal (as a bar or lines), the journal and MLflow."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -108,6 +109,7 @@ class StepReport:
         self._has_started, self._since_step, self._since = False, start, SecondsSpent()
         self._clock: tuple[int, float] | None = None
         """A finished step and its time on the monotonic clock."""
+        self._screen = _Bar(config.train.steps, start) if sys.stdout.isatty() else _Lines(config.train.steps)
 
     def step(self, step: int, result: StepResult, rate: float) -> None:
         """Record optimizer step `step`, counted from 1."""
@@ -117,15 +119,15 @@ class StepReport:
             seconds = seconds_since_launch(self.run)
             self.events.write(FirstStepEvent(step=step, seconds=seconds))
             self._clock = step, time.monotonic()
-            if seconds is not None:
-                self._print(step, f"done {seconds:.1f} s after the command")
+            self._screen.first_step(step, seconds)
         self._report_epochs(step)
         self._report_weights(step)
         if result.is_skipped:
             assert result.loss_scale is not None
             self.events.write(SkippedStepEvent(step=step, loss_scale=result.loss_scale))
-            self._print(step, f"skipped: infinite gradients at loss scale {result.loss_scale:g}")
+            self._screen.skipped(step, result.loss_scale)
         if step % self.config.train.log_every and step not in (1, self.config.train.steps):
+            self._screen.advance(step)
             return
         samples = self.config.batch_schedule.num_trained(step)
         steps, num_samples = step - self._since_step, samples - self.config.batch_schedule.num_trained(self._since_step)
@@ -153,14 +155,10 @@ class StepReport:
             "samples": float(samples),
         }
         self.tracker.log_metrics(step, metrics)
-        if not result.is_skipped:
-            norm = metrics.get("gradient_norm")
-            self._print(
-                step,
-                f"loss {metrics['loss']:.4f}{_loss_list(metrics, 'loss/')}  lr {rate:.2e}  "
-                f"{'' if norm is None else f'gradient {norm:.3f}  '}{metrics['tokens_per_second']:,.0f} tokens/s  "
-                f"{format_duration(self._seconds_left(step, seconds / steps))} left",
-            )
+        if result.is_skipped:
+            self._screen.advance(step)
+        else:
+            self._screen.step_metrics(step, metrics, self._seconds_left(step, seconds / steps))
         self._since_step, self._since = step, SecondsSpent(**asdict(self.seconds))
 
     def _seconds_left(self, step: int, step_seconds: float) -> float:
@@ -175,7 +173,7 @@ class StepReport:
         for name, epoch in epochs.items():
             if epoch > max(1, self._epochs[name]):
                 self.events.write(EpochEvent(step=step, corpus=name, epoch=epoch))
-                self._print(step, f"epoch {epoch} of {name} starts")
+                self._screen.epoch(step, name, epoch)
         self._epochs = epochs
 
     def _report_weights(self, step: int) -> None:
@@ -188,8 +186,9 @@ class StepReport:
                 for kind in ("share", "weight")
             )
             self.events.write(WeightsEvent(step=step, shares=shares, weights=weights))
-            changes = ", ".join(f"{kind} of {name} {value:g}" for (kind, name), value in changed.items())
-            self._print(step, f"from now on: {changes}")
+            self._screen.weights(
+                step, ", ".join(f"{kind} of {name} {value:g}" for (kind, name), value in changed.items())
+            )
 
     def validation(self, step: int, means: Mapping[str, float]) -> None:
         self._fence()
@@ -197,8 +196,7 @@ class StepReport:
         if len(self.objective.losses) > 1 or not means.keys() <= {"loss", *self.objective.losses}:
             metrics |= {f"validation/{name}": value for name, value in means.items() if name != "loss"}
         self.tracker.log_metrics(step, metrics)
-        losses = f"{metrics['validation/loss']:.4f}{_loss_list(metrics, 'validation/')}"
-        self._print(step, f"validation loss {losses}")
+        self._screen.validation(step, metrics)
 
     def checkpoint_wait(self, step: int, seconds: float) -> None:
         """Record the seconds that training waited for a checkpoint, or for its copy to host memory."""
@@ -206,13 +204,14 @@ class StepReport:
 
     def saved(self, step: int, seconds: float) -> None:
         """Report a committed checkpoint. May be called from any thread."""
-        self._print(step, f"saved in {seconds:.1f} s")
+        self._screen.saved(step, seconds)
 
     def report_stop(self, step: int, rank: int, name: str) -> None:
         """Report a stop by a signal that only another rank received."""
-        self._print(step, f"stopped: rank {rank} received {name}")
+        self._screen.stopped(step, rank, name)
 
     def close(self, status: str) -> None:
+        self._screen.close()
         self.tracker.log_status(status)
         if self.config.track.enabled:
             print("sending the last metrics to MLflow", flush=True)
@@ -220,12 +219,111 @@ class StepReport:
         if self.config.track.enabled and (look := view_instructions(self.run)):
             print(f"curves: {', then '.join(look)}", flush=True)
 
-    def _print(self, step: int, message: str) -> None:
-        print(f"step {step}/{self.config.train.steps}  {printable(message)}", flush=True)
-
 
 def _loss_list(metrics: Mapping[str, float], prefix: str) -> str:
     """Return each of several losses, because a weighted sum hides one that does not fall."""
     losses = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
     text = ", ".join(f"{name} {value:.4f}" for name, value in losses.items() if name != "loss")
     return f" ({text})" if text else ""
+
+
+class _Lines:
+    """Output for logs: one line per record."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def advance(self, step: int) -> None: ...
+
+    def first_step(self, step: int, seconds: float | None) -> None:
+        if seconds is not None:
+            print(f"step {step}/{self.steps}  done {seconds:.1f} s after the command", flush=True)
+
+    def step_metrics(self, step: int, metrics: Mapping[str, float], left: float) -> None:
+        norm = metrics.get("gradient_norm")
+        print(
+            f"step {step}/{self.steps}  loss {metrics['loss']:.4f}{_loss_list(metrics, 'loss/')}  "
+            f"lr {metrics['learning_rate']:.2e}  {'' if norm is None else f'gradient {norm:.3f}  '}"
+            f"{metrics['tokens_per_second']:,.0f} tokens/s  {format_duration(left)} left",
+            flush=True,
+        )
+
+    def skipped(self, step: int, scale: float) -> None:
+        print(f"step {step}/{self.steps}  skipped: infinite gradients at loss scale {scale:g}", flush=True)
+
+    def validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        losses = f"{metrics['validation/loss']:.4f}{_loss_list(metrics, 'validation/')}"
+        print(f"step {step}/{self.steps}  validation loss {losses}", flush=True)
+
+    def epoch(self, step: int, corpus: str, epoch: int) -> None:
+        print(f"step {step}/{self.steps}  epoch {epoch} of {printable(corpus)} starts", flush=True)
+
+    def weights(self, step: int, changes: str) -> None:
+        print(f"step {step}/{self.steps}  from now on: {printable(changes)}", flush=True)
+
+    def saved(self, step: int, seconds: float) -> None:
+        print(f"step {step}/{self.steps}  saved in {seconds:.1f} s", flush=True)
+
+    def stopped(self, step: int, rank: int, name: str) -> None:
+        print(f"step {step}/{self.steps}  stopped: rank {rank} received {name}", flush=True)
+
+    def close(self) -> None: ...
+
+
+class _Bar:
+    """Output for terminals: one progress line, with permanent lines above it."""
+
+    def __init__(self, steps: int, start: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        from megaptm.console import Console
+
+        self._progress = Progress(
+            TextColumn("[bold]training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss [bold cyan]{task.fields[loss]}[/]  {task.fields[speed]}"),
+            TimeRemainingColumn(),
+            console=Console(),
+        )
+        self._task = self._progress.add_task("train", total=steps, completed=start, loss="...", speed="")
+        self._progress.start()
+
+    def advance(self, step: int) -> None:
+        self._progress.update(self._task, completed=step)
+
+    def first_step(self, step: int, seconds: float | None) -> None:
+        if seconds is not None:
+            self._progress.console.print(f"step {step}: done {seconds:.1f} s after the command", highlight=False)
+
+    def step_metrics(self, step: int, metrics: Mapping[str, float], left: float) -> None:
+        speed = f"{metrics['tokens_per_second']:,.0f} tokens/s"
+        self._progress.update(self._task, completed=step, loss=f"{metrics['loss']:.3f}", speed=speed)
+
+    def skipped(self, step: int, scale: float) -> None:
+        self._progress.console.print(
+            f"step {step}: skipped, infinite gradients at loss scale {scale:g}", highlight=False
+        )
+
+    def validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        from rich.text import Text
+
+        loss = (f"{metrics['validation/loss']:.4f}", "bold")
+        self._progress.console.print(
+            Text.assemble(f"step {step}: validation loss ", loss, _loss_list(metrics, "validation/"))
+        )
+
+    def epoch(self, step: int, corpus: str, epoch: int) -> None:
+        self._progress.console.print(f"step {step}: epoch {epoch} of {corpus} starts")
+
+    def weights(self, step: int, changes: str) -> None:
+        self._progress.console.print(f"step {step}: from now on: {changes}", highlight=False)
+
+    def saved(self, step: int, seconds: float) -> None:
+        self._progress.console.print(f"step {step}: saved in {seconds:.1f} s")
+
+    def stopped(self, step: int, rank: int, name: str) -> None:
+        self._progress.console.print(f"step {step}: stopped: rank {rank} received {name}")
+
+    def close(self) -> None:
+        self._progress.stop()

@@ -1,10 +1,12 @@
 """Output of a run in a pipe and on a terminal of 80 columns, and the commands printed at its end."""
 
 import os
+import pty
 import re
 import shlex
 import subprocess
 import sys
+import termios
 
 import pytest
 from click.testing import CliRunner
@@ -26,6 +28,7 @@ from megaptm.tokenizers import load as load_tokenizer
 from megaptm.tokenizers import train
 from tests.train.runs import CONFIGS, build, save_untrained, settings, write_text
 
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 PATH = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color", "PATH": PATH}
 
@@ -193,12 +196,15 @@ def test_output_in_a_pipe_and_on_a_terminal(tmp_path, corpus):
         "  megaptm generate 'a run' --prompt The",
     ]
 
-    lines = run_in_pipe(
+    screen = run_on_terminal(
         tmp_path, command(tmp_path, corpus, *steps, "train.steps=4", "layout.distributed_optimizer=true")
     )
-    assert any("continues from step 2, layout data=1 -> data=1 distributed_optimizer" in line for line in lines)
-    assert any(line.startswith("step 4/4  loss") for line in lines)
-    assert lines[-4] == "next:"
+    assert "continues from step 2, layout data=1 -> data=1 distributed_optimizer" in screen
+    assert "training ━" in screen
+    assert "4/4 loss" in screen
+    progress_lines = [part for line in screen.splitlines() for part in line.split("\r") if "training" in part]
+    assert max(map(len, progress_lines)) <= 80
+    assert screen.rstrip().splitlines()[-4] == "next:"
 
     last = run_in_pipe(tmp_path, command(tmp_path, corpus, *steps, "train.steps=4"))
     assert any(line.endswith("all 4 steps are done; train.steps=8 continues the run") for line in last)
@@ -224,3 +230,24 @@ def run_in_pipe(folder, words):
     ended = subprocess.run(words, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.rstrip().splitlines()
+
+
+def run_on_terminal(folder, words):
+    """Run a command on a terminal of 80 columns; return its output without colors."""
+    controller, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 80))
+    with subprocess.Popen(words, cwd=folder, env=ENVIRONMENT, stdout=terminal, stderr=terminal) as process:
+        os.close(terminal)
+        sent = bytearray()
+        while part := read(controller):
+            sent += part
+    os.close(controller)
+    assert process.returncode == 0, sent
+    return ESCAPE.sub("", sent.decode()).replace("\r\n", "\n")
+
+
+def read(terminal):
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # Linux reports a closed other end like this
+        return b""
