@@ -1,7 +1,14 @@
 """Files on disk and on object stores behind one interface. Every remote call has a deadline and is retried."""
 
 from megaptm.errors import shown
-from megaptm.storage.atomic_file import AtomicFile, created_paths, sync, write_atomically
+from megaptm.storage.atomic_file import (
+    AtomicFile,
+    created_paths,
+    is_unfinished,
+    sync,
+    write_atomically,
+    write_session,
+)
 from megaptm.storage.cache import Cache, default_cache_folder
 from megaptm.storage.files import (
     download,
@@ -24,7 +31,6 @@ from megaptm.storage.remote import PROTOCOLS
 from megaptm.storage.retry import RetryPolicy
 from megaptm.storage.safe_files import refuse_link, safe_open
 from megaptm.storage.stream import open_remote
-from megaptm.storage.unfinished import is_unfinished, write_session
 from megaptm.storage.untrusted import (
     FileName,
     Record,

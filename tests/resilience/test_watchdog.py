@@ -101,7 +101,7 @@ COMPUTES = '  File "/home/me/mine.py", line 1 in compute\n'
 SENDS = """\
   File "/x/megaptm/parallel/collectives.py", line 56 in send_to_previous
   File "/x/megaptm/families/word_vectors/sharded_table.py", line 70 in send_to_previous
-  File "/x/megaptm/families/word_vectors/rotating_table.py", line 28 in rotate"""
+  File "/x/megaptm/families/word_vectors/sharded_table.py", line 28 in rotate"""
 
 
 def test_find_hanging_rank():

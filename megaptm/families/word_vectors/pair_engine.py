@@ -16,8 +16,7 @@ from megaptm.families.word_vectors.compiled.pair_kernels import train_pairs
 from megaptm.families.word_vectors.engine import DIVERGED
 from megaptm.families.word_vectors.glove import GloVe
 from megaptm.families.word_vectors.pairs import PairCounts, Pairs, PairTable, count_pairs, units_per_count
-from megaptm.families.word_vectors.rotating_table import RotatingTable
-from megaptm.families.word_vectors.sharded_table import Exchange, ShardedTable
+from megaptm.families.word_vectors.sharded_table import Exchange, RotatingTable, ShardedTable
 from megaptm.families.word_vectors.vocabulary import counts_piece, words_to_learn
 from megaptm.parallel.groups import Ranks, open_groups
 from megaptm.parallel.step_result import REMEDY, DivergedError, StepResult
