@@ -47,7 +47,7 @@ def test_special_family_fits_only_its_own_objectives(family: str) -> None:
 def test_encoders_fit_masked_lm_objectives() -> None:
     fitting = {family: {name for name in OBJECTIVES if fits(family, name)} for family in ENCODERS}
     common = set.intersection(*fitting.values())
-    assert common == {name for name in OBJECTIVES if name.startswith("masked-lm") or name in ("infomax", "ernie-2")}
+    assert common == {name for name in OBJECTIVES if name.startswith("masked-lm") or name == "infomax"}
     # Second texts that restart at position 0 need absolute positions.
     restarted = {family for family, names in fitting.items() if "translation-lm" in names}
     assert restarted == {family for family in ENCODERS if not family.startswith("deberta")}
