@@ -91,6 +91,7 @@ EXPECTATIONS = {
     "int_parsing": "an integer",
     "float_type": "a number",
     "finite_number": "a finite number",
+    "objective": "a name, or a mapping of tasks to their options",
     "bool_type": "true or false",
     "string_type": "a string",
     "string_unicode": "valid Unicode",
