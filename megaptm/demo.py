@@ -130,7 +130,7 @@ class Demo:
             self.console.print(Text.assemble((f"{label:<12}", "bold"), line), soft_wrap=True)
 
     def longer(self) -> list[str]:
-        """Return the arguments that train the run twice as long."""
+        """Return the arguments that extend the demo's run to twice its steps."""
         config = load(self.run / "config.yaml")
         return extended_by(config, 2 * config.train.steps)
 

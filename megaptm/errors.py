@@ -149,7 +149,7 @@ def must_be(details: Mapping[str, Any]) -> str:
 
 
 MIN_ADDRESS_SPACE = 3 << 29
-"""Bytes: 1.5 GiB. Below, torch and tokenizers abort while they are loaded or train."""
+"""Minimum address space in bytes, 1.5 GiB. With less, torch and tokenizers abort while they are loaded or train."""
 FILES_LIMIT = re.compile("too many open files", re.IGNORECASE)
 THREADS_LIMIT = re.compile("resource temporarily unavailable|can't start new thread|pthread_create", re.IGNORECASE)
 MEMORY_LIMIT = re.compile(

@@ -293,7 +293,7 @@ def test_invalid_head_is_rejected(folder, change, expected):
 
 def test_contrastive_head_needs_features() -> None:
     head = type("NoFeatures", (ContrastHeadCosts,), {"name": "no-features", "linears": {}})
-    with pytest.raises(TypeError, match="NoFeatures does not say what it costs: give it features"):
+    with pytest.raises(TypeError, match="NoFeatures does not define its costs: implement features"):
         register_head(head)
 
 

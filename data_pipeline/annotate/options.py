@@ -54,7 +54,7 @@ class Annotations:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Names of the stored arrays, in manifest order."""
+        """Names of the requested annotations, in the order of the manifest's fields."""
         requested = {
             "sentences": bool(self.sentences),
             "words": self.words,

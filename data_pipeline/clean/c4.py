@@ -33,7 +33,7 @@ class C4Quality:
     """Minimum sentences in the lines that are retained."""
     min_words_per_line: int = 5
     max_word_length: int = 1_000
-    """Characters. A line with a longer word is removed."""
+    """Maximum characters of a word; a line with a longer word is removed."""
     terminal_punctuation: bool = True
     """Keep only lines that end in a period, exclamation mark, question mark, or closing quotation mark."""
     remove_citations: bool = True

@@ -38,7 +38,7 @@ class Decontaminate:
     against: tuple[str, ...]
     """Paths or globs of evaluation texts: `.jsonl` (a text per field), any other file as plain text."""
     ngram: int = 13
-    """Words. An evaluation text of 8 words or more that is shorter than this must match completely."""
+    """Words of an n-gram. A shorter evaluation text, of 8 words or more, must match completely."""
     fields: tuple[str, ...] = ("text",)
     """JSON lines: fields that hold evaluation texts; each field of a line is a text."""
     texts: Literal["line", "file"] = "line"

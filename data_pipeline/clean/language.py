@@ -12,7 +12,7 @@ from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
 
 CLASSIFIED_CHARACTERS = 2_000
-"""Characters. The start of a text is enough, and keeps the time constant for long texts."""
+"""Maximum characters of a text that are classified. The start suffices, and bounds the time for long texts."""
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ REMEDIES = {
     "tags": "phrases that occur in the text",
     "turns": "sources with `messages`",
 }
-"""Annotation that a text may lack -> what the user must provide if none was found."""
+"""Annotation -> input that the user must provide if the text has none of it."""
 
 
 def count_annotations(results: Iterable[ShardResult], annotations: Annotations) -> dict[str, int]:

@@ -134,7 +134,7 @@ def select(
 def _salted_hashes(
     parts: Sequence[Documents], stays: Callable[[int], np.ndarray], below: int, salt: np.uint64
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the salted hashes that decide the split of the selected documents, and their sizes, part by part."""
+    """Yield for each part the salted hashes, which decide the split, and the sizes of its selected documents."""
     for number, part in enumerate(parts):
         retained = stays(number) & _is_below(part.digests[:, 0], below)
         yield part.digests[retained, 1] ^ salt, part.sizes[retained]

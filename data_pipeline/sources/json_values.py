@@ -22,7 +22,7 @@ SPACE = re.compile(r"[ \t\r\n]*")
 HEAD_BYTES = 1 << 16
 """Size of the prefix that identifies the layout of a file."""
 MARGIN = 16
-"""Characters. A parse error this close to the end of the buffer may be a word (`false`) or number that continues."""
+"""Maximum characters between a parse error and the end of the buffer if the cause may be a cut-off word or number."""
 
 Value = tuple[int, Any]
 """Offset of the first byte, and the value or an `UnreadableRecord`, after which parsing cannot continue."""

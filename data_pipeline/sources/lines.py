@@ -16,7 +16,7 @@ from data_pipeline.sources.source import InputFile, Source, Span
 from data_pipeline.sources.unreadable import UnreadableRecord
 
 MAX_LINE_BYTES = 256 << 20
-"""Bytes. A longer line is not text, and the memory of a worker must not depend on it."""
+"""Maximum bytes of a line. A longer line is not text, and would need too much memory of a worker."""
 BOM = b"\xef\xbb\xbf"
 
 Line = tuple[int, bytes | bytearray | None]

@@ -46,7 +46,7 @@ class ScheduleChoice:
 
 
 def rate_jump(old: Config, new: Config, step: int) -> RateJump | None:
-    """Return the jump of the rate after `step` steps; None if both configs give one rate, or no step is left."""
+    """Return the learning rates of both configs after `step` steps. None if they are equal, or if no step is left."""
     if step >= new.train.steps:
         return None
     before, after = learning_rate_at(old, step), learning_rate_at(new, step)

@@ -97,7 +97,7 @@ class UncheckedConfig:
 
     @property
     def values(self) -> dict[str, Any]:
-        """All layers merged."""
+        """Values of the config after all files and overrides are merged."""
         values: dict[str, Any] = {}
         for layer in chain.from_iterable(self.levels):
             values = _merged(values, layer.values, key=layer.key)

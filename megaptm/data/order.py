@@ -203,9 +203,9 @@ class Order(ABC):
         indexes are read once when the mix is opened."""
         if len(self.shards) > MAX_INDEXED_SHARDS:
             raise UserError(
-                f"{self.corpus.name} has {len(self.shards):,} shards, and an objective on pairs of texts reads the "
-                f"index of each, which is limited to {MAX_INDEXED_SHARDS:,}: build the corpus in larger shards, or use "
-                "an objective on single texts."
+                f"{self.corpus.name} has {len(self.shards):,} shards, but an objective on pairs of texts can read the "
+                f"indexes of at most {MAX_INDEXED_SHARDS:,}: build the corpus in larger shards, or use an objective on "
+                "single texts."
             )
         indexes = self.corpus.indexes([self.shards.info(number) for number in range(len(self.shards))])
         return np.array([self.measure(index[:, TOKENS]).sum() for index in indexes])

@@ -122,7 +122,7 @@ class ShardWriter:
         return self._info
 
     def abort(self) -> None:
-        """Remove the unfinished files."""
+        """Remove the unfinished files of a shard."""
         self._file.close()
         self._shard.discard()
 

@@ -111,8 +111,8 @@ def _predict_words(
     length = 2 * len(ids) + 3
     if loaded.spec.longest is not None and length > loaded.spec.longest:
         raise UserError(
-            f"the text has {len(ids)} tokens and is read twice: {length} tokens are more than the "
-            f"{loaded.spec.longest} that the model reads. Split the text."
+            f"the text has {len(ids)} tokens. The model reads it twice, as a sequence of {length} tokens, but has only "
+            f"{loaded.spec.longest} positions: split the text."
         )
     # No punctuation, no special tokens, and no continuation subwords, which start with ##.
     is_word = [tokenizer.name(id_).isalnum() for id_ in range(tokenizer.vocabulary)]

@@ -22,7 +22,7 @@ def label_names(tokenizer: Tokenizer | None, labels: int) -> dict[int, str]:
 
 
 def read_labels(folder: Path, config_file: str, *, remedy: str, labels: int) -> Tokenizer:
-    """Return the label names in a folder's config as a tokenizer. Duplicate names get their index appended."""
+    """Return the label names in a Hugging Face config as a tokenizer. Duplicate names get their index appended."""
     config: Mapping[str, Any] = read_json_object(folder / config_file, remedy=remedy)
     id2label = config.get("id2label")
     table = id2label if isinstance(id2label, Mapping) else {}

@@ -124,7 +124,7 @@ def prepare_prompt(loaded: TrainedModel, kind: Prompt, ids: list[int], tokens: i
 
 
 def encode_with_special(tokenizer: Tokenizer, text: str, special_ids: tuple[int, ...]) -> list[int]:
-    """Return the ids of a text in which names of these special tokens stand for the tokens; all else is plain text."""
+    """Return the ids of a prompt, in which names of `special_ids` such as `<mask>` stand for these tokens."""
     ids = {tokenizer.name(id_): id_ for id_ in special_ids}
     # Longest first: <extra_id_1> must not match in <extra_id_10>.
     names = "|".join(re.escape(name) for name in sorted(ids, key=len, reverse=True))

@@ -41,8 +41,8 @@ class SelfAttentionCosts(LayerCosts):
 
     @classmethod
     def stack_linears(cls, record: Any, block: Block, size: Size, layers: range) -> Iterator[LinearShape]:
-        """Yield what a stack has for this kind besides its layers: tables, as linear layers from their width to their
-        rows."""
+        """Yield the tables that a stack has for this kind of attention outside of its layers. A table is described as a
+        linear layer from its width to its rows."""
         yield from ()
 
     @classmethod

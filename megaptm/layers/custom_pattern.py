@@ -93,13 +93,13 @@ def check_alike(pattern: CustomPattern, query: Any, key: Any) -> None:
     if type(attended) is not type(query) or str(attended.dtype) != "torch.bool":
         kind = f"{getattr(attended, 'dtype', '')} {type(attended).__name__}".strip()
         raise _broken(
-            pattern, f"its mask returns a {kind} for torch tensors", "write it with operators, which both have"
+            pattern, f"its mask returns a {kind} for torch tensors", "use only operators that torch and numpy share"
         )
     if not np.array_equal(attended.numpy(), expected):
         raise _broken(
             pattern,
             "its mask gives different results for torch tensors and numpy arrays",
-            "write it with operators only",
+            "use only operators that torch and numpy share",
         )
 
 
@@ -116,7 +116,9 @@ def fingerprint(pattern: CustomPattern, length: int) -> str:
         pairs, again = (_mask_of(pattern, queries.copy(), keys.copy()) for _ in range(2))
         if not np.array_equal(pairs, again):
             raise _broken(
-                pattern, "its mask says something else each time", "let it say what follows from places alone"
+                pattern,
+                "its mask differs between two calls with the same positions",
+                "compute it from the positions only",
             )
         digest.update(np.packbits(pairs).tobytes())
     return digest.hexdigest()
@@ -127,7 +129,9 @@ def _table(pattern: CustomPattern, length: int) -> np.ndarray:
     number, positions = -(-length // pattern.block), np.arange(length)
     positions.setflags(write=False)  # Read-only: a mask that writes to its input would change later inputs.
     if not (itself := _mask_of(pattern, positions, positions)).all():
-        raise _broken(pattern, f"place {np.argmin(itself)} does not see itself", "let each see itself")
+        raise _broken(
+            pattern, f"position {np.argmin(itself)} does not attend to itself", "let every position attend to itself"
+        )
     if pattern.block_mask is None:
         rows = (positions[start : start + pattern.block] for start in range(0, length, pattern.block))
         starts = np.arange(0, length, pattern.block)
@@ -142,14 +146,18 @@ def _table(pattern: CustomPattern, length: int) -> np.ndarray:
     if not isinstance(blocks, np.ndarray) or blocks.dtype != bool or blocks.shape != (number, number):
         received = f"{blocks.dtype} {[*blocks.shape]}" if isinstance(blocks, np.ndarray) else type(blocks).__name__
         raise _broken(
-            pattern, f"its block mask is {received}", f"of {number} blocks give an array, bool [{number}, {number}]"
+            pattern, f"its block mask is {received}", f"return a bool array [{number}, {number}] for {number} blocks"
         )
     if not np.array_equal(blocks, again):  # it would also differ between processes, and in a resumed run
         raise _broken(
-            pattern, "its block mask is another each time", "draw it by a seed, as np.random.default_rng(0) does"
+            pattern, "its block mask differs between two calls", "use a fixed seed, as in np.random.default_rng(0)"
         )
     if not blocks.diagonal().all():
-        raise _broken(pattern, f"block {np.argmin(blocks.diagonal())} does not see itself", "let each see itself")
+        raise _broken(
+            pattern,
+            f"block {np.argmin(blocks.diagonal())} does not attend to itself",
+            "let every block attend to itself",
+        )
     return blocks[None]
 
 
@@ -165,10 +173,12 @@ def _mask_of(pattern: CustomPattern, query: np.ndarray, key: np.ndarray) -> np.n
             f"{attended.dtype} {[*attended.shape]}" if isinstance(attended, np.ndarray) else type(attended).__name__
         )
         raise _broken(
-            pattern, f"of places {[*query.shape]} and {[*key.shape]} its mask says {received}", f"give bool {[*shape]}"
+            pattern,
+            f"for positions {[*query.shape]} and {[*key.shape]} its mask is {received}",
+            f"return bool {[*shape]}",
         )
     return attended
 
 
 def _broken(pattern: CustomPattern, problem: str, remedy: str) -> UserError:
-    return UserError(f"Block.attention: the pattern `{pattern.name}` is broken ({problem}): {remedy}.")
+    return UserError(f"Block.attention: the pattern `{pattern.name}` is invalid ({problem}): {remedy}.")

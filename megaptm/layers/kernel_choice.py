@@ -45,7 +45,7 @@ class AttentionWork:
     marked: bool = False
     """Whether the batch marks global tokens."""
     scored: bool = False
-    """Whether terms are added to the scores."""
+    """Whether terms, such as position biases, are added to the attention scores."""
     reads_memory: bool = False
     """Whether keys come from another stack."""
     hashed: bool = False
@@ -87,7 +87,7 @@ class KernelChoice:
 
 def _needs_gpu(kernel: str, device: ComputeDevice) -> str:
     if device.kind != "cuda":
-        return "it trains on GPUs alone"
+        return "it trains on GPUs only"
     return "" if MODULES[kernel] in device.packages else f"{MODULES[kernel]} is not installed"
 
 
@@ -96,18 +96,18 @@ def _fused(work: AttentionWork, device: ComputeDevice) -> str:
 
 
 def _tiles(work: AttentionWork, device: ComputeDevice) -> str:
-    return "its keys are another stream's" if work.reads_memory else ""
+    return "it does not support keys from another stack" if work.reads_memory else ""
 
 
 def _flex(work: AttentionWork, device: ComputeDevice) -> str:
     if why := _needs_gpu("flex", device):
         return why
     if work.reads_memory:
-        return "its keys are another stream's"
+        return "it does not support keys from another stack"
     if work.key_width < NARROWEST_HEAD:
-        return f"heads must be {NARROWEST_HEAD} wide or wider, not {work.key_width}"
+        return f"the width of heads must be at least {NARROWEST_HEAD}, not {work.key_width}"
     if device.any_length:
-        return "it is compiled for each length of rows"
+        return "it is compiled for each sequence length"
     return "it has no dropout (model.attention.dropout=false removes it)" if work.dropout else ""
 
 
@@ -116,16 +116,16 @@ def _windows(kernel: str, work: AttentionWork, device: ComputeDevice) -> str:
     if why := _needs_gpu(kernel, device):
         return why
     if work.precision not in ("bf16", "fp16"):
-        return f"train.precision is {work.precision}, and it knows bf16 and fp16"
+        return f"train.precision is {work.precision}, and it supports only bf16 and fp16"
     if work.key_width > WIDEST_HEAD or work.key_width % 8:
         return f"the width of heads must be a multiple of 8 up to {WIDEST_HEAD}, not {work.key_width}"
     cannot = {
-        "it cannot keep documents apart (data.document_mask)": work.documents,
-        "it knows no order but that of time": work.ordered,
-        "it knows no tokens that see all": work.marked,
-        "its keys are another stream's": work.reads_memory,
-        "it knows no gaps in a window": isinstance(work.pattern, SlidingWindow) and work.pattern.dilation > 1,
-        "it knows windows and no other pattern": not isinstance(work.pattern, SlidingWindow | None),
+        "it does not support document masks (data.document_mask)": work.documents,
+        "it does not support an attention order other than causal": work.ordered,
+        "it does not support global tokens": work.marked,
+        "it does not support keys from another stack": work.reads_memory,
+        "it does not support dilated windows": isinstance(work.pattern, SlidingWindow) and work.pattern.dilation > 1,
+        "it supports only window patterns": not isinstance(work.pattern, SlidingWindow | None),
     }
     return next((why for why, needed in cannot.items() if needed), "")
 
@@ -137,7 +137,7 @@ def _flash_attn(work: AttentionWork, device: ComputeDevice) -> str:
 def _transformer_engine(work: AttentionWork, device: ComputeDevice) -> str:
     if why := _windows("transformer-engine", work, device):
         return why
-    return "it adds in any order, and train.deterministic is set" if device.deterministic else ""
+    return "it sums in a random order, and train.deterministic is set" if device.deterministic else ""
 
 
 KERNELS: dict[str, Callable[[AttentionWork, ComputeDevice], str]] = {
@@ -150,7 +150,7 @@ KERNELS: dict[str, Callable[[AttentionWork, ComputeDevice], str]] = {
 """Kernel -> function that returns why it cannot be used; empty if it can. `fused` is torch's kernel, with a mask of all
 pairs if needed; `tiles` is `layers.sparse`."""
 OF_SPARSE = ("flash-attn", "transformer-engine", "flex", "tiles")
-"""Kernels of sparse patterns; the first usable one is taken."""
+"""Kernels for sparse patterns, in order of preference; the first usable one is chosen."""
 
 
 @lru_cache(maxsize=1024)  # each layer calls this in each step
@@ -159,11 +159,11 @@ def choose(work: AttentionWork, device: ComputeDevice, configured: str = AUTO) -
     if configured != AUTO:
         if why := _refusal(configured, work, device):
             raise UserError(
-                f"train.attention_kernel ({configured}) cannot compute the {work.name}: {why}; take another, or auto."
+                f"train.attention_kernel ({configured}) cannot compute the {work.name}: {why}; use another, or auto."
             )
-        return KernelChoice(configured, "train.attention_kernel says so")
+        return KernelChoice(configured, "set by train.attention_kernel")
     if work.hashed:
-        return KernelChoice("chunks", "places are sorted by hashes, and near ones compared")
+        return KernelChoice("chunks", "positions are sorted by hash, and nearby ones compared")
     if not work.sparse:
         return KernelChoice(FUSED, _why_fused(work))
     refused = {}
@@ -172,26 +172,26 @@ def choose(work: AttentionWork, device: ComputeDevice, configured: str = AUTO) -
             refused[name] = why
             continue
         assert work.pattern is not None
-        share = f"{work.pattern.pairs(work.queries) / work.queries**2:.2g} of a row's pairs are compared"
+        share = f"{work.pattern.pairs(work.queries) / work.queries**2:.2g} of all query-key pairs are computed"
         named = refused if device.kind == "cuda" else {}
         return KernelChoice(name, "; ".join([share, *(f"not {kernel}: {why}" for kernel, why in named.items())]))
-    raise AssertionError("tiles say any pattern")
+    raise AssertionError("tiles support every pattern")
 
 
 def _refusal(kernel: str, work: AttentionWork, device: ComputeDevice) -> str:
     if work.hashed:
-        return "its places are sorted by hashes, for which it has a kernel of its own"
+        return "it does not support pairs chosen by hashes, for which there is another kernel"
     if work.scored and kernel != FUSED:
-        return "something is added to its scores"
+        return "it does not support terms added to attention scores"
     return KERNELS[kernel](work, device)
 
 
 def _why_fused(work: AttentionWork) -> str:
     if work.scored:
-        return "something is added to the scores of all pairs"
+        return "terms are added to the attention scores of all pairs"
     if work.documents or work.ordered:
         return "a mask of all pairs defines the attention"
-    return "of a row there is little to leave out" if work.pattern else "nothing is left out"
+    return "the pattern masks too few pairs to skip" if work.pattern else "there is no pattern of masked pairs"
 
 
 def works_of(spec: ModelSpec, batch: BatchSpec, precision: str) -> Iterator[AttentionWork]:

@@ -53,7 +53,7 @@ def _layer_errors(block: Block, record: LayerSpec, size: Size) -> Iterator[str]:
     """Yield an error for each field that has no meaning for layers of another kind."""
     for name, default in vars(Block()).items():
         if name not in ("layer", *record.block_fields) and getattr(block, name) != default:
-            yield f"{name} has no meaning for {record.kind} layers: leave it out."
+            yield f"{name} is not used by {record.kind} layers: remove it."
     yield from record.errors(block, size)
 
 
@@ -74,7 +74,7 @@ def _stack_errors(block: Block, size: Size) -> Iterator[str]:
     if block.score_bias and own_masks:
         yield (
             f"position is {block.position}, a bias on the scores of all pairs, but {', '.join(sorted(own_masks))} "
-            "attention computes only some: use another position, or all pairs."
+            "attention skips some pairs: use another position, or full attention."
         )
     if size.cached_positions and not block.caches_states:
         yield f"attention is {block.kinds[0]}, which has no recurrence cache: set memory to 0."

@@ -25,9 +25,9 @@ class SubLayer:
     """`attention`, `cross` or `ffn`; `layer` for layers of another kind."""
     costs: LayerCosts
     norm: int
-    """Parameters of its norm."""
+    """Parameters of the norm of the sub-layer."""
     has_norm: bool = True
-    """Whether it has a norm of its own."""
+    """Whether the sub-layer has its own norm. With parallel norms, the feed-forward shares that of attention."""
 
     @property
     def is_attention(self) -> bool:
@@ -117,7 +117,8 @@ def own_sublayers(block: Block, size: Size, layers: range, memory: int | None = 
 
 
 def linears_beside(block: Block, size: Size, layers: range) -> Iterator[LinearShape]:
-    """Yield what a stack has besides its layers: tables of score biases, and what its kinds of attention add."""
+    """Yield the parameters of a stack outside of its layers: tables of score biases, and those of its kinds of
+    attention."""
     if not layers:
         return
     if block.score_bias:

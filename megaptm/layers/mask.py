@@ -115,7 +115,9 @@ class Mask:
     def _beside(self, positions: Tensor) -> Tensor:
         """Return the mask of the query stream, [B, 1, A, K]."""
         if self.order is None:
-            raise UserError("queries beside the text see by an order, and the batch has none: give it `order`.")
+            raise UserError(
+                "The batch has no `order`, which queries at target positions need: use an objective that provides it."
+            )
         attended = self.order[:, None, None, :] < self.order.gather(1, positions)[:, None, :, None]
         if self.documents is None:
             return attended
@@ -126,7 +128,7 @@ class Mask:
         """Return the mask with the recurrence cache, [B, 1, Q, M + K]. Only its last positions may be filled."""
         if self.documents is not None:
             raise UserError(
-                "rows with several documents cannot be told from what is remembered of rows before: set "
+                "a recurrence cache (model.memory) cannot be used with document masks: set "
                 "data.document_mask=false, or model.memory=0."
             )
         there = torch.arange(cache.length, device=self.device) >= cache.length - cache.filled[:, None]
@@ -236,7 +238,7 @@ def cross_mask(batch: dict[str, Tensor], queries: str, keys: str) -> Mask:
     numbers = batch.get(queries + "document_ids"), batch.get(keys + "document_ids")
     if (numbers[0] is None) != (numbers[1] is None):
         raise UserError(
-            f"The batch has document numbers for one of {queries}tokens and {keys}tokens; give both or neither."
+            f"The batch has document_ids for only one of {queries}tokens and {keys}tokens; provide both or neither."
         )
     both = (numbers[0], numbers[1]) if numbers[0] is not None and numbers[1] is not None else None
     return Mask((query.shape[1], key.shape[1]), query.device, both)

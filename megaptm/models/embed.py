@@ -72,9 +72,7 @@ class Embed(nn.Module):
         self.first_position = family.embedding.first_position
         self.waves = {name: family.stacks[name].position == "sinusoid" for name in stacks}
         if width % 2 and any(self.waves.values()):
-            raise UserError(
-                f"{family.name}: sinusoid positions pair features; a width of {width} has one left: change it."
-            )
+            raise UserError(f"{family.name}: sinusoid positions need an even width, not {width}: change it.")
         for prefix, name in {family.tables[name]: name for name in stacks}.items():
             if name in family.gradient_disentangled:
                 difference = Embedding(spec.padded_vocabulary, width, split="vocabulary")
@@ -187,9 +185,9 @@ def _check_inputs(spec: ModelSpec) -> None:
     names = [record.name for record in family.inputs]
     replaced = [record.name for record in family.inputs if record.replaces_tokens]
     if len({*names}) < len(names) or sum(record.is_appended for record in family.inputs) > 1:
-        raise UserError(f"{spec.name}: inputs has two of one kind ({', '.join(names)}): leave one out.")
+        raise UserError(f"{spec.name}: inputs has two of one kind ({', '.join(names)}): remove one.")
     errors = {
-        "token tables beside it (inputs)": len(family.token_inputs)
+        "other token tables (inputs)": len(family.token_inputs)
         > (1 if len(family.stacks) == 1 or family.output.tied else 2),
         "a projection on the token table (tied)": family.output.tied,
         "a token table of another kind": (tokens := token_costs(spec)) is not None and bool(tokens.module),
@@ -198,7 +196,8 @@ def _check_inputs(spec: ModelSpec) -> None:
     }
     if replaced and (named := [word for word, is_so in errors.items() if is_so]):
         raise UserError(
-            f"{spec.name}: the input {replaced[0]} replaces tokens, which does not go with {named[0]}: change either."
+            f"{spec.name}: the input {replaced[0]} replaces tokens, which cannot be combined with "
+            f"{named[0]}: change either."
         )
 
 
@@ -214,6 +213,6 @@ def _check_sampled_tables(family: Family) -> None:
         or any(family.stacks[name].position == "learned" for name in family.gradient_disentangled)
     ):
         raise UserError(
-            f"{family.name}: sampled.tables is gradient-disentangled, which is known of tokens alone; leave out "
+            f"{family.name}: sampled.tables is gradient-disentangled, which only token tables support; remove "
             "segments and learned positions, or use shared."
         )

@@ -55,17 +55,19 @@ class HeadCosts(ABC):
         """Stacks, or layers of them, that it reads."""
         for stack, layer in self.readings:
             if stack not in spec.family.stacks:
-                raise UserError(f"{spec.name}: head {self.name} reads the {stack}, which is no stack of it.")
+                raise UserError(f"{spec.name}: head {self.name} reads the {stack}, which is not one of its stacks.")
             if layer is not None and not 0 <= layer < (layers := spec.size_of(stack).layers):
                 raise UserError(
                     f"{spec.name}: head {self.name} reads layer {layer} of the {stack}, which has 0 to {layers - 1}."
                 )
             if layer is not None and self.contrasts:
-                raise UserError(f"{spec.name}: head {self.name} compares rows, so it reads whole stacks, not a layer.")
+                raise UserError(
+                    f"{spec.name}: head {self.name} compares samples, so it must read a stack, not a layer."
+                )
             if layer is not None and not spec.family.stacks[stack].residual.saves_activations:
                 raise UserError(
                     f"{spec.name}: head {self.name} reads layer {layer} of the {stack}, whose layers are "
-                    f"{spec.family.stacks[stack].residual.kind} and keep nothing: let it read the stack, or use "
+                    f"{spec.family.stacks[stack].residual.kind} and save no activations: let it read the stack, or use "
                     "ResidualSpec()."
                 )
 
@@ -270,7 +272,7 @@ H = TypeVar("H", bound=type[HeadCosts])
 def register_head(head: H) -> H:
     """Register the costs of a user-defined head, so that families and objectives can name it. A class decorator."""
     if missing := sorted(getattr(head, "__abstractmethods__", ())):
-        raise TypeError(f"{head.__name__} does not say what it costs: give it {' and '.join(missing)}.")
+        raise TypeError(f"{head.__name__} does not define its costs: implement {' and '.join(missing)}.")
     if not is_plugin(head.module):
         raise TypeError(f"{head.__name__}.module ({head.module!r}) must be written `package.module:NAME`.")
     known = HEADS.setdefault(head.name, head)

@@ -173,7 +173,7 @@ def build_heads(spec: ModelSpec, names: Collection[str]) -> nn.ModuleDict:
 def plain_activation(spec: ModelSpec, costs: HeadCosts) -> Callable[[Tensor], Tensor]:
     """Return the activation of the last layer that a head reads."""
     act = costs.block.at(costs.size.layers - 1).ffn.activation
-    assert isinstance(act, str), "`at` a layer there is one word"
+    assert isinstance(act, str), "a block of one layer has one activation"
     if find_activation(act).costs.streams == 2:
         raise UserError(f"{spec.name}: the `{costs.name}` head has no gated form; use a plain ffn, not {act!r}.")
     return activation_of(act)

@@ -63,9 +63,7 @@ def _stack(spec: ModelSpec, name: str, block: Block, layers: range) -> BaseStack
 
 
 def _no_engine(stream: Tensor, losses: dict[str, Loss]) -> Tensor:
-    raise RuntimeError(
-        f"{[*losses]}: losses before the last chunk need somebody who adds them (parallel.pipeline.InnerLosses)"
-    )
+    raise RuntimeError(f"{[*losses]}: losses before the last chunk must be added by parallel.pipeline.InnerLosses")
 
 
 class Model(nn.Module):
@@ -93,8 +91,8 @@ class Model(nn.Module):
 
         if len(family.stacks) > 1 and (several := [b for b in family.stacks.values() if b.residual.streams > 1]):
             raise UserError(
-                f"{spec.name}: a {several[0].residual.kind} stack stands alone; use ResidualSpec(), or leave the "
-                "others out."
+                f"{spec.name}: a {several[0].residual.kind} stack must be the only stack; use ResidualSpec(), or "
+                "remove the others."
             )
         self.embed = self.head = None
         tied_inputs = {HEADS[name].tied_input for name in self.chunk.heads} - {""}
@@ -317,7 +315,7 @@ class Model(nn.Module):
 
     def _embed(self, batch: dict[str, Tensor], ended: Mapping[str, Tensor]) -> dict[str, Tensor]:
         assert self.embed is not None
-        assert self.chunk.first, "only the first chunk embeds; the others are handed a stream"
+        assert self.chunk.first, "only the first chunk embeds; the others receive hidden states"
         streams: dict[str, Tensor] = {}
         for name in self.spec.family.stacks:
             if name in ended:

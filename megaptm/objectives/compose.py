@@ -44,7 +44,9 @@ def compose(config: Mapping[str, Any]) -> BaseObjective:
     tasks = {label: options for label, options in entries.items() if label not in QUESTIONS}
     shared = [label for label, options in tasks.items() if "share" in options]
     if not tasks:
-        raise UserError(f"objective: question {questions[0]} needs a task that makes its text: add `masked-lm: {{}}`.")
+        raise UserError(
+            f"objective: question {questions[0]} needs a task that provides the text: add `masked-lm: {{}}`."
+        )
     built = {label: _build_task(label, options) for label, options in tasks.items()}  # first: rejects unknown names
     if len(tasks) > 1 and len(shared) < len(tasks):
         missing = next(label for label in tasks if label not in shared)
@@ -59,7 +61,7 @@ def compose(config: Mapping[str, Any]) -> BaseObjective:
     }
     sample_tasks = {label: task for label, task in built.items() if isinstance(task, SampleObjective)}
     if len(sample_tasks) < len(built):
-        return _single_objective(next(label for label in built if label not in sample_tasks), built, tasks)
+        return _objective_without_samples(next(label for label in built if label not in sample_tasks), built, tasks)
     parts = tuple(
         Task(label, task, _share(label, options), _task_id(label, options), _corpora(label, options))
         for (label, task), options in zip(sample_tasks.items(), tasks.values(), strict=True)
@@ -75,12 +77,14 @@ def compose(config: Mapping[str, Any]) -> BaseObjective:
     return Composed(parts, weights)
 
 
-def _single_objective(
+def _objective_without_samples(
     label: str, built: Mapping[str, BaseObjective], options: Mapping[str, Mapping[str, Any]]
 ) -> BaseObjective:
     """Return an objective that makes no samples, and so cannot be mixed with others."""
     if len(built) > 1:
-        raise UserError(f"objective.{label} makes no text samples, and cannot be mixed with other tasks: remove them.")
+        raise UserError(
+            f"objective.{label} makes no text samples, and cannot be mixed with other tasks: remove the others."
+        )
     if unused := [key for key in COMMON_OPTIONS if key != "task" and key in options[label]]:
         raise UserError(f"objective.{label} makes no text samples, so that {unused[0]} has no effect: remove it.")
     return built[label]

@@ -323,7 +323,7 @@ class MaskedLMWithQuestion(QuestionObjective):
 
     def __post_init__(self) -> None:
         if why := self.masked.why_no_question(self.definition.num_segments):
-            raise UserError(f"{self.question} cannot be combined with it: {why}. Remove either.")
+            raise UserError(f"{self.question} cannot be combined with this task: {why}. Remove either.")
 
     @property
     def name(self) -> str:  # type: ignore[override]

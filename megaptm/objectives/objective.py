@@ -48,7 +48,7 @@ class SequenceWindow:
     stride: int
     """Distance between the starts of consecutive sequences, in tokens and slots."""
     lookahead: int = 0
-    """Tokens and slots that a sequence reads of the next one (causal: the label of the last token)."""
+    """Number of tokens and slots of the next sequence that this sequence also reads (causal-lm: 1, the last label)."""
     slots: int = 0
     max_document_length: int | None = None
     """Largest length of a document in tokens and slots, for sequences of complete documents (unit `document`)."""

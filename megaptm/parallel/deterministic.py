@@ -22,14 +22,14 @@ def use_deterministic_kernels() -> None:
     workspace = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACES[0])
     if workspace not in CUBLAS_WORKSPACES:
         raise UserError(
-            f"CUBLAS_WORKSPACE_CONFIG is {workspace}, with which train.deterministic cannot be: unset it, or set it to "
+            f"CUBLAS_WORKSPACE_CONFIG is {workspace}, which train.deterministic does not allow: unset it, or set it to "
             f"{' or '.join(CUBLAS_WORKSPACES)}."
         )
     algorithms = os.environ.setdefault("NCCL_ALGO", NCCL_WITHOUT_SWITCHES)
     if "NVLS" in algorithms and not algorithms.startswith("^"):
         raise UserError(
-            f"NCCL_ALGO is {algorithms}, with which train.deterministic cannot be, because switches add in any order: "
-            f"unset it, or set it to {NCCL_WITHOUT_SWITCHES}."
+            f"NCCL_ALGO is {algorithms}, which train.deterministic does not allow, because NVLink switches sum "
+            f"in a random order: unset it, or set it to {NCCL_WITHOUT_SWITCHES}."
         )
     # Fused attention kernels follow this setting, too. An operation without a deterministic kernel raises an error.
     torch.use_deterministic_algorithms(True)

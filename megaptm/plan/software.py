@@ -35,7 +35,7 @@ class Software:
     boundary_overlap: bool = False
     """Whether messages between stages overlap with products."""
     chunked_logits: bool = True
-    """Whether one tensor rank computes logits for a chunk of positions at a time."""
+    """Whether logits are computed for a chunk of positions at a time, if there is one tensor rank."""
 
 
 # parallel/engine.py, parallel/stage.py, parallel/optimizers, losses/token.py

@@ -132,7 +132,7 @@ class Heartbeat:
             self.enter("between")
 
     def set_step(self, step: int) -> None:
-        """Set the number of steps done before."""
+        """Set the number of finished steps, when a run resumes from a checkpoint."""
         self._steps = step
 
     def _beat(self) -> None:

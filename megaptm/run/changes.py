@@ -91,7 +91,7 @@ def compare_configs(previous: Config, config: Config) -> Resumption:
     previous = replace_paths(previous, moved)
     changes = tuple(_refused_changes(previous, config, done))
     jump = rate_jump(previous, config, done)
-    if changes or (jump is not None and not _settles_rate(previous, config, done)):
+    if changes or (jump is not None and not _sets_schedule(previous, config, done)):
         choice = () if changes or jump is None else tuple(_rate_choices(previous, config, jump))
         return Resumption(config.run, changes, choice)
     events: list[Event] = [DataMovedEvent(step=done, before=old, after=new) for old, new in moved.items()]
@@ -152,7 +152,7 @@ def _schedule(config: Config) -> tuple[int, int | None, list[int]]:
     return config.train.steps, config.optimizer.decay_steps, [*config.optimizer.restarts]
 
 
-def _settles_rate(previous: Config, config: Config, done: int) -> bool:
+def _sets_schedule(previous: Config, config: Config, done: int) -> bool:
     """Whether the config sets a key that determines the learning rate of a run with another length."""
     if done in config.optimizer.restarts:
         return True

@@ -220,8 +220,8 @@ def refuse_other_config(run: Path) -> None:
     written = (run / CONFIG).read_bytes() if (run / CONFIG).exists() else b""
     if expected and hashlib.sha256(written).hexdigest() != expected:
         raise UserError(
-            f"another command that was started at the same time has written its config to {run}: check whether that "
-            "one trains, and start one at a time."
+            f"{run} has the config of another command, which was started at the same time: check whether that command "
+            "trains, and start only one at a time."
         )
 
 

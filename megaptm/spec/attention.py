@@ -61,11 +61,11 @@ class AttentionSpec:
         yield from ()
 
     def for_encoding(self) -> AttentionSpec:
-        """Return the record without what only pre-training computes."""
+        """Return the record without the components that only pre-training uses, such as DeBERTa's mask decoder."""
         return self
 
     def for_pretraining(self, table: AttentionSpec) -> AttentionSpec:
-        """Return the record with what only pre-training computes, as in a family's table."""
+        """Return the record with the pre-training components of `table`, the same layer's record in the family."""
         return self
 
 

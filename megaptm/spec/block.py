@@ -188,12 +188,12 @@ class Block:
 
     @property
     def for_encoding(self) -> Block:
-        """The block without what only pre-training computes."""
+        """The block without the components that only pre-training uses, such as DeBERTa's mask decoder."""
         records = tuple(record.for_encoding() for record in self.attentions)
         return replace(self, attention=records[0] if isinstance(self.attention, AttentionSpec) else records)
 
     def for_pretraining(self, table: Block) -> Block:
-        """Return the block with what only pre-training computes, as in a family's table."""
+        """Return the block with the pre-training components of `table`, the same stack's block in the family."""
         pairs = zip(self.attentions, table.attentions, strict=True)
         records = tuple(record.for_pretraining(other) for record, other in pairs)
         return replace(self, attention=records[0] if isinstance(self.attention, AttentionSpec) else records)

@@ -45,7 +45,7 @@ NormalizerPart = dict[str, Any]
 """Normalizer component in the form of tokenizer.json."""
 
 MAX_PATTERN_LENGTH = 1 << 17
-"""Characters. SentencePiece's tables need 22,000; a forged table with shared branches could need any number."""
+"""Maximum characters of a pattern. SentencePiece's tables need 22,000; a forged table could need any number."""
 MAX_GROWTH = 1000
 """Characters that a normalizer may make of one. Published tokenizers make a few."""
 # Noncharacters of four bytes: `Precompiled` treats graphemes of less than six bytes as a unit, and a mark has two

@@ -18,7 +18,7 @@ from megaptm.processes import collect_garbage_rarely, end_now, outlive_terminal,
 
 
 @click.command()
-@click.option("--run", required=True, help="The run folder; its config.yaml says everything else.")
+@click.option("--run", required=True, help="Run folder; its config.yaml has all other settings.")
 def main(run: str) -> None:
     outlive_terminal()
     collect_garbage_rarely()

@@ -21,7 +21,7 @@ def test_kernel_is_reported_with_reason() -> None:
     [(state, message)] = attention_findings("longformer/base")
     assert state == "ok"
     assert message.startswith(
-        "window attention of 12 layers of the encoder, on H100 80 GB: tiles, 0.15 of a row's pairs"
+        "window attention of 12 layers of the encoder, on H100 80 GB: tiles, 0.15 of all query-key pairs"
     )
     assert "not flash-attn: " in message
     assert "not flex: " in message

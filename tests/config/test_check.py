@@ -144,7 +144,11 @@ def test_processes_and_microbatches():
             ["layout.tensor=7", "model.heads=7", "model.width=7", "model.ffn=7"],
             "50304 rows of the padded",
         ),
-        ("transformer-xl/tiny", ["model.cutoffs=[9, 5]"], "model.cutoffs ([9, 5]) must rise from above 0 to below"),
+        (
+            "transformer-xl/tiny",
+            ["model.cutoffs=[9, 5]"],
+            "model.cutoffs ([9, 5]) must be ascending, above 0 and below",
+        ),
         (
             "gpt2/small",
             ["model.cutoffs=[5]"],

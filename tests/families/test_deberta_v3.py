@@ -212,7 +212,7 @@ def test_masking_matches_the_released_code() -> None:
 @pytest.mark.parametrize(
     ("family", "message"),
     [
-        (change(ELECTRA, sampled={"tables": "gradient-disentangled"}), "leave out segments and learned positions"),
+        (change(ELECTRA, sampled={"tables": "gradient-disentangled"}), "remove segments and learned positions"),
         (
             change(DEBERTA_V3, sampled={"tables": "apart"}),
             "sampled.tables is 'apart', which is unknown; use one of shared",

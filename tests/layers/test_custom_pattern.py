@@ -82,7 +82,7 @@ def test_kernels_that_support_custom_patterns() -> None:
     assert choose(work, GPU).kernel == "flex"
     assert choose(work, ComputeDevice("cpu")).kernel == "tiles"
     for kernel in ("flash-attn", "transformer-engine"):
-        with pytest.raises(UserError, match="it knows windows and no other pattern"):
+        with pytest.raises(UserError, match="it supports only window patterns"):
             choose(work, GPU, kernel)
 
 
@@ -101,18 +101,18 @@ def broken(mask: Any = near_or_first, block_mask: Any = None) -> CustomPattern:
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        (broken(lambda query, key: query > key), r"\(place 0 does not see itself\): let each see itself"),
-        (broken(lambda query, key: query - key), r"its mask says int64 \[10\]\): give bool \[10\]"),
-        (broken(lambda query, key: True), "its mask says bool"),
+        (broken(lambda query, key: query > key), r"\(position 0 does not attend to itself\): let every"),
+        (broken(lambda query, key: query - key), r"its mask is int64 \[10\]\): return bool \[10\]"),
+        (broken(lambda query, key: True), "its mask is bool"),
         (broken(lambda query, key: query.__iadd__(1) >= key), "the mask of `mine:BROKEN` failed .*read-only"),
         (broken(lambda query, key: query.near(key)), "the mask of `mine:BROKEN` failed"),
         (
             broken(block_mask=lambda number: np.ones((2, 2), bool)),
-            r"bool \[2, 2\]\): of 3 blocks give an array, bool \[3, 3\]",
+            r"bool \[2, 2\]\): return a bool array \[3, 3\] for 3 blocks",
         ),
         (broken(block_mask=lambda number: [[True]]), "its block mask is list"),
-        (broken(block_mask=lambda number: ~np.eye(number, dtype=bool)), "block 0 does not see itself"),
-        (broken(block_mask=unseeded_blocks), "its block mask is another each time.: draw it by a seed"),
+        (broken(block_mask=lambda number: ~np.eye(number, dtype=bool)), "block 0 does not attend to itself"),
+        (broken(block_mask=unseeded_blocks), "its block mask differs between two calls.: use a fixed seed"),
         (broken(block_mask=lambda number: 1 / 0), "the block mask of `mine:BROKEN` failed"),
     ],
 )

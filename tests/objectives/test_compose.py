@@ -181,7 +181,7 @@ def test_schedules_of_weights_and_shares():
         ({"masked-lm": 3}, r"objective\.masked-lm must be a mapping of options"),
         (
             {"next-sentence": {}},
-            r"objective: question next-sentence needs a task that makes its text: add `masked-lm: \{\}`\.",
+            r"objective: question next-sentence needs a task that provides the text: add `masked-lm: \{\}`\.",
         ),
         (
             {"causal-lm": {}, "next-sentence": {}},
@@ -244,15 +244,15 @@ def test_schedules_of_weights_and_shares():
         ),
         (
             {"translation-lm": {}, "next-sentence": {}},
-            r"objective\.translation-lm: next-sentence cannot be combined with it: its samples are pairs of",
+            r"objective\.translation-lm: next-sentence cannot be combined with this task: its samples are pairs of",
         ),
         (
             {"ordered-masked-lm": {}, "sentence-reordering": {}},
-            r"objective\.ordered-masked-lm: sentence-reordering cannot be combined with it: it has segment",
+            r"objective\.ordered-masked-lm: sentence-reordering cannot be combined with this task: it has segment",
         ),
         (
             {"ordered-masked-lm": {"context": "left-to-right", "question": "next-sentence"}},
-            r"objective\.ordered-masked-lm: next-sentence cannot be combined with it: its first position,",
+            r"objective\.ordered-masked-lm: next-sentence cannot be combined with this task: its first position,",
         ),
         ({"masked-lm": {"corpora": "books"}}, r"objective\.masked-lm\.corpora must be a list of corpora"),
         ({"masked-lm": {"task_id": -1}}, r"objective\.masked-lm\.task_id \(-1\) must be an integer of 0 or more\."),
@@ -288,7 +288,7 @@ def test_invalid_config_is_rejected(config, message):
     [
         (
             {"glove": {"share": 1}, "causal-lm": {"share": 1}},
-            r"objective\.glove makes no text samples, and cannot be mixed with other tasks: remove them\.",
+            r"objective\.glove makes no text samples, and cannot be mixed with other tasks: remove the others\.",
         ),
         (
             {"glove": {"weight": 2}},

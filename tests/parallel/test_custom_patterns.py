@@ -46,7 +46,7 @@ def test_pattern_that_changes_between_calls_is_refused() -> None:
         lambda query, key: abs(query - key) < next(turns), lambda n: np.eye(n, dtype=bool), block=4
     )
     with pytest.raises(
-        UserError, match=r"its mask says something else each time\): let it say what follows from places"
+        UserError, match=r"its mask differs between two calls with the same positions\): compute it from the positions"
     ):
         fingerprint(changing, 10)
 

@@ -38,10 +38,10 @@ def test_kernel_of_each_kind_of_attention() -> None:
 @pytest.mark.parametrize(
     ("name", "kernel", "device", "reason"),
     [
-        ("gpt2/tiny", "flex", "cpu", "it trains on GPUs alone"),
-        ("t5/small", "tiles", "cpu", "something is added to its scores"),
-        ("reformer/enwik8", "tiles", "cpu", "its places are sorted by hashes"),
-        ("bart/base", "tiles", "cpu", "its keys are another stream's"),
+        ("gpt2/tiny", "flex", "cpu", "it trains on GPUs only"),
+        ("t5/small", "tiles", "cpu", "it does not support terms added to attention scores"),
+        ("reformer/enwik8", "tiles", "cpu", "it does not support pairs chosen by hashes"),
+        ("bart/base", "tiles", "cpu", "it does not support keys from another stack"),
     ],
 )
 def test_unsuitable_kernel_is_rejected(name: str, kernel: str, device: str, reason: str) -> None:

@@ -55,5 +55,5 @@ def test_contradicting_environment_is_refused(monkeypatch, name, value):
         monkeypatch.setenv(other, "")
         monkeypatch.delenv(other)
     monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=f"^{name} is {value}, with which train.deterministic cannot be"):
+    with pytest.raises(UserError, match=f"^{name} is {value}, which train.deterministic does not allow"):
         use_deterministic_kernels()

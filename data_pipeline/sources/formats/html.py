@@ -15,7 +15,7 @@ from data_pipeline.sources.unreadable import UnreadableHandler, UnreadableRecord
 from data_pipeline.time_limit import time_limit
 
 MAX_PAGE_BYTES = 64 << 20
-"""Bytes. A page is held in memory, and extraction makes several copies."""
+"""Maximum bytes of a page, because a page is held in memory and extraction makes several copies."""
 XML_DECLARED = re.compile(rb"\A(?:\xef\xbb\xbf)?\s*<\?xml[^>]*?encoding\s*=\s*[\"']([\w.:-]+)", re.ASCII)
 CHARSET = re.compile(r"charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
 
@@ -69,7 +69,7 @@ MAX_DEPTH = 4096
 MAX_ATTRIBUTES = 4096
 """Maximum words in one tag. The parser compares each attribute with all others."""
 MAX_UNCHECKED_TAG = 1 << 15
-"""Characters. The attributes of a shorter tag are not counted."""
+"""Maximum characters of a tag whose attributes are not counted."""
 TAG = re.compile(r"<(/?)([a-zA-Z][^\s/<>]*)")
 QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 # fmt: off

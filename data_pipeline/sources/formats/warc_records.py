@@ -12,7 +12,7 @@ from data_pipeline.sources.source import InputFile, Source
 from data_pipeline.sources.unreadable import Unreadable, UnreadableRecord
 
 MAX_RECORD_BYTES = MAX_PAGE_BYTES
-"""Bytes. Only the start of a longer record is held in memory."""
+"""Maximum bytes of a record in memory; of a longer record only the start is read."""
 MAX_HEADER_BYTES = 1 << 20
 """Maximum bytes of a record's headers, and the part that is held of an oversized record: it includes the HTTP
 headers."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 MAX_REREAD = 4 << 20
-"""Characters. Rereading this many takes about a second."""
+"""Maximum characters that are read again, which takes about a second."""
 
 SIGNS = "{[<|"
 HIDDEN = str.maketrans(SIGNS, "\x0e\x0f\x10\x11")

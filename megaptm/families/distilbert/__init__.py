@@ -1,4 +1,4 @@
-"""DistilBERT and TinyBERT: small BERT models with few differences, distilled from a large one
+"""DistilBERT and TinyBERT: BERT with fewer layers, distilled from a larger model
 (docs/distillation.md)."""
 
 from megaptm.families.bert import BERT

@@ -30,11 +30,11 @@ class BidirectionalHead(nn.Module):
         self.number, self.size = spec.family.loss.negatives, spec.vocabulary
         if self.number >= self.size:
             raise UserError(
-                f"model.negatives ({self.number}) must be less than the {self.size} words of the vocabulary, of which "
-                "they are drawn: lower it, or say 0, and all are compared."
+                f"model.negatives ({self.number}) must be less than the vocabulary size ({self.size}): lower it, or "
+                "set it to 0 for the full softmax."
             )
         self.negatives: list[tuple[NegativeSamples, Tensor]] = []
-        """Negatives of each direction, and their ids on the model's device."""
+        """For each direction: the sampled negatives, and their ids on the model's device."""
         self.table = Embedding(spec.padded_vocabulary, spec.size.table_width, split="vocabulary")
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
         self.project = token_loss(spec)

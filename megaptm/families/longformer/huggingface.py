@@ -20,7 +20,7 @@ def _window_values(spec: ModelSpec) -> dict[str, Any]:
     return {"window": [record.window for record in records if isinstance(record, WindowSpec)]}
 
 
-def _read_windows(counterpart: Counterpart, values: dict[str, Any]) -> dict[str, Any]:
+def _check_windows(counterpart: Counterpart, values: dict[str, Any]) -> dict[str, Any]:
     """Return the values. Raise UserError for a list of windows that does not have one per layer."""
     windows, layers = values["window"], values["layers" if "layers" in values else "encoder.layers"]
     if is_list(windows) and len(windows) != layers:
@@ -33,7 +33,7 @@ def _read_windows(counterpart: Counterpart, values: dict[str, Any]) -> dict[str,
 WINDOW_HOOKS: dict[str, Any] = {
     "checks": {"window": EVEN_NUMBERS},
     "further_values": _window_values,
-    "read_values": _read_windows,
+    "read_values": _check_windows,
 }
 """Hooks of counterparts whose first stack has a window, or a list with one for each layer."""
 ATTENTION = "longformer.encoder.layer.{n}.attention.self"

@@ -44,13 +44,13 @@ def cluster_mistakes(spec: ModelSpec) -> Iterator[str]:
     edges = [0, *cutoffs, spec.vocabulary]
     if edges != sorted(set(edges)):
         yield (
-            f"model.cutoffs ({[*cutoffs]}) must rise from above 0 to below the vocabulary of {spec.vocabulary:,}: "
+            f"model.cutoffs ({[*cutoffs]}) must be ascending, above 0 and below the vocabulary of {spec.vocabulary:,}: "
             "correct them."
         )
     if size.table_width < division_of(size) ** len(cutoffs):
         yield (
-            f"model.division ({division_of(size)}): a table {size.table_width} wide is divided by it for each cluster, "
-            "and the last has no width left: lower it."
+            f"model.division ({division_of(size)}): it divides the table width {size.table_width} once per "
+            "cluster, which leaves no width for the last cluster: lower it."
         )
     mistakes = {
         "several stacks": len(family.stacks) > 1,
@@ -64,7 +64,7 @@ def cluster_mistakes(spec: ModelSpec) -> Iterator[str]:
         "label_smoothing": bool(family.loss.label_smoothing),
     }
     if named := [word for word, is_so in mistakes.items() if is_so]:
-        yield f"model.cutoffs do not go with {named[0]}: change either."
+        yield f"model.cutoffs cannot be combined with {named[0]}: change either."
 
 
 def cluster_projections(spec: ModelSpec) -> list[LinearShape]:

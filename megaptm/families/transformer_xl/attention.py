@@ -89,7 +89,7 @@ class RelativeAttention(AttentionModule):
         `mask`: [B or 1, 1, Q, K]. The biases are the stack's, if shared. `apart`: keys of another segment. `targets`:
         positions of the query stream.
         """
-        assert keys is None, "keys are made of what queries are made of"
+        assert keys is None, "queries and keys are projected from the same hidden states"
         if content_bias_FH is None or position_bias_FH is None:
             content_bias_FH, position_bias_FH = self.content_bias.weight, self.place_bias.weight
         q, k, v = self.qkv(x_QBD).unflatten(-1, (-1, 3, self.key_width)).unbind(3)

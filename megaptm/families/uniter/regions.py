@@ -64,7 +64,9 @@ def _check(spec: ModelSpec, record: RegionInput) -> None:
         "less than two segments (inputs)": family.segments < 2 and (has_segments or record.norms == "each"),
         "positions other than learned (position)": family.first_block.position != "learned",
         "tables not as wide as the stream (model.embedding)": spec.size.table_width != spec.size.width,
-        "a second stream of queries": family.first_block.query_stream,
+        "a query stream": family.first_block.query_stream,
     }
     if named := [word for word, is_so in errors.items() if is_so]:
-        raise UserError(f"{spec.name} reads regions of images, which do not go with {named[0]}: change either.")
+        raise UserError(
+            f"{spec.name} reads regions of images, which cannot be combined with {named[0]}: change either."
+        )

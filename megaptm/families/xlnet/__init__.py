@@ -1,4 +1,4 @@
-"""XLNet (Yang et al., 2019): an encoder that predicts words in a random order, with a second stream of queries."""
+"""XLNet (Yang et al., 2019): an encoder that predicts words in a random order, by a query stream."""
 
 from megaptm.families.transformer_xl import LAYER
 from megaptm.spec import Family, Size, TokenizerSpec, change

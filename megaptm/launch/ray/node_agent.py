@@ -44,7 +44,7 @@ class OutputBuffer(io.RawIOBase):
         return len(text)
 
     def take(self) -> bytes:
-        """Return the output since the last call."""
+        """Return the output of the ranks since the last call."""
         with self._lock:
             text, self._text = self._text, b""
         return text

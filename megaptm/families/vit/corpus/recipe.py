@@ -60,7 +60,7 @@ class ImageRecipe:
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the validation split and of the assignment of images to shards."""
     shard_bytes: Annotated[int, Field(ge=1 << 10)] = 256 << 20
-    """Bytes of files in a shard that is written."""
+    """Target size of a shard: bytes of image files after which the next shard starts."""
     classes: str | None = None
     """Given shards: text file with the label names, one per line. Default: labels are named by their numbers."""
     label: str = "label"

@@ -23,7 +23,7 @@ def is_truncated(content: bytes, suffix: str | None) -> bool:
 
 
 def _jpeg_scan_offset(content: bytes) -> int:
-    """Return the offset of the first scan, or the length of the file if there is none."""
+    """Return the offset of the first scan of a JPEG (its compressed pixels); the length of the file if it has none."""
     offset = 2
     while offset + 4 <= len(content):
         if content[offset] != JPEG_MARKER:
