@@ -28,4 +28,4 @@ def similar_words(source: str, tokenizer: str, out: str, vectors: bool, top: int
     corpus.similar_words(source, tokenizer, out, vectors=vectors, top=top)
 
 
-CORPUS = similar_words
+COMMANDS = {"corpus": (similar_words,)}
