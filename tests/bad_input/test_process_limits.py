@@ -19,8 +19,11 @@ def megaptm(*words, **options):
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_ascii_locale_prints_question_marks(encoding):
-    done = megaptm("plan", "gpt2/tiny", "--machine", "a100-80g", env={**os.environ, "PYTHONIOENCODING": encoding})
+def test_ascii_locale_prints_question_marks(encoding, tmp_path):
+    machine = (ROOT / "configs/machines/a100-80g.yaml").read_text()
+    path = tmp_path / "machine.yaml"
+    path.write_text(machine.replace("name: A100 80 GB", "name: \u914d\u7f6e\u6587\u4ef6\u540d"), encoding="utf-8")
+    done = megaptm("plan", "gpt2/tiny", "--machine", str(path), env={**os.environ, "PYTHONIOENCODING": encoding})
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"?????" in done.stdout
 
