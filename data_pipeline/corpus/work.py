@@ -159,7 +159,7 @@ def _has_hash(path: Path, sha256: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _return_type(function: Callable) -> TypeAdapter[Any]:
-    """Return a type adapter for the function's return type, to write JSON and to validate what is read."""
+    """Return a type adapter for the function's return type, to write and validate results in JSON."""
     return TypeAdapter(get_type_hints(function)["return"])
 
 

@@ -69,7 +69,7 @@ def compare_bands(job: BandJob) -> int:
 
 
 def _entries_in_range(job: BandJob) -> tuple[np.ndarray, np.ndarray]:
-    """Return uint64 [n] keys and int64 [n] rows of the job's range, part by part."""
+    """Return uint64 [n] keys and int64 [n] rows of the job's range, concatenated over parts."""
     first_rows = job.listing.first_rows
     dropped = load(job.dropped) if job.dropped else None
     keys, rows = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]

@@ -118,7 +118,7 @@ class Manifest:
     addresses: Mapping[str, str]
     """Split with shards outside of the corpus folder -> sha256 of the file with their URLs (`data.addresses`)."""
     id: str
-    """sha256 over everything else. Corpora with the same id are the same."""
+    """sha256 over all other fields. Corpora with the same id are the same."""
 
 
 def write_manifest(

@@ -141,8 +141,8 @@ class Counterpart:
     write_files: Callable[[ModelSpec, Path, BaseObjective], None] = lambda spec, folder, objective: None
     """Function that writes further files to the folder of an exported model. The objective is that of the training."""
     complete_model: Callable[[ImportedModel, Path | None], ImportedModel] = lambda model, folder: model
-    """Function that returns an imported model with what further files of its folder, or absent weights, determine.
-    Without a folder the model is from memory."""
+    """Function that completes an imported model by further files of its folder, or by which weights are absent. The
+    folder is None for a model in memory."""
     complete_config: Callable[[ImportedModel, dict[str, Any]], dict[str, Any]] = lambda model, values: values
     """Function that returns the values of the default config of a run that imports a model."""
     resize: Callable[[ImportedModel, int], ImportedModel] | None = None

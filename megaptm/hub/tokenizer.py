@@ -49,9 +49,11 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def _as_sentencepiece(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
-    """Return the tokenizer with what transformers does not convert from the folder's SentencePiece model: the
-    normalization table of DeBERTa v2 and v3 and BigBird, bytes for rare characters (mT5), and symbols of the user
-    (ALBERT, XLNet), which it makes tokens that end a word.
+    """Return the tokenizer with the parts of the folder's SentencePiece model that transformers does not convert.
+
+    - The normalization table (DeBERTa v2 and v3, BigBird).
+    - Bytes for rare characters (mT5).
+    - User-defined symbols (ALBERT, XLNet), which transformers turns into tokens that end a word.
 
     Raises `UserError` for a model that transformers converts to other ids.
     """

@@ -40,7 +40,7 @@ class AttentionCore(nn.Module):
         """Set the layer index, or the heads of this rank. Kinds that sample something per layer and head use them."""
 
     def set_seed_key(self, key: str | None) -> None:
-        """Set the seed key of what the kind samples in each step. None: the key for evaluation."""
+        """Set the seed key for random choices of this kind in each step. None: the key for evaluation."""
 
 
 class Attend(AttentionCore):

@@ -275,7 +275,7 @@ class _Side:
         return x_NkK if self.x_NGK is None else torch.cat([x_NkK, self.x_NGK], dim=1)
 
     def add(self, tile: _Tile, grad_NkK: Tensor) -> None:
-        """Add to the gradients of what `take` returned."""
+        """Add to the gradients of the keys or values that `take` returned."""
         # Equal shapes do not suffice: blocks may be in another order, or global keys may be appended.
         is_complete = self.x_NGK is None and isinstance(tile.keys, slice) and grad_NkK.shape == self.x_NSK.shape
         if self.grad_NSK is None and is_complete:

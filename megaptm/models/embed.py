@@ -160,14 +160,14 @@ class Embed(nn.Module):
         return batch, []
 
     def _positions(self, positions_BS: Tensor | None, ids_SB: Tensor, table: nn.Module) -> Tensor:
-        """Return row indices of the position table, [S, B], or [S, 1] without given positions."""
+        """Return row indices of the position table, [S, B]; [S, 1] if the batch has no positions."""
         rows = cast(Embedding, table).rows - self.first_position
         if positions_BS is None and len(ids_SB) > rows:
             raise UserError(f"A sequence of {len(ids_SB)} has no learned positions; the model has {rows}.")
         return self._positions_or_range(positions_BS, ids_SB) + self.first_position
 
     def _positions_or_range(self, positions_BS: Tensor | None, ids_SB: Tensor) -> Tensor:
-        """Return the position of each token, [S, B], or [S, 1] without given positions."""
+        """Return the position of each token, [S, B]; [S, 1] if the batch has no positions."""
         return torch.arange(len(ids_SB), device=ids_SB.device)[:, None] if positions_BS is None else positions_BS.t()
 
 

@@ -89,7 +89,7 @@ class RankState:
 
     @property
     def is_starting(self) -> bool:
-        """Whether it has not done a step since the start of its process."""
+        """Whether the rank has not finished a step since its process started."""
         return self.phase in START_PHASES or (
             self.beat is not None and self.phase in STEP_PHASES and self.beat.step_seconds == 0.0
         )

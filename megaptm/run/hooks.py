@@ -25,8 +25,8 @@ class RunHook:
         return config
 
     def check(self, config: Config, tokenizer: Tokenizer) -> tuple[str, dict[str, Any]] | None:
-        """Raise `UserError` for what the config names and a run cannot use; else return a sentence with the result, and
-        its facts."""
+        """Raise `UserError` if the config names something that a run cannot use. Else return a sentence with the
+        result, and its facts."""
         return None
 
     def check_samples(self, config: Config, mixes: Mapping[str, Mix]) -> None:

@@ -1,6 +1,6 @@
 """Files and folders that a run writes, restricted to its own folder: links are not followed.
 
-A run folder may come from somebody else, with a link `events.jsonl` to a file of the user.
+A run folder may come from another user, with a link `events.jsonl` to a file of the user.
 """
 
 from __future__ import annotations

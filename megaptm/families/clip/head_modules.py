@@ -41,7 +41,7 @@ class ImageTextHead(ContrastHead):
         self.scale = nn.Parameter(torch.empty(1))
 
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        """Return [B, 2 E + 1]. Without given end positions texts end at the last position."""
+        """Return [B, 2 E + 1]. If the batch has no end positions, texts end at the last position."""
         image_SBD, text_SBD = streams_SBD
         rows = torch.arange(text_SBD.shape[1], device=text_SBD.device)
         end_B = (

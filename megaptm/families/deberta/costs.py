@@ -1,4 +1,4 @@
-"""Linear layers and costs of disentangled attention, and of what its stacks have besides layers."""
+"""Linear layers and costs of disentangled attention, and of the tables of its stacks."""
 
 from __future__ import annotations
 

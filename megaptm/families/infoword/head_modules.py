@@ -32,7 +32,7 @@ class InfoMaxHead(ContrastHead):
         self.project = Linear.of(costs.linears["project"])
 
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        """Return [B, 2 D]. Without a given n-gram its vector is the text's."""
+        """Return [B, 2 D]. If a sample has no n-gram, the vector of the n-gram is that of the text."""
         (x_SBD,) = streams_SBD
         start_B = batch.get(self.label_field)
         if start_B is None:

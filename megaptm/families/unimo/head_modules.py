@@ -27,8 +27,8 @@ class CrossModalHead(ContrastHead):
     """
 
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        """Return [B, (D + 1) (J + K)]. Without given positions a text starts at position 0, and an image after the text
-        positions."""
+        """Return [B, (D + 1) (J + K)]. If the batch has no positions, a text starts at position 0, and an image
+        after the text positions."""
         (x_SBD,) = streams_SBD
         x_BSD = x_SBD.transpose(0, 1)
         positions = x_BSD.shape[1]
@@ -58,8 +58,8 @@ class CrossModalHead(ContrastHead):
 
 
 def _vectors(x_BSD: Tensor, positions_BK: Tensor | None, count: int, *, first: int) -> tuple[Tensor, Tensor]:
-    """Return normalized vectors [B, K D], zero where a sample has fewer than `count`, and flags [B, K]. Without given
-    positions there is one, at `first`."""
+    """Return normalized vectors [B, K D], zero where a sample has fewer than `count`, and flags [B, K]. If
+    `positions_BK` is None, there is one position, `first`."""
     if positions_BK is None:
         positions_BK = torch.full((len(x_BSD), count), IGNORED, device=x_BSD.device)
         positions_BK[:, 0] = first

@@ -38,9 +38,9 @@ class AgentHandle:
     actor: Any
     ends: list[ProcessExit] = field(default_factory=list)
     last_reply: float = field(default_factory=time.monotonic)
-    """Time of its last reply."""
+    """Time of the last reply of the actor."""
     ready: bool = False
-    """Whether it has ever replied."""
+    """Whether the actor has replied at least once."""
 
 
 @dataclass
