@@ -47,7 +47,7 @@ class Field:
     is_input: bool = False
     """Whether an input of some families reads it (`InputSpec.fields`). Then it is no label."""
     is_appended: bool = False
-    """Whether it has an entry for each position that follows the text in the sequence (`InputSpec.is_appended`)."""
+    """Whether the field has an entry for each position that follows the text (`InputSpec.is_appended`)."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Part:
     """Finished part: documents 0 to n - 1 in input order. See `deduplicate` for its files."""
 
     stem: str
-    """Path of its files without suffix."""
+    """Path of the files of the part, without suffix."""
     documents: int
     dropped: Dropped
 

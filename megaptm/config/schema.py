@@ -144,7 +144,7 @@ class TrainConfig(Section):
     """Folder of another run of this model that provides the initial weights, at step 0 and without moments. Parameters
     that it lacks, such as a head, are initialized as usual."""
     init_step: Annotated[int, Field(ge=0)] | None = None
-    """Step of its checkpoint. Absent: the newest when the run starts."""
+    """Step of the checkpoint in init_from. Absent: the newest when the run starts."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Type of weights and activations in the model; the optimizer always keeps fp32. fp16 is for GPUs without bf16."""
     loss_scale: LossScaleConfig | None = None

@@ -38,7 +38,7 @@ class LinearShape:
     reads_distances: bool = False
     """Whether the input is the stack's distance table, once per pass, not tokens."""
     global_only: bool = False
-    """Whether it is only used and trained if a batch marks global tokens (`global_tokens`)."""
+    """Whether the layer is used and trained only if a batch marks global tokens (`global_tokens`)."""
 
     @property
     def weights(self) -> int:

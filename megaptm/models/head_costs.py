@@ -24,22 +24,22 @@ class HeadCosts(ABC):
     label_field: ClassVar[str] = "labels"
     """Batch field of the labels. Without it the head gives only logits, no loss."""
     projects: ClassVar[bool] = True
-    """Whether it projects on the vocabulary."""
+    """Whether the head projects on the vocabulary."""
     tied_input: ClassVar[str] = ""
     """Name of the input (`spec.inputs`) whose transposed projection it projects with, if any."""
     classes: ClassVar[int] = 2
     """Number of classes, if it does not project on the vocabulary."""
     is_classifier: ClassVar[bool] = True
-    """Whether it chooses among classes, so that the loss of a random guess is defined; False for regression and
+    """Whether the head chooses among classes, so that the loss of a random guess is defined; False for regression and
     distances."""
     predicted_only: ClassVar[bool] = False
-    """Whether it reads only predicted positions, if the batch names them."""
+    """Whether the head reads only predicted positions, if the batch names them."""
     contrasts: ClassVar[bool] = False
-    """Whether its loss compares samples of the global batch: see `models.contrast_costs`."""
+    """Whether the loss of the head compares samples of the global batch: see `models.contrast_costs`."""
     reads_end: ClassVar[bool] = False
-    """Whether it reads the last position of a text, where a causal stack has attended to all of it."""
+    """Whether the head reads the last position of a text, where a causal stack has attended to all of it."""
     samples_negatives: ClassVar[bool] = False
-    """Whether its softmax may be over sampled tokens (`LossSpec.negatives`)."""
+    """Whether the softmax of the head may be over sampled tokens (`LossSpec.negatives`)."""
     next_token: ClassVar[bool] = False
     """Whether each position predicts the next token, to which it must not attend."""
     labels_from_samples: ClassVar[bool] = False

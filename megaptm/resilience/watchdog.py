@@ -77,9 +77,9 @@ class RankState:
     pid: int | None = None
     """Process id on this machine, if the launcher knows it."""
     seconds_silent: float = 0.0
-    """Seconds since its last beat."""
+    """Seconds since the last beat of the rank."""
     seconds_in_phase: float = 0.0
-    """Seconds since its last change of phase."""
+    """Seconds since the last phase change of the rank."""
     waited_before_stop: float = 0.0
     """Part of `seconds_in_phase` before the run was asked to stop."""
 

@@ -24,7 +24,7 @@ class InputSpec:
     """
 
     name: ClassVar[str]
-    """Name of its child module in `models.embed.Embed`."""
+    """Name of the child module in `models.embed.Embed`."""
     costs: ClassVar[str] = "megaptm.models.embed_costs:InputCosts"
     """Class of its linear layers and costs: `package.module:NAME`, a subclass of `models.embed_costs.InputCosts`. No
     torch."""
@@ -38,22 +38,23 @@ class InputSpec:
     """Batch fields with one entry per sample that its module reads after `fields`; None if the batch lacks them. They
     have no prefix. The objective's `Field` of each has `is_input`."""
     replaces_tokens: ClassVar[bool] = False
-    """Whether it embeds positions instead of the token table. With a `TokenInput` in the family, only the first of its
-    stacks does: the others read tokens."""
+    """Whether the input embeds positions instead of the token table. With a `TokenInput` in the family, only the first
+    stack does so: the others read tokens."""
     is_appended: ClassVar[bool] = False
-    """Whether its positions follow those of the text in the same sequence. They have no learned positions."""
+    """Whether the positions of the input follow those of the text in the same sequence. They have no
+    learned positions."""
     initial_values: ClassVar[Mapping[str, float]] = MappingProxyType({})
     """Pattern of parameter names of its module -> initial value of all elements, if it is not random."""
     zero_first: ClassVar[tuple[str, ...]] = ()
-    """Parameters of its module whose first row is initialized with zeros."""
+    """Parameters of the module whose first row is initialized with zeros."""
     reads_text: ClassVar[bool] = True
-    """Whether its positions are those of a text."""
+    """Whether the positions of the input are those of a text."""
     size_keys: ClassVar[tuple[str, ...]] = ()
     """Keys of the section `model` of a config whose values are in `Size.inputs`, because sizes differ in them."""
     fits_context: ClassVar[bool] = False
     """Whether the published values of `size_keys` are only for the published context."""
     reads_positions: ClassVar[bool] = False
-    """Whether its module reads positions, at most the model's context, instead of token ids: [S, B], or [S, 1] if they
+    """Whether the module reads positions, at most the model's context, instead of token ids: [S, B], or [S, 1] if they
     are the same in each sample."""
     initial_std: ClassVar[float | None] = None
     """Standard deviation of its initial weights in families whose `init.rule` is `normal`. None: the family's."""

@@ -39,7 +39,7 @@ class RetrievedCorpus:
     """Corpus from which documents were retrieved."""
 
     id: str
-    """Id of its manifest."""
+    """Id in the manifest of the corpus."""
     location: str
     """Folder or URL."""
 

@@ -116,7 +116,7 @@ class ValidImage:
     """Properties that need conversion when the image is read: `grey`, `CMYK`, `16 bits`, `animated: first picture`
     ..."""
     sketch: int = 0
-    """Sketch of its appearance, if requested (`repeated.picture_sketch`)."""
+    """Sketch of the appearance of the image, if requested (`repeated.picture_sketch`)."""
 
 
 @dataclass(frozen=True)
