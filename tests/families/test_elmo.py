@@ -294,5 +294,5 @@ def test_filters_need_characters():
 
 def test_too_many_negatives_are_refused():
     spec = tiny_elmo()
-    with pytest.raises(UserError, match=r"model.negatives \(150\) must be less than the 150 words"):
+    with pytest.raises(UserError, match=r"model.negatives \(150\) must be less than the vocabulary size \(150\)"):
         build_model(replace(spec, family=change(spec.family, loss={"negatives": VOCABULARY})))

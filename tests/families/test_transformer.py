@@ -31,7 +31,7 @@ def test_sinusoidal_positions_alternate() -> None:
 def test_odd_width_is_refused() -> None:
     size = Size(layers=1, width=9, heads=1, ffn=8)
     spec = ModelSpec(family=CATALOGUE["transformer"], size=size, vocabulary=20, context=8, dropout=0.0)
-    with pytest.raises(UserError, match="width of 9 has one left"):
+    with pytest.raises(UserError, match="need an even width, not 9"):
         build_model(spec)
     with pytest.raises(UserError, match=r"embedding.scale is 'cube'; use one of none, sqrt-width"):
         build_model(

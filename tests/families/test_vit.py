@@ -178,7 +178,7 @@ def test_pipeline_stages_equal_full_model():
     ("options", "message"),
     [
         ({"output": {"tied": True}}, "projection on the token table"),
-        ({"inputs": (PatchInput(), TokenInput())}, "token tables beside it"),
+        ({"inputs": (PatchInput(), TokenInput())}, "other token tables"),
         ({"inputs": (PatchInput(), PatchInput())}, "two of one kind"),
     ],
 )
