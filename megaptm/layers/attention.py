@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -200,17 +201,9 @@ class SelfAttention(AttentionModule):
         self.attend: Attend = PatternAttend(costs, dropout=dropout)
         self.output = Linear.of(costs.linears["output"])
 
-    def forward(
-        self,
-        x_SBD: Tensor,
-        mask: Tensor | None,
-        position_state: Tensor | None = None,
-        keys: Tensor | None = None,
-        cached_states: None = None,
-        positions_BG: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, x_SBD: Tensor, *inputs: Any, **options: Any) -> Tensor:
         """Return [S, B, D]; arguments as of `mix`."""
-        return self.output(self.mix(x_SBD, mask, position_state, keys, cached_states, positions_BG))
+        return self.output(self.mix(x_SBD, *inputs, **options))
 
     def mix(
         self,

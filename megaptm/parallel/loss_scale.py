@@ -53,5 +53,6 @@ class LossScale:
     def restore(self, reader: TensorReader) -> None:
         """Restore the state. An imported model has none."""
         if NAME in reader.names():
-            self.value, updates, skipped = reader.read(NAME).tolist()
+            value, updates, skipped = reader.read(NAME).tolist()
+            self.value = max(value, self._config.min)  # the minimum may have been raised since
             self._updates, self.skipped = int(updates), int(skipped)
