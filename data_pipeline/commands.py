@@ -51,7 +51,7 @@ def build_settings() -> list[str]:
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], BuildOptions]:
-    """Divide words into sources, settings of the recipe, and build options."""
+    """Divide the arguments of `megaptm corpus build` into sources, settings of the recipe, and build options."""
     settings = [argument for argument in arguments if _is_setting(argument)]
     option_names = [argument for argument in settings if argument.partition("=")[0] in BuildOptions.__annotations__]
     if not any(argument.startswith("out=") for argument in option_names):
@@ -67,7 +67,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], Bui
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """Build options that do not affect the content of the corpus."""
+    """Options of `megaptm corpus build` that do not affect the content of the corpus."""
 
     out: str
     workers: int | None = None
@@ -87,12 +87,14 @@ def inspect(
     split: str = "train",
     console: Console | None = None,
 ) -> None:
-    """Print a summary of a corpus, `count` texts of it, and the samples of an objective with `sequence` tokens."""
+    """Print a summary of a corpus for `megaptm corpus inspect`: sizes, `count` texts, and the samples of an objective
+    with `sequence` tokens."""
     inspect_corpus(folder, console or Console(), objective=objective, split=split, count=count, sequence=sequence)
 
 
 def verify(folder: str, console: Console | None = None) -> bool:
-    """Check every file of a corpus and print a line for each. Return whether all are valid."""
+    """Check every file of a corpus for `megaptm corpus verify`, and print a line for each. Return whether all are
+    valid."""
     checks = list(verify_corpus(folder))
     table = Grid("", "file", "found", title=f"corpus {folder}", title_justify="left")
     for check in checks:
@@ -103,7 +105,8 @@ def verify(folder: str, console: Console | None = None) -> bool:
 
 
 def output_file(out: str) -> Path:
-    """Return the path of an output file. Raises `UserError` before any computation if it cannot be written."""
+    """Return the path of the file that a corpus or tokenizer command writes. Raises `UserError` before any computation
+    if it cannot be written."""
     if is_remote(out):
         raise UserError(f"--out ({out}) is a URL: name a local file.")
     if (path := writable_path(out, "--out")).is_dir():

@@ -17,7 +17,7 @@ TIME_LIMIT_EXCEEDED = "time limit exceeded"
 ATTACHED = "image"
 """Note of a document: path or URL of the file that its text describes, and that is stored with it."""
 EXAMPLES = 5
-"""Documents recorded as examples of each drop reason."""
+"""Number of documents recorded as examples of each drop reason."""
 EXAMPLE_CHARACTERS = 200
 
 
@@ -67,7 +67,7 @@ class Dropped:
         self.messages = {**other.messages, **self.messages}
 
     def failed(self, step: str, document: Document, error: Exception, on_error: OnError) -> None:
-        """Count a document on which `step` failed, or end the build with a `UserError` that names it."""
+        """Count a document on which a cleaning `step` failed, or end the build with a `UserError` that names it."""
         message = str(error) if isinstance(error, TimeLimitError) else f"{type(error).__name__}: {in_brief(error)}"
         if on_error == "fail":
             raise UserError(
@@ -87,5 +87,5 @@ def is_document_error(error: Exception) -> bool:
 
 
 def _printable(text: str) -> str:
-    """Replace halves of surrogate pairs, which cannot be encoded."""
+    """Replace halves of surrogate pairs in a text, which cannot be encoded."""
     return text.encode("utf-8", "replace").decode()

@@ -8,15 +8,15 @@ from pathlib import Path
 from megaptm.data.manifest import MANIFEST
 
 SCRATCH = "scratch"
-"""Folder of unfinished work."""
+"""Subfolder of a build for unfinished work."""
 FINISHED = "finished"
-"""Subfolder for results of jobs."""
+"""Subfolder of a build for results of jobs."""
 SHARDS = "shards"
-"""Subfolder for shards and their indexes, until they are linked into the corpus."""
+"""Subfolder of a build for shards and their indexes, until they are linked into the corpus."""
 BUILDING = ".building"
 """Suffix of the folder in which a corpus is built."""
 CORPUS = "corpus"
-"""Subfolder for the unfinished corpus."""
+"""Subfolder of a build for the unfinished corpus."""
 
 
 def is_corpus(names: Collection[str]) -> bool:
@@ -25,7 +25,7 @@ def is_corpus(names: Collection[str]) -> bool:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether a folder belongs to a running or killed build."""
+    """Whether a folder belongs to a running or killed corpus build."""
     if folder.name == SCRATCH:
         return (folder / FINISHED).is_dir()
     return folder.name.endswith(BUILDING) and any((folder / name).is_dir() for name in (SCRATCH, CORPUS))

@@ -12,13 +12,14 @@ from megaptm.plugins import is_plugin, load_plugin
 
 
 def is_function(name: str) -> bool:
-    """Whether a setting names a function rather than a file."""
+    """Whether a setting of a recipe names a function rather than a file."""
     return is_plugin(name)
 
 
 @lru_cache(maxsize=64)
 def load_function(name: str, setting: str) -> Callable[..., Any]:
-    """Import a function. Modules of the current directory can be imported. Error messages start with `setting`."""
+    """Import a function that a recipe names. Modules of the current directory can be imported. Error messages start
+    with `setting`."""
     function: Callable[..., Any] = load_plugin(name, setting, "function")
     if not callable(function):
         raise UserError(f"{setting}: `{name}` is not a function: correct the name.")
@@ -26,6 +27,7 @@ def load_function(name: str, setting: str) -> Callable[..., Any]:
 
 
 def file_of(name: str, setting: str) -> str | None:
-    """Return the source file of a function's module, which finished work depends on. Its imports are not tracked."""
+    """Return the source file of a function that a recipe names, because finished work depends on it. Its imports are
+    not tracked."""
     module = load_function(name, setting).__module__
     return getattr(sys.modules[module], "__file__", None)

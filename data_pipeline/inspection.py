@@ -33,7 +33,8 @@ LABEL_STYLE = "bold black on yellow"
 def inspect_corpus(
     location: str | Path, console: Console, *, objective: str | None, split: str, count: int, sequence: int
 ) -> None:
-    """Print sizes, a histogram of lengths, and `count` documents, or `count` samples of an objective."""
+    """Print the sizes of a corpus, a histogram of lengths, and `count` documents, or `count` samples of an
+    objective."""
     if count < 0:
         raise UserError(f"count ({count}) must be 0 or more.")
     corpus = Corpus.open(location)
@@ -53,23 +54,23 @@ def inspect_corpus(
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 shard`, `2,000 shards`."""
+    """Return a number with its noun: `1 shard`, `2,000 shards`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _noun(corpus: Corpus) -> str:
-    """Return the noun of a sample, `image`, or "" for a corpus of text."""
+    """Return the noun for a sample of a corpus, `image`, or "" for a corpus of text."""
     nouns = dict(contributions("inspection", "NOUN"))  # key of `made_from`, noun
     return next((noun for key, noun in nouns.items() if key in corpus.manifest.made_from), "")
 
 
 def _has_labels(corpus: Corpus) -> bool:
-    """Whether the tokens of a sample are a label: one token that stands for a name."""
+    """Whether the tokens of a corpus's sample are a label: one token that stands for a name."""
     return corpus.manifest.dtype == LABELS
 
 
 def summary_table(corpus: Corpus, tokenizer: Tokenizer) -> Table:
-    """Return a table with id, tokenizer, sizes and recipe."""
+    """Return a table of a corpus: id, tokenizer, sizes and recipe."""
     table = Table(box=None, show_header=False)
     table.add_row("id", corpus.manifest.id)
     if _has_labels(corpus):
@@ -90,13 +91,13 @@ def summary_table(corpus: Corpus, tokenizer: Tokenizer) -> Table:
 
 
 def shown_recipe(made_from: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recipe without unset values and empty tables. A step without settings is retained."""
+    """Return the recipe of a corpus without unset values and empty tables. A step without settings is retained."""
     recipe = {key: shown_recipe(value) if isinstance(value, Mapping) else value for key, value in made_from.items()}
     return {key: value for key, value in recipe.items() if value is not None and value != {}}
 
 
 def _count_lengths(corpus: Corpus, split: str) -> dict[int, int]:
-    """Return 2**i -> number of documents with 2**i to 2**(i + 1) - 1 tokens."""
+    """Return a histogram of document lengths: 2**i -> number of documents with 2**i to 2**(i + 1) - 1 tokens."""
     powers: Counter[int] = Counter()
     for info in corpus.split(split).shards:
         powers.update(np.log2(corpus.open_shard(info).index[:, 1]).astype(int).tolist())
@@ -104,7 +105,7 @@ def _count_lengths(corpus: Corpus, split: str) -> dict[int, int]:
 
 
 def _documents(corpus: Corpus, tokenizer: Tokenizer, split: str, count: int, sequence: int) -> Iterator[Panel]:
-    """Yield documents evenly spread over the split, cut to `sequence` tokens."""
+    """Yield documents evenly spread over a split of a corpus, cut to `sequence` tokens."""
     shards = corpus.split(split).shards
     first_samples = np.cumsum([0, *(info.samples for info in shards)])
     for number in np.unique(np.linspace(0, first_samples[-1] - 1, count).astype(int)):
@@ -131,7 +132,7 @@ def _document_source(shard: Path, document: int) -> str:
 def _first_samples(
     location: str | Path, tokenizer: Tokenizer, objective: str, split: str, count: int, sequence: int
 ) -> Iterator[Panel]:
-    """Yield the first samples that a run with seed 0 would train on."""
+    """Yield the first samples of a corpus that a run with seed 0 would train on."""
     from megaptm.config.yamls import read_override
     from megaptm.data.opening import open_mix
     from megaptm.objectives import build_objective
@@ -148,7 +149,7 @@ def _first_samples(
 
 
 def show_sample(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: Tokenizer) -> Text:
-    """Return the model's input, with the labels highlighted."""
+    """Return a sample as text: the model's input, with the labels highlighted."""
     for show in contributions("inspection", "SHOW_SAMPLE"):
         if (text := show(sample, batch, tokenizer)) is not None:
             return text  # type: ignore[no-any-return]  # of a module found by its name

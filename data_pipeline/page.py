@@ -11,7 +11,7 @@ from data_pipeline.report import CorpusReport, by_tokens
 
 PAGE = "report.html"
 LARGEST = 5
-"""Number of largest documents listed."""
+"""Number of largest documents listed on the report page."""
 
 STYLE = """
 :root { color-scheme: light dark; --bar: #4477aa; --lost: #cc6677; --line: #8884; --faint: #808080 }
@@ -34,12 +34,12 @@ figcaption { font-size: .8rem; overflow-wrap: anywhere } img { max-width: 100%; 
 
 
 def write_page(report: CorpusReport, folder: Path) -> None:
-    """Write the page beside the corpus."""
+    """Write the report page beside the corpus."""
     (folder / PAGE).write_text(html(report), encoding="utf-8")
 
 
 def html(report: CorpusReport) -> str:
-    """Return the page."""
+    """Return the report page of a corpus as HTML."""
     body = [
         f"<h1>Corpus {escape(report.folder)}</h1>",
         f"<p class=faint>id <code>{report.id}</code>; {escape(_tokenizer(report))}</p>",
@@ -72,7 +72,7 @@ def html(report: CorpusReport) -> str:
 
 
 def full_page(title: str, body: Iterable[str]) -> str:
-    """Return a complete page with this title and body."""
+    """Return a complete HTML page with this title and body."""
     head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>{escape(title)}</title>"
     return (
         f"<!doctype html><html lang=en><head>{head}<style>{STYLE}</style></head><body>{''.join(body)}</body></html>\n"
@@ -107,12 +107,12 @@ def _unknown_words(report: CorpusReport) -> list[str]:
 
 
 def tiles(values: Mapping[str, str]) -> str:
-    """Return large numbers with their names."""
+    """Return HTML of large numbers with their names."""
     return f"<div class=tiles>{''.join(f'<div><b>{value}</b>{name}</div>' for name, value in values.items())}</div>"
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table with names in the first column and numbers in the others."""
+    """Return an HTML table with names in the first column and numbers in the others."""
     head = "".join(f"<th{_number_class(column)}>{escape(title)}</th>" for column, title in enumerate(titles))
     body = "".join(
         f"<tr>{''.join(f'<td{_number_class(column)}>{escape(cell)}</td>' for column, cell in enumerate(row))}</tr>"
@@ -126,7 +126,7 @@ def _number_class(column: int) -> str:
 
 
 def bars(values: Mapping[str, float], *, form: str = "{:,}", share_of: int = 0, lost: bool = False) -> str:
-    """Return a row per value, with a bar proportional to the largest."""
+    """Return HTML bars: a row per value, with a bar proportional to the largest."""
     largest = max(values.values(), default=0) or 1
     rows = []
     for name, value in values.items():
@@ -138,7 +138,7 @@ def bars(values: Mapping[str, float], *, form: str = "{:,}", share_of: int = 0, 
 
 
 def titled_bars(title: str, values: Mapping[str, float]) -> list[str]:
-    """Return bars below a title, in descending order; nothing if there are no values."""
+    """Return HTML bars below a title, in descending order; nothing if there are no values."""
     ordered = dict(sorted(values.items(), key=lambda item: (-item[1], item[0])))
     return [f"<h2>{title}</h2>", bars(ordered)] if values else []
 
@@ -149,7 +149,7 @@ def _examples(examples: Mapping[str, Sequence[Sequence[str]]], messages: Mapping
         return f"<code>{escape(source)}</code><pre>{of}{escape(beginning)}</pre>"
 
     def message(reason: str, few: Sequence[Sequence[str]]) -> str:
-        """Return the message about the first example, unless the examples already contain it."""
+        """Return the message about the first example of a drop reason, unless the examples already contain it."""
         if reason not in messages or any(beginning == messages[reason] for _, beginning in few):
             return ""
         return f"<p>The first {escape(messages[reason])}.</p>"

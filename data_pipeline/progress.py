@@ -36,7 +36,7 @@ class Stages(AbstractContextManager):
 
     @contextmanager
     def stage(self, name: str, jobs: int = 1) -> Iterator[Callable[[], None]]:
-        """Time a stage of `jobs` jobs; yields the function to call after each."""
+        """Time a stage of a corpus build with this number of jobs; yields the function to call after each."""
         bar = self._bars.add_task(name, total=jobs)
         start = last_line = time.perf_counter()
         done = 0

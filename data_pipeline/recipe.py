@@ -30,17 +30,18 @@ class TokenizerRecipe:
     kind: str = "byte-bpe"
     """Algorithm, one of `megaptm.tokenizers.KINDS`."""
     vocabulary: int = 8192
-    """Vocabulary size, including special tokens."""
+    """Size of the tokenizer's vocabulary, including special tokens."""
     specials: str | None = None
     """Set of special tokens, one of `megaptm.tokenizers.SPECIALS`, named after a model family. Default: that of the
     kind (`megaptm.tokenizers.KINDS`)."""
     lowercase: bool | None = None
-    """Fold case and accents. Default: true for WordPiece and char-bpe, as in BERT uncased and GPT."""
+    """Whether the tokenizer folds case and accents. Default: true for WordPiece and char-bpe, as in BERT uncased and
+    GPT."""
     sentinels: int | None = None
     """Number of sentinels (placeholders of hidden spans) in the vocabulary. Default: 100 with T5's special tokens, else
     0."""
     digits: bool | None = None
-    """Make each digit a separate token, as PaLM does. Default: digits are parts of words."""
+    """Whether each digit is a separate token, as in PaLM. Default: digits are parts of words."""
     folder: str | None = None
     """Folder of an existing tokenizer in Hugging Face format. The fields above are then ignored."""
 
@@ -56,7 +57,7 @@ class Recipe:
     steps: tuple[CleaningStep, ...] = CLEAN
     """Cleaning steps, applied to each document in this order."""
     deduplicate: Deduplicate = field(default_factory=Deduplicate)
-    """Kinds of duplicates to drop."""
+    """Kinds of duplicate documents to drop."""
     annotate: Annotations | None = None
     """Annotations stored beside the tokens. Default: sentences, if the tokenizer can separate two texts."""
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
@@ -66,7 +67,7 @@ class Recipe:
     seed: int = 0
     """Seed of the validation split."""
     limit_bytes: int | None = None
-    """Approximate maximum text to keep, sampled by hash. Default: all."""
+    """Approximate maximum bytes of text to keep, sampled by hash. Default: all."""
     shard_bytes: int = 8 << 20
     """Bytes of text per shard."""
     max_seconds: int = MAX_SECONDS
@@ -96,17 +97,17 @@ class Recipe:
 
     @property
     def has_parts(self) -> bool:
-        """Whether documents consist of several parts."""
+        """Whether documents of the recipe consist of several parts."""
         return self.sources[0].has_parts or bool(self._pairing)
 
     @property
     def _pairing(self) -> list[CleaningStep]:
-        """Steps that make labeled pairs."""
+        """Return the cleaning steps of the recipe that make labeled pairs."""
         return [step for step in self.steps if callable(getattr(step, "labels", None))]
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Labels that the steps can give."""
+        """Return the labels that the recipe's cleaning steps can give."""
         return tuple(dict.fromkeys(label for step in self._pairing for label in step.labels()))  # type: ignore[attr-defined]
 
     def plain(self) -> dict[str, Any]:
@@ -122,7 +123,8 @@ class Recipe:
 
 
 def read_recipe(source: Sequence[str], settings: Sequence[str] = ()) -> Recipe:
-    """Read the recipe from one YAML file, or make one from the sources named in `source`, with `key=value` settings."""
+    """Read the recipe of a corpus from one YAML file, or make one from the sources named in `source`, with `key=value`
+    settings."""
     overrides = [match for word in (*source, *settings) if (match := OVERRIDE.fullmatch(word))]
     source, settings = ([word for word in words if not OVERRIDE.fullmatch(word)] for words in (source, settings))
     if overrides and not source and not any(word.startswith("sources=") for word in settings):
@@ -150,7 +152,7 @@ def read_recipe(source: Sequence[str], settings: Sequence[str] = ()) -> Recipe:
 
 
 def _merge(content: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge settings recursively: tables are updated, other values replaced."""
+    """Merge settings of a recipe recursively: tables are updated, other values replaced."""
     tables = {
         name: _merge(content[name], value)
         for name, value in change.items()
@@ -202,13 +204,13 @@ def _parse_steps(written: Any, where: str) -> tuple[CleaningStep, ...]:
 
 
 def _parse_step(written: Any, where: str) -> CleaningStep:
-    """Read a step: `drop-short`, or `drop-short: {characters: 40}`."""
+    """Read a cleaning step of a recipe: `drop-short`, or `drop-short: {characters: 40}`."""
     name, options = next(iter(written.items())) if isinstance(written, dict) and len(written) == 1 else (written, {})
     return parse_settings(_step_class(name, where), options or {}, f"{where}: step {name}")
 
 
 def _step_class(name: Any, where: str) -> type:
-    """Return the class of a built-in step, or of a user's step `package.module:NAME`."""
+    """Return the class of a built-in cleaning step, or of a user's step `package.module:NAME`."""
     if isinstance(name, str) and is_plugin(name):
         kind = load_plugin(name, f"{where}: step {name}", "step")
         if not (
@@ -227,7 +229,7 @@ def _step_class(name: Any, where: str) -> type:
 
 
 def step_for_manifest(step: CleaningStep) -> dict[str, Any]:
-    """Return a step in the form of a recipe, with all options."""
+    """Return a cleaning step in the form of a recipe, with all options."""
     kind = type(step)
     name = next((name for name, known in STEPS.items() if kind is known), f"{kind.__module__}:{kind.__qualname__}")
     return {name: asdict(step)}  # type: ignore[call-overload]  # every step is a dataclass

@@ -23,7 +23,7 @@ from megaptm.data.shards import Manifest, Split
 REPORT = "report.json"
 BAR_WIDTH = 40
 MAX_ROWS = 12
-"""Maximum sources printed in the terminal. The page and report.json list all."""
+"""Maximum sources that the report of a build prints in the terminal. The page and report.json list all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class CorpusReport:
     languages: dict[str, int] = field(default_factory=dict)
     """Language -> documents, if a step identifies languages."""
     unknown_words: dict[str, UnknownWords] = field(default_factory=dict)
-    """Language, or script if the language is unknown -> number of words, and of words with unknown tokens."""
+    """Language, or script if the language is unknown -> number of words, and number of words with unknown tokens."""
     composition: Composition = field(default_factory=Composition)
     """Documents, tokens and bytes by source and by format; tokens by document length; the largest documents."""
     lengths: dict[int, int]
@@ -58,12 +58,12 @@ class CorpusReport:
     """Stage -> wall time in seconds."""
 
     def total(self, column: str) -> int:
-        """Return the sum of `documents`, `tokens`, `bytes` or `shards` over all splits."""
+        """Return the sum of `documents`, `tokens`, `bytes` or `shards` over all splits of the corpus."""
         return sum(counts[column] for counts in self.splits.values())
 
     @property
     def read(self) -> int:
-        """Number of documents read, kept or dropped."""
+        """Return the number of documents that the build read, kept or dropped."""
         return self.total("documents") + sum(self.dropped.values())
 
     @property
@@ -132,7 +132,7 @@ def make_report(
 
 
 def _sizes(title: str, sizes: Mapping[str, TextSize]) -> Table:
-    """Return a table with a row for each source or format, in descending order of tokens."""
+    """Return a report table with a row for each source or format, in descending order of tokens."""
     table = Table(box=None, padding=(0, 1))
     for column in (title, "documents", "tokens", "bytes"):
         table.add_column(column, justify="left" if column == title else "right")
@@ -144,7 +144,7 @@ def _sizes(title: str, sizes: Mapping[str, TextSize]) -> Table:
 
 
 def by_tokens(sizes: Mapping[str, TextSize]) -> list[tuple[str, TextSize]]:
-    """Return names and sizes in descending order of tokens."""
+    """Return the names and sizes of sources or formats in descending order of tokens."""
     return sorted(sizes.items(), key=lambda item: (-item[1].tokens, item[0]))
 
 
@@ -156,7 +156,8 @@ def _split_totals(split: Split) -> dict[str, int]:
 def drop_lines(
     dropped: Mapping[str, int], examples: Mapping[str, Sequence[tuple[str, str]]], messages: Mapping[str, str]
 ) -> list[str]:
-    """Return a line for each reason, the most frequent first: count, two sources, and the message about the first."""
+    """Return a line of the report for each drop reason, the most frequent first: count, two sources, and the message
+    about the first."""
     lines = []
     for reason, count in sorted(dropped.items(), key=lambda item: -item[1]):
         names = ", ".join(source for source, _ in examples.get(reason, ())[:2])
@@ -166,7 +167,7 @@ def drop_lines(
 
 
 def histogram(bins: dict[int, int], title: str, totals: Mapping[int, int] | None = None) -> Table:
-    """Return bars of counts by powers of two. `totals` adds a second number to each row."""
+    """Return a histogram as text: bars of counts by powers of two. `totals` adds a second number to each row."""
     table = Table(title=title, title_justify="left", box=None, show_header=False, padding=(0, 1))
     table.add_column(justify="right")
     table.add_column(justify="right")

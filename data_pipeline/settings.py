@@ -16,7 +16,8 @@ Kind = TypeVar("Kind")
 
 
 def parse_settings(kind: type[Kind], content: Any, where: str, ready: Mapping[str, Any] | None = None) -> Kind:
-    """Return a `kind` with these settings. A nested table becomes a dataclass; `true` stands for one with all defaults.
+    """Parse settings of a recipe: return a `kind` (dataclass) with these values. A nested table becomes a dataclass;
+    `true` stands for one with all defaults.
 
     Messages start with `where`: a file and a location in it. `ready` are settings that are already converted.
     """
@@ -41,7 +42,8 @@ def parse_settings(kind: type[Kind], content: Any, where: str, ready: Mapping[st
 
 
 def _suggest_setting(name: str, hints: Mapping[str, Any]) -> str:
-    """Suggest a setting for an unknown one: a similar name in this table, or the same name in a nested table."""
+    """Suggest a setting for one that the recipe's schema does not have: a similar name in this table, or the same name
+    in a nested table."""
     known_name = equivalent(name) or name
     if known_name not in hints:
         for table, hint in hints.items():
@@ -51,7 +53,7 @@ def _suggest_setting(name: str, hints: Mapping[str, Any]) -> str:
 
 
 def _nested_dataclass(hint: Any) -> type | None:
-    """Return the dataclass that a setting may hold, or None."""
+    """Return the dataclass of the nested settings that a field may hold, or None."""
     options = get_args(hint) or (hint,)
     return next((option for option in options if isinstance(option, type) and is_dataclass(option)), None)
 

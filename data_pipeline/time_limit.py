@@ -27,7 +27,7 @@ class _TimerSignal(BaseException):
 
 
 class _Limit:
-    """Limit that applies to the current job of this process."""
+    """Time limit that applies to the current job of this process."""
 
     seconds: float | None = None
     folder = Path()
@@ -39,7 +39,7 @@ class _Limit:
 
 @contextmanager
 def apply_time_limit(seconds: float, folder: Path) -> Iterator[None]:
-    """Apply a limit within each `time_limit`, and record exceeded ones in a folder."""
+    """Apply a limit on processor time within each `time_limit`, and record exceeded ones in a folder."""
     if threading.current_thread() is not threading.main_thread():  # other threads receive no signals
         yield
         return
@@ -55,7 +55,8 @@ def apply_time_limit(seconds: float, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def time_limit(purpose: str, *texts: str) -> Iterator[None]:
-    """Raise `TimeLimitError` if processing these texts exceeds the limit of `apply_time_limit`, or did so before."""
+    """Raise `TimeLimitError` if processing these texts exceeds the processor time of `apply_time_limit`, or did so
+    before."""
     if _Limit.seconds is None:
         yield
         return

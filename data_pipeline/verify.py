@@ -18,7 +18,7 @@ from megaptm.tokenizers import load
 
 @dataclass(frozen=True)
 class FolderCheck:
-    """Result of checking one file."""
+    """Result of checking one file of a corpus."""
 
     name: str
     is_valid: bool
@@ -76,7 +76,7 @@ def _check_shard(corpus: Corpus, info: ShardInfo) -> FolderCheck:
 
 
 def _compare_tokens(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
-    """Compare the members of the tar with the index. Return the first difference, or an empty string."""
+    """Compare the members of a shard's tar with its index. Return the first difference, or an empty string."""
     if isinstance(shard, LabeledShard | CaptionedShard):
         return _compare_files(path, shard, info, vocabulary)
     rows = []
@@ -100,7 +100,7 @@ def _compare_tokens(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) 
 
 
 def _compare_files(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
-    """Compare a shard whose samples are files with its index, which may omit some."""
+    """Compare a shard whose samples are files with its index, which may omit some of them."""
     largest = max((int(shard.tokens(document).max()) for document in range(len(shard))), default=0)
     if largest >= vocabulary:
         return f"{info.index_name} has label or id {largest:,}, beyond the {vocabulary:,} ids of the corpus"

@@ -91,7 +91,7 @@ def build_model(
 
 
 def _device(device: str | torch.device | None) -> torch.device | None:
-    """Return the device, if PyTorch can use it; None for None."""
+    """Return the device of a model, if PyTorch can use it; None for None."""
     import torch
 
     if device is None:

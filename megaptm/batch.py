@@ -78,41 +78,42 @@ class BatchSpec:
 
     @property
     def has_global_tokens(self) -> bool:
-        """Whether the samples have global tokens, which attend to all tokens and are attended by all."""
+        """Whether the samples of the batch have global tokens, which attend to all tokens and are attended by all."""
         return any(f"{prefix}global_tokens" in self.fields for prefix in self.streams)
 
     @property
     def num_predicted(self) -> int | None:
-        """K of objectives that predict some positions; None if they predict all."""
+        """Return K, the number of predicted positions of a sample, for objectives that predict some; None if they
+        predict all."""
         return self.fields["masked_positions"].shape[0] if "masked_positions" in self.fields else None
 
     @property
     def num_appended(self) -> int:
-        """R, the number of positions after a text, such as image regions."""
+        """Return R, the number of positions after a sample's text, such as image regions."""
         return max((field.shape[0] for field in self.fields.values() if field.is_appended), default=0)
 
     @property
     def special_inputs(self) -> set[str]:
-        """Names of fields with `Field.is_input`, without the prefix of a stream."""
+        """Return the names of batch fields with `Field.is_input`, without the prefix of a stream."""
         names = (self._parse_name(name)[1] for name, field in self.fields.items() if field.is_input)
         return {name for name in names if name is not None}
 
     @property
     def label_names(self) -> list[str]:
-        """Names of the fields that are labels."""
+        """Return the names of the batch fields that are labels."""
         return [name for name in self.fields if self._parse_name(name)[1] is None]
 
     def with_labels(self, names: Collection[str]) -> BatchSpec:
-        """Return a spec with the same inputs whose only labels are `names`."""
+        """Return a batch specification with the same inputs whose only labels are `names`."""
         dropped = {*self.label_names} - {*names}
         return BatchSpec(self.streams, {name: field for name, field in self.fields.items() if name not in dropped})
 
     def lengths(self, prefixes: Mapping[str, str]) -> dict[str, int]:
-        """Return stack -> length of its sequences; `prefixes` are the family's."""
+        """Return the sequence length of each stack in the batch; `prefixes` are the family's."""
         return {stack: self.streams[prefix] for stack, prefix in prefixes.items()}
 
     def pad_sample(self, sample: Mapping[str, np.ndarray], *, pad: int | None) -> dict[str, np.ndarray]:
-        """Pad a sample with fewer or shorter fields to this spec; labels are padded with `IGNORED`."""
+        """Pad a sample with fewer or shorter fields to this batch specification; labels are padded with `IGNORED`."""
         padded = {}
         for name, field in self.fields.items():
             prefix, stem = self._parse_name(name)
@@ -125,14 +126,14 @@ class BatchSpec:
         return padded
 
     def _parse_name(self, field: str) -> tuple[str, str | None]:
-        """Return the prefix of a field's stream and its name without; None for the name of a label."""
+        """Return the prefix of a batch field's stream and its name without; None for the name of a label."""
         stems = ((prefix, field.removeprefix(prefix)) for prefix in self.streams if field.startswith(prefix))
         if self.fields[field].is_input:
             return max(stems, key=lambda stem: len(stem[0]))
         return next(((prefix, stem) for prefix, stem in stems if stem in INPUT_FIELDS), ("", None))
 
     def check(self, sample: Mapping[str, np.ndarray], *, maker: str) -> None:
-        """Raise TypeError if a sample does not match this spec."""
+        """Raise TypeError if a sample does not match this batch specification."""
         # Every sample is checked here: the valid case takes a microsecond.
         if type(sample) is dict and sample.keys() == self.fields.keys():
             for name, shape, dtype in self._expected:
@@ -148,7 +149,8 @@ class BatchSpec:
         return [(name, field.shape, np.dtype(field.dtype)) for name, field in self.fields.items()]
 
     def _difference(self, sample: object) -> str:
-        """Describe the difference between a sample and this spec, in the alphabetically first field that differs."""
+        """Describe the difference between a sample and this batch specification, in the alphabetically first field that
+        differs."""
         if not isinstance(sample, dict):
             return f"returned {_describe(sample)}, not a dict of arrays"
         actual = {str(name): _describe(array) for name, array in sample.items()}
@@ -165,12 +167,12 @@ _ARRAYS = (np.ndarray, np.generic)
 
 
 def _describe(value: object) -> str:
-    """Describe the type of a value: dtype and shape of an array, otherwise the class."""
+    """Describe the type of a sample's value: dtype and shape of an array, otherwise the class."""
     return f"{value.dtype.name} {[*value.shape]}" if isinstance(value, _ARRAYS) else f"a {type(value).__name__}"
 
 
 def fields(shape: tuple[int, ...], *names: str) -> dict[str, Field]:
-    """Return int64 fields with this shape of a sample (a batch adds B in front)."""
+    """Return int64 batch fields with this shape of a sample (a batch adds B in front)."""
     return dict.fromkeys(names, Field(shape))
 
 

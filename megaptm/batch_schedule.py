@@ -12,10 +12,10 @@ from megaptm.errors import UserError
 
 @dataclass(frozen=True)
 class _Level:
-    """Consecutive steps with the same batch size."""
+    """Consecutive steps of a run with the same batch size."""
 
     step: int
-    """First step."""
+    """First step of this batch size."""
     sample: int
     """First sample of that step."""
     size: int
@@ -86,7 +86,7 @@ class BatchSchedule:
         return self.num_trained(step) + sum(batches * self.size(at) for at, batches in self.skips if at <= step)
 
     def steps_in(self, samples: int) -> int:
-        """Return the number of steps that a number of samples suffices for."""
+        """Return the number of steps of a run that a number of samples suffices for."""
         level = _levels(self)[bisect_right(_levels(self), samples, key=lambda level: level.sample) - 1]
         max_steps = level.step + (samples - level.sample) // level.size
         return bisect_right(range(max_steps), samples, key=lambda step: self.first_sample(step) + self.size(step))
@@ -106,7 +106,7 @@ class BatchSchedule:
 
 @lru_cache(maxsize=16)
 def _levels(batches: BatchSchedule) -> list[_Level]:
-    """Return the levels in order of steps; cached, because every step needs them."""
+    """Return the levels of the batch size in order of steps; cached, because every step needs them."""
     levels, step, sample = [], 0, 0
     for (begin, size), (end, _) in pairwise(batches.sizes_by_step):
         levels.append(_Level(begin, sample, size))

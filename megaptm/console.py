@@ -24,10 +24,10 @@ class Console(rich.console.Console):
         super().__init__(**{"markup": False, "emoji": False, **options})
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Render a string; its width is measured on the escaped text."""
+        """Render a string on the console; its width is measured on the escaped text."""
         return super().render_str(printable(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render to segments; those with `control` are rich's own sequences."""
+        """Render to segments of the console; those with `control` are rich's own sequences."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)

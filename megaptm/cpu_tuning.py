@@ -40,17 +40,17 @@ shape (1 ms), costs as much as it gains."""
 MIN_ROWS = 64
 """Rows of the smallest bfloat16 product in float32. With fewer, copying the weight costs more than the product."""
 NUM_QUERIES = 256
-"""Queries whose attention weights are computed at once, so that they stay in the cache."""
+"""Number of queries whose attention weights are computed at once, so that they stay in the cache."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 """Options of glibc's `mallopt`."""
 MAX_BYTES = 2**31 - 1
-"""Maximum value of an option: `mallopt` takes an int."""
+"""Maximum value of an option of `mallopt`, which takes an int."""
 
 
 @cache
 def install() -> Callable[[], None]:
-    """Tune this process. Return a function that restores the kernels of torch."""
+    """Tune this process for training on CPUs. Return a function that restores the kernels of torch."""
     keep_freed_memory()
     library = Library("aten", "IMPL")
     with warnings.catch_warnings(action="ignore"):  # torch warns that a kernel is replaced
@@ -88,7 +88,7 @@ def prefers_products() -> bool:
 
 
 def _has(*words: str) -> bool:
-    """Whether Linux describes the processor with these words: vendor, instructions."""
+    """Whether Linux describes the CPU with these words: vendor, instructions."""
     try:
         return {*words} <= {*PROCESSOR.read_text(errors="replace").split()}
     except OSError:  # not Linux, or hidden
@@ -109,7 +109,7 @@ def keep_freed_memory() -> None:
 
 
 def _replace(library: Library, name: str, kernel: Callable[..., Any]) -> None:
-    """Replace a kernel for CPU tensors. `kernel` gets the original one, to call it, before its arguments."""
+    """Replace a kernel of torch for CPU tensors. `kernel` gets the original one, to call it, before its arguments."""
     original = get_kernel(f"aten::{name}", "CPU")
 
     def call(keys: Any, *args: Any, **options: Any) -> Any:
@@ -172,7 +172,8 @@ def _attend(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the attention output and, instead of normalizers, which the backward pass does not read, nothing."""
+    """Compute attention on a CPU: return the output and, instead of normalizers, which the backward pass does not read,
+    nothing."""
     if q_BHSK.dtype != torch.bfloat16:
         return fused(q_BHSK, k_BHTK, v_BHTK, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
     out_SNK = torch.empty_like(q_BHSK.permute(2, 0, 1, 3), memory_format=torch.contiguous_format).flatten(1, 2)
@@ -196,7 +197,7 @@ def _attend_backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values; attention weights are computed again."""
+    """Return the gradients of queries, keys and values of attention on a CPU; attention weights are computed again."""
     if q_BHSK.dtype != torch.bfloat16:
         arguments = (d_out_BHSK, q_BHSK, k_BHTK, v_BHTK, out_BHSK, normalizers, dropout_p, is_causal)
         return fused(*arguments, attn_mask=attn_mask, scale=scale)
@@ -224,7 +225,8 @@ def _scale(q: Tensor, scale: float | None) -> float:
 def _parts(
     q_BHSK: Tensor, k_BHTK: Tensor, mask: Tensor | None, scale: float | None, *, is_causal: bool
 ) -> Iterator[tuple[slice, slice, Tensor, Tensor, Tensor]]:
-    """Yield some queries, the keys that they attend to, their scaled values, and attention weights [N, q, t]."""
+    """Yield parts of attention on a CPU: some queries, the keys that they attend to, their scaled values, and attention
+    weights [N, q, t]."""
     q_NSK = (q_BHSK * _scale(q_BHSK, scale)).flatten(0, 1).contiguous()
     k_NTK = k_BHTK.flatten(0, 1).contiguous()
     for start in range(0, q_NSK.shape[1], NUM_QUERIES):

@@ -22,7 +22,7 @@ HASHES = ("sha256:", "sha512:")
 # The path starts after the `://`.
 FILES = ("file", "sqlite")
 BUCKETS = ("s3", "s3a", "gs", "gcs")
-"""Schemes whose URLs have no port after the `://`."""
+"""URL schemes of object stores, which have no port after the `://`."""
 # matches `sig`, `Signature`, `X-Amz-Credential`, `AWSAccessKeyId`, `access_token`, `api-key`, `password` ...
 SECRET_FIELD = re.compile(
     r"(^|[-_])(sig|auth|authorization|key|pass|jwt|hmac|bearer)$|(^|[-_])sign|token$|secret|passw|pwd|credential"
@@ -75,7 +75,7 @@ def in_brief(error: BaseException) -> str:
 
 
 def _shortened(word: str) -> str:
-    """Return a word that contains a URL, cut before the first part that may be secret."""
+    """Return a word of a message that contains a URL, cut before the first part that may be secret."""
     before, mark, url = word.partition("://")
     host = url.rpartition("@")[2]
     return f"{before}{mark}{re.split(r'[/?#;]', host)[0]}/..."

@@ -44,7 +44,7 @@ WIDTH = 100
 
 @dataclass
 class Demo:
-    """A demo in a folder, with its console output."""
+    """Demo run in a folder, with its console output."""
 
     text: str
     folder: Path
@@ -62,7 +62,7 @@ class Demo:
         self.results()
 
     def build(self) -> None:
-        """Build the corpus: shards, and a tokenizer trained on the text."""
+        """Build the corpus of the demo: shards, and a tokenizer trained on the text."""
         self.heading("1  Build a corpus", f"Read and clean {self.text}, train a tokenizer, write shards.")
         done = (self.corpus / MANIFEST).exists()
         made_from = read_manifest(self.corpus).made_from if done else {}
@@ -73,7 +73,8 @@ class Demo:
         self.run_unless_done(["corpus", "build", self.source(), f"out={self.corpus}", *size], done=done)
 
     def source(self) -> str:
-        """Return the text, or a recipe that cuts a single file into documents: validation holds out whole documents."""
+        """Return the text of the demo's corpus, or a recipe that cuts a single file into documents: validation holds
+        out whole documents."""
         if not Path(self.text).is_file() or Path(self.text).suffix in JSON_LINES:
             return self.text
         recipe = self.folder / "corpus.yaml"
@@ -83,7 +84,7 @@ class Demo:
         return str(recipe)
 
     def train(self) -> None:
-        """Train half of the steps on one layout, half on another."""
+        """Train half of the demo's steps on one layout, half on another."""
         half = self.steps // 2
         self.heading(
             "2  Train the first half on two data ranks", "Each process holds the model and reads half of each batch."
@@ -102,7 +103,7 @@ class Demo:
         self.run_unless_done(["train", str(self.run), *pipeline], done=self.saved() >= self.steps)
 
     def results(self) -> None:
-        """Print the results and save them as a picture."""
+        """Print the results of the demo and save them as a picture."""
         self.console = Console(width=self.console.width, file=self.console.file, record=True)
         self.heading("4  Evaluate on held-out text", "The baselines unigram and uniform use no context.")
         self.run_and_record(["evaluate", str(self.run), "--rows", str(EVALUATED_ROWS)])
@@ -117,7 +118,7 @@ class Demo:
         (self.folder / "demo.svg").write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL))
 
     def print_next_steps(self) -> None:
-        """Print paths and next commands, the last lines."""
+        """Print paths and next commands, the last lines of the demo."""
         run = str(self.run)
         lines = [
             ("loss curve", str(self.run / PICTURE)),
@@ -135,7 +136,7 @@ class Demo:
         return extended_by(config, 2 * config.train.steps)
 
     def saved(self) -> int:
-        """Return the number of steps already saved."""
+        """Return the number of the demo's steps already saved."""
         return last_saved_step(self.run)
 
     def heading(self, title: str, explanation: str = "") -> None:

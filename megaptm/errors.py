@@ -24,13 +24,13 @@ LONGEST = 1000
 """Maximum number of characters of a sentence."""
 
 QUOTED_PERIOD = re.compile(r"\.\)(?=[:;,.])")
-"""Period of a message quoted in parentheses, within a sentence."""
+"""Pattern of a period of a message quoted in parentheses, within a sentence."""
 NO_SPACE = re.compile(r"(.+):([^:/]+)")
-"""A key that lacks the space before its value, as in `{a:1}`."""
+"""Pattern of a key that lacks the space before its value, as in `{a:1}`."""
 
 
 class UserError(ValueError):
-    """A mistake of the user, in one sentence: the file or field, what is wrong, what to do. Shown without a traceback.
+    """Error of the user, in one sentence: the file or field, what is wrong, what to do. Shown without a traceback.
 
     Several mistakes are shown as a line with their number, and one sentence each below it. Quoted text may come from an
     untrusted source: a sentence stays on one line, with limited length and without control characters of terminals. Its
@@ -47,13 +47,13 @@ class UserError(ValueError):
 
 
 class FailureError(UserError):
-    """A failure, reported in one sentence, that is no mistake of the user: a launcher may start the run again."""
+    """Failure, reported in one sentence, that is no mistake of the user: a launcher may start the run again."""
 
     exit_code = EXIT_FAILURE
 
 
 def nearest(name: object, known: Iterable[str], otherwise: str = "there are {}.") -> str:
-    """Return the end of a sentence about an unknown name: advice, `did you mean X?`, or the known names."""
+    """Return the end of an error message about an unknown name: advice, `did you mean X?`, or the known names."""
     if instead := advice(name):
         return instead
     known = list(known)
@@ -70,7 +70,7 @@ def missing_space_advice(key: object, value: object) -> str | None:
 
 
 def shown(value: Any, max_length: int = 80) -> str:
-    """Return a value for a sentence: quoted, on one line, truncated."""
+    """Return a value for an error message: quoted, on one line, truncated."""
     text = ascii(value)
     return text if len(text) <= max_length else text[: max_length - 3] + "..."
 
@@ -126,7 +126,7 @@ def validation_problem(details: Mapping[str, Any]) -> str:
 
 
 def shown_value(value: Any) -> str:
-    """Return an invalid value, in words."""
+    """Return an invalid value for an error message, in words."""
     if isinstance(value, str) and re.fullmatch(r"[-+]?0[0-9_]+", value):
         return f"{value} (octal in one version of YAML and decimal in the next: write it without leading zeros)"
     return "empty" if value is None else repr(value)
@@ -162,7 +162,7 @@ MEMORY_LIMIT = re.compile(
 
 @contextmanager
 def resource_errors_as_user_errors() -> Iterator[None]:
-    """Replace errors about a limit of the process (open files, threads, memory) by a sentence."""
+    """Replace errors about a limit of the process (open files, threads, memory) by a `UserError`."""
     try:
         yield
     except (OSError, MemoryError, RuntimeError, ImportError, SystemError) as error:
@@ -212,7 +212,7 @@ surrogates."""
 
 
 def printable(text: str) -> str:
-    """Return untrusted text for a terminal, with control characters escaped, as in `\x1b[2J`."""
+    """Return untrusted text so that a terminal can print it, with control characters escaped, as in `[2J`."""
     return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
@@ -236,7 +236,7 @@ PATH_ERRORS = (
 
 @contextmanager
 def storage_errors_as_user_errors(path: object) -> Iterator[None]:
-    """Replace the system's error about a disk that is full, read-only or gone by a sentence.
+    """Replace the system's error about a disk that is full, read-only or gone by a `UserError`.
 
     It names `path` if the error names no file.
     """

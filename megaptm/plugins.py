@@ -24,30 +24,30 @@ from megaptm.python_path import searched_folders
 ALLOW_CODE = "MEGAPTM_ALLOW_CODE"
 """Environment variable with the modules that runs may name, separated by commas. Child processes inherit it."""
 NAMED_BY_USER: set[str] = set()
-"""Modules named by configs that the user wrote."""
+"""Modules named by configs that the user wrote, which are allowed."""
 NAMED_BY_RUNS: dict[str, str] = {}
-"""Module -> the run's config that names it. A run's folder may come from an untrusted source."""
+"""Module -> config of a run that names it. A run's folder may come from an untrusted source."""
 ABSENT = object()
-"""Stands for a name that a module does not have."""
+"""Marker of a name that a module does not have."""
 ENTRY_POINTS = "megaptm.families"
 """Group of the entry points of packages that add what a folder of `megaptm/families` can."""
 PACKAGE_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 
 class PluginError(UserError):
-    """A failure in code of the user."""
+    """Raised for a failure in code of the user."""
 
     traceback: str = ""
-    """Traceback for the log: an error raised in another process arrives without its own."""
+    """Traceback of the failure for the log: an error raised in another process arrives without its own."""
 
 
 def is_plugin(name: str) -> bool:
-    """Whether a value has the form `package.module:NAME`."""
+    """Whether a value of a config has the form `package.module:NAME`."""
     return re.fullmatch(r"\w+(\.\w+)*:\w+", name) is not None
 
 
 def is_module(name: str) -> bool:
-    """Whether a value has the form `package.module`."""
+    """Whether a value of a config has the form `package.module`."""
     return re.fullmatch(r"\w+(\.\w+)*", name) is not None
 
 
@@ -73,7 +73,8 @@ def load_plugin(name: str, setting: str, kind: str) -> Any:
 
 
 def _attribute(module: str, name: str, setting: str) -> Any:
-    """Import a module and return its attribute, or ABSENT. Any failure, SystemExit included, becomes a UserError."""
+    """Import a plugin's module and return its attribute, or ABSENT. Any failure, SystemExit included, becomes a
+    UserError."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
             return getattr(importlib.import_module(module), name, ABSENT)
@@ -135,7 +136,7 @@ def allow_code(*modules: str) -> None:
 
 
 def is_allowed(module: str) -> bool:
-    """Whether `allow_code` names the module or one of its parent packages."""
+    """Whether `allow_code` has allowed the module or one of its parent packages."""
     return any(f"{module}.".startswith(f"{name}.") for name in _allowed())
 
 
@@ -170,7 +171,7 @@ def plugin_error(action: str, error: BaseException) -> PluginError:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return type, message and source line of an error that the user's code raised."""
+    """Return type, message and source line of an error that a plugin raised."""
     kind = type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(("<", PACKAGE_FOLDER))]

@@ -20,7 +20,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class DetachableStream(io.FileIO):
-    """A stream that discards output after its terminal, or the program that reads it, is gone."""
+    """Output stream that discards output after its terminal, or the program that reads it, is gone."""
 
     def write(self, text: Any, /) -> int:
         try:
@@ -84,7 +84,7 @@ def end_with_parent(parent: int) -> Callable[[], None]:
 
 
 def end_now(code: int, *, handlers: bool = True) -> NoReturn:
-    """End this process like Python, but without tearing down modules, which takes seconds with torch.
+    """End this process at once: as Python does, but without deleting modules, which takes seconds with torch.
 
     With `handlers=False`, functions registered with `atexit` are skipped: after a failure they may wait for other
     ranks.

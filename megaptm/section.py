@@ -23,22 +23,22 @@ class ExtensionSection(Section):
     """Section of a config that an extension defines. Methods are called for configs that have it."""
 
     key: ClassVar[str]
-    """Key of the section."""
+    """Key of the section in a config."""
     meaning: ClassVar[str]
-    """Description of the key."""
+    """Description of the section."""
     replaced: ClassVar[tuple[str, ...]] = ()
-    """Keys whose value replaces that of an extended config as a unit, instead of being merged."""
+    """Keys of the section whose value replaces that of an extended config as a unit, instead of being merged."""
     moved: ClassVar[tuple[str, ...]] = ()
-    """Keys with paths that may change when a run is continued; the content is compared by a hash."""
+    """Keys of the section with paths that may change when a run is continued; the content is compared by a hash."""
 
     def completed(self, config: Any) -> Any:
-        """Return the config with absent values filled in, before the rules are checked."""
+        """Return the config with absent values of the section filled in, before the rules are checked."""
         return config
 
     def errors(self, config: Any) -> Iterator[str]:
-        """Yield broken rules. The names in section `model` are known."""
+        """Yield broken rules of the section. The names in section `model` are known."""
         yield from ()
 
     def resolved(self, config: Any) -> Any:
-        """Return a config without errors, with all sizes filled in."""
+        """Return a config without errors, with all sizes in the section filled in."""
         return config

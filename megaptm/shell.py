@@ -15,13 +15,14 @@ def command_line(words: Sequence[str], *, program: str = "megaptm") -> str:
 
 
 def typed_path(path: str | Path) -> str:
-    """Return a path relative to the working directory if it is inside."""
+    """Return a path as typed in a shell: relative to the working directory if it is inside."""
     path, here = Path(path), Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) and path != here else str(path)
 
 
 def _called(program: str) -> str:
-    """Return the program's name if PATH leads to this environment's copy, otherwise its path or `python -m`."""
+    """Return the name by which a shell calls a program if PATH leads to this environment's copy, otherwise its path or
+    `python -m`."""
     beside = Path(sys.executable).parent / program
     if shutil.which(program) == str(beside):
         return program

@@ -187,7 +187,8 @@ ADVICE = {word: sentence for words, sentence in _ADVICE for word in words.split(
 
 
 def suggest(name: object, known: Iterable[str]) -> str | None:
-    """Return the known name that was meant: an equivalent name, an abbreviation, or the nearest in spelling."""
+    """Suggest the known name that an unknown one was meant to be: an equivalent name, an abbreviation, or the nearest
+    in spelling."""
     known, unknown = list(known), str(name)
     if (meant := equivalent(unknown)) in known:
         return meant
@@ -197,12 +198,12 @@ def suggest(name: object, known: Iterable[str]) -> str | None:
 
 
 def equivalent(name: object) -> str | None:
-    """Return megaptm's equivalent of another project's name."""
+    """Return megaptm's equivalent of a name that another project uses."""
     return EQUIVALENT_NAMES.get(_normalized(name))
 
 
 def advice(*names: object) -> str | None:
-    """Return the advice for the first of these names that only other projects have."""
+    """Return the advice for the first of these unknown names that only other projects have."""
     return next((ADVICE[word] for name in names if (word := _normalized(name)) in ADVICE), None)
 
 

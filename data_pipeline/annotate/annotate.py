@@ -21,7 +21,8 @@ Annotated = tuple[np.ndarray, dict[str, np.ndarray]]
 
 
 def annotate(documents: Sequence[Document], tokenizer: Tokenizer, annotations: Annotations) -> list[Annotated]:
-    """Tokenize documents. Returns for each int32 [tokens] ids, and one array per field of `annotations.fields`:
+    """Tokenize documents, and convert the character offsets of their annotations to token indexes. Returns for each
+    document int32 [tokens] ids, and one array per field of `annotations.fields`:
 
     - `sentences` and `words`, int32 [n]: first token of each.
     - `capitals`, int32 [n]: tokens of capitalized words.
@@ -84,7 +85,7 @@ def _annotation(name: str, document: Document, ends: np.ndarray, annotations: An
 
 
 def _token_spans(shifted_parts: Sequence[tuple[int, int, int]], ends: np.ndarray) -> np.ndarray:
-    """Convert (start, end, label index) in characters to int32 [spans, 3] in tokens."""
+    """Convert annotated spans (start, end, label index) in characters to int32 [spans, 3] in tokens."""
     spans = np.array(shifted_parts, dtype=np.int64).reshape(-1, 3)
     starts = np.searchsorted(ends, spans[:, 0], side="right")
     # The end is the token with the last character, or the last of several tokens that share it.
@@ -102,13 +103,13 @@ def _label(document: Document, labels: Sequence[str]) -> np.ndarray:
 
 
 def _tokens_within(spans: np.ndarray) -> np.ndarray:
-    """Return int32 [n]: unique tokens of all spans."""
+    """Return int32 [n]: unique indexes of the tokens within annotated spans."""
     tokens = [np.arange(first, stop, dtype=np.int32) for first, stop in spans[:, :2].tolist()]
     return np.unique(np.concatenate(tokens)) if tokens else np.zeros(0, dtype=np.int32)
 
 
 def _turn_rows(document: Document, ends: np.ndarray) -> np.ndarray:
-    """Return int32 [turns, 2]."""
+    """Return the turns of a dialogue as int32 [turns, 2]: first token, index of the role."""
     turns = sorted((int(first), role_index(role)) for first, role in document.notes.get("turns", ()))
     starts = np.searchsorted(ends, [first for first, _ in turns], side="right")
     rows = np.stack([starts, [role for _, role in turns]], axis=1).astype(np.int32).reshape(-1, 2)

@@ -12,7 +12,8 @@ SETTING = "annotate.chinese"
 
 
 class Dictionary:
-    """Segmenter into known words. A character that starts no known word is a word by itself."""
+    """Segmenter that splits text into the words of a word list. A character that starts no known word is a word by
+    itself."""
 
     def __init__(self, words: Iterable[str]):
         self._words = frozenset(words)
@@ -29,13 +30,13 @@ class Dictionary:
 
 @lru_cache(maxsize=4)
 def dictionary_of(path: str) -> Dictionary:
-    """Read a dictionary: the first field of each line is a word. Further fields, such as frequencies, and lines that
-    start with # are ignored."""
+    """Read the word list of a segmenter: the first field of each line is a word. Further fields, such as frequencies,
+    and lines that start with # are ignored."""
     return Dictionary(line.split()[0] for line in read_words(path, SETTING))
 
 
 def read_words(path: str, setting: str) -> list[str]:
-    """Return the lines of a file, without blank lines and lines that start with #."""
+    """Return the lines of a word list, without blank lines and lines that start with #."""
     try:
         lines = regular_file(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

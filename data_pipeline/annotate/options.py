@@ -20,12 +20,12 @@ class Annotations:
     """Kinds of annotations that are stored; see docs/corpus-annotations.md."""
 
     sentences: bool | None = None
-    """Starts of sentences in prose, and of lines in code, for objectives on pairs of texts. Default: if the tokenizer
-    can separate two texts."""
+    """Whether to store starts of sentences in prose, and of lines in code, for objectives on pairs of texts. Default:
+    if the tokenizer can separate two texts."""
     words: bool = False
-    """Starts of words, for whole-word masking with any tokenizer."""
+    """Whether to store starts of words, for whole-word masking with any tokenizer."""
     capitals: bool = False
-    """Tokens of words that start with a capital letter, for tokenizers that convert to lower case."""
+    """Whether to mark tokens of words that start with a capital letter, for tokenizers that convert to lower case."""
     chinese: str = CHARACTERS
     """Segmentation of Chinese: one character per word (`characters`), jieba (`words`), a word list (see
     `dictionary.py`), or a function (`package.module:function`: text -> words whose concatenation is the text)."""
@@ -39,7 +39,7 @@ class Annotations:
     parts: bool = False
     """Starts of the parts of a document. Set by a recipe whose sources have parts."""
     labels: tuple[str, ...] = ()
-    """All labels, in index order. The label of a document is its note `label`."""
+    """All labels of documents, in index order. The label of a document is its note `label`."""
 
     def __post_init__(self) -> None:
         if self.chinese not in (CHARACTERS, WORDS) and not is_function(self.chinese) and not Path(self.chinese).suffix:
@@ -68,19 +68,19 @@ class Annotations:
         return tuple(name for name, is_requested in requested.items() if is_requested)
 
     def tables(self) -> dict[str, list[str]]:
-        """Return the names for the indexes in `tags`, `labels` and `turns`, for the manifest."""
+        """Return the names of labels, tags and roles by index, for the manifest of a corpus."""
         labels = {"tags": list(load_tagger(self.tags).labels)} if self.tags is not None else {}
         labels |= {"labels": list(self.labels)} if self.labels else {}
         return labels | ({"turns": list(ROLES)} if self.turns else {})
 
     def inputs(self) -> tuple[str, ...]:
-        """Return the files that the result depends on."""
+        """Return the files that the annotations of a corpus depend on."""
         named = [name for name in (self.chinese, self.phrases, self.tags) if name not in (None, CHARACTERS, WORDS)]
         files = [file_of(name, "annotate") if is_function(name) else name for name in named if name is not None]
         return tuple(file for file in files if file is not None)
 
     def check(self) -> None:
-        """Raise `UserError` for a missing file or function, before workers start."""
+        """Raise `UserError` if a file or function of the annotations does not exist, before workers start."""
         if self.phrases is not None:
             load_phrase_finder(self.phrases)
         if self.tags is not None:

@@ -13,7 +13,8 @@ BETWEEN = "\n"
 
 
 def text_and_parts(texts: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """Join texts with newlines; return the text, and the note `parts` with the start of each."""
+    """Join the texts of a document's parts with newlines; return the text, and the note `parts` with the start of
+    each."""
     starts = accumulate((len(text) + len(BETWEEN) for text in texts[:-1]), initial=0)
     return BETWEEN.join(texts), {"parts": [*starts]}
 
@@ -26,6 +27,6 @@ def parts_of(document: Document) -> list[str]:
 
 
 def with_parts(document: Document, texts: Sequence[str]) -> Document:
-    """Return the document with its parts replaced."""
+    """Return a document with its parts replaced."""
     text, note = text_and_parts(texts)
     return replace(document, text=text, notes={**document.notes, **note})

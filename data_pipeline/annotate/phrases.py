@@ -19,7 +19,8 @@ SETTING = "annotate.phrases"
 
 
 def find_phrases(name: str, document: Document) -> list[tuple[int, int]]:
-    """Return the validated phrases of a document. Raises `ValueError`, or any exception of the function."""
+    """Return the validated phrases that a phrase finder marks in a document. Raises `ValueError`, or any exception of
+    the function."""
     phrases = [(int(first), int(stop)) for first, stop in load_phrase_finder(name)(document.text)]
     for first, stop in phrases:
         if not 0 <= first < stop <= len(document.text):

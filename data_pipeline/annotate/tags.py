@@ -30,14 +30,14 @@ SETTING = "annotate.tags"
 
 @dataclass(frozen=True)
 class Tagger:
-    """Tagging function, and the sorted names of its labels."""
+    """Function that tags phrases in a text, and the sorted names of its labels."""
 
     name: str
     find: Callable[[str], Iterable[Tag]]
     labels: tuple[str, ...]
 
     def tags(self, document: Document) -> list[Tag]:
-        """Return the validated tags of a document. Raises `ValueError`, or any exception of the function."""
+        """Return the validated tagged phrases of a document. Raises `ValueError`, or any exception of the function."""
         tags = [(int(first), int(stop), label) for first, stop, label in self.find(document.text)]
         for first, stop, label in tags:
             if not 0 <= first < stop <= len(document.text) or label not in self.labels:
@@ -62,7 +62,8 @@ def load_tagger(name: str) -> Tagger:
 
 
 def read_phrases(path: str) -> dict[str, str]:
-    """Read phrase -> label from lines of `label<TAB>phrase`. Blank lines and lines that start with # are ignored."""
+    """Read a file of tagged phrases, lines of `label<TAB>phrase`, as phrase -> label. Blank lines and lines that start
+    with # are ignored."""
     try:
         lines = regular_file(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -84,7 +85,7 @@ def read_phrases(path: str) -> dict[str, str]:
 
 
 class PhraseMatcher:
-    """Finds listed phrases of complete words, from left to right, longest first, without overlap."""
+    """Finds the phrases of a list in a text: complete words, from left to right, longest first, without overlap."""
 
     def __init__(self, phrases: Mapping[str, str]):
         self._phrases = phrases

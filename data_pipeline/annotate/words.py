@@ -22,8 +22,8 @@ from megaptm.errors import UserError
 from megaptm.tokenizers import find_first_tokens
 
 SPACE, LETTER, ALONE, JOINED = range(4)
-"""Kind of a character. A run of SPACE or LETTER is one word, each ALONE is a word, and JOINED extends the character
-before it."""
+"""Kind of a character, for word boundaries. A run of SPACE or LETTER is one word, each ALONE is a word, and JOINED
+extends the character before it."""
 
 # Blocks that BERT treats as Chinese.
 HAN = (
@@ -36,7 +36,7 @@ HAN_RUN = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last i
 
 
 def word_starts(text: str, ends: np.ndarray, chinese: str = "characters") -> np.ndarray:
-    """Return int32 [words or fewer]: first token of each word, for tokens that end at these offsets.
+    """Return int32 [words or fewer]: first token of each word of a text, for tokens that end at these offsets.
 
     Each word is within the tokens from one start to the next. Words that share a token are merged.
     """
@@ -52,12 +52,12 @@ def word_starts(text: str, ends: np.ndarray, chinese: str = "characters") -> np.
 
 
 def word_offsets(text: str, chinese: str = "characters") -> np.ndarray:
-    """Return int64 [words]: first character of each word; `chinese` as in `Annotations`."""
+    """Return int64 [words]: first character of each word of a text; `chinese` as in `Annotations`."""
     return _word_offsets(text, _kinds_of(text), chinese)
 
 
 def capital_words(text: str) -> list[tuple[int, int, int]]:
-    """Return (start, end, 0) in characters of each word that starts with a capital letter."""
+    """Return (start, end, 0) in characters of each word of a text that starts with a capital letter."""
     borders = pairwise([*word_offsets(text).tolist(), len(text)])
     return [(first, stop, 0) for first, stop in borders if text[first].isupper()]
 
@@ -122,7 +122,7 @@ def _merge_segmented(text: str, offsets: np.ndarray, segment: Callable[[str], It
 
 
 def load_segmenter(name: str) -> Callable[[str], Iterable[str]]:
-    """Return a function: text -> words whose concatenation is the text."""
+    """Return a word segmenter for Chinese, a function: text -> words whose concatenation is the text."""
     if name == "words":
         return _jieba()
     return load_function(name, "annotate.chinese") if is_function(name) else dictionary_of(name)

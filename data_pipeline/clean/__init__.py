@@ -33,9 +33,9 @@ STEPS: dict[str, type] = {
     "cut-long": CutLong,
     "pair-by-connective": PairByConnective,
 }
-"""Name in a recipe -> step."""
+"""Name in a recipe -> cleaning step."""
 
 CLEAN: tuple[CleaningStep, ...] = (Normalize(), DropEmpty(), DropShort())
-"""Default steps, for a recipe that names none."""
+"""Default cleaning steps, for a recipe that names none."""
 
 __all__ = ["CLEAN", "STEPS", "CleaningStep", "run_steps", "with_text"]

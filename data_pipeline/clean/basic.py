@@ -34,7 +34,7 @@ class DropShort(Filter):
 
     characters: int = 16
     words: int = 0
-    """Words are separated by white space."""
+    """Minimum words of a document, separated by white space."""
 
     def __post_init__(self) -> None:
         require_minimum(0, self, "drop-short", "characters", "words")
@@ -53,7 +53,7 @@ class DropLong(Filter):
 
     characters: int = 1_000
     words: int = 0
-    """Words are separated by white space; 0 means no limit."""
+    """Maximum words of a document, separated by white space; 0 means no limit."""
 
     def __post_init__(self) -> None:
         require_minimum(1, self, "drop-long", "characters")
@@ -116,7 +116,7 @@ class CutLong:
 
 
 def cut_piece(document: Document, start: int, end: int) -> Document:
-    """Return part of a document, named by its offset. Turns that start in the part are retained."""
+    """Return a piece of a long document, named by its offset. Turns that start in the part are retained."""
     part = with_text(document, document.text[start:end])
     if "turns" in document.notes:
         turns = [[first - start, *role] for first, *role in document.notes["turns"] if start <= first < end]

@@ -13,7 +13,7 @@ import numpy as np
 from data_pipeline.clean.step import import_library
 
 FILLER = "\xad"
-"""Filler that keeps the text's length when characters are removed: a soft hyphen, itself removed as a format
+"""Character that replaces removed ones, so that the text keeps its length: a soft hyphen, itself removed as a format
 character."""
 
 # Comments, scripts and footnotes with their content; tags; entities; links of Wikipedia and Markdown.
@@ -38,12 +38,13 @@ COMBINING = r"[\u1160-\u11ff\uff9e\uff9f\uffa0-\uffdc]"
 
 
 def comparable(text: str) -> str:
-    """Return the text without markup and format characters, in NFKC, case-folded, and in simplified Chinese."""
+    """Convert a text to the form in which texts are compared: without markup and format characters, in NFKC,
+    case-folded, and in simplified Chinese."""
     return _simplified(_fold_case(_without_markup(text)))
 
 
 def comparable_with_offsets(text: str) -> tuple[str, np.ndarray, np.ndarray]:
-    """Return the comparable text, and for each of its characters the start and end in `text` (int64)."""
+    """Return the form of a text for comparisons, and for each of its characters the start and end in `text` (int64)."""
     plain = _without_markup(text)
     if plain.isascii() and plain.isprintable():
         at = np.arange(len(plain))
@@ -68,7 +69,7 @@ def _is_combining(character: str) -> bool:
 
 
 def _without_markup(text: str) -> str:
-    """Replace markup with filler of the same length."""
+    """Replace markup in a text with filler of the same length."""
     return MARKUP.sub(_markup_filler, text) if any(mark in text for mark in MARKUP_SIGNS) else text
 
 

@@ -50,7 +50,7 @@ class PairByConnective:
         return (self._file,)
 
     def labels(self) -> tuple[str, ...]:
-        """Labels that documents can have, in the order of the file."""
+        """Return the labels that pairs of clauses can have, in the order of the file of connectives."""
         return _read_connectives(self._file).labels
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
@@ -85,7 +85,7 @@ class Connectives:
         return tuple(dict.fromkeys(self.names.values()))
 
     def find_pairs(self, text: str, form: str) -> Iterator[tuple[int, str, str, str]]:
-        """Yield the offset of each connective, the clause before, the label, and the clause after."""
+        """Find connectives in a text: yield the offset of each, the clause before, the label, and the clause after."""
         before = ""
         for begin, end in pairwise([*sentence_starts(text, form).tolist(), len(text)]):
             if before and (match := self.anywhere.match(text, begin, end)):

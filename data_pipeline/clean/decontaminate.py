@@ -40,14 +40,15 @@ class Decontaminate:
     ngram: int = 13
     """Words of an n-gram. A shorter evaluation text, of 8 words or more, must match completely."""
     fields: tuple[str, ...] = ("text",)
-    """JSON lines: fields that hold evaluation texts; each field of a line is a text."""
+    """Fields of JSON lines that hold evaluation texts; each field of a line is a text."""
     texts: Literal["line", "file"] = "line"
-    """Other files: whether each line or the whole file is a text."""
+    """Whether each line of other files is an evaluation text, or the whole file."""
     cut: bool = False
-    """Cut out the shared n-gram with `around` characters on both sides, and keep the pieces, as GPT-3 did."""
+    """Whether to cut out the shared n-gram with `around` characters on both sides, and keep the pieces, as GPT-3
+    did."""
     around: int = 200
     min_piece_characters: int = 200
-    """Minimum characters of a piece; shorter pieces are dropped."""
+    """Minimum characters of a piece of a cut document; shorter pieces are dropped."""
     max_pieces: int = 10
     """A document that would be cut into more pieces is dropped."""
 
@@ -59,14 +60,14 @@ class Decontaminate:
         require(self.texts in ("line", "file"), f"decontaminate: texts ({self.texts}) must be `line` or `file`.")
 
     def inputs(self) -> tuple[str, ...]:
-        """Paths of all files that `against` matches."""
+        """Return the paths of all files of evaluation texts that `against` matches."""
         return tuple(path for pattern in self.against for path in _matching_paths(pattern))
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
         return self._decontaminate(documents, dropped, before=())
 
     def after(self, steps: tuple[CleaningStep, ...]) -> CleaningStep:
-        """Return the step, with evaluation texts preprocessed by `steps`, which have changed the documents."""
+        """Return this step with evaluation texts that `steps` have preprocessed like the documents."""
         changing = (step for step in steps if not isinstance(step, Filter | BatchFilter | Decontaminate))
         return partial(self._decontaminate, before=tuple(changing))
 
@@ -98,7 +99,8 @@ class Decontaminate:
         yield from (cut_piece(document, start, stop) for start, stop in long_enough)
 
     def _spans_between(self, runs: Sequence[tuple[int, int]], length: int) -> Iterator[tuple[int, int]]:
-        """Yield start and end of the text between the shared n-grams and their surroundings."""
+        """Yield start and end of the text between the n-grams that a document shares with evaluation texts, and their
+        surroundings."""
         begin = 0
         for first, last in sorted(runs):
             if first - self.around > begin:

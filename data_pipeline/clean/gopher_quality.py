@@ -40,9 +40,9 @@ class GopherQuality(BatchFilter):
     max_ellipsis_line_share: float | None = 0.3
     """Maximum share of lines that end with an ellipsis. Blank lines are not counted."""
     min_alphabetic_word_share: float | None = 0.8
-    """Minimum share of words that contain a letter."""
+    """Minimum share of the words of a document that contain a letter."""
     min_stop_words: int | None = 2
-    """Minimum number of different stop words."""
+    """Minimum number of different stop words in a document."""
     stop_words: tuple[str, ...] = STOP_WORDS
 
     def __post_init__(self) -> None:

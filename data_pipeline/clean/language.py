@@ -30,9 +30,10 @@ class KeepLanguage:
     """Keep documents in some languages, and add the note `language`."""
 
     languages: tuple[str, ...] = ("en",)
-    """ISO 639-1 codes."""
+    """ISO 639-1 codes of the languages to keep."""
     min_probability: float = 0.65
-    """Threshold of FineWeb (arXiv:2406.17557, section 3.3), which uses another model."""
+    """Minimum probability of the identified language. The default is that of FineWeb (arXiv:2406.17557, section 3.3),
+    which uses another model."""
 
     def __post_init__(self) -> None:
         require(bool(self.languages), "keep-language: languages is empty: name at least one, like `en`.")
@@ -59,12 +60,12 @@ class KeepLanguage:
 
 
 def identify(text: str) -> tuple[str, float]:
-    """Return the most likely language of the start of a text, and its probability."""
+    """Identify the language of a text from its start; return the most likely one and its probability."""
     return _identifier().classify(text[:CLASSIFIED_CHARACTERS])
 
 
 @lru_cache(maxsize=1)
 def _identifier() -> Any:
-    """Load the model, which takes a second."""
+    """Load the language identification model, which takes a second."""
     langid = import_library("py3langid.langid", "keep-language")
     return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)

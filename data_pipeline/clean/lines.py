@@ -34,12 +34,13 @@ BOILERPLATE = (
 
 
 def lines_of(text: str) -> list[str]:
-    """Return the lines that are not blank, split at any line end (CRLF, form feed), without trailing white space."""
+    """Return the lines of a text that are not blank, split at any line end (CRLF, form feed), without trailing white
+    space."""
     return [stripped for line in text.splitlines() if (stripped := line.rstrip())]
 
 
 def paragraphs_of(text: str) -> list[str]:
-    """Return the paragraphs: groups of `lines_of` lines between blank lines."""
+    """Return the paragraphs of a text: groups of `lines_of` lines between blank lines."""
     lines = (line.rstrip() for line in text.splitlines())
     return ["\n".join(run) for has_text, run in groupby(lines, bool) if has_text]
 
@@ -52,9 +53,9 @@ class DropLines(Change):
     """
 
     phrases: tuple[str, ...] = BOILERPLATE
-    """Phrases, matched in any case."""
+    """Phrases of boilerplate lines, matched in any case."""
     patterns: tuple[str, ...] = ()
-    """Python regular expressions, searched in each line. `^` and `$` match its ends."""
+    """Python regular expressions of boilerplate lines, searched in each line. `^` and `$` match its ends."""
     max_characters: int = 200
     """Maximum characters of a removed line."""
 

@@ -17,13 +17,13 @@ class KeepIf(Filter):
     """
 
     call: str
-    """`package.module:function`. Modules in the current directory can be imported."""
+    """Function that filters documents: `package.module:function`. Modules in the current directory can be imported."""
 
     def __post_init__(self) -> None:
         require(is_function(self.call), f"keep-if: call ({self.call}) must be written `package.module:function`.")
 
     def inputs(self) -> tuple[str, ...]:
-        """File of the module. Modules that it imports are not tracked."""
+        """Return the file of the filter function's module. Modules that it imports are not tracked."""
         file = file_of(self.call, "keep-if")
         return () if file is None else (file,)
 

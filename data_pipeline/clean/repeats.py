@@ -10,7 +10,7 @@ from data_pipeline.clean.hash_set import HashSet
 from data_pipeline.clean.words import Words, reduce_per_text
 
 TEXT_BITS = 8
-"""Bits of a hash that hold the index of its text. With the other 56, two of a million n-grams collide with a
+"""Bits of an n-gram's hash that hold the index of its text. With the other 56, two of a million n-grams collide with a
 probability of 1 in 100,000."""
 
 
@@ -40,8 +40,8 @@ class NGrams:
         return NGrams(words, firsts, starts, grams, size)
 
     def top_characters(self) -> np.ndarray:
-        """Return int64 [texts]: characters in the most frequent n-gram (the longest if tied); 0 if none occurs
-        twice."""
+        """Return int64 [texts]: characters in the most frequent n-gram of each text (the longest if tied); 0 if none
+        occurs twice."""
         grams, counts = np.unique(self._repeated_grams(), return_counts=True)
         texts = _text_index(grams)
         max_counts = reduce_per_text(np.maximum, counts + 1, np.searchsorted(texts, np.arange(len(self.firsts))))
@@ -53,7 +53,8 @@ class NGrams:
         return max_counts * longest
 
     def duplicate_characters(self) -> np.ndarray:
-        """Return int64 [texts]: characters in n-grams that occurred earlier. Each character counts once."""
+        """Return int64 [texts]: characters in the n-grams of each text that occurred earlier in it. Each character
+        counts once."""
         indexes = HashSet(self._repeated_grams()).indexes_of(self.grams)
         _, earliest = np.unique(self.grams[indexes], return_index=True)
         later = self.starts[np.delete(indexes, earliest)]

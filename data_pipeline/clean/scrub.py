@@ -12,7 +12,7 @@ from data_pipeline.clean.step import import_library, with_text
 from data_pipeline.document import Document, Dropped
 
 Match = tuple[int, int, str]
-"""Start, end, and the replacement."""
+"""Match of personal information: start, end, and the replacement."""
 
 # Maps digits to 0 and letters to lower case, so that candidates can be found by fast substring search.
 SHAPES = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ123456789", b"abcdefghijklmnopqrstuvwxyz000000000")
@@ -24,7 +24,7 @@ SPACELESS_SCRIPTS = (
     "\U0001b000-\U0001b16f\U00020000-\U0003ffff"
 )
 WORD = rf"[^\W{SPACELESS_SCRIPTS}]"
-"""Letter, digit or underscore that would make an adjacent match part of a longer word."""
+"""Pattern of a letter, digit or underscore that would make an adjacent match part of a longer word."""
 
 # RFC 5322 allows more signs, but around a name in a text they are quotation marks, backticks and asterisks.
 SIGNS = "%&+=-"
@@ -126,7 +126,7 @@ class Scrub:
 
 
 def _replace(text: str, matches: list[Match]) -> tuple[str, int]:
-    """Replace all matches. Of two that overlap, the first is replaced."""
+    """Replace all matches of personal information. Of two that overlap, the first is replaced."""
     parts, end, count = [], 0, 0
     for first, last, placeholder in sorted(matches):
         if first >= end:
@@ -168,8 +168,8 @@ def _is_public(address: str) -> bool:
 
 
 def _is_version(text: str, address: re.Match[str]) -> bool:
-    """Whether an address is rather a version or section: four numbers below 100, unless the word before implies an
-    address."""
+    """Whether an apparent IP address is rather a version or section: four numbers below 100, unless the word before
+    implies an address."""
     before = text[max(0, address.start() - CONTEXT_CHARACTERS) : address.start()]
     if VERSION_BEFORE.search(before):
         return True
@@ -204,7 +204,7 @@ def _find_phones(text: str, shape: bytes, placeholder: str) -> Iterator[Match]:
 
 
 def _international_length(text: str, at: int) -> int:
-    """Return the length of the international telephone number at `place`; 0 if there is none."""
+    """Return the length of the international telephone number at `position`; 0 if there is none."""
     match = INTERNATIONAL.match(text, at)
     number = match[0] if match else ""
     # Fewer than ten digits without a gap are a signed number.
@@ -224,7 +224,7 @@ def _international_length(text: str, at: int) -> int:
 
 
 def _is_assigned(number: str) -> bool:
-    """Whether a country's numbering plan contains the number."""
+    """Whether a country's numbering plan contains the telephone number."""
     phonenumbers = import_library("phonenumbers", "scrub: phone")
     try:
         return phonenumbers.is_valid_number(phonenumbers.parse(number if number[0] == "+" else f"+{number}"))

@@ -21,7 +21,7 @@ BATCH_DOCUMENTS = 256
 
 
 class CleaningStep(Protocol):
-    """Cleaning step: takes documents in order and yields those that are kept, changed or not.
+    """Cleaning step of a corpus recipe: takes documents in order and yields those that are kept, changed or not.
 
     Optional methods:
 
@@ -35,7 +35,8 @@ class CleaningStep(Protocol):
 
 
 def inputs_of(step: CleaningStep) -> tuple[str, ...]:
-    """Return the files that a step's result depends on: its `inputs`, and the source file of a user's step."""
+    """Return the files that the result of a cleaning step depends on: its `inputs`, and the source file of a user's
+    step."""
     inputs: tuple[str, ...] = getattr(step, "inputs", tuple)()
     module = type(step).__module__
     file = None if module.startswith("data_pipeline.") else getattr(sys.modules[module], "__file__", None)
@@ -43,7 +44,7 @@ def inputs_of(step: CleaningStep) -> tuple[str, ...]:
 
 
 class Filter(ABC):
-    """Step that drops documents."""
+    """Cleaning step that drops documents."""
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
         for document in documents:
@@ -55,11 +56,11 @@ class Filter(ABC):
 
     @abstractmethod
     def reason(self, document: Document) -> str | None:
-        """Return the drop reason; None keeps the document."""
+        """Return the reason to drop a document; None keeps it."""
 
 
 class BatchFilter(ABC):
-    """Filter that judges a batch of documents, each by its own text. Batches are faster for short documents."""
+    """Cleaning step that judges a batch of documents, each by its own text. Batches are faster for short documents."""
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
         for batch in batches(documents):
@@ -91,7 +92,7 @@ def batches(
 
 
 class Change(ABC):
-    """Step that changes the text of documents, or each part of a document with parts."""
+    """Cleaning step that changes the text of documents, or each part of a document with parts."""
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
         for document in documents:
@@ -105,7 +106,7 @@ class Change(ABC):
 
 
 def with_text(document: Document, text: str, **notes: Any) -> Document:
-    """Return the document with another text and additional notes.
+    """Return a document with another text and additional notes.
 
     `turns` are offsets in the old text. If one text is a prefix of the other, the turns within both are kept; otherwise
     all are removed. `parts` are removed with any change. Other notes are kept.
@@ -126,7 +127,8 @@ def with_text(document: Document, text: str, **notes: Any) -> Document:
 def run_steps(
     steps: Sequence[CleaningStep], documents: Iterable[Document], dropped: Dropped, on_error: OnError = "fail"
 ) -> Iterator[Document]:
-    """Chain the steps. A document on which a step fails is counted as dropped, or ends the build (`on_error`)."""
+    """Run cleaning steps on documents, one after the other. A document on which a step fails is counted as dropped, or
+    ends the build (`on_error`)."""
     stream = iter(documents)
     for index, step in enumerate(steps):
         name = re.sub("(?<=.)(?=[A-Z])", "-", type(step).__name__).lower()
@@ -161,27 +163,30 @@ def _run_batch(
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise a `UserError` with this message unless `good`."""
+    """Check an option of a cleaning step: raise a `UserError` with this message unless `good`."""
     if not condition:
         raise UserError(message)
 
 
 def require_shares(step: object, name: str, *fields: str) -> None:
-    """Raise a `UserError` unless each option is a share between 0 and 1, or None."""
+    """Check the shares in the options of a cleaning step: raise a `UserError` unless each is between 0 and 1, or
+    None."""
     for field in fields:
         value = getattr(step, field)
         require(value is None or 0 <= value <= 1, f"{name}: {field} ({value}) must be a share from 0 to 1.")
 
 
 def require_minimum(minimum: int, step: object, name: str, *fields: str) -> None:
-    """Raise a `UserError` unless each option is at least `least`, or None."""
+    """Check the numbers in the options of a cleaning step: raise a `UserError` unless each is at least `least`, or
+    None."""
     for field in fields:
         value = getattr(step, field)
         require(value is None or value >= minimum, f"{name}: {field} ({value}) must be {minimum} or more.")
 
 
 def file_version(path: str) -> tuple[int, int]:
-    """Return a value that changes with the file: (mtime in ns, size), or zeros if it does not exist."""
+    """Return a value that changes with a file that a cleaning step reads: (mtime in ns, size), or zeros if it does not
+    exist."""
     try:
         status = regular_file(path).stat()
     except OSError:
@@ -190,7 +195,7 @@ def file_version(path: str) -> tuple[int, int]:
 
 
 def import_library(name: str, step: str) -> Any:
-    """Import an optional library."""
+    """Import an optional library of a cleaning step."""
     try:
         return importlib.import_module(name)
     except ImportError:

@@ -56,14 +56,15 @@ class NormalizeUnicode(Change):
     """Normalize Unicode (Standard Annex 15), and remove invisible characters."""
 
     form: str = "NFC"
-    """`NFC` changes no letter; `NFKC` also converts ligatures, full-width and superscript letters to plain ones."""
+    """Unicode normalization form: `NFC` changes no letter; `NFKC` also converts ligatures, full-width and superscript
+    letters to plain ones."""
     remove_invisible: bool = True
     """Remove control characters except tab and line ends, zero-width spaces, soft hyphens and byte order marks. A
     vertical tab or form feed becomes a line end."""
     simplify_chinese: bool = False
     """Convert traditional to simplified Chinese characters with OpenCC, phrase by phrase."""
     fold_case: bool = False
-    """Convert to lower case."""
+    """Whether to convert text to lower case."""
 
     def __post_init__(self) -> None:
         require(

@@ -12,7 +12,7 @@ import numpy as np
 WordSplit = Literal["letters", "spaces"]
 
 SEPARATOR, INSIDE, ALPHABETIC, ALONE = range(4)
-"""Kind of a character: between words, inside a word, letter inside a word, or a word by itself."""
+"""Kind of a character, for word boundaries: between words, inside a word, letter inside a word, or a word by itself."""
 
 # Scripts written without spaces, where each character counts as a word.
 ALONE_RANGES = ((0x3041, 0x30FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))
@@ -78,7 +78,7 @@ class Words:
         return before
 
     def characters(self, offsets: np.ndarray) -> np.ndarray:
-        """Convert byte offsets to character offsets: int32, shape of `places`."""
+        """Convert byte offsets in a text to character offsets: int32, in the shape of `places`."""
         if self._ascii:
             return offsets
         before = np.zeros(len(self._encoded) + 1, np.int32)
@@ -154,7 +154,7 @@ class Words:
         return leads, _utf8_lengths(codes), _kinds_of_codes(self._split)[codes]
 
     def _lowercased(self) -> bytes:
-        """Return the text in lower case. Letters whose lower case has another number of bytes are unchanged."""
+        """Return a text in lower case. Letters whose lower case has another number of bytes are unchanged."""
         if not self._fold:
             return self._encoded
         if self._ascii:
@@ -168,7 +168,8 @@ class Words:
 
 
 def words_of(texts: Sequence[str], *, fold: bool = True, split: WordSplit = "letters") -> tuple[Words, np.ndarray]:
-    """Return the words of all texts, concatenated, and int64 [texts + 1]: index of the first word of each text.
+    """Split texts into words: return the words of all texts, concatenated, and int64 [texts + 1]: index of the first
+    word of each text.
 
     Joint processing is several times as fast for short texts. Some n-grams extend from one text into the next.
     """
@@ -179,7 +180,8 @@ def words_of(texts: Sequence[str], *, fold: bool = True, split: WordSplit = "let
 
 
 def reduce_per_text(gather: np.ufunc, values: np.ndarray, firsts: np.ndarray) -> np.ndarray:
-    """Return the sum (`np.add`) or maximum (`np.maximum`) of word values per text; 0 for a text without words."""
+    """Reduce values per word to values per text: their sum (`np.add`) or maximum (`np.maximum`); 0 for a text without
+    words."""
     gathered = np.zeros(len(firsts) - 1, np.int64)
     has_words = np.diff(firsts) > 0
     if has_words.any():
@@ -260,7 +262,7 @@ def _small_letters() -> np.ndarray:
 
 
 def _mix_bits(values: np.ndarray) -> np.ndarray:
-    """Mix values in place so that each bit affects all bits (finalizer of SplitMix64)."""
+    """Mix the bits of word hashes in place so that each bit affects all bits (finalizer of SplitMix64)."""
     values ^= values >> SHIFTS[0]
     values *= FACTORS[0]
     values ^= values >> SHIFTS[1]

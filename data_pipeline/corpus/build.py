@@ -35,9 +35,9 @@ from megaptm.errors import UserError
 from megaptm.tokenizers import Tokenizer, load
 
 LARGE_VALIDATION_SHARE = 0.4
-"""Share of the validation split above which a build warns."""
+"""Share of the validation split in a corpus above which a build warns."""
 TRIED_SEEDS = 20
-"""Number of other seeds that are tried to find a smaller split."""
+"""Number of other seeds that a build tries to find a smaller validation split."""
 SPLITS = ("train", "validation")
 BATCH_TOKENS = 2560
 """Validation tokens that fill at least one batch of `configs/gpt2/tiny.yaml`."""
@@ -112,7 +112,8 @@ def build_corpus(
 
 
 def select_documents(recipe: Recipe, parts: Sequence[Part], work: JobRunner, dropped: Dropped) -> Selection:
-    """Deduplicate, and assign documents to splits. Dropped documents are counted in `dropped`."""
+    """Deduplicate the documents of a corpus build, and assign them to splits. Dropped documents are counted in
+    `dropped`."""
     options, folder = recipe.deduplicate, str(work.folder / "equal")
     if options.paragraphs:
         cut = cut_paragraphs(parts, options, work.run, folder)
@@ -135,7 +136,7 @@ def select_documents(recipe: Recipe, parts: Sequence[Part], work: JobRunner, dro
 
 
 def complete_annotations(recipe: Recipe, tokenizer: Tokenizer) -> Annotations:
-    """Return the recipe's annotations with defaults filled in.
+    """Return the annotations of a recipe with defaults filled in.
 
     Sentence starts are stored by default if the tokenizer has a separator token, because only objectives on pairs of
     texts use them.
@@ -156,7 +157,8 @@ REMEDIES = {
 
 
 def count_annotations(results: Iterable[ShardResult], annotations: Annotations) -> dict[str, int]:
-    """Return annotation -> number in the corpus. Raises `UserError` if a requested annotation does not occur."""
+    """Count the annotations in a corpus: annotation -> number. Raises `UserError` if a requested annotation does not
+    occur."""
     annotation_counts = Counter(dict.fromkeys(annotations.fields, 0))
     for result in results:
         annotation_counts.update(result.annotation_counts)
@@ -205,7 +207,7 @@ def _empty_corpus_error(recipe: Recipe, dropped: Dropped) -> UserError:
 def _notes(
     recipe: Recipe, selection: Selection, tokenizer: Tokenizer, manifest: Manifest, work: JobRunner
 ) -> list[str]:
-    """Return warnings about a successful build."""
+    """Return the warnings of a successful corpus build."""
     notes = []
     validation = manifest.splits["validation"]
     if recipe.validation != 0 and not validation.samples:

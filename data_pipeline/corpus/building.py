@@ -31,7 +31,7 @@ class CorpusBuild:
 def open_build(
     out: str | Path, *, overwrite: bool, scratch: str | None, console: Console | None
 ) -> Iterator[CorpusBuild]:
-    """Open a build of the corpus at `out` (`corpus.output.open_output`)."""
+    """Open a corpus build with its output at `out` (`corpus.output.open_output`)."""
     try:
         str(out).encode()
     except UnicodeEncodeError:  # the report contains the name

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from data_pipeline.document import Document
 
 MAX_GIANTS = 32
-"""Maximum number of documents that count as "a few", and number of largest documents that are recorded."""
+"""Maximum number of documents that count as "a few" in a corpus's warnings, and number of largest documents that are
+recorded."""
 GIANT_SHARE = 0.01
 """Maximum share of all documents that counts as "a few"."""
 MIN_DOCUMENTS = 10
@@ -61,7 +62,7 @@ class Composition:
         self.largest = heapq.nlargest(MAX_GIANTS, [*self.largest, *other.largest])
 
     def warnings(self) -> list[str]:
-        """Return a warning if a few documents hold half of all tokens."""
+        """Return a warning if a few documents hold half of all tokens of a corpus."""
         documents = sum(size.documents for size in self.sources.values())
         half = sum(size.tokens for size in self.sources.values()) / 2
         few = min(MAX_GIANTS, max(1, int(GIANT_SHARE * documents)))
@@ -79,7 +80,7 @@ class Composition:
 
 
 def composition_of(parts: Iterable[Composition]) -> Composition:
-    """Return the sum of the compositions of shards."""
+    """Return the composition of a corpus: the sum of those of its shards."""
     total = Composition()
     for part in parts:
         total.merge(part)

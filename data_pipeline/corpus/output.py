@@ -32,23 +32,23 @@ from megaptm.storage import exists, is_remote, join_path, list_files, remove_fil
 from megaptm.storage.atomic_file import SUFFIX, sync
 
 MIN_STORED_SECONDS = 60.0
-"""Seconds of work that a failed build keeps instead of discarding."""
+"""Minimum seconds of finished work that a failed build keeps instead of discarding."""
 CACHE = "~/.cache/megaptm/builds"
 """Default scratch folder of corpora that are uploaded to a URL."""
 
 
 class CorpusOutput(ABC):
-    """Destination of a build."""
+    """Destination of a corpus build: a local folder or a URL."""
 
     homes: tuple[Path, ...]
-    """Folders used by this output only, locked during the build and removed after publication. The first is next to the
-    output."""
+    """Scratch folders used by this build only, locked during the build and removed after publication. The first is next
+    to the output."""
     scratch: Path
     """Folder of unfinished work, inside one of `homes`."""
 
     @property
     def folder(self) -> Path:
-        """Folder of the unfinished corpus."""
+        """Return the folder of the unfinished corpus."""
         return self.homes[0] / CORPUS
 
     def link(self, file: str | Path, name: str) -> None:
@@ -71,7 +71,7 @@ class CorpusOutput(ABC):
             yield named
 
     def begin(self) -> None:
-        """Prepare the folders for building. The homes are locked."""
+        """Prepare the output folders of a corpus build. The homes are locked."""
         self.scratch.mkdir(parents=True, exist_ok=True)
         for home in self.homes:
             _remove_all_but(home, self.scratch)
@@ -83,13 +83,13 @@ class CorpusOutput(ABC):
         """Publish the finished corpus under its final name."""
 
     def drop(self) -> None:
-        """Remove everything except a published corpus."""
+        """Remove the output folders of a corpus build, except a published corpus."""
         for home in self.homes:
             shutil.rmtree(home, ignore_errors=True)
 
 
 class LocalOutput(CorpusOutput):
-    """Local folder, built next to its destination and renamed."""
+    """Output of a corpus build to a local folder, built next to its destination and renamed."""
 
     def __init__(self, out: str, scratch: str | None, overwrite: bool):
         self.out = Path(os.path.abspath(Path(out).expanduser()))  # `.` has no name from which to form a sibling folder
@@ -125,7 +125,8 @@ class LocalOutput(CorpusOutput):
 
 
 class RemoteOutput(CorpusOutput):
-    """URL. Its old manifest is removed before files are replaced, so that no manifest names files of two builds."""
+    """Output of a corpus build to a URL. The old manifest there is removed before files are replaced, so that no
+    manifest names files of two builds."""
 
     def __init__(self, out: str, scratch: str | None, overwrite: bool):
         self.out = out.rstrip("/")
@@ -158,14 +159,14 @@ class RemoteOutput(CorpusOutput):
 
 @dataclass(frozen=True)
 class SendJob:
-    """Upload of a file to a URL."""
+    """Job that uploads a file of a corpus to a URL."""
 
     path: str
     url: str
 
 
 def send_file(job: SendJob) -> None:
-    """Upload a file atomically."""
+    """Upload a file of a corpus atomically."""
     upload(Path(job.path), job.url)
 
 
@@ -173,7 +174,7 @@ def send_file(job: SendJob) -> None:
 def open_output(
     out: str | Path, *, overwrite: bool, scratch: str | None = None, console: Console | None = None
 ) -> Iterator[CorpusOutput]:
-    """Open a folder to build in. `publish` turns it into the corpus."""
+    """Open the output of a corpus build. `publish` turns its folder into the corpus."""
     start_time = time.monotonic()
     output: CorpusOutput = (RemoteOutput if is_remote(out) else LocalOutput)(str(out), scratch, overwrite)
     try:

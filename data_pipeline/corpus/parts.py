@@ -32,16 +32,16 @@ MAX_PARTS = 4096
 
 @dataclass(frozen=True)
 class PartJob:
-    """Job to make one part."""
+    """Job that reads and cleans one part of a corpus."""
 
     folder: str
-    """Output folder. The file name is derived from the job."""
+    """Folder for the part. The file name is derived from the job."""
     spans: tuple[Span, ...]
     steps: tuple[CleaningStep, ...]
     on_error: OnError
     deduplicate: Deduplicate
     inputs: tuple[tuple[str, str], ...] = ()
-    """(path, sha256) of other files that steps read."""
+    """(path, sha256) of other files that cleaning steps read."""
     max_seconds: int = MAX_SECONDS
 
     @property
@@ -51,7 +51,7 @@ class PartJob:
 
 @dataclass
 class Part:
-    """Finished part: documents 0 to n - 1 in input order. See `deduplicate` for its files."""
+    """Finished part of a corpus build: documents 0 to n - 1 in input order. See `deduplicate` for its files."""
 
     stem: str
     """Path of the files of the part, without suffix."""
@@ -60,17 +60,17 @@ class Part:
 
     @property
     def digests(self) -> np.ndarray:
-        """uint64 [n, 2]: 128-bit hashes of the texts."""
+        """uint64 [n, 2]: 128-bit hashes of the texts of the part."""
         return load(f"{self.stem}.columns.npy")["digest"]
 
     @property
     def sizes(self) -> np.ndarray:
-        """int64 [n]: bytes of the texts."""
+        """int64 [n]: bytes of the texts of the part."""
         return load(f"{self.stem}.columns.npy")["size"]
 
 
 def make_part(job: PartJob) -> Part:
-    """Read, clean and write one part."""
+    """Read, clean and write one part of a corpus."""
     dropped = Dropped()
     documents = (document for span in job.spans for document in read_span(span, dropped, job.on_error))
     with apply_time_limit(job.max_seconds, Path(job.folder, "slow")):
@@ -81,7 +81,7 @@ def make_part(job: PartJob) -> Part:
 
 
 def read_parts(recipe: Recipe, files: Sequence[InputFile], work: JobRunner) -> tuple[list[Part], Dropped]:
-    """Read and clean all files into parts."""
+    """Read and clean all source files of a corpus into parts."""
     folder = work.folder / "parts"
     folder.mkdir(parents=True, exist_ok=True)
     size = max(PART_BYTES, sum(file.size for file in files) // MAX_PARTS)
@@ -100,7 +100,7 @@ def read_parts(recipe: Recipe, files: Sequence[InputFile], work: JobRunner) -> t
 
 
 def hashes_of(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return (path, sha256) of each file."""
+    """Hash files that a corpus build reads: (path, sha256) of each."""
     return tuple((path, _hash_file(path)) for path in paths)
 
 

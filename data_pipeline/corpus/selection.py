@@ -22,7 +22,7 @@ Validation needs full batches, and a share of 0.02 of a small corpus is less tha
 
 
 class Documents(Protocol):
-    """Interface of a part that selection needs."""
+    """Interface of the documents of a part, for their selection."""
 
     @property
     def digests(self) -> np.ndarray:
@@ -57,14 +57,14 @@ class Selection:
     """Bound on the salted second hash. Documents below it are in the validation split."""
 
     def rows(self, number: int) -> dict[str, np.ndarray]:
-        """Return `train` and `validation` -> ascending int64 rows of a part."""
+        """Return the documents of a part in each split: `train` and `validation` -> ascending int64 rows."""
         digests = self.parts[number].digests
         within = self.stays(number) & _is_below(digests[:, 0], self.below)
         held = _is_below(digests[:, 1] ^ self.salt, self.held_below)
         return {"train": np.flatnonzero(within & ~held), "validation": np.flatnonzero(within & held)}
 
     def rows_by_part(self, split: str) -> Iterator[DocumentRows]:
-        """Yield all documents of a split."""
+        """Yield all documents of a split, part by part."""
         for number in range(len(self.parts)):
             rows = self.rows(number)[split]
             if len(rows):
@@ -75,7 +75,7 @@ class Selection:
         return min_bound(lambda: _salted_hashes(self.parts, self.stays, self.below, self.salt), num_bytes) / HASH_LIMIT
 
     def validation_share(self) -> float:
-        """Return the share of the validation split in all selected bytes."""
+        """Return the share of the validation split in the bytes of all selected documents."""
         sizes = {"train": 0, "validation": 0}
         for number, part in enumerate(self.parts):
             for split, rows in self.rows(number).items():
@@ -83,7 +83,8 @@ class Selection:
         return sizes["validation"] / max(1, sum(sizes.values()))
 
     def sample(self, split: str, limit_bytes: int) -> list[DocumentRows]:
-        """Sample at most `limit_bytes` of text from a split, or one document. The sample depends only on the texts."""
+        """Sample at most `limit_bytes` of text from a split, or one document, to train a tokenizer. The sample depends
+        only on the texts."""
 
         def hashes() -> Iterator[tuple[np.ndarray, np.ndarray]]:
             for number, rows in self.rows_by_part(split):
@@ -106,11 +107,12 @@ def select(
     seed: int,
     limit_bytes: int | None = None,
 ) -> Selection:
-    """Select at most `limit_bytes` of the remaining documents, and a share of them for validation.
+    """Select at most `limit_bytes` of the documents that remain after deduplication, and a share of them for
+    validation.
 
     The default share is `VALIDATION_SHARE`, but at least `MIN_VALIDATION_BYTES` or `MAX_VALIDATION_SHARE` of all text,
-    except a document that has more than half of it.
-    Training always gets a document, and validation too if there are two.
+    except a document that has more than half of it. Training always gets a document, and validation too if there are
+    two.
     """
     below = HASH_LIMIT if limit_bytes is None else max_bound(lambda: _hashes_and_sizes(parts, stays), limit_bytes)
     salt = np.frombuffer(hashlib.blake2b(f"split {seed}".encode(), digest_size=8).digest(), dtype="<u8")[0]
@@ -149,7 +151,7 @@ def _hashes_and_sizes(
 
 
 def max_bound(hashes: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]], limit_bytes: int) -> int:
-    """Return the largest bound such that documents with hashes below it have at most `limit_bytes` of text, or one
+    """Return the largest bound on hashes such that documents below it have at most `limit_bytes` of text, or one
     document.
 
     `hashes()` yields batches of (uint64 hashes, int64 sizes) and is read twice: first to find the interval (of 65,536)
@@ -164,7 +166,7 @@ def max_bound(hashes: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]], lim
 
 
 def min_bound(hashes: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]], num_bytes: int) -> int:
-    """Return the smallest bound such that documents with hashes below it have `num_bytes` of text, or all text."""
+    """Return the smallest bound on hashes such that documents below it have `num_bytes` of text, or all text."""
     if (near := _interval_of_bound(hashes, num_bytes, "left")) is None:
         return HASH_LIMIT
     values, totals, _ = near
@@ -197,15 +199,15 @@ def _interval_of(hashes: np.ndarray) -> np.ndarray:
 
 
 def _is_below(values: np.ndarray, bound: int) -> np.ndarray:
-    """Return which uint64 values are below `bound`, which may be 2**64."""
+    """Return which uint64 hashes are below `bound`, which may be 2**64."""
     return np.ones(len(values), dtype=bool) if bound >= HASH_LIMIT else values < np.uint64(bound)
 
 
 def shards_of(
     rows_by_part: Iterable[DocumentRows], parts: Sequence[Documents], size: int
 ) -> Iterator[list[DocumentRows]]:
-    """Divide consecutive documents into shards of about `size` bytes of text. Shard boundaries are document
-    boundaries."""
+    """Divide the consecutive documents of a corpus into shards of about `size` bytes of text. Shard boundaries are
+    document boundaries."""
     total, stretch = 0, -1
     shard: list[DocumentRows] = []
     for number, rows in rows_by_part:

@@ -38,7 +38,7 @@ BATCH_CHARACTERS, BATCH_DOCUMENTS = 1_000_000, 10_000
 
 @dataclass(frozen=True)
 class PartRows:
-    """Documents of a part."""
+    """Documents of a part that a shard contains."""
 
     stem: str
     rows: np.ndarray
@@ -49,10 +49,10 @@ class PartRows:
 
 @dataclass(frozen=True)
 class ShardJob:
-    """Job to write one shard."""
+    """Job that tokenizes and writes one shard of a corpus."""
 
     folder: str
-    """Output folder. The file name is derived from the job."""
+    """Folder for the shard. The file name is derived from the job."""
     dtype: str
     part_rows: tuple[PartRows, ...]
     tokenizer: str
@@ -68,10 +68,10 @@ class ShardJob:
 
 @dataclass
 class ShardResult:
-    """Finished shard. `info` is None if none of its documents had a token."""
+    """Tokenized shard of a corpus build. `info` is None if none of its documents had a token."""
 
     info: ShardInfo | None
-    """Names of its files, in the folder SHARDS."""
+    """Description of the shard's files, in the folder SHARDS."""
     lengths: list[int]
     """Number of documents with 2**i to 2**(i + 1) - 1 tokens, for i from 0 to 63."""
     dropped: Dropped
@@ -79,7 +79,7 @@ class ShardResult:
     annotation_counts: Counter[str]
     """Annotation -> count."""
     unknown: dict[str, UnknownWords]
-    """Language -> counts of its words; empty if the tokenizer knows every word."""
+    """Language -> counts of words and unknown words; empty if the tokenizer knows every word."""
     composition: Composition
 
 
@@ -92,7 +92,7 @@ def write_shards(
     *,
     attached: Mapping[str, str],
 ) -> dict[str, list[ShardResult]]:
-    """Tokenize and write the shards of all splits. Returns split -> results."""
+    """Tokenize documents and write the shards of all splits of a corpus. Returns split -> results."""
     parts: Sequence[Part] = selection.parts  # type: ignore[assignment]
     firsts = np.cumsum([0, *(part.documents for part in parts)]).tolist()
 
@@ -131,12 +131,12 @@ def dtype_of_ids(tokenizer: Tokenizer) -> str:
 
 
 def stored_fields(annotations: Annotations, attached: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the fields that documents may have, as listed in the manifest."""
+    """Return the fields of metadata and annotations that documents of a corpus may have, as listed in the manifest."""
     return ("tokens", *annotations.fields, *dict.fromkeys(attached.values()))
 
 
 def write_shard(job: ShardJob) -> ShardResult:
-    """Tokenize and write one shard."""
+    """Tokenize documents and write one shard of a corpus."""
     tokenizer = _tokenizer(job.tokenizer, job.fingerprint)
     documents = (document for part in job.part_rows for document in read_part(part.stem, part.rows))
     keys = (part.first + row for part in job.part_rows for row in part.rows.tolist())
@@ -187,7 +187,8 @@ def _annotate_each(
 
 
 def _sample_metadata(document: Document) -> dict[str, Any]:
-    """Return the metadata of a sample: source and notes, without `turns` and `parts`, which are annotations."""
+    """Return the metadata of a sample of the corpus: source and notes, without `turns` and `parts`, which are
+    annotations."""
     notes = {name: note for name, note in document.notes.items() if name not in ("turns", "parts")}
     return {"source": document.source, **notes}
 
@@ -215,7 +216,8 @@ def _read_attached(document: Document, suffixes: Mapping[str, str]) -> dict[str,
 
 @lru_cache(maxsize=1)
 def _tokenizer(folder: str, fingerprint: str) -> Tokenizer:
-    """Load the tokenizer once per worker. The fingerprint prevents use of an older tokenizer from the same folder."""
+    """Load the tokenizer of a corpus build once per worker. The fingerprint prevents use of an older tokenizer from the
+    same folder."""
     tokenizer = load(folder)
     assert tokenizer.fingerprint == fingerprint
     return tokenizer

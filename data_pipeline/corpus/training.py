@@ -21,15 +21,16 @@ TRAINING_BYTES = dict.fromkeys(KINDS, 20 << 20) | {"unigram": 4 << 20, "words": 
 
 
 class TrainingText(Protocol):
-    """Training text that a worker can read: a frozen dataclass whose fields become part of the job's key."""
+    """Text to train a tokenizer on, which a worker can read: a frozen dataclass whose fields become part of the job's
+    key."""
 
     def read(self) -> Iterator[str]:
-        """Yield texts."""
+        """Yield the texts to train a tokenizer on."""
 
 
 @dataclass(frozen=True)
 class DocumentSample:
-    """Documents from the parts of a build."""
+    """Sample of the documents of a corpus build, to train a tokenizer on."""
 
     rows: tuple[tuple[str, np.ndarray], ...]
     """(stem, int64 rows) of each part."""
@@ -47,10 +48,10 @@ class DocumentSample:
 
 @dataclass(frozen=True)
 class TokenizerJob:
-    """Job to train one tokenizer."""
+    """Job that trains one tokenizer."""
 
     folder: str
-    """Output folder. The name is derived from the job."""
+    """Folder for the tokenizer. The name is derived from the job."""
     recipe: TokenizerRecipe
     text: TrainingText
 
@@ -60,7 +61,7 @@ class TokenizerJob:
 
 
 def train_tokenizer(recipe: TokenizerRecipe, text: TrainingText, work: JobRunner) -> Path:
-    """Train a tokenizer, unless an earlier build has finished the same job; return its folder."""
+    """Train the tokenizer of a corpus build, unless an earlier build has finished the same job; return its folder."""
     job = TokenizerJob(str(work.folder / "tokenizers"), recipe, text)
     work.run("tokenizer", _train, [job])
     return job.path

@@ -14,7 +14,7 @@ from data_pipeline.document import Document
 from megaptm.tokenizers import Tokenizer
 
 MAX_SHARE = 0.01
-"""Share of unknown words in a language above which a warning is given."""
+"""Maximum share of unknown words in a language without a warning."""
 MAX_WORDS = 100_000
 """Maximum words of a language counted per shard: enough for a reliable share at negligible cost."""
 SCRIPT_CHARACTERS = 1000
@@ -38,7 +38,7 @@ class UnknownWords:
 
 
 def count_unknown(document: Document, ids: np.ndarray, tokenizer: Tokenizer, counts: dict[str, UnknownWords]) -> None:
-    """Add the words of a document to the counts of its language; `ids` are its tokens."""
+    """Count the words of a document, and those that the tokenizer does not know; `ids` are its tokens."""
     if tokenizer.unknown is None:
         return
     count = counts.setdefault(language_of(document), UnknownWords())
@@ -61,7 +61,7 @@ def count_unknown(document: Document, ids: np.ndarray, tokenizer: Tokenizer, cou
 
 
 def language_of(document: Document) -> str:
-    """Return the language in the document's notes, or else the most frequent script, for example `Hangul`."""
+    """Return the language of a document, from its notes, or else its most frequent script, for example `Hangul`."""
     if isinstance(language := document.notes.get("language"), str) and language:
         return language
     beginning = document.text[:SCRIPT_CHARACTERS]
@@ -72,7 +72,7 @@ def language_of(document: Document) -> str:
 
 
 def merge_counts(counts: Iterable[Mapping[str, UnknownWords]]) -> dict[str, UnknownWords]:
-    """Return the sums over shards."""
+    """Sum the counts of unknown words over shards."""
     sums: dict[str, UnknownWords] = {}
     for shard in counts:
         for language, count in shard.items():
@@ -84,7 +84,8 @@ def merge_counts(counts: Iterable[Mapping[str, UnknownWords]]) -> dict[str, Unkn
 
 
 def warn_of_unknown(counts: Mapping[str, UnknownWords], tokenizer: Tokenizer) -> list[str]:
-    """Return a warning per language with too many unknown words. Kind `words` is excluded: it is designed that way."""
+    """Return a warning for each language of a corpus with too many words that the tokenizer does not know. Kind `words`
+    is excluded: it is designed that way."""
     if tokenizer.kind == "words":
         return []
     return [

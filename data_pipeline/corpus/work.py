@@ -28,7 +28,8 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 VERSION = f"{__version__} 6"
-"""Stored results of another version are ignored. Increment the second number when the meaning of a job changes."""
+"""Version of stored results of jobs. Those of another version are ignored. Increment the second number when the meaning
+of a job changes."""
 
 
 class JobRunner:
@@ -56,7 +57,8 @@ class JobRunner:
         total: int | None = None,
         keep: bool = True,
     ) -> list[Result]:
-        """Run all jobs and return their results in order. `total` is their number if `jobs` has no length.
+        """Run jobs of a corpus build and return their results in order. `total` is their number if `jobs` has no
+        length.
 
         Without `keep`, results are not reused. Use this for effects outside of `folder`, which may be undone by others.
         """
@@ -164,7 +166,7 @@ def _return_type(function: Callable) -> TypeAdapter[Any]:
 
 
 def key_of(function: Callable, job: Any) -> str:
-    """Return a key that is equal for equal jobs, in every process and on every machine."""
+    """Return the key of a job, equal for equal jobs in every process and on every machine."""
     digest = hashlib.blake2b(digest_size=16)
     for token in _key_parts((VERSION, function.__module__, function.__qualname__, job)):
         digest.update(len(token).to_bytes(8, "little"))

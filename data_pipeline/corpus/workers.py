@@ -22,11 +22,12 @@ MIN_RAY_BYTES = 64 << 20
 RETRIES = 3
 
 CANCEL_SECONDS = 30.0
-"""Time to cancel tasks on a lost machine. A living process ends immediately."""
+"""Seconds to wait for the cancellation of tasks on a lost machine. A living process ends immediately."""
 
 
 class Workers(Protocol):
-    """Executor of jobs. `run` yields each result with the index of its job, in order of completion."""
+    """Executor of the jobs of a corpus build. `run` yields each result with the index of its job, in order of
+    completion."""
 
     count: int
 
@@ -34,7 +35,7 @@ class Workers(Protocol):
 
 
 class InProcess:
-    """Sequential execution in this process."""
+    """Sequential execution of jobs in this process."""
 
     count = 0
 
@@ -44,7 +45,7 @@ class InProcess:
 
 
 class OnRay:
-    """Execution as Ray tasks, up to `count` at once."""
+    """Execution of jobs as Ray tasks, up to `count` at once."""
 
     def __init__(self, count: int):
         self.count = count
@@ -96,7 +97,8 @@ def _lost_job_message(error: Exception) -> str:
 
 @contextmanager
 def open_workers(count: int | None, input_bytes: int, scratch: Path | None = None) -> Iterator[Workers]:
-    """Open `count` workers; 0 for this process. None: this process for small input, else one worker per CPU of Ray.
+    """Open `count` workers of a corpus build; 0 for this process. None: this process for small input, else one worker
+    per CPU of Ray.
 
     Uses the Ray cluster that this process is connected to, else that of RAY_ADDRESS, else starts its own. Any other Ray
     on this machine is not used. `scratch`: a folder that must be visible on every machine of the cluster.

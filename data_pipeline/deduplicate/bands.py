@@ -41,21 +41,22 @@ class BandJob:
     bucket: int
     of: int
     dropped: str | None
-    """File of bool [rows]: exact duplicates, which are skipped."""
+    """File of bool [rows]: documents that are exact duplicates, which are skipped."""
 
     @property
     def certain(self) -> str:
-        """Result, int64 [2, n]: rows, and a lower row of the same component."""
+        """Path of the certain near duplicates, int64 [2, n]: rows, and a lower row of the same component."""
         return self.listing.name(f"certain-{self.bucket}-of-{self.of}.npy")
 
     @property
     def doubtful(self) -> str:
-        """Result, int64 [2, n]: sorted pairs (higher row, lower row) whose texts must be compared."""
+        """Path of the doubtful pairs, int64 [2, n]: sorted pairs (higher row, lower row) whose texts must be
+        compared."""
         return self.listing.name(f"doubtful-{self.bucket}-of-{self.of}.npy")
 
 
 def compare_bands(job: BandJob) -> int:
-    """Write both results; return the number of doubtful pairs."""
+    """Compare the signatures of a range of band keys, and write both results; return the number of doubtful pairs."""
     keys, rows = _shared_entries(*_entries_in_range(job))
     certain, doubtful = [NO_PAIRS], [NO_PAIRS]
     for block in _entry_blocks(keys):
@@ -155,7 +156,7 @@ def _count_agreeing(signatures: np.ndarray, pairs: np.ndarray) -> np.ndarray:
 
 
 def gather_signatures(listing: PartListing, rows: np.ndarray, hashes: int) -> np.ndarray:
-    """Return uint32 [rows, hashes]: signatures of ascending rows. Opens one file at a time."""
+    """Return uint32 [rows, hashes]: MinHash signatures of the documents in ascending rows. Opens one file at a time."""
     stems, first_rows = listing.stems, listing.first_rows
     cuts = np.searchsorted(rows, first_rows)
     signatures = np.empty((len(rows), hashes), np.uint32)

@@ -40,7 +40,7 @@ class PartListing:
         return PartListing(str(path))
 
     def name(self, suffix: str) -> str:
-        """Return the path of a file for results about these parts."""
+        """Return the path of a file for deduplication results about these parts."""
         return self.path.removesuffix("parts.json") + suffix
 
     @property
@@ -60,12 +60,12 @@ def _read_entries(path: str) -> list[tuple[str, int]]:
 
 
 def num_buckets(entries: int) -> int:
-    """Return the number of ranges into which `entries` hashes are divided."""
+    """Return the number of ranges into which the `entries` hashes of a table are divided, one per job."""
     return max(-(-entries // ENTRIES_PER_JOB), 1)
 
 
 def bucket_slice(keys: np.ndarray, bucket: int, of: int) -> slice:
-    """Return the slice of sorted 64-bit `keys` in range `bucket` of `of` equal ranges."""
+    """Return the slice of a table's sorted 64-bit `keys` in range `bucket` of `of` equal ranges."""
     first, last = (bucket << 64) // of, ((bucket + 1) << 64) // of - 1
     begin = np.searchsorted(keys, np.uint64(first), side="left")
     return slice(int(begin), int(np.searchsorted(keys, np.uint64(last), side="right")))

@@ -13,7 +13,7 @@ class Components:
         """A lower row of the same component, or the row itself if it is the lowest."""
 
     def join(self, first: np.ndarray, second: np.ndarray) -> None:
-        """Connect `left[i]` with `right[i]`."""
+        """Join components: connect row `left[i]` with row `right[i]`."""
         while len(first):
             first, second = self._lowest(first), self._lowest(second)
             separate = first != second
@@ -22,7 +22,7 @@ class Components:
             np.minimum.at(self._lower, np.maximum(first, second), np.minimum(first, second))
 
     def are_separate(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """Return bool [n]: whether `left[i]` and `right[i]` are not connected."""
+        """Return bool [n]: whether rows `left[i]` and `right[i]` are in different components."""
         return self._lowest(first) != self._lowest(second)
 
     def lowest(self) -> np.ndarray:

@@ -16,22 +16,23 @@ DUPLICATE = "duplicate"
 
 @dataclass(frozen=True)
 class EqualJob:
-    """Job to find equal digests in a range."""
+    """Job that finds equal digests in a range."""
 
     listing: PartListing
     table: str
-    """`digests` (of documents) or `paragraphs`."""
+    """Table of digests: `digests` (of documents) or `paragraphs`."""
     bucket: int
     of: int
 
     @property
     def path(self) -> str:
-        """Result, int64 [2, n]: ascending indexes of duplicates, and the index of the first occurrence of each."""
+        """Path of the exact duplicates, int64 [2, n]: their ascending indexes, and the index of the first occurrence of
+        each."""
         return self.listing.name(f"{self.table}-{self.bucket}-of-{self.of}.npy")
 
 
 def find_equal(job: EqualJob) -> int:
-    """Write `job.path`; return the number of duplicates."""
+    """Find exact duplicates in a range of digests, and write `job.path`; return their number."""
     tables = [np.empty((3, 0), np.uint64)]
     begin = 0
     for stem in job.listing.stems:
@@ -53,7 +54,8 @@ def find_equal(job: EqualJob) -> int:
 
 
 def find_equal_entries(listing: PartListing, table: str, count: int, run: Run) -> list[str]:
-    """Find duplicates among the `count` entries of all parts; return the result files (`EqualJob.path`)."""
+    """Find exact duplicates among the `count` documents or paragraphs of all parts; return the result files
+    (`EqualJob.path`)."""
     of = num_buckets(2 * count)  # an entry takes twice the memory of a band entry
     jobs = [EqualJob(listing, table, bucket, of) for bucket in range(of)]
     run({"digests": "equal documents", "paragraphs": "equal paragraphs"}[table], find_equal, jobs)
@@ -61,7 +63,7 @@ def find_equal_entries(listing: PartListing, table: str, count: int, run: Run) -
 
 
 def entries_between(paths: Sequence[str], begin: int, end: int) -> Iterator[np.ndarray]:
-    """Yield from each file the columns [2, n] whose index is in [begin, end)."""
+    """Yield from each file of duplicates the columns [2, n] whose index is in [begin, end)."""
     for path in paths:
         duplicates = load(path)
         yield np.array(duplicates[:, slice(*np.searchsorted(duplicates[0], [begin, end]))])

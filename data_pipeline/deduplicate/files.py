@@ -19,11 +19,11 @@ from megaptm.storage import AtomicFile
 
 
 class PartFile(Protocol):
-    """Documents written by one job."""
+    """Interface of the files of a part: documents written by one job."""
 
     @property
     def stem(self) -> str:
-        """Path of its files without suffix. It must change with the documents and sketches."""
+        """Return the path of the part's files without suffix. It must change with the documents and sketches."""
 
     @property
     def documents(self) -> int: ...
@@ -41,7 +41,7 @@ def write_part(stem: str, documents: Iterable[Document], options: Deduplicate) -
 
 
 def read_part(stem: str, rows: np.ndarray | None = None) -> Iterator[Document]:
-    """Yield the documents of a part: the given rows, or all."""
+    """Yield the documents of a part's file: those in the given rows, or all."""
     with open(f"{stem}.jsonl", "rb") as file:
         if rows is None:
             yield from map(from_line, file)

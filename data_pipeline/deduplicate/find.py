@@ -33,12 +33,12 @@ class Duplicates:
     """Reason -> examples (source of the dropped document, source of the kept one)."""
 
     def stay(self, part: int) -> np.ndarray:
-        """Return bool [documents of the part]: whether each is kept."""
+        """Return bool [documents of the part]: whether each document is kept."""
         return self.reasons[self.first_rows[part] : self.first_rows[part + 1]] == STAYS
 
 
 def find_duplicates(parts: Sequence[PartFile], options: Deduplicate, run: Run, folder: str) -> Duplicates:
-    """Find exact and near duplicates among all parts. Files are written to `folder`.
+    """Find exact and near duplicates among the documents of all parts. Files are written to `folder`.
 
     The first of several is kept, in the order of the parts, so list preferred sources first. Memory of this process:
     less than 20 bytes per document (twice that from 2**32 on), and the duplicates found by one job.

@@ -20,13 +20,13 @@ NO_HASHES, NO_NUMBERS = np.empty(0, np.uint64), np.empty(0, np.int64)
 EMPTY = np.uint32(0xFFFFFFFF)
 HALF = np.uint64(32)
 PIECE = 1 << 20
-"""Characters shingled at a time. The few shingles across the cuts are omitted."""
+"""Number of characters from which shingles are made at a time. The few shingles across the cuts are omitted."""
 AT_ONCE = 1 << 19
 """Elements (empty bins times bins) processed at a time: half a megabyte."""
 
 
 def shingles(texts: Sequence[str], ngram: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return uint64 [n] hashes of the n-grams of words, and int64 [n] index of the text of each.
+    """Split texts into shingles (n-grams of words): return uint64 [n] hashes, and int64 [n] index of the text of each.
 
     A text with fewer than `ngram` words has its words as shingles. Texts are processed together to reduce numpy call
     overhead. ASCII texts are processed separately, because they are three times as fast.
@@ -53,7 +53,7 @@ def _shingles(texts: Sequence[str], numbers: np.ndarray, ngram: int) -> tuple[np
 
 
 def bin_minima(hashes: np.ndarray, text_of: np.ndarray, *, texts: int, width: int, seed: int) -> np.ndarray:
-    """Return uint32 [texts, width]: minimum value of each bin, EMPTY for an empty bin."""
+    """Compute MinHash signatures, uint32 [texts, width]: minimum value of each bin, EMPTY for an empty bin."""
     values = _mix_bits(hashes ^ _mix_bits(np.array([seed], np.uint64)))
     bin_indexes = ((values >> HALF) * np.uint64(width) >> HALF).astype(np.int64) + text_of * width
     minima = np.full(texts * width, EMPTY)
@@ -62,7 +62,7 @@ def bin_minima(hashes: np.ndarray, text_of: np.ndarray, *, texts: int, width: in
 
 
 def densify(minima: np.ndarray, seed: int) -> np.ndarray:
-    """Fill the empty bins of `bins` in place. A text without shingles stays empty."""
+    """Fill the empty bins of MinHash signatures in place. A text without shingles stays empty."""
     width = minima.shape[1]
     full = minima != EMPTY
     texts, bin_indexes = np.nonzero(~full & full.any(axis=1, keepdims=True))
@@ -76,7 +76,8 @@ def densify(minima: np.ndarray, seed: int) -> np.ndarray:
 
 
 def band_keys(signatures: np.ndarray, *, bands: int, rows: int, seed: int) -> np.ndarray:
-    """Return uint64 [n, bands]: keys that are equal if two signatures agree on all `rows` components of a band."""
+    """Return uint64 [n, bands]: keys that are equal if two MinHash signatures agree on all `rows` components of a
+    band."""
     odd = np.random.Generator(np.random.PCG64(seed)).integers(0, 1 << 63, (bands, rows), np.uint64) * np.uint64(2)
     numbers = signatures[:, : bands * rows].reshape(-1, bands, rows).astype(np.uint64)
     keys = (numbers * (odd + np.uint64(1))).sum(axis=2, dtype=np.uint64)

@@ -18,12 +18,12 @@ from data_pipeline.deduplicate.texts import TextComparer
 PAIRS_PER_JOB = 1 << 15
 """Doubtful pairs per job; they take some seconds."""
 AT_ONCE = 1 << 8
-"""Pairs whose texts are read together."""
+"""Number of pairs of documents whose texts are read together."""
 
 
 @dataclass(frozen=True)
 class CompareJob:
-    """Job to compare the texts of doubtful pairs whose higher row is in a range."""
+    """Job that compares the texts of doubtful pairs whose higher row is in a range."""
 
     listing: PartListing
     near: Near
@@ -36,12 +36,13 @@ class CompareJob:
 
     @property
     def path(self) -> str:
-        """Result, int64 [2, n]: rows, and a lower row of the same component."""
+        """Path of the near duplicates, int64 [2, n]: rows, and a lower row of the same component."""
         return self.listing.name(f"read-{self.bucket}-of-{self.of}.npy")
 
 
 def compare_texts(job: CompareJob) -> int:
-    """Write `job.path`; return the number of pairs that were read."""
+    """Compare the texts of doubtful pairs of documents, and write `job.path`; return the number of pairs that were
+    read."""
     connected = load(job.connected)
     begin, end = (bucket * len(connected) // job.of for bucket in (job.bucket, job.bucket + 1))
     pairs = np.unique(np.concatenate(list(entries_between(job.doubtful, begin, end)), axis=1), axis=1)
@@ -59,7 +60,7 @@ def compare_texts(job: CompareJob) -> int:
 
 
 def find_near(listing: PartListing, options: Near, dropped: str | None, run: Run) -> Components:
-    """Find near duplicates among all rows except those marked in `dropped`, a file of bool [rows]."""
+    """Find near duplicates among all documents except those marked in `dropped`, a file of bool [rows]."""
     components, rows = Components(int(listing.first_rows[-1])), int(listing.first_rows[-1])
     of = num_buckets(rows * options.bands)
     jobs = [BandJob(listing, options, bucket, of, dropped) for bucket in range(of)]

@@ -9,7 +9,7 @@ from typing import Literal
 from megaptm.errors import UserError
 
 RECALL = 0.99
-"""Minimum probability that a pair just at the threshold shares a band key."""
+"""Minimum probability that a pair of documents just at the threshold shares a band key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,8 @@ class Near:
     ngram: int = 5
     """Words per shingle."""
     hashes: int = 128
-    """Components of a signature. The standard deviation of the estimated similarity is at most 0.5 / sqrt(hashes)."""
+    """Number of components of a MinHash signature. The standard deviation of the estimated similarity is at most 0.5 /
+    sqrt(hashes)."""
     seed: int = 0
     """Seed of the signatures. All seeds are equally good."""
 
@@ -38,7 +39,7 @@ class Near:
 
     @property
     def rows(self) -> int:
-        """Components per band: the maximum that satisfies RECALL, to minimize chance matches."""
+        """Number of components per band: the maximum that satisfies RECALL, to minimize chance matches."""
         rows = 1
         while 2 * (rows + 1) <= self.hashes and self.match_probability(self.threshold, rows + 1) >= RECALL:
             rows += 1
@@ -77,9 +78,9 @@ class Paragraphs:
     between: Literal["blank lines", "lines"] = "blank lines"
     """Separator of paragraphs. Text of web pages has one paragraph per line."""
     characters: int = 80
-    """Minimum length. Shorter paragraphs are never removed: headings, table cells, `Thank you.`"""
+    """Minimum characters of a paragraph that may be removed. Shorter ones are headings, table cells, `Thank you.`"""
     code: bool = False
-    """Remove repeated paragraphs from documents of code, too."""
+    """Whether to remove repeated paragraphs from documents of code, too."""
 
     def __post_init__(self) -> None:
         if self.characters < 1:
@@ -91,8 +92,8 @@ class Deduplicate:
     """Kinds of duplicates to drop."""
 
     documents: bool = True
-    """Drop a document equal to an earlier one."""
+    """Whether to drop a document equal to an earlier one."""
     paragraphs: Paragraphs | None = None
-    """Remove a paragraph equal to an earlier one; None disables it."""
+    """Options to remove a paragraph equal to an earlier one; None disables it."""
     near: Near | None = None
-    """Drop a near duplicate of a document that is kept; None disables it."""
+    """Options to drop a near duplicate of a document that is kept; None disables it."""

@@ -21,7 +21,7 @@ ONLY_REPEATED = "only repeated paragraphs"
 
 @dataclass(frozen=True)
 class CutJob:
-    """Job to rewrite a part without duplicate documents and paragraphs."""
+    """Job that rewrites a part without duplicate documents and paragraphs."""
 
     listing: PartListing
     number: int
@@ -29,7 +29,7 @@ class CutJob:
     first_paragraph: int
     documents: tuple[str, ...]
     paragraphs: tuple[str, ...]
-    """Files of duplicates, see `EqualJob.path`."""
+    """Files of repeated paragraphs, see `EqualJob.path`."""
     options: Deduplicate
 
     @property
@@ -39,7 +39,7 @@ class CutJob:
 
 @dataclass(frozen=True)
 class CutPart:
-    """Part without repeated paragraphs."""
+    """Part without repeated paragraphs, as a job returns it."""
 
     stem: str
     documents: int
@@ -50,8 +50,8 @@ class CutPart:
 
 
 def cut_paragraphs(parts: Sequence[PartFile], options: Deduplicate, run: Run, folder: str) -> list[CutPart]:
-    """Write new parts to `folder`, with the sketches that `find_duplicates` needs; return them in the order of
-    `parts`."""
+    """Remove repeated paragraphs: write new parts to `folder`, with the sketches that `find_duplicates` needs; return
+    them in the order of `parts`."""
     assert options.paragraphs is not None
     listing = PartListing.write(folder, parts, options)
     counts = [load(f"{part.stem}.paragraphs.npy").shape[1] for part in parts]
@@ -67,7 +67,8 @@ def cut_paragraphs(parts: Sequence[PartFile], options: Deduplicate, run: Run, fo
 
 
 def cut_part(job: CutJob) -> CutPart:
-    """Rewrite a part. There are no effects besides the files of the new part."""
+    """Rewrite a part without duplicate documents and repeated paragraphs. There are no effects besides the files of the
+    new part."""
     cutting = _ParagraphCutter(job)
     # The texts are final now, so sketches for near duplicates can be written.
     count = write_part(job.stem, cutting.documents(), replace(job.options, paragraphs=None))
@@ -110,7 +111,7 @@ class _ParagraphCutter:
 
 
 def _is_listed(paths: Sequence[str], begin: int, count: int) -> np.ndarray:
-    """Return bool [count]: which indexes from `begin` on are in the files."""
+    """Return bool [count]: whether the files of repeated paragraphs list each index from `begin` on."""
     marked = np.zeros(count, bool)
     for numbers, _ in entries_between(paths, begin, begin + count):
         marked[numbers - begin] = True

@@ -40,7 +40,7 @@ class Sketcher:
         self._signatures = Signatures(stem, options.near) if options.near and not options.paragraphs else None
 
     def add(self, document: Document, offset: int) -> None:
-        """Add a document. `offset` is the start of its line in the part's file."""
+        """Add the sketches of a document. `offset` is the start of its line in the part's file."""
         text = document.text.encode("utf-8", "surrogatepass")
         self._digests += _digest(text)
         self._rows.append((len(text), offset))
@@ -51,7 +51,7 @@ class Sketcher:
             self._signatures.add(document.text)
 
     def close(self) -> int:
-        """Write the tables; return the number of documents."""
+        """Write the tables of sketches; return the number of documents."""
         columns = np.zeros(len(self._rows), COLUMNS)
         columns["digest"] = np.frombuffer(self._digests, "<u8").reshape(-1, 2)
         if self._rows:
@@ -101,7 +101,7 @@ class Signatures:
 
 
 def compute_signatures(texts: Sequence[str], near: Near) -> np.ndarray:
-    """Return uint32 [texts, hashes]: signatures. All components are EMPTY for a text without words."""
+    """Return uint32 [texts, hashes]: MinHash signatures of texts. All components are EMPTY for a text without words."""
     minima = _min_values([text[:PIECE] for text in texts], near)
     for number, text in enumerate(texts):
         for begin in range(PIECE, len(text), PIECE):

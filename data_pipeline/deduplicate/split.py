@@ -12,12 +12,13 @@ BETWEEN = {"blank lines": re.compile(r"(\n[^\S\n]*\n\s*)"), "lines": re.compile(
 
 
 def repeatable_paragraphs(document: Document, options: Paragraphs) -> list[str]:
-    """Return the paragraphs subject to removal, stripped."""
+    """Return the paragraphs of a document that may be removed as repeated, stripped."""
     return [paragraph for _, paragraph in _numbered_paragraphs(_split_document(document, options), options)]
 
 
 def without_paragraphs(document: Document, repeated: Sequence[bool], options: Paragraphs) -> str:
-    """Return the text without the marked paragraphs of `repeatable`, each removed with the separator after it."""
+    """Return the text of a document without the marked paragraphs of `repeatable`, each removed with the separator
+    after it."""
     pieces = _split_document(document, options)
     for (index, _), cut in zip(_numbered_paragraphs(pieces, options), repeated, strict=True):
         if cut:
@@ -28,7 +29,7 @@ def without_paragraphs(document: Document, repeated: Sequence[bool], options: Pa
 
 
 def _split_document(document: Document, options: Paragraphs) -> list[str]:
-    """Return paragraph, separator, paragraph, ..."""
+    """Split a document into paragraph, separator, paragraph, and so on."""
     # Offsets of turns and parts would become invalid, and a dialogue with a gap is incoherent.
     if (document.form == "code" and not options.code) or document.notes.keys() & {"turns", "parts"}:
         return []
@@ -36,6 +37,6 @@ def _split_document(document: Document, options: Paragraphs) -> list[str]:
 
 
 def _numbered_paragraphs(pieces: list[str], options: Paragraphs) -> list[tuple[int, str]]:
-    """Return (index in `pieces`, paragraph) of each paragraph that is long enough."""
+    """Return (index in `pieces`, paragraph) of each paragraph that is long enough to be removed."""
     paragraphs = ((index, pieces[index].strip()) for index in range(0, len(pieces), 2))
     return [(index, paragraph) for index, paragraph in paragraphs if len(paragraph) >= options.characters]

@@ -8,7 +8,8 @@ from megaptm.errors import UserError
 from megaptm.storage import AtomicFile
 
 COLUMNS = np.dtype([("digest", "<u8", 2), ("size", "<i8"), ("offset", "<i8")])
-"""128-bit BLAKE2b of the text; its length in UTF-8 bytes; offset of the document's line in the part's file."""
+"""Columns of a document: 128-bit BLAKE2b of the text; its length in UTF-8 bytes; offset of the document's line in the
+part's file."""
 
 
 def save(path: str, array: np.ndarray) -> None:
@@ -17,7 +18,7 @@ def save(path: str, array: np.ndarray) -> None:
 
 
 def load(path: str) -> np.ndarray:
-    """Memory-map an array, so that only the accessed part takes memory. An empty array cannot be mapped and is read."""
+    """Memory-map a table, so that only the accessed part takes memory. An empty table cannot be mapped and is read."""
     try:
         try:
             return np.load(path, mmap_mode="r", allow_pickle=False)
@@ -40,7 +41,7 @@ class RowWriter:
         self._file.write(bytes(self.HEADER))
 
     def add(self, rows: np.ndarray) -> None:
-        """`rows`: [n, width]."""
+        """Add rows to the file: [n, width]."""
         self._file.write(np.ascontiguousarray(rows, self._dtype).data)
         self.count += len(rows)
 

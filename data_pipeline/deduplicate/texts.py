@@ -26,15 +26,15 @@ class TextComparer:
         self._cache: dict[int, Shingles] = {}
 
     def are_similar(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """Return bool [n]: whether the similarity of the documents in rows `left[i]` and `right[i]` reaches the
-        threshold."""
+        """Compare documents by their texts: bool [n], whether the similarity of the documents in rows `left[i]` and
+        `right[i]` reaches the threshold."""
         self._read(np.unique(np.concatenate([first, second])))
         pairs = zip(first.tolist(), second.tolist(), strict=True)
         similarities = [self._cache[first_row].similarity(self._cache[second_row]) for first_row, second_row in pairs]
         return np.array(similarities, float) >= self._near.threshold
 
     def _read(self, rows: np.ndarray) -> None:
-        """Load the shingles of these ascending rows into the cache."""
+        """Load the shingles of documents in these ascending rows into the cache."""
         if sum(len(shingles.hashes) for shingles in self._cache.values()) > MAX_CACHED_SHINGLES:
             self._cache = {}
         rows = np.array([row for row in rows.tolist() if row not in self._cache], np.int64)
@@ -63,7 +63,7 @@ class Shingles:
         return Shingles(halvings, np.unique(np.concatenate(piece_hashes)))
 
     def similarity(self, second_row: Shingles) -> float:
-        """Return the Jaccard similarity."""
+        """Return the Jaccard similarity of the shingles of two texts."""
         below = np.uint64(((1 << 64) - 1) >> max(self.halvings, second_row.halvings))
         own, others_hashes = (
             first_row[: np.searchsorted(first_row, below, side="right")]

@@ -27,7 +27,8 @@ from megaptm.errors import FULL_DISK, UserError
 
 
 def archive_kind(name: str) -> Literal["zip", "tar"] | None:
-    """Return the archive format that a file name implies. A tar may be compressed; a zip compresses its own members."""
+    """Return the archive format that the name of a source file implies. A tar may be compressed; a zip compresses its
+    own members."""
     suffix = PurePosixPath(without_compression(name).lower()).suffix
     if suffix == ".tar":
         return "tar"
@@ -39,11 +40,11 @@ class _ArchiveMember:
     name: str
     size: int
     stream: IO[bytes] | None
-    """None for a link, a device or another member without text."""
+    """Stream of the member's bytes; None for a link, a device or another member without text."""
 
 
 def copy_members(file: InputFile, handler: UnreadableHandler) -> Iterator[InputFile]:
-    """Yield a local copy of each member that would be read if it were in a folder.
+    """Yield a local copy of each member of an archive that would be read if it were in a folder.
 
     A copy is deleted when the next one is requested. Raises `Unreadable`.
     """

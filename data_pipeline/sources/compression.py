@@ -20,7 +20,7 @@ from megaptm.errors import UserError
 HEAD_BYTES = 18
 """Bytes at the start of a file that identify its compression: the longest header of a Zstandard frame."""
 CHUNK_BYTES = 1 << 20
-"""Size of a read and of an output chunk. Fixed, because it determines where reading of a damaged file stops."""
+"""Size of a read and of an output chunk. It is fixed, because it determines where reading of a damaged file stops."""
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz"}
 FULL_SUFFIXES = {".tgz": ".tar.gz", ".tbz": ".tar.bz2", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
 UNSUPPORTED = frozenset({".7z", ".rar", ".lz4", ".lzma", ".lz", ".lzo", ".z", ".br", ".sz", ".snappy", ".cab", ".ace"})
@@ -39,18 +39,18 @@ def compression_of(name: str) -> str | None:
 
 
 def without_compression(name: str) -> str:
-    """`pile.jsonl.gz` -> `pile.jsonl`"""
+    """Remove a compression suffix from a file name: `pile.jsonl.gz` -> `pile.jsonl`."""
     name = _with_full_suffix(name)
     return name[: -len(PurePosixPath(name).suffix)] if compression_of(name) else name
 
 
 def is_unsupported(name: str) -> bool:
-    """Whether the suffix is that of a compression that is not supported."""
+    """Whether the suffix of a source file is that of a compression that is not supported."""
     return PurePosixPath(name).suffix.lower() in UNSUPPORTED
 
 
 def _with_full_suffix(name: str) -> str:
-    """`pile.tgz` -> `pile.tar.gz`"""
+    """Expand a combined suffix of a compressed archive: `pile.tgz` -> `pile.tar.gz`."""
     suffix = PurePosixPath(name).suffix
     return name[: -len(suffix)] + FULL_SUFFIXES[suffix.lower()] if suffix.lower() in FULL_SUFFIXES else name
 
@@ -92,7 +92,8 @@ def _is_text(head: bytes) -> bool:
 
 
 def decompress(chunks: Iterator[bytes], kind: str) -> Iterator[bytes]:
-    """Yield the content of concatenated compressed streams in chunks of at most CHUNK_BYTES; raises `Unreadable`."""
+    """Decompress a source file: yield the content of concatenated compressed streams in chunks of at most CHUNK_BYTES;
+    raises `Unreadable`."""
     dictionary = None
     if kind == "zstd":
         dictionary, chunks = _split_dictionary(chunks)
@@ -125,7 +126,8 @@ def _decompress_chunk(decompressor: Any, data: bytes, kind: str) -> Iterator[byt
 
 
 def _convert_error(error: Exception, kind: str) -> Exception:
-    """Convert an error of a library: damaged data, a limit of the library, or too little memory on this machine."""
+    """Convert an error of a decompression library: damaged data, a limit of the library, or too little memory on this
+    machine."""
     if isinstance(error, MemoryError) or "Allocation error" in str(error):
         # Not counted as a drop: the corpus would then depend on the memory of the machine.
         return UserError(

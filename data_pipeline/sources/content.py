@@ -24,7 +24,7 @@ EMPTY = Unreadable("empty file", "is empty", "remove it", loses_text=False)
 
 
 def read_chunks(file: InputFile, start: int = 0) -> Iterator[bytes]:
-    """Yield decompressed content from byte `start`; raises `Unreadable`."""
+    """Yield the decompressed content of a source file from byte `start`; raises `Unreadable`."""
     with open_file(file) as stream:
         kind = compression_of(file.name)
         head = stream.read(HEAD_BYTES)
@@ -37,7 +37,7 @@ def read_chunks(file: InputFile, start: int = 0) -> Iterator[bytes]:
 
 
 def open_file(file: InputFile) -> BinaryIO:
-    """Open a file without decompression; raise `Unreadable` if it does not exist or may not be read."""
+    """Open a source file without decompression; raise `Unreadable` if it does not exist or may not be read."""
     # A server that does not respond is not an error of the file. It ends the build instead of being counted.
     file_errors = (FileNotFoundError, PermissionError, IsADirectoryError) if is_remote(file.path) else (OSError,)
     try:
@@ -75,12 +75,13 @@ def _skip_bytes(data: Iterator[bytes], start: int) -> Iterator[bytes]:
 
 
 class ChunksUntilError:
-    """Iterator that ends where its chunks cannot be read, so that a reader can use the earlier ones; see `error`."""
+    """Iterator over the chunks of a source file that ends where they cannot be read, so that a reader can use the
+    earlier ones; see `error`."""
 
     def __init__(self, data: Iterator[bytes]):
         self.data = data
         self.error: Unreadable | None = None
-        """Reason for an early end."""
+        """Reason why the file could not be read to its end."""
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -94,7 +95,7 @@ class ChunksUntilError:
 
 
 class ChunkStream(io.RawIOBase):
-    """Raw stream over chunks, for libraries that read from a stream."""
+    """Raw stream over chunks of a source file, for libraries that read from a stream."""
 
     def __init__(self, data: Iterator[bytes]):
         self.data = data

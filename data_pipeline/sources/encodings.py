@@ -26,7 +26,7 @@ SAMPLE_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class Encoding:
-    """Codec of a file, and the notes that its documents get."""
+    """Text encoding of a source file: its codec, and the notes that its documents get."""
 
     codec: str
     """Name of a Python codec; `auto` detects the codec of each record."""
@@ -35,12 +35,13 @@ class Encoding:
 
     @cached_property
     def has_plain_lines(self) -> bool:
-        """Whether byte 10 ends each line and occurs in no other character, so that reading can start mid-file."""
+        """Whether byte 10 ends each line in this encoding and occurs in no other character, so that reading can start
+        mid-file."""
         return self.codec == "auto" or "\n".encode(self.codec) == b"\n"
 
     @cached_property
     def is_tried_as_utf8(self) -> bool:
-        """Whether `decode` tries UTF-8 first."""
+        """Whether `decode` tries UTF-8 before other codecs."""
         return self.codec in ("utf-8", "auto") or not self.has_plain_lines
 
     def plain_lines(self, data: Iterator[bytes]) -> Iterator[bytes]:
@@ -48,7 +49,7 @@ class Encoding:
         return data if self.has_plain_lines else (text.encode() for text in decode_chunks(data, self.codec))
 
     def decode(self, data: bytes | bytearray) -> tuple[str, Mapping[str, Any]]:
-        """Decode a record, and return its text and notes; raises `UnreadableRecord`."""
+        """Decode a record of a source file, and return its text and notes; raises `UnreadableRecord`."""
         codec = "utf-8" if self.is_tried_as_utf8 else self.codec
         try:
             return data.decode(codec), self.notes
@@ -60,8 +61,8 @@ class Encoding:
 
 
 def detect_record_encoding(file: InputFile) -> Encoding:
-    """Return the encoding of a file of lines. `auto` detects each line's codec, unless the file has a byte order
-    mark."""
+    """Detect the text encoding of a source file of lines. `auto` detects each line's codec, unless the file has a byte
+    order mark."""
     if file.source.encoding != "auto":
         return Encoding(codecs.lookup(file.source.encoding).name.removesuffix("-sig"))
     head = next(read_chunks(file))
@@ -70,7 +71,8 @@ def detect_record_encoding(file: InputFile) -> Encoding:
 
 
 def detect_file_encoding(file: InputFile) -> Encoding:
-    """Return the encoding of a file that is one text. `auto` first reads the file to its end to check for UTF-8."""
+    """Detect the text encoding of a source file that is one text. `auto` first reads the file to its end to check for
+    UTF-8."""
     encoding = detect_record_encoding(file)
     if encoding.codec != "auto":
         return encoding
@@ -80,8 +82,8 @@ def detect_file_encoding(file: InputFile) -> Encoding:
 
 
 def decode_chunks(data: Iterable[bytes], codec: str) -> Iterator[str]:
-    """Decode chunks incrementally, without the byte order mark. A character may span two chunks. Raises
-    `Unreadable`."""
+    """Decode the chunks of a source file incrementally, without the byte order mark. A character may span two chunks.
+    Raises `Unreadable`."""
     decoder = codecs.getincrementaldecoder(codec)()
     offset, has_started = 0, False
     for chunk in chain(data, (b"",)):
@@ -131,7 +133,7 @@ def _start_of_invalid_line(sample: bytes) -> int:
 
 
 def _guess_codec(data: bytes) -> str | None:
-    """Return the most likely codec, or None."""
+    """Guess the codec of a sample that is not UTF-8; None if no codec is likely."""
     with require_library("charset-normalizer"):
         from charset_normalizer import from_bytes
     best = from_bytes(data).best()

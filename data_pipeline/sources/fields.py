@@ -12,7 +12,8 @@ from data_pipeline.sources.unreadable import Unreadable, UnreadableRecord
 
 
 def text_of(record: Any, field: str, option: str = "text") -> str:
-    """Return the string in a field, or raise `UnreadableRecord`. `option` is the option that names the field."""
+    """Return the string in a field of a source's record, or raise `UnreadableRecord`. `option` is the option that names
+    the field."""
     text = record.get(field) if isinstance(record, Mapping) else None
     if not isinstance(text, str):
         names = (
@@ -29,7 +30,8 @@ def text_of(record: Any, field: str, option: str = "text") -> str:
 
 
 def refuse_duplicate_columns(columns: Sequence[str], source: Source) -> None:
-    """Raise `Unreadable` if two columns share the name of a requested field: the text would be ambiguous."""
+    """Raise `Unreadable` if two columns of a source share the name of a requested field: the text would be
+    ambiguous."""
     for name in (*source.fields, *source.keep):
         if (count := columns.count(name)) > 1:
             raise Unreadable("duplicate column names", f"has {count} columns `{name}`", "rename all but one of them")
@@ -48,21 +50,22 @@ def _suggest_messages(record: Any, option: str) -> str:
 
 
 def text_and_notes(record: Any, source: Source) -> tuple[str, dict[str, Any]]:
-    """Return the text of a record, and the offsets of its parts if it has parts; raises `UnreadableRecord`."""
+    """Return the text of a source's record, and the offsets of its parts if it has parts; raises `UnreadableRecord`."""
     if not source.parts:
         return text_of(record, source.text), {}
     return text_and_parts(source.with_prefix([_part_text(record, template) for template in source.parts]))
 
 
 def _part_text(record: Any, template: str) -> str:
-    """Return the text of a field, or of a template whose `{field}` names are replaced by texts."""
+    """Return the text of a part: that of a field, or a template whose `{field}` names are replaced by texts."""
     if not NAMED_FIELD.search(template):
         return text_of(record, template, "parts")
     return NAMED_FIELD.sub(lambda name: text_of(record, name[1], "parts"), template)
 
 
 def conversation_of(record: Any, field: str) -> tuple[str, dict[str, Any]]:
-    """Return the text of a conversation, and the offset and role of each turn as a note; raises `UnreadableRecord`."""
+    """Return the text of a conversation in a record, and the offset and role of each turn as a note; raises
+    `UnreadableRecord`."""
     messages = record.get(field) if isinstance(record, Mapping) else None
     try:
         text, turns = text_and_turns(messages or ())
@@ -75,7 +78,7 @@ def conversation_of(record: Any, field: str) -> tuple[str, dict[str, Any]]:
 
 
 def notes_of(record: Mapping[str, Any], source: Source, notes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `notes` with the fields of `Source.keep` that the record has."""
+    """Return `notes` with the fields of `Source.keep` that the record of a source has."""
     if not source.keep:
         return notes
     return {**notes, **{name: record[name] for name in source.keep if record.get(name) is not None}}

@@ -28,7 +28,8 @@ JSON_LINES = TEXT_FORMATS["json-lines"].suffixes
 
 
 def find_files(sources: Sequence[str | Source], dropped: Dropped | None = None) -> list[InputFile]:
-    """Return the files of all sources, in the order of the sources. Files of a source are sorted by name (code points).
+    """Return the files of all sources of a corpus, in the order of the sources. Files of a source are sorted by name
+    (code points).
 
     Files that are skipped in a folder or glob are counted in `dropped`. Raises `UserError` if a source does not exist
     or has no text, or if two sources name the same file.
@@ -110,7 +111,8 @@ def _unpaired_files(source: Source, listing: Listing) -> Iterator[InputFile]:
 
 
 def _aligned_files(source: Source, listing: Listing) -> Iterator[InputFile]:
-    """Yield files, each with its neighbor that has the suffix `Source.aligned` and the same compression."""
+    """Yield the files of a source, each with its neighbor that has the suffix `Source.aligned` and the same
+    compression."""
     assert source.aligned is not None
     for file in _unpaired_files(source, listing):
         inner = without_compression(file.name)

@@ -25,11 +25,12 @@ MARGIN = 16
 """Maximum characters between a parse error and the end of the buffer if the cause may be a cut-off word or number."""
 
 Value = tuple[int, Any]
-"""Offset of the first byte, and the value or an `UnreadableRecord`, after which parsing cannot continue."""
+"""Offset of the first byte of a JSON value, and the value or an `UnreadableRecord`, after which parsing cannot
+continue."""
 
 
 def has_values(file: InputFile, encoding: Encoding) -> bool:
-    """Whether a file starts with an array, or with an object that spans several lines; raises `Unreadable`.
+    """Whether a file of JSON starts with an array, or with an object that spans several lines; raises `Unreadable`.
 
     Objects over several lines are not considered if the name ends in `.jsonl` or `.ndjson`: the first line may be
     damaged.
@@ -51,14 +52,14 @@ def has_values(file: InputFile, encoding: Encoding) -> bool:
 
 
 def read_values(file: InputFile) -> Iterator[Value]:
-    """Yield values in order, and arrays element by element; raises `Unreadable`."""
+    """Yield the JSON values of a file in order, and arrays element by element; raises `Unreadable`."""
     codec = detect_file_encoding(file).codec
     marked = codec == "utf-8" and _read_head(read_chunks(file)).startswith(BOM)
     return _parse_values(_TextBuffer(decode_chunks(read_chunks(file), codec), len(BOM) if marked else 0), file.source)
 
 
 def _read_head(data: Iterator[bytes]) -> bytes:
-    """Return the first HEAD bytes, or fewer if the data end or become unreadable."""
+    """Return the first HEAD bytes of a file of JSON, or fewer if the data end or become unreadable."""
     head = bytearray()
     try:
         while len(head) < HEAD_BYTES and (chunk := next(data, b"")):

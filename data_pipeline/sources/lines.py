@@ -33,7 +33,7 @@ def line_too_long_error(source: Source) -> UnreadableRecord:
 
 
 def read_lines(span: Span, encoding: Encoding) -> Iterator[Line]:
-    """Yield the lines that start in a span; raises `Unreadable`."""
+    """Yield the lines of a source file that start in a span; raises `Unreadable`."""
     start, end = span.start, span.end
     if not can_be_cut(span.file, encoding):
         if start:
@@ -46,7 +46,8 @@ def read_lines(span: Span, encoding: Encoding) -> Iterator[Line]:
 
 
 def line_counter(file: InputFile) -> Callable[[int], int]:
-    """Return a function from byte offset to line number (from 1). Each call reads the file up to the offset."""
+    """Return a function from byte offset in a source file to line number (from 1). Each call reads the file up to the
+    offset."""
 
     def line_at(offset: int) -> int:
         number = 1
@@ -60,7 +61,7 @@ def line_counter(file: InputFile) -> Callable[[int], int]:
 
 
 def can_be_cut(file: InputFile, encoding: Encoding) -> bool:
-    """Whether reading can start mid-file. If not, the first span contains the whole file."""
+    """Whether reading a file of lines can start in its middle. If not, the first span contains the whole file."""
     return compression_of(file.name) is None and encoding.has_plain_lines
 
 
@@ -80,7 +81,7 @@ def _lines_after(file: InputFile, encoding: Encoding, start: int, end: float) ->
 
 
 def _lines(data: Iterator[bytes], offset: int, longest: int) -> Iterator[Line]:
-    """Split chunks into lines. A line that is too long is measured but not held in memory."""
+    """Split chunks of a source file into lines. A line that is too long is measured but not held in memory."""
     held, skipped_bytes = bytearray(), 0
     for chunk in data:
         first, *complete = chunk.split(b"\n")

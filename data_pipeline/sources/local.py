@@ -17,7 +17,7 @@ ALREADY_READ = "folder already read"
 
 
 def list_path(path: str) -> Listing | None:
-    """List a file, a folder or a glob. None if nothing has this name."""
+    """List the local files of a source: a file, a folder or a glob. None if nothing has this name."""
     if os.path.isdir(path):
         return list_folder(path, Path(path).resolve().name)
     if os.path.lexists(path):
@@ -86,13 +86,13 @@ def _folders(top: str, already_read: list[str]) -> Iterator[str]:
 
 
 def _skip_reason_above(folder: str, root: str) -> str | None:
-    """Return why the first skipped folder between `root` and `folder` is skipped, or None."""
+    """Return the reason to skip the first skipped folder between `root` and `folder`, or None."""
     reason = _skip_reason_above(os.path.dirname(folder), root) if len(folder) > len(root) else None
     return reason or _skip_reason(folder or ".")
 
 
 def _skip_reason(folder: str) -> str | None:
-    """Return why a folder is skipped, or None."""
+    """Return the reason why a source's folder is skipped, or None."""
     if is_unfinished(Path(folder)):
         return "unfinished build"
     # Listed only if a manifest exists, because other folders can be large.
@@ -100,8 +100,8 @@ def _skip_reason(folder: str) -> str | None:
 
 
 def _walk(root: str) -> Iterator[tuple[str, str, str | None]]:
-    """Yield path, path relative to the root, and reason to skip it. Links are followed, and each folder is visited
-    once."""
+    """Walk through a local folder: yield path, path relative to the root, and reason to skip it. Links are followed,
+    and each folder is visited once."""
     if reason := _skip_reason(root):
         yield root, "", reason
         return
@@ -146,7 +146,7 @@ def _stat_file(path: str, name: str) -> FoundFile:
 
 
 def _name_in_glob(match: str, folder: str) -> str:
-    """Return the name of a match, starting at the last folder without a wildcard."""
+    """Return the name of a file that matches a glob, starting at the last folder without a wildcard."""
     if not folder and not os.path.isabs(match):
         return match
     return f"{Path(folder or '/').resolve().name}/{os.path.relpath(match, folder or '/')}".lstrip("/")

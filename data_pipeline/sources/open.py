@@ -12,8 +12,8 @@ from megaptm.storage import exists, is_remote, open_remote
 
 
 def open_bytes(path: str) -> BinaryIO:
-    """Open a file for reading and seeking. Requests to a failing server are retried, except for files within a remote
-    archive. Endpoint and keys of an object store come from the environment, as in s3fs."""
+    """Open a local or remote source file for reading and seeking. Requests to a failing server are retried, except for
+    files within a remote archive. Endpoint and keys of an object store come from the environment, as in s3fs."""
     if not is_remote(path):
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block until a writer opens it
             raise OSError(errno.EINVAL, "it is no file", path)

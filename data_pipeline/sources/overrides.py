@@ -19,7 +19,7 @@ SOURCE_SETTINGS = frozenset({"path", "overrides", "parts", "aligned", "prefix"})
 
 
 def check_overrides(source: Source, where: str) -> None:
-    """Raise `UserError` if a setting does not exist or cannot be overridden per file."""
+    """Raise `UserError` if `Source.overrides` has a setting that does not exist or cannot be overridden per file."""
     for pattern, settings in source.overrides.items():
         if fixed := sorted(SOURCE_SETTINGS & settings.keys()):
             raise UserError(f"{where}: {fixed[0]} applies to a complete source: make {pattern} a separate source.")
@@ -27,7 +27,7 @@ def check_overrides(source: Source, where: str) -> None:
 
 
 def apply_overrides(file: InputFile) -> InputFile:
-    """Return the file with its overridden settings; the same object if there are none."""
+    """Return a source file with its overridden settings; the same object if there are none."""
     for pattern in _matching_patterns(file):
         settings = file.source.overrides[pattern]
         parsed = _read_settings(pattern, settings, f"source {file.source.path}")

@@ -12,7 +12,7 @@ MAX_DOCUMENT_CHARACTERS = 8 << 20
 
 
 def to_documents(text: str, source: str, notes: Mapping[str, Any], form: str = "prose") -> Iterator[Document]:
-    """Yield one document, or several whose concatenated texts are `text`."""
+    """Yield a long text as documents: one, or several whose concatenated texts are `text`."""
     if len(text) <= MAX_DOCUMENT_CHARACTERS:
         yield Document(text, source, form, notes)
     else:
@@ -22,7 +22,8 @@ def to_documents(text: str, source: str, notes: Mapping[str, Any], form: str = "
 def stream_to_documents(
     texts: Iterable[str], source: str, notes: Mapping[str, Any], form: str = "prose"
 ) -> Iterator[Document]:
-    """Yield documents of a text that arrives in parts. A further document is named `source@offset`, in characters."""
+    """Yield documents of a long text that arrives in parts. A further document is named `source@offset`, in
+    characters."""
     at, held, size = 0, [], 0
     for text in texts:
         held.append(text)
@@ -53,5 +54,5 @@ def _piece_end(text: str, start: int) -> int:
 
 
 def _notes_of_piece(notes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the notes without those that hold character offsets in the full text."""
+    """Return the notes of a piece of a document, without those that hold character offsets in the full text."""
     return {name: value for name, value in notes.items() if name not in ("turns", "parts")}

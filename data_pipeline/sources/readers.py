@@ -18,7 +18,8 @@ from megaptm.storage import is_remote
 
 
 def read_span(span: Span, dropped: Dropped, on_error: OnError = "skip") -> Iterator[Document]:
-    """Yield the documents of a span, in order. If a file is truncated, its earlier documents are retained.
+    """Yield the documents of a span of a source file, in order. If a file is truncated, its earlier documents are
+    retained.
 
     The unreadable remainder counts as one drop. Raises `UserError` for a file that cannot be read if `on_error="fail"`,
     and in any case for a disk that fails while reading; remote files raise their server's error. These errors are not

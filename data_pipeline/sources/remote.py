@@ -15,7 +15,7 @@ from megaptm.storage.remote import cause_of_not_found
 
 
 def list_url(url: str) -> Listing | None:
-    """List a URL. None if nothing has this name."""
+    """List the remote files of a source at a URL. None if nothing has this name."""
     try:
         system, path = file_system(url)
         kind, folder, entries = _locate(system, path.rstrip("/"))
@@ -46,7 +46,7 @@ def list_url(url: str) -> Listing | None:
 
 
 def _corpus_folders(names: Iterable[str]) -> list[str]:
-    """Return the folders that hold a corpus."""
+    """Return the folders at a URL that hold a corpus."""
     folders: dict[str, list[str]] = {}
     for name in names:
         folders.setdefault(posixpath.dirname(name), []).append(posixpath.basename(name))
@@ -54,7 +54,7 @@ def _corpus_folders(names: Iterable[str]) -> list[str]:
 
 
 def _locate(system: Any, path: str) -> tuple[Literal["file", "folder", "glob"], str, dict[str, dict[str, Any]]]:
-    """Return kind, base folder of the names, and name -> info from the server."""
+    """Locate a source at a URL: return kind, base folder of the names, and name -> info from the server."""
     try:
         info = system.info(path)
     except FileNotFoundError:
@@ -68,6 +68,7 @@ def _locate(system: Any, path: str) -> tuple[Literal["file", "folder", "glob"], 
 
 
 def _version_tag(info: dict[str, Any]) -> str:
-    """Return the first value in `info` that changes with the content: an ETag, a modification time or a checksum."""
+    """Return a value of `info` that changes with the content of a remote file: an ETag, a modification time or a
+    checksum."""
     known = (info.get(name) for name in ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "CRC"))
     return next((str(value).strip('"') for value in known if value), "")

@@ -32,39 +32,38 @@ class Source:
     """Path, folder, glob or URL; or `python-library`, text that every machine has."""
     _: KW_ONLY
     format: str | None = None
-    """Default: by the suffix of each file. If set, a folder's files with a suffix of the format, or all matches of a
-    glob."""
+    """Format of the files. Default: the format that each file's suffix implies. If set, a folder's files with a suffix
+    of the format, or all matches of a glob."""
     text: str = "text"
-    """JSON lines, CSV, Parquet, image-text: name of the field that holds the text."""
+    """Name of the field that holds the text (JSON lines, CSV, Parquet, image-text)."""
     messages: str | None = None
-    """JSON lines: name of the field that holds a conversation, a list of {role, content}, instead of `text`."""
+    """Name of the field that holds a conversation, a list of {role, content}, instead of `text` (JSON lines)."""
     parts: tuple[str, ...] = ()
-    """JSON lines, CSV, Parquet: fields that hold the parts of a document, instead of `text`.
+    """Fields that hold the parts of a document, instead of `text` (JSON lines, CSV, Parquet).
 
     Examples: a sentence and its translation, an input and its answer. A part can combine several fields, with their
     names in braces: `question: {question} context: {context}`.
     """
     aligned: str | None = None
-    """Text: suffix of an aligned file beside each file. Line n of both files makes one document of two parts. Example:
+    """Suffix of an aligned file beside each text file. Line n of both files makes one document of two parts. Example:
     `.de` for train.en and train.de."""
     prefix: str = ""
     """Task prefix of the first part: `translate English to German: `."""
     keep: tuple[str, ...] = ()
-    """JSON lines, CSV, Parquet, image-text: fields retained as notes of the document, such as `url` or `language`."""
+    """Fields retained as notes of the document, such as `url` or `language` (JSON lines, CSV, Parquet, image-text)."""
     documents: DocumentUnit = "file"
-    """Plain text, Markdown, code: whether a document is a file, a line, or a paragraph between blank lines."""
+    """Unit of a document in plain text, Markdown and code: a file, a line, or a paragraph between blank lines."""
     encoding: str = "utf-8"
-    """Text, JSON lines, CSV: a Python codec, or `auto`: UTF-8, else by a byte order mark, else guessed. HTML: codec of
-    pages that are not UTF-8; it takes precedence over the codec that a page declares."""
+    """Text encoding. Text, JSON lines, CSV: a Python codec, or `auto`: UTF-8, else by a byte order mark, else guessed.
+    HTML: codec of pages that are not UTF-8; it takes precedence over the codec that a page declares."""
     delimiter: str | None = None
-    """CSV: one character. Default: tab for `.tsv`, else comma."""
+    """Delimiter of CSV files, one character. Default: tab for `.tsv`, else comma."""
     columns: tuple[str, ...] = ()
-    """CSV: column names of files that have no header line."""
+    """Column names of CSV files that have no header line."""
     html: Html = "main"
-    """HTML, WARC: extract the main content of a page, or all of its text."""
+    """Whether to extract the main content of an HTML or WARC page, or all of its text."""
     leave_out: tuple[str, ...] = MARKUP
-    """Wikipedia: markup to remove: `headers`, `lists`, `tables`, as in BERT's corpus (arXiv:1810.04805, section
-    3.1)."""
+    """Wikipedia markup to remove: `headers`, `lists`, `tables`, as in BERT's corpus (arXiv:1810.04805, section 3.1)."""
     overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Glob of file names -> settings of the files that match: `{"reviews*.jsonl": {text: content}}`."""
     max_bytes: int | None = None
@@ -107,18 +106,18 @@ class Source:
 
     @property
     def has_parts(self) -> bool:
-        """Whether documents consist of several parts."""
+        """Whether documents of the source consist of several parts."""
         return bool(self.parts) or self.aligned is not None
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Fields of a record that hold its text or its parts."""
+        """Return the fields of a source's record that hold its text or its parts."""
         named = (NAMED_FIELD.findall(part) or [part] for part in self.parts)
         return tuple(dict.fromkeys(chain(*named))) or (self.text,)
 
     def with_prefix(self, texts: Sequence[str]) -> list[str]:
-        """Return the parts of a document with the prefix before the first. A blank first part gets no prefix, so that
-        the document is still dropped as empty."""
+        """Return the parts of a document with the source's prefix before the first. A blank first part gets no prefix,
+        so that the document is still dropped as empty."""
         return [self.prefix * (not texts[0].isspace() and bool(texts[0])) + texts[0], *texts[1:]]
 
 
@@ -131,26 +130,26 @@ def _is_codec(name: str) -> bool:
 
 @dataclass(frozen=True)
 class InputFile:
-    """Input file. Its documents carry `name`, which does not depend on the machine."""
+    """File of a source. Its documents carry `name`, which does not depend on the machine."""
 
     path: str
-    """Local path or URL."""
+    """Local path or URL of the file."""
     name: str
     size: int
-    """Bytes on disk, before decompression; 0 if the server does not report it."""
+    """Bytes of the file on disk, before decompression; 0 if the server does not report it."""
     version: str = ""
-    """Value that changes with the content: modification time in nanoseconds, or the server's ETag."""
+    """Value that changes with the content of the file: modification time in nanoseconds, or the server's ETag."""
     source: Source = field(default_factory=lambda: Source(""))
     attached: str | None = None
     """Path or URL of the file that the text of this one describes, for formats of documents with files."""
     aligned: InputFile | None = None
-    """Text: aligned file, whose lines are the second parts of the documents."""
+    """Aligned text file, whose lines are the second parts of the documents."""
     label: str = ""
     """Name shown to the user instead of the path, if the path is that of a temporary copy."""
 
     @property
     def max_unpacked(self) -> float:
-        """Maximum bytes after decompression."""
+        """Return the maximum bytes of a source file after decompression."""
         return max(MIN_UNPACKED, self.source.max_expansion * self.size) if self.size else float("inf")
 
     @property
@@ -160,12 +159,13 @@ class InputFile:
 
 @dataclass(frozen=True)
 class Span:
-    """Part of a file: the documents whose first byte is in [start, stop). They do not depend on how the file is cut."""
+    """Part of a source file: the documents whose first byte is in [start, stop). They do not depend on how the file is
+    cut."""
 
     file: InputFile
     start: int = 0
     stop: int | None = None
-    """None for the end of the file."""
+    """End of the span in bytes; None for the end of the file."""
 
     @property
     def end(self) -> float:

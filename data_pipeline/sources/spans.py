@@ -9,7 +9,8 @@ from data_pipeline.sources.source import InputFile, Span
 
 
 def partition_files(files: Iterable[InputFile], size: int) -> list[tuple[Span, ...]]:
-    """Return parts of consecutive spans, of about `size` bytes each. They do not depend on the number of workers."""
+    """Divide source files into parts of consecutive spans, of about `size` bytes each. They do not depend on the number
+    of workers."""
     parts: list[list[Span]] = [[]]
     room = size
     for file in files:
@@ -23,7 +24,7 @@ def partition_files(files: Iterable[InputFile], size: int) -> list[tuple[Span, .
 
 
 def _spans(file: InputFile, size: int) -> Iterator[tuple[Span, int]]:
-    """Yield spans with their size in bytes: the whole file, or `size` bytes each."""
+    """Yield spans of source files with their size in bytes: the whole file, or `size` bytes each."""
     if file.size <= size or not can_be_cut(file):
         yield Span(file), file.size
         return

@@ -13,7 +13,7 @@ from megaptm.errors import UserError
 
 
 class Unreadable(Exception):  # noqa: N818 # describes a file, and does not always end the build
-    """A file that cannot be read, or whose remainder cannot be read.
+    """A source file that cannot be read, or whose remainder cannot be read.
 
     With `loses_text=False`, skipping it loses nothing, so the remedy is only given where the build ends.
     """
@@ -35,7 +35,8 @@ class NotTextError(Exception):
 
 
 def to_unreadable_record(error: Exception) -> UnreadableRecord:
-    """Convert any exception about the current record to an `UnreadableRecord`, so that no document ends a build.
+    """Convert any exception about the current record of a source to an `UnreadableRecord`, so that no document ends a
+    build.
 
     Re-raises an exception that is not about the record: a mistake in the recipe, or a failing disk or server.
     """
@@ -60,21 +61,21 @@ class UnreadableHandler:
         self.line_at = line_at
 
     def handle_file(self, error: Unreadable) -> None:
-        """Handle an error of the whole file or of its remainder."""
+        """Handle an error of a whole source file or of its remainder."""
         self._handle(error, self.file.name, "", b"")
 
     def handle_line(self, offset: int, error: UnreadableRecord, text: bytes | bytearray = b"") -> None:
-        """Handle an error of the record at a byte offset. An error that ends the build gives a line number instead of
-        bytes."""
+        """Handle an error of the record at a byte offset of a source file. An error that ends the build gives a line
+        number instead of bytes."""
         where = f"line {self.line_at(offset):,} " if self.on_error == "fail" else ""
         self._handle(error, f"{self.file.name}@{offset}", where, text)
 
     def handle_record(self, source: str, where: str, error: UnreadableRecord, text: bytes | bytearray = b"") -> None:
-        """Handle an error of a record that is located by something other than a line, such as `row 12`."""
+        """Handle an error of a source's record that is located by something other than a line, such as `row 12`."""
         self._handle(error, source, f"{where} ", text)
 
     def count_skipped(self, reason: str, source: str) -> None:
-        """Count content that is not text. It never ends the build, whatever `on_error` is."""
+        """Count content of a source that is not text. It never ends the build, whatever `on_error` is."""
         self.dropped.add(reason, source)
 
     def _handle(self, error: Unreadable, source: str, where: str, text: bytes | bytearray) -> None:
@@ -92,7 +93,7 @@ class UnreadableHandler:
 
 @contextmanager
 def require_library(library: str) -> Iterator[None]:
-    """Convert an ImportError into a `UserError`, for libraries that only some formats need."""
+    """Convert an ImportError into a `UserError`, for libraries that only some source formats need."""
     try:
         yield
     except ImportError:

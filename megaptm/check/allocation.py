@@ -12,15 +12,15 @@ from megaptm.schedulers.slurm.options import option_value
 
 @dataclass(frozen=True)
 class Allocation:
-    """Nodes of a job, and processes on each."""
+    """Allocation that a run requests: nodes of a job, and processes on each."""
 
     nodes: int
     per_node: int
 
 
 def allocate(case: Case) -> Allocation | None:
-    """Return the allocation as requested; missing values follow from layout and machine. None if neither determines
-    them."""
+    """Return the allocation that a run requests; missing values follow from layout and machine. None if neither
+    determines them."""
     request, processes = case.request, case.config.layout.processes
     _refuse_none("--nodes", request.nodes, "node")
     _refuse_none("--per-node", request.processes_per_node, "process on each node")
@@ -70,7 +70,7 @@ def check_processes(case: Case) -> Iterator[Finding]:
 
 
 def _refuse_other_gpus(request: Request, per_node: int) -> None:
-    """Refuse another number of GPUs in --sbatch, which may only name their type."""
+    """Refuse another number of GPUs in --sbatch, whose options may only name their type."""
     written, gpus = option_value(request.slurm_options or (), "gpus-per-node"), request.gpus_on_node(per_node)
     kind, _, num_gpus = (written or f":{gpus}").rpartition(":")
     if num_gpus != str(gpus) or (written and not kind):

@@ -28,7 +28,7 @@ SUBMISSION_CHECKS: list[tuple[str, Check]] = [
     ("time", check_time),
     ("slurm", check_slurm),
 ]
-"""Checks that decide whether the run can start."""
+"""Checks of `megaptm check` that decide whether the run can start."""
 CHECKS: list[tuple[str, Check]] = [
     *SUBMISSION_CHECKS,
     ("tracker", check_tracker),
@@ -36,20 +36,18 @@ CHECKS: list[tuple[str, Check]] = [
     ("attention", check_attention),
     ("nodes", check_nodes),
 ]
-"""All checks: topic and function."""
+"""All checks of `megaptm check`: topic and function."""
 
 
 def submission_findings(case: Case) -> list[Finding]:
-    """Return the findings that decide whether the run can start, for launchers. Fast.
-
-    Only sizes of shards are compared, their content is not read. Optional services, such as the tracking server, are
-    not contacted.
-    """
+    """Return the findings that decide whether the run can start, for launchers. Only sizes of shards are compared,
+    their content is not read. Optional services, such as the tracking server, are not contacted."""
     return list(run_checks(SUBMISSION_CHECKS, replace(case, hashing="none")))
 
 
 def check_before_submission(case: Case) -> list[Finding]:
-    """Return the same findings. Raise UserError if the run cannot start."""
+    """Make the checks that decide whether the run can start, and return their findings. Raise UserError if it
+    cannot."""
     findings = submission_findings(case)
     raise_faults(findings)
     return findings

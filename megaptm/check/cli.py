@@ -35,7 +35,7 @@ TOPIC_WIDTH = 10
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
-    """Arguments, not parsed yet."""
+    """Arguments of `megaptm check`, not parsed yet."""
 
     config: Path
     overrides: tuple[str, ...]
@@ -47,11 +47,11 @@ class CommandLine:
     slurm_options: tuple[str, ...]
     full: bool
     only: tuple[str, ...]
-    """Topics; empty: all."""
+    """Topics to check; empty: all."""
 
 
 def collect_findings(command_line: CommandLine, tell: Callable[[str], object]) -> Iterator[Finding]:
-    """Yield all findings as they appear."""
+    """Yield all findings of `megaptm check` as they appear."""
     faults: list[Finding] = []
     seconds = _parse_argument(parse_time, command_line.time, "time", faults)
     options = _parse_argument(parse_sbatch_options, command_line.slurm_options, "slurm", faults) or ()
@@ -89,7 +89,7 @@ def _select_checks(topics: tuple[str, ...]) -> list[tuple[str, Check]]:
 def _parse_argument(
     parse: Callable[[Word], Value], text: Word | None, topic: str, faults: list[Finding]
 ) -> Value | None:
-    """Return the parsed argument; None if it is absent or invalid."""
+    """Return the parsed argument of `megaptm check`; None if it is absent or invalid."""
     if text is None:
         return None
     try:
@@ -113,7 +113,7 @@ def _job_request(command_line: CommandLine, seconds: float | None, options: tupl
 
 
 def print_findings(findings: Iterable[Finding], console: Console) -> bool:
-    """Print the findings, each topic once, and their counts; return whether there is a fault."""
+    """Print the findings of `megaptm check`, each topic once, and their counts; return whether there is a fault."""
     counts, before = Counter[Severity](), ""
     for finding in findings:
         console.print(_finding_row(finding, finding.topic if finding.topic != before else ""))

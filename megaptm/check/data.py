@@ -45,16 +45,16 @@ TIMEOUT_SECONDS = 20.0
 MANY_EPOCHS = 40
 """BERT had about this many epochs (arXiv:1810.04805, section A.2); more is unusual and gives a warning."""
 SAMPLE_BYTES = 1 << 30
-"""Bytes read of a corpus without --full: a second or two from a disk."""
+"""Bytes of a corpus that are read without --full: a second or two from a disk."""
 SAMPLE_DOCUMENTS = 10_000
-"""Documents looked up in the index of a shard without --full."""
+"""Number of documents that are looked up in the index of a shard without --full."""
 THREADS = 4
 MAX_REPORTED = 5
-"""Damaged shards of a corpus that are reported individually."""
+"""Maximum number of damaged shards of a corpus that are reported individually."""
 
 
 def check_data(case: Case) -> Iterator[Finding]:
-    """Check each corpus, then their mix, if all corpora and the config are valid."""
+    """Check each corpus of a run, then their mix, if all corpora and the config are valid."""
     with with_temporary_cache(case.config) as config:
         case = replace(case, config=config)
         are_valid = True
@@ -208,7 +208,7 @@ def check_shards(case: Case, corpus: Corpus) -> Iterator[Finding]:
 
 
 def _file_sizes(corpus: Corpus) -> dict[str, int]:
-    """Return file -> bytes, including shards in other locations."""
+    """Return the sizes of a corpus's files, file -> bytes, including shards in other locations."""
     sizes, urls = list_files(corpus.name, _retry(corpus)), corpus.mirror.addresses if corpus.mirror else {}
     folders = {url.rpartition("/")[0] for url in urls.values()}
     remote_sizes = {
@@ -235,7 +235,7 @@ def _shards_finding(corpus: Corpus, shards: Sequence[ShardInfo], hashed: Sequenc
 
 
 def _sample_shards(case: Case, shards: Sequence[ShardInfo]) -> list[ShardInfo]:
-    """Return the shards whose content is read; a sample is random each time."""
+    """Return the shards of a corpus whose content is checked; a sample is random each time."""
     if case.hashing == "all":
         return list(shards)
     sample: list[ShardInfo] = []
@@ -249,7 +249,7 @@ def _sample_shards(case: Case, shards: Sequence[ShardInfo]) -> list[ShardInfo]:
 
 
 def _find_damage(case: Case, corpus: Corpus, shards: Sequence[ShardInfo]) -> list[str]:
-    """Return the problems found in the content of these shards."""
+    """Return the problems found in the content of these shards of a corpus."""
     problems = []
     with ThreadPoolExecutor(THREADS) as executor:
         futures = {executor.submit(_hash_problem, corpus, info): info for info in shards}
@@ -286,7 +286,7 @@ def _index_problem(case: Case, corpus: Corpus, info: ShardInfo) -> str | None:
 
 
 def find_index_error(shard: Shard, info: ShardInfo, vocabulary: int, max_documents: int | None) -> str | None:
-    """Return a statement of the index that does not hold for its shard, or None; `max_documents` are looked up."""
+    """Return the first error in the index of a shard, or None; `max_documents` are looked up."""
     locations = shard.index[:, TOKENS_AT : TOKENS_AT + 2]
     if int(locations[:, 1].sum()) != info.tokens:
         return f"{info.index_name} has {int(locations[:, 1].sum()):,} tokens, but the manifest has {info.tokens:,}"
@@ -300,7 +300,7 @@ def find_index_error(shard: Shard, info: ShardInfo, vocabulary: int, max_documen
 
 
 def _has_array_at(shard: Shard, document: int, at: int, count: int) -> bool:
-    """Whether the tar file has an array of this many tokens there; its header ends where the tokens start."""
+    """Whether a shard's tar has an array of this many tokens at this offset, after the array's header."""
     size = count * shard.dtype.itemsize
     if not 0 < size <= shard.content.size - at:
         return False

@@ -11,22 +11,22 @@ from megaptm.errors import UserError
 from megaptm.plan.machine import Machine
 
 Severity = Literal["ok", "warning", "fault", "unknown"]
-"""`warning`: the run can start, but may not do what the user wants. `unknown`: cannot be checked here; the sentence
-says where."""
+"""Severity of a finding. `warning`: the run can start, but may not do what the user wants. `unknown`: cannot be checked
+here; the message says where."""
 Hashing = Literal["none", "some", "all"]
-"""Shards whose content is read: none (sizes are still compared), a sample, or all."""
+"""Shards whose content a check reads: none (sizes are still compared), a sample, or all."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the table."""
+    """Finding of a check, one line of the table."""
 
     topic: str
     state: Severity
     message: str
-    """One sentence: what was checked and found; for a fault, what to change."""
+    """Message of one sentence: what was checked and found; for a fault, what to change."""
     details: dict[str, Any] = field(default_factory=dict)
-    """The same facts, for scripts."""
+    """Facts of the finding, for scripts."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -39,14 +39,15 @@ class Request:
     nodes: int | None = None
     processes_per_node: int | None = None
     gpus_per_node: int | None = None
-    """None: one per process; 0: none."""
+    """Number of GPUs per node. None: one per process; 0: none."""
     seconds: float | None = None
     """Time limit of one job."""
     slurm_options: tuple[str, ...] | None = None
-    """Further options of sbatch, such as --partition=large; None: no Slurm job, so Slurm is not queried."""
+    """Further options of sbatch, such as --partition=large; None: no Slurm job is requested, so Slurm is not
+    queried."""
 
     def gpus_on_node(self, processes: int) -> int:
-        """Return the number of GPUs for a node with `processes`."""
+        """Return the number of GPUs that a run requests for a node with `processes`."""
         return processes if self.gpus_per_node is None else self.gpus_per_node
 
 
@@ -56,7 +57,7 @@ def _silent(message: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Input of the checks."""
+    """Input of all checks of a run."""
 
     config: Config
     config_errors: tuple[str, ...] = ()
@@ -67,7 +68,7 @@ class Case:
     request: Request = Request()
     hashing: Hashing = "some"
     tell: Callable[[str], object] = _silent
-    """Callback for progress messages."""
+    """Callback for progress messages of checks."""
 
 
 Check = Callable[[Case], Iterator[Finding]]
@@ -75,7 +76,7 @@ Check = Callable[[Case], Iterator[Finding]]
 
 
 def run_checks(checks: Iterable[tuple[str, Check]], case: Case) -> Iterator[Finding]:
-    """Yield all findings in order. A check that raises is ended; the others continue."""
+    """Run checks: yield all findings in order. A check that raises is ended; the others continue."""
     for topic, check in checks:
         try:
             yield from check(case)
@@ -84,12 +85,12 @@ def run_checks(checks: Iterable[tuple[str, Check]], case: Case) -> Iterator[Find
 
 
 def counted(count: int, singular: str, plural: str) -> str:
-    """Return `1 node`, `2 nodes`."""
+    """Return a number with its noun: `1 node`, `2 nodes`."""
     return f"{count:,} {singular if count == 1 else plural}"
 
 
 def raise_faults(findings: Iterable[Finding]) -> None:
-    """Raise UserError with the first fault, and the number of further ones."""
+    """Raise UserError with the first fault of the findings, and the number of further ones."""
     faults = [finding.message for finding in findings if finding.state == "fault"]
     if faults:
         more = f" ({len(faults) - 1} more: see megaptm check)" if len(faults) > 1 else ""

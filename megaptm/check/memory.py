@@ -22,7 +22,7 @@ HOST_SHARE = 0.75
 
 
 def check_memory(case: Case) -> Iterator[Finding]:
-    """Compare the planned memory of the fullest stage with the machine."""
+    """Check memory: compare the planned memory of the fullest stage with the machine."""
     machine = case.machine
     if case.config_errors or machine is None:
         remedy = "correct the config first" if case.config_errors else "name a machine with --machine"
@@ -71,7 +71,7 @@ def _check_tables(config: Config, machine: Machine, spec: LayerlessSpec) -> Find
 
 
 def _check_host_copies(config: Config, machine: Machine, parameters: int, free: float) -> Iterator[Finding]:
-    """Check the host memory for checkpoint copies. `free`: bytes of a device that the run leaves."""
+    """Check whether host memory suffices for copies of checkpoints. `free`: bytes of a device that the run leaves."""
     needed = estimate_saving(config, machine, parameters).host_bytes
     if not needed:
         return
@@ -89,5 +89,5 @@ def _check_host_copies(config: Config, machine: Machine, parameters: int, free: 
 
 
 def _format_gib(size: float) -> str:
-    """Return GiB with significant digits: 0.02, 61.3."""
+    """Format bytes as GiB with significant digits: 0.02, 61.3."""
     return f"{size / GIB:,.{1 if size > GIB else 2}f}"

@@ -15,7 +15,8 @@ import psutil
 from megaptm.check.software import software
 
 LINE_BYTES = 1000
-"""Largest line. srun splits lines of several processes into pieces of 1,024 bytes and mixes them."""
+"""Maximum bytes of a line that a node prints. srun splits lines of several processes into pieces of 1,024 bytes and
+mixes them."""
 
 
 @click.command()
@@ -23,7 +24,7 @@ LINE_BYTES = 1000
 @click.option("--visible", multiple=True, type=click.Path(path_type=Path), help="Folder that must be visible here.")
 @click.option("--writable", multiple=True, type=click.Path(path_type=Path), help="Folder that must be writable here.")
 def main(token: Path | None, visible: tuple[Path, ...], writable: tuple[Path, ...]) -> None:
-    """Print one fact per line."""
+    """Print facts about this node, one per line."""
     print_fact("clock", time.time())
     print_fact("node", node_name())
     print_fact("sees_token", None if token is None else token.exists())
@@ -49,7 +50,7 @@ def node_name() -> str:
 
 
 def nearest_folder(path: Path) -> Path:
-    """Return the folder, or its nearest parent that exists."""
+    """Return a folder, or its nearest parent that exists on this node."""
     return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
 
 

@@ -15,21 +15,21 @@ from megaptm.schedulers.node_process import ProcessOutput, last_line, parse_fact
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReplies:
-    """Replies of the nodes."""
+    """Replies of the probed nodes."""
 
     by_node: dict[str, dict[str, Any]]
     """Facts by node name, in the scheduler's order."""
     silent: dict[str, str]
-    """Reasons by node that did not reply."""
+    """Node that did not reply -> reason."""
     begin: float
-    """This machine's clock before and after the probe."""
+    """Times of this machine's clock before and after the probe."""
     end: float
     all_nodes: bool
     """Whether a scheduler's nodes were probed, not only this machine."""
 
 
 def probe_nodes(module: str, arguments: Sequence[str] = (), *, seconds: float) -> NodeReplies:
-    """Run one process on each node; nodes without a reply in time are silent."""
+    """Probe nodes: run one process on each; nodes without a reply in time are silent."""
     begin = time.time()
     if "SLURM_JOB_ID" in os.environ and shutil.which("srun"):
         from megaptm.schedulers.slurm.nodes import run_on_slurm_nodes
@@ -48,7 +48,7 @@ def probe_nodes(module: str, arguments: Sequence[str] = (), *, seconds: float) -
 def collect_replies(
     nodes: Sequence[str], outputs: Sequence[ProcessOutput], *, begin: float, all_nodes: bool
 ) -> NodeReplies:
-    """Return the facts of nodes that replied, and the last error line of the others."""
+    """Return the facts of probed nodes that replied, and the last error line of the others."""
     by_node = list(zip(nodes, outputs, strict=True))
     return NodeReplies(
         by_node={node: facts for node, output in by_node if (facts := parse_facts(output.stdout))},

@@ -20,18 +20,18 @@ from megaptm.errors import UserError
 TIMEOUT_SECONDS = 60.0
 TOPIC = "nodes"
 CLOCK_SECONDS = 1.0
-"""With a larger clock offset, events of a run that moves between nodes are out of order."""
+"""Clock offset in seconds from which events of a run that moves between nodes are out of order."""
 CLOCK_FAULT_SECONDS = 60.0
-"""With a larger clock offset, servers reject requests that are signed with the time."""
+"""Clock offset in seconds from which servers reject requests that are signed with the time."""
 SHARE = 0.9
 """Share of the usual memory or number of CPUs below which a node gives a warning."""
 NAMED = 5
-"""Nodes that a sentence names; further ones are counted."""
+"""Maximum number of nodes that a finding names; further ones are counted."""
 WHERE = "on these nodes"
 
 
 def check_nodes(case: Case) -> Iterator[Finding]:
-    """Compare the replies of the nodes."""
+    """Check nodes: compare their replies."""
     run = Path(case.config.run)
     with probe_file(run) as token_path:
         paths = probed_paths(case.config, token_path.parent)
@@ -118,7 +118,7 @@ def silent_nodes(replies: NodeReplies) -> Iterator[Finding]:
 
 
 def software_findings(replies: NodeReplies) -> Iterator[Finding]:
-    """Yield faults for versions that differ between nodes, and for software that cannot work on any."""
+    """Yield faults for versions that differ between nodes, and for software that cannot work on any node."""
     versions = facts_by_node(replies, "versions")
     differences: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for installed in versions.values() for name in installed):
@@ -143,8 +143,8 @@ def unusable_nodes(replies: NodeReplies) -> Iterator[Finding]:
 
 
 def clock_findings(replies: NodeReplies) -> Iterator[Finding]:
-    """Check the clocks. A node reads its clock between request and reply, so it is off by at least the distance from
-    that interval."""
+    """Check the clocks of nodes. A node reads its clock between request and reply; a reading outside of that interval
+    is off by at least the distance to it."""
     for node, facts in replies.by_node.items():
         ahead, behind = facts["clock"] - replies.end, replies.begin - facts["clock"]
         if max(ahead, behind) > CLOCK_SECONDS:
@@ -173,7 +173,7 @@ def disk_findings(replies: NodeReplies, paths: ProbedPaths) -> Iterator[Finding]
 
 
 def hardware_findings(replies: NodeReplies) -> Iterator[Finding]:
-    """Check for missing or different GPUs, and for less memory or fewer CPUs than usual."""
+    """Check the hardware of nodes for missing or different GPUs, and for less memory or fewer CPUs than usual."""
     for node, own, usual, usual_nodes in outliers(facts_by_node(replies, "gpus")):
         message = f"{node} has {describe_gpus(own)}, {usual_nodes} {describe_gpus(usual)}."
         yield (
@@ -194,7 +194,7 @@ def nodes_below_usual(name: str, unit: str, scale: int, replies: NodeReplies) ->
 
 
 def facts_by_node(replies: NodeReplies, name: str) -> dict[str, Any]:
-    """Return node -> one of its facts."""
+    """Return one fact of each node: node -> value."""
     return {node: facts[name] for node, facts in replies.by_node.items() if name in facts}
 
 
@@ -211,13 +211,13 @@ def usual_value(values: Mapping[str, Any]) -> Any:
 
 
 def name_some(nodes: Sequence[str]) -> str:
-    """Return `node1, node2 and 7 more`."""
+    """Return the names of some nodes as text: `node1, node2 and 7 more`."""
     more = len(nodes) - NAMED
     return ", ".join(nodes[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def describe_gpus(gpus: Sequence[str]) -> str:
-    """Return `8 x NVIDIA H200 143771 MiB`."""
+    """Return the GPUs of a node as text: `8 x NVIDIA H200 143771 MiB`."""
     return " + ".join(f"{count} x {name}" for name, count in Counter(gpus).items()) or "no GPU"
 
 

@@ -27,7 +27,7 @@ TOPIC = "run"
 
 
 def check_resume(case: Case) -> Iterator[Finding]:
-    """Check the run; no findings if it does not exist yet."""
+    """Check whether a run can be resumed; no findings if it does not exist yet."""
     run = Path(case.config.run)
     check_phase(case.config)
     if (run / SCRIPT).exists():
@@ -57,7 +57,7 @@ def check_resume(case: Case) -> Iterator[Finding]:
 
 
 def _newest_checkpoint(case: Case, run: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest undamaged checkpoint, and the problems of later ones."""
+    """Return the newest undamaged checkpoint of a run, and the problems of later ones."""
     from megaptm.checkpoint.files import DamagedError
     from megaptm.checkpoint.store import Store  # imports torch: only if there is a run to continue
 
@@ -89,7 +89,7 @@ def _verify(case: Case, checkpoint: Checkpoint) -> None:
 
 
 def _require_compatible(case: Case, checkpoint: Checkpoint) -> None:
-    """Check that the checkpoint has this model, tokenizer and text. Topic `data` reports problems of a corpus
+    """Check that the checkpoint has the config's model, tokenizer and text. Topic `data` reports problems of a corpus
     itself."""
     if case.config_errors:
         return

@@ -33,7 +33,8 @@ KEEP_SIZE = 1
 
 
 def check_run_folder(case: Case) -> Iterator[Finding]:
-    """Write, sync, rename and lock there, then compare free space with the checkpoint policy. All files are removed."""
+    """Check the run folder: write, sync, rename and lock there, then compare free space with the checkpoint policy. All
+    files are removed."""
     run = Path(case.config.run)
     with _probe_folder(run) as probe:
         case.tell(f"writing to {probe.parent}")
@@ -80,7 +81,7 @@ def _disk_errors_as_user_errors(run: Path) -> Iterator[None]:
 
 
 def _commit_test_checkpoint(run: Path) -> None:
-    """Commit a checkpoint of one megabyte with the functions of the store."""
+    """Commit a checkpoint of one megabyte to a temporary run folder, with the functions that a run uses."""
     with RunLock(run):
         writing, final = run / "checkpoints/step-0.writing", run / "checkpoints/step-0"
         writing.mkdir(parents=True)
@@ -98,7 +99,7 @@ def _commit_test_checkpoint(run: Path) -> None:
 
 
 def _check_space(config: Config, run: Path, disk: Disk, probe: Path) -> Finding:
-    """Check the space for the retained checkpoints, the one being written, and one export."""
+    """Check the space of the run folder for the retained checkpoints, the one being written, and one export."""
     parameters = count_parameters(resolve(config))
     size, ranks = checkpoint_bytes(config, parameters), config.layout.processes
     # If there is not more space, the oldest is removed before the next one is written, but never the last one.
@@ -133,14 +134,14 @@ def _check_space(config: Config, run: Path, disk: Disk, probe: Path) -> Finding:
 
 @dataclass(frozen=True)
 class Disk:
-    """File system of a folder."""
+    """File system of the run folder."""
 
     kind: str
-    """ext4, nfs4, lustre and so on; `unknown` if the system does not report it."""
+    """Type of the file system: ext4, nfs4, lustre and so on; `unknown` if the system does not report it."""
     free: int
-    """Free bytes for this user."""
+    """Free bytes of the file system for this user."""
     free_files: int | None
-    """Free files; None if their number is not limited."""
+    """Number of files that can still be created; None if it is not limited."""
 
     @property
     def in_memory(self) -> bool:
@@ -153,7 +154,8 @@ class Disk:
 
 
 def _file_system_type(folder: Path) -> str:
-    """Return the type by device number. A bind mount or subvolume may have another device number than its own line."""
+    """Return the type of a file system by device number. A bind mount or subvolume may have another device number than
+    its own line."""
     device, mounts = folder.stat().st_dev, Path("/proc/self/mountinfo")
     device_number = f"{os.major(device)}:{os.minor(device)}"
     for line in reversed(mounts.read_text().splitlines() if mounts.exists() else []):
@@ -164,7 +166,8 @@ def _file_system_type(folder: Path) -> str:
 
 
 def reserve(folder: Path, size: int, *, piece: int) -> str | None:
-    """Allocate `size` bytes in files of `piece` bytes and free them; return why the file system refuses, or None.
+    """Allocate `size` bytes of disk space in files of `piece` bytes and free them; return why the file system refuses,
+    or None.
 
     This detects quotas, which the number of free bytes does not show. File systems that cannot reserve space are
     skipped, and so are those in memory, where it would use the memory. Never more than half of the free space is
@@ -186,7 +189,8 @@ def reserve(folder: Path, size: int, *, piece: int) -> str | None:
 
 
 def _reserve_file(path: Path, size: int) -> int:
-    """Return the error number, 0 for none. `posix_fallocate` would write the bytes where space cannot be reserved."""
+    """Reserve disk space for a file; return the error number, 0 for none. `posix_fallocate` would write the bytes where
+    space cannot be reserved."""
     if not sys.platform.startswith("linux"):
         return errno.EOPNOTSUPP
     with path.open("wb") as file:

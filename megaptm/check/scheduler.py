@@ -19,7 +19,7 @@ TOPIC = "slurm"
 
 
 def check_slurm(case: Case) -> Iterator[Finding]:
-    """Check only if a Slurm job is requested. Other topics report conflicts with the layout."""
+    """Check the request to Slurm, if a Slurm job is requested. Other topics report conflicts with the layout."""
     request = case.request
     if request.slurm_options is None:
         return
@@ -58,7 +58,7 @@ def _requested_partition(options: Sequence[str]) -> dict[str, str]:
 def _check_partition(
     case: Case, request: Request, partition: dict[str, str], allocation: Allocation | None
 ) -> Iterator[Finding]:
-    """Compare the partition with the request."""
+    """Compare the requested Slurm partition with the request."""
     name, options = partition["PartitionName"], request.slurm_options or ()
     if partition.get("State", "UP") != "UP":
         raise UserError(f"Slurm's partition {name} is {partition['State']}: choose another, or wait.")
@@ -85,7 +85,7 @@ def _check_partition(
 
 
 def _check_gpus(case: Case, name: str, nodes: dict[str, int], allocation: Allocation) -> Finding:
-    """Check that as many nodes as requested declare as many GPUs."""
+    """Check that as many nodes of the partition as requested declare as many GPUs."""
     gpus_per_node = case.request.gpus_on_node(allocation.per_node)
     num_fitting = sum(gpus >= gpus_per_node for gpus in nodes.values())
     max_gpus = max(nodes.values(), default=0)
@@ -115,13 +115,13 @@ def _gpus_by_node(partition: str) -> dict[str, int]:
 
 
 def _gpus_in(gres: str) -> int:
-    """Return the number of GPUs in `gpu:a100:8(S:0-1),nvme:1`: 8."""
+    """Return the number of GPUs in Slurm's description of a node: 8 for `gpu:a100:8(S:0-1),nvme:1`."""
     kinds = [word.split(":") for word in re.sub(r"\([^)]*\)", "", gres).split(",")]
     return sum(int(words[-1]) if words[-1].isdigit() else 1 for words in kinds if words[0] == "gpu")
 
 
 def _test_only(request: Request, allocation: Allocation) -> None:
-    """Let Slurm decide about accounts, limits, features and site rules."""
+    """Let Slurm test a job against accounts, limits, features and site rules."""
     gpus = request.gpus_on_node(allocation.per_node)
     limit = request.seconds
     options = [

@@ -19,7 +19,7 @@ from megaptm.check.finding import Case, Finding
 
 TOPIC = "software"
 OPTIONAL = ("ray", "transformers")
-"""Optional libraries; reported and compared if installed."""
+"""Optional libraries of megaptm, reported and compared if installed."""
 REPORTED = ("python", "torch", "megatron-core", "mlflow", *OPTIONAL)
 BROKEN = "broken: "
 IMPORT_SECONDS = 45
@@ -29,7 +29,7 @@ NVIDIA_SMI_SECONDS = 30
 
 
 def check_software(case: Case) -> Iterator[Finding]:
-    """Compare the installed software with megaptm's requirements."""
+    """Check software: compare the installed libraries with megaptm's requirements."""
     facts = software()
     yield from check_versions(facts["versions"])
     problems = list(software_problems(facts, "here"))
@@ -43,12 +43,12 @@ def check_software(case: Case) -> Iterator[Finding]:
 
 
 def software() -> dict[str, Any]:
-    """Return facts of this machine as JSON values."""
+    """Return the facts about this machine's software as JSON values."""
     return {"versions": installed_versions(), "fused": fused_libraries(), **gpu_facts()}
 
 
 def software_problems(facts: dict[str, Any], where: str) -> Iterator[str]:
-    """Yield what cannot work on one machine, regardless of other nodes."""
+    """Yield the problems of one machine's software, regardless of other nodes."""
     yield from fused_library_problems(facts["fused"], where)
     yield from cuda_build_problems(facts, where)
 
@@ -86,7 +86,8 @@ def check_versions(installed: dict[str, str]) -> Iterator[Finding]:
 
 
 def public_version(version: str) -> str:
-    """Return the version without its local part. NVIDIA's builds call themselves pre-releases: return the release."""
+    """Return the version of a library without its local part. NVIDIA's builds call themselves pre-releases: return the
+    release."""
     parsed = Version(version)
     return parsed.base_version if is_nvidia_build(version) else parsed.public
 
@@ -97,7 +98,7 @@ def is_nvidia_build(version: str) -> bool:
 
 
 def required_libraries() -> list[Requirement]:
-    """Return the requirements in pyproject.toml without extras."""
+    """Return the libraries that megaptm requires, those in pyproject.toml without extras."""
     try:
         lines = importlib.metadata.requires("megaptm") or []
     except importlib.metadata.PackageNotFoundError:
@@ -118,12 +119,12 @@ def version(name: str) -> str | None:
 
 
 def fused_libraries() -> dict[str, str]:
-    """Return the state of each fused library: `none`, `found`, or the problem."""
+    """Return the state of each fused library (Apex, Transformer Engine): `none`, `found`, or the problem."""
     return {"NVIDIA apex": apex_state(), "Transformer Engine": transformer_engine_state()}
 
 
 def fused_library_problems(states: dict[str, str], where: str) -> Iterator[str]:
-    """Yield a sentence for each library that breaks megatron-core."""
+    """Yield the problem of each fused library that breaks megatron-core."""
     if states["NVIDIA apex"] == "other":
         yield f"The package apex {where} is PyPI's, not NVIDIA's, and breaks megatron-core: pip uninstall apex."
     if states["NVIDIA apex"] == "not compiled":
@@ -137,7 +138,7 @@ def fused_library_problems(states: dict[str, str], where: str) -> Iterator[str]:
 
 
 def apex_state() -> str:
-    """Return `none`, `found` (NVIDIA's), `not compiled` (NVIDIA's, without kernels), or `other`."""
+    """Return the state of Apex: `none`, `found` (NVIDIA's), `not compiled` (NVIDIA's, without kernels), or `other`."""
     spec = importlib.util.find_spec("apex")
     if spec is None:
         return "none"
@@ -148,8 +149,8 @@ def apex_state() -> str:
 
 
 def transformer_engine_state() -> str:
-    """Return `none`, `found`, or `broken: why`. It can be installed without its torch parts, and then fails to
-    import."""
+    """Return the state of Transformer Engine: `none`, `found`, or `broken: why`. It can be installed without its torch
+    parts, and then fails to import."""
     if importlib.util.find_spec("transformer_engine") is None:
         return "none"
     command = [sys.executable, "-P", "-c", "import transformer_engine.pytorch"]
@@ -164,8 +165,8 @@ def transformer_engine_state() -> str:
 
 
 def gpu_facts() -> dict[str, Any]:
-    """Return GPUs, driver, the newest CUDA version that the driver supports (from nvidia-smi), and that of torch's
-    build."""
+    """Return facts about GPUs: their names, the driver, the newest CUDA version that the driver supports (from
+    nvidia-smi), and that of torch's build."""
     lines = nvidia_smi("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader").splitlines()
     gpus = [line.split(", ") for line in lines if line.count(", ") == 2]
     cuda = re.search(r"CUDA Version:\s*([\d.]+)", nvidia_smi()) if gpus else None
@@ -178,7 +179,7 @@ def gpu_facts() -> dict[str, Any]:
 
 
 def cuda_build_problems(facts: dict[str, Any], where: str) -> Iterator[str]:
-    """Yield a sentence if there are GPUs that this build of torch cannot use."""
+    """Yield a problem if there are GPUs that this build of torch cannot use."""
     built, known = facts["torch_cuda"], facts["driver_cuda"]
     if facts["gpus"] and built is None:
         yield f"torch {where} is built without CUDA, but there are GPUs: install its build for CUDA {known or ''}."
@@ -191,7 +192,7 @@ def cuda_build_problems(facts: dict[str, Any], where: str) -> Iterator[str]:
 
 
 def torch_cuda() -> str | None:
-    """Return the CUDA version from torch's version file; importing torch takes seconds."""
+    """Return the CUDA version of torch's build from its version file; importing torch takes seconds."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -201,7 +202,7 @@ def torch_cuda() -> str | None:
 
 
 def nvidia_smi(*arguments: str) -> str:
-    """Return the output; empty if it is missing or fails."""
+    """Return the output of nvidia-smi; empty if it is missing or fails."""
     try:
         command = ["nvidia-smi", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False)

@@ -21,7 +21,7 @@ LOST_DEVICE_HOURS = 100.0
 
 
 def check_time(case: Case) -> Iterator[Finding]:
-    """Compare the planned time with the limit of a job, and `checkpoint.every` with the best interval."""
+    """Check time: compare the planned time with the limit of a job, and `checkpoint.every` with the best interval."""
     options = case.request.slurm_options or ()
     written = option_value(options, "time")
     limit = parse_time(written) if written else case.request.seconds
@@ -53,7 +53,7 @@ def check_time(case: Case) -> Iterator[Finding]:
 
 
 def jobs_needed(run_plan: Plan, limit: float, warning: float) -> int:
-    """Return the number of jobs of the whole run: its duration with failures, over a job's time without start and
+    """Return the number of jobs that the run needs: its duration with failures, over a job's time without start and
     save."""
     return max(1, ceil(run_plan.days_with_failures * DAY / _seconds_of_steps(run_plan, limit, warning)))
 

@@ -25,7 +25,7 @@ OR_DISABLE = "or set track.enabled=false (metrics.jsonl in the run folder has al
 
 
 def check_tracker(case: Case) -> Iterator[Finding]:
-    """Send one request to `track.uri`."""
+    """Check the tracking server: send one request to `track.uri`."""
     track = case.config.track
     if not track.enabled:
         yield Finding(TOPIC, "ok", "metrics stay in the run folder (track.enabled is false).")
@@ -82,7 +82,8 @@ def _unreachable(uri: str, why: str) -> str:
 
 
 def _error_reason(error: BaseException) -> str:
-    """Return the innermost cause: the system's message, without pools and retries around it."""
+    """Return the innermost cause of a failed request to the tracking server: the system's message, without pools and
+    retries around it."""
     inner: Any = error
     while isinstance(inner, BaseException):
         error = inner

@@ -22,7 +22,7 @@ def corpus() -> None:
 
 
 def _complete_setting(ctx: click.Context, param: click.Parameter, prefix: str) -> list[str]:
-    """Return the completions of a setting of a build for a shell."""
+    """Return the shell completions of a corpus build's setting."""
     from data_pipeline.commands import build_settings
 
     return [f"{name}=" for name in build_settings() if name.startswith(prefix)]

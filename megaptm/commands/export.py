@@ -1,4 +1,4 @@
-"""`megaptm export`: a run's model in another library's format."""
+"""`megaptm export`: write a run's model in another library's format."""
 
 from __future__ import annotations
 

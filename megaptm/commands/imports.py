@@ -1,4 +1,4 @@
-"""`megaptm import`: a run that starts from a model of another library."""
+"""`megaptm import`: create a run that starts from a model of another library."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def ray(
 
 
 def _refuse_copied_folder(run: str) -> None:
-    """Refuse a run folder in a job's working directory: Ray gives each node its own copy of that directory."""
+    """Refuse a run folder in the working directory of a Ray job: Ray gives each node its own copy of that directory."""
     if any(part.startswith("_ray_pkg_") for part in Path(run).parts):
         raise UserError(
             f"run ({Path(run).name}) would be in a copy of the working directory, which Ray removes after the job: set "

@@ -13,7 +13,7 @@ from megaptm.errors import UserError
 
 
 class Finite(click.FloatRange):
-    """Finite number within a range. click's own type accepts `nan` and `inf`."""
+    """Type of a command's option: a finite number within a range. click's own type accepts `nan` and `inf`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -23,7 +23,7 @@ class Finite(click.FloatRange):
 
 
 def _complete_key(ctx: click.Context, param: click.Parameter, prefix: str) -> list[str]:
-    """Return the completions of a config key for a shell."""
+    """Return the shell completions of a config key."""
     from megaptm.config.reference import config_sections
 
     return [f"{key.path}=" for section in config_sections() for key in section.keys if key.path.startswith(prefix)]
@@ -57,14 +57,14 @@ JOB_OPTIONS = (
 
 
 def add_job_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the config, its overrides, and the resources of a job to a command."""
+    """Add the config, its overrides, and the resources of a job to the options of a command."""
     for option in reversed(JOB_OPTIONS):
         command = option(command)
     return command
 
 
 def read_part(text: str) -> tuple[int, int]:
-    """Return the zero-based index of a part and the number of parts: (2, 8) for `3/8`."""
+    """Parse an option like `3/8`: return the zero-based index of a part and the number of parts, (2, 8)."""
     number, _, parts = text.partition("/")
     if number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts):
         return int(number) - 1, int(parts)

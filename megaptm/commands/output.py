@@ -12,12 +12,12 @@ from megaptm.errors import printable
 
 
 def echo(text: str = "", *, nl: bool = True, err: bool = False) -> None:
-    """Print a line, with control characters of untrusted names and texts escaped."""
+    """Print a line of a command's output, with control characters of untrusted names and texts escaped."""
     click.echo(printable(text), nl=nl, err=err)
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON object, with null for infinity and NaN, which JSON cannot represent."""
+    """Print one JSON object as a command's output, with null for infinity and NaN, which JSON cannot represent."""
     click.echo(json.dumps(_without_nan(value), indent=2, allow_nan=False))
 
 

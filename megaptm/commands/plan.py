@@ -128,7 +128,7 @@ def _run_dry(config: Config, work: Workload, ranks: str | None) -> DryRunReport:
 def _search_layout(
     path: Path, overrides: tuple[str, ...], machine: Machine, nodes: int | None, *, silent: bool
 ) -> Config:
-    """Return the config with the best layout. The layout of the config itself need not be valid."""
+    """Return the config with the fastest layout. The layout of the config itself need not be valid."""
     from megaptm.config import Layout, load
     from megaptm.plan.search import fastest_layout, search_layouts
 

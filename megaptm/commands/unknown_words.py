@@ -10,7 +10,7 @@ from megaptm.suggest import advice, equivalent, suggest
 
 
 def explain_unknown_word(error: click.NoSuchCommand | click.NoSuchOption) -> str:
-    """Return a sentence that names the word and says what to write instead."""
+    """Return an error message that names the unknown command or option and says what to write instead."""
     context = error.ctx
     assert context is not None
     if isinstance(error, click.NoSuchCommand):
@@ -31,7 +31,7 @@ def _command_remedy(name: str, group: click.Group, context: click.Context) -> st
 
 
 def _command_paths(group: click.Command, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the words of each command below a group."""
+    """Yield the words of each command below a command group."""
     for name, command in group.commands.items() if isinstance(group, click.Group) else ():
         yield (*above, name)
         yield from _command_paths(command, (*above, name))

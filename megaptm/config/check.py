@@ -26,13 +26,14 @@ NEEDED_BY_CUSTOM = ("layers", "width", "heads", "ffn")
 
 
 def check(config: Config) -> None:
-    """Raise the first broken rule as a `UserError`."""
+    """Check a config: raise the first broken rule as a `UserError`."""
     for rule in config_errors(config):
         raise UserError(rule)
 
 
 def config_errors(config: Config) -> Iterator[str]:
-    """Yield every broken rule. Rules of the model apply only if its family and size are known."""
+    """Yield an error for every broken rule of a config. Rules of the model apply only if its family and size are
+    known."""
     unknown = list(_names(config))
     yield from unknown
     if isinstance(family := _family(config.model), LayerlessFamily):
@@ -52,7 +53,7 @@ def config_errors(config: Config) -> Iterator[str]:
 
 
 def model_errors(model: ModelConfig) -> Iterator[str]:
-    """Yield every broken rule of a model by itself."""
+    """Yield an error for every broken rule of a model by itself."""
     unknown = list(_family_and_size(model))
     if unknown:
         yield from unknown
@@ -106,7 +107,7 @@ def _task_corpora(objective: Composed, mix: Mapping[str, float]) -> Iterator[str
 
 
 def _segments(task: BaseObjective, family: Family) -> Iterator[str]:
-    """Yield an error if segments exceed the family's table."""
+    """Yield an error if the batch has more segments than the family's table of segment embeddings."""
     if family.segments and task.num_segments > family.segments:
         yield (
             f"objective ({task.name}) needs {task.num_segments} segments, and {family.name} has {family.segments}: use "
@@ -199,13 +200,13 @@ def _learned_positions(config: Config, spec: ModelSpec) -> Iterator[str]:
 
 
 def _extensions(config: Config) -> Iterator[str]:
-    """Yield errors of the sections of extensions."""
+    """Yield errors of the config sections that extensions add."""
     for section in used_sections(config):
         yield from section.errors(config)
 
 
 def _precision(config: Config) -> Iterator[str]:
-    """Yield errors of the number format."""
+    """Yield errors of `train.precision`."""
     if config.train.loss_scale is not None and config.train.precision != "fp16":
         yield (
             f"train.loss_scale is for train.precision=fp16, and train.precision is {config.train.precision}: remove "
@@ -214,7 +215,7 @@ def _precision(config: Config) -> Iterator[str]:
 
 
 def _init(config: Config) -> Iterator[str]:
-    """Yield errors of the initial weights from another run."""
+    """Yield errors of `train.init_from`, the initial weights from another run."""
     if config.train.init_from is None:
         if config.train.init_step is not None:
             yield "train.init_step needs train.init_from: set train.init_from, or remove both."
@@ -317,7 +318,7 @@ def _batch_advice(batch: int, data: int) -> str:
 
 
 def _ramp(config: Config) -> Iterator[str]:
-    """Yield an error if the layout cannot divide a batch of the ramp."""
+    """Yield an error if the layout cannot divide a batch of the batch ramp."""
     if (ramp := config.train.ramp) is None:
         return
     linear = {"start": ramp.start, "increment": ramp.increment, "samples": ramp.samples}
@@ -381,8 +382,8 @@ def _skip(config: Config) -> Iterator[str]:
 
 
 def _restarts(config: Config) -> Iterator[str]:
-    """Yield an error unless restarts are ascending and each comes after the warm-up and stable phase of the one
-    before."""
+    """Yield an error unless `optimizer.restarts` are ascending and each comes after the warm-up and stable phase of the
+    one before."""
     optimizer = config.optimizer
     if not optimizer.restarts or any(_ramp(config)):
         return
@@ -404,7 +405,7 @@ ENDLESS = ("rsqrt", "noam", "constant")
 
 
 def _decay(optimizer: OptimizerConfig) -> Iterator[str]:
-    """Yield errors of missing or unused keys of a decay function."""
+    """Yield errors of missing or unused keys of `optimizer.decay`."""
     decay, warmup, stable = optimizer.decay, optimizer.warmup_steps, optimizer.stable_steps
     if decay == "rsqrt" and not warmup and not stable:
         yield "optimizer.decay rsqrt needs optimizer.warmup_steps or optimizer.stable_steps of at least 1."
@@ -439,7 +440,7 @@ def _decay(optimizer: OptimizerConfig) -> Iterator[str]:
 
 
 def _update_rule(optimizer: OptimizerConfig) -> Iterator[str]:
-    """Yield errors of keys that the update rule does not use."""
+    """Yield errors of optimizer keys that the update rule does not use."""
     used_by = {
         "momentum": ("sgd", "adafactor"),
         "initial_accumulator": ("adagrad",),

@@ -13,7 +13,8 @@ from megaptm.errors import UserError
 def select_layout(
     values: Mapping[str, Any], levels: Sequence[Sequence[ConfigLayer]]
 ) -> tuple[dict[str, Any], int | None]:
-    """Return `values` with the layout for its number of devices, and that number if it determines the data ranks.
+    """Select the layout of a config for its number of devices: return `values` with it, and that number if it
+    determines the data ranks.
 
     If both `devices` and `layout.data` are set, the later one counts. `levels` are the files, and last the overrides.
     """
@@ -54,8 +55,8 @@ def with_all_devices(config: Config, devices: int) -> Config:
 
 
 def _row(layouts: Mapping[int, Layout], devices: int) -> Layout:
-    """Return the layout with the largest number of devices that is available; the smallest if there are fewer
-    devices."""
+    """Return the layout of a config for the largest number of devices that is available; the smallest if there are
+    fewer devices."""
     if not layouts:
         return Layout()
     return layouts[max((number for number in layouts if number <= devices), default=min(layouts))]
@@ -74,7 +75,7 @@ def _check_row(num_devices: int, layout: Layout) -> None:
 
 
 def _latest(levels: Sequence[Sequence[ConfigLayer]], is_set: Callable[[dict[str, Any]], bool]) -> int:
-    """Return the index of the last level for which `is_set` is true; -1 without one."""
+    """Return the index of the last level of the config for which `is_set` is true; -1 without one."""
     return max(
         (index for index, level in enumerate(levels) if any(is_set(layer.values) for layer in level)), default=-1
     )

@@ -15,8 +15,8 @@ from megaptm.suggest import advice, equivalent, suggest
 
 
 def error_messages(error: ValidationError, *, origins: dict[str, str], source: str) -> list[str]:
-    """Return a message for every mistake. Unknown keys come first; the keys that they were meant to be are not reported
-    as missing."""
+    """Return a message for every mistake in a config. Unknown keys come first; the keys that they were meant to be are
+    not reported as missing."""
     mistakes = error.errors()
     unknown = [details for details in mistakes if details["type"] == "extra_forbidden"]
     intended = {_intended_path(_path(details)) for details in unknown}
@@ -78,7 +78,7 @@ def _suggested_mix(value: object) -> str | None:
 
 
 def _origin(path: tuple[str, ...], origins: dict[str, str]) -> str | None:
-    """Return the location of the key, or of the innermost section above it that has one."""
+    """Return the location of the config key, or of the innermost section above it that has one."""
     for depth in range(len(path), 0, -1):
         if ".".join(path[:depth]) in origins:
             return origins[".".join(path[:depth])]
@@ -86,7 +86,7 @@ def _origin(path: tuple[str, ...], origins: dict[str, str]) -> str | None:
 
 
 def section_keys(path: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return name -> meaning of the keys in a section of the schema. An empty path is the top level."""
+    """Return name -> meaning of the keys in a section of the config's schema. An empty path is the top level."""
     if path[:1] == ("layouts",):
         return _meanings(Layout) if len(path) == 2 else {}
     section = _section(path)
@@ -96,7 +96,7 @@ def section_keys(path: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def _section(path: tuple[str, ...]) -> type[BaseModel] | None:
-    """Return the class of the section at a path of the schema."""
+    """Return the class of the section at a path of the config's schema."""
     section: Any = Config
     for step in path:
         if get_origin(section) is dict:  # sections with user-defined names
@@ -110,13 +110,13 @@ def _section(path: tuple[str, ...]) -> type[BaseModel] | None:
 
 
 def _without_none(annotation: Any) -> Any:
-    """Return the type of an optional key."""
+    """Return the type of an optional config key."""
     kinds = [kind for kind in get_args(annotation) if kind is not NoneType] if isinstance(annotation, UnionType) else []
     return kinds[0] if len(kinds) == 1 else annotation
 
 
 def _list_length(path: tuple[str, ...]) -> int:
-    """Return the length of a fixed-length list, which may be nested in lists."""
+    """Return the length of a fixed-length list in a config's type, which may be nested in lists."""
     depth = max(index for index, step in enumerate(path) if not step.isdecimal())
     section = _section(path[:depth])
     assert section is not None
@@ -127,7 +127,7 @@ def _list_length(path: tuple[str, ...]) -> int:
 
 
 def _without_annotations(annotation: Any) -> Any:
-    """Return a type without annotations and without None."""
+    """Return the type of a config key without annotations and without None."""
     if get_origin(annotation) is Annotated:
         return _without_annotations(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -145,7 +145,8 @@ def _meaning(path: tuple[str, ...]) -> str:
 
 
 def _nearest(path: tuple[str, ...], *, numbered: bool = False) -> str:
-    """Return `; did you mean X?`, advice, or the keys of the section. A numeric key may belong to one of its tables."""
+    """Return what to suggest for an unknown config key: `; did you mean X?`, advice, or the keys of the section. A
+    numeric key may belong to one of its tables."""
     if instead := advice(".".join(path), path[-1]):
         return f"; {instead}"
     meant = _intended_path_of_number(path) if numbered else _intended_path(path)
@@ -170,7 +171,7 @@ def _intended_path_of_number(path: tuple[str, ...]) -> str | None:
 
 
 def _intended_path(path: tuple[str, ...]) -> str | None:
-    """Return the path of the intended key: a spelling in this section, the same name in another section, another
+    """Return the path of the intended config key: a spelling in this section, the same name in another section, another
     project's name of a key, or the nearest name in this section."""
     here, name = path[:-1], path[-1]
     sections = [here, (), *((section,) for section in section_keys())]

@@ -12,7 +12,7 @@ from megaptm.config.learning_rate import decay_end, learning_rate_at, peak_learn
 from megaptm.config.schema import Config
 
 SCHEDULE_KEYS = ("train.steps", "optimizer.decay_steps", "optimizer.restarts")
-"""Keys of the schedule that may differ in the config that continues a run."""
+"""Config keys of the learning rate schedule that may differ in the config that continues a run."""
 
 
 @dataclass(frozen=True)
@@ -20,19 +20,19 @@ class RateJump:
     """Learning rate of the first step after a resume, in the old and the new config."""
 
     step: int
-    """Number of steps done."""
+    """Number of steps done at the resume."""
     before: float
     after: float
 
     @property
     def size(self) -> str:
-        """Factor such as `5.5 times`, unless the old rate is zero."""
+        """Return the ratio of the two learning rates as text, such as `5.5 times`; None if the old rate is zero."""
         return f" ({self.after / self.before:.3g} times)" if self.before else ""
 
 
 @dataclass(frozen=True)
 class ScheduleChoice:
-    """Key that determines the further learning rate of a longer run."""
+    """Config key that determines the further learning rate of a longer run."""
 
     key: str
     value: Any
@@ -40,13 +40,14 @@ class ScheduleChoice:
 
     @property
     def override(self) -> str:
-        """Override as typed: `optimizer.restarts=[200]`."""
+        """Return the override of a config as typed: `optimizer.restarts=[200]`."""
         value = [*self.value] if isinstance(self.value, tuple) else self.value
         return f"{self.key}={value}".replace(" ", "")
 
 
 def rate_jump(old: Config, new: Config, step: int) -> RateJump | None:
-    """Return the learning rates of both configs after `step` steps. None if they are equal, or if no step is left."""
+    """Return the learning rates of the old and the new config after `step` steps. None if they are equal, or if no step
+    is left."""
     if step >= new.train.steps:
         return None
     before, after = learning_rate_at(old, step), learning_rate_at(new, step)
@@ -54,7 +55,8 @@ def rate_jump(old: Config, new: Config, step: int) -> RateJump | None:
 
 
 def schedule_choices(old: Config, new: Config, step: int) -> list[ScheduleChoice]:
-    """Return the ways to continue after `step` steps with the length of `config`, the one without a jump first."""
+    """Return the ways to continue the learning rate schedule after `step` steps with the length of `config`, the one
+    without a jump first."""
     return [choice for choice in _choices(old, new, step) if not any(config_errors(_with(new, choice)))]
 
 
@@ -77,7 +79,8 @@ def _choices(old: Config, new: Config, step: int) -> Iterator[ScheduleChoice]:
 
 
 def extended_by(config: Config, steps: int) -> list[str]:
-    """Return the overrides that continue a finished run to `steps` steps, its rate without a jump if possible."""
+    """Return the overrides that continue a finished run to `steps` steps, without a jump of its learning rate if
+    possible."""
     overrides, longer = [f"train.steps={steps}"], _longer(config, steps)
     if rate_jump(config, longer, config.train.steps) is None:
         return overrides

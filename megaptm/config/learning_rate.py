@@ -9,7 +9,7 @@ from megaptm.config.schema import Config, OptimizerConfig
 
 
 def learning_rate_at(config: Config, step: int, *, rose: int | None = None) -> float:
-    """Return the rate of step `step` (0, 1, ...) of a run.
+    """Return the learning rate of step `step` (0, 1, ...) of a run.
 
     `rose`: number of steps after which a validation loss first exceeded the one before it, used by `halving`.
 
@@ -31,7 +31,8 @@ def learning_rate_at(config: Config, step: int, *, rose: int | None = None) -> f
 
 
 def decay_end(config: Config, step: int) -> int:
-    """Return the `optimizer.decay_steps` with which the rate falls as it does at `step`, for any `train.steps`."""
+    """Return the `optimizer.decay_steps` with which the learning rate falls as it does at `step`, for any
+    `train.steps`."""
     if config.optimizer.decay_steps is not None:
         return config.optimizer.decay_steps
     position, steps = (float(step), float(config.train.steps))
@@ -43,8 +44,8 @@ def decay_end(config: Config, step: int) -> int:
 
 
 def schedule_restarts(config: Config) -> tuple[float, ...]:
-    """Return the restarts in the unit of the rate. In the config they are steps of the run, like stages of an
-    objective."""
+    """Return the restarts of the learning rate schedule in its unit of time. In the config they are steps of the run,
+    like stages of an objective."""
     restarts = config.optimizer.restarts
     if config.optimizer.step_unit == "steps":
         return restarts
@@ -52,7 +53,7 @@ def schedule_restarts(config: Config) -> tuple[float, ...]:
 
 
 def peak_learning_rate(config: Config) -> float:
-    """Return the maximum rate of a run."""
+    """Return the maximum learning rate of a run."""
     return _peak(config.optimizer, _width(config))
 
 
@@ -66,7 +67,7 @@ def learning_rate(
     width: int | None = None,
     rose: float | None = None,
 ) -> float:
-    """Return the rate of the step after `step` others: a linear rise to the peak, an optional constant phase, then the
+    """Return the learning rate after `step` steps: a linear rise to the peak, an optional constant phase, then the
     decay.
 
     - `restarts`: in the unit of `step`; default: the optimizer's. The schedule starts again at each and ends at the
@@ -101,7 +102,8 @@ def learning_rate(
 
 
 def _since_restart(step: float, steps: float, restarts: tuple[float, ...]) -> tuple[float, float]:
-    """Return the step since the last restart, and the number of steps from there to the next one or the end."""
+    """Return the number of steps since the last restart of the learning rate, and from there to the next one or the
+    end."""
     last_restart = max((restart for restart in restarts if restart <= step), default=0)
     next_restart = min((restart for restart in restarts if restart > step), default=steps)
     return step - last_restart, min(next_restart, steps) - last_restart

@@ -40,13 +40,13 @@ def _shape_values(shape: Shape, table: Size | None) -> dict[str, Any]:
 
 
 def _stack_values(model: ModelConfig, own: Size) -> dict[str, Any]:
-    """Return the shape of a stack with its own row in the table. Its context is its own: positions of images and text
-    differ."""
+    """Return the shape of a stack that has its own row in the family's table of sizes. Its context is its own:
+    positions of images and text differ."""
     return _shape_values(model, own) | {"context": own.context}
 
 
 def _with_block_keys(block: Block, model: ModelConfig) -> Block:
-    """Return the block with the keys of a config's model that change it.
+    """Return the block of a family with the changes of a config's model.
 
     Invalid options of attention are omitted; `model_rules` reports them.
     """
@@ -58,13 +58,13 @@ def _with_block_keys(block: Block, model: ModelConfig) -> Block:
 
 
 def with_input_keys(record: InputSpec, model: ModelConfig) -> InputSpec:
-    """Return the record of an input with the keys of a config's model that change it."""
+    """Return an input of a family's model with the changes of a config's model."""
     configured = {field: getattr(model, key, None) for key, field in record.options.items()}
     return replace(record, **{field: value for field, value in configured.items() if value is not None})
 
 
 def resolve(config: Config) -> ModelSpec | LayerlessSpec:
-    """Return the model of a config, with its changes.
+    """Resolve the model of a config: the family's model with the config's changes.
 
     The config must have been checked (`config.load`). Raises `UserError` for an unknown family.
     """
@@ -75,14 +75,14 @@ def resolve(config: Config) -> ModelSpec | LayerlessSpec:
 
 
 def resolve_model(config: Config) -> ModelSpec:
-    """Return the model of a config, with its changes. Raises `UserError` for a family without layers."""
+    """Resolve the model of a config, for a family with layers. Raises `UserError` for a family without."""
     if isinstance(family := find_family(config.model.family), LayerlessFamily):
         raise UserError(f"{config.model.family} is a family of {family.title}, which has no layers: {family.usage}.")
     return model_spec(config.model, config.built_objective.losses)
 
 
 def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
-    """Return the model that a section `model` describes, with a head for each of these losses."""
+    """Return the model spec that a config's section `model` describes, with a head for each of these losses."""
     family = find_family(model.family)
     assert isinstance(family, Family)
     # Each loss of the objective needs a head, even if the paper has none.
@@ -134,7 +134,7 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
 
 
 def _common(options: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Return the options that have the same value in all stacks that have them."""
+    """Return the options of attention that have the same value in all stacks that have them."""
     values: dict[str, set[Any]] = defaultdict(set)
     for name, value in (item for stack in options for item in stack.items()):
         values[name].add(value)

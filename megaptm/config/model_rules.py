@@ -38,7 +38,7 @@ def layered_model_errors(model: ModelConfig) -> Iterator[str]:
 
 
 def _unused_keys(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
-    """Yield an error for each key that the family does not use."""
+    """Yield an error for each key of the model's config that the family does not use."""
     configured = model.model_dump(mode="json", exclude_none=True)
     for key in {key for other in LAYERLESS.values() for key in other.size_fields} & {*configured} - {*SHAPE_KEYS}:
         readers = " or ".join(name for name, other in LAYERLESS.items() if key in other.size_fields)
@@ -52,7 +52,7 @@ def _unused_keys(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
 
 
 def _reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]]:
-    """Yield keys that a family does not use, and why."""
+    """Yield the keys of the model's config that a family does not use, and why."""
     family, blocks = spec.family, spec.family.stacks.values()
     if family.layer is not None:
         yield ATTENTION_KEYS, family.layer.reason
@@ -75,7 +75,7 @@ def _reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]]:
 
 
 def _attention(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
-    """Yield errors of options of attention: unknown, invalid, or not fit for the stack."""
+    """Yield errors of `model.attention`: options that are unknown, invalid, or not fit for the stack."""
     blocks = {name: block for name, block in spec.family.stacks.items() if block.layer is None}
     options = {name for block in blocks.values() for record in block.attentions for name in record.options}
     for name, value in model.attention.items():
@@ -100,7 +100,7 @@ def _attention(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
 
 
 def _stacks(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
-    """Yield errors of the values of each stack."""
+    """Yield errors of the sizes of each stack."""
     if unknown := [name for name in model.stacks if name not in spec.family.stacks]:
         yield (
             f"model.stacks has {unknown[0]}, which is no stack of {spec.name}; "
@@ -120,7 +120,7 @@ def _stacks(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
 
 
 def _heads(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
-    """Yield an error unless heads divide the width, and key heads divide all heads."""
+    """Yield an error unless the heads of attention divide the width, and key heads divide all heads."""
     title = model_title(model)
     for size, key in stack_sizes(spec):
         if size.head_width is None and size.width % size.heads:
@@ -133,7 +133,7 @@ def _heads(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
 
 
 def stack_sizes(spec: ModelSpec) -> list[tuple[Size, str]]:
-    """Return the sizes of the stacks, and their config sections."""
+    """Return the sizes of a model's stacks, and their config sections."""
     own = [(size, f"model.stacks.{name}") for name, size in spec.size.stacks.items()]
     return own if len(own) == len(spec.family.stacks) else [(spec.size, "model"), *own]
 

@@ -40,7 +40,8 @@ def objective_errors(
 
 
 def _instead(task: BaseObjective, family: Family | LayerlessFamily, name: str) -> str:
-    """Suggest an alternative: without global tokens, as a joined sequence, or an objective of the family's papers."""
+    """Suggest an alternative to an objective that does not fit the family: without global tokens, as a joined sequence,
+    or an objective of the family's papers."""
     marking: Any = task
     if isinstance(family, Family) and getattr(marking, "global_tokens", None):
         without_global = replace(marking, global_tokens=0)

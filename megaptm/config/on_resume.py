@@ -13,11 +13,11 @@ class OnResume(StrEnum):
     NO = "no"
     YES = "yes"
     MOVED = "moved"
-    """The path may change, but not the content."""
+    """Rule for a path that may change, if the content does not."""
     LATER = "later steps"
-    """The new value must agree with the old one for all steps that are done."""
+    """Rule for a value that must agree with the old one for all steps that are done."""
     NEXT_PHASE = "next phase"
-    """May change in a config whose `train.phase_start` is the `train.steps` of the phase before."""
+    """Rule for a key that may change in a config whose `train.phase_start` is the `train.steps` of the phase before."""
 
 
 RULE_MEANINGS = {
@@ -33,7 +33,7 @@ RULE_MEANINGS = {
         "another value in a config whose `train.phase_start` is the `train.steps` of the phase before."
     ),
 }
-"""Explanation of each rule in the column."""
+"""Explanation of each rule for changing a key."""
 
 RESUME_RULES = {
     "run": OnResume.MOVED,
@@ -72,16 +72,17 @@ RESUME_RULES = {
     "track": OnResume.YES,
     **{f"{key}.{name}": OnResume.MOVED for key, section in extension_sections().items() for name in section.moved},
 }
-"""Key or section -> rule. Unlisted keys have `OnResume.NO`."""
+"""Config key or section -> rule for changing it on resume. Unlisted keys have `OnResume.NO`."""
 
 
 def resume_rule(key: str) -> OnResume:
-    """Return the rule of a key (`train.skip_batches.1180`): its own, or that of the nearest key or section above it."""
+    """Return the rule for changing a config key on resume (`train.skip_batches.1180`): its own, or that of the nearest
+    key or section above it."""
     while key not in RESUME_RULES and "." in key:
         key = key.rpartition(".")[0]
     return RESUME_RULES.get(key, OnResume.NO)
 
 
 def keys_with_rule(rule: OnResume) -> list[str]:
-    """Return the keys and sections that have a rule."""
+    """Return the config keys and sections that have a rule for changes on resume."""
     return [key for key, own in RESUME_RULES.items() if own is rule]

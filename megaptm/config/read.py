@@ -34,22 +34,22 @@ REPLACED_KEYS = frozenset({"data.mix", "data.size_limits", "layouts", "objective
     f"{key}.{name}" for key, section in extension_sections().items() for name in section.replaced
 }
 PYTHON_CONFIG = "the given config"
-"""Location of a Python config in error messages."""
+"""Location of a config from Python in error messages."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Config as far as it can be read."""
+    """Config with its mistakes, as far as it can be read."""
 
     config: Config | None
-    """Config without unknown keys; None if it is still invalid. With mistakes it must not be run."""
+    """Config without unknown keys, which must not be run if it has mistakes; None if it is still invalid."""
     mistakes: tuple[str, ...]
-    """Message for every broken rule."""
+    """Error message for every broken rule."""
 
 
 @dataclass(frozen=True)
 class UncheckedConfig:
-    """Content of files and overrides, before checks."""
+    """Config as in files and overrides, before checks."""
 
     path: Path
     levels: tuple[tuple[ConfigLayer, ...], ...]
@@ -57,8 +57,8 @@ class UncheckedConfig:
 
     @classmethod
     def read(cls, path: str | Path, overrides: Sequence[str] = ()) -> UncheckedConfig:
-        """Read the file at `path`, or the shipped config of that name, and those that it extends; raise `UserError` for
-        invalid YAML.
+        """Read the config at `path`, or the shipped config of that name, and those that it extends; raise `UserError`
+        for invalid YAML.
 
         The user wrote it, so modules that it names may be imported.
         """
@@ -67,7 +67,7 @@ class UncheckedConfig:
 
     @classmethod
     def read_run(cls, path: Path, overrides: Sequence[str] = ()) -> UncheckedConfig:
-        """Read the config in a run's folder, which is untrusted: a module that it names is imported only if the user
+        """Read the config in a run folder, which is untrusted: a module that it names is imported only if the user
         allows it (`plugins.allow_code`)."""
         layers = _extended(path, ())
         NAMED_BY_RUNS.update(dict.fromkeys(named_modules([layer.values for layer in layers]), str(path)))
@@ -75,8 +75,8 @@ class UncheckedConfig:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> UncheckedConfig:
-        """Use a mapping instead of a file. Its `extends` is a path relative to the working directory, or a shipped
-        config's name."""
+        """Read a config from a mapping instead of a file. Its `extends` is a path relative to the working directory, or
+        a shipped config's name."""
         layer = read_mapping(values, PYTHON_CONFIG)
         parent = _parent(layer, PYTHON_CONFIG)
         above = [] if parent is None else _extended(find_config(Path(parent)), ())
@@ -97,7 +97,7 @@ class UncheckedConfig:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Values of the config after all files and overrides are merged."""
+        """Return the values of the config after all files and overrides are merged."""
         values: dict[str, Any] = {}
         for layer in chain.from_iterable(self.levels):
             values = _merged(values, layer.values, key=layer.key)
@@ -105,11 +105,11 @@ class UncheckedConfig:
 
     @property
     def offered_devices(self) -> list[int]:
-        """Numbers of devices that it has a layout for."""
+        """Return the numbers of devices for which the config has a layout."""
         return sorted(self.values.get("layouts", {}))
 
     def sets(self, key: str) -> bool:
-        """Whether any layer sets `key` (dotted)."""
+        """Whether any file or override of the config sets `key` (dotted)."""
         value: Any = self.values
         for name in key.split("."):
             value = value.get(name) if isinstance(value, dict) else None
@@ -143,7 +143,7 @@ class UncheckedConfig:
         return Draft(config, tuple(mistakes))
 
     def _validated(self, values: dict[str, Any]) -> tuple[Config, int | None]:
-        """Return the config of these values, and the number of devices that determines its data ranks, if any."""
+        """Return the validated config, and the number of devices that determines its data ranks, if any."""
         if DeviceLayout.model_fields.keys().isdisjoint(values):
             return Config.model_validate(values), None
         chosen, devices = select_layout(values, self.levels)
@@ -172,12 +172,12 @@ def load_run(path: Path) -> Config:
 
 
 def draft(path: str | Path, overrides: Sequence[str] = ()) -> Draft:
-    """Like `load`, but return the mistakes. Raises `UserError` only for invalid YAML."""
+    """Read the config at `path` like `load`, but return its mistakes. Raises `UserError` only for invalid YAML."""
     return UncheckedConfig.read(path, overrides).draft()
 
 
 def read_model(values: Mapping[str, Any], where: str) -> ModelSpec:
-    """Return the checked model of the keys in a section `model`. Error messages start with `where`."""
+    """Return the checked model of a config's section `model`. Error messages start with `where`."""
     try:
         model = ModelSection.model_validate({"model": read_mapping(values, where).values}).model
     except ValidationError as error:
@@ -188,7 +188,7 @@ def read_model(values: Mapping[str, Any], where: str) -> ModelSpec:
 
 
 def _joined_error(mistakes: Sequence[str]) -> UserError:
-    """Return an error with all mistakes, one per line, so that they can be fixed together."""
+    """Return an error with all mistakes of a config, one per line, so that they can be fixed together."""
     if len(mistakes) == 1:
         return UserError(mistakes[0])
     more = [f"and {len(mistakes) - MAX_MESSAGES:,} more."] if len(mistakes) > MAX_MESSAGES else []
@@ -196,7 +196,7 @@ def _joined_error(mistakes: Sequence[str]) -> UserError:
 
 
 def _without_unknown(values: dict[str, Any], error: ValidationError) -> dict[str, Any]:
-    """Return the values without the keys that are not in the schema."""
+    """Return the values of a config without the keys that are not in the schema."""
     known = deepcopy(values)
     for details in error.errors():
         if details["type"] == "extra_forbidden":
@@ -215,7 +215,8 @@ def dump(config: Config) -> str:
 
 
 def _written_values(section: BaseModel, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a section. Absent values are omitted, unless null differs from the default."""
+    """Return the values of a config's section as they are written to YAML. Absent values are omitted, unless null
+    differs from the default."""
     values_to_write: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(own := getattr(section, name), BaseModel):
@@ -231,7 +232,7 @@ def _written_values(section: BaseModel, values: Mapping[str, Any]) -> dict[str, 
 
 
 def _extended(path: Path, above: tuple[Path, ...]) -> list[ConfigLayer]:
-    """Return the layers of a file, the most distant ancestor first."""
+    """Return the files that a config consists of, the most distant ancestor first."""
     here = Path(os.path.realpath(path))  # `resolve` raises for circular links, which `read_file` reports
     if here in above:
         circle = " -> ".join(str(step) for step in (*above, here))
@@ -245,7 +246,7 @@ def _extended(path: Path, above: tuple[Path, ...]) -> list[ConfigLayer]:
 
 
 def _parent(layer: ConfigLayer, where: str) -> str | None:
-    """Remove and return a layer's `extends`."""
+    """Remove and return the key `extends` of a config's file."""
     if "extends" not in layer.values:
         return None
     parent = layer.values.pop("extends")
@@ -255,7 +256,7 @@ def _parent(layer: ConfigLayer, where: str) -> str | None:
 
 
 def _merged(base: Any, change: Any, above: tuple[str, ...] = (), *, key: tuple[str, ...] = ()) -> Any:
-    """Merge `change` into `base`, section by section; `key` is the key that an override sets."""
+    """Merge the values `change` into the config `base`, section by section; `key` is the key that an override sets."""
     replaces = any(".".join(above[:depth]) in REPLACED_KEYS for depth in range(1, len(above) + 1)) and len(
         above
     ) >= len(key)

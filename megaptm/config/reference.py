@@ -13,7 +13,7 @@ from megaptm.errors import UserError, nearest
 from megaptm.suggest import equivalent
 
 FILLED_IN = ("objective",)
-"""Keys without a default that may be omitted, because another key determines them."""
+"""Config keys without a default that may be omitted, because another key determines them."""
 TYPES = {"integer": "integer", "number": "number", "string": "string", "boolean": "true or false", "null": "null"}
 BOUNDS = {
     "minimum": "at least {}",
@@ -25,10 +25,10 @@ BOUNDS = {
 
 @dataclass(frozen=True)
 class ConfigKey:
-    """Config key."""
+    """Key of a config, with its documentation."""
 
     section: str
-    """`train`, `train.ramp` ..., or empty for a top-level key."""
+    """Section of the key: `train`, `train.ramp` ..., or empty for a top-level key."""
     name: str
     type: str
     default: str
@@ -40,13 +40,13 @@ class ConfigKey:
 
     @property
     def on_resume(self) -> OnResume:
-        """Rule for changing the key when a run is continued."""
+        """Return the rule for changing the config key when a run is continued."""
         return resume_rule(self.path)
 
 
 @dataclass(frozen=True)
 class ConfigSection:
-    """Section of a config."""
+    """Section of a config, with its documentation."""
 
     name: str
     meaning: str
@@ -54,15 +54,15 @@ class ConfigSection:
 
 
 def config_sections() -> list[ConfigSection]:
-    """Return all sections, top-level keys first."""
+    """Return all sections of a config, top-level keys first."""
     top, *subsections = _sections(Config.model_json_schema(), "")
     device_keys, *_ = _sections(DeviceLayout.model_json_schema(), "")
     return [ConfigSection("", top.meaning, (*top.keys, *device_keys.keys)), *subsections]
 
 
 def find_sections(name: str | None) -> list[ConfigSection]:
-    """Return all sections; the sections of a name with their subsections; or keys, by path, name, or another library's
-    name (`learning_rate`)."""
+    """Find sections of a config: all; the sections of a name with their subsections; or keys, by path, name, or another
+    library's name (`learning_rate`)."""
     all_sections = config_sections()
     if name is None:
         return all_sections
@@ -104,7 +104,7 @@ The column `on resume` tells which values a run with a saved checkpoint can be c
 
 
 def as_markdown(sections: list[ConfigSection]) -> str:
-    """Return a table for each section."""
+    """Return the reference of config keys as Markdown, a table for each section."""
     lines = [HEAD.format(rules="\n".join(f"- **{rule}**: {meaning}" for rule, meaning in RULE_MEANINGS.items()))]
     for section in sections:
         lines += [
@@ -123,7 +123,7 @@ def as_markdown(sections: list[ConfigSection]) -> str:
 
 
 def _sections(schema: dict[str, Any], name: str, definitions: dict[str, Any] | None = None) -> Iterator[ConfigSection]:
-    """Yield the section of a pydantic JSON schema, then its subsections."""
+    """Yield the config section of a pydantic JSON schema, then its subsections."""
     definitions = schema.get("$defs", {}) if definitions is None else definitions
     keys, subsections = [], []
     for key, field in schema["properties"].items():

@@ -9,7 +9,7 @@ from megaptm.config.schema import Config
 from megaptm.objectives.composed import StepValue, tasks_of, values_by_step
 
 HIGH_FINAL_RATE = 0.5
-"""Minimum rate at the end, as a share of the peak, for a warning."""
+"""Share of the peak learning rate from which the rate at the end of the run gives a warning."""
 
 
 def tasks_without_samples(config: Config) -> Iterator[str]:
@@ -62,14 +62,14 @@ def _schedule_length(config: Config) -> int:
 
 
 def config_warnings(config: Config) -> Iterator[str]:
-    """Yield warnings about settings that are unlikely to be intended for a run of this length."""
+    """Yield warnings about settings of a config that are unlikely to be intended for a run of this length."""
     yield from _rate(config)
     yield from _stages(config)
     yield from _ramp(config)
 
 
 def _rate(config: Config) -> Iterator[str]:
-    """Yield warnings about the learning rate."""
+    """Yield warnings about the learning rate of a run."""
     optimizer, last = config.optimizer, config.train.steps - 1
     steps = _schedule_length(config)
     if optimizer.warmup_steps and optimizer.warmup_steps == _max_warmup(config):
@@ -112,7 +112,7 @@ def _rate(config: Config) -> Iterator[str]:
 
 
 def _stages(config: Config) -> Iterator[str]:
-    """Yield warnings about changes of shares and weights after the end of the run."""
+    """Yield warnings about changes of task shares and loss weights after the end of the run."""
     objective, steps = config.built_objective, config.train.steps
     for (kind, name), value in values_by_step(objective).items():
         later = _next_change(value, steps)
@@ -138,7 +138,7 @@ def _next_change(value: StepValue, steps: int) -> int | None:
 
 
 def _ramp(config: Config) -> Iterator[str]:
-    """Yield a warning if the batch has not reached its full size at the end of the run."""
+    """Yield a warning if the batch ramp has not reached its full size at the end of the run."""
     train, batches = config.train, config.batch_schedule
     if train.ramp is None or (last := batches.size(train.steps - 1)) == train.batch:
         return

@@ -69,7 +69,7 @@ class Layout(Section):
 
     @property
     def processes(self) -> int:
-        """Number of processes of the run."""
+        """Return the number of processes of the run."""
         return self.data * self.tensor * self.pipeline
 
     def recomputed(self, layers: range) -> range:
@@ -276,12 +276,12 @@ class Config(Section):
 
     @property
     def microbatches(self) -> int:
-        """Forward passes of one process in a step with a full batch."""
+        """Return the number of micro-batches of one process in a step with a full batch."""
         return self.train.batch // (self.layout.data * self.layout.microbatch)
 
     @property
     def batch_schedule(self) -> BatchSchedule:
-        """Samples of each step."""
+        """Return the number of samples of each step."""
         batch, ramp, skips = self.train.batch, self.train.ramp, tuple(self.train.skip_batches.items())
         if ramp is None:
             return BatchSchedule(batch, skips=skips)
@@ -297,7 +297,7 @@ def _with_steps(options: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _steps(table: dict[Any, Any]) -> dict[Any, Any]:
-    """Convert steps to numbers; `weight` may have a table of steps per loss."""
+    """Convert the steps in an option of a task to numbers; `weight` may have a table of steps per loss."""
     return {_step(key): _steps(value) if isinstance(value, dict) else value for key, value in table.items()}
 
 

@@ -12,12 +12,13 @@ _PACKAGE = Path(__file__).parents[1]
 # In a checkout, megaptm/shipped has links to folders beside the package; a wheel has the folders. A copy of a checkout,
 # such as Ray's, may lack the links.
 SHIPPED = _PACKAGE / "shipped" if (_PACKAGE / "shipped/configs").is_dir() else _PACKAGE.parent
-"""Folder of `configs` and `slurm`."""
+"""Folder of the shipped `configs` and `slurm`."""
 CONFIGS = SHIPPED / "configs"
 
 
 def find_config(path: Path) -> Path:
-    """Return `path` if the file exists, else the shipped config of that name: `gpt3/175b`, `configs/gpt3/175b.yaml`.
+    """Find a config: return `path` if the file exists, else the shipped config of that name: `gpt3/175b`,
+    `configs/gpt3/175b.yaml`.
 
     Without either, raises `UserError` with the nearest name, or returns `path` if no name is near.
     """
@@ -37,6 +38,6 @@ def find_shipped(path: Path, name: str) -> Path:
 
 
 def config_names() -> list[str]:
-    """Return the names of configs and recipes: `gpt3/175b` ..."""
+    """Return the names of shipped configs and recipes: `gpt3/175b` ..."""
     paths = (path.relative_to(CONFIGS) for path in CONFIGS.rglob("*.yaml"))
     return sorted(path.with_suffix("").as_posix() for path in paths if path.parent.name not in ("", "machines"))

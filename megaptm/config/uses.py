@@ -9,7 +9,7 @@ from megaptm.objectives.objective import Prompt
 from megaptm.spec import ModelSpec
 
 Use = Literal["generate", "fill", "guess"]
-"""Continue a text; answer a text or fill its gaps; predict masked tokens."""
+"""Use of a trained model: continue a text; answer a text or fill its gaps; predict masked tokens."""
 
 
 def list_uses(spec: ModelSpec, prompts: Collection[Prompt]) -> tuple[Use, ...]:

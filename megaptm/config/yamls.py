@@ -17,7 +17,8 @@ from megaptm.errors import UserError
 
 
 class YamlLoader(yaml.SafeLoader):
-    """Safe loader with the plain scalars of YAML 1.2: 1e-4 is a number; `no`, `on`, 1:30 and 2026-01-01 are strings.
+    """YAML loader of configs, with the plain scalars of YAML 1.2: 1e-4 is a number; `no`, `on`, 1:30 and 2026-01-01 are
+    strings.
 
     010 is a string, too, because it is 8 in YAML 1.1 and 10 in 1.2. A URL with a password is rejected before any other
     error could print it.
@@ -56,18 +57,18 @@ YamlLoader.add_implicit_resolver(
 
 
 MAX_BYTES = 1 << 20
-"""Maximum bytes of a file; reading this many takes ten seconds."""
+"""Maximum bytes of a YAML file; reading this many takes ten seconds."""
 MAX_VALUES = 100_000
-"""Maximum values of a file. An alias counts as all values that it expands to."""
+"""Maximum number of values in a YAML file. An alias counts as all values that it expands to."""
 MAX_DEPTH = 32
-"""Maximum depth of nested sections."""
+"""Maximum depth of nested sections in a YAML file."""
 TOO_DEEP = f"sections are nested more than {MAX_DEPTH} deep; a config has a few levels."
 # NUL, and surrogates, which `"\ud800"` creates.
 INVALID_CHARACTER = re.compile("[\x00\ud800-\udfff]")
 
 
 class YamlDumper(yaml.SafeDumper):
-    """Safe dumper that quotes any string that our loader or another would read as something else."""
+    """YAML dumper of configs, which quotes any string that our loader or another would read as something else."""
 
 
 YamlDumper.yaml_implicit_resolvers = {
@@ -78,7 +79,8 @@ YamlDumper.yaml_implicit_resolvers = {
 
 @dataclass(frozen=True)
 class ConfigLayer:
-    """Values from one source, and the location of each dotted key: `file:line`, or the override."""
+    """Values of a config from one file or override, and the location of each dotted key: `file:line`, or the
+    override."""
 
     values: dict[str, Any]
     origins: dict[str, str]
@@ -87,7 +89,7 @@ class ConfigLayer:
 
 
 def read_file(path: Path) -> ConfigLayer:
-    """Read the mapping in one YAML file."""
+    """Read the mapping in one YAML file of a config."""
     if os.path.isdir(path):  # not Path.is_dir, which raises if a name is too long
         raise UserError(f"{path} is a folder; give the path of a YAML file.")
     if not os.path.isfile(path):  # a pipe would block, and a device may have no end
@@ -107,13 +109,13 @@ def read_file(path: Path) -> ConfigLayer:
 
 
 def read_mapping(values: Mapping[str, Any], where: str) -> ConfigLayer:
-    """Convert a Python mapping as if it were read from a file. Error messages start with `where`."""
+    """Convert a Python mapping as if it were read from a YAML file. Error messages start with `where`."""
     parsed, lines = _parse(_to_yaml(values, where), where=where)
     return ConfigLayer(parsed, dict.fromkeys(lines, where))
 
 
 def format_override(key: str, value: Any) -> str:
-    """Return an override as typed: `a.b=value`."""
+    """Return an override of a config as typed: `a.b=value`."""
     return f"{key}={_to_yaml(value, key)}"
 
 
@@ -125,7 +127,7 @@ def _to_yaml(value: Any, where: str) -> str:
 
 
 def read_override(text: str) -> ConfigLayer:
-    """Parse `a.b=value` to a mapping; the value is YAML."""
+    """Parse an override of a config, `a.b=value`, to a mapping; the value is YAML."""
     refuse_credentials_in_words([text])
     key, equals, written = text.partition("=")
     key = key.strip()
@@ -173,7 +175,7 @@ def _parse(text: str, *, where: str) -> tuple[Any, dict[str, int]]:
 
 
 class _Lines:
-    """Collects the line of each key below a node, and rejects valid YAML that is a mistake in a config.
+    """Collector of the line of each key below a YAML node, which rejects valid YAML that is a mistake in a config.
 
     Rejected are duplicate keys, of which YAML keeps the last; recursive values; few lines that expand to billions of
     values through aliases; characters that no name or path can contain.

@@ -15,11 +15,11 @@ from megaptm.errors import UserError, shown
 from megaptm.storage import PROTOCOLS, write_atomically
 
 SHARD_URL = re.compile(r"([a-z][a-z0-9+.-]*)://[^\x00-\x1f\x7f]+")
-"""URL with a lower-case protocol, because libraries know no other."""
+"""URL of a shard, with a lower-case protocol, because libraries know no other."""
 
 
 def addresses_name(split: str) -> str:
-    """Return the file name for a split: `train` -> `train.addresses.jsonl`."""
+    """Return the name of the file with the URLs of a split's shards: `train` -> `train.addresses.jsonl`."""
     return f"{split}.addresses.jsonl"
 
 
@@ -31,8 +31,8 @@ def write_addresses(folder: Path, split: str, urls: Sequence[str]) -> str:
 
 
 def read_addresses(path: Path, table: Sequence[ShardInfo], url: str) -> dict[str, str]:
-    """Return shard name -> URL. Raises `UserError` if the file does not match the table. `path` is a local copy of
-    the file at `url`."""
+    """Read the URLs of a split's shards: shard name -> URL. Raises `UserError` if the file does not match the table.
+    `path` is a local copy of the file at `url`."""
     try:
         urls = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Tasks that each provide complete batches."""
+"""Mix of corpora in which each batch belongs to one task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megaptm.data.seeds import generator
 from megaptm.errors import UserError
 
 BATCHES = 360
-"""Batches per block. Each task has exactly its share of them, rounded to multiples of 1 / BATCHES."""
+"""Number of batches per block. Each task has exactly its share of them, rounded to multiples of 1 / BATCHES."""
 
 
 class BatchMix(Mix):
@@ -23,7 +23,7 @@ class BatchMix(Mix):
     """
 
     def __init__(self, sources: Sequence[MixSource], *, batch: int, **options: Any):
-        """`batch`: samples of a batch, the same in every step."""
+        """Create the mix for batches of `batch` samples, the same number in every step."""
         self.batch_size, self.block = batch, batch * BATCHES
         labels = np.array([source.task.label for source in sources])
         self._sources_of_task = [np.flatnonzero(labels == label) for label in dict.fromkeys(labels.tolist())]

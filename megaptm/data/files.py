@@ -1,4 +1,4 @@
-"""Deterministic bytes of the small files of a corpus."""
+"""Files of a corpus that have deterministic bytes: `.npy` arrays and tar headers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megaptm.storage import regular_file
 
 
 def npy_bytes(array: np.ndarray) -> bytes:
-    """Return the bytes of a `.npy` file, format version 1.0."""
+    """Return an array as the bytes of a `.npy` file, format version 1.0."""
     array = np.asarray(array, order="C")
     return _npy_header(array.dtype, array.shape) + array.tobytes()
 
@@ -60,8 +60,8 @@ MAX_HEADER_BYTES = 1024
 
 
 def _parse_header(start: bytes, size: int, dtype: np.dtype, inner: tuple[int, ...]) -> tuple[int, int]:
-    """Return the number of rows in a file of this size, and the offset of the data. Raises `ValueError` for a wrong
-    header."""
+    """Return the number of rows in a `.npy` file of this size, and the offset of the data. Raises `ValueError` for a
+    wrong header."""
     at = 10 + int.from_bytes(start[8:10], "little")
     rows, remainder = divmod(size - at, dtype.itemsize * math.prod(inner))
     if rows < 0 or remainder or start[:at] != _npy_header(dtype, (rows, *inner)):
@@ -70,12 +70,12 @@ def _parse_header(start: bytes, size: int, dtype: np.dtype, inner: tuple[int, ..
 
 
 MAX_TAR_NAME_BYTES = 100
-"""Maximum bytes of a member's name in a plain header."""
+"""Maximum bytes of a member's name in a plain tar header."""
 
 
 def tar_header(name: str, size: int) -> bytes:
-    """Return the tar header of a file with mtime, uid and gid 0 and no owner, so that the bytes depend only on the
-    content.
+    """Return the tar header of a corpus file with mtime, uid and gid 0 and no owner, so that the bytes depend only on
+    the content.
 
     The bytes are those of `tarfile`, in a tenth of the time: only name, size and checksum vary.
     """
@@ -101,7 +101,7 @@ def open_tar(file: str | os.PathLike[str] | IO[bytes]) -> tarfile.TarFile:
 
 
 def tar_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of a tar. Raises `tarfile.TarError` for an invalid header."""
+    """Yield the members of an untrusted tar. Raises `tarfile.TarError` for an invalid header."""
     while True:
         with _tar_errors():
             member = tar.next()
@@ -114,7 +114,7 @@ def tar_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 @contextmanager
 def _tar_errors() -> Iterator[None]:
-    """Convert the various exceptions that `tarfile` raises for invalid headers to `tarfile.ReadError`.
+    """Convert the various exceptions that `tarfile` raises for invalid tar headers to `tarfile.ReadError`.
 
     Other errors of the underlying stream, such as a failing server, are re-raised.
     """

@@ -14,7 +14,7 @@ from megaptm.errors import UserError
 
 
 class LaneMix(Mix):
-    """Sample i is sequence i % lanes of step i // lanes, and continues that sequence of the step before.
+    """Mix in which sample i is sequence i % lanes of step i // lanes, and continues that sequence of the step before.
 
     Each sequence reads one corpus. The number of sequences per corpus follows from its weight.
     """
@@ -29,7 +29,7 @@ class LaneMix(Mix):
         self._lane = np.empty(self.lanes, dtype=np.int64)
         self._lane[np.argsort(self._source, kind="stable")] = np.concatenate([*map(np.arange, lanes)])
         self._lanes = lanes
-        """Number of sequences per source."""
+        """Number of lanes per source."""
 
     def locate(self, sample: int) -> SamplePosition:
         step, index = divmod(sample, self.lanes)
@@ -49,8 +49,8 @@ class LaneMix(Mix):
 
 
 def assign_lanes(weights: Mapping[str, float], lanes: int) -> dict[str, int]:
-    """Return corpus -> number of sequences per batch, at least one. The remainder goes to those that were rounded down
-    most."""
+    """Assign the sequences of a batch to corpora: return corpus -> number of sequences, at least one. The remainder
+    goes to those that were rounded down most."""
     if len(weights) > lanes:
         raise UserError(
             f"data.mix has {len(weights)} corpora, but each of the {lanes} sequences of a batch continues through one "

@@ -16,11 +16,12 @@ from megaptm.errors import UserError
 from megaptm.objectives.objective import DocumentSlice, SequenceWindow
 
 SHUFFLED = 1
-"""Shards shuffled together. Lanes are far apart, and each keeps its own shards open."""
+"""Number of shards shuffled together in an order of lanes. Lanes are far apart, and each keeps its own shards open."""
 
 
 class LaneOrder(StreamOrder):
-    """Position p is sequence p // lanes of lane p % lanes. A lane is a stretch of the stream, read in order.
+    """Order of lanes: position p is sequence p // lanes of lane p % lanes. A lane is a stretch of the stream, read in
+    order.
 
     With `alternating`, every second lane is read backward. A random share `random_segment_prob` of sequences is
     followed by the text of another sequence nearby. Each epoch shuffles the documents again and restarts all lanes;
@@ -96,8 +97,8 @@ class LaneOrder(StreamOrder):
 
 
 class BothEndsOrder(LaneOrder):
-    """Lanes that are read from both ends at once. A sequence is the next text from the start, followed by the next text
-    from the end, marked `backward`."""
+    """Order of lanes that are read from both ends at once. A sequence is the next text from the start, followed by the
+    next text from the end, marked `backward`."""
 
     def __init__(self, corpus: Corpus, split: str, **options: Any):
         super().__init__(corpus, split, alternating=False, **options)

@@ -27,14 +27,14 @@ from megaptm.processes import end_with_parent
 # Time for the thread to finish a sample. A thread that waits for a server is abandoned, and ends with the process.
 JOIN_SECONDS = 5.0
 VALIDATION_PREFETCH = 2
-"""Micro-batches that each worker reads ahead in validation, while those of training stay in memory."""
+"""Number of micro-batches that each worker reads ahead in validation, while those of training stay in memory."""
 ALIGNMENT = 64
 """Alignment in bytes of the arrays of a micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankSlice:
-    """Part of each step that one data rank reads: the contiguous `rank`-th part, in micro-batches."""
+    """Part of the samples of each step that one data rank reads: the contiguous `rank`-th part, in micro-batches."""
 
     schedule: BatchSchedule
     """Number of samples of each step, over all ranks."""
@@ -69,8 +69,8 @@ class LostWorkerError(RuntimeError):
 
 
 class Loader:
-    """Iterator over (step, micro-batches) from `start_step` to `end_step`, or without end. The start position costs
-    nothing.
+    """Data loader: iterator over (step, micro-batches) from `start_step` to `end_step`, or without end. Starting at a
+    later step takes no longer.
 
     The content of a step depends only on the mix, and not on workers, ranks or micro-batch size.
     """
@@ -91,7 +91,7 @@ class Loader:
     ):
         self.mix = mix
         self.step = start_step
-        """Next step."""
+        """Next step that the loader returns."""
         self.end_step = end_step
         schedule = batch if isinstance(batch, BatchSchedule) else BatchSchedule(batch)
         self.slice = RankSlice(schedule=schedule, microbatch=microbatch, rank=rank, ranks=ranks)
@@ -110,7 +110,7 @@ class Loader:
         return self.step - 1, batches
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop reading micro-batches ahead."""
         self._reader.close()
 
     def __enter__(self) -> Loader:
@@ -177,14 +177,14 @@ def validation_steps(mix: SampleSource, *, batch: int, max_steps: int | None = N
 
 
 def stacked(mix: SampleSource, sample_ranges: Iterable[int]) -> Sample:
-    """Return the samples of a micro-batch, stacked: field -> [B, ...]."""
+    """Return the samples of a micro-batch, stacked into arrays: field -> [B, ...]."""
     samples = [mix.sample(number) for number in sample_ranges]
     return {field: np.stack([sample[field] for sample in samples]) for field in samples[0]}
 
 
 def as_tensors(batch: Sample, pin: bool = False) -> MicroBatch:
-    """Convert arrays to tensors that share their memory. `pin` copies them to pinned memory for asynchronous transfers
-    to a GPU."""
+    """Convert the arrays of a micro-batch to tensors that share their memory. `pin` copies them to pinned memory for
+    asynchronous transfers to a GPU."""
     tensors = {field: torch.from_numpy(array) for field, array in batch.items()}
     return {field: tensor.pin_memory() for field, tensor in tensors.items()} if pin else tensors
 
@@ -197,7 +197,7 @@ class BatchMemory:
     """
 
     def __init__(self, batch: BatchSpec, *, microbatch: int, capacity: int):
-        """`microbatch`: samples per micro-batch. `capacity`: number of micro-batches."""
+        """Reserve memory for `capacity` micro-batches of `microbatch` samples."""
         self.capacity = capacity
         self._layout: dict[str, tuple[int, tuple[int, ...], np.dtype]] = {}
         self._size = 0
@@ -224,8 +224,8 @@ class BatchMemory:
 
 
 class _SharedBatches(Dataset):
-    """Data set of a worker: writes a micro-batch to shared memory and returns the names of its fields. A `UserError` is
-    returned as a value, so that its message is unchanged."""
+    """Data set of a data loader's worker: it writes a micro-batch to shared memory and returns the names of its fields.
+    A `UserError` is returned as a value, so that its message is unchanged."""
 
     def __init__(self, mix: SampleSource, memory: BatchMemory):
         self.mix = mix
@@ -245,7 +245,7 @@ class _SharedBatches(Dataset):
 
 
 class _Processes:
-    """Worker processes, each of which reads `prefetch` micro-batches ahead."""
+    """Worker processes of a data loader, each of which reads `prefetch` micro-batches ahead."""
 
     def __init__(self, loader: Loader, workers: int, prefetch: int, *, pin: bool):
         self._pin = pin
@@ -301,7 +301,7 @@ class _Processes:
 
 
 class _Thread:
-    """Thread that reads `prefetch` micro-batches ahead."""
+    """Thread of a data loader that reads `prefetch` micro-batches ahead."""
 
     def __init__(self, loader: Loader, prefetch: int, *, pin: bool):
         self._pin = pin
@@ -340,8 +340,8 @@ class _Thread:
 
 
 def _begin_worker(parent: int, number: int) -> None:
-    """Make a worker end with its rank. A killed rank does not end its workers, and one that waits for a server would
-    not notice."""
+    """Make a data loader's worker end with its rank. A killed rank does not end its workers, and one that waits for a
+    server would not notice."""
     end_with_parent(parent)()
 
 

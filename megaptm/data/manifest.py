@@ -36,15 +36,15 @@ Further columns: the end token (exclusive) of phrases and tags, the label index 
 only row of labels has the label index of the document.
 """
 SPANS = ("phrases", "tags")
-"""Annotations with an end. Several may start at the same token."""
+"""Annotations of spans, which have an end. Several may start at the same token."""
 
 
 LABELS = "labels"
-"""Type of a corpus of labeled images, instead of an integer type. A document has one id, its label, which is in the
-index and in the tar as text (`.cls`, `.json`). So public shards of images can be read unchanged."""
+"""Data type of a corpus of labeled images, instead of an integer type. A document has one id, its label, which is in
+the index and in the tar as text (`.cls`, `.json`). So public shards of images can be read unchanged."""
 TEXTS = re.compile(r"(uint16|uint32)\[([1-9]\d{0,4})\]")
-"""Type of a corpus of images with texts, `uint16[75]`. Up to this many ids per document are in the index, after all
-offsets; the tar has the text (`.txt`, `.json`)."""
+"""Data type of a corpus of images with texts, `uint16[75]`. Up to this many ids per document are in the index, after
+all offsets; the tar has the text (`.txt`, `.json`)."""
 REMEDY = "restore it or build the corpus again"
 
 NonNegative = Annotated[int, Field(ge=0)]
@@ -94,7 +94,7 @@ class CorpusManifest(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Shards of `train` or `validation`, and their sums."""
+    """Split of a corpus: shards of `train` or `validation`, and their sums."""
 
     shards: ShardTable
     samples: int
@@ -104,7 +104,7 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Verified content of a manifest."""
+    """Verified manifest of a corpus."""
 
     dtype: str
     """Type of the stored token ids: `uint16`, `uint32`, `LABELS`, or one that matches `TEXTS`."""
@@ -112,13 +112,13 @@ class Manifest:
     """Fields of documents, `tokens` first: annotations (`sentences`) and suffixes of blobs (`jpg`)."""
     splits: Mapping[str, Split] = field(compare=False)  # covered by the id
     tokenizer: Mapping[str, Any]
-    """`kind`, `vocabulary` (number of ids), `fingerprint` (sha256)."""
+    """Description of the tokenizer: `kind`, `vocabulary` (number of ids), `fingerprint` (sha256)."""
     made_from: MadeFrom
-    """Recipe, seed and versions: enough to build the same corpus again."""
+    """Origin of the corpus: recipe, seed and versions, enough to build the same corpus again."""
     addresses: Mapping[str, str]
     """Split with shards outside of the corpus folder -> sha256 of the file with their URLs (`data.addresses`)."""
     id: str
-    """sha256 over all other fields. Corpora with the same id are the same."""
+    """Id of the corpus: sha256 over all other fields. Corpora with the same id are the same."""
 
 
 def write_manifest(
@@ -131,7 +131,7 @@ def write_manifest(
     fields: Sequence[str] = ("tokens",),
     addresses: Mapping[str, Sequence[str]] | None = None,
 ) -> Manifest:
-    """Write the shard tables and then `manifest.json`, atomically, when all shards are written.
+    """Write the shard tables of a corpus and then `manifest.json`, atomically, when all shards are written.
 
     `addresses`: split -> URL of each of its shards. The folder then has only their indexes.
     """
@@ -152,7 +152,7 @@ def write_manifest(
 
 
 class NoCorpusError(UserError):
-    """Raised if there is no finished corpus. `command` builds one."""
+    """Raised if there is no finished corpus at a path. `command` builds one."""
 
     def __init__(self, message: str, command: str = "megaptm corpus build") -> None:
         super().__init__(f"{message} build it with `{command}`.")
@@ -160,7 +160,7 @@ class NoCorpusError(UserError):
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
-    """Read and check `manifest.json` and the shard tables that it names."""
+    """Read and check the manifest of a corpus and the shard tables that it names."""
     path = Path(folder) / MANIFEST
     try:
         with storage_errors_as_user_errors(path):  # also for callers from Python
@@ -194,14 +194,14 @@ def parse_manifest(written: bytes, location: str | os.PathLike[str]) -> dict[str
 
 
 def num_text_columns(dtype: str) -> int:
-    """Return the number of 8-byte columns for the ids of a text in the index; 0 if it has none."""
+    """Return the number of 8-byte columns for the ids of a text in the index of a shard; 0 if it has none."""
     if (match := TEXTS.fullmatch(dtype)) is None:
         return 0
     return -(-int(match[2]) * np.dtype(match[1]).itemsize // 8)
 
 
 def np_name(dtype: Any) -> str:
-    """Return `uint16` or `uint32` for any spelling of the type."""
+    """Return the name of a manifest's data type, `uint16` or `uint32`, for any spelling of it."""
     name = np.dtype(dtype).name
     if name not in ("uint16", "uint32"):
         raise ValueError(f"token ids are stored as uint16 or uint32, not {name}.")
@@ -227,6 +227,7 @@ def _column_sums(rows: np.ndarray) -> dict[str, int]:
 
 
 def content_id(content: Mapping[str, Any]) -> str:
-    """Return the sha256 over everything except the id. Tables, and thus shards, are included by their hashes."""
+    """Return the id of a corpus: the sha256 over everything in its manifest except the id. Tables, and thus shards, are
+    included by their hashes."""
     content = {name: value for name, value in content.items() if name != "id"}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

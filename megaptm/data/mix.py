@@ -21,13 +21,13 @@ from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import is_builtin, plugin_error
 
 BLOCK = 100_000
-"""Samples per block. Each corpus has exactly its share of each block, so weights are rounded to multiples of 1 /
-BLOCK."""
+"""Number of samples per block of a mix. Each corpus has exactly its share of each block, so weights are rounded to
+multiples of 1 / BLOCK."""
 
 
 @dataclass(frozen=True)
 class SamplePosition:
-    """Origin of a sample."""
+    """Corpus, epoch and position of a sample."""
 
     source: int
     epoch: int
@@ -48,31 +48,32 @@ class MixSource:
 
 @dataclass(frozen=True)
 class Phase:
-    """Consecutive samples that are distributed with the same shares, from `first` on."""
+    """Phase of a mix: consecutive samples, from `first` on, in which the shares of the corpora are constant."""
 
     first: int
     quotas: list[int]
-    """Samples of each source per block."""
+    """Number of samples of each source per block."""
     before: list[int]
-    """Samples of each source before `first`."""
+    """Number of samples of each source before `first`."""
 
 
 class SampleSource(Protocol):
-    """Samples by index, as loaders read them."""
+    """Interface of samples by index, as data loaders read them."""
 
     @property
     def batch(self) -> BatchSpec:
-        """Fields of every sample."""
+        """Return the specification of the fields of every sample."""
 
     def sample(self, index: int) -> Sample:
-        """Return a sample."""
+        """Return a sample by its index."""
 
     def fresh_batches(self, batch: int) -> int:
         """Return the number of batches before text repeats."""
 
 
 class Mix:
-    """Infinite sequence: `mix.sample(i)` for i = 0, 1, 2 ... The epochs of a source follow each other."""
+    """Mix of corpora as an infinite sequence: `mix.sample(i)` for i = 0, 1, 2 ... The epochs of a source follow each
+    other."""
 
     block = BLOCK
     """Samples per block, of which each source has exactly its share."""
@@ -90,11 +91,9 @@ class Mix:
         dupe_factor: int | None = None,
         last_step: int | None = None,
     ):
-        """`schedule` maps steps to samples, for shares that change by step. Without it, the shares of `last_step`
-        apply, or the last ones.
-
-        After `dupe_factor` epochs, the sequences of the first epoch repeat with the same noise.
-        """
+        """Create the mix. `schedule` maps steps to samples, for shares that change by step. Without it, the shares of
+        `last_step` apply, or the last ones. After `dupe_factor` epochs, the sequences of the first epoch repeat with
+        the same noise."""
         self.sources = sources
         self.names = [source.name for source in sources]
         self.orders = [source.order for source in sources]
@@ -119,38 +118,40 @@ class Mix:
 
     @property
     def quotas(self) -> list[int]:
-        """Samples of each source per block in the last phase."""
+        """Return the number of samples of each source per block in the last phase of the mix."""
         return self.phases[-1].quotas
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the tokenizer of all corpora."""
+        """Return the fingerprint of the tokenizer of all corpora of the mix."""
         return self.orders[0].corpus.manifest.tokenizer["fingerprint"]
 
     @property
     def corpora(self) -> dict[str, str]:
-        """Name -> id of each corpus's manifest. With the seed, they determine the order of samples."""
+        """Return the ids of the mix's corpora: name -> id of the manifest. With the seed, they determine the order of
+        samples."""
         return {source.corpus: source.order.corpus.manifest.id for source in self.sources}
 
     @property
     def batch(self) -> BatchSpec:
-        """Specification of every sample, or of the union of the tasks' samples."""
+        """Return the specification of every sample of the mix, or of the union of the tasks' samples."""
         return self._batch
 
     @property
     def losses(self) -> list[str]:
-        """Losses of the tasks whose share is not 0 in the last phase."""
+        """Return the losses of the tasks whose share is not 0 in the last phase of the mix."""
         active = (source.task.objective for source, quota in zip(self.sources, self.quotas, strict=True) if quota)
         losses = {loss for task in active for loss in task.losses}
         return [loss for loss in self.objective.losses if loss in losses]
 
     @property
     def fresh_samples(self) -> int:
-        """Number of samples before text repeats, that is, before the first corpus starts its second epoch."""
+        """Return the number of samples of the mix before text repeats, that is, before the first corpus starts its
+        second epoch."""
         return self.samples_in(1)
 
     def samples_in(self, epochs: int) -> int:
-        """Return the number of samples before the first that reads any text more than `epochs` times."""
+        """Return the number of samples of the mix before the first that reads any text more than `epochs` times."""
         last = self.phases[-1]
         return min(
             self._index_in_mix(source, epochs * order.per_epoch)
@@ -159,13 +160,13 @@ class Mix:
         )
 
     def epochs_started(self, sample: int) -> dict[str, int]:
-        """Return how often each corpus was started by the samples before `sample`."""
+        """Return how often each corpus of the mix was started by the samples before `sample`."""
         per_epoch = [order.per_epoch for order in self.orders]
         cursors = self.cursors(sample).items()
         return {name: -(-cursor // size) for (name, cursor), size in zip(cursors, per_epoch, strict=True)}
 
     def fresh_batches(self, batch: int) -> int:
-        """Return the number of full batches before text repeats. Raises `UserError` if there is none."""
+        """Return the number of full batches of the mix before text repeats. Raises `UserError` if there is none."""
         if batch > self.fresh_samples:
             split = self.orders[0].split
             option = " (validation=0.1 overwrite=true)" if split == "validation" else ""
@@ -176,7 +177,7 @@ class Mix:
         return self.fresh_samples // batch
 
     def sample(self, index: int) -> Sample:
-        """Return sample `index`, 0 or more: the fields of `batch`, without batch axis.
+        """Return sample `index` (0 or more) of the mix: the fields of `batch`, without batch axis.
 
         Raises `UserError` with the index of the sample if a user's objective fails, or if a file of a document is
         damaged.
@@ -203,11 +204,11 @@ class Mix:
         return self._sample_spec(located.source).pad_sample(source.task.with_task_id(sample), pad=self.special.pad)
 
     def _sample_spec(self, source: int) -> BatchSpec:
-        """Return the specification of a source's samples."""
+        """Return the specification of the samples of a source of the mix."""
         return self._batch
 
     def locate(self, sample: int) -> SamplePosition:
-        """Return source, epoch and position of a sample."""
+        """Locate a sample of the mix: return source, epoch and position."""
         index, phase, block, at = self._find(sample)
         source, rank = (int(table[at]) for table in self._block((index, block)))
         cursor = phase.before[source] + block * phase.quotas[source] + rank
@@ -215,21 +216,22 @@ class Mix:
         return SamplePosition(source, epoch, position)
 
     def cursors(self, sample: int) -> dict[str, int]:
-        """Return the number of samples of each source before sample `sample`: the read position of a run that stopped
-        there."""
+        """Return the number of samples of each source of the mix before sample `sample`: the read position of a run
+        that stopped there."""
         index, phase, block, at = self._find(sample)
         started = np.bincount(self._block((index, block))[0][:at], minlength=len(self.names)).tolist()
         counted = zip(self.names, phase.before, phase.quotas, started, strict=True)
         return {name: before + block * quota + here for name, before, quota, here in counted}
 
     def _find(self, sample: int) -> tuple[int, Phase, int, int]:
-        """Return index and phase of a sample, its block in the phase, and its position in the block."""
+        """Return index and phase of a sample of the mix, its block in the phase, and its position in the block."""
         index = bisect_right(self.phases, sample, key=lambda phase: phase.first) - 1
         phase = self.phases[index]
         return index, phase, *divmod(sample - phase.first, self.block)
 
     def _assign_block(self, key: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-        """Return for each sample of a block its source, and the number of the source's earlier samples in the block."""
+        """Return for each sample of a block of the mix its source, and the number of the source's earlier samples in
+        the block."""
         index, block = key
         quotas = self.phases[index].quotas
         unshuffled = np.repeat(np.arange(len(quotas)), quotas)
@@ -237,14 +239,14 @@ class Mix:
         return source, ranks_in_source(source, quotas)
 
     def _index_in_mix(self, source: int, cursor: int) -> int:
-        """Return the index in the mix of a source's sample `cursor`, which must exist."""
+        """Return the index in the mix of sample `cursor` of a source, which must exist."""
         index = bisect_right(self.phases, cursor, key=lambda phase: phase.before[source]) - 1
         phase = self.phases[index]
         block, rank = divmod(cursor - phase.before[source], phase.quotas[source])
         return phase.first + block * self.block + int(np.flatnonzero(self._block((index, block))[0] == source)[rank])
 
     def _quotas(self, step: int) -> list[int]:
-        """Return the samples of each source per block, from a step on.
+        """Return the number of samples of each source per block, from a step on.
 
         Shares of tasks count samples. Weights of corpora count tokens within a task: a corpus with shorter samples
         gives more of them.
@@ -264,12 +266,12 @@ class Mix:
 
 
 def task_shares(sources: Sequence[MixSource], step: int) -> dict[str, float]:
-    """Return the share of each task by label, from a step on."""
+    """Return the share of each task in a mix by label, from a step on."""
     return {source.task.label: source.task.share.at(step) for source in sources}
 
 
 def corpus_shares(sources: Sequence[MixSource]) -> np.ndarray:
-    """Return the relative number of samples of each source within its task."""
+    """Return the relative number of samples of each source of a mix within its task."""
     per_sample = [source.order.corpus.split(source.order.split).tokens / source.order.per_epoch for source in sources]
     weights = [source.weight for source in sources]
     shares: np.ndarray = np.array(weights, dtype=float) / per_sample
@@ -279,7 +281,8 @@ def corpus_shares(sources: Sequence[MixSource]) -> np.ndarray:
 
 
 def divide_by_shares(shares: np.ndarray, number: int) -> list[int]:
-    """Divide `number` items by shares. The remainder goes to the shares that were rounded down most."""
+    """Divide `number` samples of a mix by the shares of their sources. The remainder goes to the shares that were
+    rounded down most."""
     exact = shares / shares.sum() * number
     assigned = np.floor(exact).astype(int)
     assigned[np.argsort(assigned - exact, kind="stable")[: number - assigned.sum()]] += 1
@@ -287,7 +290,7 @@ def divide_by_shares(shares: np.ndarray, number: int) -> list[int]:
 
 
 def ranks_in_source(source: np.ndarray, quotas: Sequence[int]) -> np.ndarray:
-    """Return int64: for each sample, the number of earlier samples of its source."""
+    """Return int64: for each sample of a mix, the number of earlier samples of its source."""
     rank = np.empty(len(source), dtype=np.int64)
     rank[np.argsort(source, kind="stable")] = np.concatenate([np.arange(quota) for quota in quotas])
     return rank

@@ -47,7 +47,7 @@ def open_mix(
     lanes: int | None = None,
     last_step: int | None = None,
 ) -> Mix:
-    """Open corpora (folder or URL -> weight, in tokens), and check that they can be trained on together.
+    """Open corpora (folder or URL -> weight, in tokens) as a mix, and check that they can be trained on together.
 
     - Sizes of all shards are compared with the manifest. `verify="hash"` also hashes each shard when it is first
       opened.
@@ -174,7 +174,7 @@ def _examples_proportional_weight(corpus: Corpus, weight: float, exponent: float
 
 
 def annotations_of(objective: BaseObjective) -> tuple[str, ...]:
-    """Return the annotations that a corpus must have."""
+    """Return the annotations that a corpus must have for a mix."""
     units = (objective.unit,) if objective.unit in GROUP_UNITS else ()
     return (*dict.fromkeys((*units, *objective.annotations)),)
 
@@ -250,7 +250,7 @@ def _retrieved(
 
 
 def check_together(corpora: Mapping[str, Corpus], special: SpecialTokens) -> None:
-    """Raise `UserError` if a corpus occurs twice, or if corpora have different tokenizers."""
+    """Raise `UserError` if a mix names a corpus twice, or if its corpora have different tokenizers."""
     _refuse_duplicates(corpora)
     _refuse_mixed_tokenizers(corpora, special)
 

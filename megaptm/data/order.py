@@ -22,7 +22,7 @@ from megaptm.errors import UserError
 from megaptm.objectives.objective import Piece
 
 WINDOW = 8
-"""Shards whose documents are shuffled together."""
+"""Number of shards whose documents are shuffled together in an epoch's order."""
 REMEDIES = {
     "parts": "sources with `parts` or `aligned`",
     "labels": "annotate.labels, a list of the values of the note `label` of its documents",
@@ -38,7 +38,7 @@ a remote one."""
 
 
 class OpenShards:
-    """Shards of a split. They are opened on demand and verified the first time."""
+    """Shards of a split, opened on demand and verified the first time."""
 
     def __init__(self, corpus: Corpus, split: str, verify: Verify, max_open: int):
         self.corpus = corpus
@@ -59,7 +59,7 @@ class OpenShards:
         return self.table[int(self.rows[shard])]
 
     def sums(self, column: str) -> np.ndarray:
-        """Return int64 [shards]: a column of the table."""
+        """Return a column of the shard table: int64 [shards]."""
         return self.table.rows[column][self.rows]
 
     def _open(self, index: int) -> Shard:
@@ -87,13 +87,13 @@ class OpenShards:
 
 @dataclass(frozen=True)
 class Epoch:
-    """Assignment of shards to windows in one epoch."""
+    """Assignment of a split's shards to windows in one epoch."""
 
     number: int
     shards: np.ndarray
     """int64 [shards]: permutation of the shards."""
     window: int
-    """Shards per window. The last window may have fewer."""
+    """Number of shards per window. The last window may have fewer."""
     measures: np.ndarray
     """int64 [windows + 1]: cumulative measure (see `Order.measure`) before each window."""
     samples: np.ndarray
@@ -104,13 +104,13 @@ class Epoch:
         return len(self.samples) - 1
 
     def shards_of(self, window: int) -> np.ndarray:
-        """Return int64 [shards]: shards of a window."""
+        """Return the shards of a window of the epoch: int64 [shards]."""
         return self.shards[window * self.window : (window + 1) * self.window]
 
 
 @dataclass(frozen=True)
 class Window:
-    """Shuffled documents of some shards."""
+    """Shuffled documents of the shards that are opened together."""
 
     shard: np.ndarray
     """int32 [documents]: shard of each document."""
@@ -151,7 +151,7 @@ class Order(ABC):
     """Order of the samples of one split of one corpus, epoch after epoch."""
 
     per_epoch: int
-    """Number of samples per epoch, the same for all epochs."""
+    """Number of samples of the split per epoch, the same for all epochs."""
 
     def __init__(
         self,
@@ -165,8 +165,8 @@ class Order(ABC):
         window: int = WINDOW,
         label: str = "",
     ):
-        """Different labels give different orders of a corpus. Samples include the positions of `annotations`; complete
-        documents also include their files with a suffix in `blobs`."""
+        """Create the order. Different labels give different orders of a corpus. Samples include the positions of
+        `annotations`; complete documents also include their files with a suffix in `blobs`."""
         self.annotations = annotations
         self.blobs = tuple(name for name in blobs if name in corpus.manifest.fields)
         check_annotations(corpus, annotations)
@@ -184,11 +184,13 @@ class Order(ABC):
 
     @abstractmethod
     def piece(self, epoch: int, position: int) -> Piece:
-        """Return the raw material of the sample at a position, 0 <= position < per_epoch."""
+        """Return the tokens and annotations of the sample at a position, 0 <= position < per_epoch, before the
+        objective changes them."""
 
     @abstractmethod
     def measure(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the measure of documents by their number of tokens: positions in the stream, or chunks."""
+        """Return the measure of documents, by which an epoch is divided into samples, from their number of tokens:
+        positions in the stream, or chunks."""
 
     @abstractmethod
     def _shard_measures(self) -> np.ndarray:
@@ -196,7 +198,7 @@ class Order(ABC):
 
     @abstractmethod
     def _samples_before(self, measures: np.ndarray) -> np.ndarray:
-        """Return the number of samples that start before each point of the epoch."""
+        """Return the number of samples that start before each point of an epoch."""
 
     def _count_by_document(self) -> np.ndarray:
         """Return the measure of each shard by the lengths of its documents. The lengths are not in the manifest, so all
@@ -234,7 +236,8 @@ class Order(ABC):
         )
 
     def _find(self, epoch: int, position: int) -> tuple[int, int]:
-        """Return the window in which the sample at a position starts, and the index of the sample before shuffling."""
+        """Return the window in which the sample at a position of an epoch starts, and the index of the sample before
+        shuffling."""
         samples = self._epoch(epoch).samples
         window = int(np.searchsorted(samples, position, side="right")) - 1
         first = int(samples[window])

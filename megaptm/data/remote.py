@@ -17,7 +17,7 @@ from megaptm.errors import UserError
 from megaptm.storage import Cache, write_atomically
 
 THREADS = 4
-"""Shards that one process fetches at a time."""
+"""Number of shards that one process downloads at a time."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class Mirror:
         return mirror
 
     def _fetch_metadata(self, name: str, sha256: str) -> Path:
-        """Fetch a metadata file unless it exists. An existing file with a wrong hash is fetched again."""
+        """Download a metadata file of a corpus unless it exists. An existing file with a wrong hash is fetched
+        again."""
         path, source = self.folder / name, storage.join_path(self.url, name)
         if not self.cache.fetch(source, path, sha256=sha256) and storage.file_sha256(str(path)) != sha256:
             self.cache.discard(path)
@@ -65,7 +66,7 @@ class Mirror:
         return path
 
     def fetch_tokenizer(self, *, again: bool = False) -> None:
-        """Fetch the tokenizer's files. `again` replaces existing ones, for a wrong fingerprint."""
+        """Download the tokenizer's files of a corpus. `again` replaces existing ones, for a wrong fingerprint."""
         source, folder = storage.join_path(self.url, "tokenizer"), self.folder / "tokenizer"
         for name, size in storage.list_files(source, self.cache.retry).items():
             if not name:  # some stores list the folder itself
@@ -79,11 +80,11 @@ class Mirror:
                 storage.download(storage.join_path(source, name), folder / name, size=size, retry=self.cache.retry)
 
     def url_of(self, name: str) -> str:
-        """Return the URL of a file of the corpus."""
+        """Return the URL of a file of a remote corpus."""
         return self.addresses.get(name) or storage.join_path(self.url, name)
 
     def fetch(self, info: ShardInfo) -> bool:
-        """Fetch a shard and its index. Return whether both were fetched now, and thus hashed."""
+        """Download a shard of a corpus and its index. Return whether both were fetched now, and thus hashed."""
         fetched = [
             self.cache.fetch(self.url_of(name), self.folder / name, sha256=sha256, size=size)
             for name, sha256, size in ((info.index_name, info.index_sha256, None), (info.name, info.sha256, info.size))
@@ -94,7 +95,8 @@ class Mirror:
         self.cache.discard(self.folder / info.name, self.folder / info.index_name)
 
     def fetch_many(self, infos: Iterable[ShardInfo], *, wait: bool, only_index: bool = False) -> None:
-        """Fetch several shards in parallel. Without `wait` this happens in the background, and errors are ignored."""
+        """Download several shards of a corpus in parallel. Without `wait` this happens in the background, and errors
+        are ignored."""
         todo, errors = deque(infos), list[BaseException]()
         # A background fetch makes one attempt only: a thread that retries would keep the file locked without any
         # message.
@@ -121,6 +123,6 @@ class Mirror:
             raise errors[0]
 
     def fetch_index(self, info: ShardInfo) -> None:
-        """Fetch only the index of a shard."""
+        """Download only the index of a shard."""
         name = info.index_name
         self.cache.fetch(storage.join_path(self.url, name), self.folder / name, sha256=info.index_sha256)

@@ -1,4 +1,4 @@
-"""Groups of sentences, or of a document's parts, in the order of `order.Order`."""
+"""Order of groups of sentences, or of a document's parts, as in `order.Order`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ GROUP_ANNOTATIONS = ("parts", "labels")
 
 
 class SentenceGroupOrder(Order):
-    """Groups of consecutive sentences, one for every `length` tokens of a document, so that the index alone gives their
-    number."""
+    """Order of groups of consecutive sentences, one for every `length` tokens of a document, so that the index alone
+    gives their number."""
 
     def __init__(self, corpus: Corpus, split: str, *, length: int, unit: str = "sentences", **options: Any):
-        """`unit`: the annotation with the starts of sentences, or of the units used as sentences."""
+        """Create the order. `unit` is the annotation with the starts of sentences, or of the units used as
+        sentences."""
         self.length, self.unit = length, unit
         check_annotations(corpus, (unit, *options.get("annotations", ())))
         if unit != "parts" and corpus.split(split).samples < 2:
@@ -63,14 +64,14 @@ class SentenceGroupOrder(Order):
         return [*(int(start) for start in (starts[first:last] if first < last else (low,))), int(end)]
 
     def _starts(self, shard: Shard, document: int) -> np.ndarray:
-        """Return the start of each piece of a document. Tokens before the first start form a piece, too."""
+        """Return the start of each sentence of a document. Tokens before the first start form a piece, too."""
         starts = shard.annotation(self.unit, document)
         if starts.ndim == 2:
             starts = starts[:, 0]
         return starts if len(starts) and starts[0] == 0 else np.concatenate((np.zeros(1, dtype=starts.dtype), starts))
 
     def _sentence(self, shard: Shard, document: int, start: int, stop: int) -> np.ndarray:
-        """Return the tokens of a sentence, marked with the requested annotations."""
+        """Return the tokens of a sentence of a group, marked with the requested annotations."""
         marks = [name for name in self.annotations if name not in GROUP_ANNOTATIONS]
         annotations = {name: shard.annotation_within(name, document, start, stop) for name in marks}
         return mark_tokens(shard.tokens(document, start, stop), annotations)

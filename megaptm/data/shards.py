@@ -54,7 +54,7 @@ __all__ = [
 T = TypeVar("T")
 
 Verify = Literal["none", "size", "hash"]
-"""Check when a shard is opened: none, its size, or its size and its sha256."""
+"""Check of a shard when it is opened: none, its size, or its size and its sha256."""
 
 # Columns of the index for tokens: offset in the tar, or the label instead, and number of tokens. Two columns follow for
 # each other field, in the order of the manifest's `fields`: offset of its data, and number of rows or bytes (0, 0 if
@@ -81,7 +81,7 @@ class ShardFile:
         self.size = os.fstat(self._descriptor).st_size
 
     def read(self, start: int, size: int) -> bytes:
-        """Read bytes [start, start + size); raise `UserError` if the file has been truncated."""
+        """Read bytes [start, start + size) of a shard; raise `UserError` if the file has been truncated."""
         try:
             content = os.pread(self._descriptor, size, start)
         except OSError:
@@ -121,7 +121,7 @@ class Shard:
         fields: Sequence[str] = ("tokens",),
         verify: Verify = "size",
     ) -> Shard:
-        """Open a shard after the check `verify`. Temporary outages of its disk are retried."""
+        """Open a shard of a corpus after the check `verify`. Temporary outages of its disk are retried."""
         return through_outages(lambda: cls._open(folder, info, dtype, fields, verify), Path(folder) / info.name)
 
     @classmethod
@@ -148,7 +148,7 @@ class Shard:
         return shard
 
     def _index_is_valid(self) -> bool:
-        """Whether all offsets in the index are inside the file."""
+        """Whether all offsets in the index of a shard are inside the file."""
         at, count = self.index[:, 0::2], self.index[:, 1::2]
         rows = np.array([self.dtype.itemsize, *(4 * ANNOTATIONS.get(name, 0) or 1 for name in self.fields[1:])])
         # Written as a division, because at + count * bytes may overflow.
@@ -159,7 +159,7 @@ class Shard:
         return len(self.index)
 
     def tokens(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Return token ids [start, stop) of a document, read-only."""
+        """Return token ids [start, stop) of a document of the shard, read-only."""
         at, count = self.index[document, TOKENS_AT : TOKENS + 1].tolist()
         stop = count if stop is None else min(stop, count)
         if not 0 <= start <= stop:
@@ -171,31 +171,32 @@ class Shard:
         return tokens
 
     def check_ids(self, vocabulary: int) -> None:
-        """Check all tokens once, for a shard whose hash was verified, so that later reads need no check."""
+        """Check the ids of all tokens of a shard once, if its hash was verified, so that later reads need no check."""
         for document in range(len(self)):
             self._refuse_unknown_ids(vocabulary, self.tokens(document))
 
     def _refuse_unknown_ids(self, vocabulary: int, tokens: np.ndarray) -> None:
-        """Raise `UserError` for an id outside of the vocabulary. A model would read outside of its embedding table,
-        which is undefined or ends the process with a CUDA error."""
+        """Raise `UserError` if a shard has an id outside of the vocabulary. A model would read outside of its embedding
+        table, which is undefined or ends the process with a CUDA error."""
         if (largest := int(tokens.max(initial=0))) >= vocabulary:
             raise UserError(f"{self.path} has token id {largest:,}, but its tokenizer has {vocabulary:,} ids: {REMEDY}")
 
     def annotation(self, name: str, document: int) -> np.ndarray:
-        """Return an annotation: int32 [n] or [n, columns], see `ANNOTATIONS`. It has no rows if the document has
-        none."""
+        """Return an annotation of a document of the shard: int32 [n] or [n, columns], see `ANNOTATIONS`. It has no rows
+        if the document has none."""
         columns = ANNOTATIONS[name]
         at, rows = self._location(name, document)
         numbers = np.frombuffer(self.content.read(at, 4 * rows * columns), "<i4")
         return numbers if columns == 1 else numbers.reshape(rows, columns)
 
     def blob(self, name: str, document: int) -> bytes:
-        """Return the bytes of a document's member `<key>.<name>`; empty if there is none."""
+        """Return a file of a document of the shard, the bytes of member `<key>.<name>`; empty if there is none."""
         at, size = self._location(name, document)
         return self.content.read(at, size)
 
     def sentences(self, document: int) -> np.ndarray:
-        """Return int32 [sentences]: start of each sentence of a document; `[0]` if they are not stored."""
+        """Return the start of each sentence of a document of the shard, int32 [sentences]; `[0]` if they are not
+        stored."""
         starts = self.annotation("sentences", document)
         return starts if len(starts) else np.zeros(1, dtype="<i4")
 
@@ -220,11 +221,12 @@ class Shard:
         return within
 
     def _damaged_error(self, name: str) -> UserError:
-        """Return the error for an offset outside of a document: hashes match, but the writer was wrong."""
+        """Return the error for an offset outside of a document: the shard has the recorded hash, but its writer was
+        wrong."""
         return UserError(f"{self.path} has {name} at positions outside of their document: {REMEDY}")
 
     def _location(self, name: str, document: int) -> tuple[int, int]:
-        """Return the offset of a document's field, and its number of rows or bytes."""
+        """Return the offset of a document's field in the shard, and its number of rows or bytes."""
         if name not in self.fields:
             return 0, 0
         column = 2 * self.fields.index(name)
@@ -268,7 +270,8 @@ class CaptionedShard(Shard):
 
 
 def through_outages(read: Callable[[], T], path: Path) -> T:
-    """Read a file. If the disk does not respond, retry for some minutes, because the error is not about the content."""
+    """Read a file of a corpus. If the disk does not respond, retry for some minutes, because the error is not about the
+    content."""
 
     def refuse(error: Exception) -> None:
         if not _is_outage(error):
@@ -279,7 +282,7 @@ def through_outages(read: Callable[[], T], path: Path) -> T:
 
 
 def _is_outage(error: Exception) -> bool:
-    """Whether an error is a failure of the disk, and not of the content."""
+    """Whether an error is a failure of the disk, and not of the content of a shard."""
     return isinstance(error, OSError) and error.errno in OUTAGE_ERRORS
 
 
@@ -325,13 +328,14 @@ def describe_size_mismatch(location: str, info: ShardInfo, sizes: Mapping[str, i
 
 
 def damaged_message(file: str) -> str:
-    """Return the error message for a file with a wrong hash."""
+    """Return the error message for a corpus file with a wrong hash."""
     return f"{file} is damaged (its sha256 differs from the manifest): {REMEDY}"
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Shards with their manifest, in a folder. For a URL, or for shards at URLs, the folder is a local mirror."""
+    """Corpus: shards with their manifest, in a folder. For a URL, or for shards at URLs, the folder is a local
+    mirror."""
 
     folder: Path
     manifest: Manifest
@@ -339,7 +343,8 @@ class Corpus:
 
     @classmethod
     def open(cls, location: str | os.PathLike[str], cache: Cache | None = None) -> Corpus:
-        """Open the corpus in a folder, or at a URL whose shards are stored in `cache` (by default the usual one).
+        """Open the corpus in a folder, or at a URL whose shards are stored in `cache` (by default that of
+        `default_cache_folder`).
 
         Raises `UserError` if there is none, or its manifest is damaged. Shards are opened later.
         """
@@ -354,15 +359,15 @@ class Corpus:
 
     @property
     def name(self) -> str:
-        """Folder or URL, as the user wrote it."""
+        """Return the folder or URL of the corpus, as the user wrote it."""
         return self.mirror.url if self.mirror else str(self.folder)
 
     def url_of(self, name: str) -> str:
-        """Return the path or URL of a file."""
+        """Return the path or URL of a file of the corpus."""
         return self.mirror.url_of(name) if self.mirror else join_path(self.folder, name)
 
     def split(self, name: str) -> Split:
-        """Return the shards of `train` or `validation`. Raises `UserError` for a split without documents."""
+        """Return a split of the corpus, `train` or `validation`. Raises `UserError` for a split without documents."""
         split = self.manifest.splits.get(name)
         if split is None or not split.samples:
             share = "larger" if name == "validation" else "smaller"
@@ -374,14 +379,15 @@ class Corpus:
         return split
 
     def check(self, split: str, verify: Verify) -> None:
-        """Check every shard of a split. Many shards, or remote ones, are checked when they are first opened instead."""
+        """Check every shard of a split of the corpus. Many shards, or remote ones, are checked when they are first
+        opened instead."""
         if self.mirror or len(self.split(split).shards) > MAX_CHECKED_SHARDS:
             return
         for info in self.split(split).shards:
             check_shard(self.folder, info, verify)
 
     def open_shard(self, info: ShardInfo, verify: Verify = "size") -> Shard:
-        """Open a shard; fetch it first if it is remote, and again if the cached copy is damaged."""
+        """Open a shard of the corpus; fetch it first if it is remote, and again if the cached copy is damaged."""
         if self.mirror is None:
             return self._open(info, verify)
         fetched = self.mirror.fetch(info)
@@ -396,7 +402,7 @@ class Corpus:
         return Shard.open(self.folder, info, self.manifest.dtype, self.manifest.fields, verify)
 
     def indexes(self, infos: Sequence[ShardInfo]) -> Iterator[np.ndarray]:
-        """Yield int64 [documents, columns]: index of each shard, without fetching the shards."""
+        """Yield the index of each shard of a split, int64 [documents, columns], without fetching the shards."""
         if self.mirror:
             self.mirror.fetch_many(infos, wait=True, only_index=True)
         for info in infos:
@@ -405,12 +411,12 @@ class Corpus:
             yield open_index(self.folder, info, self.manifest.fields, self.manifest.dtype)
 
     def fetch(self, infos: Sequence[ShardInfo], *, wait: bool) -> None:
-        """Fetch shards that will be opened, in parallel. Has no effect for local ones."""
+        """Fetch remote shards of the corpus that will be opened, in parallel. Has no effect for local ones."""
         if self.mirror:
             self.mirror.fetch_many(infos, wait=wait)
 
     def documents(self, split: str, verify: Verify = "size") -> Iterator[np.ndarray]:
-        """Yield the token ids of every document of a split, in file order."""
+        """Yield the token ids of every document of a split of the corpus, in file order."""
         for info in self.split(split).shards:
             shard = self.open_shard(info, verify)
             yield from (shard.tokens(document) for document in range(len(shard)))

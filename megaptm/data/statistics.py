@@ -10,7 +10,7 @@ import numpy as np
 from megaptm.data.shards import Corpus, Verify
 
 TOKENS_PER_BATCH = 1 << 20
-"""Tokens per batch of documents."""
+"""Number of tokens per batch of documents, when statistics are computed."""
 
 
 def read_texts(
@@ -39,8 +39,8 @@ def read_texts(
 def count_tokens(
     corpus: Corpus, split: str, vocabulary: int, *, part: int = 0, parts: int = 1, verify: Verify = "size"
 ) -> np.ndarray:
-    """Return int64 [vocabulary]: count of each id in every `parts`-th shard of a split, from shard `part` on. Raises
-    like `texts_of`."""
+    """Count the tokens of a corpus: return int64 [vocabulary], the count of each id in every `parts`-th shard of a
+    split, from shard `part` on. Raises like `texts_of`."""
     counts = np.zeros(vocabulary, np.int64)
     for texts in read_texts(corpus, split, part=part, parts=parts, verify=verify):
         counts += np.bincount(np.concatenate(texts), minlength=vocabulary)
@@ -60,7 +60,7 @@ def unigram_loss(counts: np.ndarray, model: np.ndarray | None = None) -> float:
 
 
 def bytes_per_token(corpus: Corpus, split: str) -> float:
-    """Return UTF-8 bytes of text per token of a split. Each document has one more token, which ends it."""
+    """Return the average UTF-8 bytes of text per token of a split. Each document has one more token, which ends it."""
     part = corpus.split(split)
     return part.bytes / (part.tokens + part.samples)
 

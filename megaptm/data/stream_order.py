@@ -1,4 +1,4 @@
-"""Sequences cut from concatenated documents, and sequences of complete documents, in the order of `order.Order`."""
+"""Order of sequences cut from concatenated documents, or of complete documents, as in `order.Order`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class NeighborReader(Protocol):
     """Retrieved neighbors of the documents of a split."""
 
     def sample(self, document: int, rng: np.random.Generator) -> Iterator[DocumentSlice]:
-        """Sample documents that were retrieved for `document`, each with its kind."""
+        """Sample documents that were retrieved as neighbors of `document`, each with its kind."""
         ...
 
 
 class StreamOrder(Order):
-    """Sequences cut from the concatenated documents of an epoch, across documents and windows. The remainder at the end
-    is dropped."""
+    """Order of sequences cut from the concatenated documents of an epoch, across documents and windows. The remainder
+    at the end is dropped."""
 
     def __init__(self, corpus: Corpus, split: str, *, cut: SequenceWindow, **options: Any):
         self.cut = cut
@@ -40,7 +40,7 @@ class StreamOrder(Order):
         return self._sequence(epoch, *self._find(epoch, position))
 
     def _sequence(self, epoch: int, window: int, index: int) -> list[DocumentSlice]:
-        """Return the sequence with an index before shuffling, which starts in a window."""
+        """Return the sequence with this index before shuffling, which starts in a window."""
         start = index * self.cut.stride
         stop = start + self.cut.stride + self.cut.lookahead
         edges = self._epoch(epoch).measures
@@ -76,7 +76,7 @@ class StreamOrder(Order):
 
 
 class DocumentOrder(StreamOrder):
-    """Sequences of complete documents: those that start in the sequence's stretch of the stream.
+    """Order of sequences of complete documents: those that start in the sequence's stretch of the stream.
 
     A random share `random_segment_prob` of sequences is followed by another document of the same window, marked
     `other_segment`. Some documents that were `retrieved` for the first follow last.
@@ -132,7 +132,7 @@ class DocumentOrder(StreamOrder):
         return self._document(window, other + (other >= own))
 
     def documents(self, shard: int) -> Iterator[DocumentSlice]:
-        """Yield the documents of a shard, in file order."""
+        """Yield the documents of a shard as sequences, in file order."""
         opened = self.shards.get(shard)
         return (self._read(opened, document) for document in range(len(opened)))
 

@@ -25,7 +25,7 @@ ROW = np.dtype(
         ("index_sha256", "u1", (32,)),
     ]
 )
-"""Row of the table: the number in the shard's name, and the other values of `ShardInfo`."""
+"""Columns of the shard table: the number in the shard's name, and the other values of `ShardInfo`."""
 MAX_COUNT = 1 << 40
 """Exclusive upper bound of the documents, tokens and bytes of a shard."""
 
@@ -39,9 +39,9 @@ class ShardInfo:
     samples: int
     tokens: int
     bytes: int
-    """UTF-8 bytes of the text."""
+    """UTF-8 bytes of the shard's text."""
     size: int
-    """Bytes of the tar file."""
+    """Bytes of the shard's tar file."""
     sha256: str
     index_sha256: str
 
@@ -51,18 +51,18 @@ class ShardInfo:
 
     @property
     def hashes(self) -> dict[str, str]:
-        """File -> sha256 of the shard and its index."""
+        """Return the hashes of a shard: file -> sha256, of the tar and its index."""
         return {self.name: self.sha256, self.index_name: self.index_sha256}
 
 
 class ShardTable(Sequence[ShardInfo]):
-    """Memory-mapped rows of a split. Pickling stores the path instead of the rows."""
+    """Table of a split's shards, memory-mapped. Pickling stores the path instead of the rows."""
 
     def __init__(self, path: Path, split: str):
         self.path = path
         self.split = split
         self.rows = _open_rows(path)
-        """`ROW` [shards]: the rows."""
+        """`ROW` [shards]: the rows of the table."""
 
     @classmethod
     def open(cls, folder: Path, split: str, sha256: str) -> ShardTable:
@@ -116,7 +116,7 @@ class ShardTable(Sequence[ShardInfo]):
 
 
 def shard_rows(split: str, shards: Sequence[ShardInfo]) -> np.ndarray:
-    """Return `ROW` [shards]: a row for each shard."""
+    """Return the shard table of these shards: `ROW` [shards]."""
     rows = np.zeros(len(shards), dtype=ROW)
     for row, info in zip(rows, shards, strict=True):
         row["number"] = number = int(info.name.removesuffix(".tar").rpartition("-")[2])
@@ -151,7 +151,8 @@ def _open_rows(path: Path) -> np.ndarray:
 
 
 def _is_sound(rows: np.ndarray) -> bool:
-    """Whether numbers are valid: small enough that sums cannot overflow, and each shard number unique."""
+    """Whether the numbers of a shard table are valid: small enough that sums cannot overflow, and each shard number
+    unique."""
     counts = all(
         ((rows[name] >= 0) & (rows[name] < MAX_COUNT)).all() for name in ("samples", "tokens", "bytes", "size")
     )

@@ -43,7 +43,7 @@ class ShardWriter:
         self._hash = hashlib.sha256()
         self._position = 0
         self.tokens = 0
-        """Tokens added so far, which determine the start of the next shard."""
+        """Tokens added to the shard so far, which determine the start of the next shard."""
         self._text_bytes = 0
         self._info: ShardInfo | None = None
         self._shard = AtomicFile(self.path)
@@ -67,7 +67,8 @@ class ShardWriter:
         meta: Mapping[str, Any] | None = None,
         text_bytes: int = 0,
     ) -> None:
-        """Append a document. `key` must be unique in the corpus; `text_bytes` is the size of its text in UTF-8."""
+        """Append a document to the shard. `key` must be unique in the corpus; `text_bytes` is the size of its text in
+        UTF-8."""
         if unknown := (annotations.keys() | blobs.keys()) - set(self.fields[1:]):
             raise ValueError(f"document {key}: {', '.join(sorted(unknown))} is not one of the fields {self.fields}.")
         ids = self._checked_ids(key, tokens)
@@ -101,7 +102,7 @@ class ShardWriter:
         return ids.astype(self.dtype)
 
     def close(self) -> ShardInfo:
-        """Finish the files and return their description. Further calls return the same."""
+        """Finish the files of the shard and return their description. Further calls return the same."""
         if self._info is None:
             self._write(bytes(2 * tarfile.BLOCKSIZE))
             self._file.close()
@@ -127,11 +128,11 @@ class ShardWriter:
         self._shard.discard()
 
     def _append_array(self, name: str, array: np.ndarray) -> tuple[int, int]:
-        """Append an array as a member; return the offset of its data and its number of rows."""
+        """Append an array to the shard as a member; return the offset of its data and its number of rows."""
         return self._append_member(name, npy_bytes(array)) - array.nbytes, len(array)
 
     def _append_member(self, name: str, content: bytes) -> int:
-        """Append a file to the tar; return the offset after its last byte."""
+        """Append a file to the shard's tar; return the offset after its last byte."""
         padding = bytes(-len(content) % tarfile.BLOCKSIZE)
         self._write(tar_header(name, len(content)) + content + padding)
         return self._position - len(padding)
@@ -143,7 +144,8 @@ class ShardWriter:
 
 
 def _checked_annotation(label: str, name: str, values: Any, tokens: int) -> np.ndarray:
-    """Return int32 [n] or [n, columns]; raise ValueError unless positions are ascending and inside the document."""
+    """Return an annotation as int32 [n] or [n, columns]; raise ValueError unless positions are ascending and inside the
+    document."""
     columns = ANNOTATIONS.get(name)
     if columns is None:
         raise ValueError(f"{label} is not one of the annotations {', '.join(ANNOTATIONS)}.")

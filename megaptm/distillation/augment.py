@@ -26,17 +26,17 @@ FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 PARTS = re.compile(r"\w+|\W+")
 """Words, and the characters between them."""
 BATCH = 64
-"""Sequences per forward pass."""
+"""Number of sequences per forward pass of the augmenting model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """Settings of augmentation; the defaults are the paper's (section 4.2)."""
+    """Settings of data augmentation; the defaults are the paper's (section 4.2)."""
 
     copies: int = 20
     """Number of passes over the sentence; equal results count once."""
     candidates: int = 15
-    """Candidates from which the replacement of a word is sampled."""
+    """Number of candidates from which the replacement of a word is sampled."""
     probability: float = 0.4
     """Probability of replacing a word."""
     retained: frozenset[str] = FUNCTION_WORDS
@@ -61,8 +61,8 @@ def augment(
     settings: Augmentation = PAPER,
     seed: int = 0,
 ) -> list[str]:
-    """Return sentences that differ from `text` and each other, in the order of their creation: a function of text, seed
-    and model.
+    """Augment a sentence: return sentences that differ from `text` and each other, in the order of their creation, a
+    function of text, seed and model.
 
     `nearest(word, number)`: words with the most similar vectors. Without it, words of several subwords and unknown
     words are not replaced. The masked language model reads the text with a mask, followed by the original text.
@@ -99,7 +99,7 @@ def _replace(
 def _predict_words(
     loaded: TrainedModel, pieces: list[list[int]], indices: list[int], number: int
 ) -> dict[int, list[str]]:
-    """Return index of a single-token word -> most likely whole words there."""
+    """Predict replacements: return index of a single-token word -> most likely whole words there."""
     special, tokenizer, family = loaded.tokenizer.special, loaded.tokenizer, loaded.spec.family
     if tokenizer.kind != "wordpiece" or "mlm" not in family.heads or special.mask is None:
         raise UserError(

@@ -50,15 +50,15 @@ DTYPES = {"float16": np.float16, "float32": np.float32}
 
 @dataclass(frozen=True)
 class CachedLogits:
-    """Result of `cache_logits`."""
+    """Result of `cache_logits`: a folder of teacher logits."""
 
     manifest: TeacherLogitsManifest
     samples: int
-    """Samples for which the teacher ran in this call; others existed, or belong to another part."""
+    """Number of samples for which the teacher ran in this call; others existed, or belong to another part."""
     missing: int
     """Files of other parts that are not written yet."""
     bytes: int
-    """Bytes of all files."""
+    """Bytes of all files of teacher logits."""
 
 
 def cache_logits(
@@ -72,12 +72,13 @@ def cache_logits(
     parts: int = 1,
     tell: Callable[[int, int], object] = lambda done, of: None,
 ) -> CachedLogits:
-    """Write the folder `distill.cached_logits` of a student's config: for each position of each training and held-out
-    sample of its run, the `top` largest teacher logits, computed in float32 and relative to the largest.
+    """Run the teacher and write its logits to the folder `distill.cached_logits` of a student's config: for each
+    position of each training and held-out sample of its run, the `top` largest logits, computed in float32 and relative
+    to the largest.
 
     Files of an earlier call with the same teacher are reused, so a longer run only adds new ones. With several `parts`,
-    which may run at the same time, each writes every `parts`-th file; the last to end completes the folder. `tell` is
-    called with the number of finished samples and of all.
+    which may run at the same time, each writes every `parts`-th file; the last to end completes the folder. The
+    function `tell` is called with the number of finished samples and of all.
     """
     folder, teacher, corpora = _configured_folder(config), teacher_run(config), RunCorpora(config)
     teacher.check()
@@ -102,7 +103,7 @@ def _write(
     parts: int,
     tell: Callable[[int, int], object],
 ) -> CachedLogits:
-    """Write the missing files of a part, and the manifest if no other file is missing."""
+    """Write the missing files of teacher logits of a part, and the manifest if no other file is missing."""
     files = [
         (folder / file_name(split, number), mixes[split], numbers)
         for split, samples in manifest.samples.items()
@@ -125,12 +126,12 @@ def _write(
 
 
 def _is_written(path: Path, mix: Mix, numbers: range, manifest: TeacherLogitsManifest) -> bool:
-    """Whether a file holds the logits of these samples."""
+    """Whether a file holds the teacher logits of these samples."""
     return is_complete_file(path, manifest, len(numbers), sample_digest(mix.sample(numbers.start)))
 
 
 def _configured_folder(config: Config) -> Path:
-    """Return the folder in which the config expects logits. Raise UserError if it has none."""
+    """Return the folder in which the config expects teacher logits. Raise UserError if it has none."""
     distill = distill_section(config)
     if distill is None or distill.cached_logits is None:
         raise UserError(
@@ -143,7 +144,7 @@ def _configured_folder(config: Config) -> Path:
 def _build_manifest(
     config: Config, teacher: OtherRun, held_out: Mix, *, top: int, dtype: str, per_file: int
 ) -> TeacherLogitsManifest:
-    """Return the manifest to write, without files."""
+    """Return the manifest of teacher logits to write, without files."""
     distillation, train = resolve_distillation(config), config.train
     assert distillation is not None
     head = distillation.head_of(resolve_model(config))
@@ -169,7 +170,7 @@ def _build_manifest(
 
 
 def _check_folder(folder: Path, manifest: TeacherLogitsManifest) -> None:
-    """Raise UserError if the folder exists with other content."""
+    """Raise UserError if the folder of teacher logits exists with other content."""
     existing = next((folder / name for name in (UNFINISHED, MANIFEST) if (folder / name).is_file()), None)
     if existing is None and folder.exists() and (not folder.is_dir() or not all(map(is_unfinished, folder.iterdir()))):
         raise UserError(f"distill.cached_logits ({folder}) exists and is not a folder of logits: choose another.")
@@ -184,7 +185,7 @@ def _check_folder(folder: Path, manifest: TeacherLogitsManifest) -> None:
 
 
 def _write_description(folder: Path, manifest: TeacherLogitsManifest, teacher: OtherRun) -> None:
-    """Write the description of the folder's teacher."""
+    """Write the description of the teacher to the folder of its logits."""
     write_atomically(folder / UNFINISHED, json.dumps(manifest.model_dump()).encode())
     # From here on the folder does not need the teacher's run.
     write_atomically(folder / CONFIG, dump(teacher.config).encode())
@@ -195,7 +196,8 @@ def _write_description(folder: Path, manifest: TeacherLogitsManifest, teacher: O
 def _teacher_logits(
     model: Model, mix: Mix, numbers: range, manifest: TeacherLogitsManifest, *, rows: int
 ) -> Iterator[tuple[np.ndarray, SampleLogits]]:
-    """Yield the hash and the saved logits of each sample; `rows`: samples per forward pass."""
+    """Run the teacher: yield the hash and the saved logits of each sample; `rows` is the number of samples per forward
+    pass."""
     device = next(model.parameters()).device
     for start in range(numbers.start, numbers.stop, rows):
         batch = stacked(mix, range(start, min(start + rows, numbers.stop)))
@@ -225,7 +227,7 @@ def _teacher_logits(
 
 
 def _largest(projected: Projected, spec: ModelSpec, top: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids [N, K] of the largest logits, and their differences to the largest."""
+    """Return token ids [N, K] of the teacher's largest logits, and their differences to the largest."""
     logits_NV = projected.logits()[:, : spec.vocabulary].float()
     best = logits_NV.topk(top)
     return best.indices, best.values - best.values[:, :1]

@@ -36,15 +36,15 @@ from megaptm.storage import Record, parse_json, regular_file, shown, validate, w
 FORMAT = "megaptm-teacher-logits-2"
 MANIFEST = "manifest.json"
 UNFINISHED = "unfinished.json"
-"""Manifest of an unfinished folder."""
+"""Name of the manifest of an unfinished folder of teacher logits."""
 PER_FILE = 256
-"""Samples per file. With 512 positions and 32 tokens per position, a file has 25 MB."""
+"""Number of samples per file of teacher logits. With 512 positions and 32 tokens per position, a file has 25 MB."""
 MAX_NUMBER = 1_000_000
-"""Maximum of positions per sequence, tokens per position, and samples per file."""
+"""Maximum number of positions per sequence, tokens per position, and samples per file."""
 DTYPES = ("float16", "float32")
 """Types of stored logits."""
 MAX_OPEN = 2
-"""Maximum number of files in memory."""
+"""Maximum number of files of teacher logits in memory."""
 TEACHER_IDS, TEACHER_LOGITS = "teacher_ids", "teacher_logits"
 """Fields of a sample, [S, K]: token ids of a position, and their logits minus the largest. Zeros without logits."""
 COMMAND = "write it with `megaptm cache-logits` and the config of the run that reads it"
@@ -61,13 +61,13 @@ class TeacherLogitsManifest(Record):
     positions: str
     """`all` positions except padding, or only target positions (`target`)."""
     top: int
-    """Tokens per position."""
+    """Number of tokens per position."""
     dtype: str
     sequence: int
-    """Positions per sequence."""
+    """Number of positions per sequence."""
     vocabulary: int
     per_file: int
-    """Samples per file. The last file may have fewer."""
+    """Number of samples per file. The last file may have fewer."""
     samples: dict[str, int]
     """Split -> number of samples, starting with sample 0."""
     files: dict[str, str]
@@ -86,7 +86,7 @@ class SampleLogits(NamedTuple):
 
 
 def sample_digest(sample: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return uint8 [16]: hash that identifies a sample."""
+    """Return the hash that identifies a sample of a student's run, uint8 [16]."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(sample):
         array = np.ascontiguousarray(sample[name])
@@ -100,12 +100,13 @@ def file_name(split: str, index: int) -> str:
 
 
 def file_ranges(samples: int, per_file: int) -> Iterator[range]:
-    """Yield the sample numbers of each file."""
+    """Yield the sample numbers of each file of teacher logits."""
     return (range(first, min(first + per_file, samples)) for first in range(0, samples, per_file))
 
 
 def cached_step(folder: Path) -> int | None:
-    """Return the checkpoint step of a folder's logits, even if it is unfinished; None without logits."""
+    """Return the checkpoint step of the teacher whose logits a folder holds, even if it is unfinished; None without
+    logits."""
     for path in (folder / UNFINISHED, folder / MANIFEST):
         with suppress(UserError, FileNotFoundError, NotADirectoryError):
             return read_manifest(path).step
@@ -113,7 +114,7 @@ def cached_step(folder: Path) -> int | None:
 
 
 def read_manifest(path: Path) -> TeacherLogitsManifest:
-    """Read the manifest of a finished or unfinished folder; raise `UserError` if it is invalid."""
+    """Read the manifest of a finished or unfinished folder of teacher logits; raise `UserError` if it is invalid."""
     content = parse_json(regular_file(path).read_bytes(), path, remedy=COMMAND)
     manifest = validate(TeacherLogitsManifest, content, path, remedy=COMMAND)
     if manifest.format != FORMAT:
@@ -131,8 +132,8 @@ def read_manifest(path: Path) -> TeacherLogitsManifest:
 
 
 def write_file(path: Path, digests: Sequence[np.ndarray], samples: Sequence[SampleLogits]) -> None:
-    """Write a file with `samples` [n, 16]: hashes; `offsets` [n + 1]: offset of each sample in `positions` [P], `ids`
-    and `logits` [P, K]."""
+    """Write a file of teacher logits with `samples` [n, 16]: hashes; `offsets` [n + 1]: offset of each sample in
+    `positions` [P], `ids` and `logits` [P, K]."""
     tensors = {
         "samples": np.stack(digests),
         "offsets": np.cumsum([0, *(len(sample.positions) for sample in samples)]),
@@ -146,8 +147,8 @@ def file_hash(path: Path) -> str:
 
 
 def is_complete_file(path: Path, manifest: TeacherLogitsManifest, samples: int, first: np.ndarray) -> bool:
-    """Whether a file exists, can be read, and has at least `samples` samples, the first of which has the hash
-    `first`."""
+    """Whether a file of teacher logits exists, can be read, and has at least `samples` samples, the first of which has
+    the hash `first`."""
     try:
         tensors = _parse_file(regular_file(path).read_bytes(), manifest)
     except OSError:
@@ -166,14 +167,14 @@ class TeacherLogits:
 
     @classmethod
     def open(cls, folder: Path) -> TeacherLogits:
-        """Open a folder; raise `UserError` if it is missing or unfinished."""
+        """Open a folder of teacher logits; raise `UserError` if it is missing or unfinished."""
         path = folder / MANIFEST
         if not path.is_file():
             raise UserError(f"distill.cached_logits ({folder}) has no teacher logits, or is unfinished: {COMMAND}.")
         return cls(folder, read_manifest(path))
 
     def split(self, split: str) -> SplitLogits:
-        """Return the logits of `train` or `validation`."""
+        """Return the teacher logits of `train` or `validation`."""
         return SplitLogits(self, split)
 
 
@@ -212,7 +213,8 @@ class SplitLogits:
         return {TEACHER_IDS: ids, TEACHER_LOGITS: logits}
 
     def _hash_now(self, name: str) -> str | None:
-        """Return the current hash of a file, for a folder that was extended for a longer run since it was opened."""
+        """Return the current hash of a file of teacher logits, for a folder that was extended for a longer run since it
+        was opened."""
         with suppress(UserError, OSError):
             now, then = read_manifest(self.source.folder / MANIFEST), self.source.manifest
             if now.model_copy(update={"samples": then.samples, "files": then.files}) == then:
@@ -242,7 +244,7 @@ class SplitLogits:
 
 
 def _parse_file(content: bytes, manifest: TeacherLogitsManifest) -> dict[str, np.ndarray] | None:
-    """Return the tensors of a file; None unless `write_file` wrote them."""
+    """Return the tensors of a file of teacher logits; None unless `write_file` wrote them."""
     try:
         tensors: dict[str, np.ndarray] = load(content)
         return tensors if _are_valid(tensors, manifest) else None
@@ -251,7 +253,7 @@ def _parse_file(content: bytes, manifest: TeacherLogitsManifest) -> dict[str, np
 
 
 def _are_valid(tensors: Mapping[str, np.ndarray], manifest: TeacherLogitsManifest) -> bool:
-    """Whether tensors have the shapes and types of `write_file`, and all indexes are in range."""
+    """Whether tensors of teacher logits have the shapes and types of `write_file`, and all indexes are in range."""
     samples, offsets = tensors["samples"], tensors["offsets"]
     positions, ids, logits = (tensors[name] for name in SampleLogits._fields)
     rows, num_positions = samples.shape[:1], positions.shape[:1]  # sliced, because an array without axes has no length
@@ -270,7 +272,7 @@ def _are_valid(tensors: Mapping[str, np.ndarray], manifest: TeacherLogitsManifes
 
 
 class TeacherLogitsMix:
-    """Samples of a mix with cached teacher logits."""
+    """Mix of a student's samples with cached teacher logits."""
 
     def __init__(self, mix: SampleSource, logits: SplitLogits) -> None:
         self.mix, self.logits = mix, logits

@@ -43,7 +43,7 @@ class TeacherCosts(ExtraCosts):
         return counted.trained + counted.frozen
 
     def bytes(self, work: Workload) -> float:
-        """Return the bytes on each rank.
+        """Return the bytes that the teacher takes on each rank.
 
         - Teacher weights.
         - Compared hidden states of teacher and student, in float32.
@@ -74,8 +74,8 @@ class TeacherCosts(ExtraCosts):
         return total
 
     def flops(self, work: Workload) -> int:
-        """Return the FLOPs of a step on all devices: the teacher's forward pass, and the student's extra projections,
-        scores and logits at all positions, forward and backward."""
+        """Return the FLOPs of a step that distillation adds on all devices: the teacher's forward pass, and the
+        student's extra projections, scores and logits at all positions, forward and backward."""
         distillation = self.distillation
         forward, student_products = 0 if distillation.cached else self._computed_workload(work).flops // 3, 0
         for stack, length in work.lengths.items():
@@ -94,7 +94,7 @@ class TeacherCosts(ExtraCosts):
         return forward + 6 * work.batch * student_products
 
     def seconds(self, machine: Machine, work: Workload) -> OperationTime:
-        """Return the seconds of a step on the slowest rank."""
+        """Return the seconds that the teacher adds to a step on the slowest rank."""
         taught = self._computed_workload(work)
         (local,) = stage_chunks(taught)
         run = not self.distillation.cached
@@ -103,7 +103,7 @@ class TeacherCosts(ExtraCosts):
         return passes + OperationTime(products=more / (machine.peak(work.precision) * machine.efficiency.matmul))
 
     def summary(self, work: Workload) -> str:
-        """Return the teacher's name, parameters and FLOPs."""
+        """Return the teacher's name, parameters and FLOPs for the head of a plan."""
         teacher = self.distillation.teacher
         return (
             f"teacher {teacher.name}: {count_parameters(teacher, with_heads=True):,} parameters, "
@@ -128,7 +128,8 @@ class TeacherCosts(ExtraCosts):
 
 
 def _score_products(spec: ModelSpec, stack: str, length: int) -> int:
-    """Return the multiply-adds of a layer's scores and of the projections of queries, keys and values."""
+    """Return the multiply-adds of a teacher layer's attention scores and of the projections of queries, keys and
+    values."""
     sub = sublayers(spec.family.stacks[stack].at(0), spec.size_of(stack))[0]
     weights = sum(linear.weights for name, linear in sub.costs.linears.items() if name != "output")
     return length * weights + length * length * spec.size_of(stack).heads * spec.size_of(stack).key_width

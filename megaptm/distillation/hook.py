@@ -31,7 +31,8 @@ from megaptm.train.engines import verified_reader
 
 
 def build_hook(config: Config, rank_env: RankEnvironment) -> DistillationHook | None:
-    """Return the hook of a config with distillation, None for others. All ranks call this and verify the teacher."""
+    """Build the training hook of a config with distillation; None for others. All ranks call this and verify the
+    teacher."""
     if distill_section(config) is None:
         return None
     return DistillationHook(
@@ -56,7 +57,8 @@ class DistillationHook(EngineHook):
         global_tokens: bool = False,
         attention_kernel: str = AUTO,
     ) -> None:
-        """`reader`: the teacher's checkpoint. None if its logits are cached. The options are those of the student."""
+        """Create the losses. `reader`: the teacher's checkpoint; None if its logits are cached. The options are those
+        of the student."""
         self._distillation, self._reader = distillation, reader
         self._options: dict[str, Any] = {"global_tokens": global_tokens, "attention_kernel": attention_kernel}
 
@@ -104,7 +106,7 @@ def build_teacher(
     global_tokens: bool = False,
     attention_kernel: str = AUTO,
 ) -> Model:
-    """Return this rank's part of the teacher, frozen, with the weights of a checkpoint of any layout."""
+    """Build this rank's part of the teacher, frozen, with the weights of a checkpoint of any layout."""
     spec, layout = distillation.teacher, layout.model_copy(update={"recompute": "none"})
     config = transformer_config(spec, layout, CommunicationConfig(), precision)
     (stage,) = build_stages(
@@ -124,7 +126,8 @@ def build_teacher(
 
 
 def teacher_initializer(distillation: Distillation, reader: TensorReader) -> Initializer:
-    """Return an initializer from the teacher's tables, heads and chosen layers. Tables are cut to their first rows.
+    """Return an initializer of the student from the teacher's tables, heads and chosen layers. Tables are cut to their
+    first rows.
 
     Parameters that the teacher does not have keep their default value.
     """

@@ -25,7 +25,7 @@ from megaptm.spec import EMBEDDED, ModelSpec, Reading
 
 
 class StudentAndTeacher(NamedTuple):
-    """Batch, and the outputs of student and teacher."""
+    """Batch of a distillation, and the outputs of student and teacher for it."""
 
     student: Model
     student_states: States
@@ -34,14 +34,14 @@ class StudentAndTeacher(NamedTuple):
     batch: dict[str, Tensor]
 
     def ends(self, stack: str) -> tuple[Tensor, Tensor]:
-        """Return the gathered stack outputs of student and teacher."""
+        """Return the gathered outputs of a stack of student and teacher."""
         return (
             self.student.gather_sequence(self.student_states.streams[stack]),
             self.teacher.gather_sequence(self.teacher_states.streams[stack]),
         )
 
     def states(self, stack: str, student_layer: int, layer: int) -> tuple[Tensor, Tensor]:
-        """Return the gathered outputs of a student layer and a teacher layer."""
+        """Return the gathered outputs of a student layer and of the teacher layer that it is compared with."""
         return (
             self.student.gather_sequence(self.student_states.inner[Reading(stack, student_layer)]),
             self.teacher.gather_sequence(self.teacher_states.inner[Reading(stack, layer)]),
@@ -81,8 +81,8 @@ class DistillationLosses(UsesTensorRanks, nn.Module):
     def losses(
         self, student: Model, student_states: States, teacher: Model | None, batch: dict[str, Tensor]
     ) -> dict[str, Loss]:
-        """Return loss name -> (sum, number of positions). Without a teacher the batch has its largest logits,
-        `teacher_ids` and `teacher_logits` [B, S, K]."""
+        """Return the distillation losses by name, as (sum, number of positions). Without a teacher the batch has its
+        largest logits, `teacher_ids` and `teacher_logits` [B, S, K]."""
         if teacher is None:
             name = f"{LOSS}logits"
             return {name: (self._cached_logits(student, student_states, batch), self.count(name, batch).float())}
@@ -101,7 +101,7 @@ class DistillationLosses(UsesTensorRanks, nn.Module):
         return {name: (loss, self.count(name, batch).float()) for name, loss in losses.items()}
 
     def count(self, name: str, batch: dict[str, Tensor]) -> Tensor:
-        """Return the number of positions of a loss."""
+        """Return the number of positions of a distillation loss."""
         hook = name.removeprefix(LOSS)
         if hook == "logits":
             return self._target_positions(batch).sum()
@@ -176,24 +176,24 @@ class DistillationLosses(UsesTensorRanks, nn.Module):
                 yield self.ranks.reduce(self._sum_over_positions(apart_BS.t(), stack, batch))
 
     def apart(self, hook: str, student_SBD: Tensor, teacher_SBD: Tensor) -> Tensor:
-        """Return the mean squared error of projected student states, [S, B]."""
+        """Return the mean squared error between projected student states and teacher states, [S, B]."""
         if hook in self.maps:
             student_SBD = cast(Linear, self._modules[self.maps[hook]])(student_SBD)
         return (student_SBD.float() - teacher_SBD.float()).square().mean(-1)
 
     def _sum_over_positions(self, values_SB: Tensor, stack: str, batch: dict[str, Tensor]) -> Tensor:
-        """Return the sum over positions that are not padding."""
+        """Return the sum of a distillation loss over positions that are not padding."""
         real_SB = real_positions(batch, self.spec.family.prefixes[stack]).t()
         return torch.where(real_SB, values_SB, 0.0).sum()
 
     def _target_positions(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return the positions whose logits are compared, [B, S]."""
+        """Return the positions whose logits student and teacher compare, [B, S]."""
         prefix = self.spec.family.prefixes[self.spec.readings(self.head)[0].stack]
         return compared_positions(batch, prefix, self.distillation.positions)
 
 
 def add_losses(model: Model, distillation: Distillation) -> DistillationLosses:
-    """Add the losses of a student and their projections to its model, as the module `distill`."""
+    """Add the distillation losses of a student and their projections to its model, as the module `distill`."""
     losses = DistillationLosses(model.spec, distillation)
     model.add_module("distill", losses)
     model.keep_layers(distillation.read_of_student(model.spec))
@@ -207,7 +207,8 @@ def real_positions(batch: Mapping[str, Tensor], prefix: str) -> Tensor:
 
 
 def compared_positions(batch: Mapping[str, Tensor], prefix: str, positions: str) -> Tensor:
-    """Return the positions whose logits are compared, [B, S]: `all` but padding, or `asked` target positions."""
+    """Return the positions whose logits student and teacher compare, [B, S]: `all` but padding, or `asked` target
+    positions."""
     real_BS = real_positions(batch, prefix)
     if positions == "all":
         return real_BS
@@ -226,12 +227,12 @@ def head_projection(model: Model, head: str, states: States) -> Projected:
 
 
 def _classes(model: Model, head: str, states: States) -> Tensor:
-    """Return the class logits of a head, [B, C]."""
+    """Return the class logits of a head of student or teacher, [B, C]."""
     assert model.head is not None
     return cast(RowClassHead, model.head[head]).logits(_stream(model, head, states), tied=None)
 
 
 def _stream(model: Model, head: str, states: States) -> Tensor:
-    """Return the gathered input of a head."""
+    """Return the gathered input of a head of student or teacher."""
     reading = model.spec.readings(head)[0]
     return model.gather_sequence(states.inner[reading] if reading in states.inner else states.streams[reading.stack])

@@ -22,7 +22,7 @@ from megaptm.spec import LayerlessFamily, ModelSpec
 
 
 def teacher_model(config: Config) -> ModelConfig:
-    """Return the section of the teacher's model. Its vocabulary is the student's by default."""
+    """Return the section of a config that describes the teacher's model. Its vocabulary is the student's by default."""
     distill = distill_section(config)
     assert distill is not None
     return ModelSection.model_validate({"model": {"vocabulary": config.model.vocabulary} | distill.model}).model
@@ -40,7 +40,8 @@ def with_teacher(config: Config, distill: DistillConfig) -> Config:
 
 
 def distill_errors(config: Config, distill: DistillConfig) -> Iterator[str]:
-    """Yield broken rules. The relation of student and teacher is checked only if both are valid."""
+    """Yield broken rules of the config section `distill`. The relation of student and teacher is checked only if both
+    are valid."""
     if isinstance(family := find_family(config.model.family), LayerlessFamily):
         yield f"distill: {config.model.family} is a family of {family.title}, which cannot be distilled; remove it."
         return
@@ -89,7 +90,7 @@ def resolve_distillation(config: Config) -> Distillation:
 
 
 def _class_heads(config: Config) -> tuple[str, ...]:
-    """Return the heads of the objective whose logits are compared."""
+    """Return the heads of the objective whose class logits are compared."""
     distill = distill_section(config)
     assert distill is not None
     rows = [loss for loss in config.built_objective.losses if issubclass(HEADS[loss], RowClassHeadCosts)]
@@ -97,7 +98,7 @@ def _class_heads(config: Config) -> tuple[str, ...]:
 
 
 def teacher_errors(config: Config) -> Iterator[str]:
-    """Yield broken rules of the teacher by itself."""
+    """Yield broken rules of the teacher's model by itself."""
     distill = distill_section(config)
     assert distill is not None
     if not distill.model:
@@ -150,7 +151,7 @@ def distillation_errors(config: Config) -> Iterator[str]:
 
 
 def _cached_logits(distill: DistillConfig) -> Iterator[str]:
-    """Yield errors of losses other than word logits, which need a teacher that is run."""
+    """Yield errors of distillation losses other than word logits, which need a teacher that is run."""
     if distill.cached_logits is not None and "://" in distill.cached_logits:
         yield f"distill.cached_logits ({distill.cached_logits}) must be a local folder: copy it to all nodes."
     for hook in HOOKS:
@@ -234,7 +235,7 @@ def _teacher_layout(config: Config, teacher: ModelSpec) -> Iterator[str]:
 
 
 def _compared_outputs(distill: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
-    """Yield errors if compared tensors differ in shape."""
+    """Yield errors if the tensors that student and teacher compare differ in shape."""
     stacks = [*student.family.stacks]
     tables = [token_costs(spec) for spec in (student, teacher)]
     if distill.logits and any(table is not None and table.module for table in tables):
@@ -299,7 +300,7 @@ def _teacher_layers(
 
 
 def _layer_lists(distill: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
-    """Yield errors of lists with an entry per student layer."""
+    """Yield errors of lists in `distill` with an entry per student layer."""
     for key in ("layers", "layer_weights", "initial_layers"):
         for stack in student.family.stacks if (entries := getattr(distill, key)) else ():
             student_layers, teacher_layers = student.size_of(stack).layers, teacher.size_of(stack).layers

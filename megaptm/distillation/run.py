@@ -32,7 +32,7 @@ LOGITS_SEPARATOR = ", of logits kept with "
 
 
 class DistillationRun(RunHook):
-    """Checks and state of a run with a teacher."""
+    """Run hook of distillation: checks and state of a run with a teacher."""
 
     def with_absolute_paths(self, config: Config, previous: Callable[[], Config | None]) -> Config:
         distill = distill_section(config)
@@ -70,7 +70,7 @@ class DistillationRun(RunHook):
                     extended.sample(sample)
 
     def samples(self, config: Config, samples: SampleSource, split: str) -> SampleSource:
-        """Return the samples with the teacher's cached logits, if any."""
+        """Return the samples of a split with the teacher's cached logits, if any."""
         distill = distill_section(config)
         if distill is None or distill.cached_logits is None:
             return samples
@@ -87,7 +87,7 @@ RUN_HOOK = DistillationRun()
 
 
 def teacher_run(config: Config) -> OtherRun:
-    """Return the teacher's run of a config with distillation."""
+    """Return the run of the teacher of a config with distillation."""
     distill = distill_section(config)
     assert distill is not None
     return OtherRun("distill.teacher", Path(distill.teacher), "distill.step", distill.step)
@@ -139,12 +139,12 @@ def teacher_logits(config: Config) -> TeacherLogits:
 
 
 def stream_prefix(spec: ModelSpec, head: str) -> str:
-    """Return the prefix of the stream that a head reads."""
+    """Return the name prefix of the fields of the stream that a head reads."""
     return spec.family.prefixes[spec.readings(head)[0].stack]
 
 
 def num_positions(config: Config, spec: ModelSpec, head: str) -> int:
-    """Return the number of positions in a sequence of that stream, as the run's objective makes it."""
+    """Return the number of positions in a sequence of a stream, as the run's objective makes it."""
     batch = config.batch_spec
     return batch.streams[stream_prefix(spec, head)]
 
@@ -200,7 +200,7 @@ def teacher_id(config: Config) -> str:
 
 
 def checkpoint_id(run: OtherRun) -> str:
-    """Return a hash of the files of a run's checkpoint."""
+    """Return a hash of the files of a teacher's checkpoint."""
     from megaptm.checkpoint.store import Store  # imports torch
 
     files = Store(run.folder).load(run.selected_step).files

@@ -18,23 +18,23 @@ from megaptm.losses.token_costs import ROWS_PROJECTED
 
 
 class LargestLogits(NamedTuple):
-    """Largest logits of each sample. All other tokens have probability zero."""
+    """Largest teacher logits of each sample. All other tokens have probability zero."""
 
     ids: Tensor
-    """Ids in the full vocabulary, int64 [N, K]."""
+    """Token ids in the full vocabulary, int64 [N, K]."""
     values: Tensor
-    """Logits [N, K]."""
+    """Teacher logits of these ids [N, K]."""
     first: int
     """First vocabulary id of this rank."""
     words: int
     """Number of vocabulary ids of this rank."""
 
     def select(self, rows: Any) -> LargestLogits:
-        """Return a subset of the samples."""
+        """Return the largest teacher logits of a subset of the samples."""
         return self._replace(ids=self.ids[rows], values=self.values[rows])
 
     def logits(self) -> Tensor:
-        """Return logits, float32 [N, V]; minus infinity for unknown ones."""
+        """Return the teacher's logits, float32 [N, V]; minus infinity for unknown ones."""
         here = (self.ids >= self.first) & (self.ids < self.first + self.words)
         # Ids of other ranks go into an extra column, which is dropped.
         columns = torch.where(here, self.ids - self.first, self.words)
@@ -52,8 +52,8 @@ class SoftTargetLoss(UsesTensorRanks, nn.Module):
         self.vocabulary, self.temperature, self.soft = vocabulary, temperature, soft
 
     def forward(self, student: Projected, teacher: Projected | LargestLogits, is_target_N: Tensor) -> Tensor:
-        """Return the float32 sum over target samples. Gradients flow to the student only. Largest logits of a teacher
-        are treated as its complete distribution."""
+        """Return the float32 sum of the distillation loss over target samples. Gradients flow to the student only.
+        Largest logits of a teacher are treated as its complete distribution."""
         if drops_unlabeled(student.hidden):
             rows = is_target_N.nonzero().squeeze(1)
             student, teacher, is_target_N = student.select(rows), teacher.select(rows), is_target_N[rows]
@@ -61,8 +61,8 @@ class SoftTargetLoss(UsesTensorRanks, nn.Module):
         return loss
 
     def chunk(self, student_CV: Tensor, teacher_CV: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of each sample [C, 1], summed over this rank's vocabulary, and its gradient with respect to
-        logits [C, V]."""
+        """Return the distillation loss of each sample [C, 1], summed over this rank's vocabulary, and its gradient with
+        respect to logits [C, V]."""
         real = max(0, self.vocabulary - self.ranks.rank * student_CV.shape[1])
         scores = []
         for logits_CV in (student_CV, teacher_CV):
@@ -92,7 +92,7 @@ class SoftTargetLoss(UsesTensorRanks, nn.Module):
 
 
 def normalizer(scores_CV: Tensor, ranks: TensorRanks) -> Tensor:
-    """Return the log-sum-exp over the full vocabulary, [C, 1]."""
+    """Return the log-sum-exp of teacher or student logits over the full vocabulary, [C, 1]."""
     if ranks.sum is None or ranks.largest is None:
         return scores_CV.logsumexp(-1, keepdim=True)
     largest_C1 = scores_CV.amax(-1, keepdim=True)
@@ -103,7 +103,7 @@ def normalizer(scores_CV: Tensor, ranks: TensorRanks) -> Tensor:
 
 
 def soft_class_loss(student_NC: Tensor, teacher_NC: Tensor, *, temperature: float, soft: str) -> Tensor:
-    """Return the loss of each sample for a few classes, [N]."""
+    """Return the distillation loss of each sample for a few classes, [N]."""
     student_log_NC, teacher_log_NC = (
         (logits.float() / temperature).log_softmax(-1) for logits in (student_NC, teacher_NC)
     )

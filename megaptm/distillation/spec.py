@@ -52,20 +52,20 @@ class Distillation:
         return weights | {f"{LOSS}{hook}": weight for hook, weight in self.weights.items()}
 
     def weight_of(self, layer: int) -> float:
-        """Return the weight of the losses of a student layer."""
+        """Return the weight of the distillation losses of a student layer."""
         return self.layer_weights[layer] if self.layer_weights else 1.0
 
     def head_of(self, student: ModelSpec) -> str | None:
-        """Return the token head that both models have. None if there is none."""
+        """Return the token head that student and teacher both have. None if there is none."""
         both = (name for name in WORDS if name in student.family.heads and name in self.teacher.family.heads)
         return next(both, None)
 
     def read_of_student(self, student: ModelSpec) -> dict[str, set[int]]:
-        """Return stack -> student layers whose output is compared."""
+        """Return the student layers whose output is compared: stack -> layers."""
         return {stack: self._read(range(student.size_of(stack).layers)) for stack in self.layers}
 
     def read_of_teacher(self) -> dict[str, set[int]]:
-        """Return stack -> teacher layers whose output is compared."""
+        """Return the teacher layers whose output is compared: stack -> layers."""
         return {stack: self._read(layers) for stack, layers in self.layers.items()}
 
     def _read(self, layers: Iterable[int]) -> set[int]:
@@ -74,5 +74,5 @@ class Distillation:
         return reading | ({layer - 1 for layer in layers} if self.asks("scores") else set())
 
     def asks(self, *hooks: str) -> bool:
-        """Whether any of these hooks has a weight."""
+        """Whether any of these distillation hooks has a weight."""
         return any(hook in self.weights for hook in hooks)

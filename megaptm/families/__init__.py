@@ -33,7 +33,7 @@ _BUILT_IN: tuple[Family | LayerlessFamily, ...] = tuple(
 
 
 def _of_packages() -> Iterator[Family | LayerlessFamily]:
-    """Yield the tables of users' packages, checked."""
+    """Yield the families of users' packages, checked."""
     for table in chain.from_iterable(registered_attributes("", "FAMILIES")):
         if not isinstance(table, Family | LayerlessFamily):
             raise UserError(f"FAMILIES of a package has {table!r}, which is not a `megaptm.spec.Family`: remove it.")
@@ -42,10 +42,10 @@ def _of_packages() -> Iterator[Family | LayerlessFamily]:
 
 
 class _Group(IntEnum):
-    """Group of a family, in the order in which families are listed."""
+    """Group of families, in the order in which families are listed."""
 
     TEXT = 0
-    """Transformers that read text only."""
+    """Group of transformers that read text only."""
     OTHER_LAYERS = 1
     OTHER_INPUTS = 2
     LAYERLESS = 3
@@ -60,7 +60,7 @@ def _group_of(table: Family | LayerlessFamily) -> _Group:
 
 
 def _registry(*groups: _Group) -> Registry[Any]:
-    """Return the families of these groups, one group after the other."""
+    """Return the families of these groups by name, one group after the other."""
     return Registry(
         {table.name: table for group in groups for table in _BUILT_IN if _group_of(table) is group},
         lambda: ((table.name, table) for group in groups for table in _of_packages() if _group_of(table) is group),

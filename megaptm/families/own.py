@@ -12,11 +12,11 @@ from megaptm.spec import Family, LayerlessFamily, value_errors
 from megaptm.spec.family import Reading
 
 SIZE_FIELDS = ("layers", "width", "heads", "ffn")
-"""Fields of a size that must be positive integers."""
+"""Fields of a family's size that must be positive integers."""
 
 
 def refuse_invalid_family(family: Family | LayerlessFamily, name: str) -> None:
-    """Raise UserError if a family has an invalid or missing value; `name` is its name in the config."""
+    """Raise UserError if a user's family has an invalid or missing value; `name` is its name in the config."""
     kind = type(family)
     try:
         TypeAdapter(kind).validate_python({field.name: getattr(family, field.name) for field in fields(kind)})

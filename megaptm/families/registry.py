@@ -45,7 +45,7 @@ FOLDERS = (
     "infoword",
     "word_vectors",
 )
-"""Folders of families, in the order in which families are listed."""
+"""Folders of built-in families, in the order in which families are listed."""
 
 
 def contributions(module: str, name: str) -> Iterator[Any]:

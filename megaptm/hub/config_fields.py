@@ -57,7 +57,8 @@ def config_values(counterpart: Counterpart, spec: ModelSpec) -> dict[str, Any]:
 
 
 def nest_sections(counterpart: Counterpart, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields of sections, such as `text_config.hidden_size`, as nested dictionaries."""
+    """Nest the sections of a Hugging Face config: return fields such as `text_config.hidden_size` as nested
+    dictionaries."""
     config: dict[str, Any] = {}
     for name, value in values.items():
         section, _, field = name.rpartition(".")
@@ -66,7 +67,7 @@ def nest_sections(counterpart: Counterpart, values: Mapping[str, Any]) -> dict[s
 
 
 def flatten_sections(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested sections as fields; the inverse of `nest_sections`."""
+    """Flatten the sections of a Hugging Face config to fields; the inverse of `nest_sections`."""
     fields: dict[str, Any] = {}
     for name, value in config.items():
         if name in counterpart.sections:
@@ -79,7 +80,8 @@ def flatten_sections(counterpart: Counterpart, config: Mapping[str, Any]) -> dic
 
 
 def check_value(counterpart: Counterpart, field: str, value: Any) -> Any:
-    """Return the value of a field of `Counterpart.fields`. Raise UserError if no model can have it."""
+    """Return the value of a field of a Hugging Face config, one of `Counterpart.fields`. Raise UserError if no model
+    can have it."""
     match counterpart.fields[field]:
         case name if name in counterpart.checks:
             expected, check = counterpart.checks[name]
@@ -121,7 +123,7 @@ def find_mismatches(counterpart: Counterpart, config: Mapping[str, Any], file: M
 
 
 def _values_by_name(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return megaptm's name -> the config.json fields for it, with their values."""
+    """Return the config.json fields and values for each of megaptm's names."""
     values: dict[str, dict[str, Any]] = {}
     for field, name in counterpart.fields.items():
         if field in config:  # some classes use fields without declaring them
@@ -135,7 +137,7 @@ def _brief(value: Any) -> str:
 
 
 def refuse(reasons: Iterable[str]) -> NoReturn:
-    """Raise one UserError with all reasons."""
+    """Refuse a Hugging Face config: raise one UserError with all reasons."""
     raise UserError(f"{CONFIG}: {'; '.join(dict.fromkeys(reasons))}; such a model cannot be imported.")
 
 
@@ -186,7 +188,7 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
 
 
 def check_pad(counterpart: Counterpart, pad: int | None, where: str = "") -> None:
-    """Raise UserError if the pad token has another id, which would shift all positions."""
+    """Raise UserError if the pad token of a Hugging Face config has another id, which would shift all positions."""
     expected = counterpart.family_table.embedding.first_position - 1
     if counterpart.positions_after_pad and pad is not None and pad != expected:
         raise UserError(

@@ -47,7 +47,7 @@ def _are_even(value: Any) -> bool:
 
 
 EVEN_NUMBERS = (f"an even number from 2 to {MAX_VALUE:,}, or a list of such numbers", _are_even)
-"""Entry of `Counterpart.checks`."""
+"""Check of a config value: an even number, an entry of `Counterpart.checks`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +57,9 @@ class ImportOption:
     read: Callable[[str], Any]
     """Function that returns the value of a text. Raises UserError for an invalid one."""
     form: str
-    """Form of the text, for the help: `[FEATURES,CLASSES]`."""
+    """Form of the option's text for the help: `[FEATURES,CLASSES]`."""
     models: str
-    """Models that it is for: "models of image regions"."""
+    """Models that the option is for: "models of image regions"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,23 +153,23 @@ class Counterpart:
     """Name prefixes of parameters in published checkpoints that pre-training does not have."""
 
     def field_name(self, *names: str) -> str:
-        """Return the config.json field for the first of megaptm's names that has one."""
+        """Return the field of config.json for the first of megaptm's names that has one."""
         fields = {name: field for field, name in reversed(self.fields.items())}
         return next(fields[name] for name in names if name in fields)
 
     @property
     def all_fixed(self) -> dict[str, Any]:
-        """`fixed` with the fields of earlier releases."""
+        """Return the fields of `fixed` together with those of earlier releases."""
         return LEGACY_FIELDS | self.fixed
 
     @property
     def family_table(self) -> Family:
-        """Family of megaptm, or its stack."""
+        """Return megaptm's family for this counterpart, or for its stack."""
         family = find_family(self.family)
         assert isinstance(family, Family)
         return family.alone(self.stack) if self.stack else family
 
     @property
     def config_model_type(self) -> str:
-        """`model_type` in config.json."""
+        """Return the `model_type` in config.json."""
         return self.model_type or self.family

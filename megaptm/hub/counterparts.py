@@ -43,8 +43,8 @@ def find_counterpart(spec: ModelSpec) -> Counterpart:
 
 
 def hugging_face_models(family: Family) -> tuple[str, ...]:
-    """Return the class in `transformers` that computes the same; one per stack if stacks are separate models there;
-    empty if there is none."""
+    """Return the class in `transformers` that computes the same as a family; one per stack if stacks are separate
+    models there; empty if there is none."""
     parts = [family.alone(stack) for stack in reversed(family.stacks)] if family.sampled.heads else [family]
     counterparts = [_match_shape(part) for part in parts]
     return tuple(counterpart.model for counterpart in counterparts if counterpart) if all(counterparts) else ()
@@ -111,7 +111,7 @@ def _check_stacks(counterpart: Counterpart, sizes: Mapping[str, Size]) -> None:
 
 
 def find_counterparts(model_type: object, family: object = None) -> tuple[Counterpart, ...]:
-    """Return the counterparts of a `model_type`, optionally only those of one family."""
+    """Return the Hugging Face counterparts of a `model_type`, optionally only those of one family."""
     same_type = tuple(counterpart for counterpart in COUNTERPARTS if counterpart.config_model_type == model_type)
     if not same_type:
         raise UserError(
@@ -124,12 +124,12 @@ def find_counterparts(model_type: object, family: object = None) -> tuple[Counte
 
 
 def import_options() -> dict[str, ImportOption]:
-    """Return the overrides of imports, by key of `Size.inputs`."""
+    """Return the options of imports from Hugging Face, by key of `Size.inputs`."""
     return dict(chain.from_iterable(counterpart.import_options.items() for counterpart in COUNTERPARTS))
 
 
 def is_first_of_its_type(counterpart: Counterpart) -> bool:
-    """Whether a config without a family is read as this counterpart's family."""
+    """Whether a Hugging Face config that names no family is read as this counterpart's family."""
     return find_counterparts(counterpart.config_model_type)[0].family == counterpart.family
 
 

@@ -9,7 +9,7 @@ from megaptm.credentials import in_brief
 from megaptm.errors import UserError
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-"""Names such as `gpt2` and `google-bert/bert-base-uncased`."""
+"""Pattern of names on the Hugging Face hub such as `gpt2` and `google-bert/bert-base-uncased`."""
 FILE_PATTERNS = (
     *("config.json", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -20,7 +20,8 @@ TIMEOUT_SECONDS = 10.0
 
 
 def find_or_download(source: str) -> Path:
-    """Return the folder `source`; if it does not exist and may be a name on the hub, download that model."""
+    """Return the folder `source` of a Hugging Face model; if it does not exist and may be a name on the hub, download
+    that model."""
     folder = Path(source)
     if folder.exists() or not NAME.fullmatch(source):
         return folder

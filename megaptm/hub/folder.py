@@ -29,13 +29,13 @@ CONVERT_REMEDY = (
 
 
 class WeightIndex(Record):
-    """Content of the index file: tensor name -> file."""
+    """Content of the index file of a Hugging Face model folder: tensor name -> file."""
 
     weight_map: dict[str, FileName]
 
 
 def check_folder(folder: Path) -> None:
-    """Raise UserError if this is not a model folder, or one with its own code or pickled weights."""
+    """Raise UserError if a folder is not a Hugging Face model folder, or one with its own code or pickled weights."""
     if not folder.is_dir():
         problem = "is a file" if folder.exists() else "does not exist"
         raise UserError(f"{folder} {problem}: give a folder with {CONFIG}, {WEIGHTS} and a tokenizer.")
@@ -52,7 +52,8 @@ def check_folder(folder: Path) -> None:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Return all tensors by their names in the files, memory-mapped: bytes are read on use."""
+    """Return all tensors of a Hugging Face model folder by their names in the files, memory-mapped: bytes are read on
+    use."""
     weights: dict[str, Tensor] = {}
     for file in _weight_files(folder):
         for name, tensor in read_tensors(file):

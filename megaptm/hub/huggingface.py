@@ -54,7 +54,7 @@ SPECIAL_IDS = (*ROLES, "decoder_start_token_id", *FORCED_IDS)
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """Result of an export."""
+    """Exported model in Hugging Face's format."""
 
     classes: dict[str, str]
     """Path in the folder (`.` for the folder itself) -> class of `transformers` that loads it."""
@@ -78,7 +78,7 @@ def to_hugging_face(
     sequence: int | None = None,
     unused: Mapping[str, Tensor] | None = None,
 ) -> ExportedModel:
-    """Write config, generation config, weights and tokenizer to a new folder.
+    """Export a model: write config, generation config, weights and tokenizer to a new folder that `transformers` loads.
 
     `weights`: full parameters by name. `objective`, `sequence`: those of the training; None: the family's first
     objective, and the model's context. `unused`: further parameters of an import (`ImportedModel.unused`). The folder
@@ -156,7 +156,8 @@ def _convert(
     dtype: torch.dtype,
     start: tuple[str, ...],
 ) -> tuple[PretrainedConfig, Any, dict[str, Tensor]]:
-    """Return config, generation config and weights in Hugging Face's format; `start`: `BaseObjective.decoder_start`."""
+    """Return config, generation config and weights of a model in Hugging Face's format; `start`:
+    `BaseObjective.decoder_start`."""
     counterpart = find_counterpart(spec)
     left_out = tuple(f"head.{head}." for head in _heads_left_out(spec, counterpart))
     # Modules that extensions add to a model are used only in pre-training, too.
@@ -185,7 +186,7 @@ def from_hugging_face(
     inputs: Mapping[str, Any] | None = None,
     context: int | None = None,
 ) -> ImportedModel:
-    """Import a model from a folder or from memory.
+    """Import a Hugging Face model from a folder or from memory.
 
     - `family`: needed if several families have the model's type. None: that in its config (`FAMILY`), or the first.
     - `inputs`: values of `Size.inputs` that no config has (`Counterpart.import_options`). Default: those of the paper.
@@ -237,7 +238,7 @@ def _settable_keys(counterpart: Counterpart, spec: ModelSpec) -> tuple[str, ...]
 
 
 def _join_stacks(model: ImportedModel, counterpart: Counterpart, folder: Path) -> ImportedModel:
-    """Return the full model if the other stacks are in subfolders; else this stack."""
+    """Return the full model if the other stacks of a Hugging Face model are in subfolders; else this stack."""
     family = CATALOGUE[counterpart.family]
     other_stacks = [stack for stack in family.stacks if stack != counterpart.stack and (folder / stack).is_dir()]
     if counterpart.stack not in family.sampled.heads or not other_stacks:
@@ -261,7 +262,7 @@ def _differing_dropouts(counterpart: Counterpart, spec: ModelSpec, config: Mappi
 
 
 def describe_config(config: Mapping[str, Any], *, family: str | None = None) -> tuple[Counterpart, ModelSpec]:
-    """Return the counterpart and spec that a Hugging Face config describes."""
+    """Return the counterpart and model spec that a Hugging Face config describes."""
     known = find_counterparts(config.get("model_type"), family or config.get(FAMILY))
     complete = [_with_defaults(counterpart, config) for counterpart in known]
     file = flatten_sections(known[0], config)
@@ -285,7 +286,7 @@ def describe_config(config: Mapping[str, Any], *, family: str | None = None) -> 
 
 
 def hugging_face_config(spec: ModelSpec, **special: int | None) -> PretrainedConfig:
-    """Return the Hugging Face config of a model."""
+    """Return the Hugging Face config of a megaptm model."""
     counterpart = find_counterpart(spec)
     family_field = {} if is_first_of_its_type(counterpart) else {FAMILY: counterpart.family}
     config_class = _config_class(counterpart)
@@ -307,7 +308,8 @@ def _config_class(counterpart: Counterpart) -> Any:
 
 
 def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all fields that determine the model: from config.json, else the defaults of `transformers`."""
+    """Return all fields of a Hugging Face config that determine the model: from config.json, else the defaults of
+    `transformers`."""
     config_class = _config_class(counterpart)
     if counterpart.sections:
         return _with_defaults_of_sections(counterpart, config)
@@ -336,7 +338,7 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
 
 
 def _with_defaults_of_sections(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `_with_defaults` of a config with a section for each of several models."""
+    """Return a Hugging Face config with a section for each of several models, with the defaults of each section."""
     file = flatten_sections(counterpart, config)
     configured = {name: check_value(counterpart, name, file[name]) for name in counterpart.fields if name in file}
     try:
@@ -350,8 +352,8 @@ def _with_defaults_of_sections(counterpart: Counterpart, config: Mapping[str, An
 
 
 def _max_length(spec: ModelSpec) -> dict[str, int]:
-    """Return the maximum length of a decoder with learned positions. Otherwise `pipeline` would generate 256 tokens,
-    beyond the table."""
+    """Return the maximum length of text that an exported decoder with learned positions can generate. Otherwise
+    `pipeline` would generate 256 tokens, beyond the table."""
     stacks = [*spec.family.stacks]
     ends = stacks == ["decoder"] or ("decoder" in stacks and spec.longest is not None)
     return {"max_length": spec.context_of("decoder")} if ends else {}
@@ -360,7 +362,7 @@ def _max_length(spec: ModelSpec) -> dict[str, int]:
 def _special_ids(
     counterpart: Counterpart, spec: ModelSpec, tokenizer: Tokenizer | None, start: tuple[str, ...]
 ) -> dict[str, int | None]:
-    """Return the special ids of the tokenizer, or the published ids if they are in the vocabulary.
+    """Return the special ids of an exported model's tokenizer, or the published ids if they are in the vocabulary.
 
     `start`: first tokens of a decoder in training. Depending on the family this is a pad token (T5) or an end token
     (BART), and possibly a fixed second token.

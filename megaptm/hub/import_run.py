@@ -57,7 +57,7 @@ RECIPE: dict[str, Any] = {
 MAX_SEQUENCE = 512
 FAMILY, CONTEXT = "model.family=", "model.context="
 RESIZED = ", ".join(dict.fromkeys(known.family for known in COUNTERPARTS if known.repeated_table or known.resize))
-"""Families that can be imported with another context."""
+"""Families that can be imported with another context, as text."""
 INPUTS = {f"model.{key}=": key for key in import_options()}
 IMPORT_OPTIONS = (FAMILY, CONTEXT, *INPUTS)
 """Overrides that select how a model is imported; the last of several counts. Its config determines the rest."""
@@ -73,7 +73,7 @@ UNUSED = "unused.safetensors"
 
 @dataclass(frozen=True)
 class ImportedRun:
-    """Result of an import."""
+    """Result of importing a Hugging Face model as a run."""
 
     config: Config
     newly_initialized: tuple[str, ...]
@@ -89,7 +89,7 @@ class ImportedRun:
 def import_run(
     source: str, run: str | Path, overrides: Sequence[str] = (), *, tokenizer: str | Path | None = None
 ) -> ImportedRun:
-    """Create the run folder from a model in a folder or on the hub, atomically.
+    """Create the run folder of an imported Hugging Face model, from a folder or the hub, atomically.
 
     `tokenizer`: folder of the tokenizer, if not the model's own. A run without any takes that of its corpus.
     """
@@ -116,7 +116,7 @@ def import_run(
 
 
 def _resize(model: ImportedModel, context: int) -> ImportedModel:
-    """Return the model with another context. Raise UserError if its files determine the context."""
+    """Return the imported model with another context. Raise UserError if its files determine the context."""
     if (resize := _counterpart(model.spec).resize) is not None:
         return resize(model, context)
     raise UserError(
@@ -130,7 +130,7 @@ def _counterpart(spec: ModelSpec) -> Counterpart:
 
 
 def _with_mask_decoder(model: ImportedModel) -> tuple[ImportedModel, tuple[str, ...]]:
-    """Return the model with its family's mask decoders, and the modules of these that it lacks."""
+    """Return the imported model with its family's mask decoders, and the modules of these that it lacks."""
     spec, table = model.spec, TABLES[model.spec.name]
     stacks = {name: block.for_pretraining(table.stacks[name]) for name, block in spec.family.stacks.items()}
     spec = replace(spec, family=change(spec.family, stacks=stacks))
@@ -150,7 +150,7 @@ def _parse_context(text: str) -> int:
 
 
 def refuse_existing_run(run: Path) -> None:
-    """Raise UserError if the run folder is not empty."""
+    """Raise UserError if the folder of the run to create is not empty."""
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise UserError(f"{run} exists and is not empty: import to a new folder.")
 
@@ -158,7 +158,7 @@ def refuse_existing_run(run: Path) -> None:
 def refuse_model_overrides(
     overrides: Sequence[str], source: str, *, settable: Iterable[str] = (), also: str = ""
 ) -> None:
-    """Raise UserError if an override contradicts the model's files.
+    """Raise UserError if an override of the import contradicts the model's files.
 
     `settable`: keys that the files do not determine; `also`: end of the message.
     """
@@ -178,7 +178,7 @@ def write_run(
     model: ImportedModel,
     tokenizer: Tokenizer | None,
 ) -> Config:
-    """Create the folder of a run with the model at step 0, and a config of `values` and overrides."""
+    """Create the folder of a run with the imported model at step 0, and a config of `values` and overrides."""
     run.parent.mkdir(parents=True, exist_ok=True)
     with AtomicFile(run) as unfinished:
         unfinished.mkdir()
@@ -207,8 +207,8 @@ def read_model(
     inputs: Mapping[str, Any] | None = None,
     context: int | None = None,
 ) -> tuple[ImportedModel, Tokenizer | None]:
-    """Return the model in a folder or on the hub, and its tokenizer, or that in the folder `tokenizer`; None if there
-    is none. Raise UserError if they do not match. `family`, `inputs`, `context`: as in `from_hugging_face`."""
+    """Read a Hugging Face model from a folder or the hub, and its tokenizer, or that in the folder `tokenizer`; None if
+    there is none. Raise UserError if they do not match. `family`, `inputs`, `context`: as in `from_hugging_face`."""
     if (Path(source) / CONFIG).is_file():
         raise UserError(
             f"{source} is a run of megaptm: continue it with `megaptm train`, or start a new run from its weights with "
@@ -251,13 +251,13 @@ def check_text_end(model: ImportedModel, tokenizer: Tokenizer, folder: Path) -> 
 
 
 def complete_weights(model: ImportedModel, *, seed: int) -> dict[str, Tensor]:
-    """Return all parameters. Absent ones are initialized as in a new run of this seed."""
+    """Return all parameters of the imported model. Absent ones are initialized as in a new run of this seed."""
     spec = model.spec
     return model.weights | {name: initial_value(spec, name, shape, seed) for name, shape in model.absent.items()}
 
 
 def _check_trainable(spec: ModelSpec, source: str) -> None:
-    """Raise UserError if a model can be read but not trained."""
+    """Raise UserError if an imported model can be read but not trained."""
     if (family := TABLES.get(spec.name)) is None:
         full_family = max((name for name in CATALOGUE if spec.name.startswith(f"{name}-")), key=len)
         missing = [stack for stack in CATALOGUE[full_family].stacks if stack not in spec.family.stacks]
@@ -310,8 +310,8 @@ def _default_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
 
 
 def _choose_objective(imported: ImportedModel) -> str:
-    """Return an objective of the family: the first with the fewest heads that the class of `transformers` has and the
-    model lacks."""
+    """Choose an objective for an imported model: the family's first with the fewest heads that the class of
+    `transformers` has and the model lacks."""
     lacking = {name.split(".")[1] for name in imported.absent if name.startswith("head.")} - imported.missing_heads
     return min(TABLES[imported.spec.name].objectives, key=lambda name: len(lacking & {*build_objective(name).losses}))
 
@@ -330,7 +330,7 @@ def _size_values(size: Size) -> dict[str, Any]:
 
 
 def _save_checkpoint(config: Config, weights: Mapping[str, Tensor], run: Path, tokenizer: Tokenizer | None) -> None:
-    """Write the checkpoint of step 0: weights without moments, because there was no update."""
+    """Write the checkpoint of step 0 of an imported model: weights without moments, because there was no update."""
     start = {"samples": 0, "cursors": {}, "config": config.model_dump(), "version": __version__}
     with RunLock(run) as lock:
         store = Store(run, fence=lock.is_held, token=lock.token)

@@ -53,12 +53,13 @@ class ImportedModel:
 
     @property
     def newly_initialized(self) -> tuple[str, ...]:
-        """Modules that the model came without; their parameters get the initial values of a new model."""
+        """Return the modules that the imported model came without; their parameters get the initial values of a new
+        model."""
         return tuple(dict.fromkeys(name.rpartition(".")[0] for name in self.absent))
 
 
 def imported_model(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Tensor], where: str) -> ImportedModel:
-    """Check the tensors of a model and rename them; `where` is the folder or the class, for errors."""
+    """Check the tensors of a Hugging Face model and rename them; `where` is the folder or the class, for errors."""
     # A config may claim any number of layers; build only as many as the files can have tensors for.
     if spec.layers > len(state):
         raise UserError(f"{where}: {CONFIG} has {spec.layers:,} layers, but there are only {len(state):,} tensors.")
@@ -107,7 +108,7 @@ def imported_model(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str
 def _drop_zero_parameters(
     counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Tensor], where: str
 ) -> dict[str, Tensor]:
-    """Return the parameters without those of `Counterpart.zero_parameters`, which must be zero."""
+    """Drop the parameters of `Counterpart.zero_parameters`, which must be zero, from those of a Hugging Face model."""
     absent = counterpart.zero_parameters(spec)
     zeros = [name for name in state if name in absent or counterpart.prefix + name in absent]
     if other := [name for name in zeros if state[name].count_nonzero()]:
@@ -123,7 +124,8 @@ def _drop_zero_parameters(
 def _rename_parameters(
     counterpart: Counterpart, state: Mapping[str, Tensor], known: Collection[str], where: str
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the parameters by the names of `Counterpart.rules`, each once, and the unused ones by their own names."""
+    """Return Hugging Face parameters by the names of `Counterpart.rules`, each once, and the unused ones by their own
+    names."""
     renamed: dict[str, Tensor] = {}
     alias: dict[str, str] = {}
     unused: dict[str, Tensor] = {}

@@ -13,7 +13,8 @@ from megaptm.tokenizers.labels import make_label_tokenizer
 
 
 def label_names(tokenizer: Tokenizer | None, labels: int) -> dict[int, str]:
-    """Return label -> name; labels without a name in the corpus get the default of transformers."""
+    """Return the label names of an exported image model: label -> name; labels without a name in the corpus get the
+    default of transformers."""
     known = 0 if tokenizer is None else tokenizer.vocabulary
     return {
         label: tokenizer.name(label) if tokenizer is not None and label < known else f"LABEL_{label}"

@@ -1,4 +1,4 @@
-"""Optional libraries of these formats, installed with megaptm's extras."""
+"""Optional libraries of import and export, installed with megaptm's extras."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def quiet() -> Iterator[None]:
 
 
 def transformers() -> Any:
-    """Return the module. Raise UserError if it is not installed."""
+    """Return the module `transformers`. Raise UserError if it is not installed."""
     try:
         import transformers as module
     except ImportError:
@@ -38,7 +38,7 @@ def transformers() -> Any:
 
 
 def h5py() -> Any:
-    """Return the module. Raise UserError if it is not installed."""
+    """Return the module `h5py`. Raise UserError if it is not installed."""
     try:
         import h5py as module
     except ImportError:

@@ -16,8 +16,8 @@ TOKENS = "embed.token.weight"
 
 
 def split_stack(spec: ModelSpec, weights: Mapping[str, Tensor], stack: str) -> tuple[ModelSpec, dict[str, Tensor]]:
-    """Return one stack as a separate model, with the shared tables or its own: a gradient-disentangled table is the sum
-    of the shared one and the difference."""
+    """Return one stack of a family as a separate Hugging Face model, with the shared tables or its own: a
+    gradient-disentangled table is the sum of the shared one and the difference."""
     family, size = spec.family.alone(stack), change(spec.size_of(stack), stacks={})
     if size.width != spec.size.table_width:
         size = change(size, embedding=spec.size.table_width)
@@ -32,7 +32,8 @@ def split_stack(spec: ModelSpec, weights: Mapping[str, Tensor], stack: str) -> t
 
 
 def join_specs(family: Family, parts: Mapping[str, ModelSpec], where: str) -> ModelSpec:
-    """Return the model of these stacks. Raise UserError if they differ in shared settings."""
+    """Return the spec of the full model of stacks that are separate Hugging Face models. Raise UserError if they differ
+    in shared settings."""
     main = parts[next(stack for stack in family.stacks if stack in family.sampled.heads)]
     for stack, part in parts.items():
         other_settings = _shared_settings(part)
@@ -63,13 +64,14 @@ def _shared_settings(part: ModelSpec) -> dict[str, object]:
 
 
 def rename_to_full(family: Family, parts: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
-    """Return the values by name in the full model; for shared parameters, that of the last stack."""
+    """Rename the parameters of separate stacks to those of the full model; for shared parameters, the value is that of
+    the last stack."""
     return {_full_name(family, stack, name): value for stack, values in parts.items() for name, value in values.items()}
 
 
 def join_weights(family: Family, parts: Mapping[str, Mapping[str, Tensor]], where: str) -> dict[str, Tensor]:
-    """Return the weights of the full model, with the differences of gradient-disentangled tables. Raise UserError if
-    shared weights differ by more than the precision of a half-precision format."""
+    """Return the weights of the full model from those of separate stacks, with the differences of gradient-disentangled
+    tables. Raise UserError if shared weights differ by more than the precision of a half-precision format."""
     weights = rename_to_full(family, parts)
     for stack, stack_weights in parts.items():
         for name, weight in stack_weights.items():

@@ -35,7 +35,7 @@ def _cat(tensors: list[Tensor]) -> Tensor:
 
 
 def _stack(tensors: list[Tensor]) -> Tensor:
-    """Stack along a new second axis."""
+    """Stack tensors of a Hugging Face model along a new second axis."""
     import torch
 
     return torch.stack(tensors, 1)
@@ -79,12 +79,12 @@ CONV_QKV_BIAS = Form(
 
 
 def always(spec: ModelSpec) -> bool:
-    """Return True: condition of rules that apply to every model."""
+    """Return True: condition of tensor rules that apply to every model."""
     return True
 
 
 def has_narrow_tables(spec: ModelSpec) -> bool:
-    """Whether embedding tables and layers differ in width, so that there is a projection between them."""
+    """Whether a model's embedding tables and layers differ in width, so that there is a projection between them."""
     return spec.size.table_width != spec.size.width
 
 
@@ -99,14 +99,15 @@ class TensorRule:
     name: str
     """Name of megaptm's parameter."""
     hf_names: tuple[str, ...]
-    """Empty if Hugging Face's model has no such tensor: it is not exported, and initialized by an import."""
+    """Names of Hugging Face's tensors. Empty if its model has no such tensor: it is not exported, and initialized by an
+    import."""
     form: Form = SAME
     when: Callable[[ModelSpec], bool] = always
-    """Condition on the models that have it."""
+    """Condition on the models that have the tensor."""
     optional: bool = False
-    """Whether Hugging Face's model may lack it; it is then initialized."""
+    """Whether Hugging Face's model may lack the tensor; it is then initialized."""
     attention_kind: str | None = None
-    """Kind of attention of the layers that have it; None: all layers."""
+    """Kind of attention of the layers that have the tensor; None: all layers."""
 
 
 def pair(
@@ -116,7 +117,7 @@ def pair(
     bias: Form = SAME,
     when: Callable[[ModelSpec], bool] = always,
 ) -> tuple[TensorRule, TensorRule]:
-    """Return two rules, for the `.weight` and `.bias` of a linear layer or norm."""
+    """Return two tensor rules, for the `.weight` and `.bias` of a linear layer or norm."""
     return (
         TensorRule(f"{name}.weight", tuple(f"{hf_name}.weight" for hf_name in hf_names), weight, when),
         TensorRule(f"{name}.bias", tuple(f"{hf_name}.bias" for hf_name in hf_names), bias, when),
@@ -124,7 +125,7 @@ def pair(
 
 
 def rules_for_stack(rules: Iterable[TensorRule], stack: str) -> tuple[TensorRule, ...]:
-    """Return the rules of an encoder for a stack of another name."""
+    """Return the tensor rules of an encoder for a stack of another name."""
     return tuple(replace(rule, name=re.sub(r"^encoder\.", f"{stack}.", rule.name)) for rule in rules)
 
 
@@ -172,7 +173,7 @@ def _module_name(parameter: str) -> str:
 
 
 def _each_layer(rules: tuple[TensorRule, ...], spec: ModelSpec) -> Iterator[tuple[TensorRule, ModelSpec]]:
-    """Yield each rule with the spec of its stack, because stacks may differ in size."""
+    """Yield each tensor rule with the spec of its stack, because stacks may differ in size."""
     for rule in rules:
         if not rule.when(spec):
             continue

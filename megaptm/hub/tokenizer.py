@@ -25,13 +25,13 @@ FAMILY_OPTIONS = ("do_lower_case", "keep_accents", "extra_ids")
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder has tokenizer files."""
+    """Whether a folder of a Hugging Face model has tokenizer files."""
     return any((folder / name).is_file() for name in ("tokenizer.json", *SLOW_FILES))
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """Return the tokenizer of a folder unchanged, so that corpora built with it still match; else as `transformers`
-    converts it."""
+    """Read the tokenizer of a Hugging Face folder unchanged, so that corpora built with it still match; else as
+    `transformers` converts it."""
     if (folder / "tokenizer.json").is_file():
         return load_tokenizer(folder)
     if not has_tokenizer(folder):
@@ -108,7 +108,8 @@ def _reject_sentencepiece_options(model: Any, file: Path, *, has_folds: bool) ->
 
 
 def export_tokenizer(tokenizer: Tokenizer, spec: ModelSpec, *, objective: BaseObjective, sequence: int) -> Tokenizer:
-    """Return a tokenizer with the same ids, and the settings with which `AutoTokenizer` reproduces training inputs.
+    """Export a tokenizer: return one with the same ids, and the settings with which `AutoTokenizer` reproduces training
+    inputs.
 
     Special tokens are placed as by the objective. Texts are truncated at `sequence`, the longest training sequence, or
     at the tokenizer's own maximum length if that is larger. Without a pad token the end token is used: the attention
@@ -159,7 +160,8 @@ def _with_template(tokenizer: Tokenizer, objective: BaseObjective, *, segments: 
 
 
 def _encode_samples(content: dict[str, Any], segments: bool) -> list[tuple[list[int], list[int]]]:
-    """Return the ids of one text and of a pair, with their segments if the model has them."""
+    """Return the ids of one text and of a pair as an exported tokenizer makes them, with their segments if the model
+    has them."""
     from tokenizers import Tokenizer as Library
 
     library = Library.from_str(json.dumps(content))
@@ -170,7 +172,7 @@ def _encode_samples(content: dict[str, Any], segments: bool) -> list[tuple[list[
 
 
 def _template(objective: BaseObjective, special: SpecialTokens, library: Any) -> dict[str, Any]:
-    """Return the JSON of `TemplateProcessing` of the tokenizers library."""
+    """Return the JSON of `TemplateProcessing` (tokenizers library) for an exported tokenizer."""
     ids: dict[str, int] = {}
 
     def parse(template: str) -> list[dict[str, Any]]:

@@ -25,8 +25,8 @@ MAX_BEAMS = 1024
 # Bounded so that the penalty of any length is finite.
 MAX_PENALTY = 10
 Step = Callable[[list[list[int]], list[int]], Tensor]
-"""Function from the output of each beam, and the index of its parent in the previous step, to the logits [B, V] of the
-next token."""
+"""Function that computes a step of beam search, from the output of each beam, and the index of its parent in the
+previous step, to the logits [B, V] of the next token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,21 +46,21 @@ class Beam:
             )
 
     def score(self, log_prob: float, length: int) -> float:
-        """Return the score of an output of `length` tokens with its end token, from its log-probability
+        """Return the score of an output of `length` tokens with its end token in beam search, from its log-probability
         (arXiv:1609.08144, equation 14, without coverage)."""
         return log_prob / ((5 + length) / 6) ** self.length_penalty
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """Output and its score."""
+    """Output of beam search and its score."""
 
     ids: list[int]
     score: float
 
 
 def generate_by_beam(loaded: TrainedModel, prompt: str, *, tokens: int, beam: Beam) -> str:
-    """Return the best output for a text, with at most `tokens` tokens."""
+    """Generate by beam search: return the best output for a text, with at most `tokens` tokens."""
     require_use(loaded, "fill")
     if loaded.spec.family.stacks[generating_stack(loaded)].cross is None:
         raise UserError(f"{loaded.spec.name} has no encoder, which beam search needs: use fill, without beams.")
@@ -68,7 +68,8 @@ def generate_by_beam(loaded: TrainedModel, prompt: str, *, tokens: int, beam: Be
 
 
 def search(loaded: TrainedModel, ids: list[int], *, tokens: int, beam: Beam) -> list[Hypothesis]:
-    """Return at most `beam.width` outputs for a text, best first; truncated ones if too few end within `tokens`."""
+    """Search with beams: return at most `beam.width` outputs for a text, best first; truncated ones if too few end
+    within `tokens`."""
     special = loaded.tokenizer.special
     text, decoder_start, tokens = prepare_prompt(loaded, "text", ids, tokens)
     generated: list[list[int]] = [[] for _ in range(beam.width)]
@@ -110,8 +111,8 @@ def search(loaded: TrainedModel, ids: list[int], *, tokens: int, beam: Beam) -> 
 
 @contextmanager
 def _decoding(loaded: TrainedModel, text: list[int], decoder_start: list[int], beams: int) -> Iterator[Step]:
-    """Yield the step function of a model that has read a text. It uses a key-value cache if positions allow it.
-    `decoder_start`: first tokens of the decoder."""
+    """Yield the function that computes a step of beam search by a model that has read a text. It uses a key-value cache
+    if positions allow it. `decoder_start`: first tokens of the decoder."""
     model = loaded.model
     (encoder, _), (decoder, decoder_prefix) = loaded.spec.family.prefixes.items()
     stack = model.stack(decoder)

@@ -18,7 +18,7 @@ POOLS = ("mean", "first", "last", "none")
 
 
 def encode(loaded: TrainedModel, texts: str | Sequence[str], *, pool: str = "mean", batch: int = 16) -> Tensor:
-    """Return [N, D], or [N, S, D] with pool `none`, float32 on the CPU; see `LoadedModel.encode`."""
+    """Encode texts as vectors [N, D], or [N, S, D] with pool `none`, float32 on the CPU; see `LoadedModel.encode`."""
     check_encode_options(pool, batch)
     texts = [texts] if isinstance(texts, str) else texts
     if not loaded.spec.family.reads_text:
@@ -31,7 +31,7 @@ def encode(loaded: TrainedModel, texts: str | Sequence[str], *, pool: str = "mea
 
 
 def pool_states(hidden: Sequence[Tensor], pool: str) -> Tensor:
-    """Return [N, D], or [N, S, D] with pool `none`, from hidden states [S, D] of each text."""
+    """Pool hidden states [S, D] of each text to vectors [N, D], or [N, S, D] with pool `none`."""
     if pool == "none":
         longest = max(map(len, hidden))
         return torch.stack([F.pad(x_SD, (0, 0, 0, longest - len(x_SD))) for x_SD in hidden])
@@ -49,7 +49,7 @@ def check_encode_options(pool: str, batch: int) -> None:
 
 
 def _encode_text(loaded: TrainedModel, text: str, index: int) -> list[int]:
-    """Return the ids of a text with the special tokens of training."""
+    """Return the ids of a text to encode with the special tokens of training."""
     tokenizer = loaded.tokenizer
     ids = loaded.config.built_objective.add_special_tokens(tokenizer.encode(text).tolist(), tokenizer.special)
     if not ids:
@@ -63,7 +63,7 @@ def _encode_text(loaded: TrainedModel, text: str, index: int) -> list[int]:
 
 
 def _hidden_states(loaded: TrainedModel, rows: list[list[int]]) -> list[Tensor]:
-    """Return [S, D] of each sequence, with its own length."""
+    """Return the hidden states [S, D] of each sequence, with its own length."""
     with torch.no_grad():  # not inference mode: the result may be used to train a classifier
         x_BSD = loaded.model.encode(text_batch(loaded, rows)).float().cpu()
     return [x_SD[: len(row)] for x_SD, row in zip(x_BSD, rows, strict=True)]

@@ -43,20 +43,22 @@ MICROBATCHES = 4
 
 @dataclass(frozen=True)
 class EvaluatedLoss:
-    """Loss in nats per label, of the model and of two baselines that do not read the input."""
+    """Loss of an evaluation in nats per label, of the model and of two baselines that do not read the input."""
 
     num_labels: int
     model: float
     unigram: float
-    """Predicts each label with its frequency in training, with one added to each count. For replaced tokens (ELECTRA),
-    which depend on the sampling model: the frequency in the evaluated samples. For contrastive losses: as `uniform`."""
+    """Loss of the baseline that predicts each label with its frequency in training, with one added to each count. For
+    replaced tokens (ELECTRA), which depend on the sampling model: the frequency in the evaluated samples. For
+    contrastive losses: as `uniform`."""
     uniform: float
-    """Predicts every label with equal probability. For contrastive losses: every sample of the batch."""
+    """Loss of the baseline that predicts every label with equal probability. For contrastive losses: every sample of
+    the batch."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result of `evaluate`."""
+    """Result of evaluating a model."""
 
     run: str
     step: int
@@ -65,12 +67,13 @@ class Evaluation:
     rows: int
     losses: dict[str, EvaluatedLoss]
     weights: dict[str, float]
-    """Weights of the losses in their sum."""
+    """Weights of the losses in their weighted sum."""
     bytes_per_token: float | None
     """UTF-8 bytes of text per label, if every token is a label (causal-lm)."""
 
     def total(self, predictor: str) -> float:
-        """Return the weighted sum of the losses of `model`, `unigram` or `uniform`: the objective of training."""
+        """Return the weighted sum of the losses of `model`, `unigram` or `uniform`, as the objective weights them in
+        training."""
         return sum(self.weights[name] * getattr(loss, predictor) for name, loss in self.losses.items())
 
     def bits_per_byte(self, predictor: str) -> float | None:
@@ -90,8 +93,8 @@ def evaluate(
     console: Console | None = None,
     tell: Callable[[str], object] = lambda phase: None,
 ) -> Evaluation:
-    """Evaluate the model on held-out samples of the run's corpora, or of others. Raise UserError if an option does not
-    apply to the model. `console` shows progress, `tell` is called at the start of each phase."""
+    """Evaluate a model on held-out samples of the run's corpora, or of other corpora. Raise UserError if an option does
+    not apply to the model. The `console` shows progress, `tell` is called at the start of each phase."""
     if options.sequence is not None:
         data = loaded.config.data.model_copy(update={"sequence": options.sequence})
         loaded = replace(loaded, config=loaded.config.model_copy(update={"data": data}))
@@ -184,7 +187,7 @@ def evaluate(
 
 
 def record(config: Config, evaluation: Evaluation) -> Path:
-    """Save an evaluation with its run: to a file, the journals, and the tracking server."""
+    """Record an evaluation with its run: in a file, the journals, and the tracking server."""
     run = Path(evaluation.run)
     write_atomically(run / FILE, json.dumps(evaluation.to_json(), indent=1).encode() + b"\n")
     metrics = {f"evaluation/{name}": loss.model for name, loss in evaluation.losses.items()}
@@ -200,7 +203,7 @@ def record(config: Config, evaluation: Evaluation) -> Path:
 
 
 def show(evaluation: Evaluation, console: Console) -> None:
-    """Print a table with a row for the model and each baseline, for each loss."""
+    """Print the table of an evaluation with a row for the model and each baseline, for each loss."""
     several, bits = len(evaluation.losses) > 1, evaluation.bytes_per_token is not None
     table = Table(box=None, pad_edge=False)
     for heading in [*(["labels"] if several else []), ""]:
@@ -235,7 +238,7 @@ def _perplexity(nats: float) -> float:
 
 
 def _check_options(loaded: TrainedModel, options: EvaluationOptions) -> None:
-    """Raise UserError if an option is for another kind of model."""
+    """Raise UserError if an option of evaluation is for another kind of model."""
     objective, block = loaded.config.built_objective, loaded.spec.family.first_block
     has_lanes = objective.unit == "lane"
     attends_to_cache = any(record.caches_states for record in block.attentions)
@@ -278,7 +281,7 @@ def _open(loaded: TrainedModel, corpora: dict[str, float], split: str, *, lanes:
 
 
 def _read(mix: Mix, rows: int, batch_size: int, title: str, console: Console | None) -> Iterator[Sample]:
-    """Yield the first samples of a mix in batches of `batch_size`, with a progress bar."""
+    """Yield the first samples of a mix to evaluate in batches of `batch_size`, with a progress bar."""
     columns = (TextColumn(f"{title:<16}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=console is None) as progress:
         bar = progress.add_task(title, total=rows)
@@ -288,7 +291,7 @@ def _read(mix: Mix, rows: int, batch_size: int, title: str, console: Console | N
 
 
 def _count(batch: Sample, counts: dict[str, np.ndarray]) -> None:
-    """Add a batch's labels to `counts`: loss -> int64 [number of classes]."""
+    """Count the labels of an evaluated batch in `counts`: loss -> int64 [number of classes]."""
     for name, count in counts.items():
         labels = batch[HEADS[name].label_field].reshape(-1)
         labels = labels[labels != IGNORED]
@@ -299,6 +302,6 @@ def _count(batch: Sample, counts: dict[str, np.ndarray]) -> None:
 
 
 def _bytes_per_token(corpora: dict[str, float], cache: Cache) -> float:
-    """Return the bytes per token of the mix; its weights count tokens."""
+    """Return the bytes per token of the mix that is evaluated; its weights count tokens."""
     ratios = [bytes_per_token(Corpus.open(folder, cache), "validation") for folder in corpora]
     return float(np.average(ratios, weights=list(corpora.values())))

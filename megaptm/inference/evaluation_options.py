@@ -9,7 +9,7 @@ from megaptm.errors import UserError
 
 
 def _integer(minimum: int, help_: str) -> Any:
-    """Return a field for an integer or None."""
+    """Return the field of an option for an integer or None."""
     return field(default=None, metadata={"minimum": minimum, "help": help_})
 
 
@@ -39,5 +39,5 @@ class EvaluationOptions:
 
     @property
     def as_trained(self) -> bool:
-        """Whether samples are read as in training, so that the result may be saved with the run."""
+        """Whether samples are evaluated as they are read in training, so that the result may be saved with the run."""
         return self == EvaluationOptions(rows=self.rows)

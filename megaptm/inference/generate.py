@@ -35,12 +35,12 @@ from megaptm.tokenizers import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Sampling of the next token."""
+    """Options of sampling the next token of generated text."""
 
     temperature: float = 0.8
-    """Divisor of the logits; 0: take the most likely token."""
+    """Divisor of the logits; 0: the most likely token is taken."""
     top_k: int = 50
-    """Sample only from this many most likely tokens; 0: all."""
+    """Number of most likely tokens from which one is sampled; 0: all."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -53,7 +53,8 @@ class Sampling:
 
 
 class Sampler:
-    """Sampler of tokens. It runs on the CPU, so that a seed gives the same result on any device."""
+    """Sampler of the tokens of generated text. It runs on the CPU, so that a seed gives the same result on any
+    device."""
 
     def __init__(self, sampling: Sampling, tokenizer: Tokenizer) -> None:
         self.sampling = sampling
@@ -72,8 +73,8 @@ class Sampler:
 
 
 def finite_logits(logits_V: Tensor, tokenizer: Tokenizer) -> Tensor:
-    """Return the logits [..., V] of the tokenizer's tokens in float32 on the CPU; the model's table may have more.
-    Raise UserError if they are not finite."""
+    """Return the logits [..., V] of the tokenizer's tokens for generation, in float32 on the CPU; the model's table may
+    have more. Raise UserError if they are not finite."""
     logits_V = logits_V[..., : tokenizer.vocabulary].float().cpu()
     if not logits_V.isfinite().all():
         raise UserError("the model's logits are NaN or infinite: use another checkpoint (--step).")
@@ -81,7 +82,7 @@ def finite_logits(logits_V: Tensor, tokenizer: Tokenizer) -> Tensor:
 
 
 def never_generated(special: SpecialTokens) -> list[int]:
-    """Return the ids that never occur within a text."""
+    """Return the token ids that are never generated within a text."""
     return [id_ for id_ in (special.pad, special.begin) if id_ is not None and id_ != special.end]
 
 
@@ -102,8 +103,8 @@ def continue_text(loaded: TrainedModel, prompt: str, *, tokens: int, sampling: S
 
 
 def continue_ids(loaded: TrainedModel, ids: list[int], *, tokens: int, sampler: Sampler) -> Iterator[int]:
-    """Yield the ids by which a decoder continues, up to a document end or `tokens` tokens. Beyond the model's context
-    it continues from the second half of the context."""
+    """Yield the ids with which a decoder continues a prompt, up to a document end or `tokens` tokens. Beyond the
+    model's context, the decoder continues from the second half of the context."""
     ids, end = list(ids), loaded.tokenizer.special.end
     limit = loaded.spec.longest
     decoder = loaded.model.stack(generating_stack(loaded))
@@ -222,7 +223,7 @@ class KeyValueCache:
             layer.keys_values = None
 
     def select(self, rows_B: Tensor) -> None:
-        """Select these sequences of the cache."""
+        """Select sequences of the key-value cache."""
         for layer in self.layers:
             if layer.keys_values is not None:
                 keys, values = layer.keys_values
@@ -231,7 +232,7 @@ class KeyValueCache:
 
 @contextmanager
 def with_cache(stack: Stack) -> Iterator[KeyValueCache]:
-    """Enable the key-value cache of the stack's self-attention in this context; cross-attention keys and values are
+    """Enable the key-value cache of a stack's self-attention in this context; cross-attention keys and values are
     computed once."""
     layers = [layer for layer in stack.values() if isinstance(layer, Layer)]
     cache = KeyValueCache([CachedAttend(cast(Attend, layer.attention.attend)) for layer in layers])
@@ -249,8 +250,8 @@ def with_cache(stack: Stack) -> Iterator[KeyValueCache]:
 
 
 def fill_holes(loaded: TrainedModel, prompt: str, *, tokens: int, sampling: Sampling) -> str:
-    """Return the prompt with its sentinels (T5's `<extra_id_0>` ...) replaced by generated text, or the output for a
-    text with masks (BART) or without."""
+    """Fill the holes of a prompt: return it with its sentinels (T5's `<extra_id_0>` ...) replaced by generated text, or
+    the output for a text with masks (BART) or without."""
     return "".join(text for text, _ in fill_parts(loaded, prompt, tokens=tokens, sampling=sampling))
 
 
@@ -301,8 +302,8 @@ def output_ids(
 
 
 def insert_fillings(ids: list[int], output: list[int], holes: list[int]) -> list[tuple[list[int], bool]]:
-    """Return `ids` in parts, each with a flag whether it was generated. Each hole is replaced by the output after its
-    sentinel (empty if the output lacks it)."""
+    """Insert generated text into the holes of a prompt: return `ids` in parts, each with a flag whether it was
+    generated. Each hole is replaced by the output after its sentinel (empty if the output lacks it)."""
     fillings: dict[int, list[int]] = {hole: [] for hole in holes}
     first = next((index for index, id_ in enumerate(output) if id_ in fillings), len(output))
     for id_ in output[first:]:
@@ -319,10 +320,10 @@ class TokenPrediction:
     """Predicted token of a mask."""
 
     token: str
-    """Name in the vocabulary."""
+    """Name of the predicted token in the vocabulary."""
     probability: float
     shown: str
-    """Readable form (`Tokenizer.format_token`)."""
+    """Readable form of the predicted token (`Tokenizer.format_token`)."""
 
 
 def predict_masks(loaded: TrainedModel, prompt: str, *, guesses: int) -> list[list[TokenPrediction]]:

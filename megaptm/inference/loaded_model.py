@@ -23,18 +23,18 @@ from megaptm.inference.trained_model import TrainedModel, open_exported, open_ru
 
 
 class MissingMethodError(UserError, AttributeError):
-    """Raised for a use that only models of another kind have."""
+    """Raised for a method that only loaded models of another kind have."""
 
 
 class Result(Protocol):
-    """Result of an evaluation."""
+    """Interface of the result of an evaluation."""
 
     def to_json(self) -> dict[str, object]:
-        """Return the result as JSON values."""
+        """Return the result of an evaluation as JSON values."""
         ...
 
     def show(self, console: Console) -> None:
-        """Print the result."""
+        """Print the result of an evaluation."""
         ...
 
 
@@ -52,7 +52,7 @@ class LoadedModel(TrainedModel):
 
     @classmethod
     def fits(cls, model: TrainedModel) -> bool:
-        """Whether this class has the uses of a model."""
+        """Whether this subclass has the methods for a model."""
         return True
 
     def evaluate_further(self, corpora: dict[str, float], rows: int | None, options: Mapping[str, Any]) -> list[Result]:
@@ -63,7 +63,7 @@ class LoadedModel(TrainedModel):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Raise an error that names the models that have this method."""
+            """Raise an error that names the loaded models that have this method."""
             if not name.startswith("_"):
                 for kind in contributions("inference", "LOADED_MODEL"):
                     if name in vars(kind):

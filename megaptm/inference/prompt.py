@@ -24,12 +24,12 @@ HOLES_MESSAGE = (
 
 
 def model_uses(loaded: TrainedModel) -> tuple[Use, ...]:
-    """Return the uses of the model, the default first."""
+    """Return the uses of the model that prompts allow, the default first."""
     return list_uses(loaded.spec, loaded.prompts)
 
 
 def require_use(loaded: TrainedModel, use: Use) -> None:
-    """Raise UserError if the model does not support this use."""
+    """Raise UserError if the model does not support this use of a prompt."""
     if not loaded.spec.family.reads_text:
         raise UserError(f"{loaded.spec.name} does not start from a text and cannot {use}: use `megaptm evaluate`.")
     if use not in (supported := model_uses(loaded)):
@@ -47,12 +47,13 @@ def select_use(loaded: TrainedModel, prompt: str) -> Use:
 
 
 def generating_stack(loaded: TrainedModel) -> str:
-    """Return the stack that generates tokens."""
+    """Return the stack of a model that generates tokens."""
     return loaded.spec.readings("lm")[0].stack
 
 
 def text_batch(loaded: TrainedModel, rows: Sequence[list[int]]) -> dict[str, Tensor]:
-    """Return the input fields [B, S] of the first stack, and those of samples [B]; `rows`: ids with special tokens."""
+    """Return a batch of texts for a model: the input fields [B, S] of the first stack, and those of samples [B];
+    `rows`: ids with special tokens."""
     task, family = loaded.config.built_objective, loaded.spec.family
     longest = max(map(len, rows))
 
@@ -86,7 +87,7 @@ def text_ids(loaded: TrainedModel, prompt: str) -> list[int]:
 
 
 def read_prompt(loaded: TrainedModel, prompt: str) -> tuple[Prompt, list[int]]:
-    """Return the kind of a prompt among those that the model accepts, and its ids."""
+    """Read a prompt: return its kind among those that the model accepts, and its ids."""
     special, tokenizer, prompts = loaded.tokenizer.special, loaded.tokenizer, loaded.prompts
     holes = {"masks": () if special.blank is None else (special.blank,), "sentinels": special.sentinels}
     for kind in (prompt_kind for prompt_kind in prompts if prompt_kind != "text"):
@@ -107,8 +108,8 @@ def read_prompt(loaded: TrainedModel, prompt: str) -> tuple[Prompt, list[int]]:
 
 
 def prepare_prompt(loaded: TrainedModel, kind: Prompt, ids: list[int], tokens: int) -> tuple[list[int], list[int], int]:
-    """Return encoder ids, initial decoder ids, and the largest number of output tokens. A decoder alone starts with the
-    whole prompt."""
+    """Prepare a prompt for generation: return encoder ids, initial decoder ids, and the largest number of output
+    tokens. A decoder alone starts with the whole prompt."""
     special, longest, stack = loaded.tokenizer.special, loaded.spec.longest, generating_stack(loaded)
     task = loaded.config.built_objective.task_for_prompt(kind)
     text = task.add_special_tokens(ids, special)

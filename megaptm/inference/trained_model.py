@@ -25,17 +25,17 @@ class TrainedModel:
     """Trained model with its tokenizer. `LoadedModel` adds its uses as methods."""
 
     folder: Path
-    """Folder of the run, or of the exported model."""
+    """Folder of the run, or of the exported model, that was loaded."""
     config: Config
     """Config of the run; for an exported model, the config of a run that imports it."""
     step: int
     """Step of the run; 0 for an exported model."""
     model: Model
-    """In evaluation mode, without gradients."""
+    """Model in evaluation mode, without gradients."""
     tokenizer: Tokenizer
     tokenizer_folder: Path
     newly_initialized: tuple[str, ...] = ()
-    """Heads that an exported model does not have: they are untrained."""
+    """Heads that an exported model does not have, which are untrained."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -59,7 +59,8 @@ class TrainedModel:
 
 
 def open_run(run: str | Path, *, step: int | None = None, device: str | torch.device | None = None) -> TrainedModel:
-    """Load the model saved at `step` (None: last), in float32, on `device` (None: the GPU if there is one)."""
+    """Load the model that a run saved at `step` (None: last), in float32, on `device` (None: the GPU if there is
+    one)."""
     checkpoint = open_checkpoint(run, step=step)
     return TrainedModel(
         folder=checkpoint.run,
@@ -94,7 +95,7 @@ def open_exported(folder: str | Path, *, device: str | torch.device | None = Non
 def _build_filled(
     spec: ModelSpec, weights: Mapping[str, Tensor], device: str | torch.device | None, source: Path, run: str | Path
 ) -> Model:
-    """Build the model with these weights, read from `source`, in evaluation mode."""
+    """Build a trained model with these weights, read from `source`, in evaluation mode."""
     with torch.device("meta"):
         model = build_model(spec)
     # Compared before memory is allocated: a damaged config may ask for any amount.

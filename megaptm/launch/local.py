@@ -33,7 +33,7 @@ from megaptm.run.folder import (
 from megaptm.run.rank import RankEnvironment, check_processes, worker_environment
 
 SILENT_SECONDS = 20.0
-"""Time for which other ranks leave an error that all ranks detect to rank 0, which may start that much later."""
+"""Seconds for which other ranks leave an error that all ranks detect to rank 0, which may start that much later."""
 
 
 def train(config: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> int:
@@ -137,5 +137,6 @@ def launch(
 
 
 def _binary_stream(stream: Any, original: Any) -> IO[bytes]:
-    """Return the binary stream; that of the process if stdout was replaced by a text-only one, as in notebooks."""
+    """Return the binary stream of a text stream such as stdout; that of the process if stdout was replaced by a
+    text-only one, as in notebooks."""
     return stream.buffer if hasattr(stream, "buffer") else original.buffer

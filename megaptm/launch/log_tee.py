@@ -17,16 +17,16 @@ ERROR_MARKS = (TRACEBACK.encode(), USER_ERROR.encode())
 
 
 class LogTee(threading.Thread):
-    """Copy of one stream of one process. Its error may only echo that of another rank, which the user must see
-    first."""
+    """Copy of one output stream of rank 0 to the terminal and its log. Its error may only echo that of another rank,
+    which the user must see first."""
 
     def __init__(self, source: IO[bytes], *, terminal: IO[bytes], log: Path) -> None:
         super().__init__(daemon=True, name=f"tee-{log.stem}")
         self._source, self._terminal, self._log = source, terminal, log
         self.held = b""
-        """Output held back. After the thread has ended, the launcher prints or drops it."""
+        """Output of the rank that is held back. After the thread has ended, the launcher prints or drops it."""
         self.unlogged = b""
-        """End of the output that could not be written to the log."""
+        """End of the rank's output that could not be written to the log."""
 
     def run(self) -> None:
         with self._source, self._log.open("ab", buffering=0) as log:
@@ -46,7 +46,7 @@ class LogTee(threading.Thread):
         self.unlogged = (self.unlogged + chunk[written:])[-TAIL_BYTES:]
 
     def release(self) -> None:
-        """Print the output that was held back."""
+        """Print the output of the rank that was held back."""
         self._show(self.held)
         self.held = b""
 

@@ -9,8 +9,8 @@ from typing import Literal
 from megaptm.resilience.events import hung_twice_without_saving
 
 Ending = Literal["node-lost", "interrupted", "hung", "failed"]
-"""Reason of an end: a node was lost; the scheduler ended the run or it saved itself to continue; a rank hung; a rank
-failed."""
+"""Reason why a start of a run ended: a node was lost; the scheduler ended the run or it saved itself to continue; a
+rank hung; a rank failed."""
 
 
 @dataclass
@@ -22,7 +22,8 @@ class RestartPolicy:
     """Remaining restarts after hangs and failures; None: any number."""
 
     def may_restart(self, ending: Ending, *, progress: bool = True) -> bool:
-        """Whether to restart; counts the restart. `progress`: whether a checkpoint was saved since the last start.
+        """Whether the run may be restarted; counts the restart. `progress`: whether a checkpoint was saved since the
+        last start.
 
         A lost node always allows a restart. A run that ends twice at the same step would end there forever.
         """

@@ -27,9 +27,9 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 POLL_SECONDS = 0.05
 APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 BACKLOG = 2048
-"""Pending connections of ranks that start before rank 0 has imported torch."""
+"""Number of pending connections of ranks that start before rank 0 has imported torch."""
 KILL_SECONDS = 30.0
-"""Seconds after which a killed process is left to the kernel."""
+"""Seconds to wait for the end of a killed process, which the kernel may delay."""
 SAVES = "finishing the step and saving; then exiting with code 75"
 
 
@@ -38,7 +38,7 @@ class Rendezvous:
     """Address at which the ranks of a run meet."""
 
     world: int
-    """Number of ranks on all machines."""
+    """Number of ranks of the run on all machines."""
     address: str
     """Address of rank 0's machine."""
     port: int
@@ -57,7 +57,7 @@ class LocalWorkerGroup:
         self._log_starts: dict[int, int] = {}
         self._tees: list[LogTee] = []
         self.ends: list[ProcessExit] = []
-        """Exits in order of time, without processes that the launcher ended."""
+        """Exits of the ranks in order of time, without processes that the launcher ended."""
         self.forwarded: set[int] = set()
 
     def start(self, environments: Mapping[int, dict[str, str]], listener: socket.socket | None = None) -> None:
@@ -95,12 +95,12 @@ class LocalWorkerGroup:
                     self._tees[-1].start()
 
     def forward(self, number: int) -> None:
-        """Forward a signal that requests a stop."""
+        """Forward a signal that requests a stop to the ranks of this machine."""
         self.forwarded.add(number)
         self._send(number)
 
     def wait(self, watchdog: Watchdog | None = None) -> Hang | None:
-        """Wait until all have exited, one has failed, or one hangs; return the hang."""
+        """Wait until all ranks of this machine have exited, one has failed, or one hangs; return the hang."""
         if watchdog is not None:
             watchdog.set_pids({rank: process.pid for rank, process in self._processes.items()})
         while self.poll() and not failed_exits(self.ends):
@@ -111,8 +111,8 @@ class LocalWorkerGroup:
         return None
 
     def end_all(self, grace_seconds: float) -> None:
-        """Let the remaining processes exit by themselves, then send SIGTERM, until the deadline. Returns at once if
-        none is left."""
+        """Let the remaining ranks of this machine exit by themselves, then send SIGTERM, until the deadline. Returns at
+        once if none is left."""
         deadline = time.monotonic() + grace_seconds
         while self.poll() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
@@ -122,7 +122,7 @@ class LocalWorkerGroup:
             time.sleep(POLL_SECONDS)
 
     def kill_all(self) -> None:
-        """Kill all process groups, also those of exited processes, whose helpers may still run."""
+        """Kill all process groups of the ranks, also those of exited processes, whose helpers may still run."""
         for process in self._processes.values():
             try:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -137,12 +137,12 @@ class LocalWorkerGroup:
         self.ends = [replace(end, unlogged=unlogged) if end.rank == 0 else end for end in self.ends]
 
     def release(self) -> None:
-        """Print output that was held back as a possible echo of an error: there was no other error."""
+        """Print output of rank 0 that was held back as a possible echo of an error: there was no other error."""
         for tee in self._tees:
             tee.release()
 
     def poll(self) -> bool:
-        """Record processes that have exited; return whether any is alive."""
+        """Record ranks that have exited; return whether any is alive."""
         known = {end.rank for end in self.ends}
         for rank, process in self._processes.items():
             code = process.poll()
@@ -163,7 +163,8 @@ class LocalWorkerGroup:
 def rank_environments(
     ranks: Sequence[int], rendezvous: Rendezvous, variables: Mapping[str, str], *, threads: int | None
 ) -> dict[int, dict[str, str]]:
-    """Return the environment of each rank on this machine. Cores are shared equally unless `threads` is set."""
+    """Return the environment variables of each rank on this machine. Cores are shared equally unless `threads` is
+    set."""
     default_threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // len(ranks)))}
     configured_threads = {"OMP_NUM_THREADS": str(threads)} if threads is not None else {}
     rendezvous_variables = {
@@ -183,7 +184,8 @@ def rank_environments(
 
 
 def listen(address: str | None = "127.0.0.1") -> socket.socket:
-    """Return a socket that listens at a free port of this machine; `address` None: at all IPv4 and IPv6 addresses."""
+    """Return a socket for the rendezvous that listens at a free port of this machine; `address` None: at all IPv4 and
+    IPv6 addresses."""
     if address is None and socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
     return socket.create_server((address or "", 0), backlog=BACKLOG)
@@ -191,7 +193,7 @@ def listen(address: str | None = "127.0.0.1") -> socket.socket:
 
 @contextmanager
 def forwarding(send: Callable[[int], None]) -> Iterator[None]:
-    """Forward signals that request a stop to the workers, which save and exit; the launcher waits for them.
+    """Forward signals that request a stop to the ranks, which save and exit; the launcher waits for them.
 
     The first Ctrl-C prints a message at once; the second raises KeyboardInterrupt, and later ones are ignored.
     """
@@ -220,7 +222,7 @@ def forwarding(send: Callable[[int], None]) -> Iterator[None]:
 
 
 def _child_setup() -> Callable[[], None]:
-    """Return the function that a child runs before exec."""
+    """Return the function that the process of a rank runs before exec."""
     end_with_launcher = end_with_parent(os.getpid())
 
     def begin() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype for sums of many values: at least float32."""
+    """Return the dtype for sums of many gradients: at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -26,20 +26,20 @@ class GradientSum(Protocol):
 
     @property
     def total(self) -> Tensor:
-        """Float32 buffer of the parameter's shape."""
+        """Return the float32 gradient buffer of the parameter's shape."""
 
     def added(self) -> Tensor | None:
         """Notify that the gradient is in `total`. Return the value that the backward pass returns for the parameter."""
 
 
 def gradient_sum_of(parameter: Tensor) -> GradientSum | None:
-    """Return the gradient buffer of a parameter. None without an engine."""
+    """Return the engine's gradient buffer of a parameter. None without an engine."""
     gradient_sum: GradientSum | None = getattr(parameter, "gradient_sum", None)
     return gradient_sum
 
 
 class Lookup(torch.autograd.Function):
-    """Return `weight[ids]`. The backward pass adds rows to the engine's buffer, if there is one."""
+    """Embedding lookup, `weight[ids]`, whose backward pass adds rows to the engine's buffer, if there is one."""
 
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight_VD: Tensor) -> Tensor:
@@ -62,5 +62,5 @@ class Lookup(torch.autograd.Function):
 
 
 def _summed(d_output: Tensor, ids: Tensor, rows: int) -> Tensor:
-    """Return the sum of gradients for each row, [rows, D]."""
+    """Return the sum of gradients for each row of a table, [rows, D]."""
     return torch.ops.aten.embedding_dense_backward(d_output, ids, rows, -1, False)

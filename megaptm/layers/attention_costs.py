@@ -52,7 +52,7 @@ class SelfAttentionCosts(LayerCosts):
 
     @classmethod
     def repeated_layers(cls, record: Any, size: Size) -> tuple[int, ...]:
-        """Return the layers that a pass runs once more."""
+        """Return the layers whose attention a pass runs once more."""
         return ()
 
     @classmethod

@@ -34,7 +34,8 @@ class LinearShape:
     interleave: int = 1
 
     sequential: bool = False
-    """Whether a position depends on the output of the previous one, so that there is one product per position."""
+    """Whether a position depends on the output of the previous one, so that there is one matrix product per
+    position."""
     reads_distances: bool = False
     """Whether the input is the stack's distance table, once per pass, not tokens."""
     global_only: bool = False
@@ -46,32 +47,32 @@ class LinearShape:
 
     @property
     def divided(self) -> int:
-        """Parameters that tensor ranks divide."""
+        """Return the number of parameters of the linear layer that tensor ranks divide."""
         if self.split in WHOLE:
             return 0
         return self.weights + (self.outputs if self.bias and self.split == "columns" else 0)
 
     @property
     def replicated(self) -> int:
-        """Parameters that are replicated on tensor ranks."""
+        """Return the number of parameters of the linear layer that are replicated on tensor ranks."""
         bias = self.outputs if self.bias and self.split != "columns" else 0
         return bias + (self.weights if self.split in WHOLE else 0)
 
 
 @dataclass(frozen=True)
 class SavedBytes:
-    """Bytes per token that the forward pass saves for the backward pass, over all tensor ranks. Without norm inputs and
-    dropout masks."""
+    """Bytes per token that the forward pass of a layer saves for the backward pass, over all tensor ranks. They exclude
+    norm inputs and dropout masks."""
 
     own: float
-    """Per token of the layer's own stack."""
+    """Bytes per token of the layer's own stack."""
     memory: float = 0.0
-    """Per token of the stack that is attended to."""
+    """Bytes per token of the stack that is attended to."""
 
 
 @dataclass(frozen=True)
 class MemoryTraffic:
-    """Bytes per token that are read and written between matrix products, over all tensor ranks."""
+    """Bytes per token that a layer reads and writes between matrix products, over all tensor ranks."""
 
     forward: float
     backward: float
@@ -84,47 +85,49 @@ class LayerCosts(ABC):
     linears: Mapping[str, LinearShape]
     """Linear layers by name of the child module."""
     features: int = 0
-    """A, for attention: one pair of query and key costs 2 A multiply-adds."""
+    """A of attention: one pair of query and key costs 2 A multiply-adds."""
     pattern: Pattern | None = None
-    """Attention pattern, if there is no other rule."""
+    """Attention pattern of the layer, if it alone restricts attention."""
     scored: bool = False
     """Whether each layer adds its own terms to the attention scores."""
     biases: int = 0
-    """Further parameters, divided over tensor ranks."""
+    """Number of further parameters, divided over tensor ranks."""
     kernels: int = 0
-    """Kernels per position of a sequence, besides products, for layers that process positions one by one."""
+    """Number of kernels per position of a sequence, besides matrix products, for layers that process positions one by
+    one."""
     cached_positions: int = 0
-    """Positions of the recurrence cache, whose keys and values are recomputed for each sequence."""
+    """Number of positions of the recurrence cache, whose keys and values are recomputed for each sequence."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
-        """`memory`: width of the stack that is attended to."""
+        """Compute the costs. `memory`: width of the stack that is attended to."""
         self.block, self.size = block, size
 
     @property
     def attention(self) -> Any:
-        """Record of the layer's kind of attention, a subclass of `spec.AttentionSpec`."""
+        """Return the record of the layer's kind of attention, a subclass of `spec.AttentionSpec`."""
         assert isinstance(self.block.attention, AttentionSpec), "call `Block.at` for one layer first"
         return self.block.attention
 
     @abstractmethod
     def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
-        """Return the saved activations; `element`: bytes of an activation."""
+        """Return the bytes of the layer's saved activations; `element`: bytes of an activation."""
 
     @abstractmethod
     def memory_traffic(self, element: int) -> MemoryTraffic:
-        """Return the memory traffic between products."""
+        """Return the layer's memory traffic between matrix products."""
 
     @property
     def past_products(self) -> int:
-        """Multiply-adds per sequence for keys and values of the recurrence cache, which get no gradient."""
+        """Return the multiply-adds per sequence for keys and values of the recurrence cache, which get no gradient."""
         return 0
 
     def pairs(self, queries: int, keys: int) -> int:
-        """Return the number of pairs of positions of a sequence that are computed."""
+        """Return the number of pairs of query and key in a sequence that the layer computes."""
         return queries * keys if self.pattern is None else self.pattern.pairs(queries)
 
     def tiled(self, queries: int) -> bool:
-        """Whether only the pairs of the pattern are computed: no mask of all pairs is built and no score is saved."""
+        """Whether attention computes only the pairs of its pattern: no mask of all pairs is built and no score is
+        saved."""
         return self.pattern is not None and not self.pattern.dense(queries)
 
     @property
@@ -134,12 +137,12 @@ class LayerCosts(ABC):
         return self.pattern is not None
 
     def hashing(self, queries: int) -> int:
-        """Return the multiply-adds per sequence that choose the pairs. They have no gradient, so they are computed
-        once."""
+        """Return the multiply-adds per sequence that choose the pairs of LSH attention. They have no gradient, so they
+        are computed once."""
         return 0
 
     def chosen_bytes(self, queries: int) -> int:
-        """Return the bytes per sequence saved of such a choice when layers are recomputed."""
+        """Return the bytes per sequence of the chosen pairs that are saved when layers are recomputed."""
         return 0
 
     def masked(self, queries: int) -> bool:
@@ -149,5 +152,6 @@ class LayerCosts(ABC):
 
 @cache
 def costs_class(record: AttentionSpec | InputSpec | LayerSpec) -> Any:
-    """Return the class with the costs of a kind of attention, of layers, or of an input, which its record names."""
+    """Return the class with the costs of a kind of attention, of layers, or of an input, which the record of that kind
+    names."""
     return load_class(record, "costs")

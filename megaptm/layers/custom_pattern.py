@@ -18,9 +18,9 @@ from megaptm.plugins import load_plugin, plugin_error
 from megaptm.spec import Block, PatternSpec
 
 COMPARED_ROWS = 8
-"""Largest number of block rows of which all pairs are compared: half a second for 16,384 positions if all attend."""
+"""Maximum number of block rows of which all pairs are compared: half a second for 16,384 positions if all attend."""
 LARGEST = 4096
-"""Largest block in positions. A shorter sequence costs as much as a block."""
+"""Maximum block size in positions. A shorter sequence costs as much as a block."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class CustomPattern(Pattern):
     which blocks of keys. Other blocks are not computed. None: `mask` is evaluated once for all pairs of a sequence, in
     quadratic time."""
     block: int = 64
-    """Positions of a block."""
+    """Number of positions of a block."""
     name: str = "CustomPattern"
-    """Name in messages."""
+    """Name of the pattern in messages."""
 
     @property
     def tile_block(self) -> int:
@@ -56,7 +56,7 @@ class CustomPattern(Pattern):
         return self.mask(query, key) & table[row * 0, row, key // self.block]
 
     def table(self, length: int) -> np.ndarray:
-        """Return the block table [1, N, N]."""
+        """Return the block table of the pattern, [1, N, N]."""
         return _table(self, length)
 
     def tiles(self, length: int) -> Iterator[Tile]:
@@ -82,7 +82,7 @@ def load_pattern(word: str) -> CustomPattern:
 
 
 def check_alike(pattern: CustomPattern, query: Any, key: Any) -> None:
-    """Raise UserError if the mask of torch tensors differs from that of numpy arrays on this machine."""
+    """Raise UserError if a pattern's mask of torch tensors differs from that of numpy arrays on this machine."""
     expected = _mask_of(pattern, query.numpy(), key.numpy())
     try:
         attended = pattern.mask(query, key)
@@ -104,7 +104,8 @@ def check_alike(pattern: CustomPattern, query: Any, key: Any) -> None:
 
 
 def fingerprint(pattern: CustomPattern, length: int) -> str:
-    """Return a hash of the pattern for a sequence length: of its block table, and of the pairs of some block rows.
+    """Return a hash of the attention pattern for a sequence length: of its block table, and of the pairs of some block
+    rows.
 
     Raise UserError if the mask is not reproducible.
     """
@@ -162,7 +163,7 @@ def _table(pattern: CustomPattern, length: int) -> np.ndarray:
 
 
 def _mask_of(pattern: CustomPattern, query: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Return the mask. Raise UserError if it is not a boolean array of the pairs."""
+    """Return the mask of the pattern. Raise UserError if it is not a boolean array of the pairs."""
     try:
         attended = pattern.mask(query, key)
     except Exception as error:  # whatever the user's code raises

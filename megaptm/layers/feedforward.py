@@ -25,7 +25,7 @@ def quick_gelu(x: Tensor) -> Tensor:
 
 
 def activation_of(name: str) -> Callable[[Tensor], Tensor]:
-    """Return the function of the activation with this name."""
+    """Return the activation function with this name."""
     function: Callable[[Tensor], Tensor] = load_plugin(find_activation(name).function, "Block.ffn", "function")
     return function
 

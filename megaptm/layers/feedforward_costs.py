@@ -13,19 +13,19 @@ from megaptm.plugins import is_plugin
 from megaptm.spec import Block, Size
 
 ROWS_FED = 4096
-"""Positions of a micro-batch that pass through the feed-forward of a reversible layer at once, forward and backward,
-because its features are large."""
+"""Maximum positions of a micro-batch that pass through the feed-forward of a reversible layer at once, forward and
+backward, because its features are large."""
 
 
 class FeedForwardCosts(LayerCosts):
     """Feed-forward: up projection, activation, down projection."""
 
     streams = 1
-    """Outputs of `up` per feature."""
+    """Number of outputs of `up` per feature."""
     passes = 1.0
     """Memory traffic, relative to one plain activation."""
     keeps = 2
-    """Saved values per feature: input and output of the activation; the output is the input of `down`."""
+    """Number of saved values per feature: input and output of the activation. The output is the input of `down`."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
@@ -47,7 +47,8 @@ class FeedForwardCosts(LayerCosts):
 
 
 class ReluCosts(FeedForwardCosts):
-    """ReLU saves only its output, which is the input of `down` unless there is dropout in between."""
+    """Costs of a feed-forward with ReLU, which saves only its output. That is the input of `down`, unless there is
+    dropout in between."""
 
     keeps = 1
 
@@ -68,7 +69,7 @@ class GatedCosts(FeedForwardCosts):
     streams = 2
     passes = 2.5
     keeps = 4
-    """Gate and value, the activated gate, and their product."""
+    """Number of saved values per feature: gate and value, the activated gate, and their product."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Activation:
     function: str
     """Elementwise function of a tensor, of the gate if the feed-forward is gated: `package.module:NAME`."""
     costs: type[FeedForwardCosts] = FeedForwardCosts
-    """Linear layers and costs of a feed-forward with it."""
+    """Class of the costs of a feed-forward with this activation."""
 
 
 ACTIVATIONS: Registry[Activation] = Registry(
@@ -96,8 +97,8 @@ ACTIVATIONS: Registry[Activation] = Registry(
 
 
 def find_activation(name: str) -> Activation:
-    """Return an activation by name, or a custom function `package.module:NAME`, which is assumed to cost as much as
-    GELU. Raise UserError with the known names if it is unknown."""
+    """Return an activation of the feed-forward by name, or a custom function `package.module:NAME`, which is assumed to
+    cost as much as GELU. Raise UserError with the known names if it is unknown."""
     if is_plugin(name):
         return Activation(name)
     if name not in ACTIVATIONS:

@@ -20,9 +20,9 @@ AUTO, FUSED = "auto", "fused"
 MODULES = {"flex": "triton", "flash-attn": "flash_attn", "transformer-engine": "transformer_engine"}
 """Kernel -> package that it needs besides torch."""
 WIDEST_HEAD = 256
-"""Largest head width of flash-attn and Transformer Engine."""
+"""Maximum head width of flash-attn and Transformer Engine."""
 NARROWEST_HEAD = 16
-"""Smallest head width of FlexAttention's compiled kernels."""
+"""Minimum head width of FlexAttention's compiled kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class AttentionWork:
     """Properties of one attention computation on which the choice depends."""
 
     name: str = "attention"
-    """Name in messages."""
+    """Name of the attention in messages."""
     queries: int
     """Sequence length."""
     key_width: int
@@ -60,7 +60,7 @@ class AttentionWork:
 
 @cache
 def installed() -> frozenset[str]:
-    """Return the packages of `MODULES` that can be found here; none is imported."""
+    """Return the packages of attention kernels (`MODULES`) that can be found here; none is imported."""
     return frozenset(name for name in MODULES.values() if importlib.util.find_spec(name) is not None)
 
 
@@ -69,9 +69,9 @@ class ComputeDevice:
     """Device that computes the attention."""
 
     kind: str
-    """`cuda`, or another type."""
+    """Type of the device, such as `cuda`."""
     packages: frozenset[str] = field(default_factory=installed)
-    """Installed packages of `MODULES`."""
+    """Installed packages of attention kernels."""
     deterministic: bool = False
     any_length: bool = False
     """Whether sequence lengths vary freely, as in inference."""
@@ -79,7 +79,7 @@ class ComputeDevice:
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """Chosen kernel, and the reason."""
+    """Attention kernel that was chosen, and the reason."""
 
     kernel: str
     why: str
@@ -112,7 +112,7 @@ def _flex(work: AttentionWork, device: ComputeDevice) -> str:
 
 
 def _windows(kernel: str, work: AttentionWork, device: ComputeDevice) -> str:
-    """Return why a kernel that only supports windows cannot be used; empty if it can."""
+    """Return why an attention kernel that only supports windows cannot be used; empty if it can."""
     if why := _needs_gpu(kernel, device):
         return why
     if work.precision not in ("bf16", "fp16"):
@@ -147,15 +147,15 @@ KERNELS: dict[str, Callable[[AttentionWork, ComputeDevice], str]] = {
     "flash-attn": _flash_attn,
     "transformer-engine": _transformer_engine,
 }
-"""Kernel -> function that returns why it cannot be used; empty if it can. `fused` is torch's kernel, with a mask of all
-pairs if needed; `tiles` is `layers.sparse`."""
+"""Attention kernel -> function that returns why it cannot be used; empty if it can. `fused` is torch's kernel, with a
+mask of all pairs if needed; `tiles` is `layers.sparse`."""
 OF_SPARSE = ("flash-attn", "transformer-engine", "flex", "tiles")
-"""Kernels for sparse patterns, in order of preference; the first usable one is chosen."""
+"""Attention kernels for sparse patterns, in order of preference; the first usable one is chosen."""
 
 
 @lru_cache(maxsize=1024)  # each layer calls this in each step
 def choose(work: AttentionWork, device: ComputeDevice, configured: str = AUTO) -> KernelChoice:
-    """Return the kernel of one attention computation. Raise UserError if the configured kernel cannot compute it."""
+    """Choose the kernel of one attention computation. Raise UserError if the configured kernel cannot compute it."""
     if configured != AUTO:
         if why := _refusal(configured, work, device):
             raise UserError(
@@ -195,7 +195,7 @@ def _why_fused(work: AttentionWork) -> str:
 
 
 def works_of(spec: ModelSpec, batch: BatchSpec, precision: str) -> Iterator[AttentionWork]:
-    """Yield each kind of attention of a model, for sequences of such batches. Layers of another kind have none."""
+    """Yield the attention computations of a model, for sequences of such batches. Layers of another kind have none."""
     lengths = batch.lengths(spec.family.prefixes)
     for stack, block in spec.family.stacks.items():
         size, prefix = spec.size_of(stack), spec.family.prefixes[stack]

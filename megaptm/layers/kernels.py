@@ -26,17 +26,17 @@ if TYPE_CHECKING:  # it takes a second to import
     from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128
-"""Positions per block of FlexAttention. Tile sizes of the compiled kernels divide it."""
+"""Number of positions per block of FlexAttention. Tile sizes of the compiled kernels divide it."""
 MAX_COMPILED = 64
-"""Largest number of compiled variants (patterns, lengths, types) in a process; torch's default is 8. Others use tiles.
-"""
+"""Maximum number of compiled variants of FlexAttention (patterns, lengths, types) in a process; torch's default is 8.
+Others use tiles."""
 
 PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 """Type of queries -> `train.precision`."""
 
 
 def work_of(q_SBHK: Tensor, mask: Mask, marked: Marked | None, dropout: float) -> AttentionWork:
-    """Describe the attention that a kernel must compute."""
+    """Describe the attention computation that a kernel must do."""
     return AttentionWork(
         queries=len(q_SBHK),
         key_width=q_SBHK.shape[3],
@@ -51,7 +51,7 @@ def work_of(q_SBHK: Tensor, mask: Mask, marked: Marked | None, dropout: float) -
 
 
 def device_of(device: torch.device) -> ComputeDevice:
-    """Describe the device on which a kernel runs."""
+    """Describe the device on which an attention kernel runs."""
     return ComputeDevice(
         device.type,
         deterministic=torch.are_deterministic_algorithms_enabled(),
@@ -70,7 +70,8 @@ def attend_by(
     scale: float,
     dropout: float,
 ) -> Tensor:
-    """Return the attention output [S, B, H, K] under the mask. Global tokens' own output is computed elsewhere."""
+    """Attend with a kernel: return the output [S, B, H, K] under the mask. Global tokens' own output is computed
+    elsewhere."""
     return RUN[kernel](q_SBHK, k_SBGK, v_SBGK, mask, marked, scale, dropout)
 
 
@@ -144,12 +145,12 @@ def block_mask(mask: Mask, marked: Marked | None = None, *, block: int = BLOCK) 
 
 @lru_cache(maxsize=256)
 def _by_position(pattern: Pattern | None, length: int, block: int, causal: bool, device: torch.device) -> Tensor:
-    """Return blocks allowed by the pattern, [1, H or 1, N, N]; cached on the device."""
+    """Return the blocks of FlexAttention that the pattern allows, [1, H or 1, N, N]; cached on the device."""
     return torch.from_numpy(attended_blocks(pattern, length, block, causal=causal)).to(device)[None]
 
 
 def _by_content(mask: Mask, length: int, block: int) -> Tensor:
-    """Return blocks allowed by documents and order, [B or 1, 1, N, N]."""
+    """Return the blocks of FlexAttention that documents and order allow, [B or 1, 1, N, N]."""
     attended = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=mask.device)
     if mask.documents is not None:
         (low, high), (low_k, high_k) = (_ends(tensor, length, block) for tensor in mask.documents)
@@ -163,7 +164,7 @@ def _by_content(mask: Mask, length: int, block: int) -> Tensor:
 
 
 def _ends(numbers_BS: Tensor, length: int, block: int) -> tuple[Tensor, Tensor]:
-    """Return the minimum and the maximum of each block, [B, N]."""
+    """Return the minimum and the maximum of each block of positions, [B, N]."""
     missing = -length % block
     filled = torch.cat([numbers_BS, numbers_BS[:, -1:].expand(-1, missing)], 1).unflatten(1, (-1, block))
     return filled.amin(2), filled.amax(2)

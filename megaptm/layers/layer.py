@@ -28,13 +28,13 @@ from megaptm.spec import BIAS_BUCKETS, AttentionSpec, Block, LayerSpec, Size, va
 
 
 def check_values(block: Block) -> None:
-    """Raise `UserError` that names the field, if a block has an unknown value."""
+    """Raise `UserError` that names the field, if a block's record has an unknown value."""
     if error := next(value_errors(block), None):
         raise UserError(f"Block.{error}")
 
 
 def check_block(block: Block, size: Size) -> None:
-    """Raise `UserError` that names the field, if a block has a value that no component supports."""
+    """Raise `UserError` that names the field, if a block has a value that no component of a layer supports."""
     check_values(block)  # the other checks rely on it
     if block.layer is not None:
         if error := next(_layer_errors(block, block.layer, size), None):
@@ -81,7 +81,7 @@ def _stack_errors(block: Block, size: Size) -> Iterator[str]:
 
 
 def run(module: Callable[..., Tensor], *tensors: Any) -> Tensor:
-    """Run a module. Default of `Layer.run` and `Layer.run_attention`, without activation recomputation."""
+    """Run a module without activation recomputation. This is the default of `Layer.run` and `Layer.run_attention`."""
     return module(*tensors)
 
 
@@ -109,7 +109,7 @@ class Layer(nn.Module):
         shared: Mapping[str, nn.Module] | None = None,
         number: int = 0,
     ) -> None:
-        """`number`: index of the layer in the stack."""
+        """Build the layer; `number` is its index in the stack."""
         super().__init__()
         self.norm_position = block.norm.position
         self.run: Callable[..., Tensor] = run
@@ -136,7 +136,8 @@ class Layer(nn.Module):
         cached_states: Tensor | None = None,
         *known: Tensor | None,
     ) -> Tensor:
-        """Return [S, B, D] from [S, B, D]. A function of tensors only, so that activation recomputation can repeat it.
+        """Return the output of the layer [S, B, D] from its input [S, B, D]. It is a function of tensors only, so that
+        activation recomputation can repeat it.
 
         `position_state`: rotation of queries and keys, or distance table. `keys`: input of keys and values, if not x.
         `cached_states`: further keys of the recurrence cache. `known`: further arguments of the attention module.
@@ -160,13 +161,13 @@ class Layer(nn.Module):
     def mixed(
         self, x: Tensor, mask: Tensor | None, position_state: Tensor | None, chosen: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output of the attention branch alone, and its choice of pairs. A choice that is given is
+        """Return the output of the layer's attention branch alone, and its choice of pairs. A choice that is given is
         reused."""
         mixed, chosen = self.attention.reuse(self.attention_norm(x), mask, position_state, chosen)
         return self.dropout(mixed), chosen
 
     def fed(self, x: Tensor) -> Tensor:
-        """Return the output of the feed-forward branch, for any subset of positions."""
+        """Return the output of the layer's feed-forward branch, for any subset of positions."""
         added: Tensor = self.dropout(self.ffn(self.ffn_norm(x)))
         return added
 
@@ -177,7 +178,7 @@ class Layer(nn.Module):
 
 
 def _attentions(block: Block, size: Size) -> Iterator[SubLayer]:
-    """Yield the self-attention of each layer."""
+    """Yield the self-attention module of each layer."""
     for layer in range(size.layers):
         yield sublayers(block.at(layer), size)[0]
 
@@ -189,7 +190,8 @@ def _module_class(sub: SubLayer) -> Callable[..., nn.Module]:
 
 
 def stack_class(block: Block) -> Callable[..., BaseStack]:
-    """Return the class of a stack with these layers. Raise `UserError` if kinds of attention need different ones."""
+    """Return the class of a stack with the layers of this block. Raise `UserError` if kinds of attention need different
+    ones."""
     check_values(block)
     if block.layer is not None:
         return load_class(block.layer, "stack")
@@ -210,7 +212,7 @@ class AttentionInputs:
     mask: Tensor | None
     position_state: Tensor | None
     further: tuple[Tensor | None, ...] = ()
-    """Further arguments, after those of `Stack.run_attention`."""
+    """Further arguments of the attention module, after those of `Stack.run_attention`."""
 
 
 @dataclass(frozen=True)
@@ -222,15 +224,15 @@ class StackInputs:
     """Output of the encoder that a decoder attends to, [M, B, D]."""
     memory_mask: Mask | None = None
     positions: Tensor | None = None
-    """[B, S]. None: 0, 1, 2 ..."""
+    """Position ids [B, S]; None: 0, 1, 2 ... None: 0, 1, 2 ..."""
     decode: bool = True
     """Whether layers run as for predictions; False for encoding (mask decoder of DeBERTa)."""
     outputs: dict[int, Tensor] = field(default_factory=dict)
-    """Receives the outputs of the layers in `BaseStack.read`."""
+    """Dictionary that receives the outputs of the layers in `BaseStack.read`."""
 
 
 class BaseStack(nn.ModuleDict):
-    """Consecutive layers of an encoder or decoder, under their global indices. Base class of all kinds."""
+    """Stack of consecutive layers of an encoder or decoder, under their global indices. Base class of all kinds."""
 
     def __init__(self, block: Block, size: Size, layers: range) -> None:
         super().__init__()
@@ -240,12 +242,12 @@ class BaseStack(nn.ModuleDict):
         """Indices of layers whose output is requested."""
 
     def forward(self, x: Tensor, inputs: StackInputs) -> Tensor:
-        """Return [S, B, D] from [S, B, D]."""
+        """Return the output of the stack [S, B, D] from its input [S, B, D]."""
         raise NotImplementedError
 
 
 class Stack(SequenceHooks, BaseStack):
-    """Layers of a transformer.
+    """Stack of transformer layers.
 
     Children: `bias_table` (score bias, shared by the stack), what a kind of attention adds (`add_tables`), `shared`
     (shared sub-layers, by index of the first layer that uses them), `0` ... `L-1`, and `final` after the last layer of
@@ -262,8 +264,8 @@ class Stack(SequenceHooks, BaseStack):
         memory: int | None = None,
         context: int = 0,
     ) -> None:
-        """`memory`: width of the stack that cross-attention reads, if it differs. `context`: number of learned
-        positions."""
+        """Build the layers. `memory`: width of the stack that cross-attention reads, if it differs. `context`: number
+        of learned positions."""
         super().__init__(block, size, layers)
         self.own_masks = {sub.costs.attention.kind for sub in _attentions(block, size) if sub.costs.own_mask}
         self.kernel = AUTO
@@ -321,7 +323,7 @@ class Stack(SequenceHooks, BaseStack):
         return self["final"](x) if "final" in self else x
 
     def run_at(self, number: int, x: Tensor, inputs: StackInputs, attention: AttentionInputs) -> Tensor:
-        """Run one layer."""
+        """Run one layer of the stack."""
         return self.run_attention(number, x, inputs, attention)
 
     def run_attention(
@@ -334,7 +336,7 @@ class Stack(SequenceHooks, BaseStack):
         keys: Tensor | None = None,
         cached_states: Tensor | None = None,
     ) -> Tensor:
-        """Run one layer. `keys` and `cached_states` as in `Layer.forward`."""
+        """Run the attention of one layer of the stack. `keys` and `cached_states` as in `Layer.forward`."""
         layer = cast(Layer, self[str(number)])
         return layer.run(
             layer,

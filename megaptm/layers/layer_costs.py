@@ -19,36 +19,36 @@ NORMS = {"layer": 2, "layer-no-shift": 1, "layer-fixed": 0, "rms": 1}
 
 @dataclass(frozen=True)
 class SubLayer:
-    """Costs of a sub-layer, with the norm and residual sum around it."""
+    """Costs of a sub-layer of a transformer layer, with the norm and residual sum around it."""
 
     name: str
     """`attention`, `cross` or `ffn`; `layer` for layers of another kind."""
     costs: LayerCosts
     norm: int
-    """Parameters of the norm of the sub-layer."""
+    """Number of parameters of the sub-layer's norm."""
     has_norm: bool = True
     """Whether the sub-layer has its own norm. With parallel norms, the feed-forward shares that of attention."""
 
     @property
     def is_attention(self) -> bool:
-        """Whether this is attention or cross-attention."""
+        """Whether the sub-layer is attention or cross-attention."""
         return self.name in ("attention", "cross")
 
     @property
     def divided(self) -> int:
-        """Parameters that tensor ranks divide."""
+        """Return the number of the sub-layer's parameters that tensor ranks divide."""
         return self.costs.biases + sum(linear.divided for linear in self.costs.linears.values())
 
     @property
     def replicated(self) -> int:
-        """Parameters that are replicated on tensor ranks."""
+        """Return the number of the sub-layer's parameters that are replicated on tensor ranks."""
         return self.norm + sum(linear.replicated for linear in self.costs.linears.values())
 
 
 @lru_cache(maxsize=256)
 def sublayers(block: Block, size: Size, memory: int | None = None) -> tuple[SubLayer, ...]:
-    """Return the sub-layers of one layer. `block` must have one value per slot; `memory`: width of the stack that is
-    attended to."""
+    """Return the costs of the sub-layers of one layer. `block` must have one value per slot; `memory`: width of the
+    stack that is attended to."""
     memory = size.width if memory is None else memory
     if block.layer is not None:
         return (SubLayer("layer", costs_class(block.layer)(block, size, memory), 0, False),)
@@ -68,12 +68,12 @@ def sublayers(block: Block, size: Size, memory: int | None = None) -> tuple[SubL
 
 @lru_cache(maxsize=4096)
 def kinds(block: Block, layers: Sequence[int]) -> dict[Block, int]:
-    """Return the distinct blocks of these layers, and the number of layers of each."""
+    """Return the distinct kinds of blocks among these layers, and the number of layers of each."""
     return dict(Counter(block.at(layer) for layer in layers))
 
 
 def runs(block: Block, size: Size, layers: Sequence[int]) -> dict[Block, int]:
-    """Return the distinct blocks of these layers, and how often a pass runs each."""
+    """Return the distinct kinds of blocks among these layers, and how often a pass runs each."""
     repeated = (costs_class(record).repeated_layers(record, size) for record in {*block.attentions})
     more = Counter(block.at(layer) for layer in {*chain.from_iterable(repeated)} if layer in layers)
     return {kind: count + more[kind] for kind, count in kinds(block, layers).items()}
@@ -84,9 +84,9 @@ class LayerParameters:
     """Number of parameters of some layers of a stack."""
 
     divided: int
-    """Divided over tensor ranks."""
+    """Number of parameters divided over tensor ranks."""
     replicated: int
-    """Replicated on tensor ranks."""
+    """Number of parameters replicated on tensor ranks."""
 
 
 @lru_cache(maxsize=4096)
@@ -103,7 +103,7 @@ def layer_parameters(block: Block, size: Size, layers: range, memory: int | None
 
 
 def own_sublayers(block: Block, size: Size, layers: range, memory: int | None = None) -> Iterator[SubLayer]:
-    """Yield the sub-layers of some layers of a stack; shared ones once."""
+    """Yield the sub-layers of some layers of a stack, shared ones once."""
     counted = set()
     for layer in layers:
         for sub in sublayers(block.at(layer), size, memory):
@@ -142,17 +142,17 @@ def pretraining_table(spec: ModelSpec, stack: str, layers: range) -> LinearShape
 
 
 def norm_parameters(block: Block, width: int) -> int:
-    """Return the parameters of one norm over `width` features."""
+    """Return the number of parameters of one norm over `width` features."""
     return width * NORMS.get(block.norm.kind, 0)  # unknown values raise an error when the model is built
 
 
 def final_norm(block: Block, size: Size) -> int:
-    """Return the parameters of a stack's final norm; 0 if it has none."""
+    """Return the number of parameters of a stack's final norm; 0 if it has none."""
     has_one = block.norm.position != "post" and block.layer is None
     return norm_parameters(block, size.width * block.residual.streams) if has_one else 0
 
 
 def memory_width(spec: ModelSpec, stack: str) -> int | None:
-    """Return the width of the stack to which this one attends, or None."""
+    """Return the width of the stack that cross-attention of this stack reads, or None."""
     source = spec.family.stacks[stack].cross
     return None if source is None else spec.size_of(source).width

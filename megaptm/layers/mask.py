@@ -23,10 +23,10 @@ GLOBAL_POSITIONS = "global_positions"
 
 @dataclass(frozen=True)
 class Mask:
-    """Mask between the queries and keys of one attention, built once per forward pass."""
+    """Attention mask between the queries and keys of one attention, built once per forward pass."""
 
     length: tuple[int, int]
-    """(Q, K)"""
+    """Number of queries and keys, (Q, K)."""
     device: torch.device
     documents: tuple[Tensor, Tensor] | None = None
     """Document ids [B, Q] and [B, K], 0 for padding. A position attends to its own document only. None: each sequence
@@ -39,18 +39,18 @@ class Mask:
     pattern: Pattern | None = None
     """Attention pattern. None: all pairs."""
     marks: Tensor | None = None
-    """[B, S], not 0 at global positions, which attend and are attended to outside the pattern."""
+    """Marks [B, S], not 0 at global positions, which attend and are attended to outside the pattern."""
     global_positions: Tensor | None = None
-    """[B, G]: global positions (`layers.sparse.global_positions`). None: not computed yet."""
+    """Indices of global positions, [B, G] (`layers.sparse.global_positions`). None: not computed yet."""
     target_positions: Tensor | None = None
-    """[B, A]: positions of the query stream, which attend to positions before them in the order, themselves excluded.
+    """Positions of the query stream, [B, A], which attend to positions before them in the order, themselves excluded.
     These queries follow the Q queries of the content stream."""
     cache: StackCache | None = None
     """Recurrence cache, to which every position attends. Its keys precede the K keys."""
     segments: Tensor | None = None
-    """[B, Q]: segment ids for relative segment encoding. The recurrence cache is in segment 0."""
+    """Segment ids [B, Q] for relative segment encoding. The recurrence cache is in segment 0."""
     backward: Tensor | None = None
-    """[B]: 1 for a sequence that is read backward, for relative attention."""
+    """Direction [B]: 1 for a sequence that is read backward, for relative attention."""
     table: Tensor | None = field(init=False, default=None, compare=False, repr=False)
     """Lookup table of the pattern. Not a cached property: compiled code cannot read one."""
 
@@ -61,7 +61,7 @@ class Mask:
             object.__setattr__(self, "table", table)
 
     def within(self, pattern: Pattern | None) -> Mask:
-        """Return the mask with a pattern; this mask if the pattern hides nothing."""
+        """Return the attention mask with a pattern; this mask if the pattern hides nothing."""
         return self if pattern is None or pattern.attends_to_all(max(self.length)) else replace(self, pattern=pattern)
 
     def attends(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class Mask:
         return self.by_position(batch, head, query, key) & self.by_content(batch, query, key)
 
     def by_content(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Return the part of the mask that depends on the batch: documents and order."""
+        """Return the part of the attention mask that depends on the batch: documents and order."""
         attended = torch.ones((), dtype=torch.bool, device=self.device)
         if self.documents is not None:
             query_documents, key_documents = self.documents[0][batch, query], self.documents[1][batch, key]
@@ -81,7 +81,7 @@ class Mask:
         return attended
 
     def by_position(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Return the part of the mask that depends on positions: pattern, global tokens and causality."""
+        """Return the part of the attention mask that depends on positions: pattern, global tokens and causality."""
         attended = key <= query if self.causal else torch.ones((), dtype=torch.bool, device=self.device)
         if self.pattern is None:
             return attended
@@ -92,13 +92,13 @@ class Mask:
 
     @functools.cached_property
     def unmarked(self) -> Mask:
-        """Return the mask without global tokens."""
+        """Return the attention mask without global tokens."""
         return replace(self, marks=None)
 
     @functools.cached_property
     def dense(self) -> Tensor:
-        """Return the boolean mask [B, H, Q, K], True where the query attends to the key. B or H is 1 if all are
-        equal."""
+        """Return the dense attention mask, boolean [B, H, Q, K], True where the query attends to the key. B or H is 1
+        if all are equal."""
         rows = next((len(field) for field in (self.order, self.marks) if field is not None), 1)
         rows = rows if self.documents is None else len(self.documents[0])
         heads = 1 if self.pattern is None or self.table is None else len(self.table)
@@ -113,7 +113,7 @@ class Mask:
         return attended if self.cache is None else self._with_cache(attended, self.cache)
 
     def _beside(self, positions: Tensor) -> Tensor:
-        """Return the mask of the query stream, [B, 1, A, K]."""
+        """Return the attention mask of the query stream, [B, 1, A, K]."""
         if self.order is None:
             raise UserError(
                 "The batch has no `order`, which queries at target positions need: use an objective that provides it."
@@ -125,7 +125,8 @@ class Mask:
         return attended & ((query == key) | (query == 0))
 
     def _with_cache(self, attended: Tensor, cache: StackCache) -> Tensor:
-        """Return the mask with the recurrence cache, [B, 1, Q, M + K]. Only its last positions may be filled."""
+        """Return the attention mask with the recurrence cache, [B, 1, Q, M + K]. Only its last positions may be
+        filled."""
         if self.documents is not None:
             raise UserError(
                 "a recurrence cache (model.memory) cannot be used with document masks: set "
@@ -154,7 +155,7 @@ class Mask:
         return queries[:, :, None] != keys[:, None, :]
 
     def scores(self, bias: Tensor | None) -> Tensor | None:
-        """Return the mask for attention: boolean, or a bias on the scores.
+        """Return the attention mask as kernels take it: boolean, or a bias on the scores.
 
         `bias` is [1, H, Q, K]. Returns None if the layer's causality is the whole mask, so that attention can use its
         fast path.
@@ -168,9 +169,9 @@ class Mask:
 
     @property
     def numbers(self) -> Tensor | None:
-        """Document ids, order and marks, if present: [1 to 3, B, S].
+        """Return document ids, order and marks, if present, as a tensor: [1 to 3, B, S].
 
-        This is what attention with its own pattern needs from a batch. A tensor, so that recomputation can save it.
+        This is what attention with its own pattern needs from a batch. Recomputation saves this tensor.
         """
         if self.documents is None and self.order is None and self.marks is None:
             return None
@@ -182,7 +183,7 @@ class Mask:
     def of(
         cls, numbers: Tensor | None, length: int, device: torch.device, *, visibility: str, pattern: Pattern | None
     ) -> Mask:
-        """Build a mask from `numbers`, visibility and pattern of a stack."""
+        """Build an attention mask from `numbers`, visibility and pattern of a stack."""
         causal, ordered = visibility_of(visibility)
         mask = cls((length, length), device, causal=causal).within(pattern)
         if numbers is None:
@@ -194,7 +195,7 @@ class Mask:
 
 @functools.lru_cache(maxsize=256)
 def _table_of(pattern: Pattern, length: int, device: torch.device, mode: object) -> Tensor | None:
-    """Return the pattern's table on the device; cached."""
+    """Return the attention pattern's table on the device; cached."""
     table = pattern.table(length)
     return None if table is None else torch.from_numpy(table).to(device)
 

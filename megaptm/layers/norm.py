@@ -1,4 +1,4 @@
-"""Normalization over the width."""
+"""Layers that normalize over the width."""
 
 # D width
 

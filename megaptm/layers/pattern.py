@@ -18,18 +18,19 @@ from typing import Any
 import numpy as np
 
 MAX_QUERIES = 128
-"""Queries per tile of a window. Larger tiles compute more masked pairs; smaller ones have small, slow products."""
+"""Maximum number of queries per tile of a window. Larger tiles compute more masked pairs; smaller ones have small, slow
+products."""
 MAX_QUERIES_OF_ALL = 512
-"""Queries per tile if each attends to all keys."""
+"""Maximum number of queries per tile if each attends to all keys."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Some queries, and a superset of the keys to which they attend."""
+    """Tile of an attention pattern: some queries, and a superset of the keys to which they attend."""
 
     queries: slice
     keys: slice | np.ndarray
-    """Positions; or block indices [H, blocks]."""
+    """Positions of the keys; or block indices [H, blocks]."""
     exact: bool = False
     """Whether every query of the tile attends to every key."""
 
@@ -39,24 +40,25 @@ class Pattern(ABC):
 
     @abstractmethod
     def attends_to_all(self, length: int) -> bool:
-        """Whether every position of a sequence attends to all."""
+        """Whether every position of a sequence attends to all in this pattern."""
 
     @abstractmethod
     def attends(self, head: Any, query: Any, key: Any, table: Any) -> Any:
-        """Whether queries attend to keys: arrays of heads and positions that broadcast, of numpy or torch. `table`:
-        result of `table` for the sequence, as the same kind of array."""
+        """Whether queries attend to keys in this pattern: arrays of heads and positions that broadcast, of numpy or
+        torch. `table`: result of `table` for the sequence, as the same kind of array."""
 
     @abstractmethod
     def tiles(self, length: int) -> Iterator[Tile]:
-        """Yield the tiles of a sequence; each query is in one."""
+        """Yield the tiles of the pattern for a sequence; each query is in one."""
 
     @property
     def tile_block(self) -> int:
-        """Positions of a block if tiles have block indices, else 0."""
+        """Return the number of positions of a block if tiles have block indices, else 0."""
         return 0
 
     def table(self, length: int) -> np.ndarray | None:
-        """Return the table that `attends` looks up, or None. It has one head if all heads are equal."""
+        """Return the table that `attends` looks up for a sequence, or None. The table has one head if all heads are
+        equal."""
         return None
 
     def for_heads(self, *, layer: int | None = None, heads: range | None = None) -> Pattern:
@@ -64,11 +66,12 @@ class Pattern(ABC):
         return self
 
     def pairs(self, length: int) -> int:
-        """Return the number of computed pairs of a sequence per head."""
+        """Return the number of pairs of query and key per head that attention with this pattern computes in a
+        sequence."""
         return length * length if self.dense(length) else _pairs(self, length)
 
     def dense(self, length: int) -> bool:
-        """Whether tiles would skip so little that all pairs are computed."""
+        """Whether tiles of the pattern would skip so little that attention computes all pairs."""
         return self.attends_to_all(length) or 4 * _pairs(self, length) > 3 * length * length
 
 
@@ -86,7 +89,7 @@ def _pairs(pattern: Pattern, length: int) -> int:
 
 @dataclass(frozen=True)
 class AllPairs(Pattern):
-    """Every position attends to all."""
+    """Attention pattern in which every position attends to all."""
 
     def attends_to_all(self, length: int) -> bool:
         return True
@@ -101,8 +104,8 @@ class AllPairs(Pattern):
 
 @dataclass(frozen=True)
 class SlidingWindow(Pattern):
-    """Window of `before` and `after` steps of `dilation` positions; positions in between are skipped (Longformer,
-    arXiv:2004.05150, figure 2)."""
+    """Attention pattern of a window: `before` and `after` steps of `dilation` positions; positions in between are
+    skipped (Longformer, arXiv:2004.05150, figure 2)."""
 
     before: int
     after: int
@@ -155,7 +158,7 @@ def attended_blocks(pattern: Pattern | None, length: int, block: int, *, causal:
 
 
 def _tile_keys(pattern: Pattern, tile: Tile, positions: np.ndarray) -> np.ndarray:
-    """Return positions, [H or 1, k]."""
+    """Return the key positions of a tile, [H or 1, k]."""
     if isinstance(tile.keys, slice):
         return positions[tile.keys][None]
     block = pattern.tile_block

@@ -15,20 +15,21 @@ from megaptm.layers.split import HeadTable
 from megaptm.spec import BIAS_BUCKETS, BIAS_FARTHEST
 
 ROUNDING = 1e-9
-"""Larger than the rounding error of float64 logarithms, and smaller than the distance of any of them to a bucket
-border. Bucket borders must not depend on the device's rounding."""
+"""Tolerance of bucket borders, larger than the rounding error of float64 logarithms, and smaller than the distance of
+any of them to a border. Bucket borders must not depend on the device's rounding."""
 
 
 def sinusoid(positions_SB: Tensor, *, width: int) -> Tensor:
-    """Return [S, B, D], float64: features 2i and 2i + 1 are sine and cosine of position / 10000^(2i/D)
-    (arXiv:1706.03762, 3.5)."""
+    """Return sinusoid position encodings [S, B, D], float64: features 2i and 2i + 1 are sine and cosine of position /
+    10000^(2i/D) (arXiv:1706.03762, 3.5)."""
     exponents = torch.arange(0, width, 2, device=positions_SB.device, dtype=torch.float64) / width
     angles = positions_SB[..., None] * 10_000.0**-exponents
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)
 
 
 def bias_buckets(queries: int, keys: int, *, bidirectional: bool, device: torch.device | None = None) -> Tensor:
-    """Return the bucket of each distance, [Q, K]: one per small distance, logarithmic bins for large ones.
+    """Return the bucket of the position bias for each distance, [Q, K]: one per small distance, logarithmic bins for
+    large ones.
 
     Bidirectional stacks use half of the buckets for each direction; causal stacks use all for the past.
     """
@@ -43,7 +44,8 @@ def bias_buckets(queries: int, keys: int, *, bidirectional: bool, device: torch.
 
 
 def score_bias(table: HeadTable, queries: int, keys: int, *, bidirectional: bool) -> Tensor:
-    """Return the learned bias of the scores, [1, H, Q, K], for the H heads of the table on this rank."""
+    """Return the learned position bias of the attention scores, [1, H, Q, K], for the H heads of the table on this
+    rank."""
     # All distances: from the last query to each key, then from the first query to each later key.
     backward, forward = (
         bias_buckets(*shape, bidirectional=bidirectional, device=table.weight.device).flatten()
@@ -55,7 +57,7 @@ def score_bias(table: HeadTable, queries: int, keys: int, *, bidirectional: bool
 
 
 class _ByDistance(torch.autograd.Function):
-    """Expand biases by distance, [H, L] -> [H, Q, K], with L = Q + K - 1 distances in ascending key position.
+    """Expand position biases by distance, [H, L] -> [H, Q, K], with L = Q + K - 1 distances in ascending key position.
 
     The gradient of a distance is the sum of a diagonal, computed in a few passes over memory. A lookup would add Q x K
     rows one by one.
@@ -77,7 +79,7 @@ class _ByDistance(torch.autograd.Function):
 
 
 def rotation(positions_BS: Tensor, *, features: int, base: float) -> Tensor:
-    """Return cosine and sine of the angles of `rotate`, [2, S, B, 1, F/2].
+    """Return cosine and sine of the angles of rotary position embeddings, [2, S, B, 1, F/2].
 
     Pair i rotates by position / base^(2i/F) (arXiv:2104.09864, equation 15). Float32 regardless of the model's dtype:
     in bfloat16 positions above 256 would share angles.
@@ -88,14 +90,15 @@ def rotation(positions_BS: Tensor, *, features: int, base: float) -> Tensor:
 
 
 def rotate(x_SBHF: Tensor, turned: Tensor) -> Tensor:
-    """Rotate queries or keys by the angles of `rotation`. Feature i is paired with i + F/2, as in GPT-NeoX and
-    Llama."""
+    """Rotate queries or keys by the angles of `rotation` (rotary position embedding). Feature i is paired with i + F/2,
+    as in GPT-NeoX and Llama."""
     rotated: Tensor = _Rotate.apply(x_SBHF, turned)
     return rotated
 
 
 class _Rotate(torch.autograd.Function):
-    """Rotation in few passes over memory: inputs in the model's dtype, arithmetic in float32. Saves only the angles."""
+    """Rotary position embedding in few passes over memory: inputs in the model's dtype, arithmetic in float32. Saves
+    only the angles."""
 
     @staticmethod
     def forward(ctx: Any, x_SBHF: Tensor, turned: Tensor) -> Tensor:

@@ -16,11 +16,9 @@ class StackCache:
     def __init__(
         self, states: dict[int, Tensor], filled: Tensor, *, farthest: int | None = None, same_length: bool = False
     ) -> None:
-        """`states`: layer -> [M, B, D]. `filled` int64 [B]: number of valid positions at the end of the cache.
-
-        Distances above `farthest` are clamped to it. With `same_length` each query attends to M keys. Both are for
-        evaluation (`clamp_len` and `same_length` of the released code).
-        """
+        """Create a cache with these states. `states`: layer -> [M, B, D]. `filled` int64 [B]: number of valid positions
+        at the end of the cache. Distances above `farthest` are clamped to it. With `same_length` each query attends to
+        M keys. Both are for evaluation (`clamp_len` and `same_length` of the released code)."""
         self.states, self.filled, self.farthest, self.same_length = states, filled, farthest, same_length
         self.current_states: dict[int, Tensor] = {}
         """Layer -> its input in the current sequence, or the part of it that enters the cache, [S, B, D]."""
@@ -29,22 +27,22 @@ class StackCache:
     def empty(
         cls, layers: Iterable[int], shape: tuple[int, int, int], *, like: Tensor, farthest: int | None = None
     ) -> StackCache:
-        """Return an empty cache; `shape` is (M, B, D)."""
+        """Return an empty recurrence cache; `shape` is (M, B, D)."""
         states = {layer: like.new_zeros(shape) for layer in layers}
         filled = torch.zeros(shape[1], dtype=torch.int64, device=like.device)
         return cls(states, filled, farthest=farthest)
 
     @property
     def length(self) -> int:
-        """Length M of the cache."""
+        """Return the length M of the recurrence cache."""
         return next(iter(self.states.values())).shape[0]
 
     def start(self, starts_B: Tensor) -> None:
-        """Clear the cache of sequences that continue no other."""
+        """Clear the recurrence cache of sequences that continue no other."""
         self.filled = self.filled.masked_fill(starts_B.bool(), 0)
 
     def advanced(self) -> StackCache:
-        """Return the cache after the current sequence."""
+        """Return the recurrence cache after the current sequence."""
         length, new_positions = self.length, len(next(iter(self.current_states.values())))
         states = {
             layer: torch.cat([before[new_positions:], self.current_states[layer][-length:]])

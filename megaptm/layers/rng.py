@@ -26,8 +26,8 @@ def next_seed(device: torch.device) -> int:
 
 
 def copy_to_device(sampled: Tensor, device: torch.device) -> Tensor:
-    """Copy host samples to the device without blocking. Pinned memory is needed: a copy from pageable memory would wait
-    for all launched kernels."""
+    """Copy random samples of the host to the device without blocking. Pinned memory is needed: a copy from pageable
+    memory would wait for all launched kernels."""
     return (sampled.pin_memory() if device.type == "cuda" else sampled).to(device, non_blocking=True)
 
 

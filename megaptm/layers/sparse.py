@@ -28,16 +28,17 @@ from megaptm.layers.rng import next_seed
 
 @dataclass(frozen=True)
 class Marked:
-    """Global positions of each sequence, padded to equal number."""
+    """Global positions of each sequence, padded to an equal number."""
 
     positions: Tensor
-    """Positions [B, G]."""
+    """Global positions [B, G]."""
     real: Tensor
     """Valid entries [B, G]; False for padding."""
 
     @classmethod
     def of(cls, marks_BS: Tensor, positions_BG: Tensor | None = None) -> Marked:
-        """Build from marks [B, S]. `positions_BG`: result of `global_positions`, if already computed."""
+        """Build the global positions from marks [B, S]. `positions_BG`: result of `global_positions`, if already
+        computed."""
         positions_BG = global_positions(marks_BS) if positions_BG is None else positions_BG
         return cls(positions_BG, marks_BS.gather(1, positions_BG) != 0)
 
@@ -70,7 +71,7 @@ class Marked:
 
 
 def global_positions(marks_BS: Tensor) -> Tensor:
-    """Return the marked positions of each sequence [B, G], padded with others to a power of two.
+    """Return the global positions of each sequence [B, G], padded with others to a power of two.
 
     A kernel is compiled for each G. The host waits for the GPU to count them.
     """
@@ -81,7 +82,7 @@ def global_positions(marks_BS: Tensor) -> Tensor:
 
 
 def _without_pattern(mask: Mask, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Return the mask without the pattern."""
+    """Return the attention mask without the pattern."""
     attended = mask.by_content(batch, query, key)
     return attended & (key <= query) if mask.causal else attended
 
@@ -89,8 +90,8 @@ def _without_pattern(mask: Mask, batch: Tensor, query: Tensor, key: Tensor) -> T
 def attend_by_tiles(
     q_SBHK: Tensor, k_SBHK: Tensor, v_SBHK: Tensor, mask: Mask, marked: Marked | None, *, scale: float, dropout: float
 ) -> Tensor:
-    """Return the attention output under the mask, [S, B, H, K]. Global positions' own output is computed elsewhere;
-    here they are treated as ordinary queries."""
+    """Attend over the tiles of a pattern: return the output under the mask, [S, B, H, K]. Global positions' own output
+    is computed elsewhere; here they are treated as ordinary queries."""
     extra = (None, None) if marked is None else (marked.take(k_SBHK), marked.take(v_SBHK))
     # Sampled from the caller's generator. The backward pass repeats the dropout masks from it.
     seed = next_seed(q_SBHK.device) if dropout else 0
@@ -115,8 +116,8 @@ def _tiles_of(mask: Mask) -> list[_Tile]:
 
 @lru_cache(maxsize=256)
 def _tiles_on(pattern: Pattern, length: int, device: torch.device, mode: object) -> list[_Tile]:
-    """Return tiles with block indices on the device; cached, because copies in each layer of each step would
-    synchronize."""
+    """Return the tiles of a pattern with block indices on the device; cached, because copies in each layer of each step
+    would synchronize."""
     return [
         _Tile(
             tile.queries,
@@ -129,7 +130,7 @@ def _tiles_on(pattern: Pattern, length: int, device: torch.device, mode: object)
 
 @dataclass(frozen=True)
 class _Work:
-    """Inputs of the forward and backward pass that have no gradients."""
+    """Inputs of the forward and backward pass of attention over tiles that have no gradients."""
 
     mask: Mask
     marked: Marked | None
@@ -200,7 +201,7 @@ def _weights(q_SBHK: Tensor, keys: _Side, work: _Work) -> Iterator[tuple[_Tile, 
 
 
 class _TileMask:
-    """Mask within a tile."""
+    """Attention mask within a tile."""
 
     def __init__(self, work: _Work, q_SBHK: Tensor) -> None:
         self.mask, self.marked = work.mask, work.marked
@@ -209,7 +210,8 @@ class _TileMask:
         self.windows: dict[tuple[int, int, int], Tensor] = {}
 
     def of(self, tile: _Tile) -> Tensor | None:
-        """Return booleans that broadcast to [B, H, q, k + G]. None if nothing is masked."""
+        """Return the attention mask of a tile as booleans that broadcast to [B, H, q, k + G]. None if nothing is
+        masked."""
         query, key = self.positions[tile.queries][:, None], self._keys(tile)
         attended = self._by_position(tile, query, key)
         key = key.clamp(max=len(self.positions) - 1)
@@ -225,7 +227,7 @@ class _TileMask:
         return torch.cat([own.expand(*shape, -1), beside.expand(*shape, -1)], dim=3)
 
     def _keys(self, tile: _Tile) -> Tensor:
-        """Return key positions that broadcast to [B, H, q, k]."""
+        """Return the key positions of a tile that broadcast to [B, H, q, k]."""
         if isinstance(tile.keys, slice):
             return self.positions[tile.keys]
         assert self.mask.pattern is not None

@@ -37,7 +37,7 @@ class Linear(nn.Linear):
 
     @classmethod
     def of(cls, shape: LinearShape) -> Linear:
-        """Build a layer of this shape."""
+        """Build a linear layer of this shape."""
         linear = cls(shape.inputs, shape.outputs, bias=shape.bias, split=shape.split)
         linear.matrices, linear.interleave = shape.matrices, shape.interleave
         return linear
@@ -50,7 +50,7 @@ class Linear(nn.Linear):
 
 
 def same(x: Tensor) -> Tensor:
-    """Return x. Default of hooks that move tensors between ranks."""
+    """Return x: default of hooks that move tensors between ranks."""
     return x
 
 
@@ -69,11 +69,11 @@ class TensorRanks:
 
     rank: int = 0
     sum: Callable[[Tensor], None] | None = None
-    """Sum over ranks, in place. None: a single rank."""
+    """Hook that sums over tensor ranks, in place. None: a single rank."""
     largest: Callable[[Tensor], None] | None = None
-    """Maximum over ranks, in place."""
+    """Hook that takes the maximum over tensor ranks, in place."""
     reduce: Callable[[Tensor], Tensor] = same
-    """Sum over ranks, with a gradient."""
+    """Hook that sums over tensor ranks, with a gradient."""
 
 
 class UsesTensorRanks:
@@ -147,7 +147,8 @@ class Dropout(nn.Module):
         return self.training and self.rate > 0.0
 
     def drawing(self) -> AbstractContextManager[None]:
-        """Return a context that samples from the stream's generator, which does not advance if dropout is off."""
+        """Return a context in which dropout samples from the stream's generator, which does not advance if dropout is
+        off."""
         return self.stream() if self.draws else nullcontext()
 
     def forward(self, x: Tensor) -> Tensor:

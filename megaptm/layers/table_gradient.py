@@ -18,21 +18,22 @@ from megaptm.layers.accumulate import GradientSum, sum_dtype
 from megaptm.layers.table_gradient_costs import keeps_factors
 
 NUMBERS_MULTIPLIED = 2**26
-"""Elements of the gradient computed at once, 256 MB in float32: few and large kernels."""
+"""Number of elements of the table's gradient computed at once, 256 MB in float32: few and large kernels."""
 
 
 class TableGradient:
     """Gradient of a table [V, D]: the sum over chunks of `left_CV.T @ right_CD`."""
 
     def __init__(self, weight_VD: Tensor, *, rows: int, chunk: int) -> None:
-        """`rows`: samples of all chunks. `chunk`: largest number of samples of a chunk."""
+        """Allocate the gradient. `rows`: samples of all chunks. `chunk`: largest number of samples of a chunk."""
         self._weight, self._several = weight_VD, rows > chunk
         self._keeps_factors = not self._several and keeps_factors(rows, weight_VD.shape[1])
         self._factors: tuple[Tensor, Tensor] | None = None
         self._total: Tensor | None = None
 
     def add(self, left_CV: Tensor, right_CD: Tensor) -> None:
-        """Add a chunk. `left` may be saved and must not be changed afterwards."""
+        """Add the product of a chunk to the table's gradient. `left` may be saved and must not be changed
+        afterwards."""
         if self._keeps_factors:
             self._factors = (left_CV, right_CD)
         elif self._total is None:
@@ -45,7 +46,8 @@ class TableGradient:
             self._total += left_CV.t() @ right_CD
 
     def times(self, d_loss: Tensor) -> Tensor:
-        """Return the gradient [V, D] in the table's dtype. Can be called once: it works in place."""
+        """Return the gradient [V, D] of the table in its dtype, times a factor. Can be called once: it works in
+        place."""
         if self._factors is not None:
             left, right_factor = self._factors
             return (left.t() @ right_factor).mul_(d_loss).to(self._weight.dtype)
@@ -54,7 +56,8 @@ class TableGradient:
         return self._total.mul_(d_loss).to(self._weight.dtype)
 
     def add_to(self, gradient_sum: GradientSum, d_loss: Tensor) -> Tensor | None:
-        """Add to the engine's buffer. Return the value that the backward pass returns for the table."""
+        """Add the table's gradient to the engine's buffer. Return the value that the backward pass returns for the
+        table."""
         d_loss = d_loss.to(gradient_sum.total.dtype)
         for rows, gradient in self._parts():
             gradient_sum.total[rows].addcmul_(gradient.to(gradient_sum.total.dtype), d_loss)
@@ -82,7 +85,8 @@ def scaled(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Scale gradients of hidden states, table and bias from the forward pass by the gradient of the loss.
 
-    In place, so callable once. The table's gradient goes to the engine's buffer, if `gradient_sum` is given.
+    It works in place and can be called once. The table's gradient goes to the engine's buffer, if `gradient_sum` is
+    given.
     """
     if d_bias is not None:
         d_bias = d_bias.mul_(d_loss).to(bias_dtype)

@@ -10,8 +10,8 @@ def keeps_factors(rows: int, width: int) -> bool:
 
 
 def table_gradient_bytes(rows: int, inputs: int, outputs: int, element: int, *, chunk: int) -> int:
-    """Return the bytes saved for a table [outputs, inputs] until the backward pass. `chunk`: rows that are projected at
-    once.
+    """Return the bytes saved for the gradient of a table [outputs, inputs] until the backward pass. `chunk`: rows that
+    are projected at once.
 
     They are the two factors or their product, which is in float32 if it is the sum of several.
     """

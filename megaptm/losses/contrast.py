@@ -9,7 +9,8 @@ from torch import Tensor
 
 
 def info_nce(scores_RN: Tensor, positive_RN: Tensor, candidate_RN: Tensor | None = None) -> Tensor:
-    """Return the negative log-share of the positive candidates in the sum of e^score over all candidates, [R] float32.
+    """Return the contrastive loss InfoNCE [R] in float32: the negative logarithm of the positive candidates' share in
+    the sum of e^score over all candidates.
 
     Positives are summed inside the logarithm: at least one must be found, and each gets a gradient in proportion to its
     softmax share. `positive_RN` and `candidate_RN` (None: all) are boolean. A sample without positives has loss 0 and

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from megaptm.layers.table_gradient_costs import keeps_factors, table_gradient_bytes
 
 ROWS_PROJECTED = 1024
-"""Positions that are projected on the vocabulary at once (`losses.token`): at vocabulary 50,304 they hold 300 MB of
-logits in bfloat16 and float32. Fewer positions mean more additions to the gradient of the table. Measured on two cores
-in bfloat16, 1024 positions of width 768, forward and backward: 0.42 s in chunks of 1024, 0.49 of 512, 0.59 of 256, 0.84
-of 128; plain `F.cross_entropy` 0.52 s."""
+"""Maximum number of positions that are projected on the vocabulary at once (`losses.token`): at vocabulary 50,304 they
+hold 300 MB of logits in bfloat16 and float32. Fewer positions mean more additions to the gradient of the table.
+Measured on two cores in bfloat16, 1024 positions of width 768, forward and backward: 0.42 s in chunks of 1024, 0.49 of
+512, 0.59 of 256, 0.84 of 128; plain `F.cross_entropy` 0.52 s."""
 
 
 @dataclass(frozen=True)
 class LossBytes:
-    """Bytes of a loss on one tensor rank."""
+    """Bytes of a token loss on one tensor rank."""
 
     saved: float
-    """Saved until the backward pass, which follows the losses of all heads."""
+    """Bytes saved until the backward pass, which follows the losses of all heads."""
     transient: float = 0.0
     """Additional bytes during the projection."""
 
@@ -26,8 +26,8 @@ class LossBytes:
 def projection_bytes(
     positions: int, width: int, vocabulary: int, element: int, *, tensor: int, chunked: bool
 ) -> LossBytes:
-    """Return the bytes for hidden states of `positions` and a table [vocabulary, width], on one of `tensor` ranks.
-    `chunked`: with `losses.token`, on one tensor rank."""
+    """Return the bytes of projection and token loss for hidden states of `positions` and a table [vocabulary, width],
+    on one of `tensor` ranks. `chunked`: with `losses.token`, on one tensor rank."""
     if chunked and tensor == 1:
         several = positions > ROWS_PROJECTED
         numbers = min(positions, ROWS_PROJECTED) * vocabulary

@@ -11,7 +11,7 @@ from megaptm.spec import ModelSpec
 
 @dataclass(frozen=True)
 class ModelChunk:
-    """Consecutive layers of the chain."""
+    """Chunk of a model for a pipeline stage: consecutive layers of the chain."""
 
     layers: dict[str, range]
     """Stack -> indices of its layers in this chunk."""
@@ -28,7 +28,8 @@ class ModelChunk:
 
 
 def chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
-    """Return `number` chunks of the chain. Middle chunks get the remainder, away from embedding and heads."""
+    """Divide the chain of layers into `number` chunks for pipeline stages. Middle chunks get the remainder, away from
+    embedding and heads."""
     share, more = divmod(spec.layers, number)
     middle = (number - more) // 2
     cut, start = [], 0
@@ -70,7 +71,7 @@ def _embeds(spec: ModelSpec, stack: str, final_stacks: tuple[str, ...], *, first
 
 
 def _is_here(spec: ModelSpec, head: str, layers: dict[str, range], final_stacks: tuple[str, ...], last: bool) -> bool:
-    """Whether a chunk with these layers has everything that a head reads."""
+    """Whether a chunk with these layers has everything that a head of the model reads."""
     if head in spec.family.sampled.heads.values():
         return spec.readings(head)[0].stack in final_stacks
     return all(last if layer is None else layer in layers.get(stack, ()) for stack, layer in spec.readings(head))

@@ -27,14 +27,15 @@ class ContrastHead(nn.Module, ABC):
 
     @abstractmethod
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        """Return features of each sample, [B, F] float32, from one stream for each stack that the head reads. `batch`
-        may be without labels."""
+        """Return the compared features of each sample, [B, F] float32, from one stream for each stack that the head
+        reads. `batch` may be without labels."""
 
     @abstractmethod
     def compare(self, features_NF: Tensor, answers_N: Tensor, own: slice) -> Tensor:
-        """Return the loss [R] of the samples `own` among features and labels of all; 0 if the label is `IGNORED`.
+        """Compare features: return the contrastive loss [R] of the samples `own` among features and labels of all; 0 if
+        the label is `IGNORED`.
 
-        Has no parameters. Materializes at most R x N values, never N x N.
+        It uses no parameters, and materializes at most R x N values, never N x N.
         """
 
     def loss(self, *streams_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
@@ -46,7 +47,7 @@ class ContrastHead(nn.Module, ABC):
         return self.compare(features, labels, slice(0, len(features))).sum(), count_labels(labels)
 
     def logits(self, *streams_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return features without batch. `Model` calls `features` with the batch."""
+        """Return the features of the head without batch. `Model` calls `features` with the batch."""
         return self.features(*streams_SBD, batch={})
 
 

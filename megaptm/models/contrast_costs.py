@@ -16,7 +16,7 @@ class ContrastHeadCosts(HeadCosts):
     @property
     @abstractmethod
     def features(self) -> int:
-        """F, features of a sample for the comparison."""
+        """Return the number F of features of a sample for the contrastive comparison."""
 
     def compare_bytes(self, own: int, rows: int) -> int:
         """Return the peak bytes of comparing `own` samples with all `rows` in float32: features of all and two copies

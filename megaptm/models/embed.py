@@ -40,7 +40,8 @@ class Embed(nn.Module):
     segment: Embedding | None
 
     def __init__(self, spec: ModelSpec, stacks: Collection[str], *, tied_inputs: Collection[str] = ()) -> None:
-        """`stacks`: stacks that this chunk embeds. `tied_inputs`: inputs to which heads of the chunk are tied."""
+        """Build the embedding. `stacks`: stacks that this chunk embeds. `tied_inputs`: inputs to which heads of the
+        chunk are tied."""
         super().__init__()
         family, width = spec.family, spec.size.table_width
         _check_inputs(spec)
@@ -97,9 +98,9 @@ class Embed(nn.Module):
                 self.add_module(self.widenings[name], Linear.of(linear))
 
     def forward(self, batch: dict[str, Tensor], stack: str, scatter_sequence: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return [S, B, D]; queries of a query stream follow the text.
+        """Return the embedding [S, B, D] of a stack's input; queries of a query stream follow the text.
 
-        Reads the stack's `tokens`, `positions` (None: 0, 1, 2 ...) and `segments` [B, S], and the fields of other
+        It reads the stack's `tokens`, `positions` (None: 0, 1, 2 ...) and `segments` [B, S], and the fields of other
         inputs.
         """
         prefix, own = self.prefixes[stack], self.tables[stack]

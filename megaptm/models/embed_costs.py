@@ -12,34 +12,37 @@ from megaptm.spec import Family, ModelSpec, TokenInput
 
 
 class InputCosts:
-    """Linear layers and costs of an input. Base class of all. The token table is counted by itself."""
+    """Linear layers and costs of an input of the embedding. Base class of all. The token table is counted by itself."""
 
     def __init__(self, spec: ModelSpec, record: Any) -> None:
-        """`record`: a subclass of `spec.InputSpec`."""
+        """Compute the costs. `record`: a subclass of `spec.InputSpec`."""
         self.spec, self.record = spec, record
 
     @property
     def linears(self) -> tuple[LinearShape, ...]:
-        """All linear layers; a table counts as one from its width to its rows."""
+        """Return all linear layers of the input; a table counts as one from its width to its rows."""
         return ()
 
     @property
     def num_norms(self) -> int:
-        """Number of norms, over the width of the token table."""
+        """Return the number of norms of the input, over the width of the token table."""
         return 0
 
     @property
     def products(self) -> tuple[tuple[LinearShape, bool], ...]:
-        """Linear layers that are applied to each position, and whether their input gets a gradient."""
+        """Return the linear layers of the input that are applied to each position, and whether the layer's own input
+        gets a gradient."""
         return ()
 
     @property
     def tied_linear(self) -> LinearShape:
-        """Linear layer whose transpose a head may use (`HeadCosts.tied_input`): the child `project` of the module."""
+        """Return the linear layer of the input whose transpose a head may use (`HeadCosts.tied_input`): the child
+        `project` of the module."""
         raise NotImplementedError(f"no head can be tied to {self.record.name}")
 
     def multiply_adds(self, positions: int) -> tuple[int, int]:
-        """Return the multiply-adds of a sequence: with a gradient of the input, and without."""
+        """Return the multiply-adds of a sequence in the linear layers of the input: in those whose own input gets a
+        gradient, and in the others."""
         with_gradient, without = (
             positions * sum(linear.weights for linear, has_gradient in self.products if has_gradient is needs_gradient)
             for needs_gradient in (True, False)
@@ -47,38 +50,40 @@ class InputCosts:
         return with_gradient, without
 
     def batch_bytes(self, positions: int) -> int:
-        """Return the bytes of a sequence in the batch, if they are many."""
+        """Return the bytes of a sequence in the input's batch fields, if they are many."""
         return 0
 
     def saved_bytes(self, positions: int, element: int) -> int:
-        """Return the bytes of a sequence that the backward pass needs; `element`: bytes of an activation."""
+        """Return the bytes of a sequence that the input saves for the backward pass; `element`: bytes of an
+        activation."""
         return 0
 
 
 class TokenCosts(InputCosts):
-    """Token table. It is none of `linears`. Base class of other kinds."""
+    """Costs of a token table, which is not among `linears`. It is none of `linears`. Base class of other kinds."""
 
     module: str = ""
     """Class of its module, `package.module:NAME`, constructed with the model's spec and `embeds`, whether a chunk
     embeds tokens besides serving a tied output. Its output is as wide as the stack. Empty: `layers.split.Embedding`."""
     heads: Mapping[str, str] = MappingProxyType({})
-    """Head -> class of its costs with this table, `package.module:NAME`. Other heads are those of `HEADS`."""
+    """Head -> class of the head's costs with this table, `package.module:NAME`. Other heads are those of `HEADS`."""
 
     @property
     def parameters(self) -> int:
-        """Parameters without vocabulary padding."""
+        """Return the number of the token table's parameters, without vocabulary padding."""
         return self.spec.vocabulary * self.spec.token_width
 
     def rank_parameters(self, tensor: int, *, embeds: bool) -> int:
-        """Return the parameters on one of `tensor` ranks."""
+        """Return the number of the token table's parameters on one of `tensor` ranks."""
         return self.spec.padded_vocabulary * self.spec.token_width // tensor
 
     def largest(self, tensor: int) -> int:
-        """Return the elements of the largest table on one of `tensor` ranks."""
+        """Return the number of elements of the largest token table on one of `tensor` ranks."""
         return self.rank_parameters(tensor, embeds=True)
 
     def matrices(self, *, embeds: bool, projects: bool) -> list[LinearShape]:
-        """Return the weights with two axes. `projects`: whether the chunk has a head that projects on the table."""
+        """Return the weight matrices of the token table. `projects`: whether the chunk has a head that projects on the
+        table."""
         return [LinearShape(self.spec.token_width, self.spec.padded_vocabulary, False, "columns")]
 
 
@@ -113,7 +118,7 @@ def inputs_read(spec: ModelSpec, lengths: Mapping[str, int], appended: int) -> I
 
 
 def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
-    """Return the parameters at the input of some stacks, without the token table."""
+    """Return the number of parameters at the input of some stacks, without the token table."""
     family = spec.family
     norms = [
         norm_parameters(family.stacks[name], spec.table_width(name))
@@ -126,13 +131,14 @@ def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
 
 
 def _by_table(family: Family, stacks: Collection[str]) -> list[str]:
-    """Return one stack for each distinct set of input tables."""
+    """Return one stack for each distinct set of input embedding tables."""
     return [*{family.tables[name]: name for name in stacks}.values()]
 
 
 def input_linears(spec: ModelSpec, stacks: Collection[str]) -> Iterator[LinearShape]:
-    """Yield the shapes at the input of some stacks, except the token table. They are those of embedding tables (inputs:
-    width, outputs: rows), of projections to the stack's width, and of linear layers of other inputs."""
+    """Yield the shapes of the linear layers at the input of some stacks, except the token table. They are those of
+    embedding tables (inputs: width, outputs: rows), of projections to the stack's width, and of linear layers of other
+    inputs."""
     family, width = spec.family, spec.size.table_width
     for costs in input_costs(spec).values():
         yield from costs.linears
@@ -144,7 +150,8 @@ def input_linears(spec: ModelSpec, stacks: Collection[str]) -> Iterator[LinearSh
 
 
 def widening(spec: ModelSpec) -> dict[str, LinearShape]:
-    """Return stack -> linear layer from the width of the tables to that of the stack, if they differ."""
+    """Return the projections of narrow embedding tables to their stacks: stack -> linear layer, if the widths
+    differ."""
     if (tokens := token_costs(spec)) is not None and tokens.module:  # it has projections of its own
         return {}
     blocks = spec.family.stacks.items()

@@ -18,11 +18,11 @@ from megaptm.spec import Block, ModelSpec, Size
 
 
 class HeadCosts(ABC):
-    """Linear layers, costs and batch fields of a head. Its name is that of its loss."""
+    """Linear layers, costs and batch fields of a head. The name of a head is that of its loss."""
 
     name: ClassVar[str]
     label_field: ClassVar[str] = "labels"
-    """Batch field of the labels. Without it the head gives only logits, no loss."""
+    """Batch field of the head's labels. Without that field, the head gives only logits, no loss."""
     projects: ClassVar[bool] = True
     """Whether the head projects on the vocabulary."""
     tied_input: ClassVar[str] = ""
@@ -52,7 +52,7 @@ class HeadCosts(ABC):
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
         self.readings = spec.readings(self.name)
-        """Stacks, or layers of them, that it reads."""
+        """Stacks, or layers of them, that the head reads."""
         for stack, layer in self.readings:
             if stack not in spec.family.stacks:
                 raise UserError(f"{spec.name}: head {self.name} reads the {stack}, which is not one of its stacks.")
@@ -73,54 +73,55 @@ class HeadCosts(ABC):
 
     @property
     def stack(self) -> str:
-        """First stack that it reads."""
+        """Return the first stack that the head reads."""
         return self.readings[0].stack
 
     @property
     def size(self) -> Size:
-        """Size of the first stack that it reads."""
+        """Return the size of the first stack that the head reads."""
         return self.spec.size_of(self.stack)
 
     @property
     def width(self) -> int:
-        """Output width of the first stack that it reads."""
+        """Return the output width of the first stack that the head reads."""
         return self.spec.output_width(self.stack)
 
     @property
     def table_width(self) -> int:
-        """Width of the table on which it projects. A table of its own is as wide as all residual streams of
-        the stack."""
+        """Return the width of the table on which the head projects. A table of its own is as wide as all residual
+        streams of the stack."""
         size, own = self.spec.size, not self.spec.family.output.tied and self.block.residual.streams > 1
         return self.width if own and size.embedding is None else size.table_width
 
     @property
     def block(self) -> Block:
-        """Block of the first stack that it reads."""
+        """Return the block of the first stack that the head reads."""
         return self.spec.family.stacks[self.stack]
 
     @property
     @abstractmethod
     def linears(self) -> Mapping[str, LinearShape]:
-        """Linear layers by name of the child module; replicated on tensor ranks."""
+        """Return the linear layers of the head by name of the child module; replicated on tensor ranks."""
 
     @property
     def rows(self) -> int:
-        """Parameters per vocabulary entry that tensor ranks divide: an own table, a bias."""
+        """Return the head's number of parameters per vocabulary entry that tensor ranks divide: an own table, a
+        bias."""
         return 0
 
     @property
     def other_parameters(self) -> int:
-        """Further parameters."""
+        """Return the number of the head's further parameters."""
         return 0
 
     @property
     def published(self) -> int:
-        """Parameters that papers count. The others are used only in pre-training."""
+        """Return the number of the head's parameters that papers count. The others are used only in pre-training."""
         return 0
 
     @property
     def parameters(self) -> int:
-        """All parameters, without vocabulary padding."""
+        """Return the number of all parameters of the head, without vocabulary padding."""
         return (
             sum(linear.replicated for linear in self.linears.values())
             + self.rows * self.spec.vocabulary
@@ -128,39 +129,39 @@ class HeadCosts(ABC):
         )
 
     def rank_parameters(self, tensor: int) -> int:
-        """Return the parameters of one of `tensor` tensor ranks, with vocabulary padding."""
+        """Return the number of the head's parameters on one of `tensor` ranks, with vocabulary padding."""
         replicated = sum(linear.replicated for linear in self.linears.values()) + self.other_parameters
         return replicated + self.rows * self.spec.padded_vocabulary // tensor
 
     def positions_read(self, length: int, num_predicted: int | None) -> int:
-        """Return how many positions of a sequence it reads. `num_predicted`: predicted positions; None: all."""
+        """Return how many positions of a sequence the head reads. `num_predicted`: predicted positions; None: all."""
         return num_predicted if self.predicted_only and num_predicted is not None else length
 
     @property
     def projections(self) -> list[tuple[int, int]]:
-        """Inputs and outputs of the products that project on the vocabulary."""
+        """Return the inputs and outputs of the head's matrix products that project on the vocabulary."""
         return [(self.table_width, self.spec.vocabulary)] if self.projects else []
 
     def rank_projections(self, tensor: int) -> list[tuple[int, float]]:
-        """Return inputs and outputs of the same products on one of `tensor` ranks, with vocabulary padding."""
+        """Return the inputs and outputs of the head's projections on one of `tensor` ranks, with vocabulary padding."""
         return [(self.table_width, self.spec.padded_vocabulary / tensor)]
 
     def rank_vocabulary(self, tensor: int) -> float:
-        """Return the number of logits of a position on one of `tensor` ranks."""
+        """Return the number of logits of a position that the head computes on one of `tensor` ranks."""
         return self.spec.padded_vocabulary / tensor
 
     def mapped(self, positions: int) -> int:
-        """Return to how many of the positions that it reads its linear layers are applied."""
+        """Return to how many of the positions that the head reads its linear layers are applied."""
         return positions
 
     def multiply_adds(self, positions: int) -> int:
-        """Return the multiply-adds of a forward pass over `positions` of a sequence."""
+        """Return the multiply-adds of the head's forward pass over `positions` of a sequence."""
         products = self.mapped(positions) * sum(linear.weights for linear in self.linears.values())
         return products + positions * sum(inputs * outputs for inputs, outputs in self.projections)
 
     def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
-        """Return the bytes for `positions` of a micro-batch on one of `tensor` ranks: gathered input and its gradient,
-        and the projection. `chunked`: with `losses.token`, on one tensor rank."""
+        """Return the bytes of the head's loss for `positions` of a micro-batch on one of `tensor` ranks: gathered input
+        and its gradient, and the projection. `chunked`: with `losses.token`, on one tensor rank."""
         hidden = 2 * positions * self.width * element
         if not self.projects:
             return LossBytes(hidden)
@@ -270,7 +271,8 @@ H = TypeVar("H", bound=type[HeadCosts])
 
 
 def register_head(head: H) -> H:
-    """Register the costs of a user-defined head, so that families and objectives can name it. A class decorator."""
+    """Register the costs of a user-defined head, so that families and objectives can name it. This is a class
+    decorator."""
     if missing := sorted(getattr(head, "__abstractmethods__", ())):
         raise TypeError(f"{head.__name__} does not define its costs: implement {' and '.join(missing)}.")
     if not is_plugin(head.module):

@@ -1,4 +1,4 @@
-"""Heads. Each has logits, and a summed loss with its number of labels."""
+"""Heads of a model. Each computes logits, and a summed loss with its number of labels."""
 
 # S sequence, B batch, D width, A target positions of a sample, V vocabulary
 
@@ -56,11 +56,11 @@ class LanguageHead(nn.Module):
         return loss, count_labels(labels_SB)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return logits [B, S, V]."""
+        """Return the logits [B, S, V] of the next token."""
         return self.project.logits(self._read(x_SBD).transpose(0, 1), self._weight(tied), self._bias)
 
     def projected(self, x_SBD: Tensor, tied: Tensor | None) -> Projected:
-        """Return the projection of all positions in order (S, B)."""
+        """Return the next-token projection of all positions in order (S, B)."""
         return Projected(self._read(x_SBD).flatten(0, 1), self._weight(tied), self._bias)
 
     @property
@@ -98,19 +98,20 @@ class MaskedHead(nn.Module):
         return self.project(x, tied, self.vocabulary.bias, labels.reshape(-1)), count_labels(labels)
 
     def sample(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Tensor:
-        """Sample a token for each target position with the batch's uniform numbers, [B, A]."""
+        """Sample a token for each target position of the masked-language-model head with the batch's uniform numbers,
+        [B, A]."""
         assert tied is not None
         draws_BA = batch[UNIFORMS]
         x = self._read(target_states(x_SBD, batch, UNIFORMS)).flatten(0, 1)
         return self.project.sample(x, tied, self.vocabulary.bias, draws_BA.reshape(-1)).view(draws_BA.shape)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return logits at every position, [B, S, V]."""
+        """Return the masked-language-model logits at every position, [B, S, V]."""
         assert tied is not None
         return self.project.logits(self._read(x_SBD.transpose(0, 1)), tied, self.vocabulary.bias)
 
     def projected(self, x_SBD: Tensor, tied: Tensor | None) -> Projected:
-        """Return the projection of all positions in order (S, B)."""
+        """Return the masked-language-model projection of all positions in order (S, B)."""
         assert tied is not None
         return Projected(self._read(x_SBD).flatten(0, 1), tied, self.vocabulary.bias)
 
@@ -130,7 +131,7 @@ class TokenClassHead(nn.Module):
         return class_loss(self.logits(x_SBD, tied), batch[self.label_field])
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return logits [B, S, classes]."""
+        """Return the class logits of each token, [B, S, classes]."""
         return self.classify(x_SBD).transpose(0, 1)
 
 
@@ -146,25 +147,25 @@ class RowClassHead(nn.Module):
         return class_loss(self.logits(x_SBD, tied), batch[self.label_field])
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return logits [B, classes]."""
+        """Return the class logits of each sequence, [B, classes]."""
         return self.classify(torch.tanh(self.pooler(x_SBD[0])))
 
 
 class Head(Protocol):
-    """Interface of heads."""
+    """Interface of a model's heads."""
 
     def loss(self, *streams_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        """Return the loss. One stream for each stack that the head reads. `tied`: the tied token table, or the
-        projection of the head's `tied_input`."""
+        """Return the loss of the head. The arguments are one stream for each stack that the head reads. `tied`: the
+        tied token table, or the projection of the head's `tied_input`."""
         ...
 
     def logits(self, *streams_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return the logits of the same streams."""
+        """Return the logits of the head for the same streams."""
         ...
 
 
 def build_heads(spec: ModelSpec, names: Collection[str]) -> nn.ModuleDict:
-    """Build heads of the family by name. Losses have the names of their heads."""
+    """Build the heads of a family's model by name. Losses have the names of their heads."""
     return nn.ModuleDict(
         {name: load_class(costs, "module")(spec, costs) for name, costs in head_costs(spec).items() if name in names}
     )

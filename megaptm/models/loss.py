@@ -21,7 +21,7 @@ def count_labels(labels: Tensor) -> Tensor:
 
 
 def token_loss(spec: ModelSpec) -> TokenLoss:
-    """Build the token loss of a family."""
+    """Build the token loss of a model's family."""
     loss = spec.family.loss
     return TokenLoss(spec.vocabulary, z_loss=loss.z_loss, label_smoothing=loss.label_smoothing)
 

@@ -35,7 +35,8 @@ NO_CACHES: Mapping[str, StackCache] = MappingProxyType({})
 
 
 def even_chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
-    """Cut the layers of all stacks into equal chunks. Raises `UserError` if their number is not divisible."""
+    """Divide the layers of all stacks of a model into equal chunks for pipeline stages. Raises `UserError` if their
+    number is not divisible."""
     total, stacks = spec.layers, spec.family.stacks
     if number < 1 or total % number:
         raise UserError(
@@ -46,7 +47,7 @@ def even_chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
 
 
 def stream_lengths(batch: Mapping[str, Tensor], family: Family) -> dict[str, int]:
-    """Return stack -> sequence length between chunks, all of its residual streams included."""
+    """Return the sequence length of each stack's output between chunks, all of its residual streams included."""
     lengths = {}
     for name, prefix in family.prefixes.items():
         targets = batch.get(f"{prefix}masked_positions")
@@ -87,7 +88,7 @@ class Model(nn.Module):
         """Hook applied to streams before the heads; gathers the sequence."""
 
         self.add_losses: Callable[[Tensor, dict[str, Loss]], Tensor] = _no_engine
-        """Hook that attaches losses of heads before the last chunk to the stream's backward pass."""
+        """Hook that adds losses of heads before the last chunk to the stream's backward pass."""
 
         if len(family.stacks) > 1 and (several := [b for b in family.stacks.values() if b.residual.streams > 1]):
             raise UserError(
@@ -109,7 +110,7 @@ class Model(nn.Module):
             self.head = build_heads(spec, self.chunk.heads)
 
     def keep_layers(self, layers: Mapping[str, Iterable[int]]) -> None:
-        """Request the outputs of layers, stack -> layer indices, for `states`."""
+        """Let the model keep the outputs of layers, stack -> layer indices, for `states`."""
         for name, numbers in layers.items():
             if (stack := self.stack(name)) is not None:
                 stack.read |= {*numbers}
@@ -122,7 +123,7 @@ class Model(nn.Module):
         features: bool = False,
         caches: Mapping[str, StackCache] = NO_CACHES,
     ) -> ModelOutput:
-        """Run one chunk.
+        """Run one chunk of the model.
 
         `batch` has ids [B, S] and masks of every stream, on every chunk. `x` [S, B, D] is the stream of the previous
         chunk. `features`: return features of contrastive heads instead of losses. `caches`: stack -> recurrence cache,
@@ -153,7 +154,8 @@ class Model(nn.Module):
         return ModelOutput(losses=self._losses(labeled, read, batch), states=States(streams, inner))
 
     def states(self, batch: dict[str, Tensor], *, caches: Mapping[str, StackCache] = NO_CACHES) -> States:
-        """Return outputs of stacks and of requested layers. The model must be complete. `caches` as in `forward`."""
+        """Return the outputs of the model's stacks and of the layers of `keep_layers`. The model must be complete.
+        `caches` as in `forward`."""
         return States(*self._run(batch, None, caches=caches))
 
     def attention_scores(self, stack: str, layer: int, x_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
@@ -165,7 +167,7 @@ class Model(nn.Module):
         return layers.attention_scores(layer, x_SBD, mask, batch.get(f"{prefix}positions"))
 
     def hash_by(self, key: str | None) -> None:
-        """Set the seed key of hash rotations. None: the key for evaluation."""
+        """Set the key from which hash rotations of LSH attention are seeded. None: the key for evaluation."""
         for module in self.modules():
             if isinstance(module, AttentionCore):
                 module.set_seed_key(key)
@@ -218,7 +220,7 @@ class Model(nn.Module):
         return self._logits(*self._run(batch, None, caches=caches), batch)
 
     def _alone(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the batch without query stream."""
+        """Return the batch without the fields of the query stream."""
         if not any(block.query_stream for block in self.spec.family.stacks.values()):
             return batch
         return {field: value for field, value in batch.items() if field != "masked_positions"}
@@ -256,7 +258,7 @@ class Model(nn.Module):
     def _read(
         self, streams: dict[str, Tensor], inner: dict[Reading, Tensor], heads: Iterable[str]
     ) -> dict[str, tuple[Tensor, ...]]:
-        """Return head -> the streams that it reads. Each stream is gathered once."""
+        """Return the streams that each head of the model reads: head -> streams. Each stream is gathered once."""
         readings = {name: self.spec.readings(name) for name in heads}
         gathered = {
             reading: self.gather_sequence(inner[reading] if reading in inner else streams[reading.stack])
@@ -268,14 +270,14 @@ class Model(nn.Module):
         return {} if self.head is None else cast(dict[str, Head], dict(self.head.items()))
 
     def _table_of(self, head: str) -> Any:
-        """Return the tied weight of a head."""
+        """Return the tied weight of a head of the model."""
         if not (name := HEADS[head].tied_input):
             return self.table
         return getattr(self.embed, name).project.weight
 
     @property
     def table(self) -> Any:
-        """Token table of tied heads: its weight, or its module if it is of another kind."""
+        """Return the token table of tied heads: its weight, or its module if it is of another kind."""
         if self.embed is None or not self.spec.family.output.tied:
             return None
         return self.embed.token if self.embed.has_own_table else self.embed.token.weight
@@ -328,8 +330,8 @@ class Model(nn.Module):
         return streams
 
     def _draw(self, name: str, batch: dict[str, Tensor], streams: dict[str, Tensor]) -> dict[Reading, Tensor]:
-        """Sample the input of a stack that reads sampled tokens, and embed it. Return the stream that the sampling head
-        read. In its place the stream carries marks of replaced positions."""
+        """Sample tokens from the head of an earlier stack for a stack that reads them, and embed them. Return the
+        stream that the sampling head read. In its place the stream carries marks of replaced positions."""
         assert self.embed is not None
         family, head = self.spec.family, cast(SamplingHead, self._heads()[self.spec.family.sampled.heads[name]])
         source, field = family.source(name), f"{family.prefixes[name]}tokens"
@@ -351,14 +353,14 @@ class Model(nn.Module):
         return batch
 
     def _divide(self, batch: dict[str, Tensor], x: Tensor) -> dict[str, Tensor]:
-        """Split the concatenated stream into stacks. Ranks may hold a part of each."""
+        """Divide the concatenated stream between chunks into stacks. Ranks may hold a part of each."""
         parts = stream_lengths(batch, self.spec.family)
         lengths = [*parts.values()]
         streams = zip(parts, x.split([n * len(x) // sum(lengths) for n in lengths]), strict=True)
         return {name: stream[..., : self.spec.size_of(name).width] for name, stream in streams}
 
     def _filled(self, stream_SBD: Tensor) -> Tensor:
-        """Pad a stream with zeros to the width of the widest stack."""
+        """Pad a stream between chunks with zeros to the width of the widest stack."""
         missing = self.spec.width - stream_SBD.shape[-1]
         return F.pad(stream_SBD, (0, missing)) if missing else stream_SBD
 

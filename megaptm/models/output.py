@@ -18,7 +18,7 @@ class States(NamedTuple):
     """Outputs of a model, [S, B, D] each, as ranks hold them."""
 
     streams: Mapping[str, Tensor]
-    """Stack -> its output."""
+    """Stack -> output of the stack."""
     inner: Mapping[Reading, Tensor]
     """Outputs of single layers."""
 
@@ -28,7 +28,7 @@ class ModelOutput:
     """Result of one chunk. A chunk before the last has only a stream; the last chunk has losses, features or logits."""
 
     stream: Tensor | None = None
-    """[S, B, D], input of the next chunk: encoder and decoder concatenated along the sequence."""
+    """Stream [S, B, D], input of the next chunk: encoder and decoder concatenated along the sequence."""
     losses: dict[str, Loss] = field(default_factory=dict)
     """Loss -> sum and number of labels, for heads with labels in the batch."""
     features: dict[str, Tensor] = field(default_factory=dict)

@@ -21,14 +21,15 @@ class SamplingHead(Protocol):
     """Interface of heads that sample tokens."""
 
     def sample(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Tensor:
-        """Return a sampled token for each target position, [B, A]."""
+        """Return a token sampled from the head for each target position, [B, A]."""
         ...
 
 
 def sample_tokens(
     head: SamplingHead, x_SBD: Tensor, batch: dict[str, Tensor], tokens_BS: Tensor, tied: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return tokens [B, S] with samples at target positions, and whether each differs from the original.
+    """Sample replacement tokens: return tokens [B, S] with samples at target positions, and whether each differs from
+    the original.
 
     A sampled token that equals the original counts as original (arXiv:2003.10555, section 2). Without uniform numbers
     in the batch nothing is sampled.

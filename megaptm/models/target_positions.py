@@ -8,8 +8,8 @@ from torch import Tensor
 
 
 def target_states(x_SBD: Tensor, batch: dict[str, Tensor], label_field: str) -> Tensor:
-    """Return hidden states at the target positions, [B, K, D], as many as the field has labels; at all positions if the
-    batch has no target positions."""
+    """Return the hidden states that a head reads, at the target positions, [B, K, D], as many as the field has labels;
+    at all positions if the batch has no target positions."""
     x_BSD = x_SBD.transpose(0, 1)
     if "masked_positions" not in batch:
         return x_BSD
@@ -19,5 +19,5 @@ def target_states(x_SBD: Tensor, batch: dict[str, Tensor], label_field: str) -> 
 
 
 def states_at(x_BSD: Tensor, positions_BK: Tensor) -> Tensor:
-    """Return hidden states at positions, [B, K, D]."""
+    """Return the hidden states that a head reads, at given positions, [B, K, D]."""
     return x_BSD.gather(1, positions_BK[:, :, None].expand(-1, -1, x_BSD.shape[-1]))

@@ -27,7 +27,8 @@ __all__ = [
 
 
 def build_objective(spec: str | Mapping[str, Any]) -> BaseObjective:
-    """Return an objective by name, a custom one (`package.module:NAME`), or a composed one (see `compose`)."""
+    """Build a pre-training objective by name, a custom one (`package.module:NAME`), or a composed one (see
+    `compose`)."""
     if isinstance(spec, Mapping):
         return compose(spec)
     if not isinstance(spec, str):
@@ -50,7 +51,7 @@ def build_objective(spec: str | Mapping[str, Any]) -> BaseObjective:
 
 
 def _remedy(name: str) -> str:
-    """Explain a name that is no objective, for instance the name of a task or question."""
+    """Explain a name in a config that is no objective, for instance the name of a task or question."""
     if name in TASKS:
         return f"is the name of a task: write {{{name}: {{}}}}."
     with_question = f"masked-lm-{suggest(name, QUESTIONS)}"

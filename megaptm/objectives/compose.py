@@ -25,11 +25,11 @@ from megaptm.suggest import suggest
 STEP_OPTIONS = ("share", "weight")
 COMMON_OPTIONS = ("task", "task_id", "question", "corpora", *STEP_OPTIONS)
 MAX_VALUE = 1e9
-"""Maximum of a share or weight, so that sums are finite."""
+"""Maximum of the share or weight of a task, so that sums are finite."""
 
 
 def compose(config: Mapping[str, Any]) -> BaseObjective:
-    """Return the objective that a mapping describes. Raises `UserError` that names the key.
+    """Compose the objective that a mapping in a config describes. Raises `UserError` that names the key. Examples:
 
     `{masked-lm: {rate: 0.2}, sentence-order: {}}`: a task with options, and a question about the same text.
 
@@ -104,7 +104,7 @@ def is_continuation(before: str | Mapping[str, Any], after: str | Mapping[str, A
 
 
 def map_files(objective: Mapping[str, Any], map_path: Callable[[str], str]) -> dict[str, Any]:
-    """Return the mapping with `map_path` applied to files that options name."""
+    """Return the mapping of a composed objective with `map_path` applied to files that options name."""
 
     def mapped(key: str, value: Any) -> Any:
         if key == "corpora" and isinstance(value, list):
@@ -118,7 +118,7 @@ def map_files(objective: Mapping[str, Any], map_path: Callable[[str], str]) -> d
 
 
 def named_files(objective: str | Mapping[str, Any]) -> dict[str, str]:
-    """Return `label.option` -> file that it names."""
+    """Return the files that options of a composed objective name: `label.option` -> file."""
     tasks = objective.items() if isinstance(objective, Mapping) else ()
     return {
         f"{label}.{key}": options[key]
@@ -131,7 +131,8 @@ def named_files(objective: str | Mapping[str, Any]) -> dict[str, str]:
 
 @cache
 def _file_options() -> tuple[str, ...]:
-    """Return the options of tasks that name a file or a custom function: fields with the metadata `FILE`."""
+    """Return the options of a composed objective's tasks that name a file or a custom function: fields with the
+    metadata `FILE`."""
     kinds: list[Any] = [kind for kind in TASKS.values() if is_dataclass(kind)]
     options = [option for kind in kinds for option in fields(kind)]
     return tuple(dict.fromkeys(option.name for option in options if option.metadata == FILE))
@@ -142,7 +143,8 @@ def _as_tasks(objective: str | Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _constant_options(objective: str | Mapping[str, Any]) -> list[tuple[str, Any]] | str:
-    """Return what must be equal at all steps, in order, because samples are assigned to tasks by order."""
+    """Return the options of a composed objective that must be equal at all steps, in order, because samples are
+    assigned to tasks by order."""
     if isinstance(objective, str) and objective not in TASKS:
         return objective
     tasks = ((label, _task_options(label, options)) for label, options in _as_tasks(objective).items())
@@ -161,8 +163,8 @@ def _task_options(label: Any, options: Any) -> dict[str, Any]:
 
 
 def _refuse_missing_spaces(where: str, options: Mapping[Any, Any]) -> None:
-    """Raise `UserError` if a key contains its value, as in `{0:1}`, which YAML parses as a time or a key without
-    value."""
+    """Raise `UserError` if a key of a composed objective contains its value, as in `{0:1}`, which YAML parses as a time
+    or a key without value."""
     for key, value in options.items():
         if message := missing_space_advice(key, value):
             raise UserError(f"{where}: {key} {message}")
@@ -254,7 +256,7 @@ def _task_id(label: str, options: Mapping[str, Any]) -> int | None:
 
 
 def _questions(label: str, options: Mapping[str, Any], questions: list[str]) -> list[str]:
-    """Return the task's own question, or those of all tasks."""
+    """Return the question of a task in a composed objective, or those of all tasks."""
     if (own := options.get("question")) is None:
         return questions
     if own not in (*QUESTIONS,):
@@ -272,8 +274,8 @@ def _corpora(label: str, options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _weights(entries: Mapping[str, Mapping[str, Any]], parts: Iterable[Task]) -> dict[str, StepValue]:
-    """Return loss -> weight, except for losses that a custom task weights itself. Tasks that share a loss must
-    agree."""
+    """Return the weight of each loss of a composed objective, except for losses that a custom task weights itself.
+    Tasks that share a loss must agree."""
     weights: dict[str, tuple[str, StepValue | None]] = {}
     for part in parts:
         has_own_weights = type(part.objective).weights is not BaseObjective.weights
@@ -290,7 +292,7 @@ def _weights(entries: Mapping[str, Mapping[str, Any]], parts: Iterable[Task]) ->
 
 
 def _weight(where: str, value: Any, loss: str, losses: list[str], default: float) -> StepValue | None:
-    """Return the weight of a loss. None if the mapping names only other losses."""
+    """Return the weight of a loss of a task. None if the mapping names only other losses."""
     if isinstance(value, Mapping) and any(isinstance(key, str) for key in value):
         if unknown := [key for key in value if key not in losses]:
             raise UserError(f"{where}: {unknown[0]} is not one of its losses; {nearest(str(unknown[0]), losses)}")
@@ -316,7 +318,7 @@ def _step_value(where: str, value: Any) -> StepValue:
 
 
 def _refuse_all_zero(name: str, values: Iterable[StepValue]) -> None:
-    """Raise `UserError` if all values are 0 from some step on."""
+    """Raise `UserError` if all shares or weights are 0 from some step on."""
     all_values = list(values)
     for step in sorted({step for value in all_values for step in value.steps}):
         if not any(value.at(step) for value in all_values):

@@ -23,14 +23,14 @@ class StepValue:
     """Piecewise constant function of the step."""
 
     steps: tuple[int, ...]
-    """First step of each value; the first is 0."""
+    """First step of each value; the first of them is 0."""
     values: tuple[float, ...]
 
     def at(self, step: int) -> float:
         return self.values[bisect_right(self.steps, step) - 1]
 
     def until(self, step: int) -> tuple[tuple[int, float], ...]:
-        """Return the pairs (first step, value) before a step."""
+        """Return the pairs (first step, value) of the function before a step."""
         return tuple(pair for pair in zip(self.steps, self.values, strict=True) if pair[0] < step)
 
 
@@ -45,7 +45,7 @@ class Task:
     objective: SampleObjective
     share: StepValue = CONSTANT_ONE
     task_id: int | None = None
-    """Task id of its samples, for models with task embeddings."""
+    """Task id of the task's samples, for models with task embeddings."""
     corpora: tuple[str, ...] = ()
     """Corpora of the mix that the task reads. Empty: all."""
 
@@ -159,7 +159,8 @@ def tasks_of(objective: BaseObjective) -> tuple[Task, ...]:
 
 
 def values_by_step(objective: BaseObjective) -> dict[tuple[str, str], StepValue]:
-    """Return ("share", task) and ("weight", loss) -> configured values."""
+    """Return the shares and weights of an objective by step: ("share", task) and ("weight", loss) -> configured
+    values."""
     if not isinstance(objective, Composed):
         return {("weight", loss): StepValue((0,), (weight,)) for loss, weight in objective.losses.items()}
     shares = {("share", task.label): task.share for task in objective.tasks}

@@ -22,15 +22,15 @@ class Denoise:
     """Masking strategy, replacement strategy and label function of a denoising task."""
 
     hide: Hide
-    """(tokens, special, rng) -> bool [tokens]: tokens to mask."""
+    """Masking function: (tokens, special, rng) -> bool [tokens], tokens to mask."""
     show: Show
-    """(tokens, hidden, special, rng) -> input tokens."""
+    """Replacement function: (tokens, hidden, special, rng) -> input tokens."""
     ask: Ask
-    """(tokens, hidden, special) -> labels."""
+    """Label function: (tokens, hidden, special) -> labels."""
 
     def __call__(
         self, tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return masked positions, input tokens and labels."""
+        """Return the masked positions, input tokens and labels of a denoising task for a text."""
         hidden = self.hide(tokens, special, rng)
         return hidden, self.show(tokens, hidden, special, rng), self.ask(tokens, hidden, special)

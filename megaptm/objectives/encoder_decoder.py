@@ -46,27 +46,28 @@ class EncoderDecoder(Objective):
     @property
     @abstractmethod
     def noise(self) -> Denoise:
-        """Return masking, replacement and labels of a document."""
+        """Return masking, replacement and labels of a denoised document."""
 
     @abstractmethod
     def input_length(self, raw: int) -> int:
-        """Return the largest encoder length for `raw` tokens, end token included; must not decrease with `raw`."""
+        """Return the maximum encoder length for `raw` tokens, end token included; it must not decrease with `raw`."""
 
     @abstractmethod
     def target_length(self, raw: int) -> int:
-        """Return the largest decoder length for `raw` tokens, end token included; must not decrease with `raw`."""
+        """Return the maximum decoder length for `raw` tokens, end token included; it must not decrease with `raw`."""
 
     def joined_length(self, raw: int) -> int:
-        """Return the largest length of both in one sequence, without the last end token, which is only a label."""
+        """Return the maximum length of encoder and decoder text in one sequence, without the last end token, which is
+        only a label."""
         return self.input_length(raw) + self.target_length(raw) - 1
 
     def max_sentinels(self, raw: int) -> int:
-        """Return the largest number of sentinels for `raw` tokens."""
+        """Return the maximum number of sentinels for `raw` tokens."""
         return 0
 
     def raw_length(self, sequence: int) -> int:
-        """Return the most raw tokens that fit an encoder of `sequence`. For T5: 568 for 512, with 114 decoder
-        tokens."""
+        """Return the maximum number of raw tokens that fit an encoder of `sequence`. T5 has 568 for 512, with 114
+        decoder tokens."""
         return _raw_length(self, sequence)
 
     def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
@@ -131,8 +132,9 @@ class EncoderDecoder(Objective):
 
 
 def _fit_texts(texts: list[np.ndarray], max_lengths: dict[Callable[[int], int], int]) -> list[np.ndarray]:
-    """Return the texts that fit after corruption. The first that does not fit is truncated, later ones are dropped.
-    `max_lengths`: a function that maps a raw length to a length after corruption -> the maximum of those lengths.
+    """Return the texts of an encoder-decoder sequence that fit after corruption. The first text that does not fit is
+    truncated, later ones are dropped. `max_lengths`: a function that maps a raw length to a length after corruption ->
+    the maximum of those lengths.
 
     A single document fills a sequence exactly. Every further document costs an end token on both sides, mostly in the
     short decoder sequence: about 7 raw tokens each, 1 to 2% of a corpus whose documents fill a sequence.

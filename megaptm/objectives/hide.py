@@ -65,9 +65,9 @@ def whole_words(*, rate: float, max_masked: int, unit_starts: np.ndarray) -> Hid
 def choose_units(
     unit: np.ndarray, tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator, *, max_masked: int
 ) -> np.ndarray:
-    """Return a boolean mask [tokens] of complete units in random order, up to `max_masked` tokens but at least one.
-    Units that exceed the remaining number, or have a special token, are skipped. `unit`: index of the unit of each
-    token."""
+    """Mask complete units: return a boolean mask [tokens] of units in random order, up to `max_masked` tokens but at
+    least one. Units that exceed the remaining number, or have a special token, are skipped. `unit`: index of the unit
+    of each token."""
     lengths = np.bincount(unit)
     lengths[unit[special.is_special[tokens]]] = len(tokens) + 1
     remaining = max(1, max_masked)
@@ -197,7 +197,7 @@ def one_span(*, rate: float) -> Hide:
 
 
 def mask_all(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
-    """Mask all tokens."""
+    """Mask all tokens of a text."""
     return np.ones(len(tokens), dtype=bool)
 
 
@@ -209,8 +209,8 @@ def mask_suffix(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Gener
 
 
 def random_spans(*, rate: float, mean_span_length: float) -> Hide:
-    """Mask exactly round(rate x tokens) tokens in round(that / mean_span_length) spans, no two adjacent, the first
-    token never masked.
+    """Mask random spans: exactly round(rate x tokens) tokens in round(that / mean_span_length) spans, no two adjacent,
+    the first token never masked.
 
     Lengths of masked and unmasked parts are random partitions, in alternation (T5, arXiv:1910.10683, 3.1.4).
     """
@@ -237,6 +237,7 @@ def num_masked_spans(length: int, *, rate: float, mean_span_length: float) -> tu
 
 
 def random_partition(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
-    """Return positive lengths that sum to `total`, uniform over all compositions, int64 [parts]."""
+    """Return a random partition of `total`: positive lengths that sum to it, uniform over all compositions, int64
+    [parts]."""
     borders = np.sort(rng.choice(total - 1, parts - 1, replace=False, shuffle=False)) + 1
     return np.diff(borders, prepend=0, append=total)

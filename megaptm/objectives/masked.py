@@ -59,7 +59,7 @@ SPECIAL_START = np.ones(1, dtype=np.int64)
 
 
 def max_predictions(sequence: int, rate: float = MASKING_RATE) -> int:
-    """Return K, the largest number of target positions of a sequence."""
+    """Return K, the maximum number of target positions of a masked sequence."""
     maximum = max(1, round(rate * sequence))
     return PUBLISHED_MAX_PREDICTIONS.get(sequence, maximum) if rate == MASKING_RATE else maximum
 
@@ -75,7 +75,7 @@ class TextSequence:
     """Number of tokens of each document."""
 
     def fields(self, shown: list[np.ndarray], special: SpecialTokens, sequence: int) -> Sample:
-        """Return the fields that the model reads, with `shown` instead of the text."""
+        """Return the batch fields of the sequence, with `shown` instead of the text."""
         assert special.pad is not None
         documents, positions = documents_and_positions(self.documents, sequence)
         segments = [np.full(len(piece), segment) for piece, segment in zip(self.text, self.segments, strict=True)]
@@ -88,7 +88,7 @@ class TextSequence:
 
     @classmethod
     def of_texts(cls, documents: list[LabeledTexts], special: SpecialTokens) -> TextSequence:
-        """Build from documents of texts: `cls` A `sep` B `sep`."""
+        """Build the sequence from documents of texts: `cls` A `sep` B `sep`."""
         cls_token, sep = np.array([special.cls]), np.array([special.sep])
         result = cls([], [], [])
         for document in documents:
@@ -101,8 +101,8 @@ class TextSequence:
 
     @classmethod
     def of_documents(cls, piece: list[DocumentSlice], special: SpecialTokens, document_mask: bool) -> TextSequence:
-        """Build from documents: `cls` text `sep`. Without a document mask all are one document, with `sep` between
-        them."""
+        """Build the sequence from documents: `cls` text `sep`. Without a document mask they are one document, with
+        `sep` between them."""
         cls_token, sep = np.array([special.cls]), np.array([special.sep])
         text = enclose_documents([part.tokens for part in piece], piece, cls_token, sep, document_mask)
         return cls(text, [0] * len(text), [*map(len, text)])
@@ -127,7 +127,7 @@ class MaskedLM(Objective):
     mask_token_prob: Share = 0.8
     """Probability that a masked token is replaced by the mask token, or by a similar word (`similar`)."""
     random_token_prob: Share = 0.1
-    """Probability that it is replaced by a random token. Otherwise it is unchanged."""
+    """Probability that a masked token is replaced by a random token. Otherwise the token is unchanged."""
     similar: str | None = field(default=None, metadata=FILE)
     """Source of similar words: a file made by `megaptm corpus similar-words`, or a custom function."""
     global_tokens: GlobalTokens = 0
@@ -194,7 +194,7 @@ class MaskedLM(Objective):
         return sequence - 2
 
     def max_predictions(self, sequence: int) -> int:
-        """Return K, the largest number of target positions of a sequence."""
+        """Return K, the maximum number of target positions of a masked sequence."""
         if self.hide != "independent":
             return max_predictions(sequence, self.rate)
         # The number is binomial, with more variance for long units: four standard deviations for units of three tokens.
@@ -303,12 +303,12 @@ def enclose_documents(
 
 
 def word_starts(part: DocumentSlice) -> np.ndarray:
-    """Return int64 [tokens]: 1 at the first token of each word. A truncated word counts as a word."""
+    """Return int64 [tokens]: 1 at the first token of each word. A truncated word counts as one."""
     return unit_starts(mark_tokens(part.tokens, {"words": part.annotations["words"]}))
 
 
 def without_marks(text: np.ndarray) -> np.ndarray:
-    """Return the tokens of a text with or without marks."""
+    """Return the tokens of a text without the columns of marks, if it has any."""
     return text if text.ndim == 1 else text[:, 0]
 
 

@@ -1,4 +1,4 @@
-"""Mixtures of tasks under one name."""
+"""Mixtures of objectives' tasks under one name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megaptm.objectives.composed import Composed, StepValue
 
 @dataclass(frozen=True)
 class NamedMixture(Composed):
-    """Tasks with fixed shares, under one name."""
+    """Mixture of tasks with fixed shares, under one name."""
 
     label: str = ""
 
@@ -19,5 +19,5 @@ class NamedMixture(Composed):
 
 
 def third(parts: int = 1) -> StepValue:
-    """Return the share of one of `parts` equal parts of a third."""
+    """Return the share of a task in a mixture: one of `parts` equal parts of a third."""
     return StepValue((0,), (1 / (3 * parts),))

@@ -23,14 +23,14 @@ from megaptm.plugins import is_builtin, is_plugin, plugin_error
 Sample = dict[str, np.ndarray]
 
 Rate = Annotated[float, Field(gt=0, le=0.99)]
-"""Option: share of tokens to mask. Near 1 a sequence would need unlimited text."""
+"""Option of an objective: share of tokens to mask. Near a share of 1 a sequence would need unlimited text."""
 Share = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[float, Field(ge=0, le=1e6)]
-"""Option: relative frequency; bounded, so that sums are finite."""
+"""Option of an objective: relative frequency; bounded, so that sums are finite."""
 MeanLength = Annotated[float, Field(ge=1, le=1e6)]
-"""Option: mean span length in tokens."""
+"""Option of an objective: mean span length in tokens."""
 SequenceLength = Annotated[int, Field(ge=4, le=10**7)]
-"""Option: sequence length in tokens."""
+"""Option of an objective: sequence length in tokens."""
 
 Prompt = Literal["text", "masks", "sentinels"]
 """Kind of prompt that a trained model accepts: plain text; text with mask tokens that it fills in; or text with
@@ -55,7 +55,7 @@ class SequenceWindow:
 
 
 DAMAGED_FILE_REMEDY = "copy that shard again, or build the corpus again"
-"""Remedy for a damaged file of a document."""
+"""Remedy in the error about a damaged file of a document."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class SentenceGroup:
     label: int = IGNORED
     """Label of the document, if the objective requests `labels`."""
     rest_of_document: Callable[[], list[np.ndarray]] = list
-    """Return the tokens of the document before and after the sentences."""
+    """Function that returns the tokens of the document before and after the sentences."""
 
 
 INSIDE = 2
@@ -119,7 +119,8 @@ INSIDE = 2
 
 
 def mark_tokens(tokens: np.ndarray, annotations: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return tokens [n], or, with annotations, int64 [n, 1 + k]: tokens and one column of marks per annotation.
+    """Mark the annotations of a text: return tokens [n], or, with annotations, int64 [n, 1 + k]: tokens and one column
+    of marks per annotation.
 
     A mark is 1 at the first token of an item and at the first token after a span, and `INSIDE` inside a span. For
     `turns` it is the role.
@@ -146,8 +147,8 @@ def mark_tokens(tokens: np.ndarray, annotations: Mapping[str, np.ndarray]) -> np
 
 
 def unit_starts(marked: np.ndarray) -> np.ndarray:
-    """Return int64 [n]: 1 at the first token of each unit (word or span) of tokens with marks. A truncated unit counts
-    as a unit."""
+    """Return the starts of units (words or spans) in a text with marks: int64 [n], 1 at the first token of each unit. A
+    truncated unit counts as a unit."""
     starts = marked[:, 1].copy()
     for marks in marked[:, 2:].T:
         starts[marks == 1] = 1
@@ -161,15 +162,15 @@ Piece = list[DocumentSlice] | SentenceGroup
 
 @dataclass(frozen=True)
 class SampleContext:
-    """Inputs of every sample besides its text."""
+    """Inputs of making a sample, besides its text."""
 
     special: SpecialTokens
     rng: np.random.Generator
     """Random generator of the sample. Absent if the objective does not sample (`SampleObjective.uses_rng`)."""
     sequence: int
-    """Sequence length."""
+    """Sequence length of the sample."""
     document_mask: bool
-    """Whether attention is restricted to documents."""
+    """Whether attention in the sample is restricted to documents."""
 
 
 class BaseObjective(ABC):
@@ -215,13 +216,15 @@ class BaseObjective(ABC):
     """Annotations that slices must have: `words`, `sentences`, `capitals`, `phrases`, `tags`, `turns`, `parts`,
     `labels`. Sentences of pairs have them as `mark_tokens` returns. The corpus must have them."""
     blob_corpus: ClassVar[tuple[str, str]] = ("files", "megaptm corpus build")
-    """Content of the files that it reads (`blobs`), and the command that builds a corpus of them, for messages."""
+    """Content of the files that the objective reads (`blobs`), and the command that builds a corpus of them, for
+    messages."""
     blobs: ClassVar[tuple[str, ...]] = ()
     """Suffixes of files that slices provide: `jpg`, `png` (unit `document`)."""
 
     @property
     def is_supervised(self) -> bool:
-        """Whether labels come from people: translations, answers, classes. All other objectives are self-supervised."""
+        """Whether labels of the objective come from people: translations, answers, classes. All other objectives are
+        self-supervised."""
         return not {"parts", "labels"}.isdisjoint(self.annotations)
 
     def for_validation(self) -> Self:
@@ -229,7 +232,7 @@ class BaseObjective(ABC):
         return self
 
     def weights(self, step: int) -> Mapping[str, float]:
-        """Return loss name -> weight at a step (0, 1 ...)."""
+        """Return the objective's weights of losses at a step (0, 1 ...): loss name -> weight."""
         return self.losses
 
     def add_special_tokens(self, ids: list[int], special: SpecialTokens) -> list[int]:
@@ -243,8 +246,8 @@ class BaseObjective(ABC):
         return self
 
     def text_fields(self, length: int) -> Sample:
-        """Return fields of a text of `length` tokens besides its tokens, if not zero: int64 [length] `segments`,
-        `order`, `global_tokens`, and int64 [] `task_ids`."""
+        """Return the batch fields of a text of `length` tokens besides its tokens, if not zero: int64 [length]
+        `segments`, `order`, `global_tokens`, and int64 [] `task_ids`."""
         return {}
 
     @abstractmethod
@@ -253,14 +256,14 @@ class BaseObjective(ABC):
 
     @abstractmethod
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        """Return the fields of every sample."""
+        """Return the fields of every sample of the objective."""
 
     def missing_tokens(self, special: SpecialTokens) -> list[str]:
-        """Return the `required_tokens` that a vocabulary lacks."""
+        """Return the `required_tokens` of the objective that a vocabulary lacks."""
         return [role for role in self.required_tokens if getattr(special, role) is None]
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
-        """Raise `UserError` if the vocabulary or the sequence length does not suit this objective."""
+        """Check the objective: raise `UserError` if the vocabulary or the sequence length does not suit it."""
         kind = (
             "wordpiece"
             if "mask" in self.required_tokens
@@ -294,15 +297,15 @@ class SampleObjective(BaseObjective):
 
     @abstractmethod
     def make(self, piece: Piece, context: SampleContext) -> Sample:
-        """Return the sample with noise, as `batch` describes. All randomness comes from `context.rng`."""
+        """Make a sample of the objective with noise, as `batch` describes. All randomness comes from `context.rng`."""
 
     def for_corpus(self, annotations: Collection[str]) -> SampleObjective:
         """Return the objective for a corpus with these annotations: itself, unless overridden."""
         return self
 
     def check_corpus(self, corpus: str, stored: Collection[str], *, has_labels: bool) -> None:
-        """Raise `UserError` if a corpus lacks what samples are made of. `stored`: its fields and suffixes of files.
-        `has_labels`: whether a document is a label instead of a text."""
+        """Raise `UserError` if a corpus lacks what the objective's samples are made of. `stored`: its fields and
+        suffixes of files. `has_labels`: whether a document is a label instead of a text."""
         if self.blobs and not {*self.blobs} & {*stored}:
             content, command = self.blob_corpus
             raise UserError(
@@ -356,8 +359,8 @@ def refuse_document_mask(objective: BaseObjective, document_mask: bool) -> None:
 
 
 def weights_at(objective: BaseObjective, step: int) -> dict[str, float]:
-    """Return loss -> weight at a step. Raises `UserError` if a custom objective does not give each loss a finite
-    number."""
+    """Return the weights of an objective's losses at a step: loss -> weight. Raises `UserError` if a custom objective
+    does not give each loss a finite number."""
     source = f"objective {objective.name}: weights({step})"
     try:
         result: object = objective.weights(step)
@@ -380,7 +383,7 @@ def weights_at(objective: BaseObjective, step: int) -> dict[str, float]:
 
 
 def has_plugin(objective: BaseObjective) -> bool:
-    """Whether samples are made by user code: the class, or an option that names a function."""
+    """Whether the samples of an objective are made by user code: the class, or an option that names a function."""
     return not is_builtin(type(objective)) or any(
         has_plugin(value) if isinstance(value, BaseObjective) else isinstance(value, str) and is_plugin(value)
         for value in vars(objective).values()
@@ -388,7 +391,8 @@ def has_plugin(objective: BaseObjective) -> bool:
 
 
 def documents_and_positions(lengths: list[int], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return int64 [size] twice: document ids (from 1; 0 is padding) and positions within the document."""
+    """Return the document ids and positions of packed documents, each int64 [size]: ids from 1 (0 is padding), and
+    positions within the document."""
     documents = np.zeros(size, dtype=np.int64)
     positions = np.zeros(size, dtype=np.int64)
     at = 0
@@ -401,7 +405,7 @@ def documents_and_positions(lengths: list[int], size: int) -> tuple[np.ndarray, 
 
 
 def pad_pieces(pieces: list[np.ndarray], size: int, fill: int) -> np.ndarray:
-    """Return the pieces concatenated and padded with `fill`, int64 [size]."""
+    """Return pieces of text concatenated and padded with `fill`, int64 [size]."""
     padded = np.full(size, fill, dtype=np.int64)
     at = 0
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Replacements of masked tokens, and labels."""
+"""Replacements of masked tokens, and labels for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megaptm.objectives.vocabulary import SpecialTokens
 
 
 def check_shares(mask_token_prob: float, random_token_prob: float) -> None:
-    """Raise `UserError` if the shares of masked tokens exceed 1."""
+    """Raise `UserError` if the shares of masked tokens' replacements exceed 1."""
     if mask_token_prob + random_token_prob > 1 + 1e-9:
         raise UserError(
             f"mask_token_prob ({mask_token_prob:g}) and random_token_prob ({random_token_prob:g}) sum to more than 1: "
@@ -71,7 +71,7 @@ function has them, `unit_starts` (first tokens of words) and the option `similar
 def replace_spans_by_sentinels(
     tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator | None = None
 ) -> np.ndarray:
-    """Replace each masked span by one sentinel, in vocabulary order."""
+    """Replace each masked span of a text by one sentinel, in vocabulary order."""
     first = first_of_spans(hidden)
     shown = tokens.copy()
     shown[first] = special.sentinels[: np.count_nonzero(first)]
@@ -79,32 +79,32 @@ def replace_spans_by_sentinels(
 
 
 def masked_spans_after_sentinels(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens) -> np.ndarray:
-    """Return each masked span after its sentinel."""
+    """Return each masked span of a text after its sentinel."""
     (starts,) = np.nonzero(first_of_spans(hidden)[hidden])
     return np.insert(tokens[hidden], starts, special.sentinels[: len(starts)])
 
 
 def masked_tokens_in_order(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens) -> np.ndarray:
-    """Return the masked tokens in order, as labels at their positions."""
+    """Return the masked tokens of a text in order, as labels at their positions."""
     return tokens[hidden]
 
 
 def original_text(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens) -> np.ndarray:
-    """Return the original text."""
+    """Return the original text as labels."""
     return tokens
 
 
 def unmasked_tokens(
     tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return the unmasked tokens, with no replacement for the rest."""
+    """Return the unmasked tokens of a text; nothing replaces the masked ones."""
     return tokens[~hidden]
 
 
 def shuffle_tokens(
     tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator
 ) -> np.ndarray:
-    """Shuffle the masked tokens among their positions."""
+    """Shuffle the masked tokens of a text among their positions."""
     shown = tokens.copy()
     shown[hidden] = rng.permutation(tokens[hidden])
     return shown

@@ -18,7 +18,7 @@ CORRUPTION_RATE, MEAN_SPAN_LENGTH = 0.15, 3.0
 
 @dataclass(frozen=True)
 class SpanCorruption(EncoderDecoder):
-    """Generation of masked spans, each after its sentinel."""
+    """Objective of generating masked spans, each after its sentinel."""
 
     rate: Rate = CORRUPTION_RATE
     """Corruption rate: share of tokens that are masked."""
@@ -50,12 +50,14 @@ class SpanCorruption(EncoderDecoder):
         return Denoise(hide=hide, show=replace_spans_by_sentinels, ask=masked_spans_after_sentinels)
 
     def input_length(self, raw: int) -> int:
-        """Return the encoder length for `raw` tokens: unmasked tokens, one sentinel per span, the end token."""
+        """Return the encoder length of span corruption for `raw` tokens: unmasked tokens, one sentinel per span, the
+        end token."""
         noise, spans = self._num_masked(raw)
         return raw - noise + spans + 1
 
     def target_length(self, raw: int) -> int:
-        """Return the decoder length for `raw` tokens: masked tokens, one sentinel per span, the end token."""
+        """Return the decoder length of span corruption for `raw` tokens: masked tokens, one sentinel per span, the end
+        token."""
         noise, spans = self._num_masked(raw)
         return noise + spans + 1
 
@@ -63,7 +65,8 @@ class SpanCorruption(EncoderDecoder):
         return self._num_masked(raw)[1]
 
     def _num_masked(self, raw: int) -> tuple[int, int]:
-        """Return the number of masked tokens and of spans; for single tokens the largest number of spans."""
+        """Return the number of masked tokens and of spans in span corruption; for single tokens the largest number of
+        spans."""
         if self.hide == "spans":
             return num_masked_spans(raw, rate=self.rate, mean_span_length=self.mean_span_length)
         noise = num_masked_tokens(raw, rate=self.rate)

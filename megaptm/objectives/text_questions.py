@@ -20,7 +20,7 @@ IN_ORDER_PROB = 0.5
 
 @dataclass(frozen=True)
 class LabeledTexts:
-    """Texts, the segment id of each, and the label, if any."""
+    """Texts of a sample with the segment id of each, and the label, if any."""
 
     texts: list[np.ndarray]
     segments: list[int]
@@ -28,8 +28,8 @@ class LabeledTexts:
 
 
 def next_sentence_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
-    """Return a random prefix of the group, and its rest or another document's sentences: `length` tokens at most, and
-    for some pairs only complete sentences up to a shorter target.
+    """Return a text pair for next-sentence prediction: a random prefix of the group, and its rest or another document's
+    sentences, `length` tokens at most, and for some pairs only complete sentences up to a shorter target.
 
     A group of one sentence has no rest, so more than half of all pairs are random, as in the released code. That code
     reuses the unused rest in the next sample. Here groups are fixed by the index, so that sample i is known without
@@ -45,8 +45,8 @@ def next_sentence_pair(group: SentenceGroup, rng: np.random.Generator, length: i
 
 
 def sentence_order_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
-    """Return two consecutive stretches of sentences in order (label 0) or swapped (1), equally often (arXiv:1909.11942,
-    3.1).
+    """Return a text pair for sentence-order prediction: two consecutive stretches of sentences in order (label 0) or
+    swapped (1), equally often (arXiv:1909.11942, 3.1).
 
     A group of one sentence is split in the middle and has no label.
     """
@@ -61,7 +61,8 @@ def sentence_order_pair(group: SentenceGroup, rng: np.random.Generator, length: 
 
 
 def fit_lengths(lengths: list[int], room: int) -> list[int]:
-    """Return the lengths of texts that must fit together: the longest are truncated first."""
+    """Return the lengths to which the texts of a sample must be truncated to fit together: the longest are truncated
+    first."""
     fitted, left = [0] * len(lengths), room
     for rank, index in enumerate(np.argsort(lengths).tolist()):
         fitted[index] = min(lengths[index], left // (len(lengths) - rank))
@@ -70,13 +71,13 @@ def fit_lengths(lengths: list[int], room: int) -> list[int]:
 
 
 def sample_target_length(rng: np.random.Generator, length: int) -> int:
-    """Return the length at which no further sentence is added: `length`, or for a tenth of the pairs a smaller random
-    one."""
+    """Sample the length at which no further sentence is added to a text pair: `length`, or for a tenth of the pairs a
+    smaller random one."""
     return int(rng.integers(2, length, endpoint=True)) if rng.random() < SHORT_PAIR_PROB else length
 
 
 def take_sentences(sentences: Iterable[np.ndarray], length: int) -> list[np.ndarray]:
-    """Return the first sentences, at least one, until they have `length` tokens; the last may exceed it."""
+    """Take the first sentences of a group, at least one, until they have `length` tokens; the last may exceed it."""
     taken: list[np.ndarray] = []
     for sentence in sentences:
         taken.append(sentence)
@@ -89,7 +90,7 @@ def take_sentences(sentences: Iterable[np.ndarray], length: int) -> list[np.ndar
 def truncate_pair(
     first: np.ndarray, second: np.ndarray, label: int, rng: np.random.Generator, length: int
 ) -> LabeledTexts:
-    """Truncate the longer text, from front or back at random, until both fit in `length`.
+    """Truncate the longer text of a pair, from front or back at random, until both fit in `length`.
 
     The released code removes one token at a time. Here the number that each text loses is computed, and the share from
     the front is a binomial sample.
@@ -110,11 +111,11 @@ class Question:
     """Question about the texts of a sequence. Its batch field is its name with underscores."""
 
     make_texts: Callable[[SentenceGroup, np.random.Generator, int], LabeledTexts]
-    """(sentences, generator, maximum tokens) -> texts."""
+    """Function that makes texts: (sentences, generator, maximum tokens) -> texts."""
     max_texts: int = 2
-    """Maximum number of texts."""
+    """Maximum number of texts in a sample of the question."""
     num_segments: int = 2
-    """Number of segment ids."""
+    """Number of segment ids that the question uses."""
     unit: Literal["sentences", "turns", "parts"] = "sentences"
     """Unit of a sample (`BaseObjective.unit`); `turns` have roles."""
     num_classes: int = 2
@@ -124,12 +125,12 @@ class Question:
 
     @property
     def annotations(self) -> tuple[str, ...]:
-        """Annotations that texts and labels need."""
+        """Return the annotations that texts and labels of the question need."""
         return {"sentences": (), "turns": ("turns",), "parts": ("parts", "labels")}[self.unit]
 
 
 def question_field(question: str) -> str:
-    """Return the batch field of a question."""
+    """Return the batch field of a question's labels."""
     return question.replace("-", "_")
 
 
@@ -154,7 +155,7 @@ class QuestionObjective(SampleObjective):
 
     @property
     def definition(self) -> Question:
-        """Question of this name."""
+        """Return the question of the objective."""
         return QUESTIONS[self.question]
 
     @property

@@ -17,7 +17,7 @@ from megaptm.objectives.translation import FILL, Translation
 
 @dataclass(frozen=True)
 class TextToText(Translation):
-    """Generation of the second part of a document from the first, both truncated to the sequence length.
+    """Objective of generating the second part of a document from the first, both truncated to the sequence length.
 
     A corpus without parts uses span corruption, so that a run can mix supervised and unsupervised corpora (section
     3.5.3).

@@ -27,7 +27,8 @@ FILL = 0.875
 
 @dataclass(frozen=True)
 class Translation(Objective):
-    """Sequences of complete pairs, each with its own end token, positions and document id on both sides.
+    """Objective of translation, in sequences of complete pairs, each with its own end token, positions and document id
+    on both sides.
 
     Pairs that do not fit are used in another epoch. Pairs longer than a sequence are skipped.
     """
@@ -59,18 +60,18 @@ class Translation(Objective):
 
     @property
     def num_special_tokens(self) -> int:
-        """Number of special tokens of each text."""
+        """Return the number of special tokens of each text of a pair."""
         return 2 if self.add_begin_token else 1
 
     def text_fields(self, length: int) -> Sample:
         return mark_global_tokens(self.global_tokens, np.arange(length))
 
     def target_length(self, sequence: int) -> int:
-        """Return the sequence length of the decoder."""
+        """Return the sequence length of the translation's decoder."""
         return sequence if self.max_target_length is None else self.max_target_length
 
     def raw_length(self, sequence: int) -> int:
-        """Return the length of the longest source."""
+        """Return the length of the longest source of a translation."""
         return sequence - self.num_special_tokens
 
     def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:

@@ -29,7 +29,7 @@ Language = Annotated[int, Field(ge=0, le=10**6)]
 
 @dataclass(frozen=True)
 class TranslationLM(MaskedLM):
-    """Masked tokens in sequences of complete pairs, the first two parts of a document.
+    """Objective of masked tokens in sequences of complete pairs, the first two parts of a document.
 
     Pairs that do not fit are used in another epoch. Pairs longer than a sequence are truncated, the longer text first.
     """
@@ -94,7 +94,8 @@ class TranslationLM(MaskedLM):
         return sample
 
     def _fitted_texts(self, document: DocumentSlice, sequence: int) -> list[np.ndarray]:
-        """Return both texts of a document with marks, int64 [n, 1 + marks], truncated so that they fit a sequence."""
+        """Return both texts of a translated document with marks, int64 [n, 1 + marks], truncated so that they fit a
+        sequence."""
         parts = document.annotations["parts"]
         annotations = {name: document.annotations[name] for name in super().annotations}
         tokens = mark_tokens(document.tokens, annotations).reshape(len(document.tokens), 1 + len(annotations))
@@ -104,5 +105,6 @@ class TranslationLM(MaskedLM):
 
 
 def _starts(text: np.ndarray) -> np.ndarray:
-    """Return int64 [n]: 1 at the first token of each unit; without marks every token is one."""
+    """Return the starts of units in a text, int64 [n]: 1 at the first token of each unit; without marks every token is
+    one."""
     return unit_starts(text) if text.shape[1] > 1 else np.ones(len(text), dtype=np.int64)

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialTokens:
-    """Special token ids. None if the tokenizer has no such token."""
+    """Ids of the special tokens of a vocabulary. None if the tokenizer has no such token."""
 
     size: int
     """Number of ids; ids run from 0 to size - 1."""
@@ -35,7 +35,7 @@ class SpecialTokens:
     """Words by id, if tokens are words."""
 
     def ids_of(self, roles: tuple[str, ...]) -> list[int]:
-        """Return the ids of fields of this class. Raises `UserError` if a token is missing."""
+        """Return the ids of special tokens, by fields of this class. Raises `UserError` if a token is missing."""
         for role in roles:
             if getattr(self, role) is None:
                 raise UserError(
@@ -45,18 +45,18 @@ class SpecialTokens:
 
     @property
     def blank(self) -> int | None:
-        """Id that replaces masked tokens: the mask token, or the first sentinel (T5)."""
+        """Return the id that replaces masked tokens: the mask token, or the first sentinel (T5)."""
         return self.sentinels[0] if self.mask is None and self.sentinels else self.mask
 
     @cached_property
     def is_special(self) -> np.ndarray:
-        """Whether an id is in `specials`, bool [size]."""
+        """Whether an id is a special token (in `specials`), bool [size]."""
         table = np.zeros(self.size, dtype=bool)
         table[sorted(self.specials)] = True
         return table
 
     def compute_once(self, compute: Callable[[SpecialTokens], T]) -> T:
-        """Return the result of a function of these tokens, which is computed at the first call."""
+        """Return the result of a function of these special tokens, which is computed at the first call."""
         if compute not in self._computed:
             self._computed[compute] = compute(self)
         result: T = self._computed[compute]
@@ -68,5 +68,5 @@ class SpecialTokens:
 
     @cached_property
     def ordinary(self) -> np.ndarray:
-        """Ids from which random replacements are sampled, int64 [size - len(specials)]."""
+        """Return the ids from which random replacements are sampled, int64 [size - len(specials)]."""
         return np.flatnonzero(~self.is_special)

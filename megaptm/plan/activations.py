@@ -23,10 +23,10 @@ from megaptm.spec import Block
 
 
 def layer_bytes(work: Workload, stack: str, block: Block | None = None, *, recompute: str | None = None) -> float:
-    """Return the bytes that one layer of a stack saves for one micro-batch on one rank.
+    """Return the activation bytes that one layer of a stack saves for one micro-batch on one rank.
 
-    `block`: the block of this layer; None: of the first layer. A layer that saves no activations
-    saves only its hash buckets.
+    `block`: the block of this layer; None: of the first layer. A layer that saves no activations saves only its hash
+    buckets.
     """
     block = work.spec.family.stacks[stack].at(0) if block is None else block
     recompute = work.recompute if recompute is None else recompute
@@ -61,7 +61,7 @@ def _sublayer(work: Workload, stack: str, block: Block, sub: SubLayer, recompute
 
 
 def _scores(work: Workload, costs: LayerCosts, queries: str, keys: str, recompute: str) -> float:
-    """Return the bytes between queries, keys, values and the attention output."""
+    """Return the activation bytes between queries, keys, values and the attention output."""
     size, layout, element = work.spec.size_of(queries), work.layout, work.element_bytes
     query_positions, rows = work.lengths[queries], layout.microbatch
     pairs = rows * costs.pairs(query_positions, work.lengths[keys])
@@ -89,7 +89,8 @@ def _scores(work: Workload, costs: LayerCosts, queries: str, keys: str, recomput
 
 
 def chunk_bytes(work: Workload, model_chunk: ModelChunk) -> float:
-    """Return the bytes of one micro-batch in one chunk: its layers, score bias and embedding dropout mask."""
+    """Return the activation bytes of one micro-batch in one chunk of a stage: its layers, score bias and embedding
+    dropout mask."""
     total = 0.0
     rows, spec, element = work.layout.microbatch, work.spec, work.element_bytes
     for name, layers in model_chunk.layers.items():
@@ -146,13 +147,14 @@ def stage_bytes(work: Workload, number: int, chunks: list[ModelChunk]) -> float:
 
 
 def input_bytes(work: Workload) -> float:
-    """Return the bytes of a step's samples, which each stage receives before its first pass. Tokens are negligible."""
+    """Return the bytes of a step's samples in device memory, which each stage receives before its first pass. Tokens
+    are negligible."""
     inputs = inputs_read(work.spec, work.lengths, work.appended)
     return float(work.samples_per_rank * sum(costs.batch_bytes(positions) for costs, positions in inputs))
 
 
 def logits_bytes(work: Workload) -> float:
-    """Return the peak bytes of projection and loss on the last stage (losses/token.py, parallel/split.py)."""
+    """Return the peak bytes of logits, projection and loss, on the last stage (losses/token.py, parallel/split.py)."""
     losses = {head: _loss_bytes(work, head) for head in work.heads.values()}
     if not losses:  # output and gradient of the final norm
         last = next(reversed(work.spec.family.stacks))
@@ -168,14 +170,15 @@ def _loss_bytes(work: Workload, head: HeadCosts) -> LossBytes:
 
 
 def comparison_bytes(work: Workload) -> float:
-    """Return the bytes of the largest contrastive comparison, between the two passes (`parallel.contrast`)."""
+    """Return the peak bytes of the largest contrastive comparison, between the two passes (`parallel.contrast`)."""
     return max(
         (float(head.compare_bytes(work.samples_per_rank, work.batch)) for head in work.contrastive_heads), default=0.0
     )
 
 
 def workspace_bytes(work: Workload, largest: int) -> float:
-    """Return temporary bytes of a backward pass: gradients of activations, of one weight, and a recomputed layer."""
+    """Return the temporary bytes of a backward pass: gradients of activations, of one weight, and a recomputed
+    layer."""
     spec, element = work.spec, work.element_bytes
     longest = max(work.lengths, key=lambda name: work.lengths[name])
     tokens = work.layout.microbatch * work.lengths[longest]

@@ -26,14 +26,14 @@ from megaptm.spec import Block
 
 @dataclass(frozen=True)
 class OperationTime:
-    """Seconds of one pass, by kind of operation."""
+    """Time in seconds of one pass, by kind of operation."""
 
     products: float = 0.0
     attention: float = 0.0
     memory: float = 0.0
-    """Norms, activations, dropout, sums, and the time between kernels."""
+    """Seconds of norms, activations, dropout, sums, and between kernels."""
     tensor: float = 0.0
-    """Tensor-parallel communication that does not overlap with computation."""
+    """Seconds of tensor-parallel communication that does not overlap with computation."""
 
     @property
     def total(self) -> float:
@@ -73,7 +73,7 @@ class Passes:
 
 
 def time_product(machine: Machine, work: Workload, rows: float, inputs: float, outputs: float) -> float:
-    """Return the seconds of [rows, inputs] @ [inputs, outputs]."""
+    """Return the planned seconds of the matrix product [rows, inputs] @ [inputs, outputs]."""
     operations = 2 * rows * inputs * outputs / (machine.peak(work.precision) * machine.efficiency.matmul)
     traffic = work.element_bytes * (rows * inputs + inputs * outputs + rows * outputs) / machine.bandwidth
     return operations + traffic + machine.efficiency.kernel_microseconds * 1e-6
@@ -85,7 +85,7 @@ def time_stage(
     chunks: list[ModelChunk],
     layers: dict[tuple[str, Block, str], Passes] | None = None,
 ) -> Passes:
-    """Return the seconds of one micro-batch in all chunks of a stage.
+    """Return the planned seconds of one micro-batch in all chunks of a stage.
 
     `layers`: cache of layers that other stages have too; layers of this stage are added to it.
     """
@@ -111,8 +111,8 @@ def time_stage(
 def time_layer(
     machine: Machine, work: Workload, stack: str, block: Block | None = None, *, recompute: str | None = None
 ) -> Passes:
-    """Return the seconds of one layer of a stack for one micro-batch. `block`: block of that layer; None: the first
-    layer's. `recompute`: None for `work.recompute`."""
+    """Return the planned seconds of one layer of a stack for one micro-batch. `block`: block of that layer; None: the
+    first layer's. `recompute`: None for `work.recompute`."""
     recompute = work.recompute if recompute is None else recompute
     block = work.spec.family.stacks[stack].at(0) if block is None else block
     passes, core, again = Passes(OperationTime(), OperationTime()), OperationTime(), OperationTime()
@@ -157,8 +157,8 @@ def _linears(machine: Machine, work: Workload, sub: SubLayer, stack: str, keys: 
 
 
 def _attention(machine: Machine, work: Workload, costs: LayerCosts, queries: str, keys: str) -> Passes:
-    """Return the seconds of scores, softmax, dropout and weighted values, fused in one kernel or computed one by
-    one."""
+    """Return the planned seconds of attention scores, softmax, dropout and weighted values, fused in one kernel or
+    computed one by one."""
     size, rows = work.spec.size_of(queries), work.layout.microbatch
     pairs = rows * size.heads / work.layout.tensor * costs.pairs(work.lengths[queries], work.lengths[keys])
     if work.software.attention == "materialized":
@@ -194,7 +194,7 @@ def _materialized(machine: Machine, work: Workload, pairs: float, key: int, *, d
 
 
 def _elementwise(machine: Machine, work: Workload, subs: Sequence[SubLayer], stack: str) -> Passes:
-    """Return the seconds of operations between products: bytes read and written at memory bandwidth."""
+    """Return the planned seconds of operations between matrix products: bytes read and written at memory bandwidth."""
     size, tensor, element = work.spec.size_of(stack), work.layout.tensor, work.element_bytes
     tokens = work.layout.microbatch * work.lengths[stack]
     mask = 1 if work.spec.dropout else 0
@@ -221,7 +221,7 @@ def _elementwise(machine: Machine, work: Workload, subs: Sequence[SubLayer], sta
 
 
 def _communication(machine: Machine, work: Workload, sublayers: int, stack: str) -> Passes:
-    """Return the seconds of tensor-parallel communication of a layer that do not overlap with products.
+    """Return the planned seconds of tensor-parallel communication of a layer that do not overlap with products.
 
     Each sub-layer sums its output over ranks in the forward pass and the gradient of its input in the backward pass.
     With sequence parallelism each sum is a reduce-scatter and an all-gather, and the backward pass gathers the saved
@@ -247,7 +247,7 @@ def _communication(machine: Machine, work: Workload, sublayers: int, stack: str)
 
 
 def time_embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> Passes:
-    """Return the seconds of embedding lookups of some stacks, their sum and dropout, and the update of table
+    """Return the planned seconds of embedding lookups of some stacks, their sum and dropout, and the update of table
     gradients."""
     # A gradient-disentangled table has a second table.
     twice = work.spec.family.gradient_disentangled
@@ -262,7 +262,7 @@ def time_embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> P
 
 
 def _time_appended(machine: Machine, work: Workload) -> Passes:
-    """Return the seconds of the projections of positions after the text."""
+    """Return the planned seconds of the projections of positions after the text."""
     positions = work.layout.microbatch * work.appended
     products = [
         (time_product(machine, work, positions, linear.inputs, linear.outputs), has_gradient)
@@ -276,7 +276,7 @@ def _time_appended(machine: Machine, work: Workload) -> Passes:
 
 
 def time_head(machine: Machine, work: Workload, costs: HeadCosts) -> Passes:
-    """Return the seconds of a head's projections and, if it projects on the vocabulary, of that and the
+    """Return the planned seconds of a head's projections and, if it projects on the vocabulary, of that and the
     cross-entropy."""
     tensor, rows = work.layout.tensor, work.layout.microbatch
     length = work.lengths[costs.stack]
@@ -303,8 +303,8 @@ def time_head(machine: Machine, work: Workload, costs: HeadCosts) -> Passes:
 
 
 def time_comparison(machine: Machine, work: Workload) -> OperationTime:
-    """Return the seconds of a step's contrastive losses, in float32: each data rank compares its samples with all
-    samples, forward and backward."""
+    """Return the planned seconds of a step's contrastive losses, in float32: each data rank compares its samples with
+    all samples, forward and backward."""
     rate = machine.peak("fp32" if "fp32" in machine.teraflops else work.precision) * machine.efficiency.matmul
     operations = sum(
         3 * 2 * head.compare_multiply_adds(work.samples_per_rank, work.batch) for head in work.contrastive_heads

@@ -13,7 +13,7 @@ from megaptm.spec import LayerlessSpec, ModelSpec
 
 
 def count_parameters(spec: ModelSpec | LayerlessSpec, *, with_heads: bool = False) -> int:
-    """Return the number of parameters, shared ones once, vocabulary padding excluded.
+    """Return the number of parameters of a model, shared ones once, vocabulary padding excluded.
 
     As in papers: embeddings, stacks, BERT's pooler and an untied output table. `with_heads` adds pre-training parts:
     BERT's masked-token transform, vocabulary bias and next-sentence classifier; ELECTRA's generator and difference

@@ -12,7 +12,7 @@ from megaptm.plan.workload import Workload
 
 
 class BuiltRank(Protocol):
-    """Counts of one built rank (parallel/dry.py)."""
+    """Measured counts of one rank that a dry run built (parallel/dry.py)."""
 
     @property
     def rank(self) -> int: ...
@@ -26,24 +26,24 @@ class BuiltRank(Protocol):
 
 @dataclass(frozen=True)
 class DryRunReport:
-    """Built ranks, and the planned number of parameters of each."""
+    """Report of a dry run: built ranks, and the planned number of parameters of each."""
 
     ranks: Sequence[BuiltRank]
     planned: list[int]
     counted_flops: int | None
-    """FLOPs of a step on all devices, from one rank per stage; None if a stage was not built."""
+    """FLOPs of a step on all devices, from one built rank per stage; None if a stage was not built."""
     flops: int
     """Planned FLOPs of a step."""
 
     @property
     def agrees(self) -> bool:
-        """Whether the counts agree: parameters exactly, FLOPs except vocabulary padding and the repeated work of small
-        heads."""
+        """Whether the counts of the dry run agree with the plan: parameters exactly, FLOPs except vocabulary padding
+        and the repeated work of small heads."""
         same = all(rank.parameters == planned for rank, planned in zip(self.ranks, self.planned, strict=True))
         return same and (self.counted_flops is None or 0 <= self.counted_flops / self.flops - 1 < 5e-3)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
+        """Return the report of the dry run as JSON values."""
         ranks = [
             {
                 "rank": rank.rank,
@@ -63,7 +63,7 @@ class DryRunReport:
 
 
 def chosen_ranks(work: Workload, ranks: str | None) -> list[int]:
-    """Return the ranks in `0,8,511`, or the first rank of each stage."""
+    """Return the ranks that a dry run builds: those in `0,8,511`, or the first rank of each stage."""
     layout, world = work.layout, work.layout.processes
     if ranks is None:
         return list(range(0, world, layout.tensor * layout.data))
@@ -79,7 +79,7 @@ def chosen_ranks(work: Workload, ranks: str | None) -> list[int]:
 
 
 def compare_with_plan(work: Workload, ranks: Sequence[BuiltRank]) -> DryRunReport:
-    """Compare built ranks with the formulas."""
+    """Compare the ranks that a dry run built with the formulas of the plan."""
     chunks = stage_chunks(work)
     counted = [count_rank_parameters(work, chunks[rank.stage]) for rank in ranks]
     by_stage = {rank.stage: rank.flops for rank in ranks}

@@ -14,7 +14,7 @@ from megaptm.plan.workload import make_workload
 
 
 def elastic_layout(config: Config, room: Callable[[int], int], machine: Machine | None = None) -> Layout | None:
-    """Return the largest legal layout for the remaining devices, or None if none fits.
+    """Return the largest layout of the config that fits the remaining devices, or None if none fits.
 
     `room(t)`: number of ranks that get a device in groups of t. Layouts with the config's tensor x pipeline come first,
     because their ranks hold the same weights as before. If `machine` is given, the fullest rank must fit.
@@ -30,7 +30,7 @@ def elastic_layout(config: Config, room: Callable[[int], int], machine: Machine 
 
 
 def _candidates(config: Config, room: Callable[[int], int]) -> Iterator[Layout]:
-    """Yield layouts for which there are enough devices, nearest first."""
+    """Yield layouts of the config for which there are enough devices, nearest first."""
     layout, spec = config.layout, resolve_model(config)
     model_ranks = layout.tensor * layout.pipeline
     for data in range(min(layout.data, room(layout.tensor) // model_ranks), 0, -1):

@@ -12,26 +12,26 @@ if TYPE_CHECKING:
 
 
 class ExtraCosts(ABC):
-    """Costs of a step beside those of the trained model. Base class.
+    """Costs that an extension adds to a step, beside those of the trained model. Base class.
 
     A module `costs.py` has `extra_costs`, a function that returns an instance for a config, or None.
     """
 
     name: str
-    """Name of the part in plans."""
+    """Name of the extension's part in plans."""
 
     @abstractmethod
     def bytes(self, work: Workload) -> float:
-        """Return the bytes on each rank."""
+        """Return the bytes that the extension takes on each rank."""
 
     @abstractmethod
     def flops(self, work: Workload) -> int:
-        """Return the FLOPs of a step on all devices."""
+        """Return the FLOPs that the extension adds to a step, on all devices."""
 
     @abstractmethod
     def seconds(self, machine: Machine, work: Workload) -> OperationTime:
-        """Return the seconds of a step on the slowest rank."""
+        """Return the seconds that the extension adds to a step, on the slowest rank."""
 
     @abstractmethod
     def summary(self, work: Workload) -> str:
-        """Return a line for the head of a plan."""
+        """Return the extension's line for the head of a plan."""

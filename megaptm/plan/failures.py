@@ -13,25 +13,26 @@ DAY = 86400.0
 
 @dataclass(frozen=True)
 class Failures:
-    """Costs of checkpoints and failures, to first order in interval / time between failures (Young, 1974)."""
+    """Estimated costs of checkpoints and node failures, to first order in interval / time between failures (Young,
+    1974)."""
 
     restart_seconds: float
     """Seconds before the first step of a resumed job: the machine's restart time, and reading the checkpoint."""
     mtbf_hours: float
     """Hours between two failures of the job: those of a node over the number of nodes."""
     expected: float
-    """Failures in the whole run."""
+    """Number of failures expected in the whole run."""
     best_interval_steps: int
     """Steps between checkpoints that cost the least time: sqrt(2 x stall of a checkpoint x time between failures)."""
     goodput: float
-    """Share of time spent in steps, with the config's `checkpoint.every`."""
+    """Share of a run's time spent in steps, with the config's `checkpoint.every`."""
     best_goodput: float
 
 
 def estimate_failures(
     machine: Machine, saving: Saving, *, nodes: int, step_seconds: float, seconds: float, every: int
 ) -> Failures:
-    """Return the costs of checkpoints and failures for a run whose steps take `seconds`."""
+    """Estimate the costs of checkpoints and node failures for a run whose steps take `seconds`."""
     between = machine.node_mtbf_days * DAY / nodes
     writing = saving.seconds - saving.stall  # during steps, which a failure loses too
     restart = machine.restart_minutes * 60 + saving.seconds  # reading takes as long as writing

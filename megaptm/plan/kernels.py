@@ -1,4 +1,4 @@
-"""Attention kernels of a run."""
+"""Attention kernels that a run will use."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ HEAD = ("config", "devices", "data", "tensor", "stages", "rows", "GiB", "s a ste
 
 
 def shipped_plans() -> Iterator[tuple[str, Plan]]:
-    """Yield name and plan of each config, smallest model of a family first."""
+    """Yield name and plan of each shipped config, smallest model of a family first."""
     machine = load_machine(MACHINE)
     for family in CATALOGUE:
         paths = [path for path in (FOLDER.parent / family).glob("*.yaml") if path.stem != "tiny"]
@@ -24,7 +24,7 @@ def shipped_plans() -> Iterator[tuple[str, Plan]]:
 
 
 def markdown() -> str:
-    """Return the table of docs/layouts.md."""
+    """Return the table of layouts in docs/layouts.md."""
     lines = [f"| {' | '.join(HEAD)} |", "|---|" + "---:|" * (len(HEAD) - 1)]
     return "\n".join([*lines, *(_layout_row(name, made) for name, made in shipped_plans())])
 

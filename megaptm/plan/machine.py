@@ -21,7 +21,7 @@ FOLDER = CONFIGS / "machines"
 
 
 class Efficiency(Section):
-    """Measured efficiency of a device, used for all models."""
+    """Measured efficiency of a machine's devices, used for all models."""
 
     matmul: PositiveShare
     """Share of peak FLOP/s that a large matrix product reaches. Small products are also bound by memory traffic."""
@@ -34,11 +34,11 @@ class Efficiency(Section):
     kernel_microseconds: Duration
     """Time between two kernels, or to start one on a CPU."""
     source: str
-    """Source of these numbers."""
+    """Source of these measurements."""
 
 
 class Link(Section):
-    """Link between devices."""
+    """Network link between devices of a machine."""
 
     gigabytes_per_second: Positive
     """Bandwidth of one device in one direction, as in the data sheet."""
@@ -54,11 +54,11 @@ class Machine(Section):
     name: str
     """Display name."""
     devices: Count
-    """GPUs of a node; processes if the device is a CPU."""
+    """Number of GPUs of a node; of processes if the device is a CPU."""
     memory_gib: Positive
-    """Memory of one device."""
+    """Memory of one device in GiB."""
     reserved_gib: Annotated[float, Field(ge=0.0)]
-    """Memory taken by driver, libraries, communicators and fragmentation."""
+    """Memory in GiB taken by driver, libraries, communicators and fragmentation."""
     memory_gigabytes_per_second: Positive
     """Memory bandwidth of a device."""
     teraflops: dict[str, Positive]
@@ -69,7 +69,7 @@ class Machine(Section):
     inter_node: Link
     """Link between nodes: one device's share of the node's network."""
     host_gib: Positive | None = None
-    """Memory of a node's CPUs. None if the device is a CPU."""
+    """Memory of a node's CPUs in GiB. None if the device is a CPU."""
     host_gigabytes_per_second: Positive
     """Bandwidth from one device to host memory, with all devices of a node copying."""
     disk_gigabytes_per_second: Positive
@@ -82,7 +82,8 @@ class Machine(Section):
     """Data sheets and measurements behind the numbers."""
 
     def peak(self, precision: str) -> float:
-        """Return peak FLOP/s of one device in a number format. Raises `UserError` if the format is not listed."""
+        """Return the peak FLOP/s of one device of the machine in a number format. Raises `UserError` if the format is
+        not listed."""
         if precision not in self.teraflops:
             known = ", ".join(self.teraflops)
             raise UserError(
@@ -92,12 +93,12 @@ class Machine(Section):
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second that reading and writing long tensors reaches."""
+        """Return the memory bandwidth of a device that long tensors reach, in bytes per second."""
         return self.memory_gigabytes_per_second * 1e9 * self.efficiency.memory
 
     @property
     def usable_bytes(self) -> float:
-        """Memory in bytes that a job may use."""
+        """Return the bytes of a device's memory that a job may use."""
         return (self.memory_gib - self.reserved_gib) * 2**30
 
 
@@ -132,7 +133,8 @@ def _unknown(name: str) -> str:
 
 
 def _error_sentence(error: ValidationError, origins: dict[str, str], path: str) -> str:
-    """Return the first mistake as a sentence. Unknown keys come first, because they often cause missing ones."""
+    """Return the first mistake of a machine file as a sentence. Unknown keys come first, because they often cause
+    missing ones."""
     details = sorted(error.errors(), key=lambda error_details: error_details["type"] != "extra_forbidden")[0]
     key = ".".join(str(step) for step in details["loc"])
     where = origins.get(key, path)

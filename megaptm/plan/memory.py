@@ -1,4 +1,4 @@
-"""Memory of one rank, by part."""
+"""Planned memory of one rank, by part."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megaptm.plan.workload import Workload
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak memory of one rank of a stage in a step, in bytes."""
+    """Planned peak memory of one rank of a stage in a step, in bytes."""
 
     weights: float
     gradients: float
@@ -23,12 +23,12 @@ class Memory:
     activations: float
     logits: float
     workspace: float
-    """Temporary memory of a layer's backward pass, beyond that of the logits."""
+    """Temporary bytes of a layer's backward pass, beyond those of the logits."""
     buffers: float
     comparison: float = 0.0
-    """Temporary memory of a contrastive comparison, beyond that of the pass after it."""
+    """Temporary bytes of a contrastive comparison, beyond those of the pass after it."""
     recurrence_cache: float = 0.0
-    """Recurrence cache: current and next one in training, and the one of validation."""
+    """Bytes of the recurrence cache: current and next one in training, and the one of validation."""
     extra: Mapping[str, float] = field(default_factory=dict)
     """Name -> bytes, for each of the workload's extra costs."""
 
@@ -42,13 +42,13 @@ class Memory:
 
 
 def estimate_memory(work: Workload, stages: Sequence[CountedStage] | None = None) -> list[Memory]:
-    """Return the memory of each stage's ranks. `stages`: counted stages, if already computed."""
+    """Return the planned memory of each stage's ranks. `stages`: counted stages, if already computed."""
     stages = count_stages(work) if stages is None else stages
     return [_rank_memory(work, number, stage) for number, stage in enumerate(stages)]
 
 
 def fullest_stage(stages: list[Memory]) -> int:
-    """Return the stage with the largest memory."""
+    """Return the pipeline stage with the largest memory."""
     return max(range(len(stages)), key=lambda stage: stages[stage].total)
 
 

@@ -13,7 +13,7 @@ START_MICROSECONDS = 8.4
 
 
 def neighbors_inside(machine: Machine, *, ranks: int, stride: int) -> int:
-    """Return the number of ranks of a group that share a node."""
+    """Return the number of ranks of a communication group that share a node."""
     return max(1, min(ranks, machine.devices // stride))
 
 
@@ -36,7 +36,7 @@ def collective_seconds(machine: Machine, size: float, *, ranks: int, stride: int
 
 
 def _latency(machine: Machine, ranks: int, inside: int) -> float:
-    """Return the seconds of the smallest message around a ring, hop by hop, as NCCL estimates it
+    """Return the seconds of the smallest message around a ring of ranks, hop by hop, as NCCL estimates it
     (src/graph/tuning.cc)."""
     if ranks == inside:
         return (START_MICROSECONDS + (ranks - 1) * machine.intra_node.microseconds) * 1e-6

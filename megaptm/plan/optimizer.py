@@ -19,10 +19,10 @@ from megaptm.spec import ModelSpec
 
 @dataclass(frozen=True)
 class StateSize:
-    """Number of state elements of the weights that a rank trains."""
+    """Number of optimizer state elements of the weights that a rank trains."""
 
     elements: int
-    """Elements that data ranks may divide."""
+    """Number of elements that data ranks may divide."""
     factors: int = 0
     """Row and column means of factored rules, replicated on data ranks."""
 
@@ -40,7 +40,7 @@ def count_state(
     *,
     tensor: int = 1,
 ) -> StateSize:
-    """Return the state size of `trained` weights of these chunks on one of T ranks, with these heads or all.
+    """Count the optimizer state of `trained` weights of these chunks on one of T ranks, with these heads or all.
 
     Without an `optimizer`: two moments per weight.
     """
@@ -95,7 +95,7 @@ def _all_matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequenc
 
 
 def _layer_matrices(spec: ModelSpec, chunk: ModelChunk) -> Iterator[LinearShape]:
-    """Yield the weights of a chunk's layers. Shared weights count once."""
+    """Yield the weight matrices of a chunk's layers. Shared weights count once."""
     for name, layers in chunk.layers.items():
         block, size = spec.family.stacks[name], spec.size_of(name)
         for sub in own_sublayers(block, size, layers, memory_width(spec, name)):

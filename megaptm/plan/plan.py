@@ -18,7 +18,7 @@ from megaptm.plan.workload import Workload, make_workload
 
 @dataclass(frozen=True)
 class Plan:
-    """Result of `megaptm plan`."""
+    """Plan of a run, the result of `megaptm plan`."""
 
     title: str
     machine: Machine
@@ -28,12 +28,12 @@ class Plan:
     has_published_vocabulary: bool
     """Whether a model of custom size has the family's published vocabulary, as one does whose config names none."""
     memory: list[Memory]
-    """Memory of a rank of each stage."""
+    """Planned memory of a rank of each stage."""
     step: StepTime
     steps: int
     """Steps of this phase of the run."""
     samples: int
-    """Samples of these steps."""
+    """Number of samples of these steps."""
     seconds: float
     """Seconds of all steps without failures; steps of a batch ramp take less than `step`."""
     every: int
@@ -42,22 +42,22 @@ class Plan:
 
     @property
     def fullest_stage(self) -> int:
-        """Stage with the most memory."""
+        """Return the stage with the most memory."""
         return fullest_stage(self.memory)
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest rank fits in the machine's usable memory."""
+        """Whether the fullest rank of the plan fits in the machine's usable memory."""
         return self.memory[self.fullest_stage].total <= self.machine.usable_bytes
 
     @property
     def days(self) -> float:
-        """Days of steps alone, without failures."""
+        """Return the days of the run's steps alone, without failures."""
         return self.seconds / DAY
 
     @property
     def tokens(self) -> int:
-        """Tokens of the whole phase."""
+        """Return the number of tokens of the whole phase."""
         return self.samples * self.work.tokens_per_sample
 
     @property

@@ -12,7 +12,7 @@ from megaptm.plan.optimizer import checkpoint_bytes
 
 @dataclass(frozen=True)
 class Saving:
-    """Cost of one checkpoint; every rank writes its part (train/checkpointer.py)."""
+    """Planned cost of one checkpoint; every rank writes its part (train/checkpointer.py)."""
 
     bytes: float
     seconds: float
@@ -20,7 +20,7 @@ class Saving:
     stall: float
     """Seconds that training waits: for the whole checkpoint, or for the copy to host memory."""
     host_bytes: float
-    """Host memory of each node for copies; it stays allocated between checkpoints."""
+    """Bytes of host memory of each node for copies; they stay allocated between checkpoints."""
 
     def stall_at(self, interval: float) -> float:
         """Return the seconds that training waits at each checkpoint, if they are `interval` seconds of steps apart.
@@ -31,7 +31,7 @@ class Saving:
 
 
 def estimate_saving(config: Config, machine: Machine, parameters: int) -> Saving:
-    """Return the cost of a checkpoint of `parameters`, written by all nodes at once."""
+    """Estimate the cost of a checkpoint of `parameters`, written by all nodes at once."""
     size, processes = float(checkpoint_bytes(config, parameters)), config.layout.processes
     nodes = ceil(processes / machine.devices)
     writing = size / (nodes * machine.disk_gigabytes_per_second * 1e9)

@@ -27,12 +27,12 @@ class Candidate:
     step: StepTime
     bytes: float
     stage: int
-    """Stage with the most memory."""
+    """Pipeline stage with the most memory."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """Result of a search."""
+    """Result of a search of layouts."""
 
     fitting: list[Candidate]
     """Layouts that fit, fastest first."""
@@ -67,7 +67,7 @@ def search_layouts(config: Config, machine: Machine, devices: int) -> Search:
 
 
 def fastest_layout(result: Search, config: Config, machine: Machine, devices: int) -> Candidate:
-    """Return the fastest layout that fits. Raise UserError with the nearest one if none does."""
+    """Return the fastest layout of a search that fits. Raise UserError with the nearest one if none does."""
     if result.fitting:
         return result.fitting[0]
     where = f"{config.model.family}/{config.model.size} on {devices:,} x {machine.name}"
@@ -88,7 +88,7 @@ def _candidate(machine: Machine, work: Workload, stages: list[CountedStage]) -> 
 
 
 def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]:
-    """Yield sensible combinations: tensor ranks within a node, a distributed optimizer if there are data ranks."""
+    """Yield sensible layouts: tensor ranks within a node, a distributed optimizer if there are data ranks."""
     work = make_workload(config)
     layers = work.spec.layers
     for tensor in divisors(min(machine.devices, devices)):
@@ -124,7 +124,7 @@ def divisors(number: int, *, limit: int | None = None) -> list[int]:
 
 
 def _short_reason(sentence: str) -> str:
-    """Return the broken rule without its numbers, so that equal reasons are counted together."""
+    """Return the reason why a layout is rejected without its numbers, so that equal reasons are counted together."""
     for words, kind in (
         ("attention heads", "tensor ranks do not divide the attention heads"),
         ("feed-forward", "tensor ranks do not divide the feed-forward units"),

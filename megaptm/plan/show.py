@@ -18,7 +18,7 @@ GIB = 2**30
 
 
 def show(plan: Plan, console: Console) -> None:
-    """Print the whole plan."""
+    """Print the whole plan of a run."""
     work, layout = plan.work, plan.work.layout
     machines = f"{plan.nodes:,} x {plan.machine.devices} {plan.machine.name}"
     console.print(Text(f"{plan.title} on {machines}", style="bold"))
@@ -40,7 +40,7 @@ def show(plan: Plan, console: Console) -> None:
 
 
 def format_layout(layout: Layout) -> str:
-    """Return `data 8 x tensor 8 x pipeline 16 (3 chunks each), micro-batch 1, ...`"""
+    """Return a layout as text: `data 8 x tensor 8 x pipeline 16 (3 chunks each), micro-batch 1, ...`."""
     words = f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline}"
     words += f" ({layout.virtual} chunks each)" if layout.virtual > 1 else ""
     words += f", micro-batch {layout.microbatch}"
@@ -77,7 +77,7 @@ def _print_memory(plan: Plan, console: Console) -> None:
 
 
 def parts_of_memory(plan: Plan) -> list[str]:
-    """Return the parts of memory to show. Rare parts are left out if this model does not have them."""
+    """Return the parts of the planned memory to show. Rare parts are left out if this model does not have them."""
     rare = {"comparison", "recurrence_cache", *plan.memory[0].extra}
     return [
         part for part in plan.memory[0].parts() if part not in rare or any(stage.parts()[part] for stage in plan.memory)
@@ -145,7 +145,8 @@ def _saving_note(saving: Saving) -> str:
 
 
 def show_search(result: Search, console: Console, *, usable: float) -> None:
-    """Print the fastest layouts that fit, the smallest faster ones that do not fit, and reasons of rejections."""
+    """Print the result of a search: the fastest layouts that fit, the smallest faster ones that do not fit, and reasons
+    of rejections."""
     num_legal = len(result.fitting) + len(result.too_large)
     console.print(f"{num_legal:,} legal layouts, {len(result.fitting):,} fit; the fastest:", highlight=False)
     console.print(_candidate_table(result.fitting[:10]))
@@ -165,7 +166,7 @@ def show_search(result: Search, console: Console, *, usable: float) -> None:
 
 
 def show_dry(dry: DryRunReport, console: Console) -> None:
-    """Print the counts of built ranks beside the planned ones."""
+    """Print the counts of a dry run's ranks beside the planned ones."""
     table = Table(title="\nDry run", title_justify="left", box=None, pad_edge=False)
     for name in ("rank", "stage", "parameters", "planned", "FLOPs of a micro-batch"):
         table.add_column(name, justify="right")
@@ -199,7 +200,7 @@ def _candidate_table(candidates: Iterable[Candidate]) -> Table:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return `18.05 s`, `292 ms`."""
+    """Format planned seconds as `18.05 s` or `292 ms`."""
     return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.3g} ms"
 
 

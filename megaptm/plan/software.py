@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Software:
-    """Properties of an engine that determine its speed and memory.
+    """Properties of training software that determine its speed and memory.
 
     The defaults describe megaptm. Other values are used for published runs (`benchmarks/published`), which test the
     formulas; one formula with a switch is easier to check than two.
@@ -21,11 +21,11 @@ class Software:
     fused_residual: bool = False
     """Whether bias, dropout and residual sum are one pass over memory."""
     fused_gradient_sum: bool = False
-    """Whether the product of a weight gradient adds to the float32 sum directly."""
+    """Whether the matrix product of a weight gradient is added to the float32 sum within one kernel."""
     tensor_overlap: Literal["none", "backward", "pieces"] = "backward"
     """Overlap of tensor-parallel communication with products: none, with weight gradients, or always, in pieces."""
     gradient_bytes: int = 4
-    """Bytes of one gradient element in the sum over data ranks."""
+    """Bytes of one gradient element when data ranks sum gradients."""
     gradient_overlap: bool = True
     """Whether data ranks sum the gradients of a bucket while the next one is computed."""
     parameter_overlap: bool = False

@@ -20,9 +20,9 @@ class Parameters:
 
     trained: int
     frozen: int = 0
-    """Weights without a loss: no gradient, no moments."""
+    """Number of weights without a loss: no gradient, no moments."""
     largest: int = 0
-    """Parameters of the largest matrix, whose gradient is held temporarily."""
+    """Number of parameters of the largest matrix, whose gradient is held temporarily."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def stage_chunks(work: Workload) -> list[list[ModelChunk]]:
 
 
 def count_stages(work: Workload) -> list[CountedStage]:
-    """Return the stages with their parameters and optimizer state per rank."""
+    """Return the pipeline stages with their parameters and optimizer state per rank."""
     return [_count_stage(work, local) for local in stage_chunks(work)]
 
 
@@ -89,5 +89,5 @@ def count_rank_parameters(work: Workload, local: list[ModelChunk]) -> Parameters
 
 
 def table_size(spec: ModelSpec) -> int:
-    """Return the elements of the token table with padding; 0 if the family has none."""
+    """Return the number of elements of the token table with padding; 0 if the family has none."""
     return spec.padded_vocabulary * spec.token_width if spec.family.has_tokens else 0

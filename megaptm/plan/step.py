@@ -17,25 +17,25 @@ from megaptm.spec import Block, change
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step on the slowest stage, for which the others wait."""
+    """Planned seconds of a step on the slowest stage, for which the others wait."""
 
     products: float
     attention: float
     memory: float
     tensor: float
-    """Tensor-parallel communication that does not overlap."""
+    """Seconds of tensor-parallel communication that does not overlap."""
     recompute: float
     bubble: float
-    """Filling and draining of the pipeline, and waiting for its slowest stage."""
+    """Seconds of filling and draining the pipeline, and of waiting for its slowest stage."""
     pipeline: float
-    """Messages between stages."""
+    """Seconds of messages between stages."""
     data: float
-    """Sum of gradients and gather of weights over data ranks, as far as they do not overlap."""
+    """Seconds of the sum of gradients and gather of weights over data ranks, as far as they do not overlap."""
     optimizer: float
     flops: int
-    """Model FLOPs on all devices."""
+    """Model FLOPs of a step on all devices."""
     hardware_flops: float
-    """FLOPs including recomputation and extra costs."""
+    """FLOPs of a step including recomputation and extra costs."""
     devices: int
     peak: float
 
@@ -44,23 +44,24 @@ class StepTime:
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, float]:
-        """Return the seconds by part."""
+        """Return the planned seconds of a step by part."""
         names = ("products", "attention", "memory", "tensor", "recompute", "bubble", "pipeline", "data", "optimizer")
         return {name: getattr(self, name) for name in names}
 
     @property
     def mfu(self) -> float:
-        """Model FLOP utilization: model FLOPs over the peak of the devices (arXiv:2204.02311)."""
+        """Return the model FLOP utilization of the step: model FLOPs over the peak of the devices
+        (arXiv:2204.02311)."""
         return self.flops / (self.seconds * self.devices * self.peak)
 
     @property
     def hfu(self) -> float:
-        """Hardware FLOP utilization: as `mfu`, with recomputation included."""
+        """Return the hardware FLOP utilization of the step: as `mfu`, with recomputation included."""
         return self.hardware_flops / (self.seconds * self.devices * self.peak)
 
 
 def estimate_step(machine: Machine, work: Workload, stages: Sequence[CountedStage] | None = None) -> StepTime:
-    """Return the time of a step of `work` on enough of these machines. `stages`: result of `count_stages`, if
+    """Estimate the time of a step of `work` on enough of these machines. `stages`: result of `count_stages`, if
     known."""
     layout = work.layout
     stages = count_stages(work) if stages is None else stages
@@ -113,7 +114,7 @@ def recomputed_flops(work: Workload) -> float:
 
 
 def _recomputed_share(work: Workload) -> float:
-    """Return the share of layers that are recomputed."""
+    """Return the share of a stack's layers that are recomputed."""
     layers = [range(work.spec.size_of(name).layers) for name in work.lengths]
     return sum(len(work.layout.recomputed(own)) for own in layers) / max(1, sum(map(len, layers)))
 
@@ -135,7 +136,8 @@ def _attention_flops(work: Workload) -> float:
 
 
 def _message_seconds(machine: Machine, work: Workload) -> float:
-    """Return the seconds of messages: each chunk receives and sends each micro-batch, forward and backward."""
+    """Return the planned seconds of messages between stages: each chunk receives and sends each micro-batch, forward
+    and backward."""
     layout = work.layout
     if layout.pipeline == 1:
         return 0.0
@@ -147,7 +149,8 @@ def _message_seconds(machine: Machine, work: Workload) -> float:
 
 
 def _data_seconds(machine: Machine, work: Workload, stage: CountedStage, passes: Passes) -> float:
-    """Return the seconds of gradients over data ranks, and of the tied table's gradient over its stages."""
+    """Return the planned seconds of summing gradients over data ranks, and the tied table's gradient over its
+    stages."""
     layout, software = work.layout, work.software
     chunks, counted = stage.chunks, stage.parameters
 
@@ -181,20 +184,20 @@ def _data_seconds(machine: Machine, work: Workload, stage: CountedStage, passes:
 
 
 def _feature_seconds(machine: Machine, work: Workload) -> float:
-    """Return the seconds to gather float32 features of all samples over data ranks, and to scatter their gradient, for
-    contrastive losses."""
+    """Return the planned seconds to gather float32 features of all samples over data ranks, and to scatter their
+    gradient, for contrastive losses."""
     layout, sizes = work.layout, [4.0 * work.batch * head.features for head in work.contrastive_heads]
     return sum(2 * collective_seconds(machine, size, ranks=layout.data, stride=layout.tensor) for size in sizes)
 
 
 def exposed_seconds(communication: float, products: float, slowdown: float) -> float:
-    """Return the seconds that communication adds to products with which it overlaps."""
+    """Return the seconds that communication adds to the products with which it overlaps."""
     hidden = min(communication, products)
     return communication - hidden + slowdown * hidden
 
 
 def _optimizer_seconds(machine: Machine, work: Workload, stage: CountedStage) -> float:
-    """Return the seconds of norm, clipping and update rule: bytes read and written."""
+    """Return the planned seconds of the optimizer: norm, clipping and update rule, bytes read and written."""
     trained = stage.parameters.trained
     rule = 4 * (3 + 2 * stage.state.total / max(1, trained))
     updated = trained / (work.layout.data if work.layout.distributed_optimizer else 1)

@@ -24,14 +24,14 @@ BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Inputs of the formulas of memory and time."""
+    """Workload of a training step: inputs of the formulas of memory and time."""
 
     spec: ModelSpec
     lengths: Mapping[str, int]
     """Stack -> sequence length."""
     layout: Layout
     batch: int
-    """Samples of a step, over all data ranks."""
+    """Number of samples of a step, over all data ranks."""
     precision: str = "bf16"
     recompute: Literal["none", "selective", "attention", "full"] = "none"
     """Recomputation in the backward pass: none, attention between queries and values (Megatron's selective; not in
@@ -39,19 +39,19 @@ class Workload:
     has_mask: bool = False
     """Whether attention takes a mask (documents, padding), beyond a causal one."""
     num_predicted: int | None = None
-    """Predicted positions of a sequence; None: all."""
+    """Number of predicted positions of a sequence; None: all."""
     appended: int = 0
-    """Positions of a sequence after those of its text: `InputSpec.is_appended`."""
+    """Number of positions of a sequence after those of its text: `InputSpec.is_appended`."""
     trained_heads: tuple[str, ...] | None = None
     """Heads that have a loss and therefore gradients; None: all."""
     software: Software = MEGAPTM
     optimizer: OptimizerConfig | None = None
-    """None: a rule with two state elements per weight."""
+    """Optimizer of the run. None: one with two state elements per weight."""
     extra_costs: tuple[ExtraCosts, ...] = ()
     """Costs of extensions of the run."""
 
     def by_recompute(self, layers: range) -> dict[str, Sequence[int]]:
-        """Return kind of recomputation -> its layers, of consecutive layers of a stack."""
+        """Return the layers among consecutive layers of a stack by kind of recomputation."""
         if self.recompute == "none":
             return {"none": layers}
         again = self.layout.recomputed(layers)
@@ -59,59 +59,59 @@ class Workload:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of a weight or an activation."""
+        """Return the bytes of a weight or an activation in the workload's precision."""
         return BYTES[self.precision]
 
     @property
     def microbatches(self) -> int:
-        """Micro-batches of one process in a step."""
+        """Return the number of micro-batches of one process in a step."""
         return self.batch // (self.layout.data * self.layout.microbatch)
 
     @property
     def tokens_per_sample(self) -> int:
-        """Tokens of a sample, over all stacks."""
+        """Return the number of tokens of a sample, over all stacks."""
         return sum(self.lengths.values())
 
     @property
     def stage_positions(self) -> int:
-        """Positions of a sample that are sent between stages, with all streams of each stack."""
+        """Return the number of positions of a sample that are sent between stages, with all streams of each stack."""
         return sum(self.spec.family.stacks[name].residual.streams * length for name, length in self.lengths.items())
 
     @property
     def tokens(self) -> int:
-        """Trained tokens of a step, in all stacks."""
+        """Return the number of trained tokens of a step, in all stacks."""
         return self.batch * self.tokens_per_sample
 
     @property
     def sequence_parts(self) -> int:
-        """Number of ranks that divide the residual stream."""
+        """Return the number of ranks that divide the residual stream."""
         return self.layout.tensor if self.layout.sequence_parallel else 1
 
     @property
     def features_pass(self) -> bool:
-        """Whether contrastive losses need one more forward pass of all samples (`parallel.contrast`). One micro-batch
-        on one data rank does not: it holds all samples."""
+        """Whether contrastive losses of the workload need one more forward pass of all samples (`parallel.contrast`).
+        One micro-batch on one data rank does not: it holds all samples."""
         return bool(self.contrastive_heads) and self.batch > self.layout.microbatch
 
     @cached_property
     def heads(self) -> dict[str, HeadCosts]:
-        """Heads of the family, by name."""
+        """Return the heads of the workload's family, by name."""
         return head_costs(self.spec)
 
     @cached_property
     def contrastive_heads(self) -> list[ContrastHeadCosts]:
-        """Heads with contrastive losses: each data rank compares its samples with all."""
+        """Return the heads with contrastive losses, for which each data rank compares its samples with all."""
         trained = self.spec.family.heads if self.trained_heads is None else self.trained_heads
         return [head for name, head in self.heads.items() if isinstance(head, ContrastHeadCosts) and name in trained]
 
     @property
     def samples_per_rank(self) -> int:
-        """Samples of a data rank."""
+        """Return the number of samples of a data rank."""
         return self.batch // self.layout.data
 
     @property
     def flops(self) -> int:
-        """Model FLOPs of a step on all devices, without recomputation and extra costs."""
+        """Return the model FLOPs of a step on all devices, without recomputation and extra costs."""
         return step_flops(
             self.spec, rows=self.batch, lengths=self.lengths, num_predicted=self.num_predicted, appended=self.appended
         )

@@ -25,7 +25,7 @@ COLORS = ("cyan", "yellow", "magenta", "green", "red")
 
 
 def draw_curves(curves: Mapping[str, Points], *, width: int = 72, height: int = 14) -> list[Text]:
-    """Return lines of text with the curves over a common range; NaN and infinite values leave gaps."""
+    """Return lines of text that show curves of a run over a common range; NaN and infinite values leave gaps."""
     finite = {name: [point for point in points if math.isfinite(point[1])] for name, points in curves.items()}
     all_points = [point for points in finite.values() for point in points]
     if not all_points:
@@ -60,7 +60,7 @@ def draw_curves(curves: Mapping[str, Points], *, width: int = 72, height: int = 
 
 
 def _distinct_labels(values: Sequence[float]) -> list[str]:
-    """Format values with as many digits, three or more, as distinguish them."""
+    """Format the axis labels of a plot with as many digits, three or more, as distinguish them."""
     for digits in range(3, 8):
         labels = [f"{value:.{digits}g}" for value in values]
         if len(set(labels)) == len(labels):
@@ -82,7 +82,7 @@ def _legend(curves: Mapping[str, Points], width: int) -> list[Text]:
 
 
 def save_picture(path: Path, records: Sequence[Mapping[str, Any]], *, title: str) -> None:
-    """Save the plot as PNG."""
+    """Save the plot of a run as PNG."""
     from matplotlib import style
 
     refuse_link(path.parent)
@@ -95,8 +95,8 @@ def save_picture(path: Path, records: Sequence[Mapping[str, Any]], *, title: str
 
 
 def plot(records: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
-    """Plot the loss (with held-out loss and baselines), each part of a combined loss, the learning rate and the speed,
-    over steps."""
+    """Plot the curves of a run over steps: the loss (with held-out loss and baselines), each part of a combined loss,
+    the learning rate and the speed."""
     from matplotlib.figure import Figure  # a figure of its own: no display, no global state
 
     parts = loss_parts(records)
@@ -139,7 +139,8 @@ def loss_parts(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list
 
 
 def loss_curves(records: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Return training and held-out loss, and each baseline (a metric named `baseline/...`) as a horizontal line."""
+    """Return the loss curves of a run: training and held-out loss, and each baseline (a metric named `baseline/...`) as
+    a horizontal line."""
     curves = {"training": curve(records, "loss"), "validation": curve(records, "validation/loss")}
     steps = [record["step"] for record in records]
     for key in dict.fromkeys(key for record in records for key in record if key.startswith("baseline/")):
@@ -149,7 +150,7 @@ def loss_curves(records: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[fl
 
 
 def curve(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
-    """Return (step, value) of a metric, in order of steps; the last value of a repeated step."""
+    """Return the curve of a metric, (step, value) in order of steps; the last value of a repeated step."""
     return sorted({record["step"]: record[key] for record in records if key in record}.items())
 
 
@@ -159,7 +160,7 @@ def _value_range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _connect_points(points: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the points, connected by dots on straight lines."""
+    """Return the points of a curve, connected by dots on straight lines."""
     dots = list(points[:1])
     for (x0, y0), (x1, y1) in pairwise(points):
         length = max(abs(x1 - x0), abs(y1 - y0), 1)

@@ -27,7 +27,7 @@ AXES = ("data", "tensor", "pipeline", "virtual")
 
 
 def run_title(config: Config) -> str:
-    """Return two lines: the model, its layout, and the run's folder."""
+    """Return the title of a run, two lines: the model, its layout, and the run's folder."""
     processes = config.layout.processes
     return printable(
         f"{config.model.family}/{config.model.size}, {count_parameters(resolve(config)):,} parameters, "
@@ -37,13 +37,14 @@ def run_title(config: Config) -> str:
 
 
 def layout_title(layout: Mapping[str, Any]) -> str:
-    """Return the axes larger than 1, and the switches that are on: `data=2 tensor=4 sequence_parallel`."""
+    """Return the layout as text: the axes larger than 1, and the switches that are on, `data=2 tensor=4
+    sequence_parallel`."""
     axes = [f"{axis}={layout[axis]}" for axis in AXES if layout[axis] > 1] or ["data=1"]
     return " ".join([*axes, *(name for name in ("sequence_parallel", "distributed_optimizer") if layout[name])])
 
 
 def device_title() -> str:
-    """Return the name of this process's GPU, or the CPU with its number of threads."""
+    """Return the device as text: the name of this process's GPU, or the CPU with its number of threads."""
     import torch
 
     if torch.cuda.is_available():
@@ -102,8 +103,8 @@ def format_duration(seconds: float) -> str:
 
 
 def next_commands(config: Config, tokenizer: Tokenizer, *, done: bool, start: Sequence[str] = ("train",)) -> list[str]:
-    """Return up to three commands to run next, after the end of a run or after a stop half-way: then `start` restarts
-    it."""
+    """Return up to three commands to show after a run has ended or was stopped; `start` is the one that restarts a
+    stopped run."""
     run = typed_path(config.run)
     spec = resolve(config)
     exports = {
@@ -122,7 +123,7 @@ def next_commands(config: Config, tokenizer: Tokenizer, *, done: bool, start: Se
 
 
 def example_prompt(config: Config, tokenizer: Tokenizer) -> str | None:
-    """Return a prompt for such a model, from its objective; None if the model only returns vectors."""
+    """Return an example prompt for a trained model, from its objective; None if the model only returns vectors."""
     task, special = config.built_objective, tokenizer.special
     spec = resolve(config)
     use = None if isinstance(spec, LayerlessSpec) else next(iter(list_uses(spec, task.prompts)), None)

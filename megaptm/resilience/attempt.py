@@ -1,4 +1,5 @@
-"""Order of the starts of a run, from the scheduler or launcher. It fences off an earlier start that is unreachable."""
+"""Order of the starts of a run, from the scheduler or launcher, by which a new start locks out an earlier one on an
+unreachable node. It fences off an earlier start that is unreachable."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from pydantic import TypeAdapter
 from megaptm.errors import UserError, read_integer, shown
 
 VARIABLE = "MEGAPTM_ATTEMPT"
-"""Variable with the attempt, for the processes that a launcher starts on any machine."""
+"""Environment variable with the attempt, for the processes that a launcher starts on any machine."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of one job. The next start of a chain happens only when this one is considered ended."""
+    """Attempt: one start of one job. The next start of a chain happens only when this one is considered ended."""
 
     chain: str
     """Identifier shared by all jobs submitted to follow each other. A single job is a chain."""
@@ -63,7 +64,7 @@ class Attempt:
         return replace(self, start=self.start + 1)
 
     def environment(self) -> dict[str, str]:
-        """Return the variables from which `from_environment` reads this attempt in another process."""
+        """Return the environment variables from which `from_environment` reads this attempt in another process."""
         return {VARIABLE: json.dumps(self.to_json())}
 
     def follows(self, other: Attempt | None) -> bool:

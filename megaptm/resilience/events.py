@@ -18,7 +18,7 @@ FILE = "events.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Line of the journal: `time` (seconds since 1970), `kind`, and the fields of one of the classes below.
+    """Line of a run's journal: `time` (seconds since 1970), `kind`, and the fields of one of the classes below.
 
     Events are instances of these classes, so that the type checker rejects undeclared kinds and fields.
     """
@@ -33,7 +33,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchEvent(Event, kind="launch"):
-    """A command started."""
+    """A command of the run started."""
 
     command: Sequence[str]
     version: str
@@ -207,7 +207,7 @@ class InterruptEvent(Event, kind="interrupt"):
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLostEvent(Event, kind="node-lost"):
-    """A machine with ranks of the run was lost."""
+    """A node with ranks of the run was lost."""
 
     node: str
     ranks: Sequence[int]
@@ -246,13 +246,14 @@ NUMBERS = {
     event.kind: [field.name for field in fields(event) if field.type in ("int", "float") and field.name != "loss"]
     for event in Event.__subclasses__()
 }
-"""Kind -> fields that readers add or compare, so they must be finite. Losses are excluded: they may be infinite."""
+"""Event kind -> fields that readers add or compare, so they must be finite. Losses are excluded: they may be
+infinite."""
 START_KINDS = (LaunchEvent.kind, RestartEvent.kind)
-"""Kinds that start a job. The time from there to the first step is its start-up."""
+"""Event kinds that start a job. The time from there to the first step is its start-up."""
 
 
 class Events:
-    """Writer of the journal, to which several processes may append.
+    """Writer of a run's journal of events, to which several processes may append.
 
     `fence` is called before each event. It raises if another job has taken over the run.
     """
@@ -263,7 +264,8 @@ class Events:
         self._file = JournalFile(self._path)
 
     def write(self, event: Event) -> None:
-        """Append an event. If it cannot be written now, it is written before the next one or by `close`."""
+        """Append an event to the run's journal. If it cannot be written now, it is written before the next one or by
+        `close`."""
         if self._fence is not None:
             self._fence()
         try:
@@ -274,7 +276,7 @@ class Events:
             self._warned = True
 
     def close(self) -> None:
-        """Close the journal; raise `OSError` if an event still cannot be written."""
+        """Close the journal of events; raise `OSError` if an event still cannot be written."""
         self._file.close()
 
     def __enter__(self) -> Events:
@@ -293,14 +295,14 @@ def read_events(run: Path) -> list[dict[str, Any]]:
 
 
 def _is_valid(event: Mapping[str, Any]) -> bool:
-    """Whether a line has a known kind and valid numbers."""
+    """Whether a line of the journal has a known event kind and valid numbers."""
     kind = event.get("kind")
     numbers = NUMBERS.get(kind, ()) if isinstance(kind, str) else None
     return numbers is not None and all(is_finite_number(event[name]) for name in numbers if name in event)
 
 
 def last_saved_step(run: Path) -> int:
-    """Return the newest step of any checkpoint; 0 before the first.
+    """Return the newest step of any checkpoint of a run; 0 before the first.
 
     Counts committed checkpoints in the folder, too, because a job may be killed before it records a commit.
     """
@@ -315,6 +317,6 @@ def seconds_since_launch(run: Path) -> float | None:
 
 
 def hung_twice_without_saving(run: Path) -> bool:
-    """Whether nothing was saved between the last two hangs, so that another restart would be useless."""
+    """Whether no checkpoint was saved between the last two hangs of a run, so that another restart would be useless."""
     kinds = [event["kind"] for event in read_events(run) if event["kind"] in (HangEvent.kind, CheckpointEvent.kind)]
     return kinds[-2:] == [HangEvent.kind, HangEvent.kind]

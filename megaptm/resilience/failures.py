@@ -1,4 +1,4 @@
-"""Find the process that failed first: when one rank fails, the others fail as a consequence."""
+"""Find the process of a run that failed first: when one rank fails, the others fail as a consequence."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ BUS_ERROR_CAUSE = (
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """Exit of one process."""
+    """Exit of one process of a run."""
 
     rank: int
     code: int
-    """Exit code, or minus the number of the signal."""
+    """Exit code of the process, or minus the number of the signal."""
     log: Path
     log_start: int
-    """Offset in the log at which this launch starts."""
+    """Offset in the process's log at which this launch starts."""
     unlogged: bytes = b""
-    """Output that did not fit in the log because the disk was full."""
+    """Output of the process that did not fit in the log because the disk was full."""
 
     @property
     def output_end(self) -> str:
-        """Last part of the output."""
+        """Return the last part of a failed process's output."""
         with self.log.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(self.log_start, size - TAIL_BYTES))
@@ -60,7 +60,8 @@ class ProcessExit:
 
     @property
     def last_error(self) -> str:
-        """Return the last traceback; else the C++ termination message or the error message; else the last lines."""
+        """Return the error of a failed process from its output: the last traceback; else the C++ termination message or
+        the error message; else the last lines."""
         lines = self.output_end.rstrip().splitlines()
         starts = [index for index, line in enumerate(lines) if line.startswith(TRACEBACK)]
         starts = starts or [index for index, line in enumerate(lines) if line.startswith((TERMINATE, USER_ERROR))]
@@ -71,7 +72,7 @@ class ProcessExit:
 
     @property
     def problem(self) -> str:
-        """Short description of the failure."""
+        """Return a short description of why the process failed."""
         if self.code < 0:
             name = signal.Signals(-self.code).name if -self.code in {*signal.Signals} else "unknown"
             return f"was killed by signal {-self.code} ({name})"
@@ -79,7 +80,7 @@ class ProcessExit:
 
     @property
     def lost_a_peer(self) -> bool:
-        """Whether the process failed because another one had failed."""
+        """Whether the process failed because another rank had failed."""
         # A killed process prints no such message. Abort is the exception: NCCL's watchdog uses it.
         may_print = self.code > 0 or self.code == -signal.SIGABRT
         error = self.last_error
@@ -91,7 +92,7 @@ class ProcessExit:
 
     @property
     def user_error(self) -> str | None:
-        """Error message for the user if the process exited with the code of a user's error, else None."""
+        """Return the error message for the user if the process exited with the code of a user's error, else None."""
         if self.code != EXIT_USER_ERROR:
             return None
         # Searched anywhere in a line, since on a full disk the line before may be incomplete.
@@ -100,12 +101,13 @@ class ProcessExit:
 
 
 def root_cause(ends: Sequence[ProcessExit]) -> ProcessExit:
-    """Return the first process in `ends`, which is sorted by time, that did not fail because of a lost peer."""
+    """Return the process that failed first: the first in `ends`, which is sorted by time, that did not fail because of
+    another rank."""
     return next((end for end in ends if not end.lost_a_peer), ends[0])
 
 
 def describe_failure(end: ProcessExit) -> str:
-    """Return the description of a failure for the terminal."""
+    """Return the description of a process's failure for the terminal."""
     has_output = end.output_end.strip() != ""
     if end.code == -signal.SIGKILL:  # SIGKILL leaves no message
         return f"rank {end.rank} {end.problem}; unless a user killed it, the machine ran out of memory"
@@ -119,12 +121,12 @@ def describe_failure(end: ProcessExit) -> str:
 
 
 def failed_exits(ends: Sequence[ProcessExit]) -> list[ProcessExit]:
-    """Return the processes whose exit code is neither success nor "continue"."""
+    """Return the exits of processes that failed: their exit code is neither success nor "continue"."""
     return [end for end in ends if end.code not in (0, EXIT_CONTINUE)]
 
 
 def report_exits(ends: Sequence[ProcessExit], *, run: Path, logs: Path, forwarded: Collection[int]) -> int:
-    """Print what failed, the root cause first, and return the exit code of the launcher.
+    """Print which processes of a run failed, the root cause first, and return the exit code of the launcher.
 
     `forwarded`: signals that were passed on to all processes.
     """
@@ -151,10 +153,10 @@ def report_exits(ends: Sequence[ProcessExit], *, run: Path, logs: Path, forwarde
 
 
 def report_hang(hang: Hang, *, run: Path, signals: Collection[int] = ()) -> int:
-    """Print and record a hang; return the exit code, which means that the run can be continued.
+    """Print and record a hang of a run; return the exit code, which means that the run can be continued.
 
-    `signals`: requests to stop. The end of a slow start by them is recorded as a stop: two hangs would prevent
-    restarts of the run.
+    `signals`: requests to stop. The end of a slow start by them is recorded as a stop: two hangs would prevent restarts
+    of the run.
     """
     event: Event = hang.event
     message = str(hang)
@@ -173,7 +175,7 @@ def report_hang(hang: Hang, *, run: Path, signals: Collection[int] = ()) -> int:
 
 
 def report_interrupt(*, run: Path) -> int:
-    """Print and record an interrupt by the user, which is not a failure; return the exit code."""
+    """Print and record that the user interrupted a run, which is not a failure; return the exit code."""
     step = last_saved_step(run)
     result = f"the newest checkpoint is of step {step}" if step else "no checkpoint was saved"
     print(f"Exited without saving; {result}.", file=sys.stderr, flush=True)

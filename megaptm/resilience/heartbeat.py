@@ -22,7 +22,7 @@ from megaptm.errors import EXIT_CONTINUE
 from megaptm.storage import safe_open
 
 VARIABLE = "MEGAPTM_HEARTBEATS"
-"""Variable with the folder that a launcher watches, for its ranks."""
+"""Environment variable with the folder of heartbeats that a launcher watches, for its ranks."""
 HANG_SECONDS = 300.0
 """Default of `train.hang_seconds`."""
 HEARTBEATS = "heartbeats"
@@ -33,33 +33,34 @@ STACKS, EXIT = "stacks", "exit"
 END = b"end of the stacks\n"
 RECORD_BYTES = 512
 MAX_READERS = 8
-"""Maximum number of stopped readers in a beat."""
+"""Maximum number of stopped data readers that a heartbeat lists."""
 MAX_DURATIONS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """State that a rank reports."""
+    """Heartbeat record: the state that a rank reports."""
 
     host: str
     pid: int
     thread: int
     """Identifier of the main thread, as in a stack dump."""
     count: int
-    """Number of beats so far. If it does not change, the process is stopped or never releases the interpreter lock."""
+    """Number of heartbeats so far. If it does not change, the process is stopped or never releases the interpreter
+    lock."""
     position: int
     """Number of phases started so far. All ranks go through the same phases, so the others wait for the lowest."""
     phase: str
     step: int
-    """Number of steps done."""
+    """Number of steps that the rank has done."""
     step_seconds: float
-    """Duration of the longest recent step; 0 before the first."""
+    """Duration of the longest recent step in seconds; 0 before the first."""
     halted_readers: Sequence[int] = ()
     """Process ids of stopped children of a rank that waits for data, which are its data readers."""
 
 
 class Heartbeat:
-    """Writer of this rank's beats: each phase when it starts, and regular beats from a thread.
+    """Writer of this rank's heartbeats: each phase when it starts, and regular beats from a thread.
 
     Starting a phase costs some microseconds, because it is on the path of a step.
     """
@@ -76,7 +77,7 @@ class Heartbeat:
         self._process_fields = json.dumps(process)[1:-1]
 
     def open(self, folder: Path) -> Heartbeat:
-        """Start the thread."""
+        """Start the thread that writes heartbeats."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._stacks = os.fdopen(
@@ -89,8 +90,8 @@ class Heartbeat:
         return self
 
     def remove_earlier(self) -> None:
-        """Remove the folders of earlier starts. Called only by the owner of the run's lock, so that a rejected start
-        does not remove those of a live one."""
+        """Remove the heartbeats of earlier starts of the run. Called only by the owner of the run's lock, so that a
+        rejected start does not remove those of a live one."""
         if self._file < 0 or self._folder.parent.name != HEARTBEATS:
             return
         for folder in self._folder.parent.iterdir():
@@ -98,7 +99,7 @@ class Heartbeat:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Report that this rank ends normally. Has no effect if the thread was never started."""
+        """Report in the heartbeat that this rank ends normally. Has no effect if the thread was never started."""
         self._stop.set()
         if hasattr(self, "_beating"):
             self._beating.join(self.interval)
@@ -113,14 +114,14 @@ class Heartbeat:
         self.close()
 
     def enter(self, phase: str) -> None:
-        """Start the next phase. All ranks call this at the same points of the program."""
+        """Report in the heartbeat that the next phase starts. All ranks call this at the same points of the program."""
         self._phase = phase
         self._position += 1
         self._write(self._file)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Context of a phase, followed by the phase "between"."""
+        """Return a context that reports a phase in the heartbeat, followed by the phase "between"."""
         self.enter(phase)
         start_time = time.monotonic()
         try:
@@ -132,7 +133,7 @@ class Heartbeat:
             self.enter("between")
 
     def set_step(self, step: int) -> None:
-        """Set the number of finished steps, when a run resumes from a checkpoint."""
+        """Set the number of finished steps in the heartbeat, when a run resumes from a checkpoint."""
         self._steps = step
 
     def _beat(self) -> None:
@@ -149,7 +150,7 @@ class Heartbeat:
             stacks_written = request == STACKS
 
     def _flush(self) -> None:
-        """Write a beat so that other machines see it: network file systems send data when the file is closed."""
+        """Write a heartbeat so that other machines see it: network file systems send data when the file is closed."""
         self._count += 1
         self._halted_readers = halted_children() if self._phase == "data" else []
         # A C thread, postponed by each beat. It dumps the stacks if no Python thread can run because one of them never
@@ -163,7 +164,7 @@ class Heartbeat:
                 os.close(file)
 
     def _write(self, file: int) -> None:
-        """Write a record of fixed length in one call, so that a reader gets either the old or the new one."""
+        """Write a heartbeat of fixed length in one call, so that a reader gets either the old or the new one."""
         if file < 0:
             return
         longest = max(self._durations, default=0.0)
@@ -177,13 +178,13 @@ class Heartbeat:
 
 
 def beat_seconds(hang_seconds: float | None) -> float:
-    """Return the seconds between two beats: short enough to detect a hang, long enough for a disk shared by a thousand
-    ranks."""
+    """Return the seconds between two heartbeats: short enough to detect a hang, long enough for a disk shared by a
+    thousand ranks."""
     return min(5.0, (hang_seconds or HANG_SECONDS) / 20)
 
 
 def halted_children() -> list[int]:
-    """Return the first few stopped children of this process."""
+    """Return the process ids of the first few stopped children of this process."""
     try:
         children = psutil.Process().children()
     except psutil.Error:
@@ -208,7 +209,7 @@ def stacks_file(folder: Path, rank: int) -> Path:
 
 
 def read_beat(folder: Path, rank: int) -> Beat | None:
-    """Return the last beat of a rank; None before its first."""
+    """Return the last heartbeat of a rank; None before its first."""
     try:
         # Reopened each time, because that makes network file systems check for new data.
         content = json.loads(beat_file(folder, rank).read_bytes())
@@ -225,7 +226,7 @@ def read_request(folder: Path) -> str:
 
 
 def write_request(folder: Path, request: str) -> None:
-    """Write a request to all ranks: dump stacks, exit, or nothing. Fails silently if the disk is full."""
+    """Write the watchdog's request to all ranks: dump stacks, exit, or nothing. Fails silently if the disk is full."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     with contextlib.suppress(OSError), os.fdopen(safe_open(folder / REQUEST, flags), "w") as file:
         file.write(request)

@@ -57,7 +57,7 @@ class RunLock:
         self._beats: threading.Thread | None = None
 
     def acquire(self) -> RunLock:
-        """Take the lock, or raise `UserError` with its holder immediately."""
+        """Acquire the lock of a run, or raise `UserError` with its holder immediately."""
         self.run.mkdir(parents=True, exist_ok=True)
         self._file = self._open()
         _held.add(self._file)
@@ -75,7 +75,7 @@ class RunLock:
         return self
 
     def release(self) -> None:
-        """Release the lock. Has no effect if it is not held."""
+        """Release the lock of a run. Has no effect if it is not held."""
         if self._file is None:
             return
         self._stop.set()
@@ -87,11 +87,12 @@ class RunLock:
         self._close()
 
     def is_held(self) -> bool:
-        """Whether no other job has taken over the run. To be checked before any irreversible action."""
+        """Whether this process still holds the run's lock, so that no other job has taken over the run. To be checked
+        before any irreversible action."""
         return self._is_own(_read_holder(self.path))
 
     def require_held(self) -> None:
-        """Raise `UserError` if another job has taken over.
+        """Raise `UserError` if another job has taken over the run's lock.
 
         Called at each step, so a file system that fails is not waited for: a lock that cannot be read is read again at
         the next step, and before a checkpoint is committed.
@@ -112,7 +113,7 @@ class RunLock:
         self.release()
 
     def _open(self) -> int:
-        """Open the lock file, locked or taken over from a holder that is over."""
+        """Open the run's lock file, locked or taken over from a holder that is over."""
         while True:
             file = safe_open(self.path, os.O_RDWR | os.O_CREAT)
             try:
@@ -140,7 +141,7 @@ class RunLock:
             os.close(file)
 
     def _wait_for_other_host(self) -> None:
-        """Return if the holder on another host shows no beats; raise `UserError` if it does."""
+        """Return if the holder of the run's lock on another host shows no beats; raise `UserError` if it does."""
         holder = _read_holder(self.path)
         if holder.get("host") in (None, socket.gethostname()) or self._follows(holder):
             return
@@ -192,7 +193,7 @@ class RunLock:
 
 
 def is_held_by(run: Path, token: str, file: str = FILE) -> bool:
-    """Whether the run's lock contains this token."""
+    """Whether the lock of a run contains this token."""
     return _read_holder(Path(run) / file).get("token") == token
 
 
@@ -215,7 +216,7 @@ def _describe_holder(holder: dict[str, Any]) -> str:
 
 
 def _read_holder(path: Path) -> dict[str, Any]:
-    """Return the content of the lock file; empty without a holder or during a write.
+    """Return the holder named in a run's lock file; empty without a holder or during a write.
 
     Reads are retried for minutes if the file system fails, because such a failure does not mean that the run was taken
     over.
@@ -243,7 +244,7 @@ def _last_beat(path: Path) -> int:
 
 
 def _close_in_child() -> None:
-    """Close the lock in a forked child (a worker of the data loader), which must not hold it after its parent's
+    """Close the run's lock in a forked child (a worker of the data loader), which must not hold it after its parent's
     death."""
     for file in _held:
         with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ GRACE_SECONDS = 3.0
 
 
 def handled_signals(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
-    """Return the signals that request a stop. Under nohup, SIGHUP does not."""
+    """Return the signals that request a run to stop. Under nohup, SIGHUP does not."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [number for number in signals if not (ignored and number == signal.SIGHUP)]
 
@@ -43,7 +43,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.name: str | None = None
-        """Name of the first signal received."""
+        """Name of the first stop signal received."""
         self._old_handlers: dict[signal.Signals, Any] = {}
         self._interrupted = False
         self._may_interrupt = False
@@ -65,16 +65,14 @@ class StopRequest:
             signal.signal(number, handler)
 
     def ignore_signals(self) -> None:
-        """Ignore further signals, because the work is saved and a late signal must not turn a normal exit into a
+        """Ignore further stop signals, because the work is saved and a late signal must not turn a normal exit into a
         failure."""
         self._old_handlers |= dict.fromkeys(SIGNALS, signal.SIG_IGN)
 
     @contextmanager
     def interrupt_waits(self) -> Iterator[None]:
-        """Context for code that may wait for a server, or for ranks that do.
-
-        Raises `StopError` some seconds after a stop is requested, or when another rank has ended because of it.
-        """
+        """Return a context in which a stop interrupts code that may wait for a server, or for ranks that do. Raises
+        `StopError` some seconds after a stop is requested, or when another rank has ended because of it."""
         self._may_interrupt = True
         try:
             if self.requested:

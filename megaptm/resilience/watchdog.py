@@ -71,7 +71,7 @@ def collective_timeout_minutes(hang_seconds: float | None) -> float:
 
 @dataclass
 class RankState:
-    """Observed state of a rank."""
+    """Observed state of a rank, from its heartbeats."""
 
     beat: Beat | None = None
     pid: int | None = None
@@ -100,54 +100,54 @@ class RankState:
 
     @property
     def local_pid(self) -> int | None:
-        """Id of its process if that is on this machine, else None."""
+        """Return the process id of a rank if it is on this machine, else None."""
         return self.beat.pid if self.beat is not None and self.beat.host == socket.gethostname() else self.pid
 
     @property
     def halted(self) -> bool:
-        """Whether its process is stopped (SIGSTOP), as far as known; False on another machine."""
+        """Whether the process of a rank is stopped (SIGSTOP), as far as known; False on another machine."""
         return self.local_pid is not None and is_halted(self.local_pid)
 
     @property
     def halted_readers(self) -> Sequence[int]:
-        """Stopped reader processes of a rank that waits for data."""
+        """Return the process ids of stopped data readers of a rank that waits for data."""
         return self.beat.halted_readers if self.beat is not None and self.phase == "data" else ()
 
     def describe_phase(self) -> str:
-        """Return a description of its phase."""
+        """Return a description of the phase that a rank is in."""
         step = self.beat.step if self.beat else 0
         return PHASES.get(self.phase, self.phase).format(step=f"{step:,}", next=f"{step + 1:,}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Time limits for missing beats and missing progress."""
+    """Time limits of the watchdog for missing heartbeats and missing progress."""
 
     hang_seconds: float | None = None
     """Configured hang time. None: only a run that was asked to stop is ended."""
     data_timeout: float = 0.0
     """Additional seconds to wait for data."""
     factor: float = 1.0
-    """Factor on all other limits, for a watchdog that acts after another one."""
+    """Factor on all other limits of the watchdog, if it acts after another one."""
 
     @property
     def interval(self) -> float:
-        """Seconds between two beats."""
+        """Return the seconds between two heartbeats."""
         return beat_seconds(self.hang_seconds)
 
     def misses_beats(self, state: RankState) -> bool:
-        """Whether expected beats are missing."""
+        """Whether expected heartbeats of a rank are missing."""
         return state.seconds_silent > 3 * self.interval
 
     def exceeds_start(self, state: RankState) -> bool:
-        """Whether a rank hangs, or has already started, instead of being slow to start."""
+        """Whether a rank hangs rather than being slow to start; True also if it has already started."""
         if state.halted or state.halted_readers or not state.is_starting:
             return True
         return max(state.seconds_silent, state.seconds_in_phase) > self.factor * self._start_seconds
 
     def find_suspects(self, alive: Mapping[int, RankState], *, stopping: bool) -> list[int]:
-        """Return the ranks without beats for too long, or else the ranks behind all others if they make no progress for
-        too long."""
+        """Return the ranks that may hang: those without heartbeats for too long, or else those behind all others if
+        they make no progress for too long."""
         quiet = {rank: state for rank, state in alive.items() if self.misses_beats(state)}
         # If all ranks are quiet, the shared disk may be the reason.
         all_quiet = len(quiet) == len(alive)
@@ -215,14 +215,14 @@ class Hang:
 
 
 class Watchdog:
-    """Observer of the heartbeats of some ranks, in a folder of this start.
+    """Watchdog of the heartbeats of some ranks, in a folder of this start.
 
     Time between calls of `check_progress` counts only up to a limit, because the machine may have been suspended.
     """
 
     def __init__(self, folder: Path, ranks: Iterable[int], *, limits: Limits, is_rank: bool = False) -> None:
-        """Without `hang_seconds`, only a run that was asked to stop is ended. `is_rank`: the observer is a rank, which
-        learns from the last beat that another rank has ended."""
+        """Create the watchdog. Without `hang_seconds`, only a run that was asked to stop is ended. `is_rank`: the
+        watchdog runs in a rank, which learns from the last beat that another rank has ended."""
         self._is_rank = is_rank
         self.folder = folder
         self._limits = limits
@@ -232,19 +232,19 @@ class Watchdog:
         self._last_check = time.monotonic()
 
     def clear(self) -> Watchdog:
-        """Create the folder, and remove the files of an earlier start."""
+        """Create the folder of heartbeats, and remove the files of an earlier start."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         write_request(self.folder, "")
         return self
 
     def set_pids(self, pids: Mapping[int, int]) -> None:
-        """Set the process ids of ranks on this machine."""
+        """Set the process ids of the watched ranks on this machine."""
         for rank, pid in pids.items():
             self._states[rank].pid = pid
 
     def check_progress(self, ended: Collection[int] = (), *, stopping: bool = False) -> Hang | None:
-        """Return a hang of the ranks that have not ended, or None. To be called frequently."""
+        """Return a hang of the watched ranks that have not ended, or None. To be called frequently."""
         now = time.monotonic()
         if now - self._last_check < self._interval:
             return None
@@ -276,7 +276,7 @@ class Watchdog:
         return self._limits.find_suspects(alive, stopping=stopping) if alive else []
 
     def _find_hang(self, suspects: list[int], ended: Collection[int], *, stopping: bool) -> Hang | None:
-        """Collect stacks and identify the hanging rank, unless there is progress in the meantime."""
+        """Collect stacks and identify the rank that hangs, unless there is progress in the meantime."""
         self._request_stacks([rank for rank in self._states if rank not in ended])
         self._read_beats(0.0)
         if self._find_suspects(ended, stopping=stopping) != suspects:
@@ -322,8 +322,8 @@ class Watchdog:
             answering = [rank for rank, (size, end) in ends.items() if size == before[rank] or end != END]
 
     def _read_dump_end(self, rank: int) -> tuple[int, bytes]:
-        """Return size and last bytes of a dump. The file is opened, because network file systems otherwise return old
-        data."""
+        """Return size and last bytes of a stack dump. The file is opened, because network file systems otherwise return
+        old data."""
         try:
             with stacks_file(self.folder, rank).open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -333,7 +333,7 @@ class Watchdog:
             return 0, b""
 
     def _read_stack(self, rank: int) -> str:
-        """Return the stack of the main thread from the newest dump."""
+        """Return the stack of a rank's main thread from the newest dump."""
         beat = self._states[rank].beat
         if beat is None:
             return ""
@@ -349,7 +349,7 @@ class Watchdog:
 
 
 def find_hanging_rank(stacks: Mapping[int, str]) -> tuple[int, str]:
-    """Return the lowest rank that does not wait for others, and a message about the remaining ranks."""
+    """Return the rank that hangs, the lowest that does not wait for others, and a message about the remaining ranks."""
     busy = [
         rank
         for rank, stack in stacks.items()

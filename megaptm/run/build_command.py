@@ -1,4 +1,4 @@
-"""Command that builds a missing corpus for a run."""
+"""Command that the error about a missing corpus shows, to build it for a run."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def build_command(path: str, config: Config) -> str:
 def build_arguments(
     path: str, config: Config, *, text: str | None, out: str, tokenizer: str | None = None
 ) -> list[str]:
-    """Return the arguments of `megaptm` that build such a corpus from `text` in `out`. `tokenizer` is the folder of an
-    existing one."""
+    """Return the arguments of `megaptm corpus build` that build a missing corpus from `text` in `out`. `tokenizer` is
+    the folder of an existing one."""
     needed = _needed_annotations(path, config)
     kind = next((name for name in EXAMPLE_SOURCES if name in needed), None)
     source = text or "TEXT"
@@ -74,7 +74,7 @@ def _tokenizer_of_weights(config: Config) -> str | None:
 
 
 def _tasks_reading(path: str, config: Config) -> list[Task]:
-    """Return the tasks that read a corpus."""
+    """Return the tasks of a run that read a corpus."""
     return [task for task in tasks_of(config.built_objective) if path in (task.corpora or [path])]
 
 

@@ -35,7 +35,7 @@ start."""
 
 @dataclass(frozen=True)
 class RefusedChange:
-    """Key whose new value is rejected."""
+    """Config key of a continued run whose new value is rejected."""
 
     key: str
     before: Any
@@ -49,7 +49,8 @@ class RefusedChange:
 
 @dataclass(frozen=True)
 class Resumption:
-    """Result of the comparison: rejected changes, and events for the journal."""
+    """Result of comparing the config of a run with the one that continues it: rejected changes, and events for the
+    journal."""
 
     run: str
     changes: tuple[RefusedChange, ...] = ()
@@ -59,7 +60,7 @@ class Resumption:
 
     @property
     def faults(self) -> list[str]:
-        """Messages for the changes and for the learning rate."""
+        """Return messages for the rejected changes of a config and for the learning rate."""
         faults = [
             f"{change.key} is {change.now} but the run in {self.run} was started with {change.before}: leave the key "
             f"out to continue the run{change.note}, or choose another run=FOLDER (`megaptm config keys` lists the keys "
@@ -69,7 +70,7 @@ class Resumption:
         return [*faults, *([" ".join(self.choice)] if self.choice else [])]
 
     def refuse(self) -> None:
-        """Raise `UserError` with every rejected key."""
+        """Raise `UserError` with every key of the config that may not change."""
         if len(self.changes) == 1:
             raise UserError(self.faults[0])
         if self.changes:
@@ -153,7 +154,7 @@ def _schedule(config: Config) -> tuple[int, int | None, list[int]]:
 
 
 def _sets_schedule(previous: Config, config: Config, done: int) -> bool:
-    """Whether the config sets a key that determines the learning rate of a run with another length."""
+    """Whether the config sets a key that determines the learning rate of a run with another number of steps."""
     if done in config.optimizer.restarts:
         return True
     if (end := config.optimizer.decay_steps) is None or end == previous.optimizer.decay_steps:
@@ -216,7 +217,7 @@ def _string_entries(value: Any) -> dict[str, str]:
 
 
 def replace_paths(config: Config, moved: Mapping[str, str]) -> Config:
-    """Return the config with new paths instead of old ones for corpora and files of tasks."""
+    """Return the config of a run with new paths instead of old ones for corpora and files of tasks."""
     if not moved:
         return config
     data = config.data
@@ -231,13 +232,13 @@ def replace_paths(config: Config, moved: Mapping[str, str]) -> Config:
 
 
 def _is_equal(old: Any, new: Any) -> bool:
-    """Whether two values are equal, including the order of keys, which affects the assignment of samples to corpora and
-    tasks."""
+    """Whether two config values are equal, including the order of keys, which affects the assignment of samples to
+    corpora and tasks."""
     return old == new and (not isinstance(old, dict) or [*old] == [*new])
 
 
 def flatten(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """Flatten nested tables: `{"train": {"steps": 3}}` -> `{"train.steps": 3}`."""
+    """Flatten the nested tables of a config: `{"train": {"steps": 3}}` -> `{"train.steps": 3}`."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
         # Names of corpora contain dots, and an objective is compared as a unit, so neither is flattened.

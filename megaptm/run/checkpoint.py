@@ -1,4 +1,5 @@
-"""Saved run: config, complete weights, tokenizer. For readers that do not train."""
+"""Checkpoint of a run for readers that do not train: config, complete weights, tokenizer. For readers that do not
+train."""
 
 from __future__ import annotations
 
@@ -37,11 +38,11 @@ class RunCheckpoint:
 
     @property
     def tokenizer(self) -> Path:
-        """Folder of the run's tokenizer."""
+        """Return the folder of the run's tokenizer."""
         return self.run / "tokenizer"
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return fp32 parameters by global name. Each is read on access."""
+        """Return the weights of a checkpoint: fp32 parameters by global name, each read on access."""
         return _Weights(self.checkpoint.reader)
 
     def mean_weights(self, number: int) -> Mapping[str, Tensor]:
@@ -78,7 +79,7 @@ class _Weights(Mapping[str, Tensor]):
 
 
 class _Mean(Mapping[str, Tensor]):
-    """Element-wise mean of several mappings with the same names."""
+    """Element-wise mean of the weights of several checkpoints."""
 
     def __init__(self, all_weights: Sequence[Mapping[str, Tensor]]) -> None:
         self._all = all_weights
@@ -98,7 +99,7 @@ class _Mean(Mapping[str, Tensor]):
 
 
 def open_checkpoint(run: str | Path, *, step: int | None = None) -> RunCheckpoint:
-    """Open the checkpoint of `step`, or by default the newest one that is undamaged."""
+    """Open the checkpoint of a run at `step`, or by default the newest one that is undamaged."""
     run = Path(run)
     require_run(run)
     store = Store(run)

@@ -87,19 +87,20 @@ def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str]) -> Non
 
 
 def objective_files(config: Config) -> dict[str, str]:
-    """Return the sha256 of files in task options (similar words, meanings, retrieved documents): `masked-lm.similar` ->
+    """Return the hashes of files in task options (similar words, meanings, retrieved documents): `masked-lm.similar` ->
     sha256."""
     return {name: content_hash(path) for name, path in named_files(config.objective).items()}
 
 
 def content_hash(path: str) -> str:
-    """Return the sha256 of a file's content."""
+    """Return the sha256 of a file that a run's config names."""
     with regular_file(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def refuse_other_files(checkpoint: Checkpoint, files: Mapping[str, str]) -> None:
-    """Raise `UserError` if such a file has changed, because samples would differ from those of an uninterrupted run."""
+    """Raise `UserError` if a file in task options has changed, because samples would differ from those of an
+    uninterrupted run."""
     for name, known in read_state(checkpoint, "files").items():
         if files.get(name) != known:
             raise UserError(

@@ -53,7 +53,8 @@ class RunCorpora:
         _check_special_tokens(config, self.tokenizer)
 
     def word_counts(self, vocabulary: int, part: int, parts: int, all_reduce: AllReduce) -> np.ndarray:
-        """Return int64 [vocabulary]: count of each id in the training text. Each rank counts a part.
+        """Count the tokens of a run's training text: return int64 [vocabulary], the count of each id. Each rank counts
+        a part.
 
         Counts of several corpora are weighted by their shares. They are rounded only after summing over ranks, so that
         they do not depend on the number of ranks.
@@ -72,25 +73,25 @@ class RunCorpora:
         return weighted
 
     def texts(self, split: str, part: int, parts: int) -> Iterator[tuple[float, Iterator[list[np.ndarray]]]]:
-        """Yield for each corpus its share, and a part of the documents of a split."""
+        """Yield for each corpus of a run its share, and a part of the documents of a split."""
         for path, share in self._shares().items():
             corpus, verify = self._corpora[path], self.config.data.verify
             yield share, read_texts(corpus, split, part=part, parts=parts, verify=verify)
 
     def tokens(self, split: str) -> float:
-        """Return the number of tokens of all corpora, weighted by their shares."""
+        """Return the number of tokens of all corpora of a run, weighted by their shares."""
         return sum(share * self._corpora[path].split(split).tokens for path, share in self._shares().items())
 
     def _shares(self) -> dict[str, float]:
-        """Return the relative number of epochs of each corpus; 1 for the corpus that is repeated most."""
+        """Return the relative number of epochs of each corpus of a run; 1 for the corpus that is repeated most."""
         epochs = {
             path: self.config.data.mix[path] / corpus.split("train").tokens for path, corpus in self._corpora.items()
         }
         return {path: number / max(epochs.values()) for path, number in epochs.items()}
 
     def check(self) -> None:
-        """Raise `UserError` if corpora are incompatible, lack a split, or have shards of the wrong size. `mix` checks
-        the same."""
+        """Raise `UserError` if corpora of a run are incompatible, lack a split, or have shards of the wrong size. `mix`
+        checks the same."""
         self.config.built_objective.check(self.tokenizer.special, self.config.data.sequence)
         check_together(self._corpora, self.tokenizer.special)
         for corpus in self._corpora.values():
@@ -99,11 +100,11 @@ class RunCorpora:
 
     @property
     def ids(self) -> dict[str, str]:
-        """Name -> id of each corpus's manifest."""
+        """Return the ids of a run's corpora: name -> id of the manifest."""
         return {path: corpus.manifest.id for path, corpus in self._corpora.items()}
 
     def mix(self, split: str) -> Mix:
-        """Return the mix of `train` or `validation`."""
+        """Return the mix of a run's corpora for `train` or `validation`."""
         data = self.config.data
         return open_mix(
             data.mix,
@@ -125,8 +126,8 @@ class RunCorpora:
 
 
 def open_corpus(path: str, config: Config) -> Corpus:
-    """Open a corpus of the mix. If there is none, the error gives the command that builds it or, if the run has already
-    read it, the key for its new path."""
+    """Open a corpus of a run's mix. If there is none, the error gives the command that builds it or, if the run has
+    already read it, the key for its new path."""
     try:
         return Corpus.open(path, corpus_cache(config))
     except NoCorpusError as error:
@@ -152,7 +153,8 @@ def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
 
 
 def corpus_cache(config: Config) -> Cache:
-    """Return the local cache of remote shards, with its size limit and the time for which requests are retried."""
+    """Return the local cache of a run's remote shards, with its size limit and the time for which requests are
+    retried."""
     data = config.data
     folder = Path(data.cache_dir).expanduser() if data.cache_dir else default_cache_folder()
     return Cache(folder, data.max_cache_bytes, RetryPolicy(seconds=data.timeout_seconds))
@@ -167,7 +169,7 @@ def corpus_vocabulary(config: Config) -> int | None:
 
 
 def check_vocabulary(config: Config, tokenizer: Tokenizer, path: str) -> None:
-    """Raise `UserError` if the vocabulary of the corpus at `place` is larger than the model's."""
+    """Raise `UserError` if the vocabulary of the corpus at `path` is larger than the model's."""
     spec = resolve(config)
     record = spec.family.find_input(TokenInput) if isinstance(spec, ModelSpec) else None
     key = "" if record is None else record.key_of_sorted_ids(spec.size)
@@ -192,8 +194,8 @@ def check_vocabulary(config: Config, tokenizer: Tokenizer, path: str) -> None:
 
 
 def refuse_larger_corpora(config: Config, vocabulary: int) -> None:
-    """Raise `UserError` if a local corpus has more ids than an imported model. One that does not exist yet may be built
-    later."""
+    """Raise `UserError` if a local corpus has more ids than an imported model. A corpus that does not exist yet may be
+    built later."""
     for path in config.data.mix:
         if is_remote(path) or not Path(path, MANIFEST).is_file():
             continue

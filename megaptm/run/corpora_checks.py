@@ -11,7 +11,8 @@ from megaptm.run.initial import check_initial
 
 
 def check_corpora(config: Config) -> None:
-    """Raise errors early that would otherwise occur after all processes have started, or at the first validation."""
+    """Check the corpora of a run early, for errors that would otherwise occur after all processes have started, or at
+    the first validation."""
     corpora = RunCorpora(config)
     for hook in run_hooks():
         hook.check(config, corpora.tokenizer)
@@ -28,7 +29,7 @@ def check_corpora(config: Config) -> None:
 
 
 def check_epochs(config: Config, mix: Mix) -> None:
-    """Raise `UserError` if the steps need more text than `data.epochs` allows."""
+    """Raise `UserError` if the steps of a run need more text than `data.epochs` allows."""
     epochs, train = config.data.epochs, config.train
     if epochs is not None and train.steps > (max_steps := config.batch_schedule.steps_in(mix.samples_in(epochs))):
         raise UserError(

@@ -51,11 +51,11 @@ OWN_NAMES = ("logs", f"logs/{HEARTBEATS}", HEARTBEATS, SUBMITTED, "tokenizer", E
 HUGGING_FACE = "config.json"
 """File that a Hugging Face model folder has instead."""
 WAIT_SECONDS = 600.0
-"""Maximum wait for rank 0 to prepare the folder, which may involve a lock or a slow disk."""
+"""Maximum seconds that ranks wait for rank 0 to prepare the run folder, which may involve a lock or a slow disk."""
 MAX_PAUSE_SECONDS = 2.0
 """Maximum seconds between polls by waiting ranks, since a thousand ranks may poll one file."""
 CONFIG_HASH = "MEGAPTM_CONFIG"
-"""Variable with the hash of the launcher's config, for its ranks."""
+"""Environment variable with the hash of the launcher's config, for its ranks."""
 
 
 def require_run(run: Path) -> None:
@@ -98,7 +98,7 @@ def _read_unchecked(path: Path | Mapping[str, Any], overrides: Sequence[str]) ->
 
 
 def _with_moved_corpora(run: Path, written: UncheckedConfig) -> UncheckedConfig:
-    """Apply the new path of a corpus in an override of `data.mix` to tasks and limits as well."""
+    """Change the path of a moved corpus in tasks and limits, too, if an override of `data.mix` names its new path."""
     previous, data = UncheckedConfig.read_run(run / CONFIG), written.values.get("data")
     if not isinstance(data, dict) or data == previous.values.get("data") or not has_checkpoint(run):
         return written
@@ -131,7 +131,8 @@ def _with_vocabulary(written: UncheckedConfig) -> UncheckedConfig:
 
 
 def absolute_paths(config: Config) -> Config:
-    """Return the config with absolute paths, the steps of other runs, and the warm-up with which the run was started.
+    """Return the config of a run with absolute paths, the steps of other runs, and the warm-up with which the run was
+    started.
 
     So the run can be continued from any directory.
     """
@@ -209,13 +210,14 @@ def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
 
 
 def config_variables(config: Config) -> dict[str, str]:
-    """Return the variables by which ranks identify the launcher's config."""
+    """Return the environment variables by which ranks identify the launcher's config."""
     typed = os.environ.get(TYPED_URI)
     return {CONFIG_HASH: hashlib.sha256(dump(config).encode()).hexdigest(), **({TYPED_URI: typed} if typed else {})}
 
 
 def refuse_other_config(run: Path) -> None:
-    """Raise `UserError` if another command has written its config since. This is possible until rank 0 has the lock."""
+    """Raise `UserError` if another command has written its config to the run folder since. This is possible until rank
+    0 has the lock."""
     expected = os.environ.get(CONFIG_HASH)
     written = (run / CONFIG).read_bytes() if (run / CONFIG).exists() else b""
     if expected and hashlib.sha256(written).hexdigest() != expected:
@@ -226,7 +228,7 @@ def refuse_other_config(run: Path) -> None:
 
 
 def check_phase(config: Config) -> None:
-    """Raise `UserError` if a phase would start before the end of the phase that it continues."""
+    """Raise `UserError` if a phase of training would start before the end of the phase that it continues."""
     if (done := last_saved_step(Path(config.run))) < config.train.phase_start:
         raise UserError(
             f"train.phase_start ({config.train.phase_start:,}): the run in {config.run} has {done:,} steps; first "
@@ -235,7 +237,7 @@ def check_phase(config: Config) -> None:
 
 
 def describe_folder_error(run: Path, error: OSError) -> str:
-    """Return the message for a folder that cannot be created or written to."""
+    """Return the message for a run folder that cannot be created or written to."""
     if run.is_dir():  # it may contain valuable checkpoints
         return f"run ({run}) cannot be written to ({error.strerror}): fix this, or choose another run=FOLDER."
     return f"run ({run}) cannot be a folder ({describe_path_error(error, run)}): choose another run=FOLDER."
@@ -256,8 +258,8 @@ def discard_unused(run: Path) -> None:
 
 
 def wait_until_prepared(config: Config, *, seconds: float = WAIT_SECONDS) -> Path:
-    """Wait until the folder contains this command's config. Under torchrun or srun, rank 0 prepares it and the others
-    wait."""
+    """Wait until the run folder contains this command's config. Under torchrun or srun, rank 0 prepares it and the
+    others wait."""
     path, expected = Path(config.run) / CONFIG, dump(config)
     deadline, pause = time.monotonic() + seconds, 0.1
     while time.monotonic() < deadline:
@@ -272,7 +274,7 @@ def wait_until_prepared(config: Config, *, seconds: float = WAIT_SECONDS) -> Pat
 
 
 def has_checkpoint(run: Path) -> bool:
-    """Whether there is a checkpoint to continue from. Before the first one, all settings may still change."""
+    """Whether a run has a checkpoint to continue from. Before the first one, all settings may still change."""
     return last_saved_step(run) > 0
 
 

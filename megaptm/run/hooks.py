@@ -15,35 +15,37 @@ if TYPE_CHECKING:
 
 
 class RunHook:
-    """Base class of hooks of a run, whose methods change nothing. A module `run.py` has an instance, `RUN_HOOK`.
+    """Base class of the hooks by which an extension takes part in a run. A module `run.py` has an instance, `RUN_HOOK`.
 
     Methods get the config of the run, and do nothing if it does not use the extension.
     """
 
     def with_absolute_paths(self, config: Config, previous: Callable[[], Config | None]) -> Config:
-        """Return the config with absolute paths and the steps of other runs. `previous`: config of the run's start."""
+        """Return the config of a run with the extension's paths absolute, and the steps of other runs. `previous`:
+        config of the run's start."""
         return config
 
     def check(self, config: Config, tokenizer: Tokenizer) -> tuple[str, dict[str, Any]] | None:
-        """Raise `UserError` if the config names something that a run cannot use. Else return a sentence with the
-        result, and its facts."""
+        """Raise `UserError` if the config names something of the extension that a run cannot use. Else return a
+        sentence with the result, and its facts."""
         return None
 
     def check_samples(self, config: Config, mixes: Mapping[str, Mix]) -> None:
-        """Raise `UserError` if something is missing for samples that the run reads. `mixes`: split -> its samples."""
+        """Raise `UserError` if something of the extension is missing for samples that the run reads. `mixes`: split ->
+        its samples."""
 
     def samples(self, config: Config, samples: SampleSource, split: str) -> SampleSource:
         """Return the samples of a split with the fields that the extension adds."""
         return samples
 
     def state(self, config: Config) -> dict[str, Any]:
-        """Return entries of the state in the manifests of checkpoints."""
+        """Return the extension's entries of the state in the manifests of checkpoints."""
         return {}
 
     def refuse_changes(self, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:
-        """Raise `UserError` if the checkpoint was written with another `state`."""
+        """Raise `UserError` if the checkpoint was written with another `state` of the extension."""
 
 
 def run_hooks() -> list[RunHook]:
-    """Return the hooks of all extensions."""
+    """Return the run hooks of all extensions."""
     return [*contributions("run", "RUN_HOOK")]

@@ -18,7 +18,7 @@ from megaptm.tokenizers import load as load_tokenizer
 
 @dataclass(frozen=True)
 class OtherRun:
-    """Run, and the config keys that name it and its checkpoint."""
+    """Other run that a config names, such as a teacher, and the config keys that name it and its checkpoint."""
 
     key: str
     folder: Path
@@ -26,8 +26,8 @@ class OtherRun:
     step: int | None
 
     def check(self, *, user: Path | None = None) -> None:
-        """Raise `UserError` if the run or its checkpoint does not exist. `user`: a run that was trained with it, so
-        that it must have existed."""
+        """Raise `UserError` if the other run or its checkpoint does not exist. `user`: a run that was trained with it,
+        so that it must have existed."""
         if not (self.folder / CONFIG).is_file():
             self._refuse_lost("is not the folder of a run", user)
             raise UserError(
@@ -56,18 +56,18 @@ class OtherRun:
 
     @property
     def config(self) -> Config:
-        """Config of the run."""
+        """Return the config of the other run."""
         return load_run(self.folder / CONFIG)
 
     def find_difference(self, spec: ModelSpec) -> tuple[str, str, str] | None:
-        """Return the first difference between the run's model and `spec`: name, value of `spec`, value of the run. None
-        if equal."""
+        """Return the first difference between the other run's model and `spec`: name, value of `spec`, value of the
+        run. None if equal."""
         expected, actual = (compatibility(model, "")["model"] for model in (spec, resolve(self.config)))
         names = (name for name in expected if actual.get(name) != expected[name])
         return next(((name, shown(expected[name]), shown(actual.get(name))) for name in names), None)
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Raise `UserError` if the run has another tokenizer."""
+        """Raise `UserError` if the other run has another tokenizer."""
         if load_tokenizer(self.folder / "tokenizer").fingerprint != tokenizer.fingerprint:
             raise UserError(
                 f"{self.key} ({self.folder}) was trained with another tokenizer than that of the corpora in data.mix: "
@@ -76,7 +76,7 @@ class OtherRun:
 
     @property
     def selected_step(self) -> int:
-        """Step of the selected checkpoint, of a run that was checked."""
+        """Return the step of the selected checkpoint of the other run, after it was checked."""
         step = newest_step(self.folder) if self.step is None else self.step
         assert step is not None, "`check` has refused it"
         return step

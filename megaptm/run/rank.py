@@ -11,21 +11,20 @@ from megaptm.errors import UserError, read_integer
 from megaptm.schedulers.slurm.environment import torch_variables
 
 LISTENER = "MEGAPTM_RENDEZVOUS_FD"
-"""Variable of rank 0: descriptor of a listening socket that the launcher opened. It reserves the port until rank 0 has
-loaded torch."""
+"""Environment variable of rank 0: descriptor of a listening socket that the launcher opened. It reserves the port until
+rank 0 has loaded torch."""
 
 
 @dataclass(frozen=True)
 class RankEnvironment:
-    """Rank of a process, and the size of the run."""
+    """Rank of a process, and the number of processes of the run."""
 
     rank: int
     world: int
     local_rank: int
-    """Index on its machine, which selects the GPU."""
+    """Index of the process on its machine, which selects the GPU."""
     listener: int | None = None
-    """Rank 0: descriptor of the listening socket for rendezvous (`LISTENER`). If None, rank 0 opens one at
-    MASTER_PORT."""
+    """Descriptor of rank 0's listening socket for rendezvous (`LISTENER`). If None, rank 0 opens one at MASTER_PORT."""
 
 
 def worker_environment(environ: MutableMapping[str, str] = os.environ) -> RankEnvironment | None:

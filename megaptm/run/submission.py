@@ -19,7 +19,7 @@ overwritten."""
 
 
 def submitted_config(config: Config) -> Path:
-    """Return the file with the config of a job."""
+    """Return the file with the config of a submitted job."""
     return Path(config.run) / SUBMITTED / f"{_digest(dump(config).encode())}.yaml"
 
 
@@ -32,7 +32,7 @@ def write_submission(config: Config, script: str) -> None:
 
 
 def check_submitted(path: Path) -> None:
-    """Raise `UserError` if the config of a job was changed after its submission."""
+    """Raise `UserError` if the config of a submitted job was changed after its submission."""
     if path.parent.name == SUBMITTED and path.is_file() and _digest(path.read_bytes()) != path.stem:
         raise UserError(f"{path} was changed after this job was submitted with it: submit the run again.")
 

@@ -20,22 +20,23 @@ from megaptm.resilience.events import (
 
 @dataclass
 class TimeSpent:
-    """Seconds of a run, from the first launch to the end of the last job."""
+    """Seconds that a run has taken by purpose, from the first launch to the end of the last job."""
 
     productive: float = 0.0
-    """Steps that were not repeated."""
+    """Seconds of steps that were not repeated."""
     lost: float = 0.0
-    """Steps that were repeated because the job ended before they were saved, and time until a hang was detected."""
+    """Seconds of steps that were repeated because the job ended before they were saved, and until a hang was
+    detected."""
     data: float = 0.0
-    """Waiting for the data loader."""
+    """Seconds of waiting for the data loader."""
     validation: float = 0.0
     checkpoint: float = 0.0
     startup: float = 0.0
-    """From the command to the first step: processes, imports, loading."""
+    """Seconds from the command to the first step: processes, imports, loading."""
     other: float = 0.0
-    """Shutdown and unmeasured time. For a killed job this includes its last steps without a record."""
+    """Seconds of shutdown and of unmeasured time. For a killed job this includes its last steps without a record."""
     between_jobs: float = 0.0
-    """Between two jobs."""
+    """Seconds between two jobs."""
 
     @property
     def wall(self) -> float:
@@ -44,16 +45,16 @@ class TimeSpent:
 
 @dataclass
 class JobTime:
-    """One job, from launch to end."""
+    """Time of one job of a run, from launch to end."""
 
     launch_time: float
     ready_time: float | None = None
-    """Time at which the first step could start; None if it never could."""
+    """Time at which the job's first step could start; None if it never could."""
     initial_step: int = 0
     """Step after which the job started."""
     end: float = 0.0
     exit: dict[str, Any] | None = None
-    """Exit event; None for a killed job."""
+    """Exit event of the job; None for a killed job."""
     hang_seconds: float = 0.0
     """Seconds of the hang that ended the job."""
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -90,7 +91,7 @@ def job_times(events: list[dict[str, Any]], records: list[dict[str, Any]]) -> li
 
 
 def time_spent(jobs: list[JobTime]) -> TimeSpent:
-    """Return the total over all jobs."""
+    """Return the time that a run has taken by purpose, the total over all jobs."""
     total = TimeSpent()
     for job, following in zip(jobs, [*jobs[1:], None], strict=True):
         spent = _measured_parts(job)
@@ -113,7 +114,7 @@ def time_spent(jobs: list[JobTime]) -> TimeSpent:
 
 
 def _measured_parts(job: JobTime) -> dict[str, float]:
-    """Return seconds by part, from the exit event or else summed from the records."""
+    """Return the seconds of a job by part, from the exit event or else summed from the records."""
     if job.exit is not None:
         return {name: float(job.exit.get(name) or 0.0) for name in PARTS}
     spent = dict.fromkeys(PARTS, 0.0)
@@ -126,14 +127,14 @@ def _measured_parts(job: JobTime) -> dict[str, float]:
 
 
 def _step_records(job: JobTime) -> list[tuple[int, dict[str, Any]]]:
-    """Return the records of steps, each with the number of steps that it covers."""
+    """Return the metrics of steps, each with the number of steps that it covers."""
     records = [record for record in job.records if "step_seconds" in record]
     before = [job.initial_step, *(record["step"] for record in records)]
     return [(max(0, record["step"] - last), record) for last, record in zip(before, records, strict=False)]
 
 
 def _productive_after(job: JobTime, step: int) -> float:
-    """Return productive seconds of the job's steps after `step`."""
+    """Return the seconds of the job's steps after `step` that were not repeated."""
     seconds = 0.0
     for steps, record in _step_records(job):
         num_steps = min(steps, record["step"] - step)

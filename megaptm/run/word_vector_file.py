@@ -17,7 +17,7 @@ MAX_LINE = 1 << 20
 
 
 def with_vectors(table_VD: Tensor, path: str, names: Sequence[str]) -> Tensor:
-    """Return the table with vectors of a file in the rows of its words.
+    """Return an embedding table with the word vectors of a file in the rows of its words.
 
     A line is a word and its values, separated by spaces (GloVe). An optional first line has the number of words and the
     width (word2vec).
@@ -49,7 +49,7 @@ def with_vectors(table_VD: Tensor, path: str, names: Sequence[str]) -> Tensor:
 
 
 def _lines(file: IO[str], path: str) -> Iterator[tuple[int, str]]:
-    """Yield numbered lines, starting at 1."""
+    """Yield numbered lines of a word vector file, starting at 1."""
     for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), ""), 1):
         if len(line) == MAX_LINE:
             raise UserError(
@@ -59,7 +59,7 @@ def _lines(file: IO[str], path: str) -> Iterator[tuple[int, str]]:
 
 
 def _are_numbers(words: Sequence[str]) -> bool:
-    """Whether there is at least one word and all are numbers."""
+    """Whether there is at least one word, and all words are numbers."""
     try:
         return bool([float(word) for word in words])
     except ValueError:

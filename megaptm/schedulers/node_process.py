@@ -13,7 +13,7 @@ from typing import Any
 from megaptm.python_path import module_command
 
 END_SECONDS = 10.0
-"""Time for a process to end after SIGTERM."""
+"""Seconds for a process on a node to end after SIGTERM."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class ProcessOutput:
 def run_module(
     module: str, arguments: Sequence[str], *, seconds: float, variables: Mapping[str, str] | None = None
 ) -> ProcessOutput:
-    """Run a module as a process on this machine, with additional environment variables."""
+    """Run a module as a process on this node, with additional environment variables."""
     return run_command(module_command(module, *arguments), {**os.environ, **(variables or {})}, seconds)
 
 
 def run_command(command: Sequence[str], environment: Mapping[str, str], seconds: float) -> ProcessOutput:
-    """Return the output of a command, which is ended after a number of seconds."""
+    """Run a command on this node and return its output; the command is ended after a number of seconds."""
     process = subprocess.Popen(
         command,
         env=dict(environment),

@@ -57,15 +57,18 @@ class AttentionSpec:
         return self.dropout * model if isinstance(self.dropout, bool) else self.dropout
 
     def errors(self, block: Block, size: Size) -> Iterator[str]:
-        """Yield an error message for each value that this kind does not support, starting with the field."""
+        """Yield an error message for each value of the record that this kind of attention does not support, starting
+        with the field."""
         yield from ()
 
     def for_encoding(self) -> AttentionSpec:
-        """Return the record without the components that only pre-training uses, such as DeBERTa's mask decoder."""
+        """Return the attention record without the components that only pre-training uses, such as DeBERTa's mask
+        decoder."""
         return self
 
     def for_pretraining(self, table: AttentionSpec) -> AttentionSpec:
-        """Return the record with the pre-training components of `table`, the same layer's record in the family."""
+        """Return the attention record with the pre-training components of `table`, the same layer's record in the
+        family."""
         return self
 
 

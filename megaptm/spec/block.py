@@ -39,7 +39,7 @@ VISIBILITIES = {"full": Visibility(), "causal": Visibility(causal=True), "ordere
 
 
 def visibility_of(word: str) -> Visibility:
-    """Return the properties of a kind of visibility. Raises `UserError` that lists the known kinds."""
+    """Return the properties of a kind of attention visibility. Raises `UserError` that lists the known kinds."""
     if word not in VISIBILITIES:
         raise UserError(f"Block.visibility is {word!r}, which is unknown; use one of {', '.join(VISIBILITIES)}.")
     return VISIBILITIES[word]
@@ -47,7 +47,7 @@ def visibility_of(word: str) -> Visibility:
 
 @dataclass(frozen=True, kw_only=True)
 class NormSpec:
-    """Norms of a stack."""
+    """Normalization layers of a stack."""
 
     kind: Literal["layer", "layer-no-shift", "layer-fixed", "rms"] = "layer"
     """`layer` (LayerNorm), `layer-no-shift` (no bias), `layer-fixed` (no weight and no bias) or `rms`."""
@@ -137,7 +137,7 @@ class Block:
     ffn: FFNSpec = field(default=FFNSpec())
     residual: ResidualSpec = field(default=ResidualSpec())
     layer: LayerSpec | None = None
-    """Layers of another kind, instead of attention and feed-forward."""
+    """Record of layers of another kind, which replace attention and feed-forward."""
     final_dropout: bool = False
     """Dropout after the last layer and its final norm, if any (T5, Transformer-XL)."""
     sharing: SharingSpec = field(default=SharingSpec())
@@ -152,20 +152,20 @@ class Block:
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
-        """Kinds of attention that layers use in turn."""
+        """Return the kinds of attention that layers of the block use in turn."""
         return (self.attention,) if isinstance(self.attention, AttentionSpec) else self.attention
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Names of the distinct kinds of attention of the stack."""
+        """Return the names of the distinct kinds of attention of the stack."""
         return tuple(dict.fromkeys(record.kind for record in self.attentions))
 
     def attention_at(self, layer: int) -> AttentionSpec:
-        """Return the kind of attention of one layer."""
+        """Return the kind of attention of one layer of the stack."""
         return self.attentions[layer % len(self.attentions)]
 
     def at(self, layer: int) -> Block:
-        """Return the block of one layer, with one kind of attention and one activation."""
+        """Return the block of one layer of the stack, with one kind of attention and one activation."""
         changes: dict[str, Any] = {}
         if isinstance(self.attention, tuple):
             changes["attention"] = self.attention_at(layer)
@@ -177,18 +177,19 @@ class Block:
 
     @property
     def caches_states(self) -> bool:
-        """Whether layers have a recurrence cache."""
+        """Whether layers of the block have a recurrence cache."""
         return (
             any(record.caches_states for record in self.attentions) if self.layer is None else self.layer.caches_states
         )
 
     def cache_shape(self, size: Size, length: int) -> tuple[int, int]:
-        """Return positions and width of a layer's recurrence cache; `length`: the configured number of positions."""
+        """Return positions and width of a layer's recurrence cache in this block; `length`: the configured number of
+        positions."""
         return (length, size.width) if self.layer is None else self.layer.cache_shape(size, length)
 
     @property
     def for_encoding(self) -> Block:
-        """The block without the components that only pre-training uses, such as DeBERTa's mask decoder."""
+        """Return the block without the components that only pre-training uses, such as DeBERTa's mask decoder."""
         records = tuple(record.for_encoding() for record in self.attentions)
         return replace(self, attention=records[0] if isinstance(self.attention, AttentionSpec) else records)
 
@@ -200,12 +201,12 @@ class Block:
 
     @property
     def query_stream(self) -> bool:
-        """Whether a query stream runs beside the content stream (XLNet)."""
+        """Whether the block has a query stream beside the content stream (XLNet)."""
         return any(getattr(record, "query_stream", False) for record in self.attentions)
 
     @property
     def segment_scores(self) -> bool:
-        """Whether attention scores encode if query and key share a segment (XLNet)."""
+        """Whether attention scores of the block encode if query and key share a segment (XLNet)."""
         return any(getattr(record, "segments", False) for record in self.attentions)
 
     @property
@@ -215,7 +216,7 @@ class Block:
 
 
 def with_attention_options(block: Block, options: Mapping[str, Any]) -> Block:
-    """Return the block with options of its kinds of attention: field -> value, or values that layers use in turn.
+    """Return a block with changed options of its kinds of attention: field -> value, or values that layers use in turn.
 
     An option applies to the kinds that have it. Raises `ValidationError` for an invalid value.
     """
@@ -245,7 +246,7 @@ def attention_options(block: Block) -> dict[str, Any]:
 
 
 def _in_turn(record: AttentionSpec, name: str, value: Any) -> tuple[Any, ...]:
-    """Return the values of an option that layers use in turn; one if the value is valid for all layers."""
+    """Return the values of an attention option that layers use in turn; one if the value is valid for all layers."""
     adapter = _adapters(record.__class__)[name]  # type: ignore[arg-type]
     value = tuple(value) if isinstance(value, list) else value
     try:
@@ -258,7 +259,7 @@ def _in_turn(record: AttentionSpec, name: str, value: Any) -> tuple[Any, ...]:
 
 @cache
 def _adapters(kind: Any) -> dict[str, TypeAdapter[Any]]:
-    """Return field -> validator of its values."""
+    """Return the validators of a record's fields: field -> validator of its values."""
     hints = get_type_hints(kind, include_extras=True)
     return {entry.name: TypeAdapter(hints[entry.name]) for entry in fields(kind)}
 

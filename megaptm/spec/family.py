@@ -30,7 +30,7 @@ class SampledInput:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSpec:
-    """Published tokenizer."""
+    """Published tokenizer of a family."""
 
     kind: str
     """Key of `tokenizers.KINDS`: `byte-bpe`, `wordpiece`, `unigram` ..."""
@@ -42,7 +42,7 @@ class TokenizerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingSpec:
-    """Sum of the inputs' embeddings."""
+    """Embedding of a family: the sum of its inputs' embeddings."""
 
     scale: str = "none"
     """Factor of token embeddings: `none`, or `sqrt-width` for the square root of their width (Transformer)."""
@@ -52,7 +52,7 @@ class EmbeddingSpec:
     """Whether stacks normalize the sum (BERT, BART), or the names of those that do."""
 
     def has_norm(self, stack: str) -> bool:
-        """Whether a stack normalizes the sum."""
+        """Whether a stack of the family normalizes the sum of embeddings."""
         return self.norm if isinstance(self.norm, bool) else stack in self.norm
 
 
@@ -70,7 +70,7 @@ class OutputSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class LossSpec:
-    """Training loss of tokens."""
+    """Training loss of tokens in a family."""
 
     z_loss: float = 0.0
     """Weight of the squared log-normalizer of the softmax (PaLM, arXiv:2204.02311, section 5)."""
@@ -78,12 +78,12 @@ class LossSpec:
     """Number of negative samples of a sampled softmax, sampled by frequency rank in each step (arXiv:1412.2007).
     0: full softmax."""
     label_smoothing: float = 0.0
-    """Label smoothing (arXiv:1706.03762, 5.4)."""
+    """Weight of label smoothing (arXiv:1706.03762, 5.4)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InitSpec:
-    """Initial weights."""
+    """Initial weights of a family."""
 
     rule: str = "normal"
     """Initialization of weights, a key of `models.initial.INITIAL_RULES`:
@@ -152,30 +152,30 @@ class Family:
 
     @property
     def prefixes(self) -> dict[str, str]:
-        """Stack -> prefix of the batch fields that it reads."""
+        """Return the prefix of the batch fields that each stack of the family reads."""
         own = {name: f"{name}_" if index else "" for index, name in enumerate(self.stacks)}
         return {name: own[self.source(name)] if name in self.sampled.heads else prefix for name, prefix in own.items()}
 
     @property
     def gradient_disentangled(self) -> tuple[str, ...]:
-        """Stacks whose token table is that of another stack plus a difference."""
+        """Return the stacks of the family whose token table is that of another stack plus a difference."""
         return tuple(self.sampled.heads) if self.sampled.tables == "gradient-disentangled" else ()
 
     @property
     def tables(self) -> dict[str, str]:
-        """Stack -> prefix of the names of its embedding tables, the token table excluded. Stacks that read the same
-        fields share tables, unless they are gradient-disentangled."""
+        """Return the prefix of the names of each stack's embedding tables, the token table excluded. Stacks that read
+        the same fields share tables, unless they are gradient-disentangled."""
         return {
             name: f"{name}_" if name in self.gradient_disentangled else prefix for name, prefix in self.prefixes.items()
         }
 
     def source(self, stack: str) -> str:
-        """Return the stack whose head samples the input of this stack."""
+        """Return the stack of the family whose head samples the input of this stack."""
         read = self.reads[self.sampled.heads[stack]]
         return Reading.parse(read if isinstance(read, str) else read[0]).stack
 
     def alone(self, stack: str) -> Family:
-        """Return a family of one stack and the heads that read it."""
+        """Return a family of only this stack and the heads that read it."""
         last = next(reversed(self.stacks))
         heads = tuple(head for head in self.heads if self.reads.get(head, last) == stack)
         alone = replace(self, name=f"{self.name}-{stack}", stacks={stack: self.stacks[stack]}, heads=heads)
@@ -183,54 +183,58 @@ class Family:
 
     @property
     def token_inputs(self) -> tuple[InputSpec, ...]:
-        """Inputs that embed the positions of a stack: the token table, or those that replace it."""
+        """Return the inputs of the family that embed the positions of a stack: the token table, or those that replace
+        it."""
         return tuple(record for record in self.inputs if isinstance(record, TokenInput) or record.replaces_tokens)
 
     def token_input(self, stack: str) -> InputSpec:
-        """Return the input that embeds the positions of a stack: the first one for the first stack, and the last one
-        for the other stacks."""
+        """Return the input of the family that embeds the positions of a stack: the first one for the first stack, and
+        the last one for the other stacks."""
         return self.token_inputs[0 if stack == next(iter(self.stacks)) else -1]
 
     def reads_tokens(self, stack: str) -> bool:
-        """Whether a stack reads the token table."""
+        """Whether a stack of the family reads the token table."""
         return isinstance(self.token_input(stack), TokenInput)
 
     @property
     def has_tokens(self) -> bool:
-        """Whether the input has a token table. Without, the vocabulary is that of the labels."""
+        """Whether the family's input has a token table. Without, the vocabulary is that of the labels."""
         return any(isinstance(record, TokenInput) for record in self.inputs)
 
     @property
     def reads_text(self) -> bool:
-        """Whether the first stack reads text."""
+        """Whether the first stack of the family reads text."""
         return self.token_inputs[0].reads_text
 
     def find_input(self, kind: type[Input]) -> Input | None:
-        """Return the record of an input, or None."""
+        """Return the record of an input of the family, or None."""
         return next((record for record in self.inputs if isinstance(record, kind)), None)
 
     def with_input(self, record: InputSpec) -> Family:
-        """Return the family with this record instead of the one of the same class."""
+        """Return the family with this input's record instead of the one of the same class."""
         return replace(self, inputs=tuple(record if type(old) is type(record) else old for old in self.inputs))
 
     @property
     def segments(self) -> int:
-        """Number of segment ids; 0 without a segment table."""
+        """Return the family's number of segment ids; 0 without a segment table."""
         record = self.find_input(SegmentInput)
         return 0 if record is None else record.rows
 
     def sequence_length(self, stack: str, tokens: int, num_queries: int) -> int:
-        """Return the sequence length of a stack: its tokens, plus one query per target position (XLNet)."""
+        """Return the sequence length of a stack of the family: its tokens, plus one query per target position
+        (XLNet)."""
         return tokens + (num_queries if self.stacks[stack].query_stream else 0)
 
     @property
     def layer(self) -> LayerSpec | None:
-        """First record of layers other than those of a transformer. None: all are layers of a transformer."""
+        """Return the family's first record of layers other than those of a transformer. None: all are layers of a
+        transformer."""
         return next((block.layer for block in self.stacks.values() if block.layer is not None), None)
 
     @property
     def scaffolds(self) -> frozenset[str]:
-        """Stacks that only sample the input of other stacks. Published parameter counts exclude them."""
+        """Return the stacks of the family that only sample the input of other stacks. Published parameter counts
+        exclude them."""
         return frozenset(map(self.source, self.sampled.heads))
 
     @property
@@ -239,7 +243,7 @@ class Family:
 
     @property
     def last_block(self) -> Block:
-        """Block of the last stack, which heads read by default."""
+        """Return the block of the family's last stack, which heads read by default."""
         return next(reversed(self.stacks.values()))
 
 
@@ -252,11 +256,11 @@ class Reading(NamedTuple):
 
     stack: str
     layer: int | None
-    """Index of the layer. None: the output of the stack."""
+    """Index of the layer whose output the head reads. None: the output of the stack. None: the output of the stack."""
 
     @classmethod
     def parse(cls, word: str) -> Reading:
-        """Parse `decoder` or `decoder.3`."""
+        """Parse the output that a head reads: `decoder` or `decoder.3`."""
         stack, _, layer = word.partition(".")
         return cls(stack, int(layer) if layer else None)
 
@@ -265,7 +269,8 @@ Table = TypeVar("Table", Family, Block, Size)
 
 
 def change(table: Table, **differences: Any) -> Table:
-    """Return a table with a few fields changed. A family is written as a difference from its neighbor.
+    """Return a table of a family, or a record, with a few fields changed. A family is written as a difference from its
+    neighbor.
 
     A mapping changes fields of a nested record, or of all records of a tuple: `change(block, norm={"eps": 1e-12})`.
     """

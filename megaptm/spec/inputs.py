@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class InputSpec:
-    """Input of the embedding. Base class of all inputs.
+    """Record of an input of the embedding. Base class of all inputs.
 
     By default it is added to the embedding of each position. With `replaces_tokens` it is the embedding, and with
     `is_appended` it has positions of its own.
@@ -29,11 +29,11 @@ class InputSpec:
     """Class of its linear layers and costs: `package.module:NAME`, a subclass of `models.embed_costs.InputCosts`. No
     torch."""
     module: ClassVar[str] = ""
-    """Class of its torch module, constructed with the model's spec and the record: see `models.embed.Embed`, which has
-    the modules of the records of this file."""
+    """Class of the input's torch module, constructed with the model's spec and the record: see `models.embed.Embed`,
+    which has the modules of the records of this file."""
     fields: ClassVar[tuple[str, ...]] = ()
-    """Batch fields that it reads besides `tokens`, without the prefix of a stream. The objective's `Field` of each has
-    `is_input`. The first has an entry per position on its first axis if the input `is_appended`."""
+    """Batch fields that the input reads besides `tokens`, without the prefix of a stream. The objective's `Field` of
+    each has `is_input`. The first has an entry per position on its first axis if the input `is_appended`."""
     sample_fields: ClassVar[tuple[str, ...]] = ()
     """Batch fields with one entry per sample that its module reads after `fields`; None if the batch lacks them. They
     have no prefix. The objective's `Field` of each has `is_input`."""
@@ -44,7 +44,7 @@ class InputSpec:
     """Whether the positions of the input follow those of the text in the same sequence. They have no
     learned positions."""
     initial_values: ClassVar[Mapping[str, float]] = MappingProxyType({})
-    """Pattern of parameter names of its module -> initial value of all elements, if it is not random."""
+    """Pattern of the module's parameter names -> initial value of all elements, if it is not random."""
     zero_first: ClassVar[tuple[str, ...]] = ()
     """Parameters of the module whose first row is initialized with zeros."""
     reads_text: ClassVar[bool] = True
@@ -57,35 +57,36 @@ class InputSpec:
     """Whether the module reads positions, at most the model's context, instead of token ids: [S, B], or [S, 1] if they
     are the same in each sample."""
     initial_std: ClassVar[float | None] = None
-    """Standard deviation of its initial weights in families whose `init.rule` is `normal`. None: the family's."""
+    """Standard deviation of the input's initial weights in families whose `init.rule` is `normal`. None: the
+    family's."""
     size_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Values of `size_keys` for a size that has none."""
     options: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Key of the section `model` of a config -> field of the record that it sets. Other fields define the family."""
 
     absence: ClassVar[str] = ""
-    """Reason for which models without it do not use its keys, for error messages: `reads no images`."""
+    """Reason in error messages for which models without the input do not use its keys: `reads no images`."""
     excluded_keys: ClassVar[tuple[str, ...]] = ()
     """Keys of the section `model` that models with it do not use."""
     reason: ClassVar[str] = ""
-    """Property that error messages give as the reason: `reads images`."""
+    """Reason in error messages about the input: a property such as `reads images`."""
 
     def errors(self, spec: ModelSpec) -> Iterator[str]:
-        """Yield an error message for each value of the section `model` that it does not support."""
+        """Yield an error message for each value of the section `model` that the input does not support."""
         yield from ()
 
     def config_errors(self, config: Any, spec: ModelSpec) -> Iterator[str]:
-        """Yield an error message for each other value of a config that it does not support."""
+        """Yield an error message for each other value of a config that the input does not support."""
         yield from ()
 
     def derived_sizes(self, spec: ModelSpec) -> Mapping[str, Any]:
-        """Return values of `size_keys` that follow from the model if its size has none."""
+        """Return the values of the input's `size_keys` that follow from the model if its size has none."""
         return {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenInput(InputSpec):
-    """Token table. A family may have another kind, with costs that name its module and its head."""
+    """Record of the token table. A family may have another kind, with costs that name its module and its head."""
 
     name = "token"
     costs = "megaptm.models.embed_costs:TokenCosts"
@@ -97,7 +98,7 @@ class TokenInput(InputSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentInput(InputSpec):
-    """Segment table: which text of a pair a token belongs to (BERT)."""
+    """Record of the segment table: which text of a pair a token belongs to (BERT)."""
 
     name = "segment"
     costs = "megaptm.models.embed_costs:TableCosts"

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """Layers that replace attention and feed-forward. Base class of all kinds. They are trained with data parallelism
-    only."""
+    """Record of layers that replace attention and feed-forward. Base class of all kinds. They are trained with data
+    parallelism only."""
 
     kind: ClassVar[str]
     """Name of the kind."""
@@ -36,17 +36,20 @@ class LayerSpec:
     """Whether the input width of the first layer is that of the token table instead of the stack's."""
 
     def at(self, layer: int) -> LayerSpec:
-        """Return the record of one layer."""
+        """Return the record of one layer of a stack."""
         return self
 
     def cache_shape(self, size: Size, length: int) -> tuple[int, int]:
-        """Return positions and width of a layer's cache; `length`: the configured number of positions."""
+        """Return positions and width of the cache of a layer of this kind; `length`: the configured number of
+        positions."""
         return length, size.width
 
     def errors(self, block: Block, size: Size) -> Iterator[str]:
-        """Yield an error message for each value that this kind does not support, starting with the field."""
+        """Yield an error message for each value of the record that this kind of layer does not support, starting with
+        the field."""
         yield from ()
 
     def size_errors(self, size: Size) -> Iterator[str]:
-        """Yield an error message for each key of the config's section `model` with an unsupported value."""
+        """Yield an error message for each key of the config's section `model` that this kind of layer does not
+        support."""
         yield from ()

@@ -16,66 +16,70 @@ class LayerlessFamily(ABC):
     """Family of models without layers. Its folder brings the rules of its config and its training engine."""
 
     title: ClassVar[str]
-    """Content of a model, for titles: `word vectors`."""
+    """Content of a model of the family, for titles: `word vectors`."""
     usage: ClassVar[str]
-    """Commands for such models, for the error of a command that does not support them."""
+    """Commands for models of the family, for the error of a command that does not support them."""
     export_command: ClassVar[str]
-    """Command of `megaptm export` for such models."""
+    """Command of `megaptm export` for models of the family."""
     evaluate_options: ClassVar[tuple[str, ...]] = ()
     """Options of `megaptm evaluate` that the family uses, among the `OPTIONS` of families."""
     required_keys: ClassVar[tuple[str, ...]] = ()
-    """Keys of the config's section `model` that the size `custom` needs."""
+    """Keys of the config's section `model` that the family's size `custom` needs."""
 
     name: str
     paper: str
     tokenizer: TokenizerSpec
-    """Published tokenizer; a config takes the vocabulary size of its own."""
+    """Published tokenizer of the family; a config takes the vocabulary size of its own."""
     objectives: tuple[str, ...]
-    """Names of its objectives; the first is the default of a config."""
+    """Names of the family's objectives; the first is the default of a config."""
     sizes: Mapping[str, Any]
     """Name -> size, a dataclass."""
 
     @property
     @abstractmethod
     def size_fields(self) -> tuple[str, ...]:
-        """Fields of a size that the family uses, which are keys of the config's section `model`."""
+        """Return the fields of a size that the family without layers uses, which are keys of the config's section
+        `model`."""
 
     @abstractmethod
     def make_spec(self, model: Any, objective: Any) -> LayerlessSpec:
-        """Return the model that a config's section `model` and its objective describe."""
+        """Return the model spec that a config's section `model` and its objective describe."""
 
     @abstractmethod
     def published(self, size: str) -> LayerlessSpec:
-        """Return the model exactly as published."""
+        """Return the spec of a model without layers exactly as published."""
 
     @abstractmethod
     def config_errors(self, config: Any) -> Iterator[str]:
-        """Yield every broken rule of a config."""
+        """Yield every broken rule of a config of the family."""
 
     @abstractmethod
     def model_errors(self, model: Any) -> Iterator[str]:
-        """Yield every broken rule of the section `model`."""
+        """Yield every broken rule of the section `model` of the family."""
 
     @abstractmethod
     def build_engine(self, config: Any, spec: Any, corpora: Any, *, timeout_minutes: float) -> Any:
-        """Build a `train.training_engine.TrainingEngine` without weights."""
+        """Build a training engine without weights for a model of the family
+        (`train.training_engine.TrainingEngine`)."""
 
     def build_source(self, config: Any, engine: Any, corpora: Any) -> Any:
-        """Build the `train.batch_source.StepSource` of an engine. None: batches of the corpora."""
+        """Build the input of the family's training engine (`train.batch_source.StepSource`). None: batches of the
+        corpora."""
         return None
 
     @abstractmethod
     def load(self, checkpoint: Any) -> Any:
-        """Return the trained model of a `run.checkpoint.RunCheckpoint`, with its uses as methods."""
+        """Return a trained model of the family from a `run.checkpoint.RunCheckpoint`, with its uses as methods."""
 
     @abstractmethod
     def evaluate(self, run: Path, **options: Any) -> None:
-        """Print the evaluation of a run. `options`: `step`, `as_json` and the `evaluate_options`."""
+        """Print the evaluation of a run of the family. `options`: `step`, `as_json` and the `evaluate_options`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerlessSpec(ABC):
-    """Family with a size and a vocabulary: everything needed to build, or count, a model."""
+    """Spec of a model without layers: its family with a size and a vocabulary, everything needed to build, or count,
+    the model."""
 
     family: LayerlessFamily
     size: Any
@@ -88,12 +92,12 @@ class LayerlessSpec(ABC):
     @property
     @abstractmethod
     def parameters(self) -> int:
-        """Number of parameters."""
+        """Return the number of parameters of a model without layers."""
 
     @property
     @abstractmethod
     def bytes(self) -> int:
-        """Size of the parameters, and of their optimizer state."""
+        """Return the bytes of the model's parameters, and of their optimizer state."""
 
     @property
     @abstractmethod
@@ -102,4 +106,5 @@ class LayerlessSpec(ABC):
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Return the values that must be equal for a checkpoint to be continued, besides the family's name."""
+        """Return the values of the spec that must be equal for a checkpoint to be continued, besides the family's
+        name."""

@@ -24,7 +24,7 @@ class ModelSpec:
 
     @property
     def padded_vocabulary(self) -> int:
-        """Number of rows of the token table; see `VOCABULARY_MULTIPLE`."""
+        """Return the number of rows of the model's token table; see `VOCABULARY_MULTIPLE`."""
         return -(-self.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
     @property
@@ -36,31 +36,32 @@ class ModelSpec:
 
     @property
     def has_recurrence_cache(self) -> bool:
-        """Whether layers have a recurrence cache, so that sequences must continue from step to step."""
+        """Whether layers of the model have a recurrence cache, so that sequences must continue from step to step."""
         return any(self.size_of(stack).cached_positions for stack in self.family.stacks)
 
     def readings(self, head: str) -> tuple[Reading, ...]:
-        """Return the outputs that a head reads."""
+        """Return the outputs of the model that a head reads."""
         read = self.family.reads.get(head, next(reversed(self.family.stacks)))
         return tuple(map(Reading.parse, (read,) if isinstance(read, str) else read))
 
     @property
     def layers(self) -> int:
-        """Number of layers of all stacks."""
+        """Return the number of layers of all stacks of the model."""
         return sum(self.size_of(stack).layers for stack in self.family.stacks)
 
     @property
     def width(self) -> int:
-        """Width of the tensor between pipeline stages: the widest stack's; others are padded to it."""
+        """Return the width of the model's tensor between pipeline stages: the widest stack's; others are padded to
+        it."""
         return max(self.size_of(stack).width for stack in self.family.stacks)
 
     @property
     def positions(self) -> int:
-        """Number of rows of the first stack's position table."""
+        """Return the number of rows of the first stack's position table."""
         return self.positions_of(next(iter(self.family.stacks)))
 
     def context_of(self, stack: str) -> int:
-        """Return the longest sequence of a stack with learned positions."""
+        """Return the maximum sequence length of a stack with learned positions."""
         own = self.size.stacks[stack].context if stack in self.size.stacks else None
         return self.context if own is None else own
 
@@ -69,26 +70,27 @@ class ModelSpec:
         return self.context_of(stack) + self.family.embedding.first_position
 
     def table_width(self, stack: str) -> int:
-        """Return the width of a stack's embedding tables. Stacks share it, unless they read different inputs."""
+        """Return the width of a stack's embedding tables in the model. Stacks share it, unless they read different
+        inputs."""
         return (self.size_of(stack) if len(self.family.token_inputs) > 1 else self.size).table_width
 
     @property
     def token_width(self) -> int:
-        """Width of the token table."""
+        """Return the width of the model's token table."""
         return self.table_width(self._token_stack)
 
     @property
     def _token_stack(self) -> str:
-        """First stack that reads tokens, or the first stack."""
+        """Return the first stack of the model that reads tokens, or the first stack."""
         return next(filter(self.family.reads_tokens, self.family.stacks), next(iter(self.family.stacks)))
 
     def output_width(self, stack: str) -> int:
-        """Return the width of a stack's output."""
+        """Return the width of a stack's output in the model."""
         return self.size_of(stack).width * self.family.stacks[stack].residual.streams
 
     @property
     def longest(self) -> int | None:
-        """Length of the longest text in tokens for learned positions. None: unlimited."""
+        """Return the maximum length in tokens of a text, for a model with learned positions. None: unlimited."""
         blocks = self.family.stacks.values()
         tables = any(block.position == "learned" or block != block.for_encoding for block in blocks)
         bounded = tables or any(record.reads_positions for record in self.family.inputs)
@@ -96,7 +98,7 @@ class ModelSpec:
 
 
 def published(family: Family, size: str) -> ModelSpec:
-    """Return the model exactly as published."""
+    """Return the spec of a model exactly as published."""
     return ModelSpec(
         family=family,
         size=family.sizes[size],

@@ -15,7 +15,7 @@ class Size:
     """One row of a paper's table of sizes."""
 
     layers: int
-    """Layers of each stack."""
+    """Number of layers of each stack."""
     width: int
     heads: int
     ffn: int
@@ -23,7 +23,7 @@ class Size:
     head_width: int | None = None
     """Width of one head. None: width / heads. T5-3B, T5-11B and GPT-3 13B (as printed) differ."""
     kv_heads: int | None = None
-    """Heads of keys and values (PaLM: 1). None: heads."""
+    """Number of heads of keys and values (PaLM: 1). None: heads. None: heads."""
     band: int | None = None
     """For `banded` attention: attended positions to each side, the query's own included. None: 256."""
     memory: int | None = None
@@ -43,25 +43,25 @@ class Size:
 
     @property
     def table_width(self) -> int:
-        """Width of the token embedding."""
+        """Return the width of the token embedding of this size."""
         return self.width if self.embedding is None else self.embedding
 
     @property
     def key_heads(self) -> int:
-        """Number of heads of keys and values of self-attention."""
+        """Return the number of heads of keys and values of self-attention of this size."""
         return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
     def band_width(self) -> int:
-        """Width of the band of `banded` attention."""
+        """Return the width of the band of `banded` attention of this size."""
         return BAND if self.band is None else self.band
 
     @property
     def cached_positions(self) -> int:
-        """Length of the recurrence cache in positions; 0 if there is none."""
+        """Return the length of the recurrence cache of this size in positions; 0 if there is none."""
         return self.memory or 0
 
     @property
     def key_width(self) -> int:
-        """Width of the query, key and value of one head."""
+        """Return the width of the query, key and value of one head of this size."""
         return self.width // self.heads if self.head_width is None else self.head_width

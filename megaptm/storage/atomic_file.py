@@ -43,7 +43,8 @@ class AtomicFile:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
-        """Raise `OSError` if `path` is a device, a pipe or a socket: root would replace it for all programs."""
+        """Choose the temporary name. Raise `OSError` if `path` is a device, a pipe or a socket: root would replace it
+        for all programs."""
         self.path = Path(path)
         if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):
             raise OSError(errno.ENXIO, "Not a regular file, and cannot be replaced by one", str(path))
@@ -51,7 +52,7 @@ class AtomicFile:
         self.part = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}")
 
     def commit(self) -> None:
-        """Sync and rename, so that the file survives a power failure."""
+        """Sync and rename the temporary file, so that it survives a power failure."""
         try:
             for path in _inner_first(self.part):
                 sync(path)
@@ -112,7 +113,7 @@ LOCK = ".writing"
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether an entry of such a folder is the lock or an unfinished file."""
+    """Whether an entry of a folder is the lock of its writers or an unfinished file."""
     return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(SUFFIX))
 
 

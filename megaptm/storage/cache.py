@@ -17,18 +17,18 @@ from megaptm.storage.files import download, file_size
 from megaptm.storage.retry import RetryPolicy
 
 MAX_DOWNLOADS = 3
-"""Maximum downloads of a file with a wrong hash."""
+"""Maximum downloads of a remote file with a wrong hash."""
 QUARANTINE = "quarantine"
 
 
 def default_cache_folder() -> Path:
-    """Return `$XDG_CACHE_HOME/megaptm`, or `~/.cache/megaptm`."""
+    """Return the default folder of the cache of remote files: `$XDG_CACHE_HOME/megaptm`, or `~/.cache/megaptm`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "megaptm"
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Folder of copies with least-recently-used eviction.
+    """Cache of remote files: a folder of copies with least-recently-used eviction.
 
     A process that has an evicted file open can still read it. Its space is freed when it is closed.
     """
@@ -38,7 +38,8 @@ class Cache:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
 
     def fetch(self, url: str, path: Path, *, sha256: str, size: int | None = None) -> bool:
-        """Ensure that `path`, inside the cache, is a copy of the file at `url`. Return whether it was fetched."""
+        """Ensure that `path`, inside the cache, is a copy of the remote file at `url`. Return whether it was
+        fetched."""
         if self._mark_used(path):
             return False
         started = time.monotonic()
@@ -54,7 +55,7 @@ class Cache:
         return True
 
     def discard(self, *paths: Path) -> None:
-        """Remove damaged copies."""
+        """Remove damaged copies from the cache."""
         for path in paths:
             path.unlink(missing_ok=True)
 
@@ -72,7 +73,7 @@ class Cache:
             )
 
     def _mark_used(self, path: Path) -> bool:
-        """Mark a copy as used; return False if it does not exist."""
+        """Mark a copy in the cache as used; return False if it does not exist."""
         try:
             os.utime(path)
         except FileNotFoundError:
@@ -94,7 +95,7 @@ class Cache:
             used -= size_of_copy
 
     def _list_copies(self) -> Iterator[tuple[int, int, Path]]:
-        """Yield time of last use (ns), bytes and path of each copy, including unfinished ones."""
+        """Yield time of last use (ns), bytes and path of each copy in the cache, including unfinished ones."""
         for path in self.folder.glob("*/*"):
             if path.name.endswith((".tar", ".index.npy", SUFFIX)):
                 with suppress(FileNotFoundError):
@@ -103,7 +104,7 @@ class Cache:
 
     @contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
-        """Lock a file, so that one thread of one process fetches it and the others wait."""
+        """Lock a file of the cache, so that one thread of one process fetches it and the others wait."""
         locks = self.folder / "locks"
         locks.mkdir(parents=True, exist_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -65,7 +65,7 @@ def writable_path(name: str | os.PathLike[str], option: str) -> Path:
 
 
 def join_path(folder: str | os.PathLike[str], *names: str) -> str:
-    """Return the path or URL of a file in a folder."""
+    """Return the path or URL of a file in a local or remote folder."""
     return "/".join([str(folder).rstrip("/"), *names])
 
 
@@ -74,12 +74,12 @@ def exists(location: str, retry: RetryPolicy = RETRY) -> bool:
 
 
 def file_size(location: str, retry: RetryPolicy = RETRY) -> int:
-    """Return the bytes of a file."""
+    """Return the bytes of a local or remote file."""
     return Remote(location, retry).size() if is_remote(location) else _existing_file(location).stat().st_size
 
 
 def read_file(location: str, retry: RetryPolicy = RETRY) -> bytes:
-    """Read a small file."""
+    """Read a small local or remote file."""
     return Remote(location, retry).read() if is_remote(location) else _existing_file(location).read_bytes()
 
 
@@ -93,7 +93,7 @@ def refuse_large_file(location: str, size: int) -> None:
 
 
 def list_files(location: str, retry: RetryPolicy = RETRY) -> dict[str, int]:
-    """Return name -> bytes of the files in a folder, sorted; empty if it does not exist."""
+    """List a local or remote folder: return name -> bytes of its files, sorted; empty if it does not exist."""
     if is_remote(location):
         return dict(sorted(Remote(location, retry).list_files().items()))
     folder = local_path(location)
@@ -102,12 +102,12 @@ def list_files(location: str, retry: RetryPolicy = RETRY) -> dict[str, int]:
 
 
 def remove_file(location: str, retry: RetryPolicy = RETRY) -> None:
-    """Remove a file if it exists."""
+    """Remove a local or remote file if it exists."""
     Remote(location, retry).remove() if is_remote(location) else local_path(location).unlink(missing_ok=True)
 
 
 def download(source: str, path: Path, *, size: int | None = None, retry: RetryPolicy = RETRY) -> str:
-    """Copy a file to `path` atomically; return its sha256. `size` is its expected size, if known."""
+    """Copy a local or remote file to `path` atomically; return its sha256. `size` is its expected size, if known."""
     actual_size = file_size(source, retry)
     if size is not None and actual_size != size:
         raise UserError(f"{source} has {actual_size:,} bytes, expected {size:,}: copy the file there again.")
@@ -122,7 +122,7 @@ def download(source: str, path: Path, *, size: int | None = None, retry: RetryPo
 
 
 def upload(path: Path, target: str, *, sha256: str | None = None, retry: RetryPolicy = RETRY) -> None:
-    """Copy a local file to `target` atomically and compare sizes; with `sha256`, also read it back.
+    """Copy a local file to the path or URL `target` atomically and compare sizes; with `sha256`, also read it back.
 
     A copy that differs is sent again twice, and then raises `UserError`.
     """
@@ -139,7 +139,7 @@ def upload(path: Path, target: str, *, sha256: str | None = None, retry: RetryPo
 
 
 def file_sha256(location: str, retry: RetryPolicy = RETRY) -> str:
-    """Return the sha256 of a file."""
+    """Return the sha256 of a local file."""
     remote = Remote(location, retry)
     chunks = remote.chunks(remote.size()) if is_remote(location) else _local_chunks(_existing_file(location))
     digest = hashlib.sha256()

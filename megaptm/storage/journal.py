@@ -25,8 +25,8 @@ _epoch_offset = time.time() - time.clock_gettime(_uptime_clock)
 
 
 def now() -> float:
-    """Return seconds since 1970. Never decreases, even if the system clock is set back, nor below times of an open
-    journal."""
+    """Return the current time for a journal, seconds since 1970. It never decreases, even if the system clock is set
+    back, nor below times of an open journal."""
     return time.clock_gettime(_uptime_clock) + _epoch_offset
 
 
@@ -38,7 +38,8 @@ def _advance_clock_to(min_time: float) -> None:
 
 
 class JournalFile:
-    """Appends lines with one write each, so that a killed process leaves at most its last line incomplete.
+    """Writer of a journal, which appends lines with one write each, so that a killed process leaves at most its last
+    line incomplete.
 
     A line that cannot be written (full disk) is kept in memory and written before the next one. Several threads may
     append: training writes events and metrics, and so does the thread that commits a checkpoint.
@@ -54,7 +55,7 @@ class JournalFile:
             _advance_clock_to(record["time"])
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Append one line after any unwritten ones; raise `OSError` if it cannot be written now.
+        """Append one line to the journal after any unwritten ones; raise `OSError` if it cannot be written now.
 
         Adds the time. Paths become strings, as do infinity and NaN, which JSON lacks.
         """
@@ -64,7 +65,7 @@ class JournalFile:
             self._write_lines()
 
     def _write_lines(self) -> None:
-        """Write the unwritten lines; raise `OSError` if that fails. The caller holds the lock."""
+        """Write the unwritten lines of the journal; raise `OSError` if that fails. The caller holds the lock."""
         while self._unwritten:
             line = self._unwritten[0]
             separator = b"\n" if self._ends_incomplete() else b""
@@ -73,7 +74,7 @@ class JournalFile:
                 del self._unwritten[0]
 
     def close(self) -> None:
-        """Close the file; raise `OSError` if a line still cannot be written."""
+        """Close the journal's file; raise `OSError` if a line still cannot be written."""
         with self._lock:
             try:
                 self._write_lines()
@@ -81,13 +82,13 @@ class JournalFile:
                 os.close(self._file)
 
     def _ends_incomplete(self) -> bool:
-        """Whether the last line is incomplete, so that the next one must not be appended to it."""
+        """Whether the last line of the journal is incomplete, so that the next one must not be appended to it."""
         size = os.fstat(self._file).st_size
         return size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
 
 
 def parse_journal(content: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the objects with a `time`. Lines truncated by a crash are skipped."""
+    """Yield the objects of a journal that have a `time`. Lines truncated by a crash are skipped."""
     for line in content.splitlines():
         try:
             record = json.loads(line)
@@ -98,10 +99,10 @@ def parse_journal(content: bytes) -> Iterator[dict[str, Any]]:
 
 
 def is_finite_number(value: Any) -> bool:
-    """Whether a value is a finite number, not a bool, and small enough to be summed."""
+    """Whether a JSON value is a finite number, not a bool, and small enough to be summed."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_NUMBER
 
 
 def is_nonfinite(value: Any) -> bool:
-    """Whether a value is infinity or NaN."""
+    """Whether a JSON value is infinity or NaN."""
     return isinstance(value, float) and not math.isfinite(value)

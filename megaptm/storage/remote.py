@@ -19,11 +19,11 @@ programs, and an untrusted corpus or run could name them."""
 NOT_MISSING_STATUSES = (401, 403, 408, 425, 429)
 """HTTP status codes below 500 that do not mean that the file is missing, but denied access or a temporary failure."""
 CHUNK_BYTES = 16 << 20
-"""Bytes per request, which are fetched again if the connection breaks."""
+"""Bytes per request to an object store, which are fetched again if the connection breaks."""
 
 
 class Remote:
-    """File or folder at a URL."""
+    """File or folder on an object store, by its URL."""
 
     def __init__(self, url: str, retry: RetryPolicy):
         refuse_credentials(url, where="the URL of a file")
@@ -49,25 +49,25 @@ class Remote:
         return int(self._call_with_retries(lambda: self._file_system().info(self.url, **self._fresh_options())["size"]))
 
     def read(self) -> bytes:
-        """Read a small file."""
+        """Read a small remote file."""
         return self._call_with_retries(lambda: self._file_system().cat_file(self.url))
 
     def chunks(self, size: int) -> Iterator[bytes]:
-        """Yield the first `size` bytes in chunks. A broken connection costs only one chunk."""
+        """Yield the first `size` bytes of a remote file in chunks. A broken connection costs only one chunk."""
         for start in range(0, size, CHUNK_BYTES):
             yield self.read_range(start, min(size, start + CHUNK_BYTES))
 
     def read_range(self, start: int, stop: int) -> bytes:
-        """Return bytes [start, stop)."""
+        """Return bytes [start, stop) of a remote file."""
         return self._call_with_retries(lambda: self._read_bytes(start, stop))
 
     def write(self, path: Path) -> None:
-        """Upload a local file. It becomes visible when it is complete."""
+        """Upload a local file to an object store. The remote file becomes visible when it is complete."""
         deadline = self.retry.deadline * (1 + path.stat().st_size / CHUNK_BYTES)
         self._call_with_retries(lambda: self._file_system().put_file(str(path), self.url), deadline)
 
     def remove(self) -> None:
-        """Remove the file if it exists."""
+        """Remove the remote file if it exists."""
 
         def call() -> None:
             files = self._file_system()
@@ -77,7 +77,7 @@ class Remote:
         self._call_with_retries(call)
 
     def list_files(self) -> dict[str, int]:
-        """Return name -> bytes of the files in this folder; empty if it does not exist."""
+        """List a remote folder: return name -> bytes of its files; empty if it does not exist."""
 
         def call() -> dict[str, int]:
             try:
@@ -97,7 +97,7 @@ class Remote:
         return content
 
     def _fresh_options(self) -> dict[str, Any]:
-        """Return the options that bypass the cache of s3fs."""
+        """Return the options of fsspec that bypass the cache of s3fs."""
         return {"refresh": True} if self._protocol == "s3" else {}
 
     @property
@@ -105,8 +105,8 @@ class Remote:
         return self.url.partition("://")[0]
 
     def _file_system(self) -> Any:
-        """Return the file system. fsspec caches it per process; it is not stored here, because a forked process needs
-        its own."""
+        """Return the fsspec file system of the URL. fsspec caches it per process; it is not stored here, because a
+        forked process needs its own."""
         import fsspec
 
         if self._protocol not in PROTOCOLS:

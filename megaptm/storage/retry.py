@@ -37,7 +37,8 @@ DENIED_ERRORS = (
 )
 
 PERMANENT_STATUSES = (405, 406, 410, 414, 416, 451)
-"""HTTP status codes that are not retried. 400 is not among them: aiohttp also reports it for a truncated response."""
+"""HTTP status codes after which a request is not retried. 400 is not among them: aiohttp also reports it for a
+truncated response."""
 
 
 class OutageError(UserError):
@@ -55,7 +56,7 @@ class RetryPolicy:
     seconds: float = 600.0
     """Total seconds of retries while the server fails or does not respond."""
     deadline: float = 60.0
-    """Seconds after which an attempt is aborted; doubled for each further 16 MiB that it sends."""
+    """Seconds after which an attempt of a request is aborted; doubled for each further 16 MiB that it sends."""
     pause: float = 0.5
     """Seconds before the second attempt; doubled each time up to `max_pause`. Up to half of it is random."""
     max_pause: float = 15.0
@@ -65,7 +66,7 @@ class RetryPolicy:
 
 
 def with_retries(call: Callable[[], T], *, target: str, retry: RetryPolicy, deadline: float | None = None) -> T:
-    """Return the result of `call`, which is repeated on failures. `target` is its URL.
+    """Return the result of `call` to a server, which is repeated on failures. `target` is its URL.
 
     Raises `UserError` immediately for permanent errors (missing file, denied access), and after `retry.seconds`
     otherwise.
@@ -83,7 +84,8 @@ def with_retries(call: Callable[[], T], *, target: str, retry: RetryPolicy, dead
 def retry_call(
     call: Callable[[], T], *, target: str, retry: RetryPolicy, refuse: Callable[[Exception], None], remedy: str
 ) -> T:
-    """Return the result of `call`, which is repeated on failures. `refuse` raises permanent errors.
+    """Return the result of `call` to a server, which is repeated on failures. The function `refuse` raises permanent
+    errors.
 
     Raises `OutageError` with `remedy` after `retry.seconds`.
     """
@@ -110,7 +112,7 @@ def retry_call(
 
 
 def refuse_permanent(error: Exception, target: str) -> None:
-    """Raise permanent errors: as `UserError` if the user can fix them, else unchanged."""
+    """Raise permanent errors of a server: as `UserError` if the user can fix them, else unchanged."""
     if isinstance(error, UserError):
         raise error
     if isinstance(error, FileNotFoundError):
@@ -135,7 +137,7 @@ def _pause_seconds(retry: RetryPolicy) -> Iterator[float]:
 
 
 def run_with_deadline(seconds: float, call: Callable[[], T]) -> T:
-    """Run `call` in a thread and wait for at most `seconds`. A thread that hangs is abandoned."""
+    """Run a call to a server in a thread and wait for at most `seconds`. A thread that hangs is abandoned."""
     box: dict[str, Any] = {}
 
     def run() -> None:

@@ -9,11 +9,11 @@ from megaptm.storage.remote import Remote
 from megaptm.storage.retry import RetryPolicy
 
 RANGE_BYTES = 4 << 20
-"""Bytes per request: small enough for low latency, large enough for throughput."""
+"""Bytes per request for a range of a remote file: small enough for low latency, large enough for throughput."""
 
 
 def open_remote(url: str, retry: RetryPolicy | None = None) -> BinaryIO:
-    """Open a URL for reading. Failed reads are retried."""
+    """Open a remote file for reading. Failed reads are retried."""
     return io.BufferedReader(_Ranges(Remote(url, retry or RetryPolicy())), buffer_size=RANGE_BYTES)
 
 

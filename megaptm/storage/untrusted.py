@@ -16,7 +16,8 @@ from megaptm.storage.files import regular_file
 T = TypeVar("T")
 
 MAX_NAME_BYTES = 200
-"""Bytes of a name. File systems allow 255, and temporary names are longer than final ones."""
+"""Maximum bytes of a file name in untrusted input. File systems allow 255, and temporary names are longer than final
+ones."""
 # Separators of any system, control characters, and surrogates, which no file system can encode.
 FORBIDDEN_CHARACTERS = re.compile(r"[/\\\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -41,7 +42,7 @@ class Record(BaseModel):
 
 
 def parse_json(content: bytes, source: str | os.PathLike[str], *, remedy: str) -> Any:
-    """Parse JSON that was read from `source`; raise `UserError` with the remedy if it is invalid.
+    """Parse untrusted JSON that was read from `source`; raise `UserError` with the remedy if it is invalid.
 
     Stricter than Python's parser: deep nesting raises no `RecursionError`, and all strings can be encoded.
     """
@@ -52,14 +53,15 @@ def parse_json(content: bytes, source: str | os.PathLike[str], *, remedy: str) -
 
 
 def read_json_object(file: Path, *, remedy: str) -> dict[str, Any]:
-    """Read the object in a small JSON file."""
+    """Read the object in a small, untrusted JSON file."""
     return validate(
         dict[str, Any], parse_json(regular_file(file).read_bytes(), file, remedy=remedy), file, remedy=remedy
     )
 
 
 def validate(schema: type[T], content: Any, source: str | os.PathLike[str], *, remedy: str) -> T:
-    """Return `content` with the type `schema`; raise `UserError` with the first field of the wrong type."""
+    """Validate untrusted JSON: return `content` with the type `schema`; raise `UserError` with the first field of the
+    wrong type."""
     try:
         return TypeAdapter(schema).validate_python(content)
     except ValidationError as error:

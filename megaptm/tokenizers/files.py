@@ -16,13 +16,13 @@ TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 REMEDY = "restore it or train a new tokenizer"
 MAX_IDS = 1 << 24
-"""Exclusive maximum of ids; published tokenizers have a million. It bounds tables indexed by id."""
+"""Exclusive upper bound of token ids; published tokenizers have a million. The bound limits tables indexed by id."""
 
 Id = Annotated[int, Field(ge=0, lt=MAX_IDS)]
 
 
 class AddedToken(Record):
-    """Entry of `added_tokens`."""
+    """Entry of `added_tokens` in tokenizer.json."""
 
     id: Id
     content: Annotated[str, Field(min_length=1)]
@@ -30,7 +30,7 @@ class AddedToken(Record):
 
 
 class TokenizerModel(Record):
-    """Fields of the model that megaptm reads itself."""
+    """Fields of the model in tokenizer.json that megaptm reads itself."""
 
     type: str
     vocab: dict[str, Id] | Annotated[list[Any], Field(max_length=MAX_IDS)]
@@ -75,8 +75,8 @@ def read_tokenizer_files(path: str | os.PathLike[str]) -> tuple[Path, dict[str, 
 
 
 def _add_model_type(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the content with the type of its model, which the first releases of the library did not write (for example
-    GPT-2's)."""
+    """Return the content of tokenizer.json with the type of its model, which the first releases of the library did not
+    write (for example GPT-2's)."""
     model = content["model"]
     if not isinstance(model, dict) or "type" in model:
         return content

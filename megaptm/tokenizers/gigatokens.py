@@ -22,7 +22,8 @@ VOCABULARY_TRIED = 4096
 
 
 class Gigatoken:
-    """Encodes texts for which it is exact. Returns None for a text that Hugging Face's library must encode."""
+    """Encoder by gigatoken for the texts on which it is exact. It returns None for a text that Hugging Face's library
+    must encode."""
 
     def __init__(self, fast: gigatoken.Tokenizer, content: Mapping[str, Any], library: tokenizers.Tokenizer):
         self.fast = fast
@@ -36,15 +37,16 @@ class Gigatoken:
 
     @property
     def has_ends(self) -> bool:
-        """Whether `encode_batch_with_ends` supports most texts."""
+        """Whether `encode_batch_with_ends` of gigatoken supports most texts."""
         return self._lengths is not None
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray | None]:
-        """Return int32 [tokens] for each text."""
+        """Encode texts with gigatoken: return int32 [tokens] for each."""
         return [self._encode(text) for text in texts]
 
     def encode_batch_with_ends(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray] | None]:
-        """Return for each text int32 [tokens] ids, and int32 [tokens] end of each token in characters."""
+        """Encode texts with gigatoken: return for each int32 [tokens] ids, and int32 [tokens] end of each token in
+        characters."""
         return [self._encode_with_ends(text) for text in texts]
 
     def _encode(self, text: str) -> np.ndarray | None:
@@ -73,7 +75,7 @@ class Gigatoken:
 
 
 def find_gigatoken(content: Mapping[str, Any], library: tokenizers.Tokenizer) -> Gigatoken | None:
-    """Return gigatoken for this tokenizer.json, or None if it may give other ids."""
+    """Return gigatoken for this tokenizer.json, or None if it may give other ids than Hugging Face's library."""
     model = content["model"]
     added = [token for token in content.get("added_tokens", ()) if not token.get("special")]
     byte_level = is_byte_level(content)
@@ -99,7 +101,8 @@ def find_gigatoken(content: Mapping[str, Any], library: tokenizers.Tokenizer) ->
 
 
 def is_byte_level(content: Mapping[str, Any]) -> bool:
-    """Whether words are split by one rule and encoded in GPT-2's byte alphabet, as gigatoken supports it."""
+    """Whether a tokenizer.json splits words by one rule and encodes them in GPT-2's byte alphabet, as gigatoken
+    supports it."""
     part = content.get("pre_tokenizer") or {}
     if part.get("type") == "ByteLevel":
         return part.get("use_regex", True)
@@ -133,7 +136,8 @@ def _byte_lengths(library: tokenizers.Tokenizer) -> np.ndarray:
 
 
 def _same_ids(fast: Gigatoken, library: tokenizers.Tokenizer) -> bool:
-    """Whether ids are equal for the probe texts, and for texts from the vocabulary."""
+    """Whether gigatoken and Hugging Face's library give the same ids for the probe texts, and for texts from the
+    vocabulary."""
     vocabulary = range(0, library.get_vocab_size(), max(1, library.get_vocab_size() // VOCABULARY_TRIED))
     spelled = library.decode_batch([[id_] for id_ in vocabulary], skip_special_tokens=False)
     texts = [*probe_texts(), "".join(spelled), " ".join(spelled)]

@@ -10,12 +10,12 @@ from megaptm.tokenizers.special import CONFIG_KEYS
 from megaptm.tokenizers.tokenizer import Tokenizer
 
 ROLES = {"unknown": "<unk>", "begin": "<s>", "end": "</s>"}
-"""Required words, in lower or upper case."""
+"""Special tokens that a word list must contain, in lower or upper case."""
 
 
 def make_word_tokenizer(words: Sequence[str], source: str) -> Tokenizer:
-    """Make a tokenizer of words in the order of their ids, which splits at spaces only. `place` is the source of the
-    list."""
+    """Make a tokenizer from a list of words in the order of their ids, which splits at spaces only. `place` is the
+    source of the list."""
     from tokenizers import AddedToken, models, pre_tokenizers
     from tokenizers import Tokenizer as Library
 

@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     import tokenizers
 
 NormalizerPart = dict[str, Any]
-"""Normalizer component in the form of tokenizer.json."""
+"""Component of a normalizer in the form of tokenizer.json."""
 
 MAX_PATTERN_LENGTH = 1 << 17
 """Maximum characters of a pattern. SentencePiece's tables need 22,000; a forged table could need any number."""
 MAX_GROWTH = 1000
-"""Characters that a normalizer may make of one. Published tokenizers make a few."""
+"""Maximum number of characters that a normalizer may make of one. Published tokenizers make a few."""
 # Noncharacters of four bytes: `Precompiled` treats graphemes of less than six bytes as a unit, and a mark has two
 # bytes.
 BLOCK, SPLIT = "\U0001fffe", "\U0001ffff"
@@ -71,7 +71,8 @@ the cost linear, even for a line of a million dots."""
 
 
 def expand_precompiled(normalizer: NormalizerPart | None, *, folds: bool = True) -> NormalizerPart | None:
-    """Return the normalizer with SentencePiece's result, if it has a `Precompiled` component; otherwise unchanged.
+    """Expand the `Precompiled` component of a normalizer to components with SentencePiece's result; a normalizer
+    without one is unchanged.
 
     With `folds`, the folds of ALBERT and XLNet match their own code: only characters with a combining class are
     removed, and not all marks, which include the vowels of Hindi and Thai; a final sigma is lower-cased as such.
@@ -91,7 +92,8 @@ def expand_precompiled(normalizer: NormalizerPart | None, *, folds: bool = True)
 
 
 def collapse_precompiled(normalizer: NormalizerPart | None) -> NormalizerPart | None:
-    """Invert `expand_precompiled`. The fingerprint and the types of components are based on the result."""
+    """Collapse the components of `expand_precompiled` to `Precompiled` again. The fingerprint and the types of
+    components are based on the result."""
     parts = flatten(normalizer)
     collapsed = _collapse_groups(parts)
     if collapsed == parts:
@@ -100,8 +102,8 @@ def collapse_precompiled(normalizer: NormalizerPart | None) -> NormalizerPart | 
 
 
 def reject_growth(normalizer: NormalizerPart | None) -> None:
-    """Raise `ValueError` if replacements turn a character into more than MAX_GROWTH: a short text could fill the
-    memory."""
+    """Raise `ValueError` if a normalizer's replacements turn a character into more than MAX_GROWTH: a short text could
+    fill the memory."""
     parts = flatten(normalizer)
     texts = [part.get("content") or part.get("prepend") or "" for part in parts]
     if all(len(text) < 2 for text in texts):
@@ -126,7 +128,8 @@ def flatten(part: Mapping[str, Any] | None) -> list[Any]:
 
 @lru_cache(maxsize=4)
 def expand_charsmap(charsmap: str) -> list[NormalizerPart]:
-    """Return the six components for a table, which is in base64 as in tokenizer.json."""
+    """Expand SentencePiece's normalization table, which is in base64 as in tokenizer.json, to six components of a
+    normalizer."""
     continuations = _continuations(base64.b64decode(charsmap))
     bases: dict[str, list[str]] = defaultdict(list)
     for base, pattern in continuations.items():
@@ -151,7 +154,7 @@ def expand_charsmap(charsmap: str) -> list[NormalizerPart]:
 
 
 def make_nmt_nfkc() -> NormalizerPart:
-    """Return SentencePiece's default table, with which T5, ALBERT, XLNet and DeBERTa were trained."""
+    """Return SentencePiece's default normalizer, nmt_nfkc, with which T5, ALBERT, XLNet and DeBERTa were trained."""
     try:
         import sentencepiece
         from sentencepiece import sentencepiece_model_pb2
@@ -165,12 +168,12 @@ def make_nmt_nfkc() -> NormalizerPart:
 
 
 def make_precompiled(charsmap: bytes) -> NormalizerPart:
-    """Return the component for a table of a SentencePiece model."""
+    """Return the `Precompiled` component for the normalization table of a SentencePiece model."""
     return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}
 
 
 def make_library_normalizer(normalizer: NormalizerPart | None) -> tokenizers.normalizers.Normalizer:
-    """Return a component as an object of the tokenizers library, which can only read complete tokenizers."""
+    """Return a normalizer component as an object of the tokenizers library, which can only read complete tokenizers."""
     from tokenizers import Tokenizer, models
 
     content = {**json.loads(Tokenizer(models.WordLevel()).to_str()), "normalizer": normalizer}
@@ -207,7 +210,7 @@ def _combining_marks() -> str:
 
 
 def _class_ranges(characters: Iterable[str]) -> str:
-    """Return the inside of a regular expression's character class."""
+    """Return the inside of a regular expression's character class for these characters."""
     codes = sorted({ord(character) for character in characters})
     edges = [index for index in range(1, len(codes)) if codes[index] != codes[index - 1] + 1]
     runs = zip([0, *edges], [*edges, len(codes)], strict=True)
@@ -221,7 +224,7 @@ def _characters(pattern: str) -> Iterator[str]:
 
 
 def _continuations(charsmap: bytes) -> dict[str, str]:
-    """Return first code point of the sequences in the table -> pattern of the longest remainder.
+    """Return the sequences of a normalization table as first code point -> pattern of the longest remainder.
 
     The table is a double array of darts-clone, in which equal branches are shared, so each is visited once.
     """
@@ -234,7 +237,7 @@ def _continuations(charsmap: bytes) -> dict[str, str]:
 
     @cache
     def edges(node: int) -> list[tuple[int, int, bool]]:
-        """Return (byte, child node, whether a sequence ends there) for each edge."""
+        """Return the edges of a node of the table: (byte, child node, whether a sequence ends there)."""
         indices = node ^ labels
         indices = indices[indices < len(units)]
         indices = indices[(units[indices] & 0x800000FF) == (indices ^ node)]
@@ -253,7 +256,8 @@ def _continuations(charsmap: bytes) -> dict[str, str]:
 
     @cache
     def pattern(node: int) -> str:
-        """Return a pattern of the possible continuations, longest first; empty without any."""
+        """Return a pattern of the possible continuations after a node of the table, longest first; empty without
+        any."""
         groups: dict[tuple[str, bool], list[str]] = defaultdict(list)
         for character, child, ends in characters(node):
             groups[pattern(child), ends].append(character)

@@ -17,12 +17,13 @@ ODD = (
 )
 CRITICAL = "aZé漢か1٣²'\u2019.,-_/ \t\n\r\v\f\x00\x1c\x85\u00a0\u2028\u3000\u200d\u0301\u1ac1\ufe0f😀▁sStTlL"
 LOW, STEP, HIGH = 0x300, 37, 0x20000
-"""All characters below LOW are tried, and every STEP-th up to HIGH."""
+"""Code points of the probe texts: all below LOW, and every STEP-th of those up to HIGH."""
 
 
 @lru_cache(maxsize=1)
 def probe_texts() -> tuple[str, ...]:
-    """Return about 100,000 characters: odd texts, characters of all scripts next to others, and random mixtures."""
+    """Return texts on which two tokenizers are compared, about 100,000 characters: odd texts, characters of all scripts
+    next to others, and random mixtures."""
     rng = random.Random(0)
     mixtures = ["".join(rng.choices(CRITICAL, k=rng.randint(1, 60))) for _ in range(600)]
     codes = [*range(LOW), *range(LOW, HIGH, STEP)]

@@ -35,8 +35,8 @@ SENTINELS = (re.compile(r"<extra_id_(\d+)>"), re.compile(r"▁<extra_id_(\d+)>")
 
 
 def read_special_tokens(content: Mapping[str, Any], config: Mapping[str, Any], ids: Mapping[str, int]) -> SpecialTokens:
-    """Return the roles that `config` (tokenizer_config.json) assigns to the tokens in `ids`; `content` is
-    tokenizer.json."""
+    """Return the roles of special tokens that `config` (tokenizer_config.json) assigns to the tokens in `ids`;
+    `content` is tokenizer.json."""
     roles = {role: ids[name] for role, name in find_role_names(config, ids).items()}
     numbered = (
         {int(match[1]): ids[name] for name in ids if (match := pattern.fullmatch(name))} for pattern in SENTINELS
@@ -55,7 +55,7 @@ def read_special_tokens(content: Mapping[str, Any], config: Mapping[str, Any], i
 
 
 def find_role_names(config: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, str]:
-    """Return role -> token, for tokens that have an id."""
+    """Return the special tokens that have an id: role -> token."""
     return {role: name for role, name in (_configured_roles(config) or _usual_roles(ids)).items() if name in ids}
 
 

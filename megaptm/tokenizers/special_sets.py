@@ -16,9 +16,9 @@ class SpecialSet:
     roles: Mapping[str, str]
     """Role (a key of `special.CONFIG_KEYS`) -> token. A token may have several roles."""
     first: tuple[str, ...] = ()
-    """Tokens with ids 0, 1 ..."""
+    """Special tokens with ids 0, 1 ..."""
     last: tuple[str, ...] = ()
-    """Tokens with the highest ids."""
+    """Special tokens with the highest ids."""
     single: str | None = None
     """Template of one text for the library's TemplateProcessing; None to add no tokens."""
     pair: str | None = None

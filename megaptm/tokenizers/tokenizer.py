@@ -40,7 +40,8 @@ class Tokenizer:
     """
 
     def __init__(self, content: Mapping[str, Any], config: Mapping[str, Any]):
-        """`content` is the parsed tokenizer.json, `config` the parsed tokenizer_config.json, which may be empty."""
+        """Create the tokenizer from the parsed tokenizer.json (`content`) and tokenizer_config.json (`config`, which
+        may be empty)."""
         # Truncation and padding that were saved with a tokenizer are not part of the vocabulary.
         self.content = {**content, "truncation": None, "padding": None}
         if content.get("normalizer"):
@@ -51,7 +52,7 @@ class Tokenizer:
 
     @cached_property
     def kind(self) -> str:
-        """Kind, one of `KINDS`."""
+        """Return the kind of the tokenizer, one of `KINDS`."""
         model = self.content["model"]
         if model["type"] != "BPE":
             return {"WordLevel": "words"}.get(model["type"], model["type"].lower())
@@ -65,14 +66,14 @@ class Tokenizer:
 
     @cached_property
     def unknown(self) -> int | None:
-        """Id of the unknown token; None without one."""
+        """Return the id of the unknown token; None without one."""
         ids: dict[str, int] = self.library.get_vocab(with_added_tokens=True)
         name = find_role_names(self.config, ids).get("unknown")
         return None if name is None else ids[name]
 
     @property
     def vocabulary(self) -> int:
-        """Vocabulary size: one more than the largest id."""
+        """Return the size of the tokenizer's vocabulary: one more than the largest id."""
         return self.special.size
 
     def for_manifest(self) -> dict[str, str | int]:
@@ -81,7 +82,7 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return the sha256 of tokenizer.json, independent of its formatting.
+        """Return the fingerprint of the tokenizer: the sha256 of tokenizer.json, independent of its formatting.
 
         An export that changed the post-processor keeps the fingerprint of the corpora's tokenizer. So does a tokenizer
         whose `Precompiled` part was replaced by parts with SentencePiece's result.
@@ -93,7 +94,8 @@ class Tokenizer:
 
     @cached_property
     def library(self) -> tokenizers.Tokenizer:
-        """Hugging Face tokenizer. It defines the ids, decodes, and encodes if no faster exact library exists."""
+        """Return the Hugging Face tokenizer. It defines the ids, decodes, and encodes if no faster exact library
+        exists."""
         import tokenizers
 
         # Without the post-processor, which would shift offsets of tokens.
@@ -124,11 +126,11 @@ class Tokenizer:
         )
 
     def encode(self, text: str) -> np.ndarray:
-        """Return int32 [tokens]: ids of one text, without special tokens."""
+        """Encode one text as int32 [tokens] ids, without special tokens."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return int32 [tokens] for each text, without special tokens. The arrays may be read-only views."""
+        """Encode texts: return int32 [tokens] for each, without special tokens. The arrays may be read-only views."""
         faster = self._gigatoken or self._words
         with convert_library_errors(texts):
             encoded: list[Any] = faster.encode_batch(texts) if faster else [None] * len(texts)
@@ -141,7 +143,7 @@ class Tokenizer:
         return encoded
 
     def encode_batch_with_ends(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return for each text int32 [tokens] ids, and int32 [tokens] end of each token in characters.
+        """Encode texts: return for each int32 [tokens] ids, and int32 [tokens] end of each token in characters.
 
         Ends never decrease. Tokens that share a character have the same end.
         """
@@ -155,7 +157,7 @@ class Tokenizer:
         return encoded
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids. Special tokens are decoded to their names."""
+        """Decode ids to text. Special tokens are decoded to their names."""
         return self.library.decode([int(id_) for id_ in ids], skip_special_tokens=False)
 
     def name(self, id_: int) -> str:
@@ -168,7 +170,7 @@ class Tokenizer:
         return repr(self.decode([id_])) if self.kind == "byte-bpe" else self.name(id_)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the folder that `load` and `transformers.AutoTokenizer.from_pretrained` read."""
+        """Save the tokenizer to a folder that `load` and `transformers.AutoTokenizer.from_pretrained` read."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for name, value in ((TOKENIZER_FILE, self.content), (CONFIG_FILE, self.config)):
@@ -205,7 +207,7 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def _split_names(names: Iterable[str], *, after: Any) -> Any:
-    """Return a pre-tokenizer that splits these names after their first character.
+    """Return a pre-tokenizer that splits the names of special tokens after their first character.
 
     A Unigram model has `</s>` as a piece, so it would otherwise find it in text.
     """
@@ -217,7 +219,7 @@ def _split_names(names: Iterable[str], *, after: Any) -> Any:
 
 
 def _contains_type(part: Any, kind: str) -> bool:
-    """Whether a tokenizer.json part is a component of this type, or a sequence that contains one."""
+    """Whether a part of tokenizer.json is a component of this type, or a sequence that contains one."""
     if not isinstance(part, dict):
         return False
     return part.get("type") == kind or any(_contains_type(inner, kind) for inner in part.get("pretokenizers", ()))

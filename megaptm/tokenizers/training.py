@@ -61,7 +61,7 @@ def train(
 def check_options(
     kind: str, specials: str | None, lowercase: bool | None, sentinels: int | None, digits: bool | None
 ) -> None:
-    """Raise `UserError` if the options are incompatible."""
+    """Raise `UserError` if the options of training a tokenizer are incompatible."""
     if kind not in KINDS:
         raise UserError(f"kind ({kind}) is not known; {nearest(kind, KINDS)}")
     if specials is not None and specials not in SPECIALS:
@@ -80,7 +80,7 @@ def check_options(
 
 
 def _with_specials(library: Any, special_set: SpecialSet, kind: Kind, request: VocabularyRequest) -> Tokenizer:
-    """Return a `Tokenizer` of a trained library tokenizer, with special tokens and post-processor."""
+    """Return a `Tokenizer` from a trained tokenizer of the library, with special tokens and post-processor."""
     from tokenizers import AddedToken
 
     for name in (*request.first, *request.last):
@@ -107,7 +107,8 @@ def _with_specials(library: Any, special_set: SpecialSet, kind: Kind, request: V
 
 
 def _make_post_processor(library: Any, special_set: SpecialSet) -> Any:
-    """Return the library's post-processor, then one that adds the special tokens around texts."""
+    """Return the post-processor of a trained tokenizer: the library's, then one that adds the special tokens around
+    texts."""
     from tokenizers import processors
 
     names = [

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MARK = "▁"
 """SentencePiece's mark of a space. It is a separate token before a word that starts with no piece."""
 MAX_WORDS = 1_000_000
-"""Maximum number of cached words, about 150 bytes each. Then the cache is cleared."""
+"""Maximum number of cached words, about 150 bytes each. A full cache is cleared."""
 MAX_WORD_BYTES = 40
 """Maximum bytes of a cached word, because Chinese lines and long numbers rarely repeat."""
 
@@ -56,10 +56,10 @@ SINGLE_SPACE = {"type": "Replace", "pattern": {"Regex": " {2,}"}}
 
 
 class WordCache:
-    """Encodes texts word by word. Returns None for a text that the library must encode as a whole."""
+    """Encoder of texts with a cache of words. It returns None for a text that the library must encode as a whole."""
 
     def __init__(self, content: Mapping[str, Any], library: tokenizers.Tokenizer, *, ends: bool):
-        """`ends`: also cache the end of each token, which doubles the memory."""
+        """Create an empty cache. `ends`: also cache the end of each token, which doubles the memory."""
         self._library = library
         self._ends = ends
         self._splits_words = not ends and splits_at_marks(content, library)
@@ -72,12 +72,13 @@ class WordCache:
         )
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray | None]:
-        """Return int32 [tokens] for each text."""
+        """Encode texts with the cache of words: return int32 [tokens] for each."""
         assert not self._ends
         return [None if row is None else row[:, 0] for row, _ in self._encode_texts(texts)]
 
     def encode_batch_with_ends(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray] | None]:
-        """Return for each text int32 [tokens] ids, and int32 [tokens] end of each token in characters."""
+        """Encode texts with the cache of words: return for each int32 [tokens] ids, and int32 [tokens] end of each
+        token in characters."""
         assert self._ends
         results: list[tuple[np.ndarray, np.ndarray] | None] = []
         for text, (rows, sizes) in zip(texts, self._encode_texts(texts), strict=True):
@@ -90,7 +91,7 @@ class WordCache:
         return results
 
     def _encode_texts(self, texts: Sequence[str]) -> list[tuple[np.ndarray | None, list[int]]]:
-        """Return int32 [tokens, 1 or 2] for each text, and the number of bytes of each word in it."""
+        """Encode texts: return int32 [tokens, 1 or 2] for each, and the number of bytes of each word in it."""
         raws = [text.encode() for text in texts]
         words_by_text = [raw.split() for raw in raws]
         new = {word for words in words_by_text for word in words}.difference(self._encoded)
@@ -163,8 +164,8 @@ SURROGATES = re.compile("[\ud800-\udfff]")
 
 @contextmanager
 def convert_library_errors(texts: Sequence[str] = ()) -> Iterator[None]:
-    """Convert errors of the library for a text that it cannot encode to `UserError`. `texts` are searched for
-    surrogates."""
+    """Convert errors of the tokenizers library for a text that it cannot encode to `UserError`. `texts` are searched
+    for surrogates."""
     try:
         yield
     except Exception as error:
@@ -184,7 +185,7 @@ def convert_library_errors(texts: Sequence[str] = ()) -> Iterator[None]:
 
 
 def splits_at_spaces(content: Mapping[str, Any], library: tokenizers.Tokenizer) -> bool:
-    """Whether the tokens of a text are the concatenated tokens of its words.
+    """Whether a tokenizer splits at spaces: the tokens of a text are the concatenated tokens of its words.
 
     The types of the components show that they work within words. A trial shows that any white space separates words and
     leaves no token.
@@ -204,7 +205,8 @@ def splits_at_spaces(content: Mapping[str, Any], library: tokenizers.Tokenizer) 
 def ids_and_ends(
     encodings: Sequence[tokenizers.Encoding], mark: int | None
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Return ids, ends in characters (both int32 [tokens], texts concatenated), and the number of tokens of each text.
+    """Return the ids of the library's encodings, their ends in characters (both int32 [tokens], texts concatenated),
+    and the number of tokens of each text.
 
     `mark` is the id of SentencePiece's mark of a space. Ends never decrease. A separate mark ends where the token after
     it does.
@@ -225,7 +227,7 @@ def ids_and_ends(
 
 
 def splits_at_marks(content: Mapping[str, Any], library: tokenizers.Tokenizer) -> bool:
-    """Whether every ASCII punctuation mark separates words and is a word by itself."""
+    """Whether for a tokenizer every ASCII punctuation mark separates words and is a word by itself."""
     if any(part["type"] not in BY_CHARACTER for part in flatten(content.get("normalizer"))):
         return False
     marks = (mark for mark in string.punctuation)
@@ -245,7 +247,7 @@ def _replaces_within_words(part: Mapping[str, Any]) -> bool:
 
 
 def _is_space(library: tokenizers.Tokenizer, space: str) -> bool:
-    """Whether a character separates words, alone, doubled or among others, without leaving a token."""
+    """Whether for a tokenizer a character separates words, alone, doubled or among others, without leaving a token."""
     for left, last in pairwise(("a", "it's", "12", "漢字か", "é.", "B😀")):
         expected = _split(library, left) + _split(library, last)
         for between in (space, space * 2, f" {space}", f"{space} ", f"\n{space} "):
@@ -263,7 +265,7 @@ def _split(library: tokenizers.Tokenizer, text: str) -> list[str]:
 
 
 def _word_starts(text: str) -> np.ndarray:
-    """Return int64 [words]: first character of each word."""
+    """Return int64 [words]: first character of each word of a text."""
     raw = np.frombuffer(text.encode(), dtype=np.uint8)
     space = SPACES[raw]
     starts = np.flatnonzero(~space & np.concatenate(([True], space[:-1])))

@@ -25,7 +25,7 @@ from megaptm.track.uri import database_path
 
 
 def ensure_database(uri: str) -> None:
-    """Create the database of `sqlite:///PATH` unless the file exists. Other URIs are left to their servers."""
+    """Create the MLflow database of `sqlite:///PATH` unless the file exists. Other URIs are left to their servers."""
     path = database_path(uri)
     if path is None:
         return
@@ -42,7 +42,8 @@ def ensure_database(uri: str) -> None:
 
 
 def _refuse_other_program(path: Path) -> None:
-    """Raise `UserError` if the file has a table that MLflow does not create, because it belongs to another program."""
+    """Raise `UserError` if the MLflow database has a table that MLflow does not create, because it belongs to another
+    program."""
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=20)) as database:
         names = [name for (name,) in database.execute("select name from sqlite_master where type = 'table'")]
     known = (*Base.metadata.tables, "alembic_version")
@@ -55,6 +56,7 @@ def _refuse_other_program(path: Path) -> None:
 
 
 def _remove_partial_files(path: Path) -> None:
-    """Remove unfinished files of killed processes, and their SQLite journals. A living process would hold the lock."""
+    """Remove unfinished MLflow databases of killed processes, and their SQLite journals. A living process would hold
+    the lock."""
     for partial in path.parent.glob(f".{glob.escape(path.name)}.*{SUFFIX}*"):
         partial.unlink(missing_ok=True)

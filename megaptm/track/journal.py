@@ -45,7 +45,7 @@ REMEDY = "remove it"
 
 
 class Journal(JournalFile):
-    """Writer of a run's metrics."""
+    """Writer of a run's journal of metrics."""
 
     def __init__(self, run: Path) -> None:
         self.path = run / FILE
@@ -72,7 +72,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
-    """Parse one line; None for a line truncated by a crash."""
+    """Parse one line of the journal of metrics; None for a line truncated by a crash."""
     record = next(parse_journal(line), None)
     if record is None:
         return None
@@ -84,7 +84,7 @@ def parse_record(line: bytes) -> dict[str, Any] | None:
 
 @dataclass(config=ConfigDict(extra="forbid"))
 class UploadState:
-    """Upload state, `run/track.json`, from which a restart continues."""
+    """State of the upload to MLflow, `run/track.json`, from which a restart continues."""
 
     uri: str | None
     experiment: str
@@ -93,19 +93,19 @@ class UploadState:
     run_id: str | None = None
     experiment_id: str | None = None
     uploaded_bytes: Annotated[int, Field(ge=0)] = 0
-    """Bytes of the journal that MLflow has."""
+    """Bytes of the journal of metrics that MLflow has."""
     folder: str | None = None
     """Absolute path of the run folder; None before the first write."""
     inode: int | None = None
-    """Inode of that folder."""
+    """Inode of the run folder."""
     host: str | None = None
-    """Machine that wrote the state."""
+    """Machine that wrote the upload state."""
     parent: str | None = None
-    """MLflow run of the folder that this one was copied from."""
+    """MLflow run of the run folder that this one was copied from."""
 
     @classmethod
     def load(cls, run: Path) -> UploadState | None:
-        """Return the state of the last restart, if there was one; raise `UserError` if it is damaged."""
+        """Load the upload state of the last restart, if there was one; raise `UserError` if it is damaged."""
         path = run / STATE
         try:
             content = regular_file(path).read_bytes()
@@ -115,7 +115,7 @@ class UploadState:
 
     @classmethod
     def read(cls, run: Path, *, uri: str | None, experiment: str) -> UploadState:
-        """Return the state of the last restart, or a new one.
+        """Return the upload state of the last restart, or a new one.
 
         A new state, if the URI changed or the folder is a copy of another run's, creates a new MLflow run with the
         complete journal.
@@ -136,7 +136,7 @@ class UploadState:
         return state
 
     def was_copied_to(self, run: Path) -> bool:
-        """Whether `run` is a copy of the folder of this state, and thus a separate run.
+        """Whether `run` is a copy of the run folder of this upload state, and thus a separate run.
 
         A folder that was moved, or is mounted at another path, is not a copy.
         """

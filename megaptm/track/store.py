@@ -47,7 +47,7 @@ INFINITE_TAG = "infinite."
 INVALID_CHARACTERS = re.compile(r"[^\w.\-/ :]")
 """Characters that MLflow does not allow in keys."""
 MAX_KEY_LENGTH = 240
-"""MLflow allows 250 characters, of which a tag's prefix needs some."""
+"""Maximum length of an MLflow key. MLflow allows 250 characters, of which a tag's prefix needs some."""
 REJECTION_CODES = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 METRICS_PER_CALL = 1000
 PARAMS_PER_CALL = 100
@@ -69,7 +69,8 @@ class MlflowRun:
         self._infinite: set[str] = set()
 
     def send(self, records: Sequence[dict[str, Any]]) -> None:
-        """Upload records. Repeating an upload has no effect: MLflow identifies a point by key, time, step and value.
+        """Send metrics to the MLflow run. Repeating an upload has no effect: MLflow identifies a point by key, time,
+        step and value.
 
         A record that MLflow rejects is skipped with a warning, so that it does not block later ones.
         """
@@ -101,7 +102,7 @@ class MlflowRun:
                 self._send_status(record["status"], _milliseconds(record))
 
     def _warn_of_shortened(self, records: Sequence[dict[str, Any]]) -> None:
-        """Warn once of each name that MLflow has under a shorter one."""
+        """Warn once of each metric name that MLflow has under a shorter one."""
         names = [name for record in records for name in (*record, *record.get("params", ()))]
         for name in dict.fromkeys(name for name in names if len(name) > MAX_KEY_LENGTH):
             if name not in self._shortened:
@@ -120,8 +121,8 @@ class MlflowRun:
                     self._infinite.add(key)
 
     def _open(self, state: UploadState) -> str:
-        """Return the id of the run: the stored one, else one found by its tag (created but not stored), else a new
-        one."""
+        """Return the id of the MLflow run: the stored one, else one found by its tag (created but not stored), else a
+        new one."""
         if state.run_id is not None and (experiment := self._is_active(state.run_id)):
             state.experiment_id = experiment
             return state.run_id
@@ -139,7 +140,7 @@ class MlflowRun:
         return state.run_id
 
     def _create(self, experiment: str, state: UploadState) -> Run:
-        """Create the run. Its start time is that of its journal, since the first upload may be much later."""
+        """Create the MLflow run. Its start time is that of its journal, since the first upload may be much later."""
         with (self._run / FILE).open("rb") as journal:
             first = parse_record(journal.readline()) or {}
         start_time = _milliseconds(first) if "time" in first else None
@@ -149,7 +150,7 @@ class MlflowRun:
         return self._client.create_run(experiment, start_time=start_time, tags=tags, run_name=self._run.name)
 
     def _is_active(self, run_id: str) -> str | None:
-        """Return the experiment of a run; None if MLflow does not have the run or it was deleted."""
+        """Return the experiment of an MLflow run; None if MLflow does not have the run or it was deleted."""
         try:
             info = self._client.get_run(run_id).info
         except MlflowException as error:
@@ -159,8 +160,8 @@ class MlflowRun:
         return str(info.experiment_id) if info.lifecycle_stage == LifecycleStage.ACTIVE else None
 
     def _experiment(self, state: UploadState) -> str:
-        """Return the experiment with the configured name, creating it if necessary. If it was deleted, use a numbered
-        name.
+        """Return the MLflow experiment with the configured name, creating it if necessary. If it was deleted, use a
+        numbered name.
 
         Restoring it would also restore its runs.
         """
@@ -183,15 +184,16 @@ class MlflowRun:
         raise UserError(f"MLflow experiments {state.experiment} to {name} were all deleted: set track.experiment.")
 
     def _send_status(self, status: str, moment: int) -> None:
-        """Set the status. The end time is that of training, and not of the upload or a later evaluation."""
+        """Set the status of the MLflow run. The end time is that of training, and not of the upload or a later
+        evaluation."""
         if status == "RUNNING":
             self._client.update_run(self._id, status=status)
         else:
             self._client.set_terminated(self._id, status=status, end_time=moment)
 
     def _send_params(self, params: dict[str, str]) -> None:
-        """Send parameters. MLflow parameters are immutable, so a changed value (the layout after a restart) becomes a
-        tag."""
+        """Send parameters of the run to MLflow. MLflow parameters are immutable, so a changed value (the layout after a
+        restart) becomes a tag."""
         sent = self._client.get_run(self._id).data.params
         new = [Param(key, value) for key, value in params.items() if key not in sent]
         changed = [RunTag(f"latest.{key}", value) for key, value in params.items() if sent.get(key, value) != value]
@@ -219,7 +221,7 @@ def _metrics(record: dict[str, Any]) -> list[Metric]:
 
 
 def _milliseconds(record: dict[str, Any]) -> int:
-    """Return milliseconds since 1970."""
+    """Return a time as milliseconds since 1970, as MLflow expects."""
     return round(1000 * record["time"])
 
 

@@ -30,7 +30,7 @@ MAX_RETRY_SECONDS = 60.0
 
 
 class Tracker:
-    """Tracker of one run, on rank 0. A run folder has one MLflow run, which restarts continue.
+    """Tracker of one run's metrics, on rank 0. A run folder has one MLflow run, which restarts continue.
 
     `uri` is an MLflow tracking URI, by default a database beside the run folder. With `enabled=False`, only the journal
     is written.
@@ -55,15 +55,16 @@ class Tracker:
             self._uploader.start()
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record metrics of one step."""
+        """Record the metrics of one step for MLflow."""
         self._add({"step": step, **metrics})
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Record parameters of the run. If a restart changes one, the new value is in the tag `latest.KEY`."""
+        """Record parameters of the run for MLflow. If a restart changes one, the new value is in the tag
+        `latest.KEY`."""
         self._add({"params": dict(params)})
 
     def log_artifact(self, path: str | Path) -> None:
-        """Record a file in the run folder. Its content at the time of upload is sent."""
+        """Record a file in the run folder as an MLflow artifact. Its content at the time of upload is sent."""
         self._add({"artifact": str(Path(path).resolve().relative_to(self._run))})
 
     def log_status(self, status: str) -> None:
@@ -74,7 +75,7 @@ class Tracker:
         self._add({"status": status})
 
     def close(self, *, seconds: float = 20.0) -> int:
-        """Wait briefly for the upload; return the number of records that are still missing in MLflow."""
+        """Wait briefly for the upload to MLflow; return the number of records that are still missing there."""
         missing = self._uploader.finish(seconds) if self._uploader is not None else 0
         if missing:
             logger.warning(
@@ -129,7 +130,7 @@ def upload(run: Path, *, uri: str | None, experiment: str) -> None:
 
 
 class Uploader(threading.Thread):
-    """Thread that uploads new records, stores its position, and retries if the server does not respond."""
+    """Thread that uploads new records to MLflow, stores its position, and retries if the server does not respond."""
 
     def __init__(self, run: Path, *, uri: str | None, experiment: str, retry_seconds: float = 1.0) -> None:
         super().__init__(daemon=True, name="mlflow-uploader")
@@ -137,10 +138,10 @@ class Uploader(threading.Thread):
         self._state = UploadState.read(run, uri=uri, experiment=experiment)
         self._closing = False
         self.wake = threading.Event()
-        """Set when there are new records."""
+        """Event that is set when there are new records to upload."""
 
     def finish(self, seconds: float) -> int:
-        """Upload the remaining records; return the number left after `seconds` or after the first failure."""
+        """Upload the remaining records to MLflow; return the number left after `seconds` or after the first failure."""
         self._closing = True
         self.wake.set()
         self.join(timeout=seconds)
@@ -149,7 +150,7 @@ class Uploader(threading.Thread):
             return sum(1 for _ in journal)
 
     def send_once(self) -> None:
-        """Upload the remaining records in the calling thread. All errors are raised."""
+        """Upload the remaining records to MLflow in the calling thread. All errors are raised."""
         from megaptm.track.store import MlflowRun
 
         self._send_new(MlflowRun(self._run, self._state))
@@ -201,7 +202,7 @@ class Uploader(threading.Thread):
             self._state.write(self._run)
 
     def _sleep(self, seconds: float) -> None:
-        """Wait, unless the run ends in the meantime."""
+        """Wait between uploads, unless the run ends in the meantime."""
         deadline = time.monotonic() + seconds
         while not self._closing and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -17,20 +17,20 @@ DEFAULT_UI_URL = "http://127.0.0.1:5000"
 """Default URL of `mlflow ui`."""
 MLFLOW_URI = "MLFLOW_TRACKING_URI"
 TYPED_URI = "MEGAPTM_TYPED_TRACK_URI"
-"""Variable with the `track.uri` of a command line, for child processes."""
+"""Environment variable with the `track.uri` of a command line, for child processes."""
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks", "databricks-uc")
-"""MLflow's servers and databases; `postgresql+psycopg2` and the like are of these, too."""
+"""URI schemes of MLflow's servers and databases; `postgresql+psycopg2` and the like are of these, too."""
 LOGIN_VARIABLES = (
     *("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_AUTH"),
     *("MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_TRACKING_CLIENT_CERT_PATH"),
 )
-"""Variables with credentials that MLflow sends to any server."""
+"""Environment variables with credentials that MLflow sends to any server."""
 CREDENTIALS = Path("~/.mlflow/credentials")
 """File with credentials that MLflow sends to any server."""
 
 
 def default_uri(run: Path) -> str:
-    """Return the URI of the database beside a run folder. Runs in the same folder share it, so that they can be
+    """Return the MLflow URI of the database beside a run folder. Runs in the same folder share it, so that they can be
     compared."""
     folder = run.absolute().parent
     if "?" in str(folder):
@@ -46,7 +46,7 @@ def default_uri(run: Path) -> str:
 
 
 def database_path(uri: str) -> Path | None:
-    """Return the file of `sqlite:///PATH`, as MLflow reads it; None for other URIs."""
+    """Return the file of an MLflow URI `sqlite:///PATH`, as MLflow reads it; None for other URIs."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -127,5 +127,5 @@ def view_instructions(run: Path) -> list[str]:
 
 
 def curves_page(experiment_id: str | None, run_id: str | None) -> str:
-    """Return the page with a run's curves. MLflow's default page shows a table of last values."""
+    """Return the URL of the page with a run's curves. MLflow's default page shows a table of last values."""
     return f"#/experiments/{experiment_id}/runs/{run_id}/model-metrics" if experiment_id and run_id else ""

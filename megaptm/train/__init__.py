@@ -1,1 +1,1 @@
-"""One process of a run: its parts put together, the loop, its batches, checkpoints and metrics."""
+"""Training in one process of a run: assembly, the loop, its batches, checkpoints and metrics."""

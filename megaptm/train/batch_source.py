@@ -19,15 +19,15 @@ from megaptm.tokenizers import Tokenizer
 
 
 class Samples(Protocol):
-    """Samples of a run, by index."""
+    """Interface of the samples of a run, by index."""
 
     @property
     def corpora(self) -> Mapping[str, str]:
-        """Corpus name -> id of its manifest."""
+        """Return the ids of the run's corpora: name -> id of the manifest."""
 
     @property
     def batch(self) -> BatchSpec:
-        """Fields of every sample."""
+        """Return the specification of the fields of every sample."""
 
     def cursors(self, number: int) -> Mapping[str, int]:
         """Return how many samples of each source come before sample `number`."""
@@ -37,30 +37,31 @@ class Samples(Protocol):
 
 
 class StepSource(Protocol):
-    """Interface of the loop to its input."""
+    """Interface of the input of the training loop."""
 
     tokenizer: Tokenizer
 
     @property
     def train(self) -> Samples:
-        """Training samples."""
+        """Return the training samples of the run."""
 
     def count(self) -> None:
-        """Read what is needed of the full text before the first step. This may take hours, so it runs after the
-        checkpoint was compared with the text. All ranks call it together."""
+        """Count what the training needs to know of the full text before the first step. This may take hours, so it runs
+        after the checkpoint was compared with the text. All ranks call it together."""
 
     def steps(self, start: int) -> Iterator[list[Any] | None]:
-        """Yield each step's micro-batches from step `start` on, without end."""
+        """Yield the micro-batches of each training step from step `start` on, without end."""
 
     def held_out(self) -> Iterator[list[Any] | None]:
         """Return the validation batches, the same at each call."""
 
     def close(self) -> None:
-        """Release the readers; nothing is read afterwards."""
+        """Release the readers of training data; nothing is read afterwards."""
 
 
 class BatchSource:
-    """Micro-batches of one process; None on ranks that receive the batches of tensor rank 0."""
+    """Input of the training loop on one process: micro-batches, or None on ranks that receive the batches of tensor
+    rank 0."""
 
     def __init__(self, config: Config, ranks: Ranks, corpora: RunCorpora) -> None:
         self.config = config
@@ -80,7 +81,7 @@ class BatchSource:
         """Do nothing: samples are known by their index."""
 
     def steps(self, start: int) -> Iterator[list[MicroBatch] | None]:
-        """Yield each step's micro-batches from step `start` on, without end."""
+        """Yield the micro-batches of each training step from step `start` on, without end."""
         if not self.reads:
             while True:
                 yield None

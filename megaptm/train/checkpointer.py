@@ -94,7 +94,7 @@ class Checkpointer:
         """Step of the checkpoint in progress."""
 
     def restore(self) -> int:
-        """Continue from the newest undamaged checkpoint, or start; return the index of the next step."""
+        """Restore the run from the newest undamaged checkpoint, or start it; return the index of the next step."""
         start_time = time.monotonic()
         if self.events:
             self.store.take_over()
@@ -170,7 +170,8 @@ class Checkpointer:
         self._report_storage_failure(self._background.finish)
 
     def _report_storage_failure(self, work: Callable[[], object]) -> str | None:
-        """Call `work`; if it raises that the checkpoint could not be written, report that and return why."""
+        """Call `work` (a part of saving a checkpoint); if it raises that the checkpoint could not be written, report
+        that and return why."""
         try:
             work()
         except NotSavedError as error:
@@ -208,7 +209,8 @@ class Checkpointer:
 
 
 def newest(store: Store, rank_env: RankEnvironment) -> Checkpoint | None:
-    """Return the newest undamaged checkpoint, or None if there is none. Each rank verifies its share of the files.
+    """Return the newest undamaged checkpoint of a run, or None if there is none. Each rank verifies its share of the
+    files.
 
     Terabytes may take any time: see `Background.finish`. Rank 0 sets aside only damaged checkpoints; a checkpoint that
     one rank cannot read is an error on all.
@@ -232,7 +234,7 @@ def newest(store: Store, rank_env: RankEnvironment) -> Checkpoint | None:
 
 
 def refuse_to_forget(run: Path) -> None:
-    """Raise UserError if the journal mentions checkpoints and the folder has none."""
+    """Raise UserError if the journal mentions checkpoints and the run folder has none."""
     if saved := last_saved_step(run):
         raise UserError(
             f"the journal of {run} has a checkpoint of step {saved:,}, but {run / FOLDER} is empty. Check that its "

@@ -32,8 +32,8 @@ def build_engine(
     *,
     timeout_minutes: float,
 ) -> TrainingEngine:
-    """Build an engine without weights; a checkpoint or `fill` sets them. Sampling values of a large model takes
-    minutes."""
+    """Build the training engine of a config without weights; a checkpoint or `fill` sets them. Sampling values of a
+    large model takes minutes."""
     if isinstance(spec, LayerlessSpec):
         engine: TrainingEngine = spec.family.build_engine(config, spec, corpora, timeout_minutes=timeout_minutes)
         return engine
@@ -72,8 +72,8 @@ def _open_initializer(
 
 
 def verified_reader(run: OtherRun, rank_env: RankEnvironment) -> TensorReader:
-    """Return the weights of another run. All ranks call this; each verifies its share of the files, and damage is
-    raised on all."""
+    """Return the verified weights of another run. All ranks call this; each verifies its share of the files, and damage
+    is raised on all."""
     from megaptm.checkpoint.files import DamagedError
     from megaptm.checkpoint.store import Store
     from megaptm.parallel.background import run_on_all_ranks
@@ -100,7 +100,7 @@ def _vector_initializer(path: str, corpora: RunCorpora) -> Initializer:
 
 
 def build_source(config: Config, engine: TrainingEngine, corpora: RunCorpora) -> StepSource:
-    """Build the input of an engine."""
+    """Build the batch source of a training engine."""
     family = find_family(config.model.family)
     source = family.build_source(config, engine, corpora) if isinstance(family, LayerlessFamily) else None
     return BatchSource(config, engine.ranks, corpora) if source is None else source

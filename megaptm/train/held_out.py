@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 FIELD = "held_out"
-"""Key in a checkpoint's state."""
+"""Key of the held-out loss in a checkpoint's state."""
 
 
 @dataclass
@@ -17,16 +17,16 @@ class HeldOutLoss:
 
     last: float | None = None
     rose: int | None = None
-    """Steps made when the loss rose for the first time."""
+    """Number of steps done when the loss rose for the first time."""
 
     def add(self, step: int, loss: float) -> None:
-        """Add the loss after `step` steps."""
+        """Add the held-out loss after `step` steps."""
         if self.rose is None and self.last is not None and loss > self.last:
             self.rose = step
         self.last = loss
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore from a checkpoint's state; reset if the state is absent there."""
+        """Restore the held-out losses from a checkpoint's state; reset them if the state is absent there."""
         last, rose = state.get("last"), state.get("rose")
         self.last = float(last) if isinstance(last, int | float) else None
         self.rose = rose if isinstance(rose, int) else None

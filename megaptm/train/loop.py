@@ -26,30 +26,30 @@ from megaptm.train.metrics import SecondsSpent, StepReport
 from megaptm.train.training_engine import TrainingEngine
 
 SPENT_ON = {"step": "productive", "saving": "checkpoint"}
-"""Phase -> field of `SecondsSpent`, if the names differ."""
+"""Phase of the training loop -> field of `SecondsSpent`, if the names differ."""
 
 
 AFTER_FAILED_SAVE = "earlier checkpoints are kept. Correct the cause and start the run again."
 
 END_OF_BATCHES = object()
-"""Marker of the end of the batches."""
+"""Marker of the end of the validation batches."""
 
 
 @dataclass
 class Training:
-    """State of the loop, opened by `train.run`."""
+    """State of the training loop, opened by `train.run`."""
 
     config: Config
     objective: BaseObjective
     engine: TrainingEngine
     microbatches: Iterator[Any]
-    """Each step's micro-batches on tensor rank 0, None on other ranks."""
+    """Micro-batches of each step on tensor rank 0, None on other ranks."""
     held_out: Callable[[], Iterator[Any]]
     checkpointer: Checkpointer
     stop: StopRequest
     seconds: SecondsSpent
     report: StepReport | None
-    """Only on rank 0."""
+    """Report of each step, only on rank 0."""
     heartbeat: Heartbeat
 
     @contextmanager
@@ -107,8 +107,8 @@ def train(run: Training, *, start: int) -> int:
 
 
 def _first_user_error(own: Exception | None) -> UserError | None:
-    """Return the first error of any rank, so that all ranks, and the journal, end with the same exit code. All ranks
-    call this.
+    """Return the first error of any rank in a training step, so that all ranks, and the journal, end with the same exit
+    code. All ranks call this.
 
     A bug (no UserError) is raised here on its own rank; the other ranks wait to be terminated.
     """
@@ -126,7 +126,8 @@ def _first_user_error(own: Exception | None) -> UserError | None:
 
 
 def _with_saved_step(step: int, error: UserError, not_saved: str | None = None) -> UserError:
-    """Return the error with the step that was saved, or with the reason why that step was not saved."""
+    """Return the error of a training step with the step that was saved, or with the reason why that step was not
+    saved."""
     if not step:
         return error
     if not_saved is None:
@@ -138,8 +139,8 @@ def _with_saved_step(step: int, error: UserError, not_saved: str | None = None) 
 
 
 def _report_stop(run: Training, step: int) -> None:
-    """Report a signal that only another rank received. Rank 0 has the journal, which must contain the reason of the
-    stop."""
+    """Report a stop signal that only another rank received. Rank 0 has the journal, which must contain the reason of
+    the stop."""
     signal_names = all_gather_object(run.stop.name)
     if run.stop.name is None:
         signaled = next(((rank, name) for rank, name in enumerate(signal_names) if name is not None), None)
@@ -159,14 +160,14 @@ def _train_step(run: Training, batches: Any, step: int, rate: float) -> StepResu
 
 
 def _finish_saving(run: Training) -> None:
-    """Finish the checkpoint in progress after a failed step; it is from an earlier, valid step."""
+    """Finish the checkpoint in progress after a failed step; that checkpoint is from an earlier, valid step."""
     with run.during("saving"):
         run.checkpointer.finish()
 
 
 def _read_step(run: Training, step: int) -> tuple[tuple[Any, dict[str, float]] | None, Exception | None]:
-    """Return the micro-batches and weights of a step, or the exception: whatever it is, earlier steps can still be
-    saved."""
+    """Return the micro-batches and weights of a training step, or the exception: whatever it is, earlier steps can
+    still be saved."""
     try:
         weights = weights_at(run.objective, step)
         with run.during("data"), run.stop.interrupt_waits():
@@ -178,8 +179,8 @@ def _read_step(run: Training, step: int) -> tuple[tuple[Any, dict[str, float]] |
 
 
 def mean_losses(engine: TrainingEngine, batches: Iterator[Any]) -> dict[str, float]:
-    """Return the mean of each loss over all its labels in the batches, and `loss`, their weighted sum. Losses without
-    labels are absent."""
+    """Return the mean of each validation loss over all its labels in the batches, and `loss`, their weighted sum.
+    Losses without labels are absent."""
     sums = dict.fromkeys(engine.losses, 0.0)
     counts = dict.fromkeys(engine.losses, 0)
     for micro_batches in batches:
@@ -208,7 +209,7 @@ def _validate(run: Training, step: int, read_error: Exception | None) -> Excepti
 
 
 class _UnreadableError(Exception):
-    """Some process cannot read its batches."""
+    """Raised on all processes if some process cannot read its validation batches."""
 
     def __init__(self, own: Exception | None) -> None:
         self.own = own
@@ -247,7 +248,7 @@ def _validation_batches(run: Training, read_error: Exception | None) -> Iterator
 
 
 def _save_checkpoint(run: Training, step: int, *, wait: bool) -> str | None:
-    """Save a checkpoint; return the reason of a failure, if it is already known."""
+    """Save a checkpoint after a training step; return the reason of a failure, if it is already known."""
     before = run.seconds.checkpoint
     with run.during("saving"):
         not_saved = run.checkpointer.save(step, wait=wait)

@@ -15,7 +15,7 @@ IF_ENDED = "see its output above, and check whether code of the objective ends i
 
 
 def explain_loss(error: LostWorkerError, config: Config) -> UserError:
-    """Return an error that explains why a worker ended.
+    """Explain why a worker of the data loader ended: return an error with the reason.
 
     Indexes of shards are mapped into memory: if one became shorter or its disk fails, the system kills the worker with
     SIGBUS.

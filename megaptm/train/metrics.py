@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SecondsSpent:
-    """Seconds that this process has spent so far, by purpose."""
+    """Seconds that a training process has spent so far, by purpose."""
 
     productive: float = 0.0
     data: float = 0.0
@@ -43,7 +43,7 @@ class SecondsSpent:
     checkpoint: float = 0.0
 
     def spent_on(self, name: str) -> Stopwatch:
-        """Add the time of a block: `with seconds.spent_on("data"): ...`"""
+        """Add the time of a block to the seconds of a purpose: `with seconds.spent_on("data"): ...`"""
         return Stopwatch(self, name)
 
 
@@ -77,7 +77,8 @@ class StepReport:
         start: int,
         fence: Callable[[], None] = lambda: None,
     ) -> None:
-        """`fence` is called before metrics are recorded, and raises if another job has taken over the run."""
+        """Create the report. `fence` is called before metrics are recorded, and raises if another job has taken over
+        the run."""
         self._fence = fence
         self.run, self.config, self.samples, self.events = run, config, samples, events
         self.seconds = SecondsSpent()
@@ -112,7 +113,7 @@ class StepReport:
         self._screen = _Bar(config.train.steps, start) if sys.stdout.isatty() else _Lines(config.train.steps)
 
     def step(self, step: int, result: StepResult, rate: float) -> None:
-        """Record optimizer step `step`, counted from 1."""
+        """Record the metrics of optimizer step `step`, counted from 1."""
         self._fence()
         if not self._has_started:
             self._has_started = True
@@ -162,7 +163,7 @@ class StepReport:
         self._since_step, self._since = step, SecondsSpent(**asdict(self.seconds))
 
     def _seconds_left(self, step: int, step_seconds: float) -> float:
-        """Return the remaining seconds at the pace since the first step, including time between steps."""
+        """Return the remaining seconds of the run at the pace since the first step, including time between steps."""
         first, first_time = self._clock or (step, 0.0)
         pace = (time.monotonic() - first_time) / (step - first) if step > first else step_seconds
         return pace * (self.config.train.steps - step)
@@ -221,14 +222,14 @@ class StepReport:
 
 
 def _loss_list(metrics: Mapping[str, float], prefix: str) -> str:
-    """Return each of several losses, because a weighted sum hides one that does not fall."""
+    """Return the values of several losses as text, because a weighted sum hides one that does not fall."""
     losses = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
     text = ", ".join(f"{name} {value:.4f}" for name, value in losses.items() if name != "loss")
     return f" ({text})" if text else ""
 
 
 class _Lines:
-    """Output for logs: one line per record."""
+    """Output of metrics for logs: one line per record."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -271,7 +272,7 @@ class _Lines:
 
 
 class _Bar:
-    """Output for terminals: one progress line, with permanent lines above it."""
+    """Output of metrics for terminals: one progress line, with permanent lines above it."""
 
     def __init__(self, steps: int, start: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -39,7 +39,7 @@ Reader = Callable[[Span, UnreadableHandler], Iterator[Document]]
 
 @dataclass(frozen=True)
 class Format:
-    """One format."""
+    """Format of source files."""
 
     reader: Reader
     suffixes: frozenset[str]
@@ -49,11 +49,11 @@ class Format:
     can_be_cut: Callable[[Source], bool] = lambda source: False
     """Whether an uncompressed file can be divided into several spans."""
     find_files: Callable[[Source, Listing], Iterator[InputFile]] | None = None
-    """Return the files of a source that are read. None: those whose suffix is of the format."""
+    """Return the files of a source that this format reads. None: all files whose suffix is of the format."""
     attached: Mapping[str, str] = field(default_factory=dict)
     """Lower-case suffix of files that a document may name as its note `ATTACHED` -> suffix in a shard."""
     remedy: str = ""
-    """Remedy if a source of text has such files alone."""
+    """Remedy in the error about a source of text that has only files of this format."""
 
 
 def _has_records(source: Source) -> bool:
@@ -82,7 +82,7 @@ BY_NAMED_SUFFIX = {suffix: name for name, row in TEXT_FORMATS.items() for suffix
 
 
 def format_name(file_name: str, *, named: bool) -> str | None:
-    """Return the format that a file name implies, regardless of a compression suffix; None if unknown."""
+    """Return the format that the name of a source file implies, regardless of a compression suffix; None if unknown."""
     inner = without_compression(file_name).lower()
     if DUMP.search(inner):
         return "wikipedia"
@@ -91,7 +91,8 @@ def format_name(file_name: str, *, named: bool) -> str | None:
 
 
 def skip_reason(file_name: str, source: Source, kind: Literal["file", "folder", "glob"]) -> str | None:
-    """Return why a file is skipped, or None if it is read. A file that is named explicitly is always read."""
+    """Return the reason why a file of a source is skipped, or None if it is read. A file that is named explicitly is
+    always read."""
     if is_unsupported(file_name):
         return "unsupported compression"
     if kind == "file" or (kind == "glob" and source.format is not None):
@@ -101,12 +102,12 @@ def skip_reason(file_name: str, source: Source, kind: Literal["file", "folder", 
 
 
 def format_of(file: InputFile) -> str:
-    """Return the format of a file. A named file with an unknown suffix is read as text."""
+    """Return the format of a source file. A named file with an unknown suffix is read as text."""
     return file.source.format or format_name(file.name, named=True) or "text"
 
 
 def can_be_cut(file: InputFile) -> bool:
-    """Whether documents can be read from the middle of the file."""
+    """Whether documents of a source file can be read from its middle."""
     if archive_kind(file.name):
         return False
     return compression_of(file.name) is None and FORMATS[format_of(file)].can_be_cut(file.source)

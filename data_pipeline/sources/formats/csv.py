@@ -48,7 +48,7 @@ def read_csv(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
 
 
 def _read_rows(span: Span, encoding: Encoding, handler: UnreadableHandler) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows that are not empty, with the offsets of their first bytes."""
+    """Yield the rows of a CSV file that are not empty, with the offsets of their first bytes."""
     csv.field_size_limit(sys.maxsize)  # `_Lines` limits the size of the whole row
     lines = _Lines(read_lines(span, encoding), span.file.source)
     # Strict, because a stray quote would otherwise silently merge the following rows into its field.
@@ -71,8 +71,8 @@ def _read_rows(span: Span, encoding: Encoding, handler: UnreadableHandler) -> It
 
 
 class _Lines:
-    """Iterator of lines with newlines, for csv.reader; can continue after an error. `first` is the offset of the
-    row."""
+    """Iterator over the lines of a CSV file with newlines, for csv.reader; it can continue after an error. `first` is
+    the offset of the row."""
 
     def __init__(self, lines: Iterator[Line], source: Source):
         self.source = source

@@ -21,7 +21,7 @@ CHARSET = re.compile(r"charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
 
 
 def read_html(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
-    """Read a file as one page."""
+    """Read an HTML file as one page."""
     source, name, page = span.file.source, span.file.name, bytearray()
     for chunk in read_chunks(span.file):
         page += chunk
@@ -40,7 +40,7 @@ def page_too_long_error(longest: int) -> UnreadableRecord:
 
 
 def decode_page(page: bytes, parameters: str) -> tuple[str, dict[str, Any]]:
-    """Decode a page; the notes hold `encoding` if it is not UTF-8. Raises `UnreadableRecord`.
+    """Decode an HTML page; the notes hold `encoding` if it is not UTF-8. Raises `UnreadableRecord`.
 
     Tries UTF-8 first, because text in another encoding is almost never valid UTF-8; then the charset of the HTTP
     header, the one that the page declares, and the one detected from its bytes.
@@ -65,9 +65,9 @@ def decode_page(page: bytes, parameters: str) -> tuple[str, dict[str, Any]]:
 
 
 MAX_DEPTH = 4096
-"""Maximum nesting of elements. The time to extract the main content grows quadratically. Browsers stop at 512."""
+"""Maximum nesting of HTML elements. The time to extract the main content grows quadratically. Browsers stop at 512."""
 MAX_ATTRIBUTES = 4096
-"""Maximum words in one tag. The parser compares each attribute with all others."""
+"""Maximum words in one HTML tag. The parser compares each attribute with all others."""
 MAX_UNCHECKED_TAG = 1 << 15
 """Maximum characters of a tag whose attributes are not counted."""
 TAG = re.compile(r"<(/?)([a-zA-Z][^\s/<>]*)")
@@ -84,7 +84,7 @@ UNNESTED_TAGS = frozenset({
 
 
 def refuse_costly_page(page: str) -> None:
-    """Raise `UnreadableRecord` for a page on which the parser would take quadratic time."""
+    """Raise `UnreadableRecord` for an HTML page on which the parser would take quadratic time."""
     if len(page) > MAX_UNCHECKED_TAG and any(map(_has_too_many_attributes, page.split(">"))):
         problem = f"has a tag with more than {MAX_ATTRIBUTES:,} attributes"
         raise UnreadableRecord("tag too long", problem, "remove it")

@@ -19,7 +19,8 @@ Parsed = tuple[Any, Mapping[str, Any]]
 
 
 def read_json_lines(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
-    """Yield a document per line. A file of arrays or of multi-line objects yields a document per object."""
+    """Read JSON lines: yield a document per line. A file of arrays or of multi-line objects yields a document per
+    object."""
     encoding = detect_record_encoding(span.file)
     if has_values(span.file, encoding):
         if not span.start:  # the first span contains the whole file
@@ -58,7 +59,7 @@ def _text_and_offsets(record: Any, source: Source) -> tuple[str, dict[str, Any]]
 
 
 def _parser(encoding: Encoding, source: Source) -> Callable[[bytes | bytearray | None], Parsed]:
-    """Return a function: line -> record and notes. The function raises `UnreadableRecord`."""
+    """Return a parser of JSON lines: line -> record and notes. The parser raises `UnreadableRecord`."""
     with require_library("orjson"):
         from orjson import loads  # more than twice as fast as json
 
@@ -87,7 +88,7 @@ def _parse_slowly(line: bytes | bytearray, encoding: Encoding, source: Source) -
 
 
 def _require_utf8(record: Any, source: Source) -> Any:
-    """Return the record, or raise `UnreadableRecord` if a requested field cannot be encoded as UTF-8."""
+    """Return a JSON record, or raise `UnreadableRecord` if a requested field cannot be encoded as UTF-8."""
     names = (*source.fields, source.messages, *source.keep)
     requested = {name: record.get(name) for name in names} if isinstance(record, dict) else record
     try:

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
 BATCH_BYTES = 8 << 20
-"""Approximate size of a batch of rows."""
+"""Approximate bytes of a batch of rows of a Parquet file."""
 BATCH_ROWS = 4096
 
 
 def read_parquet(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
-    """Yield the documents of the row groups whose first byte is in the span."""
+    """Read Parquet: yield the documents of the row groups whose first byte is in the span."""
     with require_library("pyarrow"):
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
@@ -97,7 +97,7 @@ def _error_message(error: Exception) -> str:
 
 
 def _columns(table: ParquetFile, source: Source) -> list[str]:
-    """Return the required columns that exist; raise `Unreadable` if a text column is missing."""
+    """Return the required columns that a Parquet file has; raise `Unreadable` if a text column is missing."""
     schema = table.schema_arrow
     refuse_duplicate_columns(schema.names, source)
     for text in source.fields:
@@ -131,7 +131,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _to_python(column: Any) -> list[Any]:
-    """Return Python values, with text as bytes, because Arrow does not guarantee valid UTF-8."""
+    """Convert an Arrow batch to Python values, with text as bytes, because Arrow does not guarantee valid UTF-8."""
     import pyarrow
 
     if pyarrow.types.is_dictionary(column.type):
@@ -142,7 +142,7 @@ def _to_python(column: Any) -> list[Any]:
 
 
 def _value(value: Any, encoding: Encoding) -> Any:
-    """Convert a value to a type that JSON can represent."""
+    """Convert a value of a Parquet file to a type that JSON can represent."""
     if isinstance(value, bytes):
         return encoding.decode(value)[0]
     return value if value is None or isinstance(value, str | int | float | list | dict) else str(value)

@@ -104,7 +104,7 @@ def _blocks(pieces: Iterator[bytes | None], source: Source) -> Iterator[bytearra
 
 
 def _line_content(line: bytes | bytearray | None, source: Source) -> bytes | bytearray:
-    """Return the line without a trailing carriage return; raises `UnreadableRecord`."""
+    """Return a line of text without a trailing carriage return; raises `UnreadableRecord`."""
     if line is None:
         raise line_too_long_error(source)
     return line.removesuffix(b"\r")

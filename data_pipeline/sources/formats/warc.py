@@ -30,7 +30,7 @@ ENCODINGS = {
 
 
 def read_warc(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
-    """Yield documents named by the index of their record, because byte offsets depend on the compression."""
+    """Read WARC: yield documents named by the index of their record, because byte offsets depend on the compression."""
     for index, raw in enumerate(read_raw_records(span.file)):
         source = f"{span.file.name}@{index}"
         try:
@@ -57,7 +57,7 @@ def _parse(raw: RawRecord) -> Any:
 
 
 def _record_text(record: Any, raw: RawRecord, source: Source) -> tuple[str, dict[str, Any]]:
-    """Return text and notes of a record; raises `NotTextError` and `UnreadableRecord`."""
+    """Return text and notes of a WARC record; raises `NotTextError` and `UnreadableRecord`."""
     headers = record.http_headers or record.rec_headers
     status = record.http_headers.get_statuscode() if record.http_headers else "200"
     if not status.startswith("2"):
@@ -76,7 +76,7 @@ def _record_text(record: Any, raw: RawRecord, source: Source) -> tuple[str, dict
 
 
 def _decoded_body(record: Any, raw: RawRecord, longest: int) -> bytes:
-    """Return the body without transfer and content encodings; raises `UnreadableRecord`."""
+    """Return the body of a WARC record without transfer and content encodings; raises `UnreadableRecord`."""
     from warcio.bufferedreaders import ChunkedDataReader
 
     if not raw.is_complete:
@@ -93,7 +93,8 @@ def _decoded_body(record: Any, raw: RawRecord, longest: int) -> bytes:
 
 
 def _decompress_body(body: bytes, kind: str, longest: int) -> bytes:
-    """Decompress a body. Many crawlers store it decompressed but keep the header; such a body is returned unchanged."""
+    """Decompress the body of a WARC record. Many crawlers store it decompressed but keep the header; such a body is
+    returned unchanged."""
     content = bytearray()
     try:
         for data in decompress(iter((body,)), kind):
@@ -108,8 +109,8 @@ def _decompress_body(body: bytes, kind: str, longest: int) -> bytes:
 
 
 def _is_plain(body: bytes) -> bool:
-    """Whether a body is already plain text. Compressed data never start with `<`, nor are they UTF-8 without zero
-    bytes."""
+    """Whether the body of a WARC record is already plain text. Compressed data never start with `<`, nor are they UTF-8
+    without zero bytes."""
     if body.lstrip()[:1] == b"<":
         return True
     try:

@@ -12,7 +12,7 @@ from data_pipeline.sources.source import InputFile, Source
 from data_pipeline.sources.unreadable import Unreadable, UnreadableRecord
 
 MAX_RECORD_BYTES = MAX_PAGE_BYTES
-"""Maximum bytes of a record in memory; of a longer record only the start is read."""
+"""Maximum bytes of a WARC record in memory; of a longer record only the start is read."""
 MAX_HEADER_BYTES = 1 << 20
 """Maximum bytes of a record's headers, and the part that is held of an oversized record: it includes the HTTP
 headers."""
@@ -29,14 +29,14 @@ def max_record_bytes(source: Source) -> int:
 
 RECORD_START = b"WARC/"
 NEXT_RECORD = re.compile(rb"\n\r?\n(?=WARC/[0-9]\.[0-9]+\r?\n)")
-"""Blank line before a record."""
+"""Blank line before a WARC record."""
 HEADER_END = re.compile(rb"\n\r?\n")
 LENGTH = re.compile(rb"^content-length:[ \t]*([0-9]{1,18})[ \t]*\r?$", re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class RawRecord:
-    """Bytes of a record, including headers."""
+    """Bytes of a WARC record, including headers."""
 
     content: bytes
     is_complete: bool = True
@@ -44,7 +44,7 @@ class RawRecord:
 
 
 def read_raw_records(file: InputFile) -> Iterator[RawRecord | UnreadableRecord]:
-    """Yield records in order, or an error for a record whose end cannot be determined.
+    """Yield the records of a WARC file in order, or an error for a record whose end cannot be determined.
 
     Raises `Unreadable` for a file that is not WARC or ends in the middle of a record.
     """
@@ -144,7 +144,8 @@ class _Window:
             self.take(len(self.data) - len(self.data.lstrip(b"\r\n")))
 
     def find(self, pattern: re.Pattern[bytes], start: int, stop: int) -> int | None:
-        """Return the end of the first match that starts at or after `start` and ends before `stop`, or None."""
+        """Return the end of the first match of a pattern that starts at or after `start` and ends before `stop`, or
+        None."""
         size = min(1 << 12, stop)
         while True:
             more = self.fill(size)
@@ -180,7 +181,7 @@ class _Window:
         return next_start
 
     def skip_to_next(self) -> bool:
-        """Skip to the next record; return False if there is none."""
+        """Skip to the next WARC record; return False if there is none."""
         self.take(len(RECORD_START))
         while not self.is_empty():
             self.fill(MAX_HEADER_BYTES)

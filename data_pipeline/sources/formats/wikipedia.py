@@ -16,13 +16,13 @@ from data_pipeline.sources.unreadable import Unreadable, UnreadableHandler, to_u
 from data_pipeline.time_limit import time_limit
 
 MAX_ARTICLE_BYTES = 4 << 20
-"""Bytes of markup. MediaWiki itself limits a page to 2 MiB."""
+"""Maximum bytes of an article's markup. MediaWiki itself limits a page to 2 MiB."""
 FILE_NAMESPACES = ("6", "14")
-"""Namespaces of files and categories. A link to them shows a picture or nothing."""
+"""Namespaces of files and categories of Wikipedia. A link to them shows a picture or nothing."""
 
 
 def read_wikipedia(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
-    """Yield articles (namespace 0) that are not redirects, named by page id."""
+    """Read a Wikipedia dump: yield articles (namespace 0) that are not redirects, named by page id."""
     prefixes = {"file", "image", "category"}  # valid in every language, in addition to the names in that language
     longest = span.file.source.max_bytes or MAX_ARTICLE_BYTES
     for element in _elements(span):

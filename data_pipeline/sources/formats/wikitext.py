@@ -22,8 +22,8 @@ CELL_END = {"td": "\t", "th": "\t", "tr": "\n", "p": "\n\n", "div": "\n", "br": 
 
 SWITCHES = re.compile(r"__[A-Z]+__")
 QUOTES = re.compile(r"'{2,}")
-"""Two quotes mark italics, three bold, five both. Of four, the first is an apostrophe; of more, those before the last
-five."""
+"""Quotes of MediaWiki markup: two mark italics, three bold, five both. Of four, the first is an apostrophe; of more,
+those before the last five."""
 EMPTY_BRACKETS = re.compile(r" ?\([\s,;:]*\)")
 """Remainder of a removed pronunciation template."""
 SPACES = re.compile(r"  +")
@@ -31,8 +31,8 @@ BLANK_LINES = re.compile(r"\n{3,}")
 
 
 def text_of_markup(markup: str, leave_out: Collection[str], not_text: Collection[str]) -> str:
-    """Return the prose of an article without templates. `not_text`: lower-case prefixes of links without visible
-    text."""
+    """Return the prose of a Wikipedia article without templates. `not_text`: lower-case prefixes of links without
+    visible text."""
     with require_library("mwparserfromhell"):
         import mwparserfromhell
 
@@ -54,7 +54,7 @@ def _apostrophes(quotes: re.Match[str]) -> str:
 
 
 class _TextVisitor:
-    """Visitor of the parsed nodes, which yields their text."""
+    """Visitor of the parsed nodes of MediaWiki markup, which yields their text."""
 
     def __init__(self, leave_out: Collection[str], not_text: Collection[str]):
         self.leave_out = leave_out

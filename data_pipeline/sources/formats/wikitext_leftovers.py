@@ -27,12 +27,13 @@ CELLS = re.compile(r"\|\||!!")
 
 
 def protect_literal(text: str) -> str:
-    """Protect text from being treated as markup."""
+    """Protect literal text from being treated as MediaWiki markup."""
     return text.translate(LITERAL)
 
 
 def without_leftovers(text: str, *, tables: bool) -> str:
-    """Return text without leftover markup. With `tables`, the cells of an unclosed table are retained."""
+    """Return the text of an article without leftover markup. With `tables`, the cells of an unclosed table are
+    retained."""
     text = COMMENT.sub("", text)
     text = "\n".join(_without_rows(OPEN_TEMPLATE.sub("", _without_templates(text)).split("\n"), tables))
     return TAG.sub("", LINK.sub("", text)).translate(PLAIN)

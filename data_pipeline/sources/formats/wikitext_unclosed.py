@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 MAX_REREAD = 4 << 20
-"""Maximum characters that are read again, which takes about a second."""
+"""Maximum characters of an article that the parser reads again, which takes about a second."""
 
 SIGNS = "{[<|"
 HIDDEN = str.maketrans(SIGNS, "\x0e\x0f\x10\x11")
@@ -26,11 +26,11 @@ LITERAL_ENDS = {"<!--": re.compile("-->"), "<nowiki>": re.compile("</nowiki>", r
 """Opening of text without markup -> its end."""
 CLOSES = {"}}": "{{", "]]": "[[", "|}": "{|", "]": "["}
 VOID = frozenset({"br", "hr", "wbr", "meta", "link", "img", "li", "dt", "dd", "td", "th", "tr"})
-"""Tags without an end tag."""
+"""HTML tags without an end tag."""
 
 
 def without_unclosed(markup: str) -> str:
-    """Return the markup. If it has too many unclosed openings, they are hidden."""
+    """Return the markup of an article, with its unclosed openings hidden if it has too many."""
     unclosed = _unclosed(markup)
     if sum(len(markup) - start for start, _ in unclosed) <= MAX_REREAD:
         return markup

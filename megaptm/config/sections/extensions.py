@@ -13,7 +13,8 @@ Schema = TypeVar("Schema", bound=type[Section])
 
 
 def extension_sections() -> dict[str, type[ExtensionSection]]:
-    """Return key -> class. A module `section.py` has `SECTION`, a class with its key."""
+    """Return the config sections that extensions add: key -> class. A module `section.py` has `SECTION`, a class with
+    its key."""
     return {section.key: section for section in contributions("section", "SECTION")}
 
 
@@ -23,7 +24,7 @@ def used_sections(config: Any) -> list[ExtensionSection]:
 
 
 def with_extension_sections(schema: Schema) -> Schema:
-    """Return the class of a config with a key for each of these sections; absent by default."""
+    """Return the class of a config with a key for each of these sections of extensions; absent by default."""
     fields = {
         key: (section | None, Field(None, description=section.meaning)) for key, section in extension_sections().items()
     }

@@ -16,14 +16,14 @@ LAYER = "albert.encoder.albert_layer_groups.{group}.albert_layers.{turn}"
 
 
 def count_labels(config: Mapping[str, Any]) -> int:
-    """Return the number of labels of a Hugging Face config; the default is two."""
+    """Return the number of labels of ALBERT's Hugging Face config; the default is two."""
     named = config.get("id2label")
     return len(named) if isinstance(named, Mapping) else 2
 
 
 def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a reason if tables and layers have the same width. `AlbertForPreTraining` then has a projection between
-    them, and megaptm's model has none."""
+    """Yield a reason against importing an ALBERT whose tables and layers have the same width. `AlbertForPreTraining`
+    then has a projection between them, and megaptm's model has none."""
     if config["embedding_size"] == config["hidden_size"]:
         yield (
             f"embedding_size and hidden_size are both {config['hidden_size']} (albert has no projection between "

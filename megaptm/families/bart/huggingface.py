@@ -5,7 +5,7 @@ from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, TensorRule, pair
 
 
 def _stack(stack: str, prefix: str) -> tuple[TensorRule, ...]:
-    """Return the rules of one stack; `prefix`: prefix of megaptm's names at its input."""
+    """Return the tensor rules of one stack of BART; `prefix`: prefix of megaptm's names at its input."""
     hf_stack = f"model.{stack}"
     layer = f"{hf_stack}.layers.{{n}}"
     attention = tuple(f"{layer}.self_attn.{name}_proj" for name in "qkv")

@@ -111,7 +111,8 @@ class BartDenoising(Objective):
         return sample | mark_global_tokens(self.global_tokens, sample["positions"], sample["document_ids"])
 
     def corrupt(self, part: DocumentSlice, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
-        """Return the corrupted tokens of a document, without `begin` and `end`, int64 [at most as many tokens]."""
+        """Corrupt a document as BART does: return its tokens without `begin` and `end`, int64 [at most as many
+        tokens]."""
         tokens = part.tokens.astype(np.int64)
         is_start = word_starts(part) if self.hide == "whole-words" else np.ones(len(tokens), dtype=np.int64)
         if self.permute_rate and len(tokens):
@@ -127,7 +128,7 @@ class BartDenoising(Objective):
     def _mask(
         self, tokens: np.ndarray, starts: np.ndarray, special: SpecialTokens, rng: np.random.Generator
     ) -> np.ndarray:
-        """Return tokens with some masked or deleted. `starts`: first tokens of units."""
+        """Return the tokens of a document with some masked or deleted. `starts`: first tokens of units."""
         units = len(starts)
         infilled = math.ceil(self.infill_rate * units)
         masked = min(math.ceil(self.mask_rate * units), units - infilled)
@@ -165,7 +166,8 @@ def permuted_sentences(starts: np.ndarray, length: int, share: float, rng: np.ra
 
 
 def span_lengths(total: int, *, poisson_lambda: float, rng: np.random.Generator) -> np.ndarray:
-    """Return Poisson lengths that sum to `total`, the last truncated, some 0, int64 [at most `total`]."""
+    """Sample Poisson lengths of masked spans that sum to `total`, the last truncated, some 0, int64 [at most
+    `total`]."""
     lengths = np.zeros(0, dtype=np.int64)
     while lengths.sum() < total:
         lengths = np.concatenate((lengths, rng.poisson(poisson_lambda, total)))

@@ -5,7 +5,7 @@ from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, pair
 
 
 def encoder(prefix: str) -> tuple[TensorRule, ...]:
-    """Return all rules except heads, for a model whose encoder is BERT's under another name."""
+    """Return all tensor rules except heads, for a model whose encoder is BERT's under another name."""
     layer = f"{prefix}.encoder.layer.{{n}}"
     attention = tuple(f"{layer}.attention.self.{name}" for name in ("query", "key", "value"))
     return (
@@ -30,8 +30,8 @@ MASKED = (
 
 
 def pretraining(prefix: str, classifier: str) -> tuple[TensorRule, ...]:
-    """Return all rules of a model with a masked-token head and a classifier of two texts, with megaptm's name of the
-    latter."""
+    """Return all tensor rules of a model with a masked-token head and a classifier of two texts, with megaptm's name of
+    the latter."""
     return (
         *encoder(prefix),
         *MASKED,

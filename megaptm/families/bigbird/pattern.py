@@ -43,14 +43,15 @@ class SparseBlocks(Pattern):
         return -(-length // self.block)
 
     def attends_to_all(self, length: int) -> bool:
-        """Whether a sequence is so short that most blocks would be chosen at random, as in the released code."""
+        """Whether a sequence is so short that block-sparse attention computes all pairs, because most blocks would be
+        chosen at random, as in the released code."""
         return length <= (5 + 2 * self.random) * self.block
 
     def attends(self, head: Any, query: Any, key: Any, table: Any) -> Any:
         return table[head, query // self.block, key // self.block]
 
     def table(self, length: int) -> np.ndarray:
-        """Return the block table [H, N, N]."""
+        """Return the block table [H, N, N] of block-sparse attention."""
         attended = np.zeros((len(self.heads), self.count(length), self.count(length)), dtype=bool)
         for row, keys in enumerate(_block_rows(self, self.count(length))):
             np.put_along_axis(attended[:, row], keys, True, axis=1)

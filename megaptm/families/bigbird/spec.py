@@ -21,7 +21,7 @@ class BlockSparseSpec(AttentionSpec):
     reads_global_tokens = True
 
     block_size: PositiveInt = 64
-    """Positions of a block."""
+    """Number of positions of a block."""
     num_random_blocks: Annotated[int, Field(ge=0, le=1 << 10)] = 3
     """Number of random blocks that each block attends to; sampled for each layer and head."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0

@@ -28,7 +28,7 @@ OPTIONS = {
 def pair_arguments(
     config: Config, tasks: Sequence[Task], tokenizer: Sequence[str], source: str | None
 ) -> list[str] | None:
-    """Return arguments of `megaptm corpus` for images with texts; None for another model."""
+    """Return the arguments of `megaptm corpus` for a missing corpus of images with texts; None for another model."""
     family = resolve(config).family
     if not isinstance(family, Family) or family.find_input(PatchInput) is None or not family.has_tokens:
         return None

@@ -35,7 +35,7 @@ class ImageTextHeadCosts(ContrastHeadCosts):
 
     @property
     def embedding(self) -> int:
-        """Width of the joint space of images and texts."""
+        """Return the width of the joint space of images and texts."""
         return self.spec.size_of(self.readings[1].stack).width
 
     @property
@@ -54,11 +54,12 @@ class ImageTextHeadCosts(ContrastHeadCosts):
         return self.parameters
 
     def multiply_adds(self, positions: int) -> int:
-        """Return the multiply-adds for one position of each."""
+        """Return the multiply-adds of the image-text head for one position of each."""
         return super().multiply_adds(1)
 
     def compare_bytes(self, own: int, rows: int) -> int:
-        """Return the bytes for a part of the samples: the backward pass recomputes their comparisons, part by part."""
+        """Return the bytes of comparing images with texts for a part of the samples: the backward pass recomputes their
+        comparisons, part by part."""
         return super().compare_bytes(min(own, ROWS_COMPARED), rows)
 
 

@@ -41,7 +41,8 @@ class ImageTextHead(ContrastHead):
         self.scale = nn.Parameter(torch.empty(1))
 
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        """Return [B, 2 E + 1]. If the batch has no end positions, texts end at the last position."""
+        """Return the features of the image-text head, [B, 2 E + 1]. If the batch has no end positions, texts end at the
+        last position."""
         image_SBD, text_SBD = streams_SBD
         rows = torch.arange(text_SBD.shape[1], device=text_SBD.device)
         end_B = (
@@ -54,8 +55,8 @@ class ImageTextHead(ContrastHead):
         return torch.cat([*(F.normalize(side.float(), dim=-1) for side in sides), scale.expand(len(rows), 1)], -1)
 
     def compare(self, features_NF: Tensor, answers_N: Tensor, own: slice) -> Tensor:
-        """Return [R]. Samples without a text are excluded. Scores of many samples are recomputed in the backward pass,
-        `ROWS_COMPARED` at a time."""
+        """Return the loss of the image-text head, [R]. Samples without a text are excluded. Scores of many samples are
+        recomputed in the backward pass, `ROWS_COMPARED` at a time."""
         rows = range(*own.indices(len(features_NF)))
         if len(rows) <= ROWS_COMPARED:
             return self._compared(features_NF, answers_N, own)
@@ -78,8 +79,8 @@ class ImageTextHead(ContrastHead):
 
 
 class _Bounded(torch.autograd.Function):
-    """Clamp to at most `LARGEST`. At the bound gradients that would increase the value are dropped. Every sample's
-    gradient has the same sign, so the layout does not change what is dropped."""
+    """Clamp the log temperature to at most `LARGEST`. At the bound gradients that would increase the value are dropped.
+    Every sample's gradient has the same sign, so the layout does not change what is dropped."""
 
     @staticmethod
     def forward(ctx: Any, number: Tensor) -> Tensor:

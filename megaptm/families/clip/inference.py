@@ -37,7 +37,7 @@ TEMPLATES = ("a photo of a {}.",)
 
 
 def text_vectors(loaded: TrainedModel, texts: Sequence[str], *, batch: int = 64) -> Tensor:
-    """Return normalized text vectors [N, E], float32 on the CPU, in the joint space with images."""
+    """Return the normalized vectors of texts [N, E], float32 on the CPU, in the joint space with images."""
     task = image_text_task(loaded)
     special, length = loaded.tokenizer.special, min(task.text_length, loaded.spec.longest or task.text_length)
     rows = [text_input(ids, special, length) for ids in loaded.tokenizer.encode_batch(list(texts))]
@@ -47,8 +47,8 @@ def text_vectors(loaded: TrainedModel, texts: Sequence[str], *, batch: int = 64)
 
 
 def image_vectors(loaded: TrainedModel, images: Sequence[Image], *, batch: int = 64) -> Tensor:
-    """Return normalized image vectors [N, E], float32 on the CPU, from files or their bytes. Raise UserError for one
-    that is no image."""
+    """Return the normalized vectors of images [N, E], float32 on the CPU, from files or their bytes. Raise UserError
+    for a file that is no image."""
     task = image_text_task(loaded).for_validation()
     assert isinstance(task, ImageText)
     if batch < 1:
@@ -72,7 +72,7 @@ def image_vectors(loaded: TrainedModel, images: Sequence[Image], *, batch: int =
 
 
 def class_vectors(loaded: TrainedModel, names: Sequence[str], templates: str | Sequence[str] = TEMPLATES) -> Tensor:
-    """Return [C, E]: for each name the normalized mean of the vectors of its texts."""
+    """Return a vector for each class name, [C, E]: the normalized mean of the vectors of its texts."""
     templates = [templates] if isinstance(templates, str) else templates
     if not templates:
         raise UserError("templates is empty: give at least one, such as 'a photo of a {}.'")
@@ -88,29 +88,29 @@ class ZeroShot:
 
     names: tuple[str, ...]
     cosines: Tensor
-    """[N, C]: cosine similarity of each image and name."""
+    """Cosine similarity of each image and class name, [N, C]."""
     labels: np.ndarray | None = None
-    """int64 [N]: labels, if known."""
+    """Labels of the images, int64 [N], if known."""
 
     @property
     def predictions(self) -> list[str]:
-        """Most likely name of each image."""
+        """Return the most likely class name of each image."""
         return [self.names[index] for index in self.cosines.argmax(-1).tolist()]
 
     def accuracy(self, top: int = 1) -> float:
-        """Return the share of images whose label is among the `top` most likely names."""
+        """Return the share of images whose label is among the `top` most likely class names."""
         assert self.labels is not None, "accuracy needs a corpus with labels"
         best = self.cosines.topk(min(top, len(self.names))).indices
         return float((best == torch.from_numpy(self.labels)[:, None]).any(-1).float().mean())
 
     @property
     def chance(self) -> float:
-        """Accuracy of predicting the most frequent label."""
+        """Return the accuracy of predicting the most frequent label for every image."""
         assert self.labels is not None
         return float(np.bincount(self.labels).max() / len(self.labels))
 
     def to_json(self) -> dict[str, object]:
-        """Return the result as JSON values."""
+        """Return the result of zero-shot classification as JSON values."""
         return {"zero_shot": {"images": len(self.cosines), "accuracy": self.accuracy(), "chance": self.chance}}
 
     def show(self, console: Console) -> None:
@@ -202,7 +202,7 @@ def _image_features(loaded: TrainedModel, patches: Tensor) -> Tensor:
 
 
 def _features(loaded: TrainedModel, batch: dict[str, Tensor], *, without: str) -> tuple[Tensor, Tensor]:
-    """Return the features of both sides; the side `without` has no input."""
+    """Return the features of images and texts; the side `without` has no input."""
     samples = len(next(iter(batch.values())))
     zeros = torch.zeros(1, samples, loaded.spec.size_of(without).width, device=loaded.device)
     with torch.inference_mode():
@@ -213,8 +213,8 @@ def _features(loaded: TrainedModel, batch: dict[str, Tensor], *, without: str) -
 
 
 def retrieval(loaded: TrainedModel, corpora: dict[str, float] | None = None, *, rows: int | None = None) -> Retrieval:
-    """Evaluate retrieval among the first `rows` held-out pairs (None: all, at most 5,000 as for COCO). Texts whose
-    score ties with the correct one, such as equal texts, do not count as errors."""
+    """Evaluate the retrieval between images and texts among the first `rows` held-out pairs (None: all, at most 5,000
+    as for COCO). Texts whose score ties with the correct one, such as equal texts, do not count as errors."""
     config = loaded.config
     mix = open_mix(
         corpora or config.data.mix,

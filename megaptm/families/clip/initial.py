@@ -8,7 +8,8 @@ from megaptm.spec import Size
 
 
 def _scaled_residual(size: Size) -> float:
-    """Return the inverse square root of the width times the number of residual sums."""
+    """Return the factor of CLIP's residual projections: the inverse square root of the width times the number of
+    residual sums."""
     return float((size.width * 2 * size.layers) ** -0.5)
 
 

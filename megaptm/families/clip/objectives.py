@@ -27,14 +27,14 @@ TEXT = "text_"
 
 @dataclass(frozen=True)
 class ImageText(ImageObjective):
-    """Contrast of images and texts of a batch (arXiv:2103.00020)."""
+    """Objective of matching images and texts within a batch (CLIP, arXiv:2103.00020)."""
 
     crop: Literal["random", "random-square", "center", "none"] = "random-square"
-    """Crop; the paper uses a random square."""
+    """Crop of images in training; the paper uses a random square."""
     flip: bool = False
-    """Whether every second image is flipped horizontally. Few texts describe both orientations."""
+    """Whether every second image is flipped horizontally in training. Few texts describe both orientations."""
     text_length: SequenceLength = 77
-    """Length of a text, special tokens included. Longer texts are truncated."""
+    """Maximum length of a text, special tokens included. Longer texts are truncated."""
 
     name = "image-text"
     annotation = "text"
@@ -64,7 +64,8 @@ class ImageText(ImageObjective):
 
 
 def text_input(ids: np.ndarray, special: SpecialTokens, length: int) -> tuple[np.ndarray, int]:
-    """Return the tokens of a text, int64 [T], and its end position. Padding is never attended to, so any id serves."""
+    """Return the tokens of an image's text, int64 [T], and its end position. Padding is never attended to, so any id
+    serves."""
     assert special.begin is not None
     assert special.end is not None
     content = ids[: length - 2].astype(np.int64)

@@ -16,7 +16,7 @@ class LSTMCosts(LayerCosts):
     kernels = 10
     directions = 1
     reads: int
-    """Input features of a position."""
+    """Number of input features of a position."""
 
     def lstm_linears(self, prefix: str = "") -> dict[str, LinearShape]:
         gates = 4 * self.size.ffn
@@ -26,7 +26,7 @@ class LSTMCosts(LayerCosts):
         }
 
     def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
-        """Return the bytes of four gates and their inputs, the cell and its tanh, and the output."""
+        """Return the bytes that an LSTM saves: four gates and their inputs, the cell and its tanh, and the output."""
         return SavedBytes(own=self.directions * 11 * self.size.ffn * element)
 
     def memory_traffic(self, element: int) -> MemoryTraffic:

@@ -20,7 +20,7 @@ TORCH_NAMES = {"input": "ih", "state": "hh"}
 
 
 def to_mt_lstm(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
-    """Return the weights of the encoder: `weight_ih_l0`, `bias_hh_l1_reverse` and so on."""
+    """Return the weights of CoVe's encoder by names of torch's LSTM: `weight_ih_l0`, `bias_hh_l1_reverse` and so on."""
     return {
         f"{kind}_{torch_name}_l{layer}{suffix}": weights[f"encoder.{layer}.recurrent.{direction}.{name}.{kind}"]
         for layer in range(spec.size_of("encoder").layers)
@@ -31,7 +31,7 @@ def to_mt_lstm(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tens
 
 
 def export_cove(checkpoint: RunCheckpoint, folder: Path) -> None:
-    """Write the encoder as a torch LSTM, its word vectors, and a word list with one word per line."""
+    """Export CoVe: write the encoder as a torch LSTM, its word vectors, and a word list with one word per line."""
     spec = checkpoint.spec
     if not isinstance(spec.family.first_block.layer, BidirectionalLSTMSpec):
         raise UserError(f"{spec.name} is not a CoVe: export it with `megaptm export hf`.")

@@ -33,7 +33,7 @@ class LSTMStack(BaseStack):
     def __init__(
         self, block: Block, size: Size, layers: range, *, dropout: float, memory: int | None = None, context: int = 0
     ) -> None:
-        """`memory`: width of the stack that attention reads."""
+        """Build the stack. `memory`: width of the stack that attention reads."""
         super().__init__(block, size, layers)
         self["dropout"] = Dropout(dropout, region="residual")
         for number in layers:
@@ -42,17 +42,17 @@ class LSTMStack(BaseStack):
             self[str(number)] = LSTMLayer(lstm_class(sub.costs))
 
     def lstm(self, number: int) -> nn.Module:
-        """Return the LSTM of a layer."""
+        """Return the LSTM of a layer of the stack."""
         return cast(LSTMLayer, self[str(number)]).recurrent
 
 
 class EncoderStack(LSTMStack):
-    """Bidirectional LSTMs."""
+    """Encoder of CoVe: bidirectional LSTMs."""
 
     lstm_classes = (BidirectionalLSTM,)
 
     def forward(self, x: Tensor, inputs: StackInputs) -> Tensor:
-        """Return [S, B, D] from the input [S, B, its width]."""
+        """Return the output of CoVe's encoder [S, B, D] from the input [S, B, its width]."""
         documents = inputs.mask.documents
         for number in self.numbers:
             x = self.lstm(number)(x, None if documents is None else documents[0])
@@ -63,12 +63,13 @@ class EncoderStack(LSTMStack):
 
 
 class DecoderStack(LSTMStack):
-    """LSTMs with attention to the encoder and input feeding."""
+    """Decoder of CoVe: LSTMs with attention to the encoder and input feeding."""
 
     lstm_classes = (AttentiveLSTM, LSTM)
 
     def forward(self, x: Tensor, inputs: StackInputs) -> Tensor:
-        """Return [S, B, D] from the input [S, B, its width] and the output of the encoder."""
+        """Return the output of CoVe's decoder [S, B, D] from the input [S, B, its width] and the output of the
+        encoder."""
         documents, memory_mask = inputs.mask.documents, inputs.memory_mask
         assert inputs.memory is not None
         attended_BSM = None if memory_mask is None or memory_mask.documents is None else memory_mask.dense.squeeze(1)

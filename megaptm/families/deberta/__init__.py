@@ -52,7 +52,7 @@ LAYER_V3 = change(LAYER_V2, attention={"convolution": False})
 
 
 def _beside(discriminator: Size) -> Size:
-    """Return the size with a generator as wide and half as deep (the released configs)."""
+    """Return the size of DeBERTa-v3 with a generator as wide and half as deep (the released configs)."""
     return change(discriminator, stacks={"generator": change(discriminator, layers=discriminator.layers // 2)})
 
 

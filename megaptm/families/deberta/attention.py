@@ -18,7 +18,7 @@ from megaptm.layers.split import Dropout, Linear
 
 
 def distance_rows(length: int, record: DisentangledSpec, *, device: torch.device | None = None) -> Tensor:
-    """Return the row of the distance table for each query and key, [S, S], clamped to the table.
+    """Return the row of DeBERTa's distance table for each query and key, [S, S], clamped to the table.
 
     With buckets, distances up to half of the buckets have rows of their own; larger distances share logarithmic bins.
     """
@@ -60,8 +60,8 @@ class DisentangledAttention(SelfAttention):
         cached_states: None = None,
         rows_SS: Tensor | None = None,
     ) -> Tensor:
-        """Return [S, B, H*K]. `position_state`: the distance table. `rows_SS`: result of `distance_rows`, if already
-        computed."""
+        """Return the output of disentangled attention, [S, B, H*K]. `position_state`: the distance table. `rows_SS`:
+        result of `distance_rows`, if already computed."""
         assert position_state is not None
         q, k, v = self._project(x_SBD, keys)
         rows_SS = distance_rows(len(q), self.record, device=q.device) if rows_SS is None else rows_SS
@@ -71,7 +71,8 @@ class DisentangledAttention(SelfAttention):
         return self.attend(q, k, v, scores)
 
     def _by_distance(self, q_SBHK: Tensor, k_SBHK: Tensor, table_RD: Tensor, rows_SS: Tensor) -> Tensor:
-        """Return content-to-position plus position-to-content scores, [B, H, S, S]."""
+        """Return the distance scores of disentangled attention, content-to-position plus position-to-content, [B, H, S,
+        S]."""
         key_RHK, query_RHK = self._of_distances(table_RD)
         shape = (q_SBHK.shape[1], q_SBHK.shape[2], *rows_SS.shape)
         # Both terms use the row of query minus key. The paper prints key minus query for the second; the released code
@@ -81,9 +82,9 @@ class DisentangledAttention(SelfAttention):
         return from_query + from_key.transpose(-1, -2)
 
     def _of_distances(self, table_RD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and queries of distances, [R, H, K], for the heads of this rank.
+        """Return keys and queries of distances in disentangled attention, [R, H, K], for the heads of this rank.
 
-        Uses the weights directly: a tensor-parallel module would treat the table as a sequence.
+        It uses the weights directly: a tensor-parallel module would treat the table as a sequence.
         """
         if not self.has_position_projections:
             qkv = F.linear(table_RD, self.qkv.weight, self.qkv.bias).unflatten(-1, (-1, 3, self.key_width))

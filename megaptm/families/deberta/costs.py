@@ -34,7 +34,8 @@ class DisentangledAttentionCosts(SelfAttentionCosts):
 
     @classmethod
     def stack_norms(cls, record: DisentangledSpec, layers: range) -> int:
-        """Return the number of norms: of the distance table, and of the convolution."""
+        """Return the number of norms of a stack with disentangled attention: of the distance table, and of the
+        convolution."""
         return (bool(layers) and record.norm) + (record.convolution and 0 in layers)
 
     @classmethod
@@ -48,10 +49,11 @@ class DisentangledAttentionCosts(SelfAttentionCosts):
         return LinearShape(size.width, positions, False) if record.mask_decoder and size.layers - 1 in layers else None
 
     def pairs(self, queries: int, keys: int) -> int:
-        """Return the pairs of queries and keys, and of each query or key with every possible distance."""
+        """Return the number of pairs of disentangled attention: of queries and keys, and of each query or key with
+        every possible distance."""
         return queries * keys + queries * min(2 * keys, self.attention.table_rows)
 
 
 def convolution_shape(width: int) -> LinearShape:
-    """Return the linear layer of a convolution over a position and its two neighbors."""
+    """Return the linear layer of DeBERTa's convolution over a position and its two neighbors."""
     return LinearShape(3 * width, width, bias=True)

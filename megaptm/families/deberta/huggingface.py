@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def decodes_masks(spec: ModelSpec) -> bool:
-    """Whether the model ends with a mask decoder."""
+    """Whether a DeBERTa ends with a mask decoder."""
     return spec.family.last_block != spec.family.last_block.for_encoding
 
 
@@ -75,21 +75,22 @@ V2 = (
 
 
 def _max_distance(config: Mapping[str, Any]) -> Any:
-    """Return the largest distance; values below 1 mean the number of positions."""
+    """Return the maximum distance of DeBERTa's Hugging Face config; values below 1 mean the number of positions."""
     distance = config["max_relative_positions"]
     return config.get("max_position_embeddings") if type(distance) is int and distance < 1 else distance
 
 
 def _score_terms(config: Mapping[str, Any]) -> Any:
-    """Return the terms of scores besides content: a list, or as released `c2p|p2c`."""
+    """Return the terms of DeBERTa's attention scores besides content in a Hugging Face config: a list, or as released
+    `c2p|p2c`."""
     terms = config["pos_att_type"]
     terms = terms.lower().split("|") if isinstance(terms, str) else terms
     return sorted(str(term).strip() for term in terms) if isinstance(terms, list) else terms
 
 
 def _drop_absent_mask_decoder(model: ImportedModel, folder: Path | None) -> ImportedModel:
-    """Return the model without a mask decoder if the files lack its position table, as the class of `transformers`
-    computes it."""
+    """Return the imported DeBERTa without a mask decoder if the files lack its position table, as the class of
+    `transformers` computes it."""
     if not any(name.endswith(".place_table.weight") for name in model.absent):
         return model
     stacks = {name: block.for_encoding for name, block in model.spec.family.stacks.items()}

@@ -20,9 +20,9 @@ class DisentangledSpec(AttentionSpec):
     scores_distances = True
 
     max_distance: PositiveInt = 512
-    """Largest distance to each side."""
+    """Maximum distance to each side."""
     num_distance_buckets: PositiveInt | None = None
-    """Distance buckets to each side, logarithmic for large distances. None: one per distance."""
+    """Number of distance buckets to each side, logarithmic for large distances. None: one per distance."""
     norm: bool = False
     """Whether the distance table is normalized (DeBERTa-v2)."""
     projections: Literal["own", "tokens"] = "own"
@@ -35,7 +35,7 @@ class DisentangledSpec(AttentionSpec):
 
     @property
     def table_rows(self) -> int:
-        """Number of rows of the distance table."""
+        """Return the number of rows of DeBERTa's distance table."""
         return 2 * (self.max_distance if self.num_distance_buckets is None else self.num_distance_buckets)
 
     def for_encoding(self) -> DisentangledSpec:

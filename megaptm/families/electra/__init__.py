@@ -7,8 +7,8 @@ LAYER = BERT.last_block
 
 
 def _beside(discriminator: Size, *, width: int) -> Size:
-    """Return the size with a generator of the same depth and another width: heads of width 64, FFN four times as
-    wide."""
+    """Return the size of ELECTRA with a generator of the same depth and another width: heads of width 64, FFN four
+    times as wide."""
     return change(
         discriminator,
         stacks={"generator": Size(layers=discriminator.layers, width=width, heads=width // 64, ffn=4 * width)},

@@ -32,5 +32,5 @@ class ReplacedHead(nn.Module):
         return (losses_BS * (labels_BS != IGNORED)).sum(), count_labels(labels_BS)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return logits [B, S]."""
+        """Return the logits of replaced token detection, [B, S]."""
         return self.classify(self.activation(self.transform(x_SBD)))[:, :, 0].t()

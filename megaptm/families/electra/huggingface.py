@@ -8,7 +8,8 @@ from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, has_narrow_tables, 
 
 
 def _encoder(stack: str) -> tuple[TensorRule, ...]:
-    """Return the rules of both: BERT's, and the projection from the width of the tables."""
+    """Return the tensor rules of ELECTRA's generator and discriminator: BERT's, and the projection from the width of
+    the tables."""
     rules = (rule for rule in BERT.rules if not rule.name.startswith("head."))
     renamed = (
         replace(rule, hf_names=tuple(name.replace("bert.", "electra.", 1) for name in rule.hf_names)) for rule in rules

@@ -15,7 +15,8 @@ from megaptm.objectives.objective import Sample, SampleContext, Share
 
 @dataclass(frozen=True)
 class ReplacedTokens(MaskedLM):
-    """Masked tokens for a generator. The model computes replaced-token labels after the generator has sampled.
+    """Objective of replaced token detection: masked tokens for a generator. The model computes replaced-token labels
+    after the generator has sampled.
 
     The batch has a random number in [0, 1) for each masked token. The generator's token is sampled with it, so the
     sample is the same on every device and layout.
@@ -32,7 +33,7 @@ class ReplacedTokens(MaskedLM):
         return "replaced-token-detection"
 
     def max_predictions(self, sequence: int) -> int:
-        """Return the limit of the released code."""
+        """Return the maximum number of masked tokens, as in the released code of ELECTRA."""
         return max(1, int((self.rate + 0.005) * sequence))
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:

@@ -11,7 +11,7 @@ FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 
 
 def characters(highway: int) -> dict[str, Any]:
-    """Return the sizes of released word embeddings with a number of highway layers."""
+    """Return the sizes of ELMo's released word embeddings with a number of highway layers."""
     return {"filters": FILTERS, "highway": highway, "character_width": 16}
 
 

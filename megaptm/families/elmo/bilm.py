@@ -19,9 +19,9 @@ INPUT = "embed.token"
 
 
 def parameter_names(spec: ModelSpec) -> Iterator[tuple[str, str, tuple[int, ...] | None]]:
-    """Yield megaptm's name, the released name, and the released shape, whose last axis is megaptm's first; None: the
-    same shape. Cell kernels (`cell_names`) and the character table, which has one row less there, are converted
-    separately."""
+    """Yield names of ELMo's parameters: megaptm's, the released name, and the released shape, whose last axis is
+    megaptm's first; None: the same shape. Cell kernels (`cell_names`) and the character table, which has one row less
+    there, are converted separately."""
     size, sizes = spec.size, character_sizes(spec.size)
     for index, (characters, filters) in enumerate(sizes.filters):
         kernel = (1, characters, sizes.width, filters)
@@ -40,7 +40,8 @@ def parameter_names(spec: ModelSpec) -> Iterator[tuple[str, str, tuple[int, ...]
 
 
 def cell_names(spec: ModelSpec) -> Iterator[tuple[str, str]]:
-    """Yield megaptm's and the released names of cells. Rows of the released kernel `W_0` are inputs, then state."""
+    """Yield megaptm's and the released names of ELMo's cells. Rows of the released kernel `W_0` are inputs, then
+    state."""
     for direction, stack in enumerate(STACKS):
         for layer in range(spec.size.layers):
             cell = f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
@@ -48,7 +49,8 @@ def cell_names(spec: ModelSpec) -> Iterator[tuple[str, str]]:
 
 
 def to_bilm(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
-    """Return all tensors that the released code reads; it does not read the softmax."""
+    """Convert ELMo's weights to the released names: return all tensors that the released code reads; it does not read
+    the softmax."""
     converted = {"char_embed": weights[f"{INPUT}.characters.weight"][1:]}
     for name, bilm_name, shape in parameter_names(spec):
         converted[bilm_name] = weights[name] if shape is None else weights[name].t().reshape(shape)
@@ -58,7 +60,7 @@ def to_bilm(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]
 
 
 def from_bilm(tensors: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
-    """Return megaptm's weights; the inverse of `to_bilm`."""
+    """Convert ELMo's weights from the released names to megaptm's; the inverse of `to_bilm`."""
     characters = tensors["char_embed"]
     converted = {f"{INPUT}.characters.weight": torch.cat([torch.zeros_like(characters[:1]), characters])}
     for name, bilm_name, shape in parameter_names(spec):
@@ -70,7 +72,7 @@ def from_bilm(tensors: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tenso
 
 
 def bilm_options(spec: ModelSpec) -> dict[str, Any]:
-    """Return the content of the released code's options.json for a model."""
+    """Return the content of options.json in ELMo's released format for a model."""
     size, sizes = spec.size, character_sizes(spec.size)
     lstm = cast(ProjectedLSTMSpec, spec.family.first_block.layer)
     return {

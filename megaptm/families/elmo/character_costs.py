@@ -13,29 +13,30 @@ from megaptm.spec import Size
 
 
 def features(size: Size) -> int:
-    """Return the number of convolution features of a word."""
+    """Return the number of convolution features of a word in ELMo."""
     return sum(filters for _, filters in character_sizes(size).filters)
 
 
 def convolution_shapes(size: Size) -> list[LinearShape]:
-    """Return the linear layers of the convolutions, over the vectors of neighboring characters."""
+    """Return the linear layers of ELMo's character convolutions, over the vectors of neighboring characters."""
     sizes = character_sizes(size)
     return [LinearShape(characters * sizes.width, filters, True) for characters, filters in sizes.filters]
 
 
 def word_shapes(size: Size) -> Iterator[LinearShape]:
-    """Yield the linear layers of a word: two per highway layer, and a projection."""
+    """Yield the linear layers of a character-based word embedding: two per highway layer, and a projection."""
     wide = features(size)
     yield from [LinearShape(wide, wide, True)] * (2 * character_sizes(size).highway)
     yield LinearShape(wide, size.table_width, True)
 
 
 class CharacterCosts(InputCosts):
-    """Words that are read by their characters."""
+    """Linear layers and costs of word embeddings from characters."""
 
     @property
     def linears(self) -> tuple[LinearShape, ...]:
-        """All linear layers. The character table counts as one from its width to its rows."""
+        """Return all linear layers of character-based word embeddings. The character table counts as one from its width
+        to its rows."""
         size = self.spec.size
         return (
             LinearShape(character_sizes(size).width, NUM_CHARACTERS, False),

@@ -17,7 +17,8 @@ class ProjectedLSTMCosts(LayerCosts):
     """
 
     kernels = 14
-    """Sum of products, four gates, their bias, two products, sum, clip, tanh, product, clip, and saved values."""
+    """Number of kernels per position: sum of products, four gates, their bias, two products, sum, clip, tanh, product,
+    clip, and saved values."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
@@ -28,11 +29,12 @@ class ProjectedLSTMCosts(LayerCosts):
         }
 
     def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
-        """Return the bytes of four gates and their inputs, the cell before and after clipping, and its tanh. Also those
-        of the projection's input, and of its output before and after clipping."""
+        """Return the bytes that ELMo's LSTM saves: four gates and their inputs, the cell before and after clipping, and
+        its tanh. Also those of the projection's input, and of its output before and after clipping."""
         return SavedBytes(own=(12 * self.size.ffn + 2 * self.size.width) * element)
 
     def memory_traffic(self, element: int) -> MemoryTraffic:
-        """Return the traffic: gates are read and written three times; cells and outputs together about as often."""
+        """Return the memory traffic of ELMo's LSTM: gates are read and written three times; cells and outputs together
+        about as often."""
         passed = (3 * 2 * 4 * self.size.ffn + 12 * self.size.ffn + 4 * self.size.width) * element
         return MemoryTraffic(forward=passed, backward=2 * passed)

@@ -28,8 +28,8 @@ def reversed_texts(field_BS: Tensor, lengths_B: Tensor) -> Tensor:
 def every_layer(
     model: Model, characters_BSC: Tensor, lengths_B: Tensor, *, caches: Mapping[str, StackCache] = NO_CACHES
 ) -> Tensor:
-    """Return [L + 1, B, S, 2 D]: word embeddings, twice, then both directions of each layer, concatenated. Values at
-    padding are undefined. `caches` as in `Model.forward`."""
+    """Return the outputs of every layer of ELMo, [L + 1, B, S, 2 D]: word embeddings, twice, then both directions of
+    each layer, concatenated. Values at padding are undefined. `caches` as in `Model.forward`."""
     positions_S = torch.arange(characters_BSC.shape[1], device=characters_BSC.device)
     document_ids = (positions_S < lengths_B[:, None]).long()
     batch: dict[str, Tensor] = {}
@@ -61,14 +61,14 @@ class ScalarMix(nn.Module):
         self.norm, self.dropout = norm, nn.Dropout(dropout)
 
     def forward(self, layers_LBSD: Tensor, here_BS: Tensor) -> Tensor:
-        """Return [B, S, D]. `here_BS`: positions that are not padding."""
+        """Return the weighted sum of ELMo's layers, [B, S, D]. `here_BS`: positions that are not padding."""
         if self.norm:
             layers_LBSD = torch.stack([_normed(one_BSD, here_BS) for one_BSD in layers_LBSD])
         mixed_BSD: Tensor = self.dropout(self.scale * torch.einsum("l,lbsd->bsd", self.weights.softmax(0), layers_LBSD))
         return mixed_BSD
 
     def penalty(self, strength: float) -> Tensor:
-        """Return the L2 penalty that keeps the weights near equal."""
+        """Return the L2 penalty on the weights of ELMo's layers, which keeps them near equal."""
         return strength * self.weights.square().sum()
 
 
@@ -88,8 +88,8 @@ class TaskWithLayers(nn.Module):
         norm: bool = False,
         dropout: float = 0.0,
     ) -> None:
-        """`task` maps [B, S, I + D] (mix at the input) or [B, S, I] to [B, S, O]. Raises `UserError` if `at` is empty
-        or not in `MIX_ENDS`."""
+        """Wrap a task model. `task` maps [B, S, I + D] (mix at the input) or [B, S, I] to [B, S, O]. Raises `UserError`
+        if `at` is empty or not in `MIX_ENDS`."""
         super().__init__()
         if not at or not {*at} <= {*MIX_ENDS}:
             raise UserError(f"at is {', '.join(at) or 'empty'}: a mix of layers is at the input, the output, or both.")
@@ -97,7 +97,8 @@ class TaskWithLayers(nn.Module):
         self.mixes = nn.ModuleDict({end: ScalarMix(layers, norm=norm, dropout=dropout) for end in at})
 
     def forward(self, x_BSI: Tensor, layers_LBSD: Tensor, here_BS: Tensor) -> Tensor:
-        """Return [B, S, O + D] with a mix at the output, otherwise [B, S, O]. `here_BS` as in `ScalarMix`."""
+        """Return the output of the task model, [B, S, O + D] with a mix at the output, otherwise [B, S, O]. `here_BS`
+        as in `ScalarMix`."""
         output_BSO = self.task(self._beside("input", x_BSI, layers_LBSD, here_BS))
         return self._beside("output", output_BSO, layers_LBSD, here_BS)
 
@@ -107,12 +108,12 @@ class TaskWithLayers(nn.Module):
         return torch.cat([x_BSI, self.mixes[end](layers_LBSD, here_BS)], -1)
 
     def penalty(self, strength: float) -> Tensor:
-        """Return the sum of the penalties of all mixes."""
+        """Return the sum of the penalties of all mixes of the task model."""
         return torch.stack([mix.penalty(strength) for mix in self.mixes.values() if isinstance(mix, ScalarMix)]).sum()
 
 
 def _normed(x_BSD: Tensor, here_BS: Tensor) -> Tensor:
-    """Normalize a layer by mean and variance over all words (arXiv:1802.05365, 3.2)."""
+    """Normalize a layer of ELMo by mean and variance over all words (arXiv:1802.05365, 3.2)."""
     here_BS1 = here_BS[:, :, None].to(x_BSD.dtype)
     count = here_BS1.sum() * x_BSD.shape[-1]
     mean = (x_BSD * here_BS1).sum() / count

@@ -22,9 +22,9 @@ HDF5 = "weights.hdf5"
 
 
 def export_elmo(checkpoint: RunCheckpoint, folder: Path, *, hdf5: bool = False) -> Path:
-    """Write `weights.safetensors` with the names and shapes of the released HDF5 file, or with `hdf5` that file; also
-    `options.json`, `vocabulary.txt` with one word per line, the tokenizer, and `softmax.safetensors` with `W` and `b`.
-    Return the path of the weights."""
+    """Export ELMo: write `weights.safetensors` with the names and shapes of the released HDF5 file, or with `hdf5` that
+    file; also `options.json`, `vocabulary.txt` with one word per line, the tokenizer, and `softmax.safetensors` with
+    `W` and `b`. Return the path of the weights."""
     if hdf5:
         h5py()  # raises UserError before anything is written
     spec = checkpoint.spec

@@ -17,13 +17,14 @@ from megaptm.hub.library import h5py
 from megaptm.storage import write_atomically
 
 MAX_COMPRESSION_RATIO = 64
-"""Largest ratio of array size to stored size; only zeros compress more with deflate."""
+"""Maximum ratio of array size to stored size in an HDF5 file; only zeros compress more with deflate."""
 MAX_CHUNK_ELEMENTS = 1 << 24
-"""Largest number of elements of a chunk."""
+"""Maximum number of elements of a chunk of an HDF5 file."""
 
 
 def write_hdf5(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write each tensor as a float32 data set, atomically. A `/` in a name separates groups."""
+    """Write each tensor of a model as a float32 data set of an HDF5 file, atomically. A `/` in a name separates
+    groups."""
     library, content = h5py(), io.BytesIO()
     with library.File(content, "w") as file:
         for name, tensor in tensors.items():
@@ -32,8 +33,8 @@ def write_hdf5(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_hdf5(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Read tensors of these names and shapes in float32. Raise UserError if one is missing, has another shape, or is
-    stored outside the file."""
+    """Read tensors of these names and shapes from an HDF5 file in float32. Raise UserError if one is missing, has
+    another shape, or is stored outside the file."""
     library = h5py()
     try:
         with library.File(path, "r") as file:

@@ -38,13 +38,14 @@ class BidirectionalHeadCosts(HeadCosts):
 
     @property
     def projections(self) -> list[tuple[int, int]]:
-        """Projections of both directions; on sampled tokens if the family has `negatives`."""
+        """Return the projections of ELMo's head on the vocabulary in both directions; on sampled tokens if the family
+        has `negatives`."""
         words = self.spec.family.loss.negatives or self.spec.vocabulary
         return [(self.spec.size.table_width, words)] * 2
 
     def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
-        """Return the bytes. With sampled tokens: logits, two float32 copies of them, and vectors of labels and
-        samples."""
+        """Return the bytes of the loss of ELMo's head. With sampled tokens: logits, two float32 copies of them, and
+        vectors of labels and samples."""
         if not (num_negatives := self.spec.family.loss.negatives):
             return super().loss_bytes(2 * positions, element, tensor=tensor, chunked=chunked)
         width = self.spec.size.table_width

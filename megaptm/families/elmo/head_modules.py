@@ -34,7 +34,7 @@ class BidirectionalHead(nn.Module):
                 "set it to 0 for the full softmax."
             )
         self.negatives: list[tuple[NegativeSamples, Tensor]] = []
-        """For each direction: the sampled negatives, and their ids on the model's device."""
+        """Sampled negatives of each direction, and their ids on the model's device."""
         self.table = Embedding(spec.padded_vocabulary, spec.size.table_width, split="vocabulary")
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
         self.project = token_loss(spec)
@@ -49,7 +49,7 @@ class BidirectionalHead(nn.Module):
         return torch.stack(losses).mean(), count_labels(labels[0])
 
     def begin_step(self, *, seed: int, step: int) -> None:
-        """Sample the negatives of a step, a function of seed and step."""
+        """Sample the negatives of ELMo's softmax for a step, a function of seed and step."""
         samples = [
             sample_negatives(self.number, self.size, key=f"{seed}:negatives:{step}:{prefix}")
             for prefix in self.prefixes
@@ -72,6 +72,6 @@ class BidirectionalHead(nn.Module):
         )
 
     def logits(self, *streams_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return logits [B, 2, S, V]."""
+        """Return the next-token logits of both directions, [B, 2, S, V]."""
         x_B2SD = torch.stack([x_SBD.transpose(0, 1) for x_SBD in streams_SBD], 1)
         return self.project.logits(x_B2SD, self.table.weight, self.vocabulary.bias)

@@ -83,18 +83,18 @@ class ElmoOptions(Record):
 
 @dataclass(frozen=True)
 class ElmoFiles:
-    """Paths of the files that are read."""
+    """Paths of the files of a released ELMo."""
 
     options: Path
     weights: Path
     words: Path
-    """A word list, or the folder of a tokenizer."""
+    """Path of a word list, or of the folder of a tokenizer."""
     softmax: Path | None
 
 
 def import_elmo(folder: str | Path, run: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, tuple[str, ...]]:
-    """Create the run folder from a folder with options, weights and words. Return its config, and the heads that the
-    model lacks, which are initialized."""
+    """Import an ELMo: create the run folder from a folder with options, weights and words. Return its config, and the
+    heads that the model lacks, which are initialized."""
     folder, run = Path(folder), Path(run)
     refuse_existing_run(run)
     refuse_model_overrides(overrides, str(folder))
@@ -107,7 +107,7 @@ def import_elmo(folder: str | Path, run: str | Path, overrides: Sequence[str] = 
 
 
 def find_files(folder: Path) -> ElmoFiles:
-    """Find the files by the ends of their names; published ones start with the model's name."""
+    """Find the files of a released ELMo by the ends of their names; published ones start with the model's name."""
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: give one with options.json, weights.hdf5 and a list of words.")
     options = _find_file(folder, "*options.json", "options.json, which describes the model")
@@ -131,7 +131,8 @@ def _list_files(folder: Path, pattern: str) -> list[Path]:
 
 
 def read_model(spec: ModelSpec, files: ElmoFiles) -> ImportedModel:
-    """Return the weights. The softmax is absent if it was not published, as for the released models."""
+    """Read the weights of a released ELMo. The softmax is absent if it was not published, as for the released
+    models."""
     with torch.device("meta"):
         parameters = {name: parameter.detach() for name, parameter in build_model(spec).named_parameters()}
     shapes = {name: tuple(tensor.shape) for name, tensor in to_bilm(parameters, spec).items()}
@@ -151,7 +152,8 @@ def read_model(spec: ModelSpec, files: ElmoFiles) -> ImportedModel:
 
 
 def _check_finite(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Return the tensors in float32. Raise UserError if a value is not finite."""
+    """Check that the tensors of a released ELMo are finite; return them in float32. Raise UserError for NaN or
+    infinity."""
     converted = {name: tensor.float() for name, tensor in tensors.items()}
     if name := next((name for name, tensor in converted.items() if not tensor.isfinite().all()), None):
         raise UserError(f"{path}: {name} has NaN or infinite values: download the file again.")
@@ -187,7 +189,7 @@ def _read_tokenizer(words: Path) -> Tokenizer:
 
 
 def _config_values(options: ElmoOptions, file: Path, words: int, run: Path) -> dict[str, Any]:
-    """Return the config values of a run of such a model. Raise UserError if megaptm does not support it."""
+    """Return the config values of a run of an imported ELMo. Raise UserError if megaptm does not support it."""
     lstm, cnn, record = options.lstm, options.char_cnn, cast(ProjectedLSTMSpec, ELMO.first_block.layer)
     skips = ("lstm.use_skip_connections", lstm.use_skip_connections or lstm.n_layers == 1, (True,))
     for option, value, supported in (

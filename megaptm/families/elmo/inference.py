@@ -22,8 +22,9 @@ ENDS = {"<begin>": TEXT_START, "<end>": TEXT_END}
 
 
 def layers_of_words(loaded: TrainedModel, texts: Sequence[str], *, batch: int = 16) -> list[Tensor]:
-    """Return [L + 1, S, 2 D] of each text, float32 on the CPU: character-based word embeddings, twice, then both
-    directions of each layer. Each text is processed alone, between begin and end marks, which are not returned."""
+    """Return the outputs of every layer of ELMo for each text, [L + 1, S, 2 D], float32 on the CPU: character-based
+    word embeddings, twice, then both directions of each layer. Each text is processed alone, between begin and end
+    marks, which are not returned."""
     sequences = [_character_ids(loaded, text, index) for index, text in enumerate(texts)]
     if not sequences:
         raise UserError("texts is empty: give at least one text.")
@@ -32,7 +33,7 @@ def layers_of_words(loaded: TrainedModel, texts: Sequence[str], *, batch: int = 
 
 
 def _character_ids(loaded: TrainedModel, text: str, index: int) -> np.ndarray:
-    """Return character ids, int16 [S + 2, C]."""
+    """Return the character ids of the words of a text, int16 [S + 2, C]."""
     words = split_words(loaded, text)
     if not words:
         raise UserError(f"texts[{index}] is empty: remove it, or give a text.")
@@ -41,7 +42,7 @@ def _character_ids(loaded: TrainedModel, text: str, index: int) -> np.ndarray:
 
 
 def split_words(loaded: TrainedModel, text: str) -> list[str]:
-    """Return the words of a text as the tokenizer splits it, before the vocabulary lookup."""
+    """Split a text into words for ELMo, as the tokenizer does before the vocabulary lookup."""
     library = loaded.tokenizer.library
     text = library.normalizer.normalize_str(text) if library.normalizer is not None else text
     return [word for word, _ in library.pre_tokenizer.pre_tokenize_str(text)] if library.pre_tokenizer else text.split()

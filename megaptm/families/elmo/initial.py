@@ -6,12 +6,12 @@ from megaptm.spec import Size
 
 
 def uniform(limit: float) -> Std:
-    """Return the standard deviation of a uniform distribution between -limit and limit."""
+    """Return the standard deviation of ELMo's initial weights that are uniform between -limit and limit."""
     return constant(limit / 3**0.5)
 
 
 def by_filters(size: Size) -> float:
-    """Return the inverse square root of the number of filters."""
+    """Return the standard deviation of ELMo's initial projection: the inverse square root of the number of filters."""
     return float(sum(filters for _, filters in character_sizes(size).filters) ** -0.5)
 
 

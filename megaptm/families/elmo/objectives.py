@@ -88,8 +88,8 @@ class BidirectionalLM(Objective):
 
 
 def _text(parts: Sequence[DocumentSlice], special: SpecialTokens) -> np.ndarray:
-    """Return documents concatenated, each followed by `end` and `begin`. A sequence may start with the second of these,
-    and end with the first."""
+    """Return the text of documents for ELMo, concatenated, each followed by `end` and `begin`. A sequence may start
+    with `begin` and end with `end`."""
     assert special.end is not None
     assert special.begin is not None
     between, documents = np.array([special.end, special.begin], dtype=np.int64), []

@@ -25,12 +25,12 @@ class ProjectedLSTMSpec(LayerSpec):
     caches_states = True
 
     cell_clip: float = 3.0
-    """Largest absolute value of the cell state."""
+    """Maximum absolute value of the cell state."""
     projection_clip: float = 3.0
-    """Largest absolute value of the projected output."""
+    """Maximum absolute value of the projected output."""
 
     def cache_shape(self, size: Size, length: int) -> tuple[int, int]:
-        """Return the shape of one state: output and cell."""
+        """Return the shape of one state of ELMo's LSTM: output and cell."""
         return min(length, 1), size.width + size.ffn
 
     def errors(self, block: Block, size: Size) -> Iterator[str]:
@@ -43,7 +43,7 @@ class ProjectedLSTMSpec(LayerSpec):
 
 
 class CharacterSizes(NamedTuple):
-    """Sizes of character-based word embeddings."""
+    """Sizes of ELMo's character-based word embeddings."""
 
     filters: tuple[tuple[int, int], ...]
     """(width, number of filters) of each convolution."""
@@ -54,13 +54,13 @@ class CharacterSizes(NamedTuple):
 
 
 def character_sizes(size: Size) -> CharacterSizes:
-    """Return the sizes of a model's word embeddings."""
+    """Return the sizes of a model's character-based word embeddings."""
     return CharacterSizes(*({**CharacterInput.size_defaults, **size.inputs}[key] for key in CharacterInput.size_keys))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CharacterInput(InputSpec):
-    """Words embedded from their characters (arXiv:1508.06615)."""
+    """Input of words embedded from their characters (arXiv:1508.06615)."""
 
     name = "token"
     costs = "megaptm.families.elmo.character_costs:CharacterCosts"

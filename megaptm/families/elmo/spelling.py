@@ -19,7 +19,7 @@ TEXT_START, TEXT_END, WORD_START, WORD_END, NO_CHARACTER = range(NUM_CHARACTERS 
 
 
 def character_ids(words: Iterable[str], marks: Mapping[str, int] | None = None) -> np.ndarray:
-    """Return character ids of words, int16 [V, C]: UTF-8 bytes between two marks. `marks`: words that are a single
+    """Return the character ids of words, int16 [V, C]: UTF-8 bytes between two marks. `marks`: words that are a single
     character id (`TEXT_START`, `TEXT_END`)."""
     words, marks = list(words), marks or {}
     table = np.full((len(words), MAX_WORD_LENGTH), NO_CHARACTER, dtype=np.int16)
@@ -32,7 +32,7 @@ def character_ids(words: Iterable[str], marks: Mapping[str, int] | None = None) 
 
 
 def spellings(special: SpecialTokens) -> np.ndarray | None:
-    """Return character ids of each word of a vocabulary, int16 [V, C]. None if tokens are not words."""
+    """Return the character ids of each word of a vocabulary, int16 [V, C]. None if tokens are not words."""
     return special.compute_once(_spellings)
 
 

@@ -37,7 +37,8 @@ class ProjectedLSTM(nn.Module):
         self.cell_clip, self.projection_clip = record.cell_clip, record.projection_clip
 
     def forward(self, x_SBD: Tensor, state: Tensor, valid_SB: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the output at each position [S, B, D], and the last state [B, D + F]: output and cell state.
+        """Return the output of the projected LSTM at each position [S, B, D], and the last state [B, D + F]: output and
+        cell state.
 
         Positions outside `valid` keep the state.
         """
@@ -58,7 +59,7 @@ class ProjectedLSTM(nn.Module):
 
 
 class RecurrentLayer(nn.Module):
-    """LSTM with a residual connection around all layers but the first."""
+    """Layer of ELMo: an LSTM with a residual connection around all layers but the first."""
 
     recurrent: ProjectedLSTM
 
@@ -73,7 +74,7 @@ class RecurrentLayer(nn.Module):
 
 
 class ProjectedLSTMStack(BaseStack):
-    """Stack of LSTMs with projection. Dropout is applied to the output of each layer."""
+    """Stack of ELMo's LSTMs with projection. Dropout is applied to the output of each layer."""
 
     def __init__(
         self, block: Block, size: Size, layers: range, *, dropout: float, memory: int | None = None, context: int = 0
@@ -84,8 +85,8 @@ class ProjectedLSTMStack(BaseStack):
             self[str(number)] = RecurrentLayer(block, size, number=number)
 
     def forward(self, x: Tensor, inputs: StackInputs) -> Tensor:
-        """Return [S, B, D] from [S, B, D]. States start from the recurrence cache, or from zero. Padding does not
-        change a state."""
+        """Return the output of ELMo's stack [S, B, D] from [S, B, D]. States start from the recurrence cache, or from
+        zero. Padding does not change a state."""
         mask = inputs.mask
         valid_SB = None if mask.documents is None else mask.documents[0].t() > 0
         for number in self.numbers:
@@ -98,7 +99,7 @@ class ProjectedLSTMStack(BaseStack):
         return x
 
     def _initial_state(self, x: Tensor, cache: StackCache | None, number: int) -> Tensor:
-        """Return the initial state of each sequence, [B, D + F]."""
+        """Return the initial LSTM state of each sequence, [B, D + F]."""
         if cache is None:
             return x.new_zeros(x.shape[1], self.size.width + self.size.ffn)
         return cache.states[number][0] * (cache.filled > 0)[:, None]

@@ -6,7 +6,7 @@ from megaptm.section import Count, Section
 
 
 class TaskKeys(Section):
-    """Key of task ids."""
+    """Key of task ids in the section `model`."""
 
     tasks: Count | None = None
     """Number of task ids, for families with a task table. Absent: the published number."""

@@ -40,7 +40,8 @@ NO_LABEL = np.full(1, IGNORED)
 
 @dataclass(frozen=True)
 class Capitalization(Objective):
-    """Whether the word of each token was capitalized before the tokenizer lowercased it (4.2.1)."""
+    """Task of capitalization: whether the word of each token was capitalized before the tokenizer lowercased it
+    (4.2.1)."""
 
     name: ClassVar = "capitalization"
     losses: ClassVar = {"capitalization": 1.0}
@@ -70,7 +71,8 @@ class Capitalization(Objective):
 
 @dataclass(frozen=True)
 class TokenDocument(SampleObjective):
-    """Whether each token of a stretch also occurs in the rest of its document (4.2.1)."""
+    """Task of token-document relation: whether each token of a stretch also occurs in the rest of its document
+    (4.2.1)."""
 
     name: ClassVar = "token-document"
     losses: ClassVar = {"token-document": 1.0}

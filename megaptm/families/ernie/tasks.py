@@ -12,11 +12,11 @@ from megaptm.spec import ModelSpec
 
 
 class TaskTable(Embedding):
-    """Table [tasks, D] that is added at each position."""
+    """Embedding table of task ids [tasks, D], which is added at each position."""
 
     def __init__(self, spec: ModelSpec, record: TaskInput) -> None:
         super().__init__(record.rows, spec.size.table_width)
 
     def forward(self, task_ids_B: Tensor | None, ids_SB: Tensor) -> Tensor:  # type: ignore[override]
-        """Return [B, D]. Without task ids all sequences have id 0."""
+        """Return the embedding of each sequence's task id, [B, D]. Without task ids all sequences have id 0."""
         return super().forward(ids_SB.new_zeros(ids_SB.shape[1]) if task_ids_B is None else task_ids_B)

@@ -25,16 +25,16 @@ class InfoMaxHeadCosts(ContrastHeadCosts):
         return {"project": LinearShape(self.width, self.width, False)}
 
     def mapped(self, positions: int) -> int:
-        """Return the number of projected positions: the first of text and n-gram."""
+        """Return the number of positions that InfoWord's head projects: the first of text and n-gram."""
         return 2
 
     def compare_bytes(self, own: int, rows: int) -> int:
-        """Return the peak bytes, during the scores: features, gradient of the own ones, and per pair five values of its
-        score and the masks of positives and of existing pairs."""
+        """Return the peak bytes of InfoWord's comparison, during the scores: features, gradient of the own ones, and
+        per pair five values of its score and the masks of positives and of existing pairs."""
         return 4 * ((rows + own) * self.features + 5 * own * rows) + 2 * own * rows
 
     def compare_multiply_adds(self, own: int, rows: int) -> int:
-        """Return the multiply-adds of texts with n-grams, in one direction."""
+        """Return the multiply-adds of comparing texts with n-grams, in one direction."""
         return own * rows * self.width
 
 

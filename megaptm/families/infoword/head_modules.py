@@ -17,7 +17,7 @@ from megaptm.models.target_positions import states_at
 from megaptm.spec import ModelSpec
 
 TEMPERATURE = 0.1
-"""Divisor of cosines."""
+"""Temperature of the comparison: divisor of cosines."""
 
 
 class InfoMaxHead(ContrastHead):
@@ -32,7 +32,8 @@ class InfoMaxHead(ContrastHead):
         self.project = Linear.of(costs.linears["project"])
 
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        """Return [B, 2 D]. If a sample has no n-gram, the vector of the n-gram is that of the text."""
+        """Return the features of text and n-gram for InfoWord's comparison, [B, 2 D]. If a sample has no n-gram, the
+        vector of the n-gram is that of the text."""
         (x_SBD,) = streams_SBD
         start_B = batch.get(self.label_field)
         if start_B is None:
@@ -42,7 +43,7 @@ class InfoMaxHead(ContrastHead):
         return F.normalize(sides_B2D.float(), dim=-1).flatten(1)
 
     def compare(self, features_NF: Tensor, answers_N: Tensor, own: slice) -> Tensor:
-        """Return [R]. Samples without an n-gram are excluded."""
+        """Return the contrastive loss of InfoWord, [R]. Samples without an n-gram are excluded."""
         texts_ND, ngrams_ND = features_NF.chunk(2, dim=-1)
         labeled_N = answers_N != IGNORED
         rows_N = torch.arange(len(features_NF), device=features_NF.device)

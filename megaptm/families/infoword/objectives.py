@@ -16,15 +16,15 @@ from megaptm.objectives.objective import Piece, Sample, SampleContext, SampleObj
 from megaptm.objectives.vocabulary import SpecialTokens
 
 SPECIALS = 4
-"""Special tokens of `cls` A `sep` `cls` n-gram `sep`."""
+"""Number of special tokens of `cls` A `sep` `cls` n-gram `sep`."""
 
 Tokens = Annotated[int, Field(ge=1, le=10**4)]
 
 
 @dataclass(frozen=True)
 class DeepInfoMax(SampleObjective):
-    """Sentences with one masked n-gram, and the n-gram as a second document of the sequence. Neither attends to the
-    other."""
+    """Objective of InfoWord: sentences with one masked n-gram, and the n-gram as a second document of the sequence.
+    Neither attends to the other."""
 
     min_length: Tokens = 5
     """Minimum length of an n-gram in tokens, if the text is long enough."""
@@ -57,8 +57,8 @@ class DeepInfoMax(SampleObjective):
         return BatchSpec({"": sequence}, fields((sequence,), *TEXT_FIELDS) | fields((), "ngram_start"))
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
-        """Return the sample. `ngram_start`: position of the n-gram's document, or `IGNORED` if the text is a single
-        token."""
+        """Make a sample of InfoWord. `ngram_start`: position of the n-gram's document, or `IGNORED` if the text is a
+        single token."""
         assert isinstance(piece, SentenceGroup)
         special, rng = context.special, context.rng
         text = np.concatenate(piece.sentences)[: self.raw_length(context.sequence)]

@@ -35,7 +35,7 @@ class WindowAttention(SelfAttention):
         cached_states: None = None,
         positions_BG: Tensor | None = None,
     ) -> Tensor:
-        """Return [S, B, H*K]. `mask`: numbers of a batch (`Mask.numbers`)."""
+        """Return the output of window attention, [S, B, H*K]. `mask`: numbers of a batch (`Mask.numbers`)."""
         q, k, v = self._placed(*self._project(x_SBD, keys), position_state)
         global_qkv = None
         if self.attend.marks(mask):

@@ -14,14 +14,15 @@ from megaptm.spec import ModelSpec
 
 
 def _window_values(spec: ModelSpec) -> dict[str, Any]:
-    """Return the windows of all layers of the first stack."""
+    """Return the values of the windows of all layers of Longformer's first stack."""
     stack, block = next(iter(spec.family.stacks.items()))
     records = (block.attention_at(layer) for layer in range(spec.size_of(stack).layers))
     return {"window": [record.window for record in records if isinstance(record, WindowSpec)]}
 
 
 def _check_windows(counterpart: Counterpart, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values. Raise UserError for a list of windows that does not have one per layer."""
+    """Return the values of a Longformer config. Raise UserError for a list of windows that does not have one per
+    layer."""
     windows, layers = values["window"], values["layers" if "layers" in values else "encoder.layers"]
     if is_list(windows) and len(windows) != layers:
         raise UserError(

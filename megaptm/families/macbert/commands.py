@@ -1,4 +1,4 @@
-"""`megaptm corpus similar-words`."""
+"""`megaptm corpus similar-words`: build a table of similar words."""
 
 from __future__ import annotations
 

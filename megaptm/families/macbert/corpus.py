@@ -17,11 +17,12 @@ from megaptm.tokenizers import Tokenizer, load
 
 WordTable = Mapping[str, Iterable[str]]
 BLOCK = 256
-"""Words compared with all others at a time."""
+"""Number of words compared with all others at a time."""
 
 
 def write_similar_words(words: WordTable, tokenizer: Tokenizer, out: Path) -> int:
-    """Write the file; return the number of words that have similar words with as many tokens.
+    """Write the table of similar words to a file; return the number of words that have similar words with as many
+    tokens.
 
     Each word is tokenized both at the start of a text and after a space, because some tokenizers distinguish the two.
     """
@@ -43,14 +44,14 @@ def write_similar_words(words: WordTable, tokenizer: Tokenizer, out: Path) -> in
 
 
 def _tokens(word: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the tokens of a word; empty if the tokenizer does not know all of it."""
+    """Return the tokens of a word for the table of similar words; empty if the tokenizer does not know all of it."""
     ids = tuple(tokenizer.encode(word).tolist())
     return () if tokenizer.special.specials & set(ids) else ids
 
 
 def read_table(path: Path) -> dict[str, list[str]]:
-    """Read lines of `word<TAB>similar similar ...`, the most similar first. Blank lines and lines that start with # are
-    ignored."""
+    """Read similar words from lines of `word<TAB>similar similar ...`, the most similar first. Blank lines and lines
+    that start with # are ignored."""
     words: dict[str, list[str]] = {}
     for number, line in _lines(path):
         if not line.strip() or line.startswith("#"):
@@ -63,7 +64,8 @@ def read_table(path: Path) -> dict[str, list[str]]:
 
 
 def read_vectors(path: Path, tokenizer: Tokenizer, *, top: int) -> dict[str, list[str]]:
-    """Return for each word the `most` words with as many tokens and the largest cosine similarity.
+    """Find similar words by word vectors: return for each word the `most` words with as many tokens and the largest
+    cosine similarity.
 
     Lines have a word and its vector, as in word2vec and GloVe files. A header line is skipped.
     """
@@ -87,7 +89,7 @@ def read_vectors(path: Path, tokenizer: Tokenizer, *, top: int) -> dict[str, lis
 
 
 def _indexes_of_largest(numbers: np.ndarray, top: int) -> np.ndarray:
-    """Return the indexes of the `most` largest values, in descending order."""
+    """Return the indexes of the `most` largest similarities, in descending order."""
     if not top:
         return np.zeros(0, dtype=np.int64)
     there = np.sort(np.argpartition(-numbers, top - 1)[:top])

@@ -14,10 +14,10 @@ from megaptm.objectives.named_file import read_named_file
 from megaptm.plugins import is_plugin, load_plugin
 
 Similar = Callable[[tuple[int, ...]], np.ndarray | None]
-"""Tokens of a word -> similar words of as many tokens, [words, tokens]. None: no similar words."""
+"""Function from the tokens of a word to similar words of as many tokens, [words, tokens]. None: no similar words."""
 
 MAX_BYTES = 4 << 30
-"""Maximum unpacked size of a table; a hundred million words need less."""
+"""Maximum bytes of an unpacked table of similar words; a hundred million words need less."""
 REMEDY = "make it with `megaptm corpus similar-words`"
 
 
@@ -28,7 +28,7 @@ class SimilarWords:
     def __init__(self, tables: Mapping[str, np.ndarray]) -> None:
         self._similar: dict[tuple[int, ...], np.ndarray] = {}
         self.max_id = -1
-        """Largest id in the table."""
+        """Largest token id in the table."""
         for name, words in tables.items():
             if not name.startswith("words-"):
                 continue
@@ -58,7 +58,7 @@ def _check_ids(words: np.ndarray, similar: np.ndarray) -> None:
 
 @lru_cache(maxsize=4)
 def load_similar_words(name: str) -> Similar:
-    """Return a table from a file (cached), or a custom function, package.module:NAME."""
+    """Load the table of similar words from a file (cached), or a custom function, package.module:NAME."""
     if is_plugin(name):
         function: Similar = load_plugin(name, "similar", "function")
         if not callable(function):
@@ -79,7 +79,7 @@ def _read(path: Path) -> SimilarWords:
 
 
 def write_similar(words: Mapping[tuple[int, ...], list[tuple[int, ...]]], path: Path) -> None:
-    """Write a table: word -> similar words of as many tokens."""
+    """Write a table of similar words to a file: word -> similar words of as many tokens."""
     tables: dict[str, np.ndarray] = {}
     for length in sorted({len(word) for word in words}):
         of_length = {word: like for word, like in words.items() if len(word) == length}

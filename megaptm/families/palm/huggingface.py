@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def _interleave_halves(rows: Tensor, spec: ModelSpec) -> Tensor:
-    """Place features i and i + K/2 of each head, which `rope` rotates together, side by side."""
+    """Interleave the halves of each head, so that features i and i + K/2, which `rope` rotates together, are side by
+    side."""
     return rows.unflatten(0, (-1, 2, spec.size.key_width // 2)).transpose(1, 2).flatten(0, 2)
 
 
@@ -37,12 +38,12 @@ def _qkv_from_hf(ws: list[Tensor], spec: ModelSpec) -> Tensor:
 
 
 def _shares_keys(spec: ModelSpec) -> bool:
-    """Whether there are fewer key heads than query heads."""
+    """Whether a model has fewer key heads than query heads."""
     return spec.size.key_heads != spec.size.heads
 
 
 def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a reason if the logits have another factor than width**-0.5."""
+    """Yield a reason against importing a PaLM whose logits have another factor than width**-0.5."""
     scale = config["hidden_size"] ** -0.5
     if abs(config["logit_scale"] / scale - 1) > 1e-6:
         yield f"logit_scale is {config['logit_scale']} (palm has {scale:.6g} for hidden_size {config['hidden_size']})"

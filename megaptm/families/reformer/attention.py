@@ -31,16 +31,17 @@ from megaptm.layers.rng import copy_to_device, next_seed
 from megaptm.layers.split import Dropout, Linear
 
 HIDDEN, ITSELF = -1e9, -1e5
-"""Scores of masked keys, and of a query with itself: it attends to itself only if nothing else is left."""
+"""Scores of LSH attention for masked keys, and for a query with itself: it attends to itself only if nothing else is
+left."""
 MAX_SCORES = 1 << 22
-"""Largest number of scores in memory at a time."""
+"""Maximum number of attention scores in memory at a time."""
 EVALUATION = "evaluation"
 """Seed key of rotations outside of training steps."""
 
 
 def rotations(key: str, layer: int, heads: range, shape: tuple[int, ...]) -> Tensor:
-    """Sample rotations [H, *shape], float32 on the host. A function of key, layer and head, so that all ranks and
-    recomputations agree."""
+    """Sample the hash rotations of LSH attention, [H, *shape], float32 on the host. A function of key, layer and head,
+    so that all ranks and recomputations agree."""
     made = []
     for head in heads:
         digest = hashlib.sha256(f"rotations:{key}:{layer}:{head}".encode()).digest()
@@ -50,7 +51,7 @@ def rotations(key: str, layer: int, heads: range, shape: tuple[int, ...]) -> Ten
 
 
 class HashedAttend(AttentionCore):
-    """LSH attention: average of the hash rounds, weighted by their normalizers."""
+    """LSH attention without projections: average of the hash rounds, weighted by their normalizers."""
 
     def __init__(self, costs: HashedAttentionCosts, *, dropout: float) -> None:
         super().__init__()
@@ -68,14 +69,14 @@ class HashedAttend(AttentionCore):
         self.layer, self.heads = self.layer if layer is None else layer, self.heads if heads is None else heads
 
     def buckets(self, q_SBHK: Tensor) -> Tensor | None:
-        """Return hash buckets [B, H, R, S]. None if the sequence is a single chunk."""
+        """Return the hash buckets of LSH attention, [B, H, R, S]. None if the sequence is a single chunk."""
         if not self.costs.chunks(len(q_SBHK)):
             return None
         with torch.no_grad():
             return torch.stack([self._hash(q_SBHK, rotation) for rotation in self._rotations(q_SBHK).unbind(2)], 2)
 
     def forward(self, q_SBHK: Tensor, v_SBHK: Tensor, numbers: Tensor | None, buckets_BHRS: Tensor | None) -> Tensor:
-        """Return [S, B, H*K]. `numbers` as in `Mask.numbers`."""
+        """Return the output of LSH attention, [S, B, H*K]. `numbers` as in `Mask.numbers`."""
         length, chunk = len(q_SBHK), self.costs.chunk if buckets_BHRS is not None else len(q_SBHK)
         q, v = (F.pad(x.permute(1, 2, 0, 3), (0, 0, 0, -length % chunk)) for x in (q_SBHK, v_SBHK))
         documents = None if numbers is None else numbers[0]
@@ -98,7 +99,7 @@ class HashedAttend(AttentionCore):
         return mixed_BHSK.permute(2, 0, 1, 3).flatten(2)
 
     def _rotations(self, q_SBHK: Tensor) -> Tensor:
-        """Return rotations [H, K, R, F] of all factors, concatenated. Sampled once per step."""
+        """Return the hash rotations [H, K, R, F] of all factors, concatenated. They are sampled once per step."""
         by = (self.key, self.layer, self.heads, q_SBHK.device)
         if self._sampled is None or self._sampled[0] != by:
             shape = (q_SBHK.shape[-1], self.costs.hashes, sum(self.costs.factors) // 2)
@@ -107,7 +108,7 @@ class HashedAttend(AttentionCore):
         return self._sampled[1]
 
     def _hash(self, q_SBHK: Tensor, rotation_HKF: Tensor) -> Tensor:
-        """Return the bucket of each position for one rotation, [B, H, S]: the direction, or its opposite, with the
+        """Return the hash bucket of each position for one rotation, [B, H, S]: the direction, or its opposite, with the
         largest product."""
         rows, heads = q_SBHK.shape[1:3]
         buckets = []
@@ -139,14 +140,14 @@ class HashedAttention(AttentionModule):
     def forward(
         self, x_SBD: Tensor, mask: Tensor | None, position_state: Tensor | None = None, keys: Tensor | None = None
     ) -> Tensor:
-        """Return [S, B, D]. `mask`: numbers of a batch (`Mask.numbers`)."""
+        """Return the output of the LSH self-attention layer, [S, B, D]. `mask`: numbers of a batch (`Mask.numbers`)."""
         assert keys is None, "keys are queries"
         return self.reuse(x_SBD, mask, position_state, None)[0]
 
     def reuse(
         self, x_SBD: Tensor, mask: Tensor | None, position_state: Tensor | None, choice: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the attention output and the hash buckets [B, H, R, S].
+        """Return the output of LSH attention and the hash buckets [B, H, R, S].
 
         Recomputation passes the buckets of the first pass: its input may differ in the last bits, which could change a
         bucket.
@@ -158,7 +159,7 @@ class HashedAttention(AttentionModule):
 
 
 def _sorted(buckets_BHRS: Tensor | None, documents_BS: Tensor | None, q_BHPK: Tensor) -> Tensor:
-    """Return positions sorted by document, bucket and position, padding last, [B, H, R, P]."""
+    """Return the positions sorted by document, hash bucket and position, padding last, [B, H, R, P]."""
     rows, heads, positions = q_BHPK.shape[:3]
     if buckets_BHRS is None:
         return torch.arange(positions, device=q_BHPK.device).expand(rows, heads, 1, -1)
@@ -179,13 +180,14 @@ def _at(documents_BS: Tensor | None, positions_BHCc: Tensor) -> Tensor | None:
 
 
 def _reordered(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-    """Gather x [B, H, R or 1, P, K] in an order [B, H, R, P]."""
+    """Gather x [B, H, R or 1, P, K] in an order of positions [B, H, R, P]."""
     moved: Tensor = _Reorder.apply(x.expand(*order.shape, -1), order, inverse)
     return moved
 
 
 class _Reorder(torch.autograd.Function):
-    """Permutation along the sequence. The gradient is gathered by the inverse order, so no sum depends on an order."""
+    """Permutation along the sequence, by the order of hash buckets. Its gradient is gathered by the inverse order, so
+    no sum depends on an order."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
@@ -203,7 +205,7 @@ class _Work:
     """Inputs of the forward and backward pass that have no gradients."""
 
     positions: Tensor
-    """[B, H, C, c]"""
+    """Positions of the sorted sequence, by chunk [B, H, C, c]."""
     documents: Tensor | None
     length: int
     """Length S of the sequence."""
@@ -215,7 +217,7 @@ class _Work:
 
 
 class _Chunks(torch.autograd.Function):
-    """Attention of groups of chunks, one after the other.
+    """Attention of groups of chunks of the sorted sequence, one group after the other.
 
     Only the scores of one group are in memory. Queries and values are saved for the backward pass, which recomputes
     scores.
@@ -259,7 +261,7 @@ class _Chunks(torch.autograd.Function):
 
 
 def _tiles(q_BHCcK: Tensor, work: _Work) -> Iterator[tuple[range, torch.Generator | None]]:
-    """Yield ranges of chunks, and the generator of their dropout masks."""
+    """Yield ranges of chunks of LSH attention, and the generator of their dropout masks."""
     rows, heads, chunks, chunk, _ = q_BHCcK.shape
     generator = torch.Generator(q_BHCcK.device).manual_seed(work.seed) if work.dropout else None
     each = max(1, MAX_SCORES // (rows * heads * chunk * chunk * (2 if work.looks_back else 1)))
@@ -314,13 +316,13 @@ def _attend(
 
 
 def _of_length_one(k: Tensor) -> Tensor:
-    """Normalize keys by their root mean square, as the released code does."""
+    """Normalize the keys of LSH attention by their root mean square, as the released code does."""
     of_root_one = k * torch.rsqrt(k.square().mean(-1, keepdim=True) + 1e-6)
     return of_root_one / k.shape[-1] ** 0.5
 
 
 def _unseen(chunks: range, work: _Work) -> tuple[Tensor, Tensor]:
-    """Return which keys are masked, and which are the query's own position, [B, H, g, c, k]."""
+    """Return which keys LSH attention masks, and which are the query's own position, [B, H, g, c, k]."""
     own = slice(chunks.start, chunks.stop)
 
     def sides(x: Tensor) -> tuple[Tensor, Tensor]:

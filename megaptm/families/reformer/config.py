@@ -10,7 +10,7 @@ from megaptm.section import Count, Section
 
 
 class AxialKeys(Section):
-    """Keys of axial positions."""
+    """Keys of axial positions in the section `model`."""
 
     axial: Annotated[tuple[Count, Count], Strict(False)] | None = None
     """Axial positions: rows and columns of the grid of positions. Absent: the family's; for another context, nearly a

@@ -34,11 +34,12 @@ class HashedAttentionCosts(SelfAttentionCosts):
         self.linears, self.biases = {"qv": qv, "output": self.linears["output"]}, 0
 
     def chunks(self, queries: int) -> int:
-        """Return the number of chunks of a sorted sequence; 0 if it is so short that all pairs are computed."""
+        """Return the number of chunks of LSH attention's sorted sequence; 0 if it is so short that all pairs are
+        computed."""
         return -(-queries // self.chunk) if queries > self.chunk else 0
 
     def pairs(self, queries: int, keys: int) -> int:
-        """Return the pairs of all hash rounds: each chunk with itself and the previous one."""
+        """Return the number of pairs of all hash rounds: each chunk with itself and the previous one."""
         chunks = self.chunks(queries)
         return self.hashes * chunks * 2 * self.chunk**2 if chunks else queries * keys
 
@@ -52,16 +53,16 @@ class HashedAttentionCosts(SelfAttentionCosts):
         return queries * self.features * self.hashes * sum(self.factors) // 2 if self.chunks(queries) else 0
 
     def chosen_bytes(self, queries: int) -> int:
-        """Return the bytes of bucket ids: 4 per position, head and hash round."""
+        """Return the bytes of LSH attention's bucket ids: 4 per position, head and hash round."""
         return 4 * queries * self.size.heads * self.hashes if self.chunks(queries) else 0
 
     def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
-        """Return the bytes of queries and values in both orders, of the outputs of each hash round in both orders, and
-        of their combination."""
+        """Return the bytes that LSH attention saves: queries and values in both orders, the outputs of each hash round
+        in both orders, and their combination."""
         return SavedBytes(own=self.features * element * (3 + 4 * self.hashes))
 
     def memory_traffic(self, element: int) -> MemoryTraffic:
-        """Return the traffic of sorting and unsorting in each hash round."""
+        """Return the memory traffic of sorting and unsorting in each hash round of LSH attention."""
         features = self.features * element * (2 + 6 * self.hashes)
         return MemoryTraffic(forward=features, backward=2 * features)
 

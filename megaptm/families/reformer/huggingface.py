@@ -21,14 +21,15 @@ POSITIONS = "reformer.embeddings.position_embeddings.weights"
 
 
 def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a reason if the number of layers differs from the length of the attention list."""
+    """Yield a reason against importing a Reformer whose number of layers differs from the length of the attention
+    list."""
     num_layers, kinds = config.get("num_hidden_layers"), config["attn_layers"]
     if num_layers != len(kinds):
         yield f"num_hidden_layers is {num_layers!r}, but attn_layers has {len(kinds)} entries (reformer: one per layer)"
 
 
 def _further_values(spec: ModelSpec) -> dict[str, Any]:
-    """Return the axes of positions, and the kinds and options of attention.
+    """Return the axes of positions, and the kinds and options of attention, from Reformer's Hugging Face config.
 
     `local_chunk_length`, `lsh_chunk_length`: if no layer has this kind, the length of the other. `num_hashes`,
     `num_buckets`: if no layer hashes, the defaults.
@@ -49,7 +50,7 @@ def _further_values(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _read_attention(block: Block, values: Mapping[str, Any]) -> AttentionSpec | tuple[AttentionSpec, ...]:
-    """Return the kinds of attention that `attn_layers` lists, as the shortest repeating cycle."""
+    """Return the kinds of attention that Reformer's `attn_layers` lists, as the shortest repeating cycle."""
     factors, bias = values["num_buckets"], block.attentions[0].bias
     kinds = {
         "local": LocalSpec(bias=bias, chunk_length=values["local_chunk_length"]),
@@ -66,8 +67,8 @@ def _read_attention(block: Block, values: Mapping[str, Any]) -> AttentionSpec | 
 
 
 def _read_values(counterpart: Counterpart, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with the number of layers, and with the grid of positions as a tuple, which must fit the
-    context and the width."""
+    """Return the values of Reformer's config with the number of layers, and with the grid of positions as a tuple,
+    which must fit the context and the width."""
     rows = values["width"] // 4
     widths, pair = (rows, values["width"] - rows), tuple(values["axial_widths"])
     if widths != pair:

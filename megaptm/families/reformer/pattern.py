@@ -11,8 +11,8 @@ from megaptm.layers.pattern import Pattern, Tile
 
 @dataclass(frozen=True)
 class ChunkPairs(Pattern):
-    """A position attends to its own chunk of the sequence and the previous one, regardless of documents (released code
-    of Reformer, arXiv:2001.04451)."""
+    """Pattern of local attention: a position attends to its own chunk of the sequence and the previous one, regardless
+    of documents (released code of Reformer, arXiv:2001.04451)."""
 
     chunk: int
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """Layer and the arguments of its attention."""
+    """Reversible layer and the arguments of its attention."""
 
     layer: Layer
     mask: Tensor | None
@@ -38,8 +38,8 @@ class LayerInputs:
 def run_reversible(
     x1_SBD: Tensor, x2_SBD: Tensor, layers: Sequence[LayerInputs], remember: Callable[[], RngReplay]
 ) -> list[Tensor]:
-    """Return both residual streams after the layers. Streams are float32, because rounding errors would not be
-    invertible; layers receive the model's dtype."""
+    """Run reversible layers: return both residual streams after them. Streams are float32, because rounding errors
+    would not be invertible; layers receive the model's dtype."""
     precise = torch.promote_types(x1_SBD.dtype, torch.float32)
     y1, y2 = _Reversible.apply(x1_SBD.to(precise), x2_SBD.to(precise), layers, remember, x1_SBD.dtype)
     return [y1, y2]
@@ -88,8 +88,8 @@ class _Reversible(torch.autograd.Function):
 
 
 def _fed_again(layer: Layer, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the output of the feed-forward and the gradient of its input. Weight gradients are passed on once,
-    whatever the number of pieces: gradient reduction counts its calls."""
+    """Recompute the feed-forward of a reversible layer: return its output and the gradient of its input. Weight
+    gradients are passed on once, whatever the number of pieces: gradient reduction counts its calls."""
     weights = [inputs for part in (layer.ffn_norm, layer.ffn) for inputs in part.parameters() if inputs.requires_grad]
     sums = [torch.zeros(inputs.shape, dtype=sum_dtype(inputs.dtype), device=inputs.device) for inputs in weights]
     fed, grads = [], []

@@ -14,8 +14,8 @@ from megaptm.layers.layer import Layer, Stack, StackInputs
 
 
 class ReversibleStack(Stack):
-    """Reversible layers. Both residual streams start as x and are concatenated along the sequence, [2S, B, D], between
-    chunks. The final norm reads them along the width, [S, B, 2D]."""
+    """Stack of reversible layers. Both residual streams start as x and are concatenated along the sequence, [2S, B, D],
+    between chunks. The final norm reads them along the width, [S, B, 2D]."""
 
     def forward(self, x: Tensor, inputs: StackInputs) -> Tensor:
         x1, x2 = (x, x) if 0 in self.numbers else x.chunk(2)

@@ -13,13 +13,13 @@ from megaptm.objectives.masked import MaskedLM, TextSequence
 from megaptm.objectives.objective import Sample, SampleContext
 
 MAX_OFFSET = 20
-"""Largest offset in a span that is predicted from boundaries; later tokens are only predicted by masked-lm."""
+"""Maximum offset in a span that is predicted from boundaries; later tokens are only predicted by masked-lm."""
 
 
 @dataclass(frozen=True)
 class SpanBoundary(MaskedLM):
-    """Masked spans on packed documents. Each masked token is also predicted from the two tokens around its span and its
-    offset, unless the span is at the end of a text."""
+    """Objective of SpanBERT: masked spans on packed documents. Each masked token is also predicted from the two tokens
+    around its span and its offset, unless the span is at the end of a text."""
 
     hide: str = "spans"
     show: str = "spans"
@@ -56,8 +56,8 @@ class SpanBoundary(MaskedLM):
 
 
 def span_boundaries(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return for each masked position the position before its span, the position after it, and the offset in the span,
-    int64 each."""
+    """Return the boundaries of masked spans: for each masked position the position before its span, the position after
+    it, and the offset in the span, int64 each."""
     gap = np.diff(positions) > 1
     first, last = np.concatenate(([True], gap))[: len(positions)], np.concatenate((gap, [True]))[: len(positions)]
     span = np.cumsum(first) - 1

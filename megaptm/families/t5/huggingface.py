@@ -8,7 +8,8 @@ from megaptm.spec import BIAS_BUCKETS, BIAS_FARTHEST
 
 
 def _stack(stack: str, ffn: int, *, gated: bool) -> tuple[TensorRule, ...]:
-    """Return the rules of one stack; the feed-forward is the last sub-layer of a block, with index `ffn`."""
+    """Return the tensor rules of one stack of T5; the feed-forward is the last sub-layer of a block, with index
+    `ffn`."""
     block = f"{stack}.block.{{n}}.layer"
     attention, dense = f"{block}.0.SelfAttention", f"{block}.{ffn}.DenseReluDense"
     plain, gate_and_value = (f"{dense}.wi.weight",), (f"{dense}.wi_0.weight", f"{dense}.wi_1.weight")

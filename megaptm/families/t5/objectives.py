@@ -24,7 +24,7 @@ from megaptm.objectives.vocabulary import SpecialTokens
 
 @dataclass(frozen=True)
 class SameLengthObjective(EncoderDecoder):
-    """Base of objectives whose encoder and decoder lengths equal the text's."""
+    """Base class of objectives whose encoder and decoder lengths equal the text's."""
 
     def input_length(self, raw: int) -> int:
         return raw + 1
@@ -35,7 +35,8 @@ class SameLengthObjective(EncoderDecoder):
 
 @dataclass(frozen=True)
 class PrefixLM(SameLengthObjective):
-    """Prefix language modeling: generate the second part of a text from the first, split at a random position."""
+    """Objective of prefix language modeling: generate the second part of a text from the first, split at a random
+    position."""
 
     name = "prefix-lm"
 
@@ -46,18 +47,18 @@ class PrefixLM(SameLengthObjective):
 
 @dataclass(frozen=True)
 class T5MaskedText(SameLengthObjective):
-    """Generate a text in which some tokens are masked, or only the masked tokens."""
+    """Objective of generating a text in which some tokens are masked, or only the masked tokens."""
 
     rate: Rate = CORRUPTION_RATE
     """Corruption rate: share of tokens that are masked."""
     mask_token_prob: Share = 0.9
     """Probability that a masked token is replaced by the mask token, or the first sentinel if there is none."""
     random_token_prob: Share = 0.1
-    """Probability that it is replaced by a random token. Otherwise it is unchanged."""
+    """Probability that a masked token is replaced by a random token. Otherwise the token is unchanged."""
     hide: Literal["tokens", "span"] = "tokens"
     """Unit of masking: single `tokens`, or one `span` (MASS, arXiv:1905.02450, 3.1)."""
     ask: Literal["whole", "hidden"] = "whole"
-    """Target: the `whole` text, or the `hidden` tokens in order."""
+    """Text that the decoder generates: the `whole` text, or the `hidden` tokens in order."""
 
     prompts = ("masks",)
 
@@ -94,7 +95,7 @@ class T5MaskedText(SameLengthObjective):
 
 @dataclass(frozen=True)
 class Deshuffling(SameLengthObjective):
-    """Generate a text from its shuffled tokens."""
+    """Objective of generating a text from its shuffled tokens."""
 
     name = "deshuffling"
 
@@ -105,7 +106,7 @@ class Deshuffling(SameLengthObjective):
 
 @dataclass(frozen=True)
 class DroppedTokens(EncoderDecoder):
-    """Generate the dropped tokens of a text. Nothing marks their positions."""
+    """Objective of generating the dropped tokens of a text. Nothing marks their positions."""
 
     rate: Rate = CORRUPTION_RATE
     """Share of tokens that are dropped."""

@@ -17,17 +17,19 @@ if TYPE_CHECKING:
 
 
 def _deinterleave(weight: Tensor, axis: int) -> Tensor:
-    """Reorder an axis: even features, then odd ones."""
+    """Reorder an axis of width from megaptm's order of position features to Hugging Face's: even features, then odd
+    ones."""
     return weight.unflatten(axis, (-1, 2)).transpose(axis, axis + 1).flatten(axis, axis + 1)
 
 
 def _interleave(weight: Tensor, axis: int) -> Tensor:
-    """Reorder an axis: the inverse of `_deinterleave`."""
+    """Reorder an axis of width from Hugging Face's order of position features to megaptm's: the inverse of
+    `_deinterleave`."""
     return weight.unflatten(axis, (2, -1)).transpose(axis, axis + 1).flatten(axis, axis + 1)
 
 
 def _permuted(form: Form, axis: int) -> Form:
-    """Return a form that also permutes the features of one axis."""
+    """Return the form of a tensor rule that also permutes the features of one axis."""
     return Form(
         lambda w, spec: form.to_hf(_deinterleave(w, axis), spec),
         lambda ws, spec: _interleave(form.from_hf(ws, spec), axis),
@@ -42,7 +44,7 @@ def _norm(name: str, hf_name: str) -> tuple[TensorRule, ...]:
 
 
 def _stack(stack: str) -> tuple[TensorRule, ...]:
-    """Return the rules of one stack."""
+    """Return the tensor rules of one stack of the Transformer."""
     name, layer = f"{stack}.{{n}}", f"model.{stack}.layers.{{n}}"
     attention = tuple(f"{layer}.self_attn.{name}_proj.weight" for name in "qkv")
     return (
@@ -70,7 +72,8 @@ TENSOR_RULES = (
 
 
 def _zero_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of parameters that are zero here: biases of attention, and of the logits."""
+    """Return the shapes of parameters of `MarianMTModel` that the Transformer lacks, so that they are zero: biases of
+    attention, and of the logits."""
     shapes: dict[str, tuple[int, ...]] = {"final_logits_bias": (1, spec.vocabulary)}
     for stack, attentions in {"encoder": ("self_attn",), "decoder": ("self_attn", "encoder_attn")}.items():
         size = spec.size_of(stack)

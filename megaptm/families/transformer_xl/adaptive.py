@@ -22,7 +22,7 @@ from megaptm.spec import ModelSpec
 
 
 class Table(nn.Module):
-    """Table of a cluster, replicated on ranks. Several gradients reach it, so none bypasses autograd."""
+    """Embedding table of a cluster, replicated on ranks. Several gradients reach it, so none bypasses autograd."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Table(nn.Module):
 
 
 class RowBias(nn.Module):
-    """Bias with one value per row."""
+    """Bias with one value per row of a cluster's table."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class AdaptiveTokens(nn.Module):
     """Adaptive input: `tables` of clusters and their projections to the stream (`maps`)."""
 
     def __init__(self, spec: ModelSpec, *, embeds: bool) -> None:
-        """`embeds`: whether this chunk embeds tokens, besides serving a tied output."""
+        """Build the tables. `embeds`: whether this chunk embeds tokens, besides serving a tied output."""
         super().__init__()
         check_adaptive(spec)
         self.clusters, self.width = clusters(spec), spec.width
@@ -54,7 +54,7 @@ class AdaptiveTokens(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Table of the first cluster."""
+        """Return the weight of the first cluster's table."""
         return self.table(0)
 
     def table(self, cluster: int) -> Tensor:
@@ -63,7 +63,7 @@ class AdaptiveTokens(nn.Module):
         return weight
 
     def map(self, cluster: int) -> Tensor | None:
-        """Return the projection [D, width of the cluster], if there is one."""
+        """Return the projection of a cluster [D, width of the cluster], if there is one."""
         if not len(self.maps):
             return None
         weight = self.maps["0" if self.shared_map else str(cluster)].weight
@@ -71,7 +71,7 @@ class AdaptiveTokens(nn.Module):
         return weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return [..., D] from ids [...]."""
+        """Return the adaptive embeddings [..., D] of ids [...]."""
         total: Tensor | None = None
         for number, cluster in enumerate(self.clusters):
             inside = (ids >= cluster.first) & (ids < cluster.first + cluster.rows)
@@ -116,7 +116,7 @@ class AdaptiveHead(nn.Module):
         return total, labeled.sum().float()
 
     def logits(self, x_SBD: Tensor, tied: AdaptiveTokens) -> Tensor:
-        """Return log-probabilities [B, S, V]."""
+        """Return the log-probabilities of the adaptive softmax, [B, S, V]."""
         x_BSD = x_SBD.transpose(0, 1)
         first = self.clusters[0].rows
         head = self._log_probabilities(0, x_BSD, tied)
@@ -130,8 +130,8 @@ class AdaptiveHead(nn.Module):
         return F.linear(hidden, weight, bias).log_softmax(-1)
 
     def _of(self, number: int, x: Tensor, tied: AdaptiveTokens) -> tuple[Tensor, Tensor, Tensor]:
-        """Return input, table and bias of a cluster's softmax. Clusters are rows of the first table, after its
-        tokens."""
+        """Return input, table and bias of a cluster in the adaptive softmax. Clusters are rows of the first table,
+        after its tokens."""
         bias = self.word_bias[number].bias
         assert isinstance(bias, Tensor)
         if number == 0:

@@ -19,7 +19,7 @@ from megaptm.spec import ModelSpec
 
 @dataclass(frozen=True)
 class Cluster:
-    """Token ids with a table of their own."""
+    """Cluster of token ids with a table of their own."""
 
     first: int
     rows: int
@@ -27,7 +27,7 @@ class Cluster:
 
 
 def clusters(spec: ModelSpec) -> list[Cluster]:
-    """Return the clusters of the vocabulary; empty if it has one table."""
+    """Return the clusters of the adaptive vocabulary; empty if it has one table."""
     cutoffs, size = cutoffs_of(spec.size), spec.size
     if not cutoffs:
         return []
@@ -39,7 +39,7 @@ def clusters(spec: ModelSpec) -> list[Cluster]:
 
 
 def cluster_mistakes(spec: ModelSpec) -> Iterator[str]:
-    """Yield an error message for each setting of a model that clusters do not support."""
+    """Yield an error message for each setting of a model that adaptive clusters do not support."""
     family, cutoffs, size = spec.family, cutoffs_of(spec.size), spec.size
     edges = [0, *cutoffs, spec.vocabulary]
     if edges != sorted(set(edges)):
@@ -76,7 +76,7 @@ def cluster_projections(spec: ModelSpec) -> list[LinearShape]:
 
 
 def token_parameters(spec: ModelSpec, *, embeds: bool = True) -> int:
-    """Return the parameters of cluster tables and projections.
+    """Return the number of parameters of cluster tables and projections.
 
     A chunk that only has the tied output (`embeds=False`) does not need the first of several projections: the softmax
     has another one instead.
@@ -88,8 +88,8 @@ def token_parameters(spec: ModelSpec, *, embeds: bool = True) -> int:
 
 
 def projections(spec: ModelSpec) -> list[tuple[int, int]]:
-    """Return inputs and outputs of each product of the softmax. The first product also has one output per further
-    cluster, after its tokens."""
+    """Return inputs and outputs of each matrix product of the adaptive softmax. The first product also has one output
+    per further cluster, after its tokens."""
     first, *tail_clusters = clusters(spec)
     return [
         (first.width, first.rows + len(tail_clusters)),
@@ -98,7 +98,8 @@ def projections(spec: ModelSpec) -> list[tuple[int, int]]:
 
 
 class AdaptiveTokenCosts(TokenCosts):
-    """Tables of clusters, replicated on tensor ranks. Without cutoffs, one table."""
+    """Linear layers and costs of adaptive token tables: one per cluster, replicated on tensor ranks. Without cutoffs,
+    one table."""
 
     @property
     def module(self) -> str:  # type: ignore[override]
@@ -115,7 +116,7 @@ class AdaptiveTokenCosts(TokenCosts):
 
     @property
     def products(self) -> tuple[tuple[LinearShape, bool], ...]:
-        """Every position is projected on each cluster."""
+        """Return the projections of adaptive input: every position is projected on each cluster."""
         return tuple((linear, True) for linear in cluster_projections(self.spec)) if clusters(self.spec) else ()
 
     def rank_parameters(self, tensor: int, *, embeds: bool) -> int:
@@ -137,7 +138,8 @@ class AdaptiveTokenCosts(TokenCosts):
 
 
 class AdaptiveHeadCosts(LanguageHeadCosts):
-    """Adaptive softmax. Clusters are computed one after the other, and replicated on tensor ranks."""
+    """Linear layers and costs of the adaptive softmax. Clusters are computed one after the other, and replicated on
+    tensor ranks."""
 
     module = "megaptm.families.transformer_xl.adaptive:AdaptiveHead"
     rows = 0
@@ -148,11 +150,12 @@ class AdaptiveHeadCosts(LanguageHeadCosts):
 
     @property
     def other_parameters(self) -> int:
-        """One bias per token, and one row with a bias per cluster after the first."""
+        """Return the number of biases and cluster rows of the adaptive softmax: one bias per token, and one row with a
+        bias per cluster after the first."""
         return self.spec.vocabulary + len(cutoffs_of(self.spec.size)) * (self.spec.size.table_width + 1)
 
     def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
-        """Return the bytes of all clusters, with the gradients of all their tables."""
+        """Return the bytes of the adaptive softmax's loss for all clusters, with the gradients of all their tables."""
         products = projections(self.spec)
         saved = sum(
             table_gradient_bytes(positions, inputs, outputs, element, chunk=ROWS_PROJECTED)
@@ -164,7 +167,8 @@ class AdaptiveHeadCosts(LanguageHeadCosts):
 
     @property
     def projections(self) -> list[tuple[int, int]]:
-        """Each cluster projects all positions, also on the widths of narrower tables."""
+        """Return the projections of the adaptive softmax: each cluster projects all positions, also on the widths of
+        narrower tables."""
         products = projections(self.spec)
         linears = [(self.width, width) for width, _ in products[1:]] if cluster_projections(self.spec) else []
         return [*products, *linears]

@@ -27,7 +27,7 @@ def distance_sines(
     backward_B: Tensor | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Return sines and cosines of the distances from a query back to a key, largest first, [L, 1 or B, D].
+    """Return the sinusoid encodings of the distances from a query back to a key, largest first, [L, 1 or B, D].
 
     Distances go from M + S - 1 to -1, or to -S if keys are on both sides. Sequences that are read backward have
     distances of opposite sign.
@@ -84,7 +84,7 @@ class RelativeAttention(AttentionModule):
         apart_BQK: Tensor | None = None,
         targets_BA: Tensor | None = None,
     ) -> Tensor:
-        """Return [Q, B, D].
+        """Return the output of relative attention, [Q, B, D].
 
         `mask`: [B or 1, 1, Q, K]. The biases are the stack's, if shared. `apart`: keys of another segment. `targets`:
         positions of the query stream.
@@ -112,10 +112,10 @@ class RelativeAttention(AttentionModule):
         return self.output(mixed_QBA)
 
     def _of_cache(self, cached_MBD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the cache, [M, B, H, F].
+        """Return keys and values of the recurrence cache for relative attention, [M, B, H, F].
 
-        Uses the weights directly: each rank has the full cache, which a tensor-parallel module would treat as a part of
-        the sequence.
+        It uses the weights directly: each rank has the full cache, which a tensor-parallel module would treat as a part
+        of the sequence.
         """
         weight = self.qkv.weight.unflatten(0, (-1, 3, self.key_width))[:, 1:].flatten(0, 2)
         bias = None if self.qkv.bias is None else self.qkv.bias.unflatten(0, (-1, 3, self.key_width))[:, 1:].flatten()
@@ -123,7 +123,7 @@ class RelativeAttention(AttentionModule):
         return k, v
 
     def _by_distance(self, q_QBHF: Tensor, sines_LXD: Tensor, keys: int, targets_BA: Tensor | None) -> Tensor:
-        """Return scores by distance, [B, H, Q, K]."""
+        """Return the scores of relative attention by distance, [B, H, Q, K]."""
         r_LXHF = F.linear(sines_LXD.to(q_QBHF.dtype), self.place.weight).unflatten(-1, (-1, self.key_width))
         if r_LXHF.shape[1] == 1:
             of_distances = torch.einsum("sbhf,lhf->bhsl", q_QBHF, r_LXHF[:, 0])
@@ -139,7 +139,7 @@ class RelativeAttention(AttentionModule):
         return torch.cat([shifted(of_text, keys), at_targets], 2)
 
     def _by_segment(self, q_QBHF: Tensor, apart_BQK: Tensor) -> Tensor:
-        """Return scores by segment, [B, H, Q, K]."""
+        """Return the scores of relative attention by segment, [B, H, Q, K]."""
         table_2FH = self.segment_table.weight.unflatten(0, (2, self.key_width))
         same_or_not = torch.einsum("sbhf,tfh->bhst", q_QBHF + self.segment_bias.weight.t(), table_2FH)
         same, other = same_or_not.unsqueeze(-1).unbind(3)
@@ -147,10 +147,10 @@ class RelativeAttention(AttentionModule):
 
 
 def shifted(of_distances_BHSL: Tensor, keys: int) -> Tensor:
-    """Return [B, H, S, K] from scores by distance, largest first: each query's row starts one later than the next
-    query's.
+    """Shift relative attention scores: return [B, H, S, K] from scores by distance, largest first; each query's row
+    starts one later than the next query's.
 
-    A view: reading rows with a stride that is one shorter than stored shifts each row by one position.
+    The result is a view: reading rows with a stride that is one shorter than stored shifts each row by one position.
     """
     length, distances = of_distances_BHSL.shape[2:]
     flat = of_distances_BHSL.flatten(2)[:, :, length - 1 : length - 1 + length * (distances - 1)]

@@ -10,7 +10,7 @@ from megaptm.section import Count, Section
 
 
 class ClusterKeys(Section):
-    """Keys of the vocabulary's clusters."""
+    """Keys of the vocabulary's clusters in the section `model`."""
 
     cutoffs: Annotated[tuple[Count, ...], Strict(False)] | None = None
     """Adaptive input and softmax: first id of each further cluster, with ids sorted by frequency; [] for one cluster.

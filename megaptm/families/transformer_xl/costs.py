@@ -24,7 +24,7 @@ class RelativeAttentionCosts(SelfAttentionCosts):
 
     @classmethod
     def stack_linears(cls, record: RelativeSpec, block: Block, size: Size, layers: range) -> Iterator[LinearShape]:
-        """Yield the query biases, and the vectors of segments."""
+        """Yield the query biases of relative attention, and the vectors of segments."""
         bias = LinearShape(size.heads, size.key_width, False, "rows")
         shared = "attention" in block.sharing.sublayers
         owners = {block.sharing.owner(layer, size.layers) for layer in layers} if shared else layers
@@ -37,7 +37,8 @@ class RelativeAttentionCosts(SelfAttentionCosts):
         return self.cached_positions * 2 * self.features * self.size.width
 
     def pairs(self, queries: int, keys: int) -> int:
-        """Return the pairs of queries with keys, including cached ones, and with every possible distance."""
+        """Return the number of pairs of relative attention: of queries with keys, including cached ones, and with every
+        possible distance."""
         keys += self.cached_positions
         distances = keys + (1 if self.block.causal else queries)
         return queries * keys + queries * distances // 2

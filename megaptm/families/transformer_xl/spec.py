@@ -73,10 +73,10 @@ class AdaptiveInput(TokenInput):
 
 
 def cutoffs_of(size: Size) -> tuple[int, ...]:
-    """Return the first id of each further cluster."""
+    """Return the first id of each further cluster of an adaptive token table."""
     return size.inputs.get("cutoffs", ())
 
 
 def division_of(size: Size) -> int:
-    """Return the factor by which the table width decreases from cluster to cluster."""
+    """Return the factor by which the width of adaptive token tables decreases from cluster to cluster."""
     return size.inputs.get("division", 1)

@@ -26,8 +26,8 @@ SEGMENTS: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class OrderedMaskedLM(MaskedLM):
-    """Masked tokens, predicted from their visible context: the full document, its left or right part, or, in the second
-    of two texts, the first text and the left part (arXiv:1905.03197, 2.3)."""
+    """Objective of UniLM: masked tokens, predicted from their visible context, which is the full document, its left or
+    right part, or, in the second of two texts, the first text and the left part (arXiv:1905.03197, 2.3)."""
 
     context: Context = "bidirectional"
 
@@ -88,8 +88,8 @@ class OrderedMaskedLM(MaskedLM):
         return sample | {"order": pad_pieces(order, context.sequence, 0)}
 
     def _order(self, length: int, index: int) -> np.ndarray:
-        """Return the order of a text, first or second (0 or 1): a position attends to those whose order is at most its
-        own."""
+        """Return UniLM's attention order of a text, first or second (0 or 1): a position attends to those whose order
+        is at most its own."""
         match self.context:
             case "left-to-right":
                 return np.arange(length)

@@ -1,4 +1,4 @@
-"""`megaptm corpus meanings`."""
+"""`megaptm corpus meanings`: build a table of synonymous phrases."""
 
 from __future__ import annotations
 

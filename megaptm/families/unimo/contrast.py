@@ -30,7 +30,7 @@ OtherImages = Annotated[int, Option(ge=0, le=MAX_COMPARED_IMAGES - 1)]
 
 @dataclass(frozen=True)
 class CrossModalContrast(UnifiedObjective):
-    """CMCL: match images and texts of a batch (section 2.1).
+    """Objective of cross-modal contrast (CMCL): match images and texts of a batch (section 2.1).
 
     With `meanings` a caption has paraphrases as positives, and rewritten captions with a changed word or phrase as
     negatives. With `retrieved` a pair has similar images and texts of other documents as positives, and captions of
@@ -40,7 +40,7 @@ class CrossModalContrast(UnifiedObjective):
     meanings: str | None = field(default=None, metadata=FILE)
     """File of phrases by meaning, made by `megaptm corpus meanings`. None: no rewritten captions."""
     max_paraphrases: OtherTexts = 2
-    """Maximum number of paraphrases."""
+    """Maximum number of paraphrases of a caption."""
     max_rewritten_negatives: OtherTexts = 3
     """Maximum number of negative rewritings; every second changes an object with its attributes, the others one
     phrase."""
@@ -173,7 +173,7 @@ class CrossModalContrast(UnifiedObjective):
         return {"image_starts": pad_pieces([np.array(starts)], MAX_COMPARED_IMAGES, IGNORED)}
 
     def _rewrite(self, caption: np.ndarray, rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return tokens of paraphrases, and of negative rewritings."""
+        """Return tokens of paraphrases of a caption, and of negative rewritings."""
         if self.meanings is None:
             return [], []
         table, number = load_meanings(self.meanings), self.max_rewritten_negatives
@@ -186,5 +186,5 @@ class CrossModalContrast(UnifiedObjective):
 
 
 def _of_kind(piece: Sequence[DocumentSlice], kind: str) -> list[DocumentSlice]:
-    """Return slices retrieved as one kind of `RETRIEVED`."""
+    """Return the document slices retrieved as one kind of `RETRIEVED`."""
     return [part for part in piece if part.retrieved == kind]

@@ -52,7 +52,7 @@ class FragmentOptions:
     rate: Rate = 0.25
     """Share of tokens that are removed."""
     min_length: FragmentLength = 4
-    """Minimum length of a fragment in tokens; less in short texts."""
+    """Minimum length of a fragment in tokens; shorter ones occur in short texts."""
     max_length: FragmentLength = 32
 
     def __post_init__(self) -> None:
@@ -60,11 +60,11 @@ class FragmentOptions:
             raise UserError(f"min_length ({self.min_length}) is more than max_length ({self.max_length}): lower it.")
 
     def max_fragments(self, tokens: int) -> int:
-        """Return F, the largest number of fragments for a number of tokens: the share divided by the mean length."""
+        """Return F, the maximum number of fragments for a number of tokens: the share divided by the mean length."""
         return max(1, math.ceil(self.rate * tokens / ((self.min_length + self.max_length) / 2)))
 
     def max_predictions(self, tokens: int) -> int:
-        """Return the largest number of target positions: tokens of fragments, and a `sep` after each."""
+        """Return the maximum number of target positions: tokens of fragments, and a `sep` after each."""
         return max(1, round(self.rate * tokens)) + self.max_fragments(tokens)
 
     def remove_fragments(
@@ -99,7 +99,8 @@ class FragmentOptions:
         return FragmentedText(token_pieces, order_pieces, np.concatenate(target_positions), np.concatenate(labels))
 
     def _sample(self, free: np.ndarray, rng: np.random.Generator) -> list[tuple[int, int]]:
-        """Return (start, stop) of each fragment, sorted. `free`: tokens that may be removed, bool [T]."""
+        """Sample fragments to remove: return (start, stop) of each, sorted. `free`: tokens that may be removed, bool
+        [T]."""
         left = max(1, round(self.rate * int(free.sum()))) if free.any() else 0
         fragments: list[tuple[int, int]] = []
         free = free.copy()
@@ -124,7 +125,8 @@ def _free_run_lengths(free: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class FragmentGeneration(FragmentOptions, Objective):
-    """Generate removed fragments, each token from the rest of the text and the previous generated tokens."""
+    """Objective of fragment generation: generate removed fragments, each token from the rest of the text and the
+    previous generated tokens."""
 
     name = "fragment-generation"
     losses: ClassVar = {"mlm": 1.0}
@@ -136,7 +138,8 @@ class FragmentGeneration(FragmentOptions, Objective):
         return {"order": np.zeros(length, dtype=np.int64)}
 
     def raw_length(self, sequence: int) -> int:
-        """Return raw tokens: special tokens enclose the text and each fragment."""
+        """Return the number of raw tokens of a text with fragments, where special tokens enclose the text and each
+        fragment."""
         return sequence - 2 - 2 * self.max_fragments(sequence)
 
     def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:

@@ -13,7 +13,7 @@ retrieved texts."""
 MAX_COMPARED_IMAGES = 4
 """Maximum number of images that a caption is compared with: its own image, and retrieved ones."""
 COMPARED = MAX_COMPARED_IMAGES + MAX_COMPARED_TEXTS
-"""Vectors of a sample of images and texts."""
+"""Number of vectors of a sample of images and texts."""
 
 
 class CrossModalHeadCosts(ContrastHeadCosts):
@@ -27,7 +27,8 @@ class CrossModalHeadCosts(ContrastHeadCosts):
 
     @property
     def features(self) -> int:
-        """Vectors of images and texts, and flags of those that exist."""
+        """Return the number of features of UNIMO's comparison: vectors of images and texts, and flags of those that
+        exist."""
         return (self.width + 1) * COMPARED
 
     @property
@@ -35,8 +36,8 @@ class CrossModalHeadCosts(ContrastHeadCosts):
         return {}
 
     def compare_bytes(self, own: int, rows: int) -> int:
-        """Return the bytes as the base class does, for each image with all texts and each caption with all images. The
-        masks of positives and of existing pairs are added to scores and softmax."""
+        """Return the peak bytes of UNIMO's comparison, as the base class does, for each image with all texts and each
+        caption with all images. The masks of positives and of existing pairs are added to scores and softmax."""
         pairs = own * rows * COMPARED
         return 4 * (3 * rows * self.features + 4 * pairs) + 2 * pairs
 

@@ -15,20 +15,20 @@ from megaptm.models.contrast import ContrastHead
 from megaptm.models.target_positions import states_at
 
 TEMPERATURE = 0.1
-"""Divisor of cosines. The paper does not publish its value."""
+"""Temperature of the comparison: divisor of cosines. The paper does not publish its value."""
 
 
 class CrossModalHead(ContrastHead):
-    """CMCL. The vector of an image is the hidden state at its position in `image_starts`; that of a text, the hidden
-    state at its first position (`text_starts`). Images and texts of a sample are separate documents: they do not attend
-    to each other.
+    """Head of cross-modal contrast (CMCL). The vector of an image is the hidden state at its position in
+    `image_starts`; that of a text, the hidden state at its first position (`text_starts`). Images and texts of a sample
+    are separate documents: they do not attend to each other.
 
     Features of a sample are the normalized vectors of its images and texts, and flags for which exist.
     """
 
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        """Return [B, (D + 1) (J + K)]. If the batch has no positions, a text starts at position 0, and an image
-        after the text positions."""
+        """Return the features of UNIMO's comparison, [B, (D + 1) (J + K)]. If the batch has no positions, a text starts
+        at position 0, and an image after the text positions."""
         (x_SBD,) = streams_SBD
         x_BSD = x_SBD.transpose(0, 1)
         positions = x_BSD.shape[1]
@@ -40,7 +40,7 @@ class CrossModalHead(ContrastHead):
         return torch.cat([images, texts, valid_images_BJ, valid_texts_BK], -1)
 
     def compare(self, features_NF: Tensor, answers_N: Tensor, own: slice) -> Tensor:
-        """Return [R]. The label of a sample is its number of positive texts."""
+        """Return the cross-modal contrastive loss, [R]. The label of a sample is its number of positive texts."""
         counts = (MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS)
         width = features_NF.shape[1] // sum(counts) - 1
         images, texts, valid_images_NJ, valid_texts_NK = features_NF.split(

@@ -22,12 +22,13 @@ from megaptm.inference.trained_model import TrainedModel
 def vector_retrieval(
     loaded: TrainedModel, corpora: dict[str, float] | None = None, *, rows: int | None = None
 ) -> Retrieval:
-    """Evaluate retrieval by vectors among the first `rows` held-out pairs. None: 5,000 pairs, as for COCO."""
+    """Evaluate retrieval between images and texts by vectors among the first `rows` held-out pairs. None: 5,000 pairs,
+    as for COCO."""
     return task_retrieval(loaded, CrossModalContrast, _compare_vectors, corpora, rows or MAX_PAIRS)
 
 
 def _compare_vectors(loaded: TrainedModel, mix: Mix, number: int) -> Tensor:
-    """Return [N, N]: cosines of images and texts."""
+    """Return the cosines of images and texts, [N, N]."""
     images, texts, width = [], [], loaded.spec.width
     for batch in read_batches(mix, number):
         with torch.inference_mode():

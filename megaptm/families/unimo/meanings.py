@@ -16,7 +16,7 @@ from megaptm.objectives.named_file import read_named_file
 
 MAX_BYTES = 256 << 20
 MAX_IDS = 1 << 31
-"""Larger than the vocabulary of any tokenizer; larger ids are refused before arrays are made."""
+"""Bound of token ids, larger than the vocabulary of any tokenizer; larger ids are refused before arrays are made."""
 REMEDY = "make it with `megaptm corpus meanings`"
 
 Meanings = Mapping[str, Sequence[Sequence[Sequence[int]]]]
@@ -31,26 +31,26 @@ class MeaningTable:
     continuations: frozenset[int]
     """Tokens that continue a word."""
     max_id: int
-    """Largest token id."""
+    """Largest token id in the table."""
 
     def words(self, tokens: np.ndarray) -> Text:
-        """Return the words of a text."""
+        """Return the words of a caption's text."""
         return _words(tokens.tolist(), self.continuations)
 
 
 def write_meanings(meanings: Meanings, continuations: Sequence[int], path: Path) -> None:
-    """Write a table to a file."""
+    """Write a table of phrases by meaning to a file."""
     path.write_text(json.dumps({"continuations": [*continuations], "meanings": meanings}) + "\n")
 
 
 @lru_cache(maxsize=4)
 def load_meanings(name: str) -> MeaningTable:
-    """Read a table from a file; cached."""
+    """Load a table of phrases by meaning from a file; cached."""
     return read_named_file("meanings", name, _read, kind="table of meanings", remedy=REMEDY)
 
 
 def _read(path: Path) -> MeaningTable:
-    """Read a table. Raises `ValueError` if the content is invalid."""
+    """Read a table of phrases by meaning. Raises `ValueError` if the content is invalid."""
     if (size := path.stat().st_size) > MAX_BYTES:
         raise ValueError(f"it has {size:,} bytes")
     content = json.loads(path.read_text())

@@ -17,41 +17,42 @@ import numpy as np
 from megaptm.errors import UserError, shown
 
 Text = tuple[Hashable, ...]
-"""Words in order: strings, or the token ids of each."""
+"""Text of a caption as words in order: strings, or the token ids of each."""
 
 KINDS = ("objects", "attributes", "relations")
 """Kinds of phrases. A phrase is only replaced by one of its kind."""
 TRIES = 8
-"""Number of samples per requested text."""
+"""Number of samples per requested rewriting of a caption."""
 
 
 class Meaning(NamedTuple):
-    """Meaning that some phrases share."""
+    """Meaning that some phrases of captions share."""
 
     kind: str
     id: int
-    """Index among the meanings of its kind."""
+    """Index of the meaning among those of its kind."""
 
 
 @dataclass(frozen=True)
 class PhraseMatch:
-    """Phrase in a text."""
+    """Match of a phrase in a caption."""
 
     first: int
     stop: int
-    """Index of the word after the last."""
+    """Index of the word after the last of the phrase."""
     meaning: Meaning
 
 
 class Rewriter:
-    """Replacement of phrases in a text.
+    """Rewriter of captions, by replacement of phrases.
 
     The result is parsed again: words that form another phrase with their neighbors, as `hot` before `dog`, must not
     change the meaning of a paraphrase.
     """
 
     def __init__(self, meanings: Mapping[str, Sequence[Sequence[Text]]]) -> None:
-        """`meanings`: kind -> phrases of each meaning. Raises `UserError` if a phrase is empty or ambiguous."""
+        """Create the rewriter. `meanings`: kind -> phrases of each meaning. Raises `UserError` if a phrase is empty or
+        ambiguous."""
         self._phrases_of = {
             kind: [list(map(tuple, phrases)) for phrases in groups] for kind, groups in meanings.items()
         }
@@ -76,7 +77,7 @@ class Rewriter:
         self._longest = max(map(len, self._meanings), default=0)
 
     def find(self, text: Text) -> list[PhraseMatch]:
-        """Return the phrases of a text from left to right, the longest at each position."""
+        """Find the phrases of a caption from left to right, the longest at each position."""
         matches, at = [], 0
         while at < len(text):
             for stop in range(min(at + self._longest, len(text)), at, -1):
@@ -89,7 +90,7 @@ class Rewriter:
         return matches
 
     def parse(self, text: Text) -> list[Hashable]:
-        """Return the meaning of a text: meanings of its phrases, and all other words."""
+        """Return the meaning of a caption: meanings of its phrases, and all other words."""
         parsed: list[Hashable] = []
         at = 0
         for match in self.find(text):
@@ -98,8 +99,8 @@ class Rewriter:
         return [*parsed, *text[at:]]
 
     def paraphrases(self, text: Text, rng: np.random.Generator, *, number: int = 1) -> list[Text]:
-        """Return up to `number` different paraphrases: each phrase is replaced by a random one with the same
-        meaning."""
+        """Return up to `number` different paraphrases of a caption: each phrase is replaced by a random one with the
+        same meaning."""
 
         def sample() -> Text:
             return _replace(text, {match: _choose(self._phrases(match.meaning), rng) for match in self.find(text)})
@@ -109,8 +110,8 @@ class Rewriter:
     def negatives(
         self, text: Text, rng: np.random.Generator, *, number: int = 1, with_attributes: bool = False
     ) -> list[Text]:
-        """Return up to `number` texts with another meaning: one phrase is replaced by another meaning of its kind.
-        `with_attributes`: an object and the attributes directly before it are all replaced."""
+        """Return up to `number` rewritings of a caption with another meaning: one phrase is replaced by another meaning
+        of its kind. `with_attributes`: an object and the attributes directly before it are all replaced."""
         groups = self._groups(text) if with_attributes else [[match] for match in self.find(text)]
         groups = [group for group in groups if all(self._num_others(match.meaning) for match in group)]
         if not groups:
@@ -127,7 +128,7 @@ class Rewriter:
     def _different(
         self, text: Text, sample: Callable[[], Text], is_valid: Callable[[Text], bool], *, number: int
     ) -> list[Text]:
-        """Return up to `number` valid samples that differ from the text and from each other."""
+        """Return up to `number` valid rewritings that differ from the caption and from each other."""
         samples: list[Text] = []
         for _ in range(TRIES * number):
             if len(samples) == number:
@@ -137,12 +138,12 @@ class Rewriter:
         return samples
 
     def _has_other_meaning(self, made: Text, text: Text) -> bool:
-        """Whether a text has phrases of the same kinds at the same positions, with a different meaning."""
+        """Whether a rewritten caption has phrases of the same kinds at the same positions, with a different meaning."""
         parsed, original = self.parse(made), self.parse(text)
         return parsed != original and list(map(_kind, parsed)) == list(map(_kind, original))
 
     def _groups(self, text: Text) -> list[list[PhraseMatch]]:
-        """Return objects, each with the attributes directly before it."""
+        """Return the objects in a caption, each with the attributes directly before it."""
         groups: list[list[PhraseMatch]] = []
         group: list[PhraseMatch] = []
         for match in self.find(text):
@@ -158,7 +159,7 @@ class Rewriter:
         return self._phrases_of[meaning.kind][meaning.id]
 
     def _num_others(self, meaning: Meaning) -> int:
-        """Return the number of other meanings of the same kind."""
+        """Return the number of other meanings of the same kind of phrase."""
         return len(self._phrases_of[meaning.kind]) - 1
 
     def _other_meaning(self, meaning: Meaning, rng: np.random.Generator) -> Meaning:
@@ -167,13 +168,14 @@ class Rewriter:
 
 
 def split_words(tokens: np.ndarray, starts: np.ndarray) -> Text:
-    """Return the words [n] of tokens [T], each a tuple of ids. `starts` [T] is 1 at the first token of each word."""
+    """Split tokens [T] of a caption into words [n], each a tuple of ids. `starts` [T] is 1 at the first token of each
+    word."""
     stops = [*np.flatnonzero(starts[1:]) + 1, len(tokens)]
     return tuple(tuple(tokens[first:stop].tolist()) for first, stop in pairwise([0, *stops]) if first < stop)
 
 
 def join_words(words: Sequence[Any]) -> np.ndarray:
-    """Return the tokens of words, int64 [T]."""
+    """Join the words of a caption to tokens, int64 [T]."""
     return np.array([token for word in words for token in word], dtype=np.int64)
 
 
@@ -187,7 +189,7 @@ def _choose(phrases: Sequence[Text], rng: np.random.Generator) -> Text:
 
 
 def _replace(text: Text, replacements: Mapping[PhraseMatch, Text]) -> Text:
-    """Replace phrases, given in order of position."""
+    """Replace phrases of a caption, given in order of position."""
     words, at = [], 0
     for match, replacement in replacements.items():
         words += [*text[at : match.first], *replacement]

@@ -61,7 +61,7 @@ class TextBeforeRegions(Objective):
     @property
     @abstractmethod
     def text_objective(self) -> Objective:
-        """Objective on the text."""
+        """Return the objective on the text alone."""
 
     @property
     def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -105,14 +105,14 @@ class TextBeforeRegions(Objective):
 
 @dataclass(frozen=True)
 class TextSpans(TextBeforeRegions):
-    """Masked spans of a text (section 2.3: bidirectional prediction)."""
+    """Objective of masked spans of a text (section 2.3: bidirectional prediction)."""
 
     rate: Rate = 0.15
     """Masking rate: share of tokens that are masked and predicted."""
     mask_token_prob: Share = 0.8
     """Probability that a masked span is replaced by mask tokens."""
     random_token_prob: Share = 0.1
-    """Probability that it is replaced by random tokens. Otherwise it is unchanged."""
+    """Probability that a masked span is replaced by random tokens. Otherwise the span is unchanged."""
     units: Literal["tokens", "words"] = "words"
     """Unit of spans. Words need a corpus with `annotate.words`."""
 
@@ -135,7 +135,7 @@ class TextSpans(TextBeforeRegions):
 
 @dataclass(frozen=True)
 class TextFragments(TextBeforeRegions, FragmentOptions):
-    """Fragment generation on a text (section 2.3: sequence-to-sequence generation)."""
+    """Objective of fragment generation on a text (section 2.3: sequence-to-sequence generation)."""
 
     name = "text-fragments"
 
@@ -182,7 +182,7 @@ class UnifiedObjective(RegionObjective):
 
 @dataclass(frozen=True)
 class ImageTextSpans(UnifiedObjective, RegionMaskedLM):
-    """Masked spans of a text, with its image visible (section 2.3)."""
+    """Objective of masked spans of a text, with its image visible (section 2.3)."""
 
     name = "image-text-spans"
 
@@ -195,7 +195,7 @@ class ImageTextSpans(UnifiedObjective, RegionMaskedLM):
 
 @dataclass(frozen=True)
 class ImageTextFragments(UnifiedObjective, FragmentOptions):
-    """Fragment generation on a text, with its image visible (section 2.3)."""
+    """Objective of fragment generation on a text, with its image visible (section 2.3)."""
 
     name = "image-text-fragments"
     losses: ClassVar = {"mlm": 1.0}
@@ -229,7 +229,7 @@ class ImageTextFragments(UnifiedObjective, FragmentOptions):
 
 @dataclass(frozen=True)
 class MaskedAreas(UnifiedObjective, MaskedRegions):
-    """Masked regions, together with all regions that overlap them (section 2.2)."""
+    """Objective of masked regions, together with all regions that overlap them (section 2.2)."""
 
     min_overlap: Share = 0.3
     """Intersection over union above which regions are masked together."""
@@ -243,7 +243,7 @@ class MaskedAreas(UnifiedObjective, MaskedRegions):
 
     @property
     def max_predictions(self) -> int:
-        """Return A, the largest number of target regions: overlapping regions may exceed the share."""
+        """Return A, the maximum number of target regions: overlapping regions may exceed the share."""
         return min(self.regions - 1, max(1, round(2 * self.rate * self.regions)))
 
     def add_labels(self, sample: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
@@ -274,7 +274,7 @@ class MaskedAreas(UnifiedObjective, MaskedRegions):
 
 
 def intersection_over_union(boxes_R7: np.ndarray) -> np.ndarray:
-    """Return the intersection over union of each pair of boxes, [R, R]."""
+    """Return the intersection over union of each pair of region boxes, [R, R]."""
     first = np.maximum(boxes_R7[:, None, :2], boxes_R7[None, :, :2])
     last = np.minimum(boxes_R7[:, None, 2:4], boxes_R7[None, :, 2:4])
     common = np.clip(last - first, 0, None).prod(-1)

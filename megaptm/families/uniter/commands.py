@@ -84,8 +84,8 @@ def retrieve(
 def region_arguments(
     config: Config, tasks: Sequence[Task], tokenizer: Sequence[str], source: str | None
 ) -> list[str] | None:
-    """Return arguments of `megaptm corpus` for texts with regions; None for another model, and for tasks
-    that read only text."""
+    """Return the arguments of `megaptm corpus` for a missing corpus of texts with regions; None for another model, and
+    for tasks that read only text."""
     spec = resolve(config)
     if not isinstance(spec, ModelSpec) or spec.family.find_input(RegionInput) is None:
         return None

@@ -10,7 +10,7 @@ from megaptm.section import Count, Section
 
 
 class RegionKeys(Section):
-    """Key of regions."""
+    """Key of image regions in the section `model`."""
 
     detector: Annotated[tuple[Count, Count], Strict(False)] | None = None
     """Image regions: number of a region's features, and number of the detector's classes, including the background.

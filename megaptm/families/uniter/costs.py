@@ -16,7 +16,7 @@ from megaptm.spec import ModelSpec
 NORMS = {"each": 3, "sum": 1}
 """Value of `RegionInput.norms` -> number of norms."""
 BOXES = (NUM_BOX_VALUES, NUM_BOX_VALUES - 2)
-"""Numbers of a box that are read: all, or those without its width and height."""
+"""Values of a region's box that are read: all, or those without its width and height."""
 HIDDEN = ("vector", "zeros")
 
 
@@ -24,20 +24,20 @@ class Detector(NamedTuple):
     """Output sizes of the region detector."""
 
     features: int
-    """Features of a region."""
+    """Number of features of a region."""
     classes: int
-    """Number of classes; the first is the background."""
+    """Number of classes of the detector; the first is the background."""
 
 
 def detector_of(spec: ModelSpec) -> Detector:
-    """Return the detector of a size. Raise UserError if it is missing."""
+    """Return the region detector of a size. Raise UserError if it is missing."""
     if (sizes := spec.size.inputs.get("detector")) is None:
         raise UserError(f"{spec.name} reads regions of images, and its size has no detector: give model.detector.")
     return Detector(*sizes)
 
 
 class RegionCosts(InputCosts):
-    """Image regions."""
+    """Linear layers and costs of image regions."""
 
     @property
     def num_norms(self) -> int:
@@ -46,13 +46,13 @@ class RegionCosts(InputCosts):
 
     @property
     def tied_linear(self) -> LinearShape:
-        """Projection from a region's features to the hidden states."""
+        """Return the projection from a region's features to the hidden states."""
         return LinearShape(detector_of(self.spec).features, self.spec.size.table_width, True)
 
     @property
     def linears(self) -> tuple[LinearShape, ...]:
-        """All linear layers; a table counts as one from its width to its rows. The mask table has two rows, as in the
-        released code: row 0, for visible regions, is zero."""
+        """Return all linear layers of image regions; a table counts as one from its width to its rows. The mask table
+        has two rows, as in the released code: row 0, for visible regions, is zero."""
         self._check("boxes", BOXES)
         self._check("hidden", HIDDEN)
         box = LinearShape(self.record.boxes, self.spec.size.table_width, True)
@@ -61,17 +61,17 @@ class RegionCosts(InputCosts):
 
     @property
     def products(self) -> tuple[tuple[LinearShape, bool], ...]:
-        """Projections of features, whose input gets a gradient for hidden regions, and of the box, whose input gets
-        none."""
+        """Return the projections of region features, whose input gets a gradient for hidden regions, and of the box,
+        whose input gets none."""
         features, box, *_ = self.linears
         return (features, True), (box, False)
 
     def batch_bytes(self, positions: int) -> int:
-        """Return the bytes of regions in a batch: features in half precision, a box in float32."""
+        """Return the bytes of image regions in a batch: features in half precision, a box in float32."""
         return positions * (2 * self.tied_linear.inputs + 4 * NUM_BOX_VALUES)
 
     def saved_bytes(self, positions: int, element: int) -> int:
-        """Return the bytes of the inputs of projections and norms."""
+        """Return the bytes that image regions save: inputs of projections and norms."""
         features, box, *_ = self.linears
         return positions * (features.inputs + box.inputs + self.num_norms * features.outputs) * element
 

@@ -94,7 +94,8 @@ class WordRegionHeadCosts(HeadCosts):
         return {}
 
     def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
-        """Return the bytes of the input, of its normalized vectors and of their gradients in float32."""
+        """Return the bytes of the word-region loss: the input, its normalized vectors and their gradients in
+        float32."""
         read = super().loss_bytes(positions, element, tensor=tensor, chunked=chunked)
         return LossBytes(read.saved + 2 * positions * self.width * 4, read.transient)
 

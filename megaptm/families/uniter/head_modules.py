@@ -50,7 +50,7 @@ class RegionFeatureHead(_HiddenRegions):
         return torch.where(labels_BAF != IGNORED, error_BAF.square(), 0).sum(), count_labels(labels_BAF)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return features at every position, [B, S, F]."""
+        """Return the predicted region features at every position, [B, S, F]."""
         return self._features(self._read(x_SBD.transpose(0, 1)), tied)
 
     def _features(self, x: Tensor, tied: Tensor | None) -> Tensor:
@@ -66,11 +66,11 @@ class _RegionClasses(_HiddenRegions):
         self.classify = Linear.of(costs.linears["classify"])
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return logits at every position, [B, S, C]."""
+        """Return the logits of detector classes at every position, [B, S, C]."""
         return self.classify(self._read(x_SBD.transpose(0, 1)))
 
     def _scores(self, x_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        """Return logits at target positions, [B, A, C]."""
+        """Return the logits of detector classes at target positions, [B, A, C]."""
         scores: Tensor = self.classify(self._read_targets(x_SBD, batch))
         return scores
 
@@ -111,7 +111,7 @@ class WordRegionHead(nn.Module):
         return torch.where(matched_B != IGNORED, signed_B, 0).sum(), count_labels(matched_B)
 
     def distances(self, x_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        """Return the distance of each sample, padding excluded, [B]."""
+        """Return the optimal transport distance of words and regions of each sample, padding excluded, [B]."""
         x_BSD = x_SBD.transpose(0, 1)
         regions = batch["region_features"].shape[1]
         lengths = [x_BSD.shape[1] - regions, regions]
@@ -119,6 +119,6 @@ class WordRegionHead(nn.Module):
         return transport_distance(*x_BSD.split(lengths, 1), *(documents_BS > 0).split(lengths, 1))
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return the cost between any two positions, [B, S, S]."""
+        """Return the transport cost between any two positions of text and regions, [B, S, S]."""
         x_BSD = x_SBD.transpose(0, 1).float()
         return cosine_costs(x_BSD, x_BSD)

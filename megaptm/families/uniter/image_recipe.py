@@ -51,7 +51,7 @@ class RegionLimits(ImageLimits):
     """Limits that a file of regions must meet to be kept. Its width and height are the number of regions."""
 
     detector: tuple[int, int]
-    """Number of a region's features, and number of classes."""
+    """Sizes of the detector: number of a region's features, and number of classes."""
 
     spellings: ClassVar = {SUFFIX: SUFFIX}
     converted_suffixes: ClassVar = frozenset[str]()

@@ -27,7 +27,8 @@ IMAGE_FIELDS = ("region_features", "region_boxes")
 def matching_retrieval(
     loaded: TrainedModel, corpora: dict[str, float] | None = None, *, rows: int | None = None
 ) -> Retrieval:
-    """Evaluate retrieval by matching scores among the first `rows` held-out pairs. None: 128 pairs."""
+    """Evaluate retrieval between images and texts by matching scores among the first `rows` held-out pairs. None: 128
+    pairs."""
     return task_retrieval(loaded, ImageTextMatching, _match_pairs, corpora, rows or MAX_MATCHED)
 
 
@@ -38,7 +39,7 @@ def task_retrieval(
     corpora: dict[str, float] | None,
     rows: int,
 ) -> Retrieval:
-    """Compare held-out images and texts of the first task of a class."""
+    """Compare held-out images and texts by the first task of a class that the model was trained with."""
     task = find_task(loaded, kind)
     assert task is not None, "`LoadedModel.fits` has found it"
     mix = open_pairs(loaded, task, corpora)
@@ -52,7 +53,7 @@ def find_task(loaded: TrainedModel, kind: type[RegionObjective]) -> Task | None:
 
 
 def open_pairs(loaded: TrainedModel, task: Task, corpora: dict[str, float] | None) -> Mix:
-    """Return held-out samples with only a text and its own image."""
+    """Return held-out samples of images and texts, with only a text and its own image."""
     config, trained = loaded.config, task.objective
     assert isinstance(trained, RegionObjective)
     single_pair = trained.single_pair
@@ -70,7 +71,7 @@ def open_pairs(loaded: TrainedModel, task: Task, corpora: dict[str, float] | Non
 
 
 def _match_pairs(loaded: TrainedModel, mix: Mix, number: int) -> Tensor:
-    """Return [N, N]: log-odds that image and text match."""
+    """Return the log-odds that image and text match for each pair, [N, N]."""
     batches = [*read_batches(mix, number)]
     names = [name for name in batches[0] if name != "matched"]
     # Copied to the GPU once, not for each image: every copy would synchronize.

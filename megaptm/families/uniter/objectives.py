@@ -41,8 +41,8 @@ from megaptm.objectives.show_ask import REPLACEMENT_STRATEGIES, check_shares, ma
 from megaptm.objectives.vocabulary import SpecialTokens
 
 RETRIEVED = ("images", "texts", "captions")
-"""Kinds of retrieved neighbors: images of the same content, texts on the same topic, and captions of other images on
-almost the same topic."""
+"""Kinds of retrieved neighbors of an image: images of the same content, texts on the same topic, and captions of other
+images on almost the same topic."""
 RETRIEVAL_READER = "megaptm.families.uniter.retrieved:RetrievedDocuments"
 """Reader of files of neighbors (`Neighbors.reader`)."""
 RegionNumber = Annotated[int, Option(ge=1, le=1 << 14)]
@@ -59,7 +59,7 @@ def region_fields(regions: int, features: int) -> dict[str, Field]:
 
 @dataclass(frozen=True)
 class RegionObjective(Objective):
-    """Sample of a text, `cls` A `sep`, followed by the regions of its image."""
+    """Base of UNITER's objectives. A sample is a text, `cls` A `sep`, followed by the regions of its image."""
 
     regions: RegionNumber = 100
     """Number of region positions, after those of the text. Further regions are dropped."""
@@ -88,7 +88,7 @@ class RegionObjective(Objective):
         return True
 
     def raw_length(self, sequence: int) -> int:
-        """Return 1: one image per sample."""
+        """Return 1, because a sample has one image."""
         return 1
 
     def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
@@ -146,16 +146,16 @@ class RegionObjective(Objective):
 
     @property
     def single_pair(self) -> Self:
-        """Return the objective whose samples are a text with its own image."""
+        """Return the objective for samples of a text with its own image only."""
         return self
 
     @abstractmethod
     def label_fields(self, sequence: int) -> dict[str, Field]:
-        """Return the label fields."""
+        """Return the label fields of the objective's batch."""
 
     @abstractmethod
     def add_labels(self, sample: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
-        """Return inputs, possibly changed, and labels."""
+        """Return the inputs of a sample with regions, possibly changed, and its labels."""
 
     def _read_regions(self, document: DocumentSlice, max_regions: int) -> Regions:
         """Return the regions of a document's image, at most `max_regions`."""
@@ -178,14 +178,14 @@ class RegionObjective(Objective):
 
 @dataclass(frozen=True)
 class RegionMaskedLM(RegionObjective):
-    """MLM: masked tokens of a text, with its image visible."""
+    """Objective MLM: masked tokens of a text, with its image visible."""
 
     rate: Rate = 0.15
     """Masking rate: share of tokens that are masked and predicted."""
     mask_token_prob: Share = 0.8
     """Probability that a masked token is replaced by the mask token."""
     random_token_prob: Share = 0.1
-    """Probability that it is replaced by a random token. Otherwise it is unchanged."""
+    """Probability that a masked token is replaced by a random token. Otherwise the token is unchanged."""
 
     name = "image-text-masked-lm"
     losses: ClassVar = {"mlm": 1.0}
@@ -196,14 +196,14 @@ class RegionMaskedLM(RegionObjective):
         check_shares(self.mask_token_prob, self.random_token_prob)
 
     def max_predictions(self, sequence: int) -> int:
-        """Return A, the largest number of target positions."""
+        """Return A, the maximum number of target positions."""
         return max(1, round(self.rate * self.text_length(sequence)))
 
     def label_fields(self, sequence: int) -> dict[str, Field]:
         return fields((self.max_predictions(sequence),), "masked_positions", "labels")
 
     def noise(self, text: np.ndarray, max_masked: int) -> Denoise:
-        """Return the masking of a text, with up to `max_masked` masked tokens."""
+        """Mask a text of an image with up to `max_masked` masked tokens."""
         hide, show = (
             MASKING_STRATEGIES["tokens"](rate=self.rate, max_masked=max_masked),
             REPLACEMENT_STRATEGIES["tokens"](
@@ -225,7 +225,7 @@ class RegionMaskedLM(RegionObjective):
 
 @dataclass(frozen=True)
 class MaskedRegions(RegionObjective):
-    """MRFR, MRC and MRC-kl: masked regions, with the text visible."""
+    """Objectives MRFR, MRC and MRC-kl: masked regions, with the text visible."""
 
     target: Literal["features", "class", "distribution"] = "features"
     """Prediction target of masked regions: their `features`; the detector's most likely `class`, background excluded;
@@ -251,7 +251,7 @@ class MaskedRegions(RegionObjective):
 
     @property
     def max_predictions(self) -> int:
-        """Return A, the largest number of target regions."""
+        """Return A, the maximum number of target regions."""
         return max(1, round(self.rate * self.regions))
 
     def label_fields(self, sequence: int) -> dict[str, Field]:
@@ -264,7 +264,7 @@ class MaskedRegions(RegionObjective):
         return {"masked_positions": Field((num_targets,)), self.LABELS_OF_TARGET[self.target]: labels[self.target]}
 
     def choose_masked(self, regions: Regions, rng: np.random.Generator) -> np.ndarray:
-        """Return sorted indices of masked regions."""
+        """Choose the regions to mask: return their sorted indices."""
         return np.sort(rng.choice(len(regions), max(1, round(self.rate * len(regions))), replace=False))
 
     def add_labels(self, sample: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
@@ -278,7 +278,7 @@ class MaskedRegions(RegionObjective):
         return {**sample, "masked_positions": pad_pieces([words + masked], self.max_predictions, 0), name: labels}
 
     def _labels(self, regions: Regions) -> np.ndarray:
-        """Return the labels of all regions, [R, ...]."""
+        """Return the labels of all regions of an image, [R, ...]."""
         if self.target == "class":
             return regions.probabilities[:, 1:].argmax(1) + 1
         return regions.features if self.target == "features" else regions.probabilities
@@ -286,7 +286,8 @@ class MaskedRegions(RegionObjective):
 
 @dataclass(frozen=True)
 class ImageTextMatching(RegionObjective):
-    """ITM: whether the regions belong to the text; WRA: alignment of words and regions. Nothing is masked."""
+    """Objectives ITM, whether the regions belong to the text, and WRA, alignment of words and regions. Nothing is
+    masked."""
 
     negative_prob: Share = 0.5
     """Probability of a negative pair, whose image is replaced. (The paper replaces image or text; the released code the
@@ -309,7 +310,7 @@ class ImageTextMatching(RegionObjective):
 
     @property
     def single_pair(self) -> Self:
-        """Return the objective without replaced images."""
+        """Return the objective of matching without replaced images."""
         return replace(self, retrieved=None, negative_prob=0.0)
 
     def label_fields(self, sequence: int) -> dict[str, Field]:

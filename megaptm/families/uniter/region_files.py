@@ -23,11 +23,11 @@ from megaptm.families.uniter.spec import NUM_BOX_VALUES
 
 SUFFIX = "npz"
 MAX_BYTES = 64 << 20
-"""Maximum unpacked size of a file; 100 regions of 2,048 features and 1,601 classes take 1.5 MiB."""
+"""Maximum bytes of an unpacked file of regions; 100 regions of 2,048 features and 1,601 classes take 1.5 MiB."""
 REQUIRED_ARRAYS = {"features": 2, "norm_bb": 2, "soft_labels": 2}
-"""Array -> number of axes."""
+"""Required array of a file of regions -> number of axes."""
 ARRAYS = (*REQUIRED_ARRAYS, "conf")
-"""Arrays that are read. The last one may be absent."""
+"""Arrays of a file of regions that are read. The last one may be absent."""
 BOX_COLUMNS = 6
 TOLERANCE = 0.1
 """Tolerance of relative coordinates below 0 and above 1: detectors round."""
@@ -36,7 +36,7 @@ PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 class RegionError(Exception):
-    """Invalid file: a common reason, and details of this file."""
+    """Raised for an invalid file of regions: a common reason, and details of this file."""
 
     def __init__(self, reason: str, details: str = "") -> None:
         super().__init__(f"{reason} ({details})" if details else reason)
@@ -48,24 +48,25 @@ class Regions:
     """Detector output for an image."""
 
     features: np.ndarray
-    """Features, float16 [R, F]."""
+    """Features of the regions, float16 [R, F]."""
     boxes: np.ndarray
-    """Boxes, float32 [R, 7]: left, top, right, bottom, width, height, area, relative to the image."""
+    """Boxes of the regions, float32 [R, 7]: left, top, right, bottom, width, height, area, relative to the image."""
     probabilities: np.ndarray
-    """Class probabilities, float16 [R, C]."""
+    """Class probabilities of the regions, float16 [R, C]."""
     confidence: np.ndarray
-    """Confidence, float32 [R]."""
+    """Confidence of the detector, float32 [R]."""
 
     def __len__(self) -> int:
         return len(self.features)
 
     def first(self, number: int) -> Regions:
-        """Return the first `number` regions."""
+        """Return the first `number` regions of the image."""
         return Regions(*(array[:number] for array in vars(self).values()))
 
 
 def read_regions(content: bytes, *, features: int, classes: int) -> Regions:
-    """Read a file. Raises `RegionError` if it is damaged, or from a detector with other dimensions."""
+    """Read the regions of an image from a file. Raises `RegionError` if the file is damaged, or from a detector with
+    other dimensions."""
     arrays = _read_arrays(content)
     if missing := [name for name in REQUIRED_ARRAYS if name not in arrays]:
         raise RegionError(f"regions without {missing[0]}")
@@ -130,7 +131,7 @@ def _read_arrays(content: bytes) -> dict[str, np.ndarray]:
 
 
 def _content(file: zipfile.ZipFile, name: str) -> bytes:
-    """Return the content of a member, limited: it may be larger than its header claims."""
+    """Return the content of a member of a file of regions, limited: the member may be larger than its header claims."""
     with file.open(name) as member:
         return member.read(MAX_BYTES)
 

@@ -40,7 +40,7 @@ class ImageRegions(nn.Module):
         self.all_numbers = box.inputs == NUM_BOX_VALUES
 
     def forward(self, features_BRF: Tensor, boxes_BR7: Tensor, kinds_RB: Tensor, segments_RBD: Tensor | None) -> Tensor:
-        """Return [R, B, D]. `kinds_RB`: which regions are masked."""
+        """Return the embedding of image regions, [R, B, D]. `kinds_RB`: which regions are masked."""
         dtype = self.project.weight.dtype
         features, boxes = features_BRF.transpose(0, 1).to(dtype), boxes_BR7.transpose(0, 1).to(dtype)
         hidden_RB = kinds_RB == MASKED_REGION

@@ -41,12 +41,12 @@ class RetrievedCorpus:
     id: str
     """Id in the manifest of the corpus."""
     location: str
-    """Folder or URL."""
+    """Folder or URL of the corpus."""
 
 
 @dataclass(frozen=True)
 class RetrievedHeader:
-    """Metadata of a file."""
+    """Metadata of a file of retrieved documents."""
 
     corpus: str
     """Id of the corpus whose documents were the queries."""
@@ -60,7 +60,8 @@ class RetrievedTable:
     """File of similar documents. Its rows are read on demand."""
 
     def __init__(self, path: Path) -> None:
-        """Open a file. Raises `ValueError`, `OSError` or `safetensors.SafetensorError` if it is invalid."""
+        """Open a file of retrieved documents. Raises `ValueError`, `OSError` or `safetensors.SafetensorError` if it is
+        invalid."""
         self._file: Any = safe_open(path, framework="numpy").__enter__()
         self.header = _parse_header((self._file.metadata() or {}).get(METADATA, ""))
         self._slices = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118  # a file, which is no mapping
@@ -74,7 +75,7 @@ class RetrievedTable:
         return None if rows is None else int(rows.get_shape()[0])
 
     def similar_documents(self, split: str, kind: str, document: int) -> np.ndarray:
-        """Return int32 [n]: documents similar to `document`."""
+        """Return the documents that were retrieved for `document`, int32 [n]."""
         [row] = self._slices[f"{split}.{kind}"][document : document + 1]
         return row[row >= 0]
 
@@ -96,19 +97,19 @@ def _parse_header(text: str) -> RetrievedHeader:
 
 @lru_cache(maxsize=4)
 def load_retrieved(name: str) -> RetrievedTable:
-    """Return the table in a file. Cached."""
+    """Load the table of retrieved documents in a file. Cached."""
     return read_named_file("retrieved", name, RetrievedTable, kind="file of retrieved documents", remedy=REMEDY)
 
 
 def write_retrieved(tables: Mapping[str, np.ndarray], header: RetrievedHeader, path: Path) -> None:
-    """Write a file of tables `<split>.<kind>`."""
+    """Write a file of retrieved documents, tables `<split>.<kind>`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with AtomicFile(path) as unfinished:
         unfinished.write_bytes(save(dict(tables), {METADATA: json.dumps(asdict(header))}))
 
 
 class RetrievedDocuments:
-    """Similar documents for a split of a corpus, as a task requests them."""
+    """Retrieved documents for a split of a corpus, as a task requests them."""
 
     def __init__(
         self,
@@ -121,7 +122,8 @@ class RetrievedDocuments:
         cache: Cache | None,
         opened: Mapping[str, Corpus],
     ) -> None:
-        """`opened`: id -> corpus that is already open. Other corpora are opened from the location in the file."""
+        """Open the tables. `opened`: id -> corpus that is already open. Other corpora are opened from the location in
+        the file."""
         self.file, self.split, self.blobs = neighbors.file, split, blobs
         header = self.table.header
         if header.corpus != corpus.manifest.id:
@@ -146,11 +148,11 @@ class RetrievedDocuments:
 
     @property
     def table(self) -> RetrievedTable:
-        """The table. Each process opens its own."""
+        """Return the table of retrieved documents. Each process opens its own."""
         return load_retrieved(self.file)
 
     def sample(self, document: int, rng: np.random.Generator) -> Iterator[DocumentSlice]:
-        """Sample documents similar to `document`, without repetition, each with its kind."""
+        """Sample documents that were retrieved as similar to `document`, without repetition, each with its kind."""
         for kind, number in self.numbers.items():
             similar = self.table.similar_documents(self.split, kind, document)
             for index in rng.permutation(similar)[:number].tolist():

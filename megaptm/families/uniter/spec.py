@@ -16,7 +16,7 @@ NUM_BOX_VALUES = 7
 
 @dataclass(frozen=True, kw_only=True)
 class RegionInput(InputSpec):
-    """Detector features of an image, which follow the text."""
+    """Input of detector features of an image, which follow the text."""
 
     name = "region"
     costs = "megaptm.families.uniter.costs:RegionCosts"
@@ -30,7 +30,8 @@ class RegionInput(InputSpec):
     zero_first = ("mask.weight",)
 
     norms: str = "each"
-    """Norms: `each` of the projections of features and box, and their sum (UNITER); or only the `sum` (UNIMO)."""
+    """Normalization layers of regions: `each` of the projections of features and box, and their sum (UNITER); or only
+    the `sum` (UNIMO)."""
     boxes: int = 7
     """Number of coordinates of a region: 7 with width, height and area, 5 without width and height."""
     hidden: str = "vector"

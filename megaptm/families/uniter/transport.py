@@ -19,7 +19,7 @@ MIN_LENGTH = 1e-5
 
 
 def cosine_costs(words_BTD: Tensor, regions_BRD: Tensor) -> Tensor:
-    """Return 1 minus the cosine of each pair, [B, T, R] in 0 to 2."""
+    """Return the transport cost of each pair of token and region, 1 minus their cosine, [B, T, R] in 0 to 2."""
     words_BTD, regions_BRD = (F.normalize(x, dim=-1, eps=MIN_LENGTH) for x in (words_BTD, regions_BRD))
     return 1 - words_BTD @ regions_BRD.transpose(1, 2)
 
@@ -57,5 +57,5 @@ def transport_distance(
 
 
 def _shares(valid: Tensor) -> Tensor:
-    """Return equal shares for valid elements; the sum is 1 per sample."""
+    """Return equal shares of mass for valid tokens or regions; the sum is 1 per sample."""
     return valid / valid.sum(-1, keepdim=True).clamp(min=1)

@@ -49,7 +49,7 @@ def images(words: tuple[str, ...]) -> None:
 def labeled_arguments(
     config: Config, tasks: Sequence[Task], tokenizer: Sequence[str], source: str | None
 ) -> list[str] | None:
-    """Return arguments of `megaptm corpus` for images with labels; None for another model."""
+    """Return the arguments of `megaptm corpus` for a missing corpus of images with labels; None for another model."""
     family = resolve(config).family
     if not isinstance(family, Family) or family.find_input(PatchInput) is None or family.has_tokens:
         return None

@@ -14,7 +14,7 @@ Spread = Annotated[float, Field(ge=1 / MAX_PIXEL_STATISTIC, le=MAX_PIXEL_STATIST
 
 
 class PatchKeys(Section):
-    """Keys of patches and pixels."""
+    """Keys of patches and pixels in the section `model`."""
 
     patch: Annotated[int, Field(ge=1, le=1 << 12)] | None = None
     """Images: side length of a patch in pixels. Absent: the size's. model.context is one more than the number of

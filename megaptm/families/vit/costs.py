@@ -9,11 +9,11 @@ from megaptm.models.embed_costs import InputCosts
 
 
 class PatchCosts(InputCosts):
-    """Image patches. One position of a sequence is the class token."""
+    """Linear layers and costs of image patches. One position of a sequence is the class token."""
 
     @property
     def project(self) -> LinearShape:
-        """Projection of a patch's pixels, with all channels, to the hidden states."""
+        """Return the projection of a patch's pixels, with all channels, to the hidden states."""
         width = self.spec.table_width(next(iter(self.spec.family.stacks)))
         return LinearShape(CHANNELS * patch_side(self.spec) ** 2, width, self.record.bias)
 
@@ -24,7 +24,7 @@ class PatchCosts(InputCosts):
 
     @property
     def linears(self) -> tuple[LinearShape, ...]:
-        """All linear layers; vectors count as layers with one row."""
+        """Return all linear layers of image patches; vectors count as layers with one row."""
         return self.project, *[LinearShape(self.project.outputs, 1, False)] * (1 + self.has_mask)
 
     @property
@@ -38,5 +38,5 @@ class PatchCosts(InputCosts):
         return (positions - 1) * self.project.inputs
 
     def saved_bytes(self, positions: int, element: int) -> int:
-        """Return the bytes of pixels, for the weight gradient of the projection."""
+        """Return the bytes of pixels that image patches save for the weight gradient of the projection."""
         return (positions - 1) * self.project.inputs * element

@@ -37,11 +37,12 @@ class ImageLabelHeadCosts(HeadCosts):
         return [(self.width, self.spec.vocabulary)]
 
     def multiply_adds(self, positions: int) -> int:
-        """Return the multiply-adds; one position is projected."""
+        """Return the multiply-adds of image classification; one position is projected."""
         return super().multiply_adds(1)
 
     def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
-        """Return the bytes. One position per image is projected, but all are gathered."""
+        """Return the bytes of the loss of image classification. One position per image is projected, but all are
+        gathered."""
         linear = super().loss_bytes(1, element, tensor=tensor, chunked=chunked)
         return LossBytes(linear.saved + 2 * (positions - 1) * self.width * element, linear.transient)
 

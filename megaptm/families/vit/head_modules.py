@@ -28,7 +28,7 @@ class ImageLabelHead(nn.Module):
         return self.project(x_SBD[0], self.table.weight, self.vocabulary.bias, labels_B), count_labels(labels_B)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return logits [B, V]."""
+        """Return the logits of image labels, [B, V]."""
         return self.project.logits(x_SBD[0], self.table.weight, self.vocabulary.bias)
 
 
@@ -44,5 +44,5 @@ class MaskedPatchHead(nn.Module):
         return class_loss(self.classify(target_states(x_SBD, batch, self.label_field)), batch[self.label_field])
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return logits at every position, [B, S, colors]."""
+        """Return the logits of patch colors at every position, [B, S, colors]."""
         return self.classify(x_SBD.transpose(0, 1))

@@ -35,7 +35,8 @@ def _image_values(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _read_image(counterpart: Counterpart, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with the number of positions, which follows from the side of an image."""
+    """Return the values of an image model's Hugging Face config with the number of positions, which follows from the
+    side of an image."""
     if values["image"] % values["patch"]:
         raise UserError(
             f"{CONFIG}: {counterpart.field_name('patch')} ({values['patch']}) does not divide "

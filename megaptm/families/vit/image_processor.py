@@ -30,11 +30,11 @@ PROCESSOR_OF_MODEL = "processor_config.json"
 """File that transformers reads first, if it has a section for images."""
 SECTION = "image_processor"
 CLASS_NAME = re.compile(r"(\w+?)(?:FeatureExtractor|ImageProcessor)(?:Fast|Pil)?")
-"""Old and new class names."""
+"""Pattern of the old and new class names of image processors."""
 MAX_PIXEL_VALUE = 255
-"""Largest pixel value."""
+"""Maximum pixel value."""
 MAX_SIDE = 1 << 14
-"""Largest side in pixels, the same as for the option `size` of the objective."""
+"""Maximum side of an image in pixels, the same as for the option `size` of the objective."""
 
 HALVES = [0.5] * CHANNELS
 CLIP_DEFAULTS = {
@@ -72,19 +72,19 @@ KEEP_ASPECT_RATIO = ("CLIP", "Bit")
 
 @dataclass(frozen=True)
 class ImageProcessor:
-    """Preprocessing of an image."""
+    """Preprocessing of an image by a Hugging Face model."""
 
     mean: Channels
     std: Channels
     resample: str
     crop: str
-    """`center`, or `none`: the image is stretched to a square."""
+    """Crop of the image: `center`, or `none`, which stretches it to a square."""
     crop_fraction: float
     """Share of each side that the center crop keeps."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of an objective that differ from its defaults."""
+        """Return the options of an objective that differ from its defaults, for this preprocessing."""
         defaults = {
             "resample": ImageObjective.resample,
             "validation_crop": "center",
@@ -95,7 +95,7 @@ class ImageProcessor:
 
 
 def write_processor(spec: ModelSpec, folder: Path, objective: BaseObjective) -> None:
-    """Write the preprocessing of this objective's held-out images."""
+    """Write the image preprocessing of this objective's held-out images as `preprocessor_config.json`."""
     side = grid_of(spec) * patch_side(spec)
     tasks = [task.objective for task in tasks_of(objective)]
     # The preprocessing of user-defined objectives is unknown.
@@ -124,7 +124,7 @@ def write_processor(spec: ModelSpec, folder: Path, objective: BaseObjective) -> 
 
 
 def read_processor(spec: ModelSpec, folder: Path, *, remedy: str) -> ImageProcessor | None:
-    """Return the image processor of a folder, or None. Raise UserError for settings that megaptm cannot reproduce,
+    """Read the image processor of a folder, or None. Raise UserError for settings that megaptm cannot reproduce,
     including another number of pixels than the model's."""
     for name in (PROCESSOR_OF_MODEL, PROCESSOR):
         if (folder / name).is_file():
@@ -136,7 +136,7 @@ def read_processor(spec: ModelSpec, folder: Path, *, remedy: str) -> ImageProces
 
 
 class ProcessorFields:
-    """Fields of a file, validated one by one."""
+    """Fields of `preprocessor_config.json`, validated one by one."""
 
     def __init__(self, path: Path, fields: Mapping[str, Any], spec: ModelSpec) -> None:
         self.path, self.spec = path, spec
@@ -169,7 +169,8 @@ class ProcessorFields:
         return ImageProcessor(*self.parse_pixels(), RESAMPLINGS[resample], crop, crop_side / scaled_side)
 
     def parse_pixels(self) -> tuple[Channels, Channels]:
-        """Return the mean and standard deviation that give the same normalization for pixels scaled to [0, 1]."""
+        """Parse the pixel statistics: return the mean and standard deviation that give the same normalization for
+        pixels scaled to [0, 1]."""
         factor = self.values["rescale_factor"] if self.parse_flag("do_rescale") else 1
         if type(factor) not in (int, float) or not 1 / MAX_PIXEL_STATISTIC <= factor <= MAX_PIXEL_STATISTIC:
             self.refuse("rescale_factor", f"a number from {1 / MAX_PIXEL_STATISTIC:g} to {MAX_PIXEL_STATISTIC:,.0f}")
@@ -186,7 +187,7 @@ class ProcessorFields:
         return mean, std  # type: ignore[return-value]
 
     def parse_channels(self, name: str, minimum: float) -> tuple[float, ...]:
-        """Return three numbers from a list, or from one number for all channels."""
+        """Parse a value per color channel: return three numbers from a list, or from one number for all channels."""
         value = self.values[name]
         numbers = value if isinstance(value, list) else [value] * CHANNELS
         if len(numbers) != CHANNELS or not all(
@@ -196,7 +197,7 @@ class ProcessorFields:
         return tuple(map(float, numbers))
 
     def parse_size(self) -> tuple[str, int]:
-        """Return the crop mode and the side in pixels after scaling."""
+        """Parse the size: return the crop mode and the side in pixels after scaling."""
         size = self.values["size"]
         if type(size) is int and self.kind in KEEP_ASPECT_RATIO:
             size = {"shortest_edge": size}
@@ -205,7 +206,7 @@ class ProcessorFields:
         return "none", self.parse_square("size", None)
 
     def parse_square(self, name: str, default: int | None) -> int:
-        """Return the side of a square, from one number or from height and width."""
+        """Parse a square: return its side, from one number or from height and width."""
         side = self.values.get(name, default)
         if isinstance(side, Mapping) and {*side} == {"height", "width"} and side["height"] == side["width"]:
             side = side["height"]
@@ -228,7 +229,8 @@ class ProcessorFields:
 
 
 def apply_processor(model: ImportedModel, folder: Path | None) -> ImportedModel:
-    """Return the model with the pixel statistics and options of the image processor in the folder, if there is one."""
+    """Return the imported model with the pixel statistics and options of the image processor in the folder, if there is
+    one."""
     if folder is None or (processor := read_processor(model.spec, folder, remedy=REMEDY)) is None:
         return model
     family = model.spec.family

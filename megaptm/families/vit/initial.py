@@ -8,7 +8,8 @@ from megaptm.spec import Size
 
 
 def by_pixels(size: Size) -> float:
-    """Return the inverse square root of the number of values of a patch."""
+    """Return the standard deviation of the initial patch projection: the inverse square root of the number of values of
+    a patch."""
     return float((CHANNELS * size.inputs["patch"] ** 2) ** -0.5)
 
 

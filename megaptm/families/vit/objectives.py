@@ -42,28 +42,29 @@ from megaptm.objectives.objective import (
 from megaptm.objectives.vocabulary import SpecialTokens
 
 Side = Annotated[int, Option(ge=1, le=1 << 14)]
-"""Option: side length of an image in pixels."""
+"""Option of an image objective: side length in pixels."""
 Area = Annotated[float, Option(gt=0, le=1)]
-"""Option: share of an image's area."""
+"""Option of an image objective: share of an image's area."""
 
 
 @dataclass(frozen=True)
 class ImageObjective(Objective):
-    """Sample of an image: class token, then patches."""
+    """Base of image objectives. A sample is the class token, then patches."""
 
     size: Side = 224
     """Side length of the model's square input in pixels."""
     crop: Literal["random", "random-square", "center", "none"] = "random"
-    """Crop: a random part, with random aspect ratio; the largest square, at a random position or centered; or none: the
-    full image is scaled to a square. Validation images are never cropped at random."""
+    """Crop of training images: `random`, a random part with random aspect ratio; `random-square` or `center`, the
+    largest square at a random position or centered; or `none`, the full image scaled to a square. Validation images are
+    never cropped at random."""
     area_range: tuple[Area, Area] = (0.05, 1.0)
-    """For `random`: smallest and largest share of the image's area."""
+    """Minimum and maximum share of the image's area, for `random`."""
     flip: bool = True
-    """Whether every second image is flipped horizontally; never for validation."""
+    """Whether every second training image is flipped horizontally."""
     validation_crop: Literal["center", "none"] | None = None
     """Crop of validation images and prompts. Absent: `none` if `crop` is `none`, otherwise `center`."""
     crop_fraction: Area = 1.0
-    """For `center` and `none`: share of each side that is kept, centered."""
+    """Share of each side that is kept, centered, for `center` and `none`."""
     resample: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] = "bilinear"
     """Pillow's resampling filter for scaling to `size`."""
 
@@ -92,7 +93,7 @@ class ImageObjective(Objective):
         )
 
     def raw_length(self, sequence: int) -> int:
-        """Return 1: one image per sample."""
+        """Return 1, because a sample has one image."""
         return 1
 
     def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
@@ -132,7 +133,7 @@ class ImageObjective(Objective):
 
     @property
     def other_streams(self) -> dict[str, int]:
-        """Prefix -> length of streams besides that of the image."""
+        """Return the lengths of streams besides that of the image: prefix -> length."""
         return {}
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
@@ -145,11 +146,11 @@ class ImageObjective(Objective):
 
     @abstractmethod
     def label_fields(self, num_patches: int) -> dict[str, Field]:
-        """Return the label fields, and further inputs."""
+        """Return the label fields of the objective's batch, and further inputs."""
 
     @abstractmethod
     def add_labels(self, inputs: Sample, document: DocumentSlice, context: SampleContext) -> Sample:
-        """Return inputs, possibly changed, and labels."""
+        """Return the inputs of an image's sample, possibly changed, and its labels."""
 
     def _patches(self, document: DocumentSlice, grid: int, rng: np.random.Generator) -> np.ndarray:
         """Return the patches of a document's image, uint8 [N, channels x pixels]."""
@@ -184,7 +185,7 @@ class ImageObjective(Objective):
 
 @dataclass(frozen=True)
 class ImageLabels(ImageObjective):
-    """Image classification from the class token."""
+    """Objective of image classification from the class token."""
 
     name = "image-labels"
     annotation = "label"
@@ -203,14 +204,15 @@ class ImageLabels(ImageObjective):
 
 @dataclass(frozen=True)
 class MaskedPatches(ImageObjective):
-    """Mean color of patches, most of which are masked (arXiv:2010.11929, appendix B.1.2)."""
+    """Objective of predicting the mean color of patches, most of which are masked (arXiv:2010.11929, appendix
+    B.1.2)."""
 
     rate: Rate = 0.5
     """Masking rate: share of patches that are targets."""
     mask_patch_prob: Share = 0.8
     """Probability that a target patch is masked."""
     random_patch_prob: Share = 0.1
-    """Probability that it is replaced by another patch. Otherwise it is unchanged."""
+    """Probability that a target patch is replaced by another patch. Otherwise the patch is unchanged."""
 
     name = "masked-patches"
     losses: ClassVar = {"masked-patch": 1.0}

@@ -27,7 +27,7 @@ class ImagePatches(nn.Module):
         self.shifts = [-mean / std for mean, std in zip(record.mean, record.std, strict=True)]
 
     def forward(self, patches_BNP: Tensor, kinds_SB: Tensor) -> Tensor:
-        """Return [S, B, D] from uint8 patches [B, N, C P] and the kind of each position."""
+        """Return the patch embeddings [S, B, D] from uint8 patches [B, N, C P] and the kind of each position."""
         x = self.project(self._normalized(patches_BNP)).transpose(0, 1)
         if self.mask is not None:
             hidden_NB = kinds_SB[1:] == MASKED_PATCH

@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 SUFFIXES = ("jpg", "png", "webp")
 """Suffixes of image files in a shard."""
 FORMATS = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}
-"""Pillow's format -> suffix. MPO is a JPEG with a second image, written by some cameras."""
+"""Pillow's image format -> suffix. MPO is a JPEG with a second image, written by some cameras."""
 OPENED_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-"""Formats that are opened, by Pillow's names; MPO counts as JPEG. Other formats of Pillow are no images, or have
+"""Image formats that are opened, by Pillow's names; MPO counts as JPEG. Other formats of Pillow are no images, or have
 unmaintained decoders; EPS is a program that Pillow passes to Ghostscript."""
 HIGH_BIT_DEPTH_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 """Pillow's modes of gray images with more than 8 bits. Pillow's own conversion clips them at 255."""
 RESAMPLINGS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """Pillow's resampling filters in the order of their numbers."""
 TRIES = 10
-"""Tries of the published random crop, before the center crop is used."""
+"""Number of attempts of the published random crop, before the center crop is used."""
 ASPECT_RANGE = (3 / 4, 4 / 3)
-"""Aspect ratios of the published random crop, width to height."""
+"""Minimum and maximum aspect ratio of the published random crop, width to height."""
 
 
 class CropBox(NamedTuple):
-    """Rectangle of an image, in pixels."""
+    """Rectangle of an image to crop, in pixels."""
 
     x0: float
     y0: float
@@ -68,22 +68,22 @@ def to_rgb(image: Image) -> Image:
 
 
 def center_square(width: int, height: int) -> CropBox:
-    """Return the largest centered square."""
+    """Return the largest centered square of an image."""
     side = min(width, height)
     left, upper = (width - side) / 2, (height - side) / 2
     return CropBox(left, upper, left + side, upper + side)
 
 
 def random_square(width: int, height: int, rng: np.random.Generator) -> CropBox:
-    """Return the largest square at a random position (arXiv:2103.00020, 2.4)."""
+    """Return the largest square of an image at a random position (arXiv:2103.00020, 2.4)."""
     side = min(width, height)
     left, upper = float(rng.integers(width - side + 1)), float(rng.integers(height - side + 1))
     return CropBox(left, upper, left + side, upper + side)
 
 
 def random_crop(width: int, height: int, area: tuple[float, float], rng: np.random.Generator) -> CropBox:
-    """Return a random crop with area share and aspect ratio in the given ranges (arXiv:1409.4842, section 6; released
-    code of ViT); the center crop if none fits."""
+    """Return a random crop of an image with area share and aspect ratio in the given ranges (arXiv:1409.4842, section
+    6; released code of ViT); the center crop if none fits."""
     for _ in range(TRIES):
         share = rng.uniform(*area) * width * height
         ratio = math.exp(rng.uniform(math.log(ASPECT_RANGE[0]), math.log(ASPECT_RANGE[1])))
@@ -95,7 +95,7 @@ def random_crop(width: int, height: int, area: tuple[float, float], rng: np.rand
 
 
 def shrink_box(box: CropBox, share: float) -> CropBox:
-    """Return the center of a rectangle with this share of each side."""
+    """Shrink the crop of an image to its center with this share of each side."""
     edge = (1 - share) / 2
     across, down = edge * (box.x1 - box.x0), edge * (box.y1 - box.y0)
     return CropBox(box.x0 + across, box.y0 + down, box.x1 - across, box.y1 - down)
@@ -119,14 +119,14 @@ def crop_and_scale(image: Image, box: CropBox, size: int, resample: str = "bilin
 
 
 def to_patches(image_HWC: np.ndarray, side: int) -> np.ndarray:
-    """Return patches [N, C P] of `side` x `side` pixels in row order; channels are consecutive."""
+    """Divide an image into patches [N, C P] of `side` x `side` pixels in row order; channels are consecutive."""
     rows, columns = (length // side for length in image_HWC.shape[:2])
     cut = image_HWC.reshape(rows, side, columns, side, CHANNELS)
     return cut.transpose(0, 2, 4, 1, 3).reshape(rows * columns, CHANNELS * side**2)
 
 
 def from_patches(patches_NP: np.ndarray, side: int) -> np.ndarray:
-    """Return the square image [H, W, C] of patches."""
+    """Join patches to the square image [H, W, C]."""
     grid = math.isqrt(len(patches_NP))
     cut = patches_NP.reshape(grid, grid, CHANNELS, side, side)
     return cut.transpose(0, 3, 1, 4, 2).reshape(grid * side, grid * side, CHANNELS)

@@ -16,9 +16,9 @@ POSITIONS = "embed.position.weight"
 
 
 def resize_position_table(model: ImportedModel, context: int) -> ImportedModel:
-    """Return the model with `context` positions: the class token, and a square of patches. Position embeddings of
-    patches are interpolated bicubically in two dimensions (ViT, arXiv:2010.11929, section 3.2); other weights do not
-    change."""
+    """Change the resolution of an image model: return it with `context` positions, the class token and a square of
+    patches. Position embeddings of patches are interpolated bicubically in two dimensions (ViT, arXiv:2010.11929,
+    section 3.2); other weights do not change."""
     spec = replace(model.spec, context=context)
     if context < 2 or grid_of(spec) ** 2 + 1 != context:
         raise UserError(
@@ -32,8 +32,8 @@ def resize_position_table(model: ImportedModel, context: int) -> ImportedModel:
 
 
 def interpolate_positions(rows_SD: Tensor, *, before: int, after: int) -> Tensor:
-    """Return [1 + after x after, D] from [1 + before x before, D]: the class token's row unchanged, and the
-    interpolated grid."""
+    """Interpolate a table of patch positions: return [1 + after x after, D] from [1 + before x before, D], with the
+    class token's row unchanged."""
     grid_1DHW = rows_SD[1:].float().t().reshape(1, -1, before, before)
     larger_1DHW = F.interpolate(grid_1DHW, (after, after), mode="bicubic", align_corners=False)
     rows_ND = larger_1DHW.flatten(2)[0].t().to(rows_SD.dtype)

@@ -1,4 +1,4 @@
-"""Retrieval among pairs: recall of the other half of each pair."""
+"""Retrieval among pairs of images and texts: recall of the other half of each pair."""
 
 # N pairs
 
@@ -16,7 +16,7 @@ from megaptm.data.loader import as_tensors, stacked
 
 RECALLS = (1, 5, 10)
 BATCH_PAIRS = 64
-"""Pairs per forward pass; they need little memory without gradients."""
+"""Number of pairs per forward pass; they need little memory without gradients."""
 MAX_PAIRS = 5000
 TIE = 1e-6
 """Cosines that differ by less count as equal; the order of sums changes them that much."""
@@ -24,14 +24,14 @@ TIE = 1e-6
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Retrieval among all pairs: recall at 1, 5, 10."""
+    """Result of retrieval among all pairs: recall at 1, 5, 10."""
 
     pairs: int
     texts_of_images: dict[int, float]
     images_of_texts: dict[int, float]
 
     def to_json(self) -> dict[str, object]:
-        """Return the result as JSON values."""
+        """Return the result of retrieval as JSON values."""
         return {"retrieval": asdict(self)}
 
     def show(self, console: Console) -> None:
@@ -46,7 +46,7 @@ class Retrieval:
 
 
 def measure_recall(scores_NN: Tensor) -> Retrieval:
-    """Return the recalls of similarities [N, N]; correct pairs are on the diagonal."""
+    """Measure the recall of retrieval from similarities [N, N]; correct pairs are on the diagonal."""
     recalls = []
     for scores in (scores_NN, scores_NN.t()):
         better = (scores > scores.diagonal()[:, None] + TIE).sum(-1)
@@ -55,6 +55,6 @@ def measure_recall(scores_NN: Tensor) -> Retrieval:
 
 
 def read_batches(mix: Mix, number: int) -> Iterator[dict[str, Tensor]]:
-    """Yield batches of the first samples of a mix."""
+    """Yield batches of the first samples of a mix, for retrieval."""
     for start in range(0, number, BATCH_PAIRS):
         yield as_tensors(stacked(mix, range(start, min(start + BATCH_PAIRS, number))))

@@ -19,7 +19,7 @@ patch."""
 CHANNELS = 3
 """Number of color channels of a pixel: red, green, blue."""
 MAX_PIXEL_STATISTIC = 1e6
-"""Largest absolute mean and standard deviation of pixels; the smallest standard deviation is 1 over this."""
+"""Maximum absolute mean and standard deviation of pixels; the smallest standard deviation is 1 over this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class PatchInput(InputSpec):
     reason = "reads images"
 
     mean: Channels = (0.5, 0.5, 0.5)
-    """Mean of red, green and blue in [0, 1], subtracted from pixels."""
+    """Mean of red, green and blue in [0, 1], which is subtracted from pixels."""
     std: Channels = (0.5, 0.5, 0.5)
     """Standard deviation by which centered pixels are divided."""
     bias: bool = True

@@ -30,18 +30,18 @@ class WordSize:
     ngrams: tuple[int, int] = (0, 0)
     """Minimum and maximum number of characters of an n-gram that has a row."""
     hidden: int = 0
-    """Networks: number of hidden units."""
+    """Number of hidden units of a network."""
     before: int = 0
-    """Networks: number of words in the window before the word in question."""
+    """Number of words in a network's window before the predicted or ranked word."""
     after: int = 0
-    """Networks that rank windows: number of words after that word."""
+    """Number of words after that word, in networks that rank windows."""
     direct: bool = False
-    """Networks that predict the next word: whether the vectors are also projected directly to the output."""
+    """Whether the vectors are also projected directly to the output, in networks that predict the next word."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordFamily(LayerlessFamily):
-    """Word vectors of one paper."""
+    """Family of word vectors of one paper."""
 
     title = "word vectors"
     evaluate_options = ("words", "analogies")
@@ -67,12 +67,12 @@ class WordFamily(LayerlessFamily):
 
     @property
     def is_network(self) -> bool:
-        """Whether the family is a network, trained with the gradient of a whole step."""
+        """Whether the family of word vectors is a network, trained with the gradient of a whole step."""
         return self.model in ("next-word", "ranking")
 
     @property
     def size_fields(self) -> tuple[str, ...]:
-        """Names of the `WordSize` fields that the family uses."""
+        """Return the names of the `WordSize` fields that the family uses."""
         pieces = ("buckets", "ngrams") if any(size.buckets for size in self.sizes.values()) else ()
         network_fields = {"next-word": ("hidden", "before", "direct"), "ranking": ("hidden", "before", "after")}
         return ("width", *pieces, *network_fields.get(self.model, ()))
@@ -130,7 +130,7 @@ class WordFamily(LayerlessFamily):
 
 @dataclass(frozen=True, kw_only=True)
 class WordSpec(LayerlessSpec):
-    """Word vectors with a size and a vocabulary: tables, or a network."""
+    """Spec of word vectors with a size and a vocabulary: tables, or a network."""
 
     family: WordFamily
     size: WordSize
@@ -139,18 +139,19 @@ class WordSpec(LayerlessSpec):
 
     @property
     def window(self) -> int:
-        """Number of vectors that a network reads at once."""
+        """Return the number of word vectors that a network reads at once."""
         return self.size.before + (1 + self.size.after if self.family.model == "ranking" else 0)
 
     @property
     def output_width(self) -> int:
-        """Width of a next-word network's output weights: the hidden units and, with direct connections, the vectors of
-        the window."""
+        """Return the width of a next-word network's output weights: the hidden units and, with direct connections, the
+        vectors of the window."""
         return self.size.hidden + self.size.direct * self.window * self.size.width
 
     @property
     def parameters(self) -> int:
-        """Number of parameters: input and output weights of all words, n-grams, and hidden layers."""
+        """Return the number of parameters of word vectors: input and output weights of all words, n-grams, and hidden
+        layers."""
         words, size = self.vocabulary, self.size
         maps = size.hidden * (self.window * size.width + 1)
         if self.family.model == "next-word":
@@ -163,7 +164,7 @@ class WordSpec(LayerlessSpec):
 
     @property
     def bytes(self) -> int:
-        """Size of the parameters, and of their optimizer state in the tables."""
+        """Return the bytes of the parameters of word vectors, and of their optimizer state in the tables."""
         return 4 * self.parameters * (2 if self.family.model == "pairs" else 1)
 
     @property

@@ -10,7 +10,7 @@ from megaptm.section import Count, Section
 
 
 class WordKeys(Section):
-    """Keys of tables of n-grams, and of networks."""
+    """Keys of n-gram tables and of networks in the section `model`."""
 
     buckets: Annotated[int, Field(ge=1, le=10**9)] | None = None
     """fastText: rows of the table for hashed n-grams of characters. Absent: the size's."""

@@ -26,7 +26,7 @@ from megaptm.parallel.step_result import REMEDY, DivergedError, StepResult
 NO_SUBWORDS, FULL_TABLE = np.zeros(0, np.int64), np.zeros(0, np.int32)
 
 CountWords = Callable[[Exchange], np.ndarray]
-"""Function that all ranks call together -> int64 [V]: frequency of each word in the corpora."""
+"""Function that all ranks call together to count words -> int64 [V]: frequency of each word in the corpora."""
 
 
 DIVERGED = 4.0
@@ -65,8 +65,8 @@ class WordEngine:
         count_words: CountWords,
         timeout_minutes: float = 30.0,
     ) -> None:
-        """`special`: ids that are no words. `names`: names of all ids, for their subwords. `count_words` is called when
-        the tables are initialized; a checkpoint contains the counts."""
+        """Create the engine. `special`: ids that are no words. `names`: names of all ids, for their subwords.
+        `count_words` is called when the tables are initialized; a checkpoint contains the counts."""
         self.spec, self.task, self.seed = spec, task, seed
         self.losses: dict[str, float] = dict(task.losses)
         self.ranks: Ranks = open_groups(layout, timeout_minutes=timeout_minutes)
@@ -83,7 +83,7 @@ class WordEngine:
         self._tables: WordTables
 
     def set_loss_weights(self, weights: Mapping[str, float]) -> None:
-        """Change the weight of the loss, which scales the updates."""
+        """Change the weight of the loss of word vectors, which scales the updates."""
         self.losses = {name: weights[name] for name in self.losses}
 
     def fill(self) -> None:
@@ -104,8 +104,8 @@ class WordEngine:
         self._out.restore(reader)
 
     def train_step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
-        """Train on this rank's sequences. Raise DivergedError on every process if the loss is not finite or shows
-        divergence."""
+        """Train word vectors on this rank's sequences. Raise DivergedError on every process if the loss is not finite
+        or shows divergence."""
         assert microbatches is not None
         sequences = [*self._subsample(microbatches)]
         rate = lr * next(iter(self.losses.values()))
@@ -142,7 +142,7 @@ class WordEngine:
 
     @property
     def _untrained_mean(self) -> float:
-        """Loss of untrained vectors: that of equal probabilities for all labels, or more."""
+        """Return the mean loss of untrained word vectors: that of equal probabilities for all labels, or more."""
         if self.task.output == SOFTMAX:
             return math.log(len(self._tables.softmax_words))
         max_labels = self._tables.points.shape[1] if self.task.output == HUFFMAN else 1 + self.task.negatives
@@ -155,8 +155,8 @@ class WordEngine:
         row_index: Sequence[np.ndarray],
         rate: float,
     ) -> tuple[float, int]:
-        """Return loss and number of predictions of a sequence, and update the tables. `row_index`: row -> index in a
-        partial table."""
+        """Train on a sequence: update the word vector tables, and return loss and number of predictions. `row_index`:
+        row -> index in a partial table."""
         result: tuple[float, int] = kernels.train_words(
             *(self._window_task(), *tables, sequence.words, sequence.documents, sequence.state),
             *(rate, self._sigmoid, self._log_sigmoid, self.task.sigmoid == "exact", *row_index),
@@ -173,7 +173,8 @@ class WordEngine:
         )
 
     def _train_separately(self, sequences: list[WordSequence], rate: float | None) -> list[tuple[float, int]]:
-        """Train on each sequence alone, then add up their changes. With `rate` None the tables stay unchanged."""
+        """Train word vectors on each sequence alone, then add up their changes. With `rate` None the tables stay
+        unchanged."""
         tables = self._in, self._out
         updates = [self._count_updates(sequence) for sequence in sequences]
         fetched_rows = [_union([both[side][0] for both in updates]) for side in (0, 1)]
@@ -198,14 +199,14 @@ class WordEngine:
         return results
 
     def _count_updates(self, sequence: WordSequence) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return for either table the rows that a sequence updates, ascending, and the number of updates: int64 [U]
-        twice."""
+        """Return for either word vector table the rows that a sequence updates, ascending, and the number of updates:
+        int64 [U] twice."""
         counts = [np.zeros(table.rows, np.int64) for table in (self._in, self._out)]
         kernels.count_updates(self._window_task(), sequence.words, sequence.documents, sequence.state, *counts)
         return [(rows, table_counts[rows]) for table_counts in counts for rows in [np.flatnonzero(table_counts)]]
 
     def _combine(self, results: list[tuple[float, int]]) -> StepResult:
-        """Return the result of all ranks, in sequence order."""
+        """Return the combined loss of word vectors over all ranks, in sequence order."""
         gathered = self.exchange.all_gather(np.array(results, np.float64))
         loss, predictions = gathered.reshape(-1, 2).sum(axis=0).tolist()
         ((name, weight),) = self.losses.items()

@@ -11,7 +11,8 @@ from megaptm.run.corpora import RunCorpora
 
 
 def build_engine(config: Config, spec: WordSpec, corpora: RunCorpora, *, timeout_minutes: float) -> Any:
-    """Build a training engine without weights. Raise ModuleNotFoundError if it needs numba, which is not installed."""
+    """Build a training engine of word vectors without weights. Raise ModuleNotFoundError if it needs numba, which is
+    not installed."""
     if spec.family.is_network:
         from megaptm.families.word_vectors.network_engine import NetworkEngine
 

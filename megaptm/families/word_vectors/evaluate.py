@@ -8,7 +8,7 @@ from megaptm.commands.output import echo, print_json
 from megaptm.families.word_vectors.vectors import load_words, read_questions
 
 SKIPPED_WORDS = 100
-"""Most frequent words that are not shown by default: their neighbors tell nothing."""
+"""Number of most frequent words that are not shown by default: their neighbors tell nothing."""
 
 
 def evaluate(
@@ -19,7 +19,7 @@ def evaluate(
     words: tuple[str, ...],
     analogies: Path | None,
 ) -> None:
-    """Print the nearest words of some words, and the accuracy on analogies."""
+    """Evaluate word vectors: print the nearest words of some words, and the accuracy on analogies."""
     vectors = load_words(run, step=step)
     if not words and not analogies:
         words = tuple(vectors.words[SKIPPED_WORDS : SKIPPED_WORDS + 5] or vectors.words[-5:])

@@ -18,28 +18,30 @@ from megaptm.storage import AtomicFile
 
 
 def word2vec_text(vectors: WordVectors) -> Iterator[bytes]:
-    """Yield a line with number of words and width, then a line per word: the word and its exact values."""
+    """Yield word vectors in word2vec's text format: a line with number of words and width, then a line per word with
+    its exact values."""
     yield _heading(vectors)
     yield from glove_text(vectors)
 
 
 def glove_text(vectors: WordVectors) -> Iterator[bytes]:
-    """Yield a line per word, without a header: the word and its exact values."""
+    """Yield word vectors in GloVe's text format, a line per word, without a header: the word and its exact values."""
     for word, row in zip(vectors.words, vectors.vectors, strict=True):
         # The shortest decimal that is read back as the same float32.
         yield written_word(word) + f" {' '.join(map(str, row))}\n".encode()
 
 
 def word2vec_binary(vectors: WordVectors) -> Iterator[bytes]:
-    """Yield a line with number of words and width, then each word, a space, its float32 values and a newline, as
-    word2vec -binary 1 does."""
+    """Yield word vectors in word2vec's binary format: a line with number of words and width, then each word, a space,
+    its float32 values and a newline, as word2vec -binary 1 does."""
     yield _heading(vectors)
     for word, row in zip(vectors.words, vectors.vectors.astype("<f4"), strict=True):
         yield written_word(word) + b" " + row.tobytes() + b"\n"
 
 
 def safetensors(vectors: WordVectors) -> Iterator[bytes]:
-    """Yield `vectors` [N, D] and `counts` [N]; the metadata field `words` holds the words as a JSON list."""
+    """Yield word vectors as safetensors: `vectors` [N, D] and `counts` [N]; the metadata field `words` holds the words
+    as a JSON list."""
     tensors = {"vectors": np.ascontiguousarray(vectors.vectors), "counts": vectors.counts}
     yield save(tensors, metadata={"words": json.dumps([*vectors.words], ensure_ascii=False)})
 
@@ -58,7 +60,7 @@ FORMATS: dict[str, Callable[[WordVectors], Iterator[bytes]]] = {
 
 
 def export(checkpoint: RunCheckpoint, path: Path, format_: str) -> None:
-    """Write a file atomically."""
+    """Export word vectors: write a file atomically."""
     content = fasttext_model(checkpoint) if format_ == "fasttext-bin" else FORMATS[format_](read_vectors(checkpoint))
     if path.is_dir():
         raise UserError(f"{path} is a folder: give the path of a file.")

@@ -18,13 +18,13 @@ MAGIC, VERSION = 793712314, 12
 NEGATIVE_SAMPLING, FULL_SOFTMAX, CBOW_MODEL, SKIP_GRAM_MODEL = 2, 3, 1, 2
 """Values of fastText's enumerations."""
 MAX_INT = (1 << 31) - 1
-"""Largest value of its integers."""
+"""Maximum value of integers in fastText's format."""
 RATE_UPDATES = 100
 """Words between updates of the learning rate; unused in trained models."""
 
 
 def fasttext_model(checkpoint: RunCheckpoint) -> Iterator[bytes]:
-    """Yield the parts of the file: settings, words, input rows of words and of buckets, output rows."""
+    """Yield the parts of a fastText model file: settings, words, input rows of words and of buckets, output rows."""
     spec, task = word_spec_of(checkpoint), checkpoint.config.built_objective
     size = spec.size
     if not size.buckets:

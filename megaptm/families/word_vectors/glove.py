@@ -16,15 +16,15 @@ from megaptm.families.word_vectors.windows import MinimumCount
 from megaptm.objectives.objective import BaseObjective
 
 PairWindowSize = Annotated[int, Field(ge=1, le=20)]
-"""All of 1/1 ... 1/20 are multiples of 1/232,792,560, so that sums are exact in any order."""
+"""Option: window size. All of 1/1 ... 1/20 are multiples of 1/232,792,560, so that sums are exact in any order."""
 AboveZero = Annotated[float, Field(gt=0, le=1e12)]
 Power = Annotated[float, Field(ge=0, le=2)]
 
 
 @dataclass(frozen=True)
 class GloVe(BaseObjective):
-    """GloVe: the dot product of two word vectors approximates the logarithm of their co-occurrence count. Defaults are
-    the paper's (section 4.2)."""
+    """Objective of GloVe: the dot product of two word vectors approximates the logarithm of their co-occurrence count.
+    Defaults are the paper's (section 4.2)."""
 
     name = "glove"
     losses: ClassVar = {"glove": 1.0}
@@ -39,11 +39,11 @@ class GloVe(BaseObjective):
     x_max: AboveZero = 100.0
     """Count above which pairs have weight 1; below it the weight is (count / x_max) ^ alpha."""
     alpha: Power = 0.75
-    """Exponent of the weight."""
+    """Exponent of the pair's weight."""
     bias_rate: AboveZero = 1.0
     """Learning rate of the biases: 1 in the released code, independent of the vectors' rate."""
     min_count: MinimumCount = 5
-    """Less frequent words are skipped, as words without an id are."""
+    """Minimum number of occurrences of a word. Less frequent words are skipped, as words without an id are."""
 
     template = ("A", "A B")
     prompts = ()

@@ -30,7 +30,7 @@ from megaptm.parallel.step_result import REMEDY, DivergedError, NoLabelsError, S
 from megaptm.run.corpora import RunCorpora
 
 WINDOWS = 4096
-"""Windows per forward pass."""
+"""Number of windows per forward pass of the network."""
 
 
 class NetworkEngine:
@@ -51,7 +51,7 @@ class NetworkEngine:
         """Word ids, most frequent first; and those of the step's dictionary."""
 
     def set_loss_weights(self, weights: Mapping[str, float]) -> None:
-        """Change the weight of the loss, starting with the next step."""
+        """Change the weight of the network's loss, starting with the next step."""
         self.losses = {name: weights[name] for name in self.losses}
 
     def fill(self) -> None:
@@ -63,7 +63,7 @@ class NetworkEngine:
         self.network.fill(self.config.train.seed, self.spec.family.init_bound)
 
     def pieces(self) -> Iterator[TensorPiece]:
-        """Yield this rank's share of the rows; all ranks have the same values."""
+        """Yield this rank's share of the rows of the network's weights; all ranks have the same values."""
         tensors = {f"weight/{name}": parameter.detach() for name, parameter in self.network.named_parameters()}
         rank, ranks = self.ranks.data, self.ranks.data_size
         for name, tensor in {**tensors, COUNTS: torch.from_numpy(self.counts)}.items():
@@ -80,8 +80,8 @@ class NetworkEngine:
                 parameter.copy_(reader.read(f"weight/{name}"))
 
     def train_step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
-        """Train on this rank's sequences. Raise DivergedError on every process, before any update, if a value is not
-        finite."""
+        """Train the network on this rank's sequences. Raise DivergedError on every process, before any update, if a
+        value is not finite."""
         assert microbatches is not None
         self._set_dictionary(step)
         windows = [self._windows(batch) for batch in microbatches]
@@ -118,12 +118,12 @@ class NetworkEngine:
         self._set_dictionary(max(step - 1, 0))
 
     def _set_dictionary(self, step: int) -> None:
-        """Set the dictionary of a step."""
+        """Set the dictionary of a step: the words with ids of their own."""
         words = self.task.dictionary_size(step) if isinstance(self.task, WindowRanking) else None
         self._dictionary = self._words[:words]
 
     def _windows(self, batch: dict[str, Tensor]) -> dict[str, LabeledWindows]:
-        """Return loss -> windows and labels."""
+        """Return the windows and labels of each loss of the network."""
         batch = {name: value.to(device()) for name, value in batch.items()}
         if not isinstance(self.task, WindowRanking):
             return {"lm": next_words(batch, self.spec, self._outside)}
@@ -132,15 +132,15 @@ class NetworkEngine:
         return windows | ({"tags": tagged_words(batch, self._outside, *known)} if self.task.num_tags else {})
 
     def _count_windows(self, batches: list[dict[str, LabeledWindows]]) -> dict[str, float]:
-        """Return loss -> number of windows of all ranks."""
+        """Return the number of windows of all ranks for each loss of the network."""
         counts = [float(sum(len(batch[name][1]) for batch in batches)) for name in self.losses]
         return dict(zip(self.losses, self._all_reduce(counts), strict=True))
 
     def _forward_backward(
         self, batches: list[dict[str, LabeledWindows]], scales: Mapping[str, float] | None
     ) -> dict[str, float]:
-        """Return the summed losses of this rank's windows. With `scales`, add their gradients times these to the
-        weights' gradients."""
+        """Return the summed losses of this rank's windows by a pass of the network. With `scales`, add their gradients
+        times these to the weights' gradients."""
         totals = dict.fromkeys(self.losses, 0.0)
         for name, (windows, labels) in (item for batch in batches for item in batch.items()):
             for windows_NW, labels_N in zip(windows.split(WINDOWS), labels.split(WINDOWS), strict=True):
@@ -151,7 +151,7 @@ class NetworkEngine:
         return totals
 
     def _reduce_gradients(self) -> list[Tensor]:
-        """Return the gradients summed over ranks."""
+        """Return the gradients of the network summed over ranks."""
         parameters = [*self.network.parameters()]
         gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in parameters]
         if self.ranks.data_size > 1:
@@ -163,7 +163,7 @@ class NetworkEngine:
 
     @torch.no_grad()
     def _update(self, gradients: list[Tensor], norm: float, lr: float) -> None:
-        """Update the weights by the clipped gradient and weight decay."""
+        """Update the network's weights by the clipped gradient and weight decay."""
         optimizer = self.config.optimizer
         clipped = 1.0 if optimizer.clip is None else min(1.0, optimizer.clip / max(norm, 1e-12))
         for parameter, gradient in zip(self.network.parameters(), gradients, strict=True):
@@ -172,7 +172,7 @@ class NetworkEngine:
             parameter.add_(gradient, alpha=-lr * clipped)
 
     def _all_reduce(self, values: list[float]) -> list[float]:
-        """Return the sums over all ranks."""
+        """Return the sums of values over all ranks."""
         if self.ranks.data_size == 1:
             return values
         sums = torch.tensor(values, dtype=torch.float64, device=device())
@@ -180,7 +180,7 @@ class NetworkEngine:
         return sums.tolist()
 
     def _combine(self, local_sums: Mapping[str, float], counts: Mapping[str, float]) -> StepResult:
-        """Return the mean losses of all ranks."""
+        """Return the mean losses of the network over all ranks."""
         totals = self._all_reduce([local_sums[name] for name in self.losses])
         means = {name: total / max(counts[name], 1.0) for name, total in zip(self.losses, totals, strict=True)}
         loss = sum(weight * means[name] for name, weight in self.losses.items())

@@ -17,7 +17,7 @@ LabeledWindows = tuple[Tensor, Tensor]
 
 
 def outside_token(special: SpecialTokens) -> int:
-    """Return the token that stands outside a document."""
+    """Return the token that stands outside a document in a window of words."""
     outside = next((id_ for id_ in (special.begin, special.pad, special.end) if id_ is not None), None)
     if outside is None:
         raise UserError(
@@ -28,7 +28,7 @@ def outside_token(special: SpecialTokens) -> int:
 
 
 def next_words(batch: dict[str, Tensor], spec: WordSpec, outside: int) -> LabeledWindows:
-    """Return windows and next words of `causal-lm` sequences."""
+    """Return windows of words and the next words for `causal-lm` sequences."""
     tokens_BS, labels_BS = batch["tokens"], batch["labels"]
     windows_BSW = _windows(tokens_BS, _documents(batch), spec.window - 1, 0, outside)
     labeled = labels_BS != IGNORED
@@ -51,7 +51,7 @@ def ranked_windows(
 
 
 def tagged_words(batch: dict[str, Tensor], outside: int, dictionary: Tensor, unknown: int) -> LabeledWindows:
-    """Return the windows around each word and its tag, for the same sequences."""
+    """Return the windows around each word and its tag, for `window-ranking` sequences."""
     tokens_BS = torch.where(torch.isin(batch["tokens"], dictionary), batch["tokens"], unknown)
     reach = TAG_DISTANCES // 2 + TAG_FILTER // 2
     windows_BSW = _windows(tokens_BS, _documents(batch), reach, reach, outside)
@@ -59,12 +59,12 @@ def tagged_words(batch: dict[str, Tensor], outside: int, dictionary: Tensor, unk
 
 
 def _documents(batch: dict[str, Tensor]) -> Tensor:
-    """Return document ids [B, S]; all 0 if the batch has none."""
+    """Return the document ids of a sequence of words, [B, S]; all 0 if the batch has none."""
     return batch["document_ids"] if "document_ids" in batch else torch.zeros_like(batch["tokens"])
 
 
 def _windows(tokens_BS: Tensor, documents_BS: Tensor, before: int, after: int, outside: int) -> Tensor:
-    """Return windows int64 [B, S, before + 1 + after] around each position, itself included."""
+    """Return windows of words around each position, itself included, int64 [B, S, before + 1 + after]."""
 
     def padded(rows_BS: Tensor, fill: int) -> Tensor:
         sides = [rows_BS.new_full((len(rows_BS), number), fill) for number in (before, after)]

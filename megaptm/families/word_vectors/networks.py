@@ -44,7 +44,7 @@ class Network(nn.Module):
         return float(inputs**-0.5)
 
     def embed(self, windows_NW: Tensor) -> Tensor:
-        """Return [N, W D]."""
+        """Return the concatenated word vectors of windows, [N, W D]."""
         return F.embedding(windows_NW, self.vectors).flatten(1)
 
 
@@ -63,16 +63,16 @@ class NextWord(Network):
 
     @property
     def losses(self) -> Mapping[str, WindowLoss]:
-        """Loss functions by the objective's names."""
+        """Return the loss functions of NNLM by the objective's names."""
         return {"lm": self.loss}
 
     def loss(self, windows_NW: Tensor, labels_N: Tensor) -> Tensor:
-        """Return the summed cross-entropy."""
+        """Return the summed cross-entropy of the next words."""
         loss: Tensor = self.project(self._features(windows_NW), self.output, self.bias, labels_N)
         return loss
 
     def logits(self, windows_NW: Tensor) -> Tensor:
-        """Return [N, V]."""
+        """Return the logits of the next word, [N, V]."""
         return F.linear(self._features(windows_NW), self.output, self.bias)
 
     def _features(self, windows_NW: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class Ranking(Network):
 
     @property
     def losses(self) -> Mapping[str, WindowLoss]:
-        """Loss functions by the objective's names."""
+        """Return the loss functions of the ranking network by the objective's names."""
         return {"ranking": self.loss} | ({"tags": self.tag_loss} if self.tagger else {})
 
     def bound(self, name: str, inputs: int) -> float:
@@ -109,7 +109,7 @@ class Ranking(Network):
         return float(inputs ** (-0.5 if name.startswith("tagger") else -0.25))
 
     def scores(self, windows_NW: Tensor) -> Tensor:
-        """Return [N]."""
+        """Return the score of each window, [N]."""
         assert self.inner is not None
         scores_N1: Tensor = self.score(F.hardtanh(self.inner(self.embed(windows_NW))))
         return scores_N1.squeeze(1)
@@ -140,7 +140,8 @@ class TagNetwork(nn.Module):
         self.output = nn.Linear(hidden, 1 + spec.tags)
 
     def forward(self, x_NWD: Tensor) -> Tensor:
-        """Return [N, 1 + labels]. The window must be wider than the distances by a filter's width - 1."""
+        """Return the logits of the middle word's tag, [N, 1 + labels]. The window must be wider than the distances by a
+        filter's width - 1."""
         read_NPX = x_NWD.unfold(1, TAG_FILTER, 1).transpose(2, 3).flatten(2)
         largest_NH = (self.filters(read_NPX) + self.distances).amax(1)
         logits_NC: Tensor = self.output(F.hardtanh(self.inner(largest_NH)))
@@ -148,5 +149,5 @@ class TagNetwork(nn.Module):
 
 
 def build_network(spec: WordSpec) -> NextWord | Ranking:
-    """Build the network without weights; `fill` sets them."""
+    """Build a network of word vectors without weights; `fill` sets them."""
     return NextWord(spec) if spec.family.model == "next-word" else Ranking(spec)

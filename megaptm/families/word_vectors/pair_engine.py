@@ -52,14 +52,14 @@ class PairEngine:
         self.pairs: PairTable
         self.held_out: PairTable
         self._share = 1.0
-        """Tokens of the validation split per token of the training split."""
+        """Number of tokens of the validation split per token of the training split."""
 
     def set_loss_weights(self, weights: Mapping[str, float]) -> None:
-        """Change the weight of the loss. It does not affect updates: AdaGrad is invariant to it."""
+        """Change the weight of GloVe's loss. It does not affect updates: AdaGrad is invariant to it."""
         self.losses = {name: weights[name] for name in self.losses}
 
     def count(self) -> None:
-        """Count words and the pairs of words that take part. All ranks call this together."""
+        """Count words and the co-occurring pairs of those that take part. All ranks call this together."""
         exchange, corpora = self.exchange, self.corpora
         self.counts = corpora.word_counts(self.spec.vocabulary, exchange.rank, exchange.ranks, exchange.all_reduce)
         takes_part = np.zeros(self.spec.vocabulary, bool)
@@ -82,7 +82,7 @@ class PairEngine:
             )
 
     def fill(self) -> None:
-        """Set the initial vectors."""
+        """Set the initial word vectors of GloVe."""
         num_weights = self.spec.size.width + 1
         for table in (self._words, self._contexts):
             seed = int(generator(self.config.train.seed, self.spec.name, table.name).integers(1 << 62))
@@ -100,7 +100,7 @@ class PairEngine:
         self._contexts.restore(reader)
 
     def train_step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
-        """Train on the pairs of a step. Raise DivergedError on every process if the loss is not finite or shows
+        """Train GloVe on the pairs of a step. Raise DivergedError on every process if the loss is not finite or shows
         divergence."""
         pairs = self.pairs.select(step)
         result = self._train_rounds([pairs], lr, x_max=self.task.x_max)
@@ -115,14 +115,14 @@ class PairEngine:
         return result
 
     def evaluate(self, microbatches: list[Any] | None) -> StepResult:
-        """Return the loss on some steps of held-out pairs, weighted by their count in the held-out text: a pair that
-        occurs once there is little evidence, whatever its scaled count."""
+        """Return GloVe's loss on some steps of held-out pairs, weighted by their count in the held-out text: a pair
+        that occurs once there is little evidence, whatever its scaled count."""
         assert microbatches is not None
         steps = [self.held_out.select(number) for number in microbatches]
         return self._train_rounds(steps, 0.0, x_max=self.task.x_max / self._share)
 
     def _train_rounds(self, steps: list[Pairs], rate: float, *, x_max: float) -> StepResult:
-        """Run all rounds; return the mean weighted squared error of the pairs."""
+        """Train GloVe on all rounds of pairs of a step; return the mean weighted squared error of the pairs."""
         losses, task = np.zeros(LANES), self.task
         lanes, first = self._words.held.shape[1], self._words.first_lane
         bias_rate = task.bias_rate * rate / self.config.optimizer.lr
@@ -141,14 +141,14 @@ class PairEngine:
         return StepResult({name: mean}, weight * mean, None, {name: int(sums[-1])})
 
     def _untrained_mean(self, pairs: Pairs) -> float:
-        """Return the loss of zero vectors and biases, over the pairs of all ranks."""
+        """Return GloVe's loss for zero vectors and biases, over the pairs of all ranks."""
         weights = np.minimum(1.0, (pairs.counts / self.task.x_max) ** self.task.alpha)
         local_sums = [float((weights * np.log(pairs.counts) ** 2).sum()), len(pairs.counts)]
         loss, num_pairs = self.exchange.all_reduce(np.array(local_sums)).tolist()
         return float(loss / max(num_pairs, 1.0))
 
     def _table(self, split: str, held: PairCounts, share: float) -> PairTable:
-        """Return the table of a split's pairs, with counts divided by `share`."""
+        """Return the table of a split's co-occurrence pairs, with counts divided by `share`."""
         pairs = int(self.exchange.all_gather(np.array([len(held.keys)])).sum())
         if not pairs:
             raise UserError(

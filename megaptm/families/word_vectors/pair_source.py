@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PairSamples:
-    """Samples of `data.sequence` pairs each; an epoch is all pairs once."""
+    """Samples of `data.sequence` co-occurrence pairs each; an epoch is all pairs once."""
 
     def __init__(self, config: Config, corpora: RunCorpora, engine: PairEngine) -> None:
         self.config, self.corpora, self.engine = config, corpora.ids, engine
@@ -32,7 +32,7 @@ class PairSamples:
 
 
 class PairSource:
-    """Steps without micro-batches: the index of a step determines its pairs."""
+    """Input of GloVe: steps without micro-batches, because the index of a step determines its pairs."""
 
     def __init__(self, config: Config, corpora: RunCorpora, engine: PairEngine) -> None:
         self.config, self.engine = config, engine

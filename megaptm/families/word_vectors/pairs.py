@@ -20,31 +20,32 @@ CorpusTexts = Iterable[tuple[float, Iterator[Sequence[np.ndarray]]]]
 
 
 WORDS_PER_PASS = 1 << 18
-"""Words per counting pass: with windows of ten, five million pairs."""
+"""Number of words per counting pass: with windows of ten, five million pairs."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs that a rank trains on, by rounds: see `RotatingTable`."""
+    """Co-occurrence pairs that a rank trains on, by rounds: see `RotatingTable`."""
 
     words: np.ndarray
-    """int64 [P]"""
+    """Words of the pairs, int64 [P]."""
     contexts: np.ndarray
-    """int64 [P]"""
+    """Context words of the pairs, int64 [P]."""
     counts: np.ndarray
-    """float64 [P]"""
+    """Counts of the pairs, float64 [P]."""
     rounds: np.ndarray
-    """int64 [LANES + 1]: index of the first pair of each round."""
+    """Index of the first pair of each round, int64 [LANES + 1]."""
 
 
 @dataclass(frozen=True)
 class PairCounts:
-    """Counts by pair, in units that make every count an integer, so that sums do not depend on the order."""
+    """Co-occurrence counts by pair, in units that make every count an integer, so that sums do not depend on the
+    order."""
 
     keys: np.ndarray
-    """int64 [P], ascending: word x V + context"""
+    """Pairs in ascending order, int64 [P]: word x V + context."""
     counts: np.ndarray
-    """int64 [P]"""
+    """Counts of the pairs in units, int64 [P]."""
 
     @classmethod
     def add_up(cls, *parts: PairCounts) -> PairCounts:
@@ -59,7 +60,7 @@ NO_PAIRS = PairCounts(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 class PairSum:
-    """Accumulated sum of counts."""
+    """Accumulated sum of co-occurrence counts."""
 
     def __init__(self) -> None:
         self._merged, self._pending, self._num_pending = NO_PAIRS, [NO_PAIRS], 0
@@ -78,12 +79,13 @@ class PairSum:
 
 
 def units_per_count(task: GloVe) -> int:
-    """Return the units per count of 1, such that each 1/distance is an integer number of units."""
+    """Return the number of units per co-occurrence count of 1, such that each 1/distance is an integer number of
+    units."""
     return math.lcm(*range(1, task.window + 1)) if task.distance_weighting else 1
 
 
 def count_texts(texts: Sequence[np.ndarray], takes_part: np.ndarray, task: GloVe) -> PairCounts:
-    """Return the pair counts of some documents. Words that do not take part (`takes_part`, bool [V]) are removed
+    """Count the co-occurrence pairs of some documents. Words that do not take part (`takes_part`, bool [V]) are removed
     without a gap."""
     documents = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
     tokens = np.concatenate([NO_PAIRS.keys, *texts]).astype(np.int64)
@@ -95,7 +97,7 @@ def count_texts(texts: Sequence[np.ndarray], takes_part: np.ndarray, task: GloVe
 
 
 def _count_pass(tokens: np.ndarray, documents: np.ndarray, vocabulary: int, task: GloVe) -> PairCounts:
-    """Return the pairs of the first `WORDS_PER_PASS` words with the words after them."""
+    """Return the co-occurrence pairs of the first `WORDS_PER_PASS` words with the words after them."""
     unit, parts = units_per_count(task), [NO_PAIRS]
     for distance in range(1, task.window + 1):
         shifted = slice(distance, distance + WORDS_PER_PASS)
@@ -110,7 +112,7 @@ def _count_pass(tokens: np.ndarray, documents: np.ndarray, vocabulary: int, task
 
 
 def count_pairs(texts: CorpusTexts, takes_part: np.ndarray, task: GloVe, exchange: Exchange) -> PairCounts:
-    """Return the pair counts of all ranks' texts, for words of this rank. All ranks call this together."""
+    """Count the co-occurrence pairs of all ranks' texts, for words of this rank. All ranks call this together."""
     owners, total = lane_owners(exchange.ranks), PairSum()
     for weight, corpus in texts:
         held = PairSum()
@@ -139,7 +141,8 @@ def _read_in_lockstep(corpus: Iterator[Sequence[np.ndarray]], exchange: Exchange
 
 @dataclass
 class PairTable:
-    """Pairs of a rank, and their assignment to steps: a function of seed and step, independent of the number of ranks.
+    """Table of the co-occurrence pairs of a rank, and their assignment to steps: a function of seed and step,
+    independent of the number of ranks.
 
     An epoch contains each pair once. A random number of each pair determines its step and its order within the step, so
     steps have nearly equally many pairs.
@@ -148,23 +151,23 @@ class PairTable:
     held: PairCounts
     vocabulary: int
     unit: float
-    """Units of `held` per count."""
+    """Number of units per count in `held`."""
     seed: tuple[int | str, ...]
     pairs: int
     """Number of pairs of all ranks."""
     per_step: int
-    """Pairs per step, over all ranks."""
+    """Number of pairs per step, over all ranks."""
     _epoch: int = field(default=-1, init=False)
     _order: np.ndarray = field(init=False)
     _steps: np.ndarray = field(init=False)
 
     @property
     def steps(self) -> int:
-        """Steps of an epoch."""
+        """Return the number of steps of an epoch of pairs."""
         return max(1, round(self.pairs / self.per_step))
 
     def select(self, step: int) -> Pairs:
-        """Return this rank's pairs of a step, by rounds, in random order within each."""
+        """Select this rank's co-occurrence pairs of a step, by rounds, in random order within each."""
         epoch, step_of_epoch = divmod(step, self.steps)
         if epoch != self._epoch:
             self._shuffle(epoch)
@@ -174,7 +177,7 @@ class PairTable:
         return Pairs(words, contexts, self.held.counts[selected] / self.unit, rounds)
 
     def _shuffle(self, epoch: int) -> None:
-        """Compute the order of an epoch: by step, round, and random number."""
+        """Compute the order of the pairs in an epoch: by step, round, and random number."""
         keys = self.held.keys
         with np.errstate(over="ignore"):
             random_bits = _mix_bits(
@@ -187,12 +190,12 @@ class PairTable:
 
 
 def _rounds(words: np.ndarray, contexts: np.ndarray) -> np.ndarray:
-    """Return int64 [P]: the round in which the lanes of each pair meet."""
+    """Return the round in which the lanes of each pair meet, int64 [P]."""
     return (contexts - words) % LANES
 
 
 def _mix_bits(numbers: np.ndarray) -> np.ndarray:
-    """Return uint64 [P]: 64 random bits for each number, by the last steps of splitmix64."""
+    """Return 64 random bits for each pair's number, by the last steps of splitmix64, uint64 [P]."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))

@@ -24,8 +24,8 @@ DictionarySize = Annotated[int, Field(ge=2)]
 
 @dataclass(frozen=True)
 class WindowRanking(PlainTextObjective):
-    """Text windows are ranked above the same window with another center word. With `num_tags`, words are also tagged by
-    the same vectors (Collobert & Weston, 2008, section 5)."""
+    """Objective of window ranking: text windows are ranked above the same window with another center word. With
+    `num_tags`, words are also tagged by the same vectors (Collobert & Weston, 2008, section 5)."""
 
     name = "window-ranking"
 
@@ -50,7 +50,7 @@ class WindowRanking(PlainTextObjective):
             raise UserError(f"dictionary has steps {steps}: the first must be 0, and they must be ascending.")
 
     def dictionary_size(self, step: int) -> int | None:
-        """Return the dictionary size at a step. None: the full vocabulary."""
+        """Return the size of the dictionary at a step. None: the full vocabulary."""
         return next((words for first, words in reversed(self.dictionary) if first <= step), None)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:

@@ -9,7 +9,7 @@ from megaptm.config.schema import Config, Layout, OptimizerConfig
 from megaptm.families.word_vectors import FAMILIES, LANES, WordFamily
 
 COMMON_KEYS = ("family", "size", "vocabulary")
-"""Keys of `model` that all of them use."""
+"""Keys of `model` that all families of word vectors use."""
 OTHER_PARALLELISM_KEYS = ("tensor", "pipeline", "virtual", "sequence_parallel", "distributed_optimizer", "recompute")
 SCHEDULE_KEYS = (
     "name",
@@ -23,7 +23,7 @@ SCHEDULE_KEYS = (
     "decay_steps",
     "step_unit",
 )
-"""Keys of `optimizer` that all of them use."""
+"""Keys of `optimizer` that all families of word vectors use."""
 ADAGRAD_KEYS = ("name", "lr", "initial_accumulator")
 """Keys of `optimizer` for Adagrad, whose learning rates decrease by themselves."""
 NETWORK_KEYS = (*SCHEDULE_KEYS, "weight_decay", "weight_decay_on", "clip")
@@ -33,7 +33,7 @@ TEXT_KEYS = {"data": ("size_exponent", "dupe_factor"), "train": ("ramp", "phase_
 
 
 def word_vector_errors(config: Config, family: WordFamily) -> Iterator[str]:
-    """Yield every broken rule."""
+    """Yield every broken rule of a config of word vectors."""
     yield from word_model_errors(config.model, family)
     yield from _layout(config, family)
     yield from _optimizer(config, family)
@@ -46,7 +46,7 @@ def word_vector_errors(config: Config, family: WordFamily) -> Iterator[str]:
 
 
 def word_model_errors(model: Any, family: WordFamily) -> Iterator[str]:
-    """Yield errors of `model` keys that the tables do not use, and of invalid n-gram lengths."""
+    """Yield errors of `model` keys that word vectors do not use, and of invalid n-gram lengths."""
     for key, value in model:
         if key in (*COMMON_KEYS, *family.size_fields) or value in (None, {}):
             continue

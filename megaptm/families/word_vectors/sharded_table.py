@@ -27,11 +27,11 @@ class Exchange:
     rank: int
     ranks: int
     group: dist.ProcessGroup | None
-    """None for a single rank."""
+    """Process group of the data ranks; None for a single rank."""
 
     @classmethod
     def open(cls, ranks: Ranks, timeout_minutes: float) -> Exchange:
-        """Open the group. It uses gloo even with GPUs, because tables are in host memory."""
+        """Open the process group of the data ranks. It uses gloo even with GPUs, because tables are in host memory."""
         if ranks.data_size == 1:
             return cls(0, 1, None)
         group = dist.group.WORLD
@@ -40,16 +40,16 @@ class Exchange:
         return cls(ranks.data, ranks.data_size, group)
 
     def all_to_all(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return what each rank sends to this one, given what this one sends to each: arrays [n, ...] of equal shape
-        except n."""
+        """Exchange arrays [n, ...] between all ranks, of equal shape except n: return what each rank sends to this one,
+        given what this one sends to each."""
         if self.group is None:
             return [*parts]
         received, sizes = self.swap(np.concatenate(parts), [len(part) for part in parts])
         return np.split(received, np.cumsum(sizes)[:-1])
 
     def swap(self, sent: np.ndarray, sizes: Sequence[int]) -> tuple[np.ndarray, Sequence[int]]:
-        """Exchange one array [n, ...], whose first `sizes[0]` elements are for rank 0 and so on. Return the received
-        elements in rank order, and their number per rank. Large arrays are copied at most once."""
+        """Exchange one array [n, ...] between all ranks, whose first `sizes[0]` elements are for rank 0 and so on.
+        Return the received elements in rank order, and their number per rank. Large arrays are copied at most once."""
         if self.group is None:
             return sent, sizes
         received_sizes = torch.empty(self.ranks, dtype=torch.int64)
@@ -83,28 +83,29 @@ class Exchange:
 
 @dataclass(frozen=True)
 class RowChange:
-    """Changes of a sequence to a table."""
+    """Changes of a sequence to rows of a word vector table."""
 
     rows: np.ndarray
-    """int64 [U], ascending"""
+    """Rows in ascending order, int64 [U]."""
     num_updates: np.ndarray
-    """int64 [U]: number of updates in each change."""
+    """Number of updates in each change, int64 [U]."""
     values: np.ndarray
-    """float32 [U, D]"""
+    """Changes of the rows, float32 [U, D]."""
 
 
 def lane_edges(ranks: int) -> np.ndarray:
-    """Return int64 [ranks + 1]: the first lane of each rank, then the number of lanes."""
+    """Return the first lane of each rank in a sharded table, then the number of lanes, int64 [ranks + 1]."""
     return np.array([LANES * rank // ranks for rank in range(ranks + 1)])
 
 
 def lane_owners(ranks: int) -> np.ndarray:
-    """Return int64 [LANES]: the rank that holds each lane."""
+    """Return the rank that holds each lane of a sharded table, int64 [LANES]."""
     return np.repeat(np.arange(ranks), np.diff(lane_edges(ranks)))
 
 
 class ShardedTable:
-    """float32 rows. Row v belongs to lane v % `LANES`, and each rank holds consecutive lanes."""
+    """Table of float32 rows, sharded over data ranks. Row v belongs to lane v % `LANES`, and each rank holds
+    consecutive lanes."""
 
     def __init__(self, name: str, rows: int, width: int, exchange: Exchange) -> None:
         self.name, self.rows, self.width, self.exchange = name, rows, width, exchange
@@ -116,28 +117,30 @@ class ShardedTable:
 
     @property
     def first_lane(self) -> int:
-        """First lane held here."""
+        """Return the first lane of the table that this rank holds."""
         return int(self._edges[self.exchange.rank])
 
     @cached_property
     def flat(self) -> np.ndarray:
-        """float32 [R, D]: the held rows; on a single rank, row v of the table is row v."""
+        """Return the rows of the table that this rank holds, float32 [R, D]; on a single rank, row v of the table is
+        row v."""
         return self.held.reshape(-1, self.width)
 
     def row_ids(self) -> np.ndarray:
-        """Return int64 [R]: index in the full table of each held row."""
+        """Return the index in the full table of each row that this rank holds, int64 [R]."""
         groups, lanes, _ = self.held.shape
         return (np.arange(groups)[:, None] * LANES + self.first_lane + np.arange(lanes)).reshape(-1)
 
     def fill(self, seed: int, bound: float) -> None:
-        """Set U(-bound, bound) for any number of ranks; rows after the last stay 0."""
+        """Fill the sharded table with U(-bound, bound), independent of the number of ranks; rows after the last stay
+        0."""
         row_ids = self.row_ids()
         fill_uniform(self.flat, row_ids, seed, bound)
         self.flat[row_ids >= self.rows] = 0.0
 
     def fetch(self, rows: np.ndarray) -> np.ndarray:
-        """Return float32 [U, D]: copies of some rows from the ranks that hold them; `rows` ascend. All ranks call this
-        together."""
+        """Fetch copies of some rows of the table from the ranks that hold them, float32 [U, D]; `rows` ascend. All
+        ranks call this together."""
         order, sizes = self._by_owner(rows)
         requested, requested_sizes = self.exchange.swap(rows[order], sizes)
         received, _ = self.exchange.swap(self.flat[self._flat_index(requested)], requested_sizes)
@@ -148,7 +151,8 @@ class ShardedTable:
         return fetched
 
     def add(self, changes: Sequence[RowChange], rate: float) -> None:
-        """Add the changes of sequences one after the other, first those of rank 0, then of rank 1 and so on.
+        """Add the changes of sequences to the sharded table one after the other, first those of rank 0, then of rank 1
+        and so on.
 
         All ranks call this together. A row is the sum of the same values in the same order for any number of ranks: see
         `kernels.add_rows`.
@@ -166,11 +170,11 @@ class ShardedTable:
         return TensorPiece(f"weight/{self.name}", self.shape, at, self.held.shape, torch.from_numpy(self.held))
 
     def restore(self, reader: TensorReader) -> None:
-        """Read from a checkpoint of any number of ranks."""
+        """Restore the sharded table from a checkpoint of any number of ranks."""
         self.held[:] = reader.read(f"weight/{self.name}", (0, self.first_lane, 0), self.held.shape).numpy()
 
     def _by_owner(self, rows: np.ndarray) -> tuple[np.ndarray | slice, list[int]]:
-        """Return an order by owner, and the number of rows per owner."""
+        """Return the order of rows by the rank that owns them, and the number of rows per owner."""
         if self.exchange.ranks == 1:
             return slice(None), [len(rows)]
         owner = self._owner[rows % LANES]
@@ -178,7 +182,7 @@ class ShardedTable:
         return np.argsort(owner, kind="stable"), sizes
 
     def _flat_index(self, rows: np.ndarray) -> np.ndarray:
-        """Return int64: indices in `flat` of rows that this rank holds."""
+        """Return the indices in `flat` of rows that this rank holds, int64."""
         return rows // LANES * self.held.shape[1] + rows % LANES - self.first_lane
 
 
@@ -193,8 +197,8 @@ class RotatingTable(ShardedTable):
     """
 
     def rotate(self, round_: int) -> None:
-        """Rotate after round `round_`, 0 to `LANES` - 1; after the last one all lanes are back. All ranks call this
-        together."""
+        """Rotate the lanes of the table after round `round_`, 0 to `LANES` - 1; after the last one all lanes are back.
+        All ranks call this together."""
         lanes = self.held.shape[1]
         slot = round_ % lanes
         self.held[:, slot] = self.exchange.send_to_previous(self.held[:, slot])

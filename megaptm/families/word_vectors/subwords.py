@@ -16,8 +16,8 @@ LINE_END = "</s>"
 
 @compiled()
 def _write_buckets(text, starts, shortest, longest, num_buckets, buckets, ends):
-    """Fill `buckets` with those of each text's subwords in fastText's order, and `ends` with the end index of each
-    text. With an empty `buckets`, only `ends` is written. Return the number of subwords."""
+    """Write the buckets of each text's subwords to `buckets` in fastText's order, and the end index of each text to
+    `ends`. With an empty `buckets`, only `ends` is written. Return the number of subwords."""
     count = 0
     for word in range(starts.shape[0] - 1):
         first, last = starts[word], starts[word + 1]
@@ -43,7 +43,8 @@ def _write_buckets(text, starts, shortest, longest, num_buckets, buckets, ends):
 
 
 def subword_buckets(words: Sequence[str], ngrams: tuple[int, int], num_buckets: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return int64 [V + 1] and int64 [R]: the start index of each word's subwords, and their buckets.
+    """Return the buckets of words' subwords: int64 [V + 1], the start index of each word's subwords, and int64 [R],
+    their buckets.
 
     A subword is `ngrams` characters of `<word>`; the whole word with its borders is one too if it is short enough.
     """
@@ -57,8 +58,8 @@ def subword_buckets(words: Sequence[str], ngrams: tuple[int, int], num_buckets: 
 
 
 def subword_rows(words: Sequence[str], ngrams: tuple[int, int], num_buckets: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return int64 [V + 1] and int64 [R]: the start index of each word's rows, and the rows: its own, then those of its
-    subwords, which follow the rows of all words."""
+    """Return the rows of words and their subwords: int64 [V + 1], the start index of each word's rows, and int64 [R],
+    the rows: its own, then those of its subwords, which follow the rows of all words."""
     starts, buckets = subword_buckets(words, ngrams, num_buckets)
     own_rows = np.arange(len(words))
     return starts + np.arange(len(starts)), np.insert(buckets + len(words), starts[:-1], own_rows)

@@ -23,43 +23,43 @@ from megaptm.suggest import suggest
 from megaptm.tokenizers import load as load_tokenizer
 
 MAX_SEARCHED = 20_000
-"""Words to search for a spelling suggestion when a word has no vector."""
+"""Number of words to search for a spelling suggestion when a word has no vector."""
 
 
 @dataclass(frozen=True, eq=False)
 class WordPieces:
-    """Rows of subwords."""
+    """Rows of subwords in trained word vectors."""
 
     ngrams: tuple[int, int]
     vectors: np.ndarray
-    """float32 [buckets, D]"""
+    """Vectors of the subword buckets, float32 [buckets, D]."""
 
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:
-    """Words, most frequent first, and their vectors."""
+    """Trained word vectors and their words, most frequent first."""
 
     words: Sequence[str]
     counts: np.ndarray
-    """int64 [N]: frequency of each word in the text."""
+    """Frequency of each word in the text, int64 [N]."""
     vectors: np.ndarray
-    """float32 [N, D]"""
+    """Vectors of the words, float32 [N, D]."""
     pieces: WordPieces | None = None
     """Subwords (fastText), for words without a vector of their own."""
 
     @cached_property
     def rows(self) -> dict[str, int]:
-        """Word -> row."""
+        """Return the row of each word."""
         return {word: row for row, word in enumerate(self.words)}
 
     @cached_property
     def directions(self) -> np.ndarray:
-        """float32 [N, D]: vectors normalized to length 1; zero vectors stay zero."""
+        """Return the word vectors normalized to length 1, float32 [N, D]; zero vectors stay zero."""
         return self.vectors / np.maximum(np.linalg.norm(self.vectors, axis=1, keepdims=True), 1e-12)
 
     def vector(self, word: str) -> np.ndarray:
-        """Return float32 [D]; for an unknown word the mean of its subwords' vectors. Raise UserError if there are
-        none."""
+        """Return the vector of a word, float32 [D]; for an unknown word the mean of its subwords' vectors. Raise
+        UserError if there are none."""
         if word not in self.rows and self.pieces is not None:
             _, buckets = subword_buckets([word], self.pieces.ngrams, len(self.pieces.vectors))
             if len(buckets):
@@ -154,8 +154,8 @@ def read_vectors(checkpoint: RunCheckpoint) -> WordVectors:
 
 
 def read_table(checkpoint: RunCheckpoint, name: str) -> np.ndarray:
-    """Return float32 [V, D]: a table of a checkpoint in row order, for any number of ranks. GloVe's rows include
-    AdaGrad sums."""
+    """Read a table of word vectors from a checkpoint in row order, for any number of ranks, float32 [V, D]. GloVe's
+    rows include AdaGrad sums."""
     table = checkpoint.weights()[name].numpy()
     spec = word_spec_of(checkpoint)
     rows = spec.vocabulary + (spec.size.buckets if name == "input" else 0)

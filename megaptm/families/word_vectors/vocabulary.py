@@ -30,8 +30,8 @@ def counts_piece(counts: np.ndarray) -> TensorPiece:
 
 
 def read_counts(reader: TensorReader, vocabulary: int) -> np.ndarray:
-    """Return int64 [V] of a checkpoint. Raise UserError if they are invalid: compiled code uses derived tables as
-    unchecked indices."""
+    """Read the frequency of each word from a checkpoint, int64 [V]. Raise UserError if they are invalid: compiled code
+    uses derived tables as unchecked indices."""
     tensor = reader.read(COUNTS)
     if tensor.dtype != torch.int64 or tuple(tensor.shape) != (vocabulary,) or bool((tensor < 0).any()):
         raise UserError(
@@ -43,24 +43,25 @@ def read_counts(reader: TensorReader, vocabulary: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class WordTables:
-    """Tables for the compiled code, besides vectors."""
+    """Tables derived from word frequencies for the compiled code, besides vectors."""
 
     thresholds: np.ndarray
-    """uint64 [V]: a word is kept if 32 random bits are below it; 0: never, 2^32: always."""
+    """Thresholds of subsampling, uint64 [V]: a word is kept if 32 random bits are below it; 0: never, 2^32: always."""
     accept: np.ndarray
-    """uint32 [V] and int32 [V] (`alias`): alias table of the noise distribution; empty without noise."""
+    """Alias table of the noise distribution, uint32 [V] and int32 [V] (`alias`); empty without noise."""
     alias: np.ndarray
     points: np.ndarray
-    """int64 [V, P]: inner nodes from the root to each word, padded with -1; P is 0 without a tree."""
+    """Inner nodes from the root of the Huffman tree to each word, int64 [V, P], padded with -1; P is 0 without a
+    tree."""
     codes: np.ndarray
-    """float32 [V, P]: turns at each node."""
+    """Turns at each node, float32 [V, P]."""
     softmax_words: np.ndarray
-    """int64 [N]: words of the softmax; empty without a softmax."""
+    """Words of the softmax, int64 [N]; empty without a softmax."""
 
 
 def word_tables(counts: np.ndarray, special: Sequence[int], task: WordWindows) -> WordTables:
-    """Return the tables of an objective. `special` ids, and words with fewer than `min_count` occurrences, do not take
-    part."""
+    """Return the tables of an objective of word vectors. `special` ids, and words with fewer than `min_count`
+    occurrences, do not take part."""
     counted = counts.astype(np.int64).copy()
     counted[[*special]] = 0
     counted[counted < task.min_count] = 0
@@ -73,7 +74,7 @@ def word_tables(counts: np.ndarray, special: Sequence[int], task: WordWindows) -
 
 
 def frequent_words(counts: np.ndarray, special: Iterable[int], min_count: int) -> np.ndarray:
-    """Return int64 [N]: ids of words with at least `min_count` occurrences, most frequent first."""
+    """Return the ids of words with at least `min_count` occurrences, most frequent first, int64 [N]."""
     often = counts.copy()
     often[sorted(special)] = 0
     order = np.argsort(-often, kind="stable")
@@ -81,8 +82,8 @@ def frequent_words(counts: np.ndarray, special: Iterable[int], min_count: int) -
 
 
 def written_word(word: str) -> bytes:
-    """Return the word in UTF-8. Raise UserError if it contains a separator of such files: spaces, line ends, zero
-    bytes."""
+    """Return a word in UTF-8 for a file of word vectors. Raise UserError if it contains a separator of files of word
+    vectors: spaces, line ends, zero bytes."""
     if not word or re.search(r"[\s\0]", word):
         raise UserError(
             f"the word {word!r} contains a separator of this file format: use --format safetensors, or a tokenizer of "
@@ -92,7 +93,8 @@ def written_word(word: str) -> bytes:
 
 
 def words_to_learn(spec: WordSpec, counts: np.ndarray, special: Iterable[int], task: WordWindows | GloVe) -> np.ndarray:
-    """Return `frequent_words` as int64 [N]. Raise UserError if there are fewer than two."""
+    """Return the words that word vectors are learned for, `frequent_words` as int64 [N]. Raise UserError if there are
+    fewer than two."""
     words = frequent_words(counts, special, task.min_count)
     if len(words) < 2:
         raise UserError(
@@ -103,8 +105,8 @@ def words_to_learn(spec: WordSpec, counts: np.ndarray, special: Iterable[int], t
 
 
 def thresholds(counts: np.ndarray, subsample: float) -> np.ndarray:
-    """Return uint64 [V]: probabilities of keeping a word of relative frequency f, (sqrt(f / t) + 1) t / f, in units of
-    2^-32.
+    """Return the thresholds of subsampling, uint64 [V]: probabilities of keeping a word of relative frequency f,
+    (sqrt(f / t) + 1) t / f, in units of 2^-32.
 
     This is the formula of the released code; the paper has sqrt(t / f).
     """
@@ -117,8 +119,8 @@ def thresholds(counts: np.ndarray, subsample: float) -> np.ndarray:
 
 
 def alias_table(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return uint32 [V] and int32 [V]: sample an index uniformly; keep it if 32 bits are below the first table, else
-    take the second.
+    """Return the alias table of a distribution, uint32 [V] and int32 [V]: sample an index uniformly; keep it if 32 bits
+    are below the first table, else take the second.
 
     Walker's method with Vose's construction: sampling takes constant time.
     """
@@ -149,7 +151,7 @@ class _Node:
 
 
 def huffman(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return int64 and float32 [V, P]: path of each counted word from the root, and its turns.
+    """Return the Huffman code of each counted word, int64 and float32 [V, P]: its path from the root, and its turns.
 
     Nodes are numbered in the order of their creation, rarest first; of two nodes the rarer one is turns 0.
     """

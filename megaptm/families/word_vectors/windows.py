@@ -51,7 +51,7 @@ class PlainTextObjective(Objective):
 
     @staticmethod
     def text_sample(parts: list[DocumentSlice], document_mask: bool) -> Sample:
-        """Return `tokens` and `document_ids`, int64 [S] each."""
+        """Return a plain text sample, `tokens` and `document_ids`, int64 [S] each."""
         lengths = [len(part.tokens) for part in parts]
         text = np.concatenate([part.tokens for part in parts]).astype(np.int64)
         documents, _ = documents_and_positions(lengths if document_mask else [len(text)], len(text))
@@ -63,7 +63,7 @@ class WordWindows(PlainTextObjective):
     """Options of skip-gram and CBOW. Defaults are those of the released code."""
 
     window: WindowWords = 5
-    """Largest window size in words to each side."""
+    """Maximum window size in words to each side."""
     shrink: bool = True
     """Whether the size of each window is sampled from 1 to `window`, or always `window`."""
     output: Literal["negative-sampling", "hierarchical-softmax", "softmax"] = "negative-sampling"
@@ -76,7 +76,7 @@ class WordWindows(PlainTextObjective):
     subsample: Threshold = 1e-3
     """Relative frequency above which words are subsampled; 0: never."""
     min_count: MinimumCount = 5
-    """Less frequent words are skipped, as words without an id are."""
+    """Minimum number of occurrences of a word. Less frequent words are skipped, as words without an id are."""
     sigmoid: Literal["table", "exact"] = "table"
     """Sigmoid from a table of 1,000 values without updates beyond ±6 (released code), or exact."""
 
@@ -98,7 +98,7 @@ class WordWindows(PlainTextObjective):
 
 @dataclass(frozen=True)
 class SkipGram(WordWindows):
-    """Skip-gram: predict the center word from each context word."""
+    """Objective skip-gram: predict the center word from each context word."""
 
     name = "skip-gram"
     losses: ClassVar = {"skip-gram": 1.0}
@@ -106,7 +106,7 @@ class SkipGram(WordWindows):
 
 @dataclass(frozen=True)
 class CBOW(WordWindows):
-    """CBOW: predict the center word from the mean of its context words."""
+    """Objective CBOW: predict the center word from the mean of its context words."""
 
     name = "cbow"
     losses: ClassVar = {"cbow": 1.0}

@@ -34,6 +34,6 @@ class PermutationHead(nn.Module):
         return self.project(x, tied, self.vocabulary.bias, labels_BA.reshape(-1)), count_labels(labels_BA)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return logits [B, S, V] at every position of `x_SBD`."""
+        """Return the logits of the permutation language model, [B, S, V], at every position of `x_SBD`."""
         assert tied is not None
         return self.project.logits(x_SBD.transpose(0, 1), tied, self.vocabulary.bias)

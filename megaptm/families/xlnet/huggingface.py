@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def _split_qkv(fused: Tensor, spec: ModelSpec) -> list[Tensor]:
-    """Split rows (head, [q, k, v], K) into three of [D, H, K]."""
+    """Split the projection `qkv` into XLNet's three: rows (head, [q, k, v], K) into [D, H, K] each."""
     return [_split_heads(matrix, spec) for matrix in QKV.to_hf(fused, spec)]
 
 
 def _split_heads(matrix: Tensor, spec: ModelSpec) -> Tensor:
-    """Reshape [H*K, D] to [D, H, K]."""
+    """Reshape a projection [H*K, D] to XLNet's form [D, H, K]."""
     return matrix.t().unflatten(1, (spec.size.heads, -1)).contiguous()
 
 

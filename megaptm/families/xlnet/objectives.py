@@ -28,19 +28,18 @@ from megaptm.objectives.vocabulary import SpecialTokens
 MAX_SPAN_WORDS = 5
 """Maximum span length in words; length n has probability proportional to 1 / n (released code, `_sample_mask`)."""
 QUERY_MULTIPLE = 8
-"""Tensor ranks that can split a sequence with its queries, if they can split the text."""
+"""Number of tensor ranks that can split a sequence with its queries, if they can split the text."""
 WINDOW_FACTOR = 6
-"""A span of n words is sampled within a window of this many times n words (mask_alpha of the released code)."""
+"""Factor of a span's window: a span of n words is sampled within a window of this many times n words (mask_alpha of the
+released code)."""
 
 
 @dataclass(frozen=True)
 class PermutationLM(Objective):
-    """Sequence of a continued text, half new, and two texts: `A sep B sep cls`.
-
-    A continues the first half; B continues A, or is from another part of the corpus (no label depends on it). Target
-    positions of each half come last in a random order. The first half does not attend to the second (released code,
-    `data_utils.py`).
-    """
+    """Objective of permutation language modeling. A sequence has a continued text, half new, and two texts: `A sep B
+    sep cls`. A continues the first half; B continues A, or is from another part of the corpus (no label depends on it).
+    Target positions of each half come last in a random order. The first half does not attend to the second (released
+    code, `data_utils.py`)."""
 
     partial_k: Annotated[int, Option(ge=2, le=64)] = 6
     """K: one of K positions is a target (2.3: the last in the order)."""
@@ -89,8 +88,8 @@ class PermutationLM(Objective):
         return BatchSpec({"": sequence}, {**inputs, **targets, "reset_state": Field(()), "backward": Field(())})
 
     def _num_slots(self, sequence: int) -> int:
-        """Return the number of target slots, rounded so that sequence plus queries is a multiple of
-        `QUERY_MULTIPLE`."""
+        """Return the number of target slots of permutation language modeling, rounded so that sequence plus queries is
+        a multiple of `QUERY_MULTIPLE`."""
         return -(-(sequence // self.partial_k + sequence) // QUERY_MULTIPLE) * QUERY_MULTIPLE - sequence
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
@@ -144,7 +143,7 @@ class PermutationLM(Objective):
         }
 
     def _sample_split(self, sentence_starts: np.ndarray, half: int, rng: np.random.Generator) -> int:
-        """Return the start of the second text: both texts have a token after the first half."""
+        """Sample the start of the second text of a sequence: both texts have a token after the first half."""
         ends = half + 1 + np.flatnonzero(sentence_starts[half + 1 :])
         return int(rng.choice(ends)) if len(ends) else half + int(rng.integers(1, len(sentence_starts) - half))
 
@@ -175,8 +174,8 @@ class PermutationLM(Objective):
 
 
 def choose_spans(is_start: np.ndarray, candidates: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Return a boolean mask with `count` positions, or all candidates if fewer: spans of complete words, each in a
-    window of its own, then single tokens to reach the count."""
+    """Choose the target spans of permutation language modeling: return a boolean mask with `count` positions, or all
+    candidates if fewer: spans of complete words, each in a window of its own, then single tokens to reach the count."""
     length = len(is_start)
     chosen = np.zeros(length, dtype=bool)
     starts = np.flatnonzero(is_start)
@@ -200,9 +199,9 @@ def choose_spans(is_start: np.ndarray, candidates: np.ndarray, count: int, rng: 
 
 
 def attention_order(ordered: np.ndarray, *permutations: np.ndarray) -> np.ndarray:
-    """Return the attention order, int64 [S]: a position attends to those whose order is at most its own. In each part,
-    as long as its permutation, positions that are not `ordered` come first, at once, then the others by the
-    permutation."""
+    """Return the attention order of permutation language modeling, int64 [S]: a position attends to those whose order
+    is at most its own. In each part, as long as its permutation, positions that are not `ordered` come first, at once,
+    then the others by the permutation."""
     order, first = np.zeros(len(ordered), dtype=np.int64), 0
     for number, permutation in enumerate(permutations):
         part = slice(first, first + len(permutation))

@@ -22,7 +22,8 @@ WORKER = "megaptm.train.worker"
 GRACE_SECONDS = 10.0
 """Seconds for ranks to exit by themselves after a failure, and again after SIGTERM."""
 READY_SECONDS = 900.0
-"""Seconds for the first reply of an agent: Ray may install a runtime environment or read from a cold disk before."""
+"""Seconds for the first reply of a node's agent: Ray may install a runtime environment or read from a cold disk
+before."""
 SILENT_SECONDS = 120.0
 """Seconds without a reply after which a node counts as lost, whatever its state in Ray."""
 GONE_SECONDS = 20.0
@@ -32,20 +33,20 @@ POLL_SECONDS = 0.2
 
 @dataclass
 class AgentHandle:
-    """Agent of a node, in the driver."""
+    """Agent of a node, as the driver of a run on Ray sees it."""
 
     assignment: RankAssignment
     actor: Any
     ends: list[ProcessExit] = field(default_factory=list)
     last_reply: float = field(default_factory=time.monotonic)
-    """Time of the last reply of the actor."""
+    """Time of the agent's last reply."""
     ready: bool = False
-    """Whether the actor has replied at least once."""
+    """Whether the agent has replied at least once."""
 
 
 @dataclass
 class Outcome:
-    """Result of a start."""
+    """Result of one start of a run on Ray."""
 
     ends: list[ProcessExit] = field(default_factory=list)
     """Ranks that exited by themselves, in order of their reports."""
@@ -63,7 +64,8 @@ class Outcome:
 
 
 class RunAttempt:
-    """Agents in the bundles of a placement group. Leaving the context ends the agents and their ranks."""
+    """Start of a run on Ray: agents in the bundles of a placement group. Leaving the context ends the agents and their
+    ranks."""
 
     def __init__(
         self, assignments: Sequence[RankAssignment], group: Any, *, kind: str, run: Path, logs: Path, watchdog: Watchdog
@@ -85,7 +87,8 @@ class RunAttempt:
             ray.kill(agent.actor)
 
     def begin(self, environment: Mapping[str, str], *, threads: int | None, signals: Sequence[int] = ()) -> None:
-        """Start all ranks, unless a node is already gone. Raise UserError if a node does not see the run folder.
+        """Start all ranks of the run, unless a node is already gone. Raise UserError if a node does not see the run
+        folder.
 
         A signal in `signals` ends the wait for agents that are not ready.
         """
@@ -118,7 +121,7 @@ class RunAttempt:
             )
 
     def run_to_end(self, signals: Sequence[int]) -> Outcome:
-        """Run until all ranks have exited, or until one fails or hangs and the others were ended. Signals that are
+        """Wait until all ranks have exited, or until one fails or hangs and the others were ended. Signals that are
         appended to `signals` are forwarded."""
         num_forwarded = 0
         waiting = {self._poll(agent): agent for agent in self._remaining_agents()}
@@ -154,7 +157,7 @@ class RunAttempt:
         return [agent for agent in self._agents if agent.assignment not in gone]
 
     def _process_replies(self, waiting: dict[Any, AgentHandle]) -> list[AgentHandle]:
-        """Process the available replies; return the agents to poll again."""
+        """Process the available replies of agents; return the agents to poll again."""
         import ray
 
         ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=POLL_SECONDS)
@@ -195,7 +198,7 @@ class RunAttempt:
     def _ask_each(
         self, agents: Sequence[AgentHandle], ask: Callable[[AgentHandle], Any], signals: Sequence[int] = ()
     ) -> list[Any]:
-        """Return the reply of each agent; None for dead ones, and for those not awaited because of a signal."""
+        """Return the reply of each agent; None for dead agents, and for those not awaited because of a signal."""
         import ray
 
         started, replies = time.monotonic(), dict.fromkeys(range(len(agents)))
@@ -248,7 +251,7 @@ class RunAttempt:
 
 
 def _agent_actor_class(assignment: RankAssignment, group: Any, bundle: int, *, kind: str) -> Any:
-    """Return the actor class of an agent that owns the devices of its ranks."""
+    """Return the Ray actor class of an agent that owns the devices of its ranks."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

@@ -17,22 +17,22 @@ from megaptm.python_path import module_command, named_folders
 from megaptm.resilience.failures import ProcessExit
 
 POLL_LIMIT_SECONDS = 1.0
-"""Maximum duration of a `poll` call without news."""
+"""Maximum seconds of a `poll` call without new output."""
 
 
 @dataclass(frozen=True)
 class AgentReport:
-    """New output and exits of ranks."""
+    """Report of a node's agent: new output and exits of ranks."""
 
     out: bytes = b""
-    """Rank 0's standard output."""
+    """New standard output of rank 0."""
     err: bytes = b""
     ends: list[ProcessExit] = field(default_factory=list)
     alive: bool = True
 
 
 class OutputBuffer(io.RawIOBase):
-    """In-memory terminal that is read from time to time."""
+    """Buffer of the ranks' output, read from time to time by the driver."""
 
     def __init__(self) -> None:
         self._text = b""
@@ -51,7 +51,8 @@ class OutputBuffer(io.RawIOBase):
 
 
 class NodeAgent:
-    """Part of a run on one node. All methods except `end` are short, because an actor runs one at a time.
+    """Agent of a node, a Ray actor that starts the ranks on it. All methods except `end` are short, because an actor
+    runs one at a time.
 
     Ray calls them on the main thread. This is required: the kernel kills the ranks when the thread that started them
     ends.
@@ -82,8 +83,8 @@ class NodeAgent:
         self._workers.start(rank_environments(ranks, rendezvous, variables, threads=threads), self._listener)
 
     def poll(self, known: int) -> AgentReport:
-        """Return news as soon as there are any. `known`: number of exits that the driver knows; a reply may get
-        lost."""
+        """Return the report of this node's ranks as soon as there is something new. `known`: number of exits that the
+        driver knows; a reply may get lost."""
         deadline = time.monotonic() + POLL_LIMIT_SECONDS
         while True:
             alive = self._workers.poll()
@@ -96,13 +97,13 @@ class NodeAgent:
         self._workers.forward(signal.Signals(number))
 
     def end(self, known: int, grace_seconds: float) -> AgentReport:
-        """End all remaining ranks and return the remaining output, except an error that may be an echo."""
+        """End all remaining ranks of this node and return the remaining output, except an error that may be an echo."""
         self._workers.end_all(grace_seconds)
         self._workers.kill_all()
         return self._report(known, alive=False)
 
     def release(self, known: int) -> AgentReport:
-        """Return the output that was held back. Called after `end`."""
+        """Return the output of the node's ranks that was held back. Called after `end`."""
         self._workers.release()
         return self._report(known, alive=False)
 

@@ -12,7 +12,7 @@ from megaptm.schedulers.ray.cluster import Node
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """Ranks of one node."""
+    """Assignment of ranks to one node."""
 
     node: Node
     ranks: range
@@ -24,7 +24,7 @@ class RankAssignment:
 
 
 def assign_ranks(nodes: Sequence[Node], layout: Layout) -> list[RankAssignment] | None:
-    """Return a placement on as few nodes as possible, each with whole tensor groups; None if there is not enough room.
+    """Assign ranks to as few nodes as possible, each with complete tensor groups; None if there is not enough room.
 
     Ranks of a node are consecutive, and megatron-core numbers tensor ranks first, so no group spans two nodes.
     """
@@ -39,7 +39,7 @@ def assign_ranks(nodes: Sequence[Node], layout: Layout) -> list[RankAssignment] 
 
 
 def count_ranks(free: Sequence[int], tensor: int) -> int:
-    """Return how many ranks get a device, in whole tensor groups per node."""
+    """Return how many ranks get a device, in complete tensor groups per node."""
     return sum(_in_whole_groups(devices, tensor) for devices in free)
 
 

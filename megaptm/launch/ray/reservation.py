@@ -34,7 +34,7 @@ class Reservation:
 
 
 def reserve(layout: Layout, *, seconds: float, should_stop: Callable[[], object] = lambda: False) -> Reservation | None:
-    """Reserve devices within `seconds`; return None if there are not enough."""
+    """Reserve devices of the Ray cluster within `seconds`; return None if there are not enough."""
     deadline = time.monotonic() + seconds
     if (reservation := _try_reserve(layout)) or seconds <= 0:
         return reservation
@@ -69,11 +69,9 @@ def _try_reserve(layout: Layout) -> Reservation | None:
 
 @contextmanager
 def _demand(layout: Layout) -> Iterator[Callable[[], bool]]:
-    """Report the missing devices to the autoscaler while the context is open.
-
-    In units of a tensor group, which nodes of any size can satisfy. By a placement group, which ends with this process;
-    the autoscaler's own request would keep nodes running afterwards.
-    """
+    """Report the missing devices to Ray's autoscaler while the context is open. The report is a placement group in
+    units of a tensor group, which nodes of any size can satisfy, and ends with this process; the autoscaler's own
+    request would keep nodes running afterwards."""
     kind, _ = alive_nodes()
     group = _placement_group([{kind: layout.tensor}] * (layout.processes // layout.tensor))
     try:

@@ -31,7 +31,7 @@ from megaptm.run.folder import config_variables, discard_unused, exclusive_start
 from megaptm.schedulers.ray.cluster import alive_nodes
 
 BUSY_SECONDS = 10.0
-"""Seconds in which a job that just ended frees its devices."""
+"""Seconds in which a job that has just ended frees its devices."""
 
 
 def launch_command(address: str | None) -> list[str]:
@@ -40,7 +40,7 @@ def launch_command(address: str | None) -> list[str]:
 
 
 def show_placement(config: Config) -> None:
-    """Print where the ranks would run now. Raise UserError if there is not enough room."""
+    """Print the nodes on which the ranks would run now. Raise UserError if there is not enough room."""
     kind, nodes = alive_nodes()
     assignments = assign_ranks(nodes, config.layout)
     if assignments is None:
@@ -50,7 +50,8 @@ def show_placement(config: Config) -> None:
 
 
 class Supervisor:
-    """Starts the ranks of a run, and restarts them: after a lost node always, after a failure if there was progress."""
+    """Supervisor of a run on Ray: it starts the ranks, and restarts them after a lost node always, after a failure if
+    there was progress."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class Supervisor:
         machine: Machine | None,
         address: str | None = None,
     ) -> None:
-        """`address`: address of the cluster, if given on the command line."""
+        """Prepare the supervision of a run. `address`: address of the cluster, if given on the command line."""
         self._command = launch_command(address)
         self._config, self._run = config, Path(config.run)
         self._wait, self._wait_again, self._machine = wait, wait_again, machine
@@ -71,7 +72,7 @@ class Supervisor:
         self._stop_signals: list[int] = []
         """Signals that requested a stop."""
         self._lock, self._is_locked = ExitStack(), False
-        """Lock that keeps other commands from the run, taken after the first reservation."""
+        """Lock of the run against other commands, acquired after the first reservation."""
 
     def supervise(self) -> int:
         """Supervise the run until it is done, cannot continue, or was stopped; return the exit code."""
@@ -109,7 +110,7 @@ class Supervisor:
         return reservation
 
     def _reserve_again(self) -> Reservation | None:
-        """Reserve the full layout if it becomes available in time, else a smaller one."""
+        """Reserve devices for the full layout if they become available in time, else for a smaller one."""
         seconds = max(self._wait_again, BUSY_SECONDS)  # devices of the last start become free in a moment
         if reservation := reserve(self._config.layout, seconds=seconds, should_stop=lambda: self._stop_signals):
             return reservation
@@ -165,7 +166,7 @@ class Supervisor:
 
     @property
     def _logs(self) -> Path:
-        """Log folder of this start, so that late output of a lost node does not mix with the next start."""
+        """Return the log folder of this start, so that late output of a lost node does not mix with the next start."""
         return self._run / "logs" / f"{self._attempt.chain}.{self._attempt.start}"
 
     def _log_start(self, reservation: Reservation) -> None:
@@ -180,7 +181,7 @@ class Supervisor:
         print(f"Start {self._attempt.start}: {assignments}; logs of the ranks: {self._logs}", flush=True)
 
     def _exit_code(self, outcome: Outcome, *, progress: bool) -> int | None:
-        """Return the exit code, or None to restart."""
+        """Return the exit code of the run on Ray, or None to restart it."""
         if outcome.hang:
             code = report_hang(outcome.hang, run=self._run, signals=self._stop_signals)
             return None if self._may_restart("hung", progress=True) else code

@@ -18,11 +18,11 @@ from megaptm.run.submission import SCRIPT
 from megaptm.schedulers.slurm.jobs import follow, job_fields, submit
 
 INTERRUPTED = ("NODE_FAIL", "PREEMPTED", "TIMEOUT")
-"""Job states that are not failures of the run."""
+"""States of Slurm jobs that are not failures of the run."""
 
 
 class JobChain:
-    """Jobs of one launch. A shared random id identifies them as attempts at the same run."""
+    """Chain of Slurm jobs of one launch. A shared random id identifies them as attempts at the same run."""
 
     def __init__(self, config: Config) -> None:
         self.run = Path(config.run)
@@ -39,12 +39,12 @@ class JobChain:
         }
 
     def submit(self, jobs: int) -> list[str]:
-        """Submit `jobs` more, each to start after the one before; return their ids."""
+        """Submit `jobs` more Slurm jobs to the chain, each to start after the one before; return their ids."""
         self.waiting = submit(self.run / SCRIPT, jobs=jobs, environment=self._environment)
         return list(self.waiting)
 
     def follow(self, show: Callable[[str], object]) -> bool:
-        """Show the output of the jobs until the last one ends; return whether the run is done.
+        """Show the output of the chain's Slurm jobs until the last one ends; return whether the run is done.
 
         If the last job was interrupted with progress but was not requeued, another one is submitted.
         """
@@ -62,6 +62,6 @@ class JobChain:
 
 
 def was_interrupted(job: str) -> bool:
-    """Whether a job was interrupted, saved or lost with its node; not after a failure or scancel."""
+    """Whether a Slurm job was interrupted, saved or lost with its node; not after a failure or scancel."""
     fields = job_fields(job)
     return fields.get("JobState") in INTERRUPTED or fields.get("ExitCode") == f"{EXIT_CONTINUE}:0"

@@ -17,9 +17,9 @@ from megaptm.resilience.failures import ProcessExit, describe_failure, root_caus
 
 ENDED = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(.+))$", re.MULTILINE)
 EXIT_HUNG_AGAIN = 70
-"""The run hung at the same step as before: a requeued job would hang there forever."""
+"""Exit code if the run hung at the same step as before: a requeued job would hang there forever."""
 EXIT_UNSAVED = 71
-"""No rank failed, but the start saved nothing."""
+"""Exit code if no rank failed, but the start saved nothing."""
 # srun names signals as the C library does.
 SIGNALS = {signal.strsignal(number): -number for number in signal.valid_signals()}
 
@@ -50,7 +50,7 @@ def main(logs: Path) -> None:
 
 
 def has_hung(run: Path) -> bool:
-    """Whether the last start ended because a rank hung.
+    """Whether the last start of a Slurm job ended because a rank hung.
 
     Its processes exit with code 75, except one that cannot: Slurm kills it and counts that as a failure.
     """
@@ -58,18 +58,18 @@ def has_hung(run: Path) -> bool:
 
 
 def has_saved(run: Path) -> bool:
-    """Whether the last start saved a checkpoint."""
+    """Whether the last start of a Slurm job saved a checkpoint."""
     return _since_last_start(run, CheckpointEvent.kind)
 
 
 def _since_last_start(run: Path, kind: str) -> bool:
-    """Whether the last start wrote such an event."""
+    """Whether the last start of a Slurm job wrote such an event to the journal."""
     kinds = [event["kind"] for event in read_events(run) if event["kind"] in (*START_KINDS, kind)]
     return kinds[-1:] == [kind]
 
 
 def failed_processes(logs: Path) -> Iterator[tuple[str, ProcessExit]]:
-    """Yield node and exit of each process that failed, in order of time, from srun's log."""
+    """Yield node and exit of each failed process of a Slurm job, in order of time, from srun's log."""
     for host, ranks, code, killed in ENDED.findall((logs / "srun.log").read_text(errors="replace")):
         for rank in _expand_ranges(ranks):
             number = int(code) if code else SIGNALS.get(killed.removesuffix(" (core dumped)"), 1)
@@ -77,7 +77,7 @@ def failed_processes(logs: Path) -> Iterator[tuple[str, ProcessExit]]:
 
 
 def _expand_ranges(ranges: str) -> Iterator[int]:
-    """Yield 0, 1, 2, 5 for `0-2,5`."""
+    """Expand ranges of task ids in Slurm's messages: yield 0, 1, 2, 5 for `0-2,5`."""
     for part in ranges.split(","):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)

@@ -19,7 +19,8 @@ from megaptm.schedulers.slurm.nodes import split_by_node
 @click.option("--probe-start", required=True, type=float, help="Start of the probe by this node's clock.")
 @click.argument("logs", type=click.Path(path_type=Path))
 def main(probe_start: float, logs: Path) -> None:
-    """Name each node that differs from the others; exit with an error if the run cannot start."""
+    """Compare the nodes of a Slurm job: name each that differs from the others, and exit with an error if the run
+    cannot start."""
     nodes = (logs / "nodes").read_text().split()
     output = ProcessOutput(*((logs / f"nodes.{end}").read_text(errors="replace") for end in ("out", "err")))
     replies = collect_replies(nodes, split_by_node(output, nodes), begin=probe_start, all_nodes=True)

@@ -22,7 +22,7 @@ from megaptm.run.submission import check_submitted
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1)
 def main(attempt: str, tasks: int, config: Path, overrides: tuple[str, ...]) -> None:
-    """Print the log folder of this attempt; nothing if the run has all its steps."""
+    """Print the log folder of this attempt of a Slurm job; nothing if the run has all its steps."""
     try:
         check_submitted(config)
         logs = preflight(read_config(config, overrides), attempt=attempt, tasks=tasks)
@@ -33,7 +33,7 @@ def main(attempt: str, tasks: int, config: Path, overrides: tuple[str, ...]) -> 
 
 
 def preflight(config: Config, *, attempt: str, tasks: int) -> Path | None:
-    """Check the config before a thousand processes fail on it; create and return the log folder."""
+    """Check the config of a Slurm job before a thousand processes fail on it; create and return the log folder."""
     run = Path(config.run)
     if is_finished(config):
         click.echo(f"{run} is complete: all {config.train.steps} steps are saved.", err=True)

@@ -33,14 +33,15 @@ MAX_JOBS = 500
 
 
 def checkout_folder() -> Path:
-    """Return the checkout, or the files shipped with an installed megaptm; all nodes must see it."""
+    """Return the folder of megaptm that a Slurm job uses, the checkout or the files shipped with an installed package;
+    all nodes must see it."""
     checkout = Path(megaptm.__file__).parents[1]
     return Path(os.environ.get("MEGAPTM_HOME") or (checkout if (checkout / COMMON).is_file() else SHIPPED))
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
-    """Arguments of the command line."""
+    """Arguments of `megaptm launch slurm`."""
 
     config: Path
     overrides: tuple[str, ...] = ()
@@ -57,17 +58,17 @@ class JobRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """Result of a request, before it is submitted."""
+    """Script and findings of a request, before it is submitted to Slurm."""
 
     config: Config
     script: str
     jobs: int
     findings: tuple[Finding, ...] = ()
-    """Findings of the checks."""
+    """Findings of the checks before submission."""
 
     @property
     def faults(self) -> list[str]:
-        """Reasons why it is not submitted."""
+        """Return the reasons why the request is not submitted."""
         return [finding.message for finding in self.findings if finding.state == "fault"]
 
     @property
@@ -86,7 +87,7 @@ class Submission:
 
 
 def make_submission(job_request: JobRequest) -> Submission:
-    """Return the script, number of jobs, and findings. Raise UserError if no script can be written."""
+    """Make a submission to Slurm: script, number of jobs, and findings. Raise UserError if no script can be written."""
     job_request = replace(job_request, sbatch_options=parse_sbatch_options(job_request.sbatch_options))
     config = read_config(job_request.config, job_request.overrides)
     machine = load_machine(job_request.machine) if job_request.machine else None

@@ -18,16 +18,16 @@ EXPORTED = (
 
 @dataclass(frozen=True, kw_only=True)
 class JobScript:
-    """Resources that a job requests from Slurm."""
+    """Job script for sbatch, with the resources that it requests from Slurm."""
 
     name: str
     nodes: int
     tasks: int = 8
     """Processes per node, each with its own GPU."""
     gpus: int = 8
-    """Per node; 0: none."""
+    """Number of GPUs per node; 0: none."""
     cpus: int = 12
-    """Per process."""
+    """Number of CPUs per process."""
     time: str = "24:00:00"
     output: str = "%x-%j.log"
     sbatch_options: tuple[str, ...] = ()
@@ -45,7 +45,8 @@ class JobScript:
 
 
 def render(job: JobScript, arguments: Sequence[str], *, title: str) -> str:
-    """Return the script. `arguments`: those of `megaptm train`; words on sbatch's command line follow them."""
+    """Return the text of the job script for sbatch. `arguments`: those of `megaptm train`; words on sbatch's command
+    line follow them."""
     return "\n".join(
         [
             "#!/usr/bin/env bash",

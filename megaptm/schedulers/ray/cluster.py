@@ -11,18 +11,19 @@ from megaptm.schedulers.ray.connection import CLIENT, connect
 
 @dataclass(frozen=True)
 class Node:
-    """Living node of the cluster."""
+    """Living node of the Ray cluster."""
 
     id: str
     address: str
     devices: int
-    """GPUs; CPUs if no node of the cluster has a GPU."""
+    """Number of GPUs of the node; of CPUs if no node of the cluster has a GPU."""
     free: int
-    """Devices not in use."""
+    """Number of devices of the node that are not in use."""
 
 
 def join(address: str | None, *, processes: int) -> None:
-    """Connect to the cluster at `address` or RAY_ADDRESS, or start one on this machine with room for the processes."""
+    """Connect to the Ray cluster at `address` or RAY_ADDRESS, or start one on this machine with room for the
+    processes."""
     if (address or os.environ.get("RAY_ADDRESS") or "").startswith(CLIENT):
         raise UserError(
             f"--address {address or os.environ['RAY_ADDRESS']} is for Ray Client, which cannot supervise a run: use "
@@ -33,7 +34,8 @@ def join(address: str | None, *, processes: int) -> None:
 
 
 def alive_nodes() -> tuple[str, list[Node]]:
-    """Return the device that a rank needs, `GPU` or `CPU`, and the living nodes with their numbers of devices."""
+    """Return the device that a rank needs, `GPU` or `CPU`, and the living nodes of the Ray cluster with their numbers
+    of devices."""
     import ray
 
     alive = [node for node in ray.nodes() if node["Alive"]]

@@ -17,7 +17,7 @@ from megaptm.schedulers.ray.start import StartRetries
 
 ANSWER_SECONDS = 15.0
 CLIENT = "ray://"
-"""Scheme of addresses for Ray Client, which can do less than a process on a node of the cluster."""
+"""URL scheme of addresses for Ray Client, which can do less than a process on a node of the cluster."""
 
 SLOW_START_ERRORS = ("timed out during startup", "Failed to connect to GCS")
 """Ray's errors if one of its processes does not start in time."""
@@ -25,7 +25,8 @@ SLOW_START_ERRORS = ("timed out during startup", "Failed to connect to GCS")
 
 @contextmanager
 def connected(*, cpus: int | None = None) -> Iterator[None]:
-    """Connect as `connect` does while the context is open. A process that is connected already stays connected."""
+    """Connect to Ray as `connect` does while the context is open. A process that is connected already stays
+    connected."""
     ray = _ray()
     if ray.is_initialized():
         yield
@@ -38,7 +39,7 @@ def connected(*, cpus: int | None = None) -> Iterator[None]:
 
 
 def connect(address: str | None, *, cpus: int | None = None) -> None:
-    """Connect to the cluster at `address` or RAY_ADDRESS. If neither is set, start a cluster here with `cpus` CPUs
+    """Connect to the Ray cluster at `address` or RAY_ADDRESS. If neither is set, start a cluster here with `cpus` CPUs
     (default: all).
 
     A cluster that happens to run on this machine is used only if the address is `auto`. If no cluster answers,
@@ -120,7 +121,8 @@ def _on_loopback() -> Iterator[None]:
 
 @contextmanager
 def _without_hangup() -> Iterator[None]:
-    """Let what Ray starts in this context ignore the loss of the terminal: a run that saves because of it needs Ray."""
+    """Let what Ray starts in this context ignore the loss of the terminal, because a run that saves after such a loss
+    needs Ray."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     try:
         yield
@@ -136,7 +138,7 @@ class _SearchPath(list[str]):
 
 
 def _job_config(ray: Any) -> Any:
-    """Let workers import modules from the folders on this process's PYTHONPATH."""
+    """Let Ray's workers import modules from the folders on this process's PYTHONPATH."""
     job = ray.job_config.JobConfig()
     job._py_driver_sys_path = _SearchPath(named_folders())
     return job
@@ -147,7 +149,7 @@ def _quiet_options() -> dict[str, Any]:
 
 
 def _check_reachable(address: str) -> None:
-    """Check that a cluster answers. Ray itself would try for minutes and then end this process."""
+    """Check that a Ray cluster answers. Ray itself would try for minutes and then end this process."""
     host_and_port = address.removeprefix(CLIENT)
     if not host_and_port.rpartition(":")[2].isdigit():
         return  # `auto`: Ray finds the address
@@ -159,7 +161,7 @@ def _check_reachable(address: str) -> None:
 
 
 def _check_grpc(host_and_port: str) -> None:
-    """Raise an error within seconds if nothing, or another service, listens there."""
+    """Raise an error within seconds if nothing, or another service, listens at the address of the Ray cluster."""
     if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
         return
     import grpc
@@ -172,7 +174,7 @@ def _check_grpc(host_and_port: str) -> None:
 
 
 def _check_gcs(host_and_port: str) -> None:
-    """Raise an error within a minute if this is not Ray's GCS, or if it rejects the token."""
+    """Raise an error within a minute if the service is not Ray's GCS, or if it rejects the token."""
     import ray._raylet
 
     raylet: Any = ray._raylet

@@ -54,7 +54,7 @@ def _output(task: Any) -> ProcessOutput:
 
 
 def _names(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return host names, with the start of the node id where several Ray nodes share a host."""
+    """Return the host names of Ray nodes, with the start of the node id where several Ray nodes share a host."""
     hosts = [node["NodeManagerHostname"] for node in nodes]
     return [
         host if hosts.count(host) == 1 else f"{host}-{node['NodeID'][:6]}"

@@ -27,8 +27,8 @@ VARIABLE = "MEGAPTM_RAY_START_SECONDS"
 START_SECONDS = 600.0
 PAUSE_SECONDS = 2.0
 ATTEMPT_SECONDS = 45.0
-"""Minimum seconds of an attempt, even if the limit is shorter. Ray gives up after 30, but tries to reach the head of a
-cluster for a quarter of an hour."""
+"""Minimum seconds of an attempt to start Ray, even if the limit is shorter. Ray gives up after 30, but tries to reach
+the head of a cluster for a quarter of an hour."""
 TAKEN_PORT = re.compile(r"Failed to start the grpc server\. The specified port is (\d+)")
 STARTED = b"Ray runtime started"
 MARK = "MEGAPTM_RAY_START"
@@ -53,18 +53,18 @@ class StartRetries:
     """Waits between failed starts of Ray, until the time is over."""
 
     def __init__(self, *, alternative: str = "") -> None:
-        """`alternative`: end of the final error message, with another remedy."""
+        """Start counting the time for retries. `alternative` ends the final error message with another remedy."""
         self.seconds, self._alternative = retry_seconds(), alternative
         self.node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         self._started, self._number = time.monotonic(), 0
 
     @property
     def deadline(self) -> float:
-        """Time, by the monotonic clock, after which there are no further attempts."""
+        """Return the time, by the monotonic clock, after which there are no further attempts to start Ray."""
         return self._started + self.seconds
 
     def wait(self, reason: str) -> None:
-        """Wait until the next attempt. Raise UserError if the time is over."""
+        """Wait until the next attempt to start Ray. Raise UserError if the time is over."""
         self._number += 1
         left = self.deadline - time.monotonic()
         if left <= 0:
@@ -100,7 +100,7 @@ def main(options: list[str]) -> int:
 
 
 class _StartAttempt:
-    """One call of `ray start`."""
+    """Attempt to start Ray by one call of `ray start`."""
 
     def __init__(self, options: list[str]) -> None:
         self.succeeded, self.stop_requested = threading.Event(), False
@@ -120,7 +120,7 @@ class _StartAttempt:
         self._reader.start()
 
     def wait(self, deadline: float) -> int:
-        """Return the exit code. At the deadline, a start that has not succeeded is killed."""
+        """Return the exit code of `ray start`. At the deadline, a start that has not succeeded is killed."""
         while True:
             try:
                 code = self._process.wait(timeout=1.0)

@@ -19,9 +19,9 @@ class SlurmReply:
 
     stdout: str
     error: str = ""
-    """Why the command failed; empty if it succeeded."""
+    """Reason why the Slurm command failed; empty if it succeeded."""
     completed: bool = True
-    """Whether the command ended by itself. If so, `error` is Slurm's own message."""
+    """Whether the Slurm command ended by itself. If so, `error` is Slurm's own message."""
 
 
 def try_slurm(*command: str, script: str | None = None, environment: Mapping[str, str] = os.environ) -> SlurmReply:

@@ -11,7 +11,8 @@ from megaptm.schedulers.slurm.command import try_slurm
 
 
 def torch_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT from Slurm's variables."""
+    """Return the variables of torch.distributed from Slurm's: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
+    MASTER_PORT."""
     job, step = read_integer(environ, "SLURM_JOB_ID"), read_integer(environ, "SLURM_STEP_ID")
     restart = read_integer(environ, "SLURM_RESTART_COUNT")
     return {
@@ -32,7 +33,8 @@ def _first_address(environ: Mapping[str, str]) -> str:
 
 
 def _address(host: str) -> str:
-    """Return the IP address of a node. Node names need not be host names; Slurm's NodeAddr is the fallback."""
+    """Return the IP address of a node of a Slurm job. Node names need not be host names; Slurm's NodeAddr is the
+    fallback."""
     try:
         return socket.gethostbyname(host)
     except OSError:

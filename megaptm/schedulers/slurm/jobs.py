@@ -18,11 +18,11 @@ POLL_SECONDS = 1.0
 COULD_NOT_START = "launch failed requeued held"
 """Slurm's reason for holding a job that a node could not start; no part of the job has run."""
 MAX_STARTS = 5
-"""Attempts to start a job that nodes cannot start."""
+"""Maximum number of times that a job is started which nodes cannot start."""
 
 
 def check_submission(script: str) -> None:
-    """Raise UserError if this machine cannot submit jobs, or if Slurm rejects this script."""
+    """Raise UserError if this machine cannot submit Slurm jobs, or if Slurm rejects this script."""
     if shutil.which("sbatch") is None:
         raise UserError(
             "sbatch is not installed on this machine: log in where jobs are submitted, or print the script with "
@@ -32,7 +32,8 @@ def check_submission(script: str) -> None:
 
 
 def submit(script: Path, *, jobs: int, environment: Mapping[str, str]) -> list[str]:
-    """Submit the script `jobs` times, each job to start after the previous one has ended; return the job ids."""
+    """Submit the script to Slurm `jobs` times, each job to start after the previous one has ended; return the job
+    ids."""
     job_ids: list[str] = []
     for _ in range(jobs):
         after = [f"--dependency=afterany:{job_ids[-1]}"] if job_ids else []
@@ -76,7 +77,7 @@ def _interrupts_deferred(script: Path) -> Iterator[list[int]]:
 
 
 def _cancel_chain(job_ids: Sequence[str], reason: str) -> UserError:
-    """Cancel the submitted jobs of a chain whose next job was rejected."""
+    """Cancel the submitted Slurm jobs of a chain whose next job was rejected."""
     message = f"{reason.rstrip('.')}; this was job {len(job_ids) + 1} of the chain"
     try:
         run_slurm("scancel", *job_ids)
@@ -86,7 +87,7 @@ def _cancel_chain(job_ids: Sequence[str], reason: str) -> UserError:
 
 
 def _cancel_interrupted(job_ids: Sequence[str]) -> UserError:
-    """Cancel the submitted jobs after Ctrl-C."""
+    """Cancel the submitted Slurm jobs after Ctrl-C."""
     try:
         run_slurm("scancel", *job_ids)
     except UserError:
@@ -95,7 +96,8 @@ def _cancel_interrupted(job_ids: Sequence[str]) -> UserError:
 
 
 def follow(job: str, log: Path, show: Callable[[str], object]) -> None:
-    """Show new text of a job's log until the job has ended. Release a job that Slurm holds because it could not start.
+    """Show new text of a Slurm job's log until the job has ended. Release a job that Slurm holds because it could not
+    start.
 
     Raise UserError if no node can start the job.
     """
@@ -123,8 +125,8 @@ def follow(job: str, log: Path, show: Callable[[str], object]) -> None:
 
 
 def job_state(job: str) -> tuple[str, str]:
-    """Return the state (PENDING, RUNNING ...) and the reason for waiting. The state is empty if the job has ended, and
-    UNKNOWN if Slurm does not answer."""
+    """Return the state of a Slurm job (PENDING, RUNNING ...) and the reason for waiting. The state is empty if the job
+    has ended, and UNKNOWN if Slurm does not answer."""
     reply = try_slurm("squeue", "--noheader", f"--jobs={job}", "--format=%T|%r")
     if reply.error and "Invalid job id" not in reply.error:
         return "UNKNOWN", ""

@@ -33,9 +33,10 @@ REFUSED = {
     "parsable": "the job ids are printed",
     "chdir": "set MEGAPTM_HOME to the folder in which jobs run",
 }
-"""Option -> what to use instead. megaptm must know the size of a job, its name and its log."""
+"""Option of sbatch that is refused -> what to use instead. megaptm must know the size of a job, its name and its
+log."""
 PARSED = ("gpus-per-node", "partition", "signal", "time")
-"""Options whose values megaptm reads; they must not be abbreviated either."""
+"""Options of sbatch whose values megaptm reads; they must not be abbreviated either."""
 SHORT = {
     "N": "nodes",
     "n": "ntasks",
@@ -50,7 +51,7 @@ SHORT = {
     "t": "time",
 }
 FLAGS = "HIOQVhkuvs"
-"""Short options without a value, which may precede others in the same word: -Hn2. -W is refused anyway."""
+"""Short options of sbatch without a value, which may precede others in the same word: -Hn2. -W is refused anyway."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class SbatchOption:
 
 
 def parse_sbatch_options(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of the options as passed to sbatch. Raise UserError for options that megaptm sets itself."""
+    """Return the words of sbatch options as passed to sbatch. Raise UserError for options that megaptm sets itself."""
     words: list[str] = []
     for text in texts:
         quote_for_script(text, "--sbatch", forbidden="\0")
@@ -86,7 +87,8 @@ def option_value(words: Sequence[str], name: str) -> str | None:
 
 
 def _split_options(words: Sequence[str]) -> Iterator[SbatchOption]:
-    """Parse words as sbatch does: `--name=value`, `--name value`, `-nvalue`, `-n value`, `-Hn value`."""
+    """Split words into sbatch options as sbatch does: `--name=value`, `--name value`, `-nvalue`, `-n value`, `-Hn
+    value`."""
     for word, after in zip(words, [*words[1:], "-"], strict=False):
         following = "" if after.startswith("-") else after
         if word.startswith("--"):
@@ -123,7 +125,7 @@ def quote_for_script(text: str, name: str, *, forbidden: str = '"\\%') -> str:
 
 
 def script_lines(words: Sequence[str]) -> list[str]:
-    """Return the options as lines of a script, each with its value."""
+    """Return sbatch options as lines of a script, each with its value."""
     lines: list[str] = []
     for word in words:
         quoted = quote_for_script(word, "an option of sbatch", forbidden='"\\')

@@ -15,8 +15,8 @@ WARNING_SECONDS = 900.0
 
 
 def parse_time(limit: str) -> float:
-    """Return the seconds of `90` (minutes), `30:00`, `24:00:00`, `2-12`, `2-12:30` or `2-12:30:00`; `UNLIMITED` is
-    infinite."""
+    """Return the seconds of a time in Slurm's format: `90` (minutes), `30:00`, `24:00:00`, `2-12`, `2-12:30` or
+    `2-12:30:00`; `UNLIMITED` is infinite."""
     if limit.upper() in ("UNLIMITED", "INFINITE"):
         return float("inf")
     match = FORMAT.fullmatch(limit.strip())
@@ -35,14 +35,14 @@ def parse_time(limit: str) -> float:
 
 
 def warning_seconds(options: Sequence[str]) -> float:
-    """Return how many seconds before its time limit a job is signaled to save."""
+    """Return how many seconds before its time limit a Slurm job is signaled to save."""
     signal = option_value(options, "signal") or ""
     _, at, seconds = signal.partition("@")
     return float(seconds) if at and seconds.isdigit() else WARNING_SECONDS
 
 
 def format_seconds(seconds: float) -> str:
-    """Return `3 ms`, `90 s`, `25 min`, `5.1 h`, `2.5 days`."""
+    """Format a duration with its unit: `3 ms`, `90 s`, `25 min`, `5.1 h`, `2.5 days`."""
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
     for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):

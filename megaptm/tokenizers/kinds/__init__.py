@@ -17,16 +17,16 @@ from megaptm.tokenizers.kinds.words import train_words
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """Algorithm that divides texts into tokens."""
+    """Kind of tokenizer: the algorithm that divides texts into tokens."""
 
     train: Callable[[Iterable[str], VocabularyRequest], Any]
     """Training function: returns a `tokenizers.Tokenizer`, without the special tokens in `last`."""
     specials: str
     """Default set of special tokens: that of the family known for this kind."""
     lowercase: bool | None
-    """Default of case folding; None if it is not supported."""
+    """Default of case folding; None if the kind does not support it."""
     needs_unknown: bool = True
-    """Whether the kind needs an unknown token."""
+    """Whether this kind of tokenizer needs an unknown token."""
     splits_digits: bool = False
     """Whether each digit can be a separate token."""
     includes_spaces: bool = False

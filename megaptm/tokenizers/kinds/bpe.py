@@ -11,7 +11,7 @@ from megaptm.tokenizers.kinds.request import VocabularyRequest
 
 
 def train_bpe(texts: Iterable[str], request: VocabularyRequest) -> Any:
-    """Train 256 bytes, characters, then merges.
+    """Train SentencePiece's BPE: 256 bytes, characters, then merges.
 
     A space is added before a text, so that a word has the same tokens at the start and within.
     """
@@ -45,7 +45,7 @@ def train_bpe(texts: Iterable[str], request: VocabularyRequest) -> Any:
 
 
 def remove_special_tokens(library: Any, names: Iterable[str]) -> Any:
-    """Return the tokenizer without the tokens that its trainer marked as special.
+    """Return a BPE tokenizer without the tokens that its trainer marked as special.
 
     Merges that spell one of `names` are removed as well, so that text never becomes a special token.
     """

@@ -10,7 +10,7 @@ from megaptm.tokenizers.kinds.request import VocabularyRequest
 
 
 def train_byte_bpe(texts: Iterable[str], request: VocabularyRequest) -> Any:
-    """Train merges of the 256 bytes."""
+    """Train byte-level BPE: merges of the 256 bytes."""
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 

@@ -13,7 +13,7 @@ END_OF_WORD = "</w>"
 
 
 def train_char_bpe(texts: Iterable[str], request: VocabularyRequest) -> Any:
-    """Train characters, their forms at the end of a word, then merges."""
+    """Train character-level BPE: characters, their forms at the end of a word, then merges."""
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 

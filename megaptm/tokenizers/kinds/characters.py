@@ -12,7 +12,7 @@ LONGEST_LINE = 10_000
 
 
 def find_alphabet(texts: list[str]) -> list[str]:
-    """Return the characters that cover nearly all of the text, sorted by code point."""
+    """Return the alphabet of training texts: the characters that cover nearly all of the text, sorted by code point."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text)
@@ -28,7 +28,7 @@ def find_alphabet(texts: list[str]) -> list[str]:
 
 
 def normalize_lines(texts: Iterable[str], normalize: Callable[[str], str]) -> Iterable[str]:
-    """Yield the normalized lines of the texts."""
+    """Yield the normalized lines of a tokenizer's training texts."""
     for text in texts:
         for line in text.splitlines():
             for start in range(0, len(line), LONGEST_LINE):

@@ -9,7 +9,7 @@ from megaptm.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyRequest:
-    """Parameters of a vocabulary to train."""
+    """Request to train a vocabulary: its parameters."""
 
     vocabulary: int
     """Vocabulary size, including special tokens."""
@@ -25,11 +25,11 @@ class VocabularyRequest:
 
     @property
     def trained_size(self) -> int:
-        """Vocabulary size without `last`."""
+        """Return the size of the vocabulary to train, without `last`."""
         return self.vocabulary - len(self.last)
 
     def require_room(self, num_ids: int, description: str) -> None:
-        """Raise `UserError` if the vocabulary is too small for this many ids and the special tokens."""
+        """Raise `UserError` if the requested vocabulary is too small for this many ids and the special tokens."""
         num_specials = len(self.first) + len(self.last)
         if self.vocabulary < num_specials + num_ids:
             raise UserError(

@@ -21,7 +21,7 @@ SENTENCEPIECE_THREADS = 2
 
 
 def train_unigram(texts: Iterable[str], request: VocabularyRequest) -> Any:
-    """Train pieces, the most likely first."""
+    """Train a Unigram vocabulary: pieces, the most likely first."""
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, pre_tokenizers
 
@@ -45,7 +45,7 @@ def train_unigram(texts: Iterable[str], request: VocabularyRequest) -> Any:
 
 
 def _train_pieces(lines: Iterable[str], request: VocabularyRequest) -> list[tuple[str, float]]:
-    """Return pieces and their log probabilities, trained by SentencePiece on normalized lines."""
+    """Return Unigram pieces and their log probabilities, trained by SentencePiece on normalized lines."""
     import sentencepiece
     from sentencepiece import sentencepiece_model_pb2
 

@@ -10,7 +10,7 @@ from megaptm.tokenizers.kinds.request import VocabularyRequest
 
 
 def train_wordpiece(texts: Iterable[str], request: VocabularyRequest) -> Any:
-    """Train characters, their `##` forms, then longer pieces."""
+    """Train WordPiece: characters, their `##` forms, then longer pieces."""
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 

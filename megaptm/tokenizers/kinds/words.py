@@ -1,4 +1,4 @@
-"""Complete words. The most frequent words have ids, and all others share one."""
+"""Tokens that are complete words. The most frequent words have ids, and all others share one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from megaptm.tokenizers.kinds.request import VocabularyRequest
 
 
 def train_words(texts: Iterable[str], request: VocabularyRequest) -> Any:
-    """Count BERT's words (a punctuation mark or a Chinese character is a word), the most frequent first."""
+    """Train a vocabulary of words: count BERT's words (a punctuation mark or a Chinese character is a word), the most
+    frequent first."""
     from tokenizers import Tokenizer as Library
     from tokenizers import models, normalizers, pre_tokenizers, trainers
 

@@ -15,12 +15,12 @@ from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 
 PhrasesByKind = Mapping[str, list[list[str]]]
-"""Kind -> list of meanings, each a list of synonymous phrases."""
+"""Phrases of captions by kind: kind -> list of meanings, each a list of synonymous phrases."""
 
 
 def read_meanings(path: Path) -> dict[str, list[list[str]]]:
-    """Read lines of `kind<TAB>phrase<TAB>phrase ...`, one per meaning. Blank lines and lines that start with # are
-    ignored."""
+    """Read synonymous phrases from lines of `kind<TAB>phrase<TAB>phrase ...`, one per meaning. Blank lines and lines
+    that start with # are ignored."""
     meanings: dict[str, list[list[str]]] = {}
     try:
         lines = regular_file(path).read_text(encoding="utf-8").split("\n")
@@ -42,7 +42,7 @@ def read_meanings(path: Path) -> dict[str, list[list[str]]]:
 
 
 def write_meanings(phrases: PhrasesByKind, tokenizer: Tokenizer, out: Path) -> tuple[int, int]:
-    """Write the file; return the number of meanings and of phrases.
+    """Write the table of synonymous phrases to a file; return the number of meanings and of phrases.
 
     Phrases are tokenized as they occur within a text, with a space before. A phrase with an unknown part or one that
     occurred earlier is omitted.
@@ -71,7 +71,8 @@ def write_meanings(phrases: PhrasesByKind, tokenizer: Tokenizer, out: Path) -> t
 
 
 def _continues_word(name: str, *, marks: bool) -> bool:
-    """Whether a token continues a word: by the mark ## of WordPiece, otherwise by a letter where a space would be."""
+    """Whether a token continues a word of a phrase: by the mark ## of WordPiece, otherwise by a letter where a space
+    would be."""
     return name.startswith("##") if marks else name[:1].isalnum() and not name.startswith(("Ġ", "▁"))
 
 

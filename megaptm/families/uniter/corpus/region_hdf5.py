@@ -21,7 +21,7 @@ from megaptm.families.uniter.region_files import ARRAYS, MAX_BYTES, RegionError
 
 SUFFIXES = (".h5", ".hdf5")
 MAX_COMPRESSION = 64
-"""Maximum ratio of unpacked to stored bytes of an array. Only zeros compress better with deflate."""
+"""Maximum ratio of unpacked to stored bytes of an array of regions. Only zeros compress better with deflate."""
 MAX_CHUNK_ELEMENTS = 1 << 24
 """Maximum elements of a chunk, because a chunk is always decompressed completely."""
 FAILURES = (OSError, RuntimeError, KeyError, ValueError, TypeError)
@@ -29,13 +29,13 @@ FAILURES = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 
 
 def groups_in(path: Path) -> list[str]:
-    """Return the sorted names of images; raise `RegionError` if the file is damaged."""
+    """Return the sorted names of images in an HDF5 file of regions; raise `RegionError` if the file is damaged."""
     with _errors_as_refused(), _library().File(path, "r") as file:
         return sorted(file)
 
 
 def regions_of(path: Path, name: str) -> bytes:
-    """Return the regions of an image as `.npz`; raise `RegionError` if they are invalid."""
+    """Return the regions of an image in an HDF5 file as `.npz`; raise `RegionError` if they are invalid."""
     library = _library()
     with _errors_as_refused(), library.File(path, "r") as file:
         group = _own_item(library, file, name)
@@ -51,7 +51,7 @@ def regions_of(path: Path, name: str) -> bytes:
 
 @contextmanager
 def _errors_as_refused() -> Iterator[None]:
-    """Convert errors of h5py to `RegionError`. Errors of the disk are re-raised unchanged."""
+    """Convert errors of h5py about a file of regions to `RegionError`. Errors of the disk are re-raised unchanged."""
     try:
         yield
     except FAILURES as error:
@@ -61,8 +61,8 @@ def _errors_as_refused() -> Iterator[None]:
 
 
 def _own_item(library: Any, group: Any, name: str) -> Any:
-    """Return the item of a group. Links and virtual data sets are rejected: they could read any file of this
-    machine."""
+    """Return the item of a group in an HDF5 file of regions. Links and virtual data sets are rejected: they could read
+    any file of this machine."""
     if not isinstance(group.get(name, getlink=True), library.HardLink):
         raise RegionError("HDF5 regions behind a link")
     return group[name]

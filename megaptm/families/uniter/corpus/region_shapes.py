@@ -16,15 +16,16 @@ SHAPES = ("circle", "square", "triangle", "cross")
 SIDES = ("left", "right")
 """Halves of an image, each with at most one shape."""
 REGIONS = (3, 6)
-"""Minimum and maximum regions of an image. Regions without a shape are background, and wide."""
+"""Minimum and maximum number of regions of a drawn image. Regions without a shape are background, and wide."""
 DETECTOR = (24, 1 + len(COLORS) * len(SHAPES))
-"""Number of a region's features; number of classes, the first of which is the background."""
+"""Sizes of the simulated detector: number of a region's features; number of classes, the first of which is the
+background."""
 TEXTS = ("{}.", "{} here.", "{} on a plain ground.")
 
 
 def write_region_shapes(folder: Path, *, images: int = NUM_IMAGES) -> None:
-    """Write `folder/0017.npz` in the format of `families.uniter.region_files`, with `0017.txt`. The files are the
-    same each time.
+    """Write simulated detections to `folder/0017.npz` in the format of `families.uniter.region_files`, with `0017.txt`.
+    The files are the same each time.
 
     Text and region determine each other: a text names color, shape and side; the features of a region are the sum of
     vectors for color and shape, and its box shows the side.
@@ -50,7 +51,7 @@ def _name(number: int) -> str:
 
 
 def _class_features(rng: np.random.Generator) -> np.ndarray:
-    """Return [C, F]: features of a region of each class."""
+    """Return the features of a region of each class of drawn shapes, [C, F]."""
     ground, colors, shapes = (rng.normal(size=(number, DETECTOR[0])) for number in (1, len(COLORS), len(SHAPES)))
     return np.concatenate([ground, (colors[:, None] + shapes).reshape(-1, DETECTOR[0])])
 
@@ -58,8 +59,8 @@ def _class_features(rng: np.random.Generator) -> np.ndarray:
 def _region_arrays(
     classes: np.ndarray, sides: np.ndarray, looks: np.ndarray, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of a file: noisy features of each class, which the detector mostly assigns a high
-    probability."""
+    """Return the arrays of a file of simulated detections: noisy features of each class, which the detector mostly
+    assigns a high probability."""
     count = int(rng.integers(*REGIONS, endpoint=True))
     classes_R = np.concatenate([classes, np.zeros(count - len(classes), dtype=np.int64)])
     is_shape_R = classes_R > 0

@@ -27,36 +27,37 @@ from megaptm.families.uniter.retrieved import RetrievedCorpus, RetrievedHeader, 
 from megaptm.storage import AtomicFile, is_remote, write_atomically
 
 QUERIES_AT_ONCE = 128
-"""Queries compared with all candidates at a time."""
+"""Number of queries of the retrieval compared with all candidates at a time."""
 SPLITS = ("train", "validation")
-"""Splits are searched separately: training never retrieves from validation."""
+"""Splits, which are searched separately: training never retrieves from validation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalOptions:
-    """Options of retrieval."""
+    """Options of the retrieval of similar documents."""
 
     top: int = 4
-    """Maximum documents retrieved per query and kind."""
+    """Maximum number of documents retrieved per query and kind."""
     threshold: float = 0.3
     """Minimum similarity, from 0 to 1."""
     block: int = 1 << 16
-    """Consecutive documents that are compared with each other. Twice as many take twice as long per document."""
+    """Number of consecutive documents that are compared with each other. Twice as many take twice as long per
+    document."""
     columns: int = 1
-    """Columns into which an image is divided. Objects match if they are in the same column of both images."""
+    """Number of columns into which an image is divided. Objects match if they are in the same column of both images."""
     max_tokens: int = 64
-    """Maximum tokens of a text that are compared and read."""
+    """Maximum number of tokens of a text that are compared and read."""
     detector: tuple[int, int] = (2048, 1601)
     """Number of a region's features, and number of classes."""
 
 
 @dataclass
 class RetrievalCounts:
-    """Retrieval statistics of one kind in a split."""
+    """Statistics of the retrieval of one kind in a split."""
 
     documents: int = 0
     with_matches: int = 0
-    """Documents with at least one retrieved document."""
+    """Number of documents with at least one retrieved document."""
     retrieved: int = 0
     similarity: list[float] = field(default_factory=list)
     """Similarity of the nearest document, for each document that has one."""
@@ -80,14 +81,14 @@ class RetrievalCounts:
 
 @dataclass(frozen=True)
 class ComparedDocument:
-    """Data of a document that are compared."""
+    """Data of a document that the retrieval compares."""
 
     tokens: np.ndarray
-    """int64 [n]"""
+    """Tokens of the text, int64 [n]."""
     image: bytes = b""
-    """Hash of the region file; empty if there is none."""
+    """Hash of the image's region file; empty if there is none."""
     classes: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
-    """float32 [D]: maximum probability of each class in each column of the image, without the background class."""
+    """Maximum probability of each class in each column of the image, without the background class: float32 [D]."""
 
 
 def retrieve(
@@ -101,7 +102,8 @@ def retrieve(
     parts: int = 1,
     tell: Callable[[str], None] = lambda message: None,
 ) -> dict[str, RetrievalCounts] | int:
-    """Write the file of retrieved documents; return `<split>.<kind>` -> statistics.
+    """Retrieve similar documents for a corpus: write the file of retrieved documents; return `<split>.<kind>` ->
+    statistics.
 
     If this is one part of several, the last part to finish writes the file, and the others return the number of missing
     blocks.
@@ -154,13 +156,13 @@ def retrieve(
 
 @dataclass(frozen=True)
 class _BlockFolder:
-    """Folder of finished blocks."""
+    """Folder of finished blocks of the retrieval."""
 
     folder: Path
 
     @classmethod
     def begin(cls, out: Path, header: RetrievedHeader, options: RetrievalOptions) -> Self:
-        """Open the folder; raise `UserError` if it was created with other corpora or options."""
+        """Open the folder of retrieved blocks; raise `UserError` if it was created with other corpora or options."""
         folder = out.with_name(f"{out.name}.blocks")
         folder.mkdir(parents=True, exist_ok=True)
         content, path = json.dumps([asdict(header), asdict(options)], indent=1).encode(), folder / "made-from.json"
@@ -176,7 +178,7 @@ class _BlockFolder:
         return self.folder / f"{split}-{block:06d}.safetensors"
 
     def read(self, split: str, block: int, kinds: Iterable[str]) -> dict[str, np.ndarray] | None:
-        """Return a block, or None if it is missing or damaged."""
+        """Return a finished block of retrieved documents, or None if it is missing or damaged."""
         try:
             done: dict[str, np.ndarray] = load_file(self.path(split, block))
         except (OSError, SafetensorError):
@@ -207,7 +209,8 @@ def _corpus_location(corpus: Corpus) -> str:
 def _retrieve_block(
     corpus: Corpus, sources: Mapping[str, Corpus], split: str, block: int, blocks: int, options: RetrievalOptions
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield for each kind int32 [N, top] for the documents of a block, and float [N] similarity of the nearest."""
+    """Retrieve documents for those of a block: yield for each kind int32 [N, top], and float [N] similarity of the
+    nearest."""
     first, stop = _block_range(corpus, split, block, blocks)
     queries = [*_read_documents(corpus, split, first, stop, options, regions=True)]
     for kind, source in sources.items():
@@ -228,7 +231,7 @@ def _retrieve_block(
 
 
 def _block_range(corpus: Corpus, split: str, block: int, blocks: int) -> tuple[int, int]:
-    """Return the first document of a block, and the end (exclusive)."""
+    """Return the first document of a block of the retrieval, and the end (exclusive)."""
     number = corpus.split(split).samples
     return block * number // blocks, (block + 1) * number // blocks
 
@@ -236,7 +239,7 @@ def _block_range(corpus: Corpus, split: str, block: int, blocks: int) -> tuple[i
 def _read_documents(
     corpus: Corpus, split: str, first: int, stop: int, options: RetrievalOptions, *, regions: bool
 ) -> Iterator[ComparedDocument]:
-    """Yield documents `first` to `stop` of a split, indexed across its shards."""
+    """Yield documents `first` to `stop` of a split to compare, indexed across its shards."""
     at = 0
     for info in corpus.split(split).shards:
         begin, end = max(first - at, 0), min(stop - at, info.samples)
@@ -264,7 +267,8 @@ def _read_documents(
 
 
 def max_class_probabilities(retrieved: Regions, columns: int) -> np.ndarray:
-    """Return float32 [D]: maximum probability of each class in each column, by the centers of regions."""
+    """Return the maximum probability of each class in each column of an image, by the centers of regions, float32
+    [D]."""
     middle_R = (retrieved.boxes[:, 0].astype(np.float32) + retrieved.boxes[:, 2]) / 2
     column_R = np.clip(middle_R * columns, 0, columns - 1).astype(np.int64)
     probabilities_LC = np.zeros((columns, retrieved.probabilities.shape[1] - 1), dtype=np.float32)
@@ -273,11 +277,12 @@ def max_class_probabilities(retrieved: Regions, columns: int) -> np.ndarray:
 
 
 Scores = Iterator[np.ndarray]
-"""float32 [rows, M] for consecutive `ROWS` queries: cosine similarity with each candidate."""
+"""Similarities of the retrieval: float32 [rows, M] for consecutive `ROWS` queries, cosine similarity with each
+candidate."""
 
 
 def _score_images(queries: list[ComparedDocument], candidates: list[ComparedDocument]) -> Scores:
-    """Compare images by the classes detected in both, weighted by inverse document frequency."""
+    """Compare images of the retrieval by the classes detected in both, weighted by inverse document frequency."""
     probabilities_MD = np.stack([document.classes for document in candidates])
     rare_D = np.log((1 + len(candidates)) / (1 + probabilities_MD.sum(0)))
     candidates_MD = _unit_vectors(probabilities_MD * rare_D)
@@ -295,7 +300,7 @@ def _unit_vectors(rows: np.ndarray) -> np.ndarray:
 
 
 def _score_texts(queries: list[ComparedDocument], candidates: list[ComparedDocument]) -> Scores:
-    """Compare texts by their common tokens (TF-IDF)."""
+    """Compare texts of the retrieval by their common tokens (TF-IDF)."""
     known = candidates if queries is candidates else [*queries, *candidates]
     in_texts = np.bincount(np.concatenate([np.unique(document.tokens) for document in known]))
     rare = np.log((1 + len(known)) / (1 + in_texts)).astype(np.float32)
@@ -328,7 +333,8 @@ def _nearest(
     kind: str,
     options: RetrievalOptions,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return int64 [N, top]: candidates by descending similarity, padded with -1, and the similarity of the first.
+    """Return the nearest candidates of each query by descending similarity, int64 [N, top], padded with -1, and the
+    similarity of the first.
 
     Excludes identical documents: the same image, a text with the same tokens, another caption of the same image.
     """

@@ -49,7 +49,7 @@ from megaptm.families.vit.corpus.thumbnails import DroppedImages
 from megaptm.storage import is_remote, local_path, regular_file
 
 MAX_LABELS = 1 << 16
-"""Maximum number of unnamed labels in given shards, unless there are more images."""
+"""Maximum number of unnamed labels in given image shards, unless there are more images."""
 
 
 def images(arguments: Sequence[str], *, console: Console | None = None) -> ImageReport:
@@ -171,7 +171,7 @@ def _require_local(folder: Path | str) -> Path:
 
 
 def _files(recipe: ImageRecipe, source: Path, held_out: Path | None, dropped: Dropped) -> dict[str, list[ImageFile]]:
-    """Return split -> files. Without a validation folder, images are split by hash."""
+    """Return the image files of each split. Without a validation folder, images are split by hash."""
     labels = list_labels(source)
     finished = [*list_images(source, labels, dropped)]
     if held_out is not None:
@@ -182,7 +182,7 @@ def _files(recipe: ImageRecipe, source: Path, held_out: Path | None, dropped: Dr
 
 
 def _write_shards(recipe: ImageRecipe, files: Mapping[str, Sequence[ImageFile]], work: JobRunner) -> Results:
-    """Write shards of the files, and return the results by split."""
+    """Write shards of the images, and return the results by split."""
     jobs: list[ImageShardJob] = []
     counts, first = {}, 0
     for split in SPLITS:
@@ -198,7 +198,7 @@ def _write_shards(recipe: ImageRecipe, files: Mapping[str, Sequence[ImageFile]],
 def _split_shards(
     recipe: ImageRecipe, shards: Sequence[ExistingShard], held_out: Path | str | None
 ) -> dict[str, list[ExistingShard]]:
-    """Return split -> given shards. Those of a single folder are split by hashes of their names."""
+    """Return the given image shards of each split. Shards of a single folder are split by hashes of their names."""
     if held_out is not None:
         return {"train": [*shards], "validation": list_shards(held_out)}
     if not recipe.validation:
@@ -217,7 +217,7 @@ def _split_shards(
 
 
 def _index_shards(recipe: ImageRecipe, shards: Mapping[str, Sequence[ExistingShard]], work: JobRunner) -> Results:
-    """Index each shard."""
+    """Index each given shard of images."""
     folder = str(work.folder / SHARDS)
     field = recipe.text if recipe.texts else recipe.label
     # Shards packed by this build have been checked already.
@@ -236,7 +236,7 @@ def _index_shards(recipe: ImageRecipe, shards: Mapping[str, Sequence[ExistingSha
 
 
 def _label_names(recipe: ImageRecipe, results: Results) -> list[str]:
-    """Return label names for the label indexes in given shards."""
+    """Return the label names for the label indexes in given image shards."""
     counts = Counter[int]()
     for results_of_split in results.values():
         for result in results_of_split:

@@ -22,9 +22,9 @@ CONVERTED_SUFFIXES = frozenset(name.removeprefix(".") for name, suffix in MEMBER
 """Image suffixes that webdataset readers do not support. Files are converted to PNG; in a given shard they are
 dropped."""
 SPELLINGS = {name.removeprefix("."): suffix for name, suffix in MEMBERS.items() if suffix in SUFFIXES}
-"""Suffix of an image in a public shard -> suffix in a corpus."""
+"""Suffix of an image file in a public shard -> suffix in a corpus."""
 MAX_BYTES = 64 << 20
-"""Maximum bytes of a file that is read into memory."""
+"""Maximum bytes of an image file that is read into memory."""
 MAX_PIXELS = 178_956_970
 """Maximum pixels of an image: Pillow opens no larger one, neither in the build nor in training."""
 
@@ -43,11 +43,11 @@ class PackedFiles(Protocol):
     suffixes: tuple[str, ...]
 
     def list_names(self, path: Path) -> list[str]:
-        """Return the names of the images in a file; raise `InvalidImageError` if it is damaged."""
+        """Return the names of the images in a file of many; raise `InvalidImageError` if it is damaged."""
         ...
 
     def read(self, path: Path, name: str) -> bytes:
-        """Return an image in a file; raise `InvalidImageError` if it is invalid."""
+        """Return an image in a file of many; raise `InvalidImageError` if it is invalid."""
         ...
 
 
@@ -56,13 +56,14 @@ class ImageLimits:
     """Limits that an image must meet to be kept. Subclasses check other files in the place of images."""
 
     min_side: int = 8
-    """Minimum pixels of the shorter side."""
+    """Minimum pixels of an image's shorter side."""
     max_pixels: int = 64_000_000
-    """Maximum width times height. Larger images are not decoded, which bounds memory (200 MB)."""
+    """Maximum width times height of an image in pixels. Larger images are not decoded, which bounds memory (200 MB)."""
     max_aspect_ratio: float = 20.0
-    """Maximum ratio of the longer to the shorter side."""
+    """Maximum ratio of an image's longer to its shorter side."""
     check: Literal["pixels", "header"] = "pixels"
-    """Decode each image once, which finds all damage (`pixels`), or check only its header and its end (`header`)."""
+    """Whether to decode each image once, which finds all damage (`pixels`), or check only its header and its end
+    (`header`)."""
     sketch: bool = False
     """Whether to compute a sketch of each decoded image."""
 
@@ -71,22 +72,22 @@ class ImageLimits:
     converted_suffixes: ClassVar[frozenset[str]] = CONVERTED_SUFFIXES
     """Suffixes of images in a public shard that are dropped."""
     packed: ClassVar[PackedFiles | None] = None
-    """Files that hold many images, if there are any."""
+    """Kind of files that hold many images, if there are any."""
     size_name: ClassVar[str] = "pixels of their shorter side"
     """Size by which a report counts images: minimum of `ValidImage.width` and `height`."""
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Fields in the manifest of a corpus of such images."""
+        """Return the fields in the manifest of a corpus of such images."""
         return ("tokens", *SUFFIXES)
 
     @property
     def names(self) -> frozenset[str]:
-        """Suffixes of files that are checked."""
+        """Return the suffixes of image files that are checked."""
         return NAMES
 
     def check_content(self, content: bytes) -> ValidImage | InvalidImage:
-        """Check the content of a file. Never raises for invalid bytes."""
+        """Check the content of an image file. It never raises for invalid bytes."""
         from PIL import UnidentifiedImageError
         from PIL.Image import DecompressionBombError
 
@@ -110,11 +111,11 @@ class ValidImage:
     suffix: str
     content: bytes
     width: int
-    """Pixels, or another size (`ImageLimits.size_name`)."""
+    """Width of the image in pixels, or another size (`ImageLimits.size_name`)."""
     height: int
     oddities: tuple[str, ...] = ()
-    """Properties that need conversion when the image is read: `grey`, `CMYK`, `16 bits`, `animated: first picture`
-    ..."""
+    """Properties of the image that need conversion when it is read: `grey`, `CMYK`, `16 bits`, `animated: first
+    picture` ..."""
     sketch: int = 0
     """Sketch of the appearance of the image, if requested (`repeated.picture_sketch`)."""
 
@@ -125,11 +126,12 @@ class InvalidImage:
 
     reason: str
     message: str = ""
-    """Details about this image."""
+    """Details about the dropped image."""
 
 
 def check_image(content: bytes, limits: ImageLimits) -> ValidImage | InvalidImage:
-    """Check an image. Never raises for invalid bytes, and holds the pixels of at most one image in memory."""
+    """Check an image: read its header, or decode it. Never raises for invalid bytes, and holds the pixels of at most
+    one image in memory."""
     if len(content) > MAX_BYTES:
         return InvalidImage(f"more than {MAX_BYTES >> 20} MiB")
     return limits.check_content(content)
@@ -175,7 +177,7 @@ def _oddities(image: Image) -> tuple[str, ...]:
 
 
 def _is_animated(image: Image) -> bool:
-    """Whether there is a second picture. Counting pictures can take hours for a large TIFF."""
+    """Whether an image file has a second picture. Counting pictures can take hours for a large TIFF."""
     if image.format != "TIFF":
         return bool(getattr(image, "is_animated", False))
     try:

@@ -13,8 +13,8 @@ TEXTS = ("a photo of a {}.", "the number {}.", "a handwritten {}.", "a {}, drawn
 
 
 def write_digits(folder: Path, *, texts: bool = False) -> None:
-    """Write 1,797 images `folder/3/0017.png` of 8 x 8 pixels, rescaled from 0-16 to 0-255. With `texts`, add `0017.txt`
-    for each. The files are the same each time."""
+    """Write the digits of scikit-learn, 1,797 images `folder/3/0017.png` of 8 x 8 pixels, rescaled from 0-16 to 0-255.
+    With `texts`, add `0017.txt` for each. The files are the same each time."""
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError:

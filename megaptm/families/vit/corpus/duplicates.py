@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SIDE = 8
-"""Comparisons per row, and rows, of a sketch: 64 bits."""
+"""Number of comparisons per row, and of rows, of an image's sketch: 64 bits."""
 MAX_DIFFERENT_BITS = 3
 """Maximum number of different bits between sketches of images with the same appearance."""
 BANDS = 4
-"""Parts of a sketch. Two sketches that differ in at most `FEW` bits agree on at least one part."""
+"""Number of parts of a sketch. Two sketches that differ in at most `FEW` bits agree on at least one part."""
 BITS = 64 // BANDS
 
 
 def file_sketch(content: bytes) -> int:
-    """Return a 64-bit hash of a file's bytes."""
+    """Return a 64-bit hash of an image file's bytes."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
 
 
@@ -36,7 +36,8 @@ def appearance_sketch(picture: Image) -> int:
 
 
 def find_repeated(sketches: Iterable[int], *, near: bool) -> Iterator[bool]:
-    """Yield for each sketch whether an earlier kept one is equal or, with `near`, differs in at most `FEW` bits."""
+    """Find repeated images: yield for each sketch whether an earlier kept one is equal or, with `near`, differs in at
+    most `FEW` bits."""
     known: set[int] = set()
     buckets: list[dict[int, list[int]]] = [{} for _ in range(BANDS)]
     for signed in sketches:

@@ -27,19 +27,19 @@ class ImageFile:
     """Input image file."""
 
     name: str
-    """Path relative to the source: `cat/0001.jpg`."""
+    """Path of the image relative to the source: `cat/0001.jpg`."""
     path: str
     label: int
     size: int
     modified: int
-    """Modification time, by which a continued build detects a changed file."""
+    """Modification time of the image, by which a continued build detects a changed file."""
     group: str = ""
     """Name in a file that holds many images; empty for other files."""
 
 
 @dataclass(frozen=True)
 class ImageShardJob:
-    """Job to write one shard."""
+    """Job that writes one shard of images."""
 
     folder: str
     files: tuple[ImageFile, ...]
@@ -50,7 +50,7 @@ class ImageShardJob:
 
 @dataclass
 class ImageShardResult:
-    """Finished shard. `info` is None if all of its images were dropped."""
+    """Finished shard of images. `info` is None if all of its images were dropped."""
 
     info: ShardInfo | None
     dropped: DroppedImages
@@ -63,7 +63,7 @@ class ImageShardResult:
 
 
 def list_labels(folder: Path) -> list[str]:
-    """Return the sorted names of label folders."""
+    """Return the sorted names of label folders of an image source."""
     labels = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not labels:
         raise UserError(
@@ -76,7 +76,7 @@ def list_labels(folder: Path) -> list[str]:
 
 
 def list_images(folder: Path, labels: Sequence[str], dropped: Dropped) -> Iterator[ImageFile]:
-    """Yield all images, label by label. Files with other suffixes are counted as dropped."""
+    """Yield all images of a folder per label, label by label. Files with other suffixes are counted as dropped."""
     for label, name in enumerate(labels):
         if not (folder / name).is_dir():
             continue
@@ -112,12 +112,12 @@ def require_utf8(path: Path) -> None:
 
 
 def hash_name(name: str, seed: int) -> int:
-    """Return a 64-bit hash of a name, which determines split and shard of an image independently of other images."""
+    """Return a 64-bit hash of an image's name, which determines its split and shard independently of other images."""
     return int.from_bytes(hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest())
 
 
 def partition_images(files: Sequence[ImageFile], *, seed: int, shard_bytes: int) -> list[tuple[ImageFile, ...]]:
-    """Divide files into shards in the order of their hashes, so that each shard has images of many labels."""
+    """Divide images into shards in the order of their hashes, so that each shard has images of many labels."""
     shards: list[list[ImageFile]] = []
     room = 0
     for file in sorted(files, key=lambda file: (hash_name(file.name, seed), file.name)):
@@ -130,7 +130,7 @@ def partition_images(files: Sequence[ImageFile], *, seed: int, shard_bytes: int)
 
 
 def write_image_shard(job: ImageShardJob) -> ImageShardResult:
-    """Check the files of a shard one by one, and write those that are kept."""
+    """Check the images of a shard one by one, and write those that are kept."""
     result = ImageShardResult(None, DroppedImages(), Counter(), Counter())
     writer = ShardWriter(Path(job.folder, f"{key_of(write_image_shard, job)}.tar"), dtype=LABELS, fields=FIELDS)
     try:

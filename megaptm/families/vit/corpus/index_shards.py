@@ -30,10 +30,10 @@ from megaptm.storage import file_sha256, write_atomically
 
 @dataclass(frozen=True)
 class IndexJob:
-    """Job to index one shard."""
+    """Job that indexes one given shard of images."""
 
     folder: str
-    """Output folder of the index."""
+    """Folder for the index."""
     shard: ExistingShard
     field: str
     """Field of `.json` that holds the label if there is no `.cls`, or the text if there is no `.txt`."""
@@ -46,21 +46,22 @@ class IndexJob:
 
 @dataclass
 class _Sample:
-    """Members of a tar with the same key."""
+    """Sample of a given shard: members of the tar with the same key."""
 
     key: str
     images: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Suffix -> offset, size."""
+    """Images of the sample: suffix -> offset, size."""
     content: bytes = b""
     other: bool = False
-    """Whether there is an image in a format that webdataset readers do not support."""
+    """Whether the sample has an image in a format that webdataset readers do not support."""
     label: int | None = None
     text: tuple[bytes, str | None] | None = None
-    """Content of a file, and for JSON the field that holds the text."""
+    """Text of the sample: content of a file, and for JSON the field that holds the text."""
 
 
 def index_shard(job: IndexJob) -> ImageShardResult:
-    """Read a shard sequentially, check each image, and write an index of the images that are kept.
+    """Index a given shard of images: read it sequentially, check each image, and write an index of the images that are
+    kept.
 
     Samples before the end of a truncated tar are kept. `info.name` is the name of the index with the suffix `.tar`.
     """
@@ -126,8 +127,8 @@ def _write_index(job: IndexJob, path: Path, result: ImageShardResult, name: str)
 
 
 def _samples(path: Path, job: IndexJob, dropped: Dropped) -> Iterator[_Sample]:
-    """Yield adjacent members with the same key, grouped as in webdataset: the key ends at the first dot of the file
-    name."""
+    """Yield the samples of a given shard: adjacent members with the same key, as in webdataset, where the key ends at
+    the first dot of the file name."""
     sample: _Sample | None = None
     try:
         with open_tar(path) as tar:
@@ -165,7 +166,7 @@ def _sample_drop_reason(sample: _Sample, *, texts: bool) -> str:
 
 
 def _add_member(sample: _Sample, tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, job: IndexJob) -> None:
-    """Add a member to its sample."""
+    """Add a member of the tar to its sample."""
     if suffix in job.limits.spellings:
         sample.images[job.limits.spellings[suffix]] = (member.offset_data, member.size)
         if member.size <= MAX_BYTES:
@@ -192,7 +193,7 @@ def _read_member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 
 
 def _parse_label(content: bytes, name: str | None) -> int | None:
-    """Parse a label index from text or a JSON field; None if it is invalid."""
+    """Parse the label index of an image from text or a JSON field; None if it is invalid."""
     try:
         label: Any = json.loads(content) if name is not None else _digits(content)
     except (ValueError, RecursionError):
@@ -203,7 +204,7 @@ def _parse_label(content: bytes, name: str | None) -> int | None:
 
 
 def _digits(content: bytes) -> int:
-    """Parse decimal digits. Unlike `int`, rejects 1_0."""
+    """Parse decimal digits of a label. Unlike `int`, rejects 1_0."""
     if not (digits := content.strip()).isdigit():
         raise ValueError("no digits")
     return int(digits)

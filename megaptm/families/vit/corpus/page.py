@@ -21,11 +21,11 @@ from megaptm.families.vit.pixels import SUFFIXES
 from megaptm.tokenizers import Tokenizer
 
 NUM_VALID_SHOWN = 24
-"""Images of the training split that are shown."""
+"""Number of images of the training split that the page shows."""
 MAX_BYTES = 512 << 10
 """Maximum bytes of all thumbnails on a page. Further images are listed by name only."""
 CAPTION = 80
-"""Maximum characters of a caption."""
+"""Maximum characters of a caption on the page."""
 COUNTS = ("images", "bytes", "shards")
 
 
@@ -55,7 +55,7 @@ def sample_pictures(folder: Path, tokenizer: Tokenizer) -> list[Picture]:
 
 
 def write_image_page(report: ImageReport, pictures: Sequence[Picture], dropped: DroppedImages, folder: Path) -> None:
-    """Write the page beside the corpus."""
+    """Write the report page of an image corpus beside it."""
     (folder / PAGE).write_text(full_page(report.folder, _body(report, pictures, dropped)), encoding="utf-8")
 
 
@@ -92,7 +92,7 @@ def _body(report: ImageReport, valid_pictures: Sequence[Picture], dropped: Dropp
 
 
 class _ThumbnailRenderer:
-    """Renders thumbnails until their total size reaches the maximum."""
+    """Renderer of thumbnails until their total size reaches the maximum."""
 
     def __init__(self) -> None:
         self._room = MAX_BYTES

@@ -40,7 +40,8 @@ from megaptm.families.vit.corpus.texts import (
 def find_pairs(
     recipe: ImageRecipe, source: Path, held_out: Path | None, dropped: Dropped
 ) -> tuple[dict[str, list[ImageFile]], dict[tuple[str, str], str]]:
-    """Return split -> images with a text, and (path, group) of an image -> name of the text file."""
+    """Find images with texts: return split -> images with a text, and (path, group) of an image -> name of the text
+    file."""
     pairs = dict(list_pairs(source, dropped, recipe.limits))
     held_out_pairs = dict(list_pairs(held_out, dropped, recipe.limits)) if held_out else {}
     splits = {"train": [*pairs], "validation": [*held_out_pairs]} if held_out else split_by_hash(recipe, pairs)
@@ -82,7 +83,7 @@ def add_texts(
     output: CorpusOutput,
     dropped: Dropped,
 ) -> FinishedShards:
-    """Return the shards with indexes that contain the ids of their texts."""
+    """Return the shards of images with indexes that contain the ids of their texts."""
     learned = [result.info for result in results["train"] if result.info]
     if not learned:
         return finish_labeled(results, dict.fromkeys(SPLITS, ()), [])  # the caller reports the error
@@ -119,6 +120,6 @@ def add_texts(
 
 
 def _next_with_samples(infos: Iterator[ShardInfo]) -> ShardInfo | None:
-    """Return the next shard; None if it has no samples."""
+    """Return the next packed shard; None if it has no samples."""
     info = next(infos)
     return info if info.samples else None

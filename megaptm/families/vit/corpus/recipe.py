@@ -27,7 +27,7 @@ SHAPES = "shapes"
 """Source name: 2,048 drawn images, 32 x 32 pixels, of four shapes in four colors."""
 TOKENIZER = TokenizerRecipe(kind="byte-bpe", vocabulary=49_408, specials="clip")
 TEXT_SETTINGS = ("text", "steps", "duplicates", "tokenizer", "max_tokens")
-"""Settings that only apply to images with texts."""
+"""Settings of an image recipe that only apply to images with texts."""
 GENERATED: Mapping[str, Callable[..., None]] = {DIGITS: write_digits, SHAPES: write_shapes}
 """Name of a generated source -> function that writes its files."""
 
@@ -42,18 +42,18 @@ class ImageRecipe:
     texts: bool = False
     """Whether images have texts: `.txt`, or a field of `.json`, with the same file name or shard key."""
     text: str = "caption"
-    """Field of `.json` that holds the text if there is no `.txt`."""
+    """Field of `.json` that holds an image's text if there is no `.txt`."""
     steps: tuple[CleaningStep, ...] = ()
     """Cleaning steps, applied to each text in this order. An image is dropped with its text."""
     duplicates: Literal["keep", "exact", "near"] = "keep"
-    """Images with texts: keep repeated images, or drop those with the same file (`exact`) or the same appearance
+    """Whether to keep repeated images with texts, or drop those with the same file (`exact`) or the same appearance
     (`near`)."""
     tokenizer: TokenizerRecipe = TOKENIZER
     """Tokenizer of the texts."""
     max_tokens: Annotated[int, Field(ge=1, le=4096)] = 75
-    """Maximum tokens of a text; the rest is cut off. CLIP reads 75, plus a token before and after."""
+    """Maximum tokens of an image's text; the rest is cut off. CLIP reads 75, plus a token before and after."""
     validation: Annotated[float, Field(ge=0, le=0.5)] = 0.02
-    """Share for the validation split: images, chosen by a hash of their names, or complete given shards. At least
+    """Share of the validation split: of images, chosen by a hash of their names, or of complete given shards. At least
     one."""
     held_out: str | None = None
     """Folder of the validation split, instead of a share."""
@@ -62,9 +62,9 @@ class ImageRecipe:
     shard_bytes: Annotated[int, Field(ge=1 << 10)] = 256 << 20
     """Target size of a shard: bytes of image files after which the next shard starts."""
     classes: str | None = None
-    """Given shards: text file with the label names, one per line. Default: labels are named by their numbers."""
+    """Text file with the label names for given shards, one per line. Default: labels are named by their numbers."""
     label: str = "label"
-    """Given shards without `.cls`: field of `.json` that holds the label index."""
+    """Field of `.json` that holds the label index in given shards without `.cls`."""
     min_side: Annotated[int, Field(ge=1)] = ImageLimits.min_side
     """Minimum pixels of an image's shorter side."""
     max_pixels: Annotated[int, Field(ge=1, le=MAX_PIXELS)] = ImageLimits.max_pixels
@@ -77,11 +77,11 @@ class ImageRecipe:
     has_pictures: ClassVar[bool] = True
     """Whether files are images, which the page of the build shows."""
     remedy: ClassVar[str] = "use other images"
-    """Remedy if no file is left after the checks."""
+    """Remedy in the error if no file is left after the checks."""
 
     def for_manifest(self) -> dict[str, Any]:
-        """Return the recipe for the manifest, without settings of absent texts and without an existing tokenizer, whose
-        fingerprint the manifest has."""
+        """Return the image recipe for the manifest, without settings of absent texts and without an existing tokenizer,
+        whose fingerprint the manifest has."""
         content = asdict(self)
         if self.steps:
             content["steps"] = [step_for_manifest(step) for step in self.steps]
@@ -115,11 +115,11 @@ class ImageRecipe:
             raise UserError("duplicates=near needs pixels, which check=header does not read: remove one of them.")
 
     def write_generated(self, source: str, folder: Path) -> None:
-        """Write the files of a generated source."""
+        """Write the files of a generated image source."""
         GENERATED[source](folder, texts=self.texts)
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Raise `UserError` if a tokenizer does not suit the texts."""
+        """Raise `UserError` if a tokenizer does not suit the texts of images."""
         if tokenizer.special.begin is None or tokenizer.special.end is None:
             raise UserError(
                 "a tokenizer of captions needs `begin` and `end` tokens: use tokenizer.specials=clip (roberta, "
@@ -128,7 +128,8 @@ class ImageRecipe:
 
 
 def recipe_class(settings: Mapping[str, Any]) -> type[ImageRecipe]:
-    """Return the class that has these settings: `ImageRecipe`, or that of a family with further ones."""
+    """Return the class of image recipe that has these settings: `ImageRecipe`, or that of a family with further
+    ones."""
     further = {name for name, value in settings.items() if value not in (None, False)} - _names(ImageRecipe)
     kinds: list[type[ImageRecipe]] = [*contributions("image_recipe", "RECIPE")] if further else []
     return next((kind for kind in kinds if further & _names(kind)), ImageRecipe)
@@ -139,7 +140,7 @@ def _names(kind: type[ImageRecipe]) -> set[str]:
 
 
 def read_image_recipe(source: str, words: Sequence[str]) -> ImageRecipe:
-    """Return the recipe of a source and words of a command."""
+    """Return the image recipe of a source and words of a command."""
     settings = read_image_settings(words)
     kind = recipe_class(settings)
     ready = {"steps": LIST_READERS["steps"](settings["steps"], "images")} if "steps" in settings else {}
@@ -147,7 +148,7 @@ def read_image_recipe(source: str, words: Sequence[str]) -> ImageRecipe:
 
 
 def read_image_settings(words: Sequence[str]) -> dict[str, Any]:
-    """Convert words of a command to settings of an `ImageRecipe`. `tokenizer` may be a folder. Unset fields of a
+    """Convert words of a command to settings of an image recipe. `tokenizer` may be a folder. Unset fields of a
     tokenizer are those of the recipe's default. Unknown settings that are false are dropped."""
     settings: dict[str, Any] = {}
     content: dict[str, Any] = {}

@@ -25,11 +25,11 @@ class ImageReport:
     folder: str
     id: str
     splits: dict[str, dict[str, int]]
-    """Split -> images, bytes (of their files), shards."""
+    """Split -> number of images, bytes (of their files), shards."""
     labels: dict[str, int]
-    """Label -> images."""
+    """Label -> number of images."""
     tokens: int
-    """Tokens of all texts; one per label."""
+    """Number of tokens of all texts; one per label."""
     dropped: dict[str, int]
     """Reason -> number of dropped images."""
     examples: dict[str, list[tuple[str, str]]]
@@ -39,12 +39,12 @@ class ImageReport:
     converted: dict[str, int]
     """Property -> number of images that are kept, and converted when read."""
     sides: dict[int, int]
-    """2**i -> images of size 2**i to 2**(i + 1) - 1."""
+    """2**i -> number of images of size 2**i to 2**(i + 1) - 1."""
     size_name: str
     """Size that `sides` counts: `ImageLimits.size_name`."""
     workers: int
     reused_jobs: int
-    """Jobs whose result was stored by an earlier build."""
+    """Number of jobs whose result was stored by an earlier build."""
     seconds: dict[str, float]
     """Stage -> wall time in seconds."""
 
@@ -62,7 +62,7 @@ class ImageReport:
         reused_jobs: int,
         seconds: dict[str, float],
     ) -> ImageReport:
-        """Make the report from the manifest and the results of all shards."""
+        """Make the report of an image build from the manifest and the results of all shards."""
         all_results = [result for split_results in results.values() for result in split_results]
         labels, oddities, sides = Counter[int](), Counter[str](), Counter[int]()
         for result in all_results:

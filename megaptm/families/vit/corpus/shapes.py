@@ -13,13 +13,13 @@ SIDE = 32
 COLORS = {"red": (210, 40, 40), "green": (40, 170, 60), "blue": (50, 70, 220), "yellow": (225, 205, 40)}
 SHAPES = ("circle", "square", "triangle", "cross")
 SIZES = {"small": (5, 7), "large": (9, 12)}
-"""Pixels from the center of a shape to its edge."""
+"""Size -> pixels from the center of a shape to its edge."""
 TEXTS = ("a photo of a {}.", "a picture of one {}.", "there is a {} here.", "a {} on a plain ground.")
 
 
 def write_shapes(folder: Path, *, texts: bool = False, number: int = NUM_IMAGES) -> None:
-    """Write `folder/red circle/0017.png` ... With `texts`, add `0017.txt` for each, which sometimes names the size. The
-    files are the same each time."""
+    """Write images of drawn shapes, `folder/red circle/0017.png` and so on. With `texts`, add `0017.txt` for each,
+    which sometimes names the size. The files are the same each time."""
     from PIL import Image, ImageDraw
 
     rng = np.random.default_rng(0)

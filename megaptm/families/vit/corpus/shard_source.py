@@ -20,18 +20,18 @@ from megaptm.storage.atomic_file import SUFFIX
 
 COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2")
 CHUNK = 4 << 20
-"""Bytes copied at a time."""
+"""Number of bytes of a remote shard copied at a time."""
 
 
 @dataclass(frozen=True)
 class ExistingShard:
-    """Shard that existed before the build."""
+    """Shard of images that existed before the build."""
 
     location: str
-    """Path or URL."""
+    """Path or URL of the shard."""
     size: int
     version: str
-    """Version by which a continued build detects a changed shard."""
+    """Version of the shard, by which a continued build detects a change."""
 
     @classmethod
     def at(cls, path: Path) -> ExistingShard:
@@ -44,7 +44,8 @@ class ExistingShard:
 
 
 def list_shards(source: Path | str) -> list[ExistingShard]:
-    """Return the shards of a folder or URL. Compressed ones are rejected, because they allow no random access."""
+    """Return the given image shards of a folder or URL. Compressed shards are rejected, because they allow no random
+    access."""
     shards = _list_url(source) if isinstance(source, str) else _list_folder(source)
     if packed := [shard.location for shard in shards if shard.name.endswith(COMPRESSED_SUFFIXES)]:
         raise UserError(f"{packed[0]} is compressed, which prevents random access: decompress it to a .tar.")
@@ -91,7 +92,7 @@ def _list_url(url: str) -> list[ExistingShard]:
 
 @contextmanager
 def local_copy(shard: ExistingShard, scratch: Path) -> Iterator[Path]:
-    """Provide a shard as a local file within the context."""
+    """Provide a given shard of images as a local file within the context."""
     location = shard.location
     if not is_remote(location):
         yield Path(location)

@@ -22,7 +22,7 @@ from megaptm.tokenizers.labels import make_label_tokenizer
 
 SPLITS = ("train", "validation")
 Results = Mapping[str, Sequence[ImageShardResult]]
-"""Split -> result of each shard."""
+"""Result of each image shard, by split."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,19 @@ class FinishedShards:
     results: Results
     infos: Mapping[str, Sequence[ShardInfo]]
     names: Sequence[str]
-    """Label names."""
+    """Names of the labels."""
     dtype: str
     tokenizer: Tokenizer
 
 
 def finish_labeled(results: Results, infos: Mapping[str, Sequence[ShardInfo]], names: Sequence[str]) -> FinishedShards:
-    """Return finished shards of images with these label names."""
+    """Return finished image shards with these label names."""
     return FinishedShards(results, infos, names, LABELS, make_label_tokenizer(names))
 
 
 def split_by_hash(recipe: ImageRecipe, images: Iterable[ImageFile]) -> dict[str, list[ImageFile]]:
-    """Split files by hashes of their names. If a share is requested, at least one file is in the validation split."""
+    """Split image files by hashes of their names. If a share is requested, at least one file is in the validation
+    split."""
     files = [*images]
     hashes = [hash_name(file.name, recipe.seed) for file in files]
     below = int(recipe.validation * 2**64)
@@ -56,7 +57,7 @@ def split_by_hash(recipe: ImageRecipe, images: Iterable[ImageFile]) -> dict[str,
 
 
 def urls_of_shards(results: Results, shards: Mapping[str, Sequence[ExistingShard]]) -> dict[str, list[str]]:
-    """Return split -> URLs of its kept shards, for splits whose shards stay at a URL."""
+    """Return the URLs of image shards that stay at a URL: split -> URLs of its kept shards."""
     images = {}
     for split, existing in shards.items():
         retained = [shard.location for result, shard in zip(results[split], existing, strict=True) if result.info]
@@ -68,8 +69,8 @@ def urls_of_shards(results: Results, shards: Mapping[str, Sequence[ExistingShard
 def link_shards(
     results: Results, shards: Mapping[str, Sequence[ExistingShard]], output: CorpusOutput
 ) -> dict[str, list[ShardInfo]]:
-    """Return split -> shards in the corpus, each with an index. Local shards are symbolic links, shards packed by this
-    build are moved, and remote shards have only an index."""
+    """Link image shards into the corpus: return split -> shards, each with an index. Local shards are symbolic links,
+    shards packed by this build are moved, and remote shards have only an index."""
     return {split: [*_link_split(split, results[split], shards[split], output)] for split in SPLITS}
 
 

@@ -25,7 +25,7 @@ class InvalidTextError(Exception):  # no end, a reason
 
 @dataclass(frozen=True)
 class TextSteps:
-    """Cleaning steps, in the form that workers need."""
+    """Cleaning steps for the texts of images, in the form that workers need."""
 
     steps: tuple[CleaningStep, ...] = ()
     inputs: tuple[tuple[str, str], ...] = ()
@@ -36,7 +36,7 @@ class TextSteps:
         return cls(tuple(steps), hashes_of(path for step in steps for path in inputs_of(step)))
 
     def text(self, text: str, source: str) -> str:
-        """Return the cleaned text; raise `InvalidTextError` if it is dropped."""
+        """Return the cleaned text of an image; raise `InvalidTextError` if it is dropped."""
         if not self.steps:
             return text
         dropped = Dropped()
@@ -56,11 +56,11 @@ class TextSteps:
 
 
 NO_STEPS = TextSteps()
-"""No steps."""
+"""No cleaning steps."""
 
 
 def check_text_steps(steps: Sequence[CleaningStep]) -> None:
-    """Raise `UserError` if a step may make several texts of one."""
+    """Raise `UserError` if a cleaning step may make several texts of one."""
     for step in steps:
         cuts = isinstance(step, CutLong) or (isinstance(step, Decontaminate) and step.cut)
         if cuts or hasattr(step, "labels"):

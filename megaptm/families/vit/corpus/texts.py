@@ -40,7 +40,7 @@ from megaptm.storage import AtomicFile, file_sha256, write_atomically
 from megaptm.tokenizers import Tokenizer, load
 
 MAX_TEXT_BYTES = 1 << 20
-"""Maximum bytes of a `.txt` or `.json`."""
+"""Maximum bytes of a `.txt` or `.json` with an image's text."""
 TEXT_SUFFIXES = (".txt", ".json")
 """Suffixes of files with the text of the image of the same name, in order of precedence."""
 BLOCK = 512
@@ -48,7 +48,7 @@ BLOCK = 512
 
 
 def text_of(content: bytes, field: str | None) -> str:
-    """Return the text of a file or of a JSON field, with white space reduced to single spaces."""
+    """Return the text of an image from a file or a JSON field, with white space reduced to single spaces."""
     if len(content) > MAX_TEXT_BYTES:
         raise InvalidTextError(f"text of more than {MAX_TEXT_BYTES >> 20} MiB")
     try:
@@ -74,7 +74,8 @@ def text_of(content: bytes, field: str | None) -> str:
 
 
 def list_pairs(folder: Path, dropped: Dropped, limits: ImageLimits) -> Iterator[tuple[ImageFile, str]]:
-    """Yield images below a folder with the name of their text file. Files without a partner are counted as dropped."""
+    """Yield images below a folder, each with the name of its text file. Files without a partner are counted as
+    dropped."""
     for subfolder, inner_folders, names in os.walk(folder):
         inner_folders.sort()
         text_files = {
@@ -114,7 +115,7 @@ def list_pairs(folder: Path, dropped: Dropped, limits: ImageLimits) -> Iterator[
 
 
 def _list_groups(path: Path, dropped: Dropped, packed: PackedFiles) -> list[ImageFile]:
-    """Return the images in a file that holds many."""
+    """Return the images in a file that holds many, for pairs with texts."""
     if not path.is_file():  # reading a pipe could block forever
         dropped.add("not a regular file", path.name)
         return []
@@ -138,7 +139,7 @@ def _suffix(name: str) -> str:
 
 @dataclass(frozen=True)
 class PackJob:
-    """Job to pack files into a shard."""
+    """Job that packs images and texts into a shard."""
 
     folder: str
     files: tuple[ImageFile, ...]
@@ -149,14 +150,14 @@ class PackJob:
     first: int
     """Index in the corpus of the first file. Indexes are the keys of samples."""
     field: str
-    """Field of a `.json` that holds the text."""
+    """Field of a `.json` that holds an image's text."""
     limits: ImageLimits
     steps: TextSteps
 
 
 @dataclass
 class PackedShard:
-    """Tar without an index."""
+    """Packed tar of images and texts without an index."""
 
     name: str
     samples: int
@@ -164,7 +165,7 @@ class PackedShard:
 
 
 def pack_shard(job: PackJob) -> PackedShard:
-    """Write a shard in webdataset format: `<key>.jpg`, `<key>.txt`, `<key>.json`."""
+    """Pack images and texts into a shard in webdataset format: `<key>.jpg`, `<key>.txt`, `<key>.json`."""
     packed = job.limits.packed
     record = PackedShard(f"{key_of(pack_shard, job)}.tar", 0, DroppedImages())
     with AtomicFile(Path(job.folder, record.name)) as unfinished, unfinished.open("xb") as tar:
@@ -200,13 +201,13 @@ def pack_shard(job: PackJob) -> PackedShard:
 
 
 def _read_limited(path: Path) -> bytes:
-    """Read a text up to one byte beyond the maximum."""
+    """Read an image's text up to one byte beyond the maximum."""
     with path.open("rb") as file:
         return file.read(MAX_TEXT_BYTES + 1)
 
 
 def save_texts(stem: Path, texts: Sequence[str]) -> None:
-    """Save the texts of a shard for the later rounds."""
+    """Save the texts of a shard of images for the later rounds."""
     write_atomically(stem.with_suffix(".texts"), "".join(json.dumps(text) + "\n" for text in texts).encode())
 
 
@@ -216,7 +217,7 @@ def read_texts(folder: str, shard: str) -> list[str]:
 
 @dataclass(frozen=True)
 class ShardTexts:
-    """Texts of shards, for training a tokenizer."""
+    """Texts of image shards, for training a tokenizer."""
 
     folder: str
     shards: tuple[tuple[str, str], ...]
@@ -236,7 +237,7 @@ class ShardTexts:
 
 @dataclass(frozen=True)
 class EncodeJob:
-    """Job to complete an index."""
+    """Job that completes the index of a shard with token ids of texts."""
 
     folder: str
     info: ShardInfo
@@ -244,7 +245,7 @@ class EncodeJob:
     tokenizer: str
     fingerprint: str
     dtype: str
-    """Type in the manifest, which matches `TEXTS`."""
+    """Data type in the manifest, which matches `TEXTS`."""
     columns: int
     """Number of columns of the first round's index."""
     left_out: tuple[int, ...]
@@ -252,7 +253,7 @@ class EncodeJob:
 
 
 def encode_shard(job: EncodeJob) -> ShardInfo:
-    """Write the index of a shard with the ids of its texts, under a new name."""
+    """Write the index of an image shard with the ids of its texts, under a new name."""
     tokenizer, record = load(Path(job.tokenizer)), TEXTS.fullmatch(job.dtype)
     assert record is not None
     content = Path(job.folder, index_name(job.info.name)).read_bytes()
@@ -280,7 +281,8 @@ def encode_shard(job: EncodeJob) -> ShardInfo:
 
 
 def text_tokenizer(recipe: TokenizerRecipe, infos: Sequence[ShardInfo], work: JobRunner) -> tuple[Tokenizer, str]:
-    """Return the recipe's tokenizer, or one trained on the texts of these shards, and its folder."""
+    """Return the tokenizer for texts of images, that of the recipe or one trained on the texts of these shards, and its
+    folder."""
     if recipe.folder is not None:
         subfolder = str(Path(recipe.folder).expanduser())
     else:
@@ -291,7 +293,7 @@ def text_tokenizer(recipe: TokenizerRecipe, infos: Sequence[ShardInfo], work: Jo
 
 
 def read_sketches(info: ShardInfo, work: JobRunner, columns: int) -> np.ndarray:
-    """Return int64 [samples]: image sketches from the first round."""
+    """Return the image sketches of the first round, int64 [samples]."""
     content = Path(work.folder, SHARDS, index_name(info.name)).read_bytes()
     return array_from_bytes(content, np.dtype("<i8"), (columns,))[:, TOKENS_AT]
 
@@ -306,7 +308,8 @@ def encode_shards(
     columns: int,
     work: JobRunner,
 ) -> tuple[str, list[ShardInfo]]:
-    """Return the manifest's `dtype`, and the shards with token ids in renamed indexes."""
+    """Encode the texts of image shards: return the manifest's `dtype`, and the shards with token ids in renamed
+    indexes."""
     dtype = f"{'uint16' if tokenizer.vocabulary <= 1 << 16 else 'uint32'}[{max_tokens}]"
     folder = str(work.folder / SHARDS)
     jobs = [

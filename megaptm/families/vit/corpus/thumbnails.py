@@ -15,9 +15,10 @@ SIDE = 96
 QUALITY = 70
 """JPEG quality of a thumbnail."""
 MAX_PIXELS = 64_000_000
-"""Maximum pixels of an image. Larger images get no thumbnail, because decoding would take too much memory."""
+"""Maximum pixels of an image with a thumbnail. Larger images get no thumbnail, because decoding would take too much
+memory."""
 MAX_BYTES = 64 << 20
-"""Maximum bytes of an image file."""
+"""Maximum bytes of an image file with a thumbnail."""
 
 
 def make_thumbnail(content: bytes) -> str:
@@ -67,11 +68,11 @@ class DroppedImages(Dropped):
                 thumbnails.extend(other._beside(reason)[: EXAMPLES - len(thumbnails)])
 
     def picture(self, reason: str, number: int) -> str:
-        """Return the thumbnail of an example."""
+        """Return the thumbnail of an example of a dropped image."""
         return (self.pictures.get(reason, []) + [""] * EXAMPLES)[number]
 
     def _beside(self, reason: str) -> list[str]:
-        """Return the list of thumbnails for a reason, padded to one per example."""
+        """Return the list of thumbnails for a drop reason, padded to one per example."""
         thumbnails = self.pictures.setdefault(reason, [])
         thumbnails.extend([""] * (len(self.examples.get(reason, ())) - len(thumbnails)))
         return thumbnails

@@ -14,7 +14,7 @@ import numpy as np
 from megaptm.families.word_vectors.compiled.decorator import compiled
 
 SCORE_LIMIT = 6.0
-"""Scores beyond it cause no update, as in the released code and gensim."""
+"""Score beyond which the loops make no update, as in the released code and gensim."""
 TABLE_SIZE = 1000
 TABLE_SCALE = int(TABLE_SIZE / SCORE_LIMIT / 2)
 """83: both implementations truncate it, and so never read the ends of the table."""
@@ -30,7 +30,8 @@ class WindowTask(NamedTuple):
     window: int
     shrink: bool
     negatives: int
-    """Negative samples per prediction; 0: a softmax over `softmax_words`, or the Huffman tree if that is empty."""
+    """Number of negative samples per prediction; 0: a softmax over `softmax_words`, or the Huffman tree if that is
+    empty."""
     accept: np.ndarray
     alias: np.ndarray
     points: np.ndarray
@@ -38,20 +39,21 @@ class WindowTask(NamedTuple):
     softmax_words: np.ndarray
     """For these five tables see `WordTables`."""
     starts: np.ndarray
-    """int64 [V + 1]: start of each word's rows in `pieces`; empty: one row per word."""
+    """Start of each word's rows in `pieces`, int64 [V + 1]; empty: one row per word."""
     pieces: np.ndarray
-    """int64: rows of each word and its subwords."""
+    """Rows of each word and its subwords, int64."""
 
 
 def sigmoid_tables() -> tuple[np.ndarray, np.ndarray]:
-    """Return float32 [1000] twice: the sigmoid at the lower end of each interval of ±6, and its logarithm."""
+    """Return tables of the sigmoid, float32 [1000] twice: its value at the lower end of each interval of ±6, and the
+    logarithm."""
     scores = (np.arange(TABLE_SIZE) / TABLE_SIZE * 2 - 1) * SCORE_LIMIT
     return (1 / (1 + np.exp(-scores))).astype(np.float32), -np.log1p(np.exp(-scores)).astype(np.float32)
 
 
 @compiled()
 def _next_random(state):
-    """Return the next state and 64 random bits (splitmix64)."""
+    """Return the next state of the random generator and 64 random bits (splitmix64)."""
     state = state + np.uint64(0x9E3779B97F4A7C15)
     mixed = state
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -72,8 +74,8 @@ def fill_uniform(table_RD, row_ids, seed, bound):
 
 @compiled()
 def subsample(tokens, document_ids, thresholds, seed, words, documents):
-    """Write the words of a sequence that survive subsampling, and their documents; return their number and the next
-    state.
+    """Subsample frequent words: write the words of a sequence that survive, and their documents; return their number
+    and the next state.
 
     A word survives if 32 random bits are below its threshold. Words that never survive use no random bits.
     """
@@ -93,8 +95,8 @@ def subsample(tokens, document_ids, thresholds, seed, words, documents):
 
 @compiled()
 def _sample_window(documents, i, window, shrink, state):
-    """Return first and last + 1 position of the window around position i, limited to its document, and the next
-    state."""
+    """Sample the window around position i: return its first and last + 1 position, limited to the document, and the
+    next state."""
     reach = window
     if shrink:
         state, bits = _next_random(state)
@@ -109,8 +111,8 @@ def _sample_window(documents, i, window, shrink, state):
 
 @compiled()
 def _sample_noise(word, negatives, accept, alias, rows, labels, state):
-    """Write the word and its negative samples (alias method) to `rows`; a sample equal to the word is dropped, as in
-    the C code."""
+    """Sample noise words: write the word and its negative samples (alias method) to `rows`; a sample equal to the word
+    is dropped, as in the C code."""
     rows[0], labels[0], n = word, 1.0, 1
     size = np.uint64(accept.shape[0])
     for _ in range(negatives):
@@ -144,8 +146,8 @@ def _write_labels(task, word, rows, labels):
 
 @compiled(fastmath=FAST)
 def _train_softmax(hidden, out_RD, rows, labels, n, rate, scores, error):
-    """Predict one of the rows from a hidden vector by a softmax; update all rows at once and add the hidden vector's
-    update to `error`. Return the loss. `scores`: scratch space for a value per row."""
+    """Train one prediction by a softmax over rows from a hidden vector; update all rows at once and add the hidden
+    vector's update to `error`. Return the loss. `scores`: scratch space for a value per row."""
     largest, label_score = np.float32(-np.inf), np.float32(0.0)
     for t in range(n):
         score = np.float32(0.0)
@@ -171,8 +173,8 @@ def _train_softmax(hidden, out_RD, rows, labels, n, rate, scores, error):
 
 @compiled(fastmath=FAST)
 def _train_binary(hidden, out_RD, rows, labels, n, rate, sigmoid, log_sigmoid, exact, error):
-    """Predict binary labels from a hidden vector, one after the other, each updating its row; add the hidden vector's
-    update to `error`. Return the loss: minus the sum of log probabilities of the labels."""
+    """Train binary predictions from a hidden vector, one label after the other, each updating its row; add the hidden
+    vector's update to `error`. Return the loss: minus the sum of log probabilities of the labels."""
     loss = 0.0
     for t in range(n):
         row = rows[t]
@@ -296,7 +298,8 @@ def train_words(task, in_RD, out_RD, words, documents, state, rate, sigmoid, log
 
 @compiled()
 def count_updates(task, words, documents, state, in_counts, out_counts):
-    """Count how often `train_words` will update each row, int64 [rows] of either table, with the same random values."""
+    """Count how often `train_words` will update each row of a word vector table, int64 [rows] of either table, with the
+    same random values."""
     has_subwords = task.starts.shape[0] > 0
     rows = np.empty(max(task.negatives + 1, task.points.shape[1], task.softmax_words.shape[0]), np.int64)
     labels = np.empty(rows.shape[0], np.float32)
@@ -328,7 +331,7 @@ def count_updates(task, words, documents, state, in_counts, out_counts):
 
 @compiled()
 def add_rows(table_RD, rows, num_updates, changes_UD, rate):
-    """Add changes to rows one after the other; several changes of one row are scaled down.
+    """Add changes to rows of a word vector table one after the other; several changes of one row are scaled down.
 
     `num_updates` [U]: number of updates in each change. A few small changes can be summed. If each change alone
     converged, their sum would overshoot and grow from step to step; then their mean is right.

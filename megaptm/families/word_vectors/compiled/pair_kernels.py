@@ -10,14 +10,14 @@ from megaptm.families.word_vectors.compiled.decorator import compiled
 from megaptm.families.word_vectors.compiled.kernels import FAST
 
 CLIP = 100.0
-"""Bound of each gradient element, as in the released code."""
+"""Bound of each gradient element of GloVe, as in the released code."""
 
 
 @compiled(fastmath=FAST)
 def train_pairs(
     word_RN, context_RN, words, contexts, counts, lanes, first, round_, x_max, alpha, rate, bias_rate, losses
 ):
-    """Train on pairs and their counts, one after the other, as the released code does.
+    """Train GloVe on pairs of words and their counts, one after the other, as the released code does.
 
     - A row holds a vector, its bias, and the AdaGrad sum of each of these values: N is 2 (D + 1).
     - `lanes`: number of lanes held, from `first` on, in a `RotatingTable` after `round_` rounds.
