@@ -19,9 +19,9 @@ decomposed, in the two compatibility forms, and in upper case. megaptm's ids are
 | `lost` | neither |
 | % | share of unknown tokens |
 
-Two cells differ from BERT's Python code, which lower-cases a final sigma as ς; the tokenizers library, and so every
-BERT in transformers, as σ. Only `unigram` composes decomposed text. A vocabulary trained on composed text does not
-contain decomposed letters, here as in published tokenizers.
+Two cells differ from BERT's Python code, which lower-cases a final sigma as ς; the tokenizers library, and therefore
+every BERT in transformers, lower-cases it as σ. Only `unigram` composes decomposed text. A vocabulary trained on
+composed text does not contain decomposed letters, here as in published tokenizers.
 """
 
 # ruff: noqa: RUF001
