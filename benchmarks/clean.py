@@ -22,7 +22,7 @@ from common.options import Options
 from data_pipeline.clean import STEPS, CleaningStep, run_steps
 from data_pipeline.clean.basic import CutLong
 from data_pipeline.clean.words import Words
-from data_pipeline.document import Document, Dropped
+from data_pipeline.document import Document, DropCounts
 
 PAGE = 4_000
 DOCSTRING = re.compile(r'"""(.{80,}?)"""', re.DOTALL)
@@ -51,7 +51,7 @@ def make_documents(size: int) -> list[Document]:
                 return documents
             source = path.read_text(encoding="utf-8", errors="replace")
             text = "\n\n".join(inspect.cleandoc(docstring) for docstring in DOCSTRING.findall(source))
-            pages = [page for page in cut([Document(text, path.name)], Dropped()) if len(page.text) > PAGE // 4]
+            pages = [page for page in cut([Document(text, path.name)], DropCounts()) if len(page.text) > PAGE // 4]
             size -= sum(len(page.text) for page in pages)
             documents += pages
     return documents
@@ -93,9 +93,11 @@ def main() -> None:
     chain = [STEPS[name]() for name in CHAIN]
     for name, run in [*((name, [step]) for name, step in make_steps(evaluation)), ("chain", chain)]:
         for step in run:  # models and tables are read before the measurement
-            list(step(pages[:1], Dropped()))
-        num_retained = sum(1 for _ in run_steps(run, pages, Dropped()))
-        rates[name] = measure_rate(lambda run=run: list(run_steps(run, pages, Dropped())), pages, rounds=options.rounds)
+            list(step(pages[:1], DropCounts()))
+        num_retained = sum(1 for _ in run_steps(run, pages, DropCounts()))
+        rates[name] = measure_rate(
+            lambda run=run: list(run_steps(run, pages, DropCounts())), pages, rounds=options.rounds
+        )
         print(f"{name:<24}{rates[name]:>8.0f}{num_retained / len(pages):>9.1%}")
     for name, value in rates.items():
         goal = {"words": 50, "chain": 10, **GOALS}[name]

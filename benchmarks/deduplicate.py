@@ -26,7 +26,7 @@ from pydoc_data.topics import topics
 import numpy as np
 from common.options import Options
 
-from data_pipeline.deduplicate import Deduplicate, Near, find_duplicates, write_part
+from data_pipeline.deduplicate import Deduplicate, NearDuplicateOptions, find_duplicates, write_part
 from data_pipeline.deduplicate.sketch import Sketcher
 from data_pipeline.deduplicate.texts import Shingles
 from data_pipeline.document import Document
@@ -78,7 +78,7 @@ def _change_words(rng: random.Random, text: str) -> str:
 
 def measure_megaptm(documents: list[Document], folder: Path) -> tuple[float, float]:
     """Return the seconds of sketching, and of deduplication: writing and sketching parts, and finding duplicates."""
-    options = Deduplicate(near=(near := Near()))
+    options = Deduplicate(near=(near := NearDuplicateOptions()))
     start = time.perf_counter()
     sketcher = Sketcher(str(folder / "sketched"), options)
     for document in documents:
@@ -103,7 +103,7 @@ def measure_megaptm(documents: list[Document], folder: Path) -> tuple[float, flo
     return sketching, total
 
 
-def find_similar_copies(documents: list[Document], near: Near) -> list[int]:
+def find_similar_copies(documents: list[Document], near: NearDuplicateOptions) -> list[int]:
     """Return the indices of the copies that are near duplicates by all their shingles."""
     indices = {document.source: index for index, document in enumerate(documents)}
     similar = []

@@ -18,7 +18,7 @@ from data_pipeline.corpus.training import DocumentSample, train_tokenizer
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.corpus.workers import InProcess
 from data_pipeline.inspection import inspect_corpus
-from data_pipeline.progress import Stages
+from data_pipeline.progress import StageProgress
 from data_pipeline.recipe import Recipe, TokenizerRecipe, read_recipe
 from data_pipeline.report import CorpusReport
 from data_pipeline.settings import parse_settings
@@ -141,7 +141,7 @@ def tokenizer_train(
         digits=digits,
     )
     recipe = replace(read_recipe(sources), tokenizer=tokenizer_recipe)
-    with tempfile.TemporaryDirectory() as scratch, Stages(console) as stages:
+    with tempfile.TemporaryDirectory() as scratch, StageProgress(console) as stages:
         work = JobRunner(Path(scratch), InProcess(), stages)
         parts, dropped = read_parts(recipe, find_files(recipe.sources), work)
         selection = select_documents(replace(recipe, validation=0.0), parts, work, dropped)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from data_pipeline.time_limit import TimeLimitError
-from megaptm.credentials import in_brief
+from megaptm.credentials import brief_message
 from megaptm.errors import UserError
 
 OnError = Literal["skip", "fail"]
@@ -38,7 +38,7 @@ class Document:
 
 
 @dataclass
-class Dropped:
+class DropCounts:
     """Number of dropped documents per reason, with examples."""
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -59,7 +59,7 @@ class Dropped:
         if count:
             self.counts[reason] += count
 
-    def merge(self, other: Dropped) -> None:
+    def merge(self, other: DropCounts) -> None:
         self.counts.update(other.counts)
         for reason, added in other.examples.items():
             own = self.examples.setdefault(reason, [])
@@ -68,7 +68,7 @@ class Dropped:
 
     def failed(self, step: str, document: Document, error: Exception, on_error: OnError) -> None:
         """Count a document on which a cleaning `step` failed, or end the build with a `UserError` that names it."""
-        message = str(error) if isinstance(error, TimeLimitError) else f"{type(error).__name__}: {in_brief(error)}"
+        message = str(error) if isinstance(error, TimeLimitError) else f"{type(error).__name__}: {brief_message(error)}"
         if on_error == "fail":
             raise UserError(
                 f"{step} failed on document {document.source} ({message}): correct it, or skip such text with "

@@ -26,7 +26,7 @@ def load_function(name: str, setting: str) -> Callable[..., Any]:
     return function
 
 
-def file_of(name: str, setting: str) -> str | None:
+def function_source_file(name: str, setting: str) -> str | None:
     """Return the source file of a function that a recipe names, because finished work depends on it. Its imports are
     not tracked."""
     module = load_function(name, setting).__module__

@@ -42,7 +42,7 @@ def inspect_corpus(
     console.print(Text(f"corpus {corpus.name}", "italic"), soft_wrap=True)
     console.print(summary_table(corpus, tokenizer))
     if not _has_labels(corpus):
-        content = f"texts of {noun}s" if (noun := _noun(corpus)) else "documents"
+        content = f"texts of {noun}s" if (noun := _sample_noun(corpus)) else "documents"
         console.print(histogram(_count_lengths(corpus, split), f"{split} {content} by length in tokens"))
     panels = (
         _documents(corpus, tokenizer, split, count, sequence)
@@ -53,12 +53,12 @@ def inspect_corpus(
         console.print(panel)
 
 
-def plural(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """Return a number with its noun: `1 shard`, `2,000 shards`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _noun(corpus: Corpus) -> str:
+def _sample_noun(corpus: Corpus) -> str:
     """Return the noun for a sample of a corpus, `image`, or "" for a corpus of text."""
     nouns = dict(contributions("inspection", "NOUN"))  # key of `made_from`, noun
     return next((noun for key, noun in nouns.items() if key in corpus.manifest.made_from), "")
@@ -78,11 +78,11 @@ def summary_table(corpus: Corpus, tokenizer: Tokenizer) -> Table:
     else:
         table.add_row("tokenizer", f"{tokenizer.kind}, {tokenizer.vocabulary:,} ids")
     for name, split in corpus.manifest.splits.items():
-        counts = [plural(split.samples, _noun(corpus) or "document")]
-        counts += [] if _has_labels(corpus) else [plural(split.tokens, "token")]
+        counts = [format_count(split.samples, _sample_noun(corpus) or "document")]
+        counts += [] if _has_labels(corpus) else [format_count(split.tokens, "token")]
         counts += [
-            f"{split.bytes:,} bytes{'' if _noun(corpus) else ' of text'}",
-            plural(len(split.shards), "shard"),
+            f"{split.bytes:,} bytes{'' if _sample_noun(corpus) else ' of text'}",
+            format_count(len(split.shards), "shard"),
         ]
         table.add_row(name, ", ".join(counts))
     made_from = yaml.safe_dump(shown_recipe(corpus.manifest.made_from), sort_keys=False, allow_unicode=True)
@@ -114,7 +114,7 @@ def _documents(corpus: Corpus, tokenizer: Tokenizer, split: str, count: int, seq
         tokens = corpus.open_shard(shards[location]).tokens(document)
         text = tokenizer.decode(tokens[:sequence]) + (" ..." if len(tokens) > sequence else "")
         source = _document_source(corpus.folder / shards[location].name, document)
-        yield Panel(Text(text), title=Text(f"{source}: {plural(len(tokens), 'token')}"), title_align="left")
+        yield Panel(Text(text), title=Text(f"{source}: {format_count(len(tokens), 'token')}"), title_align="left")
 
 
 def _document_source(shard: Path, document: int) -> str:

@@ -13,7 +13,7 @@ from megaptm.console import Console
 SECONDS_PER_LINE = 60
 
 
-class Stages(AbstractContextManager):
+class StageProgress(AbstractContextManager):
     """One progress bar per stage; a line per stage and minute where there is no terminal, such as a job's log.
 
     Without a console, stages are only timed.
@@ -27,7 +27,7 @@ class Stages(AbstractContextManager):
         self._bars = Progress(*columns, TimeElapsedColumn(), console=console, disable=not has_bars)
         self._log = None if has_bars else console
 
-    def __enter__(self) -> Stages:
+    def __enter__(self) -> StageProgress:
         self._bars.start()
         return self
 

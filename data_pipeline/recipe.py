@@ -84,8 +84,8 @@ class Recipe:
             raise UserError(
                 "annotate.parts needs sources with `parts` or `aligned`: set them, or remove annotate.parts."
             )
-        if self.sources[0].has_parts and self._pairing:
-            [name] = step_for_manifest(self._pairing[0])
+        if self.sources[0].has_parts and self._pairing_steps:
+            [name] = step_for_manifest(self._pairing_steps[0])
             raise UserError(
                 f"step {name} makes parts of plain text, but the sources have parts already: remove the step."
             )
@@ -98,19 +98,19 @@ class Recipe:
     @property
     def has_parts(self) -> bool:
         """Whether documents of the recipe consist of several parts."""
-        return self.sources[0].has_parts or bool(self._pairing)
+        return self.sources[0].has_parts or bool(self._pairing_steps)
 
     @property
-    def _pairing(self) -> list[CleaningStep]:
+    def _pairing_steps(self) -> list[CleaningStep]:
         """Return the cleaning steps of the recipe that make labeled pairs."""
         return [step for step in self.steps if callable(getattr(step, "labels", None))]
 
     @property
     def labels(self) -> tuple[str, ...]:
         """Return the labels that the recipe's cleaning steps can give."""
-        return tuple(dict.fromkeys(label for step in self._pairing for label in step.labels()))  # type: ignore[attr-defined]
+        return tuple(dict.fromkeys(label for step in self._pairing_steps for label in step.labels()))  # type: ignore[attr-defined]
 
-    def plain(self) -> dict[str, Any]:
+    def for_manifest(self) -> dict[str, Any]:
         """Return the recipe for the manifest. An existing tokenizer is omitted, because the manifest has its
         fingerprint."""
         sources = [_changed_settings(source) for source in self.sources]

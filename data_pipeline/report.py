@@ -16,7 +16,7 @@ from rich.text import Text
 from data_pipeline.corpus.composition import Composition, TextSize
 from data_pipeline.corpus.tokenizing import ShardResult
 from data_pipeline.corpus.unknown import UnknownWords, merge_counts
-from data_pipeline.document import Dropped
+from data_pipeline.document import DropCounts
 from megaptm.console import Console
 from megaptm.data.shards import Manifest, Split
 
@@ -109,7 +109,7 @@ class CorpusReport:
 
 
 def make_report(
-    *, folder: str, manifest: Manifest, dropped: Dropped, results: Sequence[ShardResult], **fields: Any
+    *, folder: str, manifest: Manifest, dropped: DropCounts, results: Sequence[ShardResult], **fields: Any
 ) -> CorpusReport:
     """Make the report of a build from its manifest and the results of its shards."""
     counts = np.sum([result.lengths for result in results], axis=0)

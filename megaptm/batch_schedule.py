@@ -11,7 +11,7 @@ from megaptm.errors import UserError
 
 
 @dataclass(frozen=True)
-class _Level:
+class _BatchSizeLevel:
     """Consecutive steps of a run with the same batch size."""
 
     step: int
@@ -100,24 +100,24 @@ class BatchSchedule:
         }
         return {size: steps for size, steps in counted.items() if steps > 0}
 
-    def _level(self, step: int) -> _Level:
+    def _level(self, step: int) -> _BatchSizeLevel:
         return _levels(self)[bisect_right(_levels(self), step, key=lambda level: level.step) - 1]
 
 
 @lru_cache(maxsize=16)
-def _levels(batches: BatchSchedule) -> list[_Level]:
+def _levels(batches: BatchSchedule) -> list[_BatchSizeLevel]:
     """Return the levels of the batch size in order of steps; cached, because every step needs them."""
     levels, step, sample = [], 0, 0
     for (begin, size), (end, _) in pairwise(batches.sizes_by_step):
-        levels.append(_Level(begin, sample, size))
+        levels.append(_BatchSizeLevel(begin, sample, size))
         step, sample = end, sample + (end - begin) * size
     while sample < batches.samples:
         times = (batches.final_size - batches.start) // batches.increment
         grown = sample * times // batches.samples
         size = batches.start + grown * batches.increment
-        levels.append(_Level(step, sample, size))
+        levels.append(_BatchSizeLevel(step, sample, size))
         # The sample at which the size grows next is rounded up, and so is the number of steps until then.
         until = -(-(grown + 1) * batches.samples // times)
         steps = -(-(until - sample) // size)
         step, sample = step + steps, sample + steps * size
-    return [*levels, _Level(step, sample, batches.final_size)]
+    return [*levels, _BatchSizeLevel(step, sample, batches.final_size)]

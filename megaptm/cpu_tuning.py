@@ -74,20 +74,20 @@ def install() -> Callable[[], None]:
 
 def prefers_onednn() -> bool:
     """Whether oneDNN is faster than MKL in float32. MKL uses 256-bit vectors unless Intel made the processor."""
-    return _has("AuthenticAMD", "avx512f") and torch.backends.mkldnn.is_available()
+    return _cpu_has("AuthenticAMD", "avx512f") and torch.backends.mkldnn.is_available()
 
 
 def prefers_float32() -> bool:
     """Whether bfloat16 products are slower than float32 ones."""
-    return _has("GenuineIntel") and not _has("amx_bf16")
+    return _cpu_has("GenuineIntel") and not _cpu_has("amx_bf16")
 
 
 def prefers_products() -> bool:
     """Whether bfloat16 attention is faster by plain products than by torch's fused kernel. Not measured on Intel."""
-    return _has("AuthenticAMD", "avx512_bf16")
+    return _cpu_has("AuthenticAMD", "avx512_bf16")
 
 
-def _has(*words: str) -> bool:
+def _cpu_has(*words: str) -> bool:
     """Whether Linux describes the CPU with these words: vendor, instructions."""
     try:
         return {*words} <= {*PROCESSOR.read_text(errors="replace").split()}

@@ -68,7 +68,7 @@ def without_credentials(text: str) -> str:
     return "".join(_shortened(word) if has_credentials(word) else word for word in re.split(r"(\s+)", text))
 
 
-def in_brief(error: BaseException) -> str:
+def brief_message(error: BaseException) -> str:
     """Return the message of a library's error, or its type if empty: on one line, truncated, without secrets."""
     words = without_credentials(" ".join(str(error).split())) or type(error).__name__
     return words if len(words) <= LONGEST_QUOTE else f"{words[: LONGEST_QUOTE - 3]}..."

@@ -24,7 +24,7 @@ from rich.text import Text
 
 from data_pipeline.sources.files import JSON_LINES, PYTHON_LIBRARY
 from megaptm.config import load
-from megaptm.config.extension import extended_by
+from megaptm.config.extension import overrides_to_extend
 from megaptm.console import Console
 from megaptm.data.manifest import MANIFEST, read_manifest
 from megaptm.errors import EXIT_CONTINUE, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
@@ -133,7 +133,7 @@ class Demo:
     def longer(self) -> list[str]:
         """Return the arguments that extend the demo's run to twice its steps."""
         config = load(self.run / "config.yaml")
-        return extended_by(config, 2 * config.train.steps)
+        return overrides_to_extend(config, 2 * config.train.steps)
 
     def saved(self) -> int:
         """Return the number of the demo's steps already saved."""

@@ -132,7 +132,7 @@ def shown_value(value: Any) -> str:
     return "empty" if value is None else repr(value)
 
 
-def must_be(details: Mapping[str, Any]) -> str:
+def describe_invalid_value(details: Mapping[str, Any]) -> str:
     """Describe pydantic's error in words: `must be X, not Y`, up to the end of the sentence."""
     value = details["input"]
     problem = validation_problem(details)

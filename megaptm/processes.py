@@ -31,7 +31,7 @@ class DetachableStream(io.FileIO):
             return memoryview(text).nbytes
 
 
-def outlive_terminal() -> None:
+def survive_closed_terminal() -> None:
     """Keep a closed stdout or stderr from ending this process."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

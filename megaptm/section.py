@@ -31,7 +31,7 @@ class ExtensionSection(Section):
     moved: ClassVar[tuple[str, ...]] = ()
     """Keys of the section with paths that may change when a run is continued; the content is compared by a hash."""
 
-    def completed(self, config: Any) -> Any:
+    def with_filled_values(self, config: Any) -> Any:
         """Return the config with absent values of the section filled in, before the rules are checked."""
         return config
 
@@ -39,6 +39,6 @@ class ExtensionSection(Section):
         """Yield broken rules of the section. The names in section `model` are known."""
         yield from ()
 
-    def resolved(self, config: Any) -> Any:
+    def with_resolved_sizes(self, config: Any) -> Any:
         """Return a config without errors, with all sizes in the section filled in."""
         return config

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, TypeAdapter, ValidationError
 
 from data_pipeline.settings import parse_settings
 from data_pipeline.sources import Source
-from megaptm.errors import UserError, must_be
+from megaptm.errors import UserError, describe_invalid_value
 
 
 @pytest.mark.parametrize("end", [":", ";", ",", "."])
@@ -36,4 +36,4 @@ def refuse(value):
 def test_errors_of_pydantic_are_sentences(kind, value, message):
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(kind).validate_python(value)
-    assert must_be(caught.value.errors()[0]) == message
+    assert describe_invalid_value(caught.value.errors()[0]) == message

@@ -9,7 +9,7 @@ from megaptm.commands.evaluate import evaluate
 from megaptm.commands.export import export
 from megaptm.commands.imports import imports
 from megaptm.data import open_mix
-from megaptm.data.loader import as_tensors, stacked
+from megaptm.data.loader import as_tensors, stack_samples
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import load_model
 from megaptm.models.initial import initial_value
@@ -80,7 +80,7 @@ def test_imported_model_can_be_trained(tmp_path):
     config = trained.config
     special = trained.tokenizer.special
     mix = open_mix(config.data.mix, objective="causal-lm", sequence=32, seed=config.train.seed, special=special)
-    batch = as_tensors(stacked(mix, range(config.train.batch)))
+    batch = as_tensors(stack_samples(mix, range(config.train.batch)))
     total, words = trained.model(batch).losses["lm"]
 
     megaptm("train", again, "train.steps=2", "train.log_every=1", "track.enabled=false", "layout.tensor=2")

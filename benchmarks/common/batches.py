@@ -14,7 +14,7 @@ from torch import Tensor
 
 from megaptm.batch import IGNORED
 from megaptm.models.head_costs import HEADS, HeadCosts, TokenClassHeadCosts
-from megaptm.spec import Block, Family, Reading, change, with_attention_options
+from megaptm.spec import Block, Family, HeadInput, change, with_attention_options
 
 Fields = dict[str, Tensor]
 
@@ -158,7 +158,7 @@ def _fields_of_head(
 def _prefix(family: Family, head: str) -> str:
     """Return the prefix of the fields of the stack that a head reads."""
     read = family.reads.get(head, next(reversed(family.stacks)))
-    return family.prefixes[Reading.parse(read if isinstance(read, str) else read[0]).stack]
+    return family.prefixes[HeadInput.parse(read if isinstance(read, str) else read[0]).stack]
 
 
 def _boundaries(labels: Tensor) -> Fields:

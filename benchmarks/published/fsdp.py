@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from megaptm.models.chunk import ModelChunk
 from megaptm.plan import activations, costs
-from megaptm.plan.costs import Passes
+from megaptm.plan.costs import PassTimes
 from megaptm.plan.machine import Machine
 from megaptm.plan.memory import Memory, estimate_memory
 from megaptm.plan.network import collective_seconds
@@ -52,7 +52,7 @@ def _with_divided_moments(work: Workload) -> Workload:
     return replace(work, layout=work.layout.model_copy(update={"distributed_optimizer": True}))
 
 
-def _seconds(machine: Machine, work: Workload, chunks: list[ModelChunk], passes: Passes) -> float:
+def _seconds(machine: Machine, work: Workload, chunks: list[ModelChunk], passes: PassTimes) -> float:
     """Return the seconds of communication over data ranks that do not overlap with computation."""
     sizes, slowdown = _units(work, chunks), machine.efficiency.overlap_slowdown
     gather = sum(_over_data_ranks(machine, work, size * work.element_bytes) for size in sizes)

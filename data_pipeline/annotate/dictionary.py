@@ -29,7 +29,7 @@ class Dictionary:
 
 
 @lru_cache(maxsize=4)
-def dictionary_of(path: str) -> Dictionary:
+def read_dictionary(path: str) -> Dictionary:
     """Read the word list of a segmenter: the first field of each line is a word. Further fields, such as frequencies,
     and lines that start with # are ignored."""
     return Dictionary(line.split()[0] for line in read_words(path, SETTING))

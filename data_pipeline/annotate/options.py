@@ -9,7 +9,7 @@ from data_pipeline.annotate.phrases import load_phrase_finder
 from data_pipeline.annotate.tags import load_tagger
 from data_pipeline.annotate.turns import ROLES
 from data_pipeline.annotate.words import load_segmenter
-from data_pipeline.functions import file_of, is_function
+from data_pipeline.functions import function_source_file, is_function
 from megaptm.errors import UserError
 
 CHARACTERS, WORDS = "characters", "words"
@@ -76,7 +76,9 @@ class Annotations:
     def inputs(self) -> tuple[str, ...]:
         """Return the files that the annotations of a corpus depend on."""
         named = [name for name in (self.chinese, self.phrases, self.tags) if name not in (None, CHARACTERS, WORDS)]
-        files = [file_of(name, "annotate") if is_function(name) else name for name in named if name is not None]
+        files = [
+            function_source_file(name, "annotate") if is_function(name) else name for name in named if name is not None
+        ]
         return tuple(file for file in files if file is not None)
 
     def check(self) -> None:

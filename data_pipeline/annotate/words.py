@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from data_pipeline.annotate.dictionary import dictionary_of
+from data_pipeline.annotate.dictionary import read_dictionary
 from data_pipeline.functions import is_function, load_function
 from megaptm.errors import UserError
 from megaptm.tokenizers import find_first_tokens
@@ -125,7 +125,7 @@ def load_segmenter(name: str) -> Callable[[str], Iterable[str]]:
     """Return a word segmenter for Chinese, a function: text -> words whose concatenation is the text."""
     if name == "words":
         return _jieba()
-    return load_function(name, "annotate.chinese") if is_function(name) else dictionary_of(name)
+    return load_function(name, "annotate.chinese") if is_function(name) else read_dictionary(name)
 
 
 @lru_cache(maxsize=1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from data_pipeline.annotate.parts import parts_of
 from data_pipeline.clean.step import Change, Filter, require_minimum, require_shares, with_text
-from data_pipeline.document import Document, Dropped
+from data_pipeline.document import Document, DropCounts
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class CutLong:
     def __post_init__(self) -> None:
         require_minimum(1, self, "cut-long", "characters")
 
-    def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
+    def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:
         for document in documents:
             start = 0
             while len(document.text) - start > self.characters:

@@ -12,7 +12,7 @@ import numpy as np
 from data_pipeline.clean.hash_set import HashSet
 from data_pipeline.clean.step import file_version, require_minimum, with_text
 from data_pipeline.clean.words import Words
-from data_pipeline.document import Document, Dropped
+from data_pipeline.document import Document, DropCounts
 from megaptm.errors import UserError
 from megaptm.storage import regular_file
 
@@ -53,7 +53,7 @@ class C4Quality:
         require_minimum(1, self, "c4-quality", "max_word_length")
         require_minimum(0, self, "c4-quality", "min_sentences", "min_words_per_line")
 
-    def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
+    def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:
         for document in documents:
             reason, text = self._page_drop_reason(document.text), ""
             if reason is None:

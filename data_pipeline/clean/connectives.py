@@ -14,7 +14,7 @@ from data_pipeline.annotate.dictionary import read_words
 from data_pipeline.annotate.parts import text_and_parts
 from data_pipeline.annotate.sentences import sentence_starts
 from data_pipeline.clean.step import require_minimum
-from data_pipeline.document import Document, Dropped
+from data_pipeline.document import Document, DropCounts
 from megaptm.errors import UserError
 
 SETTING = "pair-by-connective: connectives"
@@ -53,7 +53,7 @@ class PairByConnective:
         """Return the labels that pairs of clauses can have, in the order of the file of connectives."""
         return _read_connectives(self._file).labels
 
-    def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
+    def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:
         for document in documents:
             pairs = [*self._cut_pairs(document)]
             if not pairs:
@@ -117,7 +117,7 @@ def _read_connectives(path: str) -> Connectives:
         within.append(pattern := r"\s+".join(map(re.escape, name.split())) + ending)
         if written[0] not in COMMAS:
             anywhere.append(pattern)
-    return Connectives(names, _longest_of(anywhere), _longest_of(within))
+    return Connectives(names, _longest_first_pattern(anywhere), _longest_first_pattern(within))
 
 
 OLD_LETTERS = str.maketrans({"ı": "i", "ſ": "s"})  # noqa: RUF001
@@ -129,6 +129,6 @@ def _normalize(written: str) -> str:
     return " ".join(written.strip(f"{COMMAS} ").lower().translate(OLD_LETTERS).split())
 
 
-def _longest_of(patterns: list[str]) -> re.Pattern[str]:
+def _longest_first_pattern(patterns: list[str]) -> re.Pattern[str]:
     """Compile a pattern that prefers the longest alternative. An empty list matches nothing."""
     return re.compile("|".join(sorted(patterns, key=len, reverse=True)) or r"(?!)", re.IGNORECASE)

@@ -17,7 +17,7 @@ from data_pipeline.clean.comparable import comparable, comparable_with_offsets
 from data_pipeline.clean.hash_set import HashSet
 from data_pipeline.clean.step import BatchFilter, CleaningStep, Filter, batches, file_version, require, require_minimum
 from data_pipeline.clean.words import Words, words_of
-from data_pipeline.document import Document, Dropped
+from data_pipeline.document import Document, DropCounts
 from megaptm.errors import UserError
 from megaptm.storage import regular_file
 
@@ -63,7 +63,7 @@ class Decontaminate:
         """Return the paths of all files of evaluation texts that `against` matches."""
         return tuple(path for pattern in self.against for path in _matching_paths(pattern))
 
-    def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
+    def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:
         return self._decontaminate(documents, dropped, before=())
 
     def after(self, steps: tuple[CleaningStep, ...]) -> CleaningStep:
@@ -72,7 +72,7 @@ class Decontaminate:
         return partial(self._decontaminate, before=tuple(changing))
 
     def _decontaminate(
-        self, documents: Iterable[Document], dropped: Dropped, *, before: tuple[CleaningStep, ...]
+        self, documents: Iterable[Document], dropped: DropCounts, *, before: tuple[CleaningStep, ...]
     ) -> Iterator[Document]:
         paths = self.inputs()
         known = _known_ngrams(self, before, paths, tuple(map(file_version, paths)))
@@ -86,7 +86,9 @@ class Decontaminate:
                 else:
                     dropped.add(f"decontaminate: {REASON}", document.source, document.text)
 
-    def _cut_pieces(self, document: Document, runs: Sequence[tuple[int, int]], dropped: Dropped) -> Iterator[Document]:
+    def _cut_pieces(
+        self, document: Document, runs: Sequence[tuple[int, int]], dropped: DropCounts
+    ) -> Iterator[Document]:
         bounds = list(self._spans_between(runs, len(document.text)))
         if len(bounds) > self.max_pieces:
             dropped.add(
@@ -159,7 +161,7 @@ def _comparable_forms(text: str, steps: tuple[CleaningStep, ...]) -> set[str]:
     """Return the comparable forms of a text: as written, and as changed by `steps`. A step that drops it is skipped."""
     changed = [Document(text, "evaluation text")]
     for step in steps:
-        changed = list(step(changed, Dropped())) or changed
+        changed = list(step(changed, DropCounts())) or changed
     return {comparable(text), *(comparable(document.text) for document in changed)}
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from data_pipeline.clean.step import import_library, require
-from data_pipeline.document import Document, Dropped
+from data_pipeline.document import Document, DropCounts
 from megaptm.errors import UserError
 
 CLASSIFIED_CHARACTERS = 2_000
@@ -19,7 +19,7 @@ CLASSIFIED_CHARACTERS = 2_000
 class TagLanguage:
     """Add the note `language` (ISO 639-1: `en`, `zh`) to each document, and drop none."""
 
-    def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
+    def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:
         for document in documents:
             language, _ = identify(document.text)
             yield replace(document, notes={**document.notes, "language": language})
@@ -40,7 +40,7 @@ class KeepLanguage:
         is_valid = 0 <= self.min_probability <= 1
         require(is_valid, f"keep-language: min_probability ({self.min_probability}) must be from 0 to 1.")
 
-    def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
+    def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:
         self._require_known()
         for document in documents:
             language, probability = identify(document.text)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from data_pipeline.clean.step import Filter, require
 from data_pipeline.document import Document
-from data_pipeline.functions import file_of, is_function, load_function
+from data_pipeline.functions import function_source_file, is_function, load_function
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class KeepIf(Filter):
 
     def inputs(self) -> tuple[str, ...]:
         """Return the file of the filter function's module. Modules that it imports are not tracked."""
-        file = file_of(self.call, "keep-if")
+        file = function_source_file(self.call, "keep-if")
         return () if file is None else (file,)
 
     def reason(self, document: Document) -> str | None:

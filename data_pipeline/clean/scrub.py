@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from data_pipeline.clean.step import import_library, with_text
-from data_pipeline.document import Document, Dropped
+from data_pipeline.document import Document, DropCounts
 
 Match = tuple[int, int, str]
 """Match of personal information: start, end, and the replacement."""
@@ -103,7 +103,7 @@ class Scrub:
     ipv6: str | None = "2001:db8::1"
     phone: str | None = "<phone>"
 
-    def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
+    def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:
         for document in documents:
             matches = list(self._find_matches(document.text))
             if not matches:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from data_pipeline.annotate.parts import parts_of, with_parts
-from data_pipeline.document import Document, Dropped, OnError, is_document_error
+from data_pipeline.document import Document, DropCounts, OnError, is_document_error
 from data_pipeline.time_limit import time_limit
 from megaptm.errors import UserError
 from megaptm.storage import regular_file
@@ -31,10 +31,10 @@ class CleaningStep(Protocol):
     - `labels() -> tuple[str, ...]`: all labels, if the step makes documents of two parts with the note `label`.
     """
 
-    def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]: ...
+    def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]: ...
 
 
-def inputs_of(step: CleaningStep) -> tuple[str, ...]:
+def step_inputs(step: CleaningStep) -> tuple[str, ...]:
     """Return the files that the result of a cleaning step depends on: its `inputs`, and the source file of a user's
     step."""
     inputs: tuple[str, ...] = getattr(step, "inputs", tuple)()
@@ -46,7 +46,7 @@ def inputs_of(step: CleaningStep) -> tuple[str, ...]:
 class Filter(ABC):
     """Cleaning step that drops documents."""
 
-    def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
+    def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:
         for document in documents:
             reason = self.reason(document)
             if reason is None:
@@ -62,7 +62,7 @@ class Filter(ABC):
 class BatchFilter(ABC):
     """Cleaning step that judges a batch of documents, each by its own text. Batches are faster for short documents."""
 
-    def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
+    def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:
         for batch in batches(documents):
             for document, reason in zip(batch, self.reasons(batch), strict=True):
                 if reason is None:
@@ -94,7 +94,7 @@ def batches(
 class Change(ABC):
     """Cleaning step that changes the text of documents, or each part of a document with parts."""
 
-    def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
+    def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:
         for document in documents:
             if "parts" in document.notes:
                 yield with_parts(document, [self.change(part) for part in parts_of(document)])
@@ -125,7 +125,7 @@ def with_text(document: Document, text: str, **notes: Any) -> Document:
 
 
 def run_steps(
-    steps: Sequence[CleaningStep], documents: Iterable[Document], dropped: Dropped, on_error: OnError = "fail"
+    steps: Sequence[CleaningStep], documents: Iterable[Document], dropped: DropCounts, on_error: OnError = "fail"
 ) -> Iterator[Document]:
     """Run cleaning steps on documents, one after the other. A document on which a step fails is counted as dropped, or
     ends the build (`on_error`)."""
@@ -138,16 +138,16 @@ def run_steps(
 
 
 def _run_step(
-    name: str, step: CleaningStep, documents: Iterable[Document], dropped: Dropped, on_error: OnError
+    name: str, step: CleaningStep, documents: Iterable[Document], dropped: DropCounts, on_error: OnError
 ) -> Iterator[Document]:
     for batch in batches(documents):
         yield from _run_batch(name, step, batch, dropped, on_error)
 
 
 def _run_batch(
-    name: str, step: CleaningStep, batch: Sequence[Document], dropped: Dropped, on_error: OnError
+    name: str, step: CleaningStep, batch: Sequence[Document], dropped: DropCounts, on_error: OnError
 ) -> list[Document]:
-    counted = Dropped()
+    counted = DropCounts()
     try:
         with time_limit(repr(step), *(document.text for document in batch)):
             documents = list(step(batch, counted))

@@ -126,7 +126,7 @@ class Words:
         if self._ascii:
             edges = np.flatnonzero(cuts).astype(np.int32)
             return edges[::2], edges[1::2]
-        leads, widths, kinds = self._beyond_ascii
+        leads, widths, kinds = self._non_ascii_characters
         alone = kinds == ALONE
         cuts[leads[alone]] = True
         cuts[leads[alone] + widths[alone]] = True
@@ -140,14 +140,14 @@ class Words:
         if self._ascii:
             return kinds
         kinds = kinds.copy()
-        leads, widths, their_kinds = self._beyond_ascii
+        leads, widths, their_kinds = self._non_ascii_characters
         for offset in range(4):
             wide = widths > offset
             kinds[leads[wide] + offset] = their_kinds[wide]
         return kinds
 
     @cached_property
-    def _beyond_ascii(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _non_ascii_characters(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """First byte, number of bytes and kind of each character above 127."""
         leads = np.flatnonzero(np.frombuffer(self._encoded, np.uint8) >= 0xC0)
         codes = _codes_beyond_ascii(self._text)
@@ -163,7 +163,7 @@ class Words:
         small = _small_letters()[codes]
         changed = np.flatnonzero((small != codes) & (_utf8_lengths(small) == _utf8_lengths(codes)))
         folded = np.frombuffer(self._encoded.lower(), np.uint8).copy()
-        _overwrite_characters(folded, self._beyond_ascii[0][changed], small[changed])
+        _overwrite_characters(folded, self._non_ascii_characters[0][changed], small[changed])
         return folded.tobytes()
 
 

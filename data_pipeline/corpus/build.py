@@ -22,7 +22,7 @@ from data_pipeline.corpus.training import DocumentSample, train_tokenizer
 from data_pipeline.corpus.unknown import merge_counts, warn_of_unknown
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.deduplicate import cut_paragraphs, find_duplicates
-from data_pipeline.document import Dropped
+from data_pipeline.document import DropCounts
 from data_pipeline.page import write_page
 from data_pipeline.recipe import Recipe
 from data_pipeline.report import CorpusReport, make_report
@@ -57,7 +57,7 @@ def build_corpus(
     `workers`: number of Ray workers; 0 for this process only; None to choose by input size. If the build fails, `out`
     is not created. `scratch`: folder of unfinished work; all machines of a Ray cluster must share it.
     """
-    skipped = Dropped()
+    skipped = DropCounts()
     files = find_files(recipe.sources, skipped)
     if recipe.annotate is not None:
         recipe.annotate.check()
@@ -94,7 +94,7 @@ def build_corpus(
             dropped=dropped,
             results=list(itertools.chain(*results.values())),
             notes=[
-                *_notes(recipe, selection, tokenizer, manifest, work),
+                *_build_warnings(recipe, selection, tokenizer, manifest, work),
                 *composition.warnings(),
                 *warn_of_unknown(
                     merge_counts(result.unknown for result in itertools.chain(*results.values())), tokenizer
@@ -111,7 +111,7 @@ def build_corpus(
     return report
 
 
-def select_documents(recipe: Recipe, parts: Sequence[Part], work: JobRunner, dropped: Dropped) -> Selection:
+def select_documents(recipe: Recipe, parts: Sequence[Part], work: JobRunner, dropped: DropCounts) -> Selection:
     """Deduplicate the documents of a corpus build, and assign them to splits. Dropped documents are counted in
     `dropped`."""
     options, folder = recipe.deduplicate, str(work.folder / "equal")
@@ -121,15 +121,15 @@ def select_documents(recipe: Recipe, parts: Sequence[Part], work: JobRunner, dro
             dropped.merge(part.dropped)
         parts = [Part(part.stem, part.documents, part.dropped) for part in cut]
     duplicates = find_duplicates(parts, options, work.run, folder)
-    dropped.merge(Dropped(Counter(duplicates.counts), duplicates.examples))
+    dropped.merge(DropCounts(Counter(duplicates.counts), duplicates.examples))
     selection = select(
         parts,
-        duplicates.stay,
+        duplicates.is_kept,
         validation=recipe.validation,
         seed=recipe.seed,
         limit_bytes=recipe.limit_bytes,
     )
-    left = sum(int(duplicates.stay(number).sum()) for number in range(len(parts)))
+    left = sum(int(duplicates.is_kept(number).sum()) for number in range(len(parts)))
     chosen = sum(len(rows) for split in SPLITS for _, rows in selection.rows_by_part(split))
     dropped.add_many("beyond limit_bytes", left - chosen)
     return selection
@@ -187,7 +187,7 @@ def _write_manifest(
         },
         tokenizer=tokenizer.for_manifest(),
         made_from={
-            "recipe": recipe.plain(),
+            "recipe": recipe.for_manifest(),
             "tables": tables,
             "annotation_counts": annotation_counts,
             "megaptm": __version__,
@@ -195,7 +195,7 @@ def _write_manifest(
     )
 
 
-def _empty_corpus_error(recipe: Recipe, dropped: Dropped) -> UserError:
+def _empty_corpus_error(recipe: Recipe, dropped: DropCounts) -> UserError:
     reasons = ", ".join(
         f"{count} {reason}{f': the first {message}' if (message := dropped.messages.get(reason)) else ''}"
         for reason, count in dropped.counts.items()
@@ -204,7 +204,7 @@ def _empty_corpus_error(recipe: Recipe, dropped: Dropped) -> UserError:
     return UserError(f"{sources}: no document is left after reading and cleaning ({reasons}): use other text.")
 
 
-def _notes(
+def _build_warnings(
     recipe: Recipe, selection: Selection, tokenizer: Tokenizer, manifest: Manifest, work: JobRunner
 ) -> list[str]:
     """Return the warnings of a successful corpus build."""

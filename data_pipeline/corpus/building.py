@@ -9,7 +9,7 @@ from pathlib import Path
 from data_pipeline.corpus.output import CorpusOutput, open_output
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.corpus.workers import open_workers
-from data_pipeline.progress import Stages
+from data_pipeline.progress import StageProgress
 from megaptm.console import Console
 from megaptm.errors import UserError, shown
 
@@ -17,7 +17,7 @@ from megaptm.errors import UserError, shown
 class CorpusBuild:
     """Corpus build in progress."""
 
-    def __init__(self, output: CorpusOutput, stages: Stages, opened: ExitStack) -> None:
+    def __init__(self, output: CorpusOutput, stages: StageProgress, opened: ExitStack) -> None:
         self.output, self.stages, self._opened = output, stages, opened
 
     def start_workers(self, count: int | None, input_bytes: int) -> JobRunner:
@@ -38,7 +38,7 @@ def open_build(
         raise UserError(f"out ({shown(str(out), max_length=300)}) is not valid UTF-8: choose another name.") from None
     with (
         open_output(str(out), overwrite=overwrite, scratch=scratch, console=console) as output,
-        Stages(console) as stages,
+        StageProgress(console) as stages,
         ExitStack() as opened,
     ):
         yield CorpusBuild(output, stages, opened)

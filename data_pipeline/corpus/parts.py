@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline.clean import CleaningStep, run_steps
-from data_pipeline.clean.step import inputs_of
-from data_pipeline.corpus.work import JobRunner, key_of
+from data_pipeline.clean.step import step_inputs
+from data_pipeline.corpus.work import JobRunner, job_key
 from data_pipeline.deduplicate import Deduplicate, write_part
 from data_pipeline.deduplicate.tables import load
-from data_pipeline.document import Dropped
+from data_pipeline.document import DropCounts
 from data_pipeline.recipe import MAX_SECONDS, Recipe
 from data_pipeline.sources import InputFile, OnError, Span, partition_files, read_span
 from data_pipeline.time_limit import apply_time_limit
@@ -46,7 +46,7 @@ class PartJob:
 
     @property
     def stem(self) -> str:
-        return str(Path(self.folder, key_of(make_part, self)))
+        return str(Path(self.folder, job_key(make_part, self)))
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Part:
     stem: str
     """Path of the files of the part, without suffix."""
     documents: int
-    dropped: Dropped
+    dropped: DropCounts
 
     @property
     def digests(self) -> np.ndarray:
@@ -71,7 +71,7 @@ class Part:
 
 def make_part(job: PartJob) -> Part:
     """Read, clean and write one part of a corpus."""
-    dropped = Dropped()
+    dropped = DropCounts()
     documents = (document for span in job.spans for document in read_span(span, dropped, job.on_error))
     with apply_time_limit(job.max_seconds, Path(job.folder, "slow")):
         documents_written = write_part(
@@ -80,12 +80,12 @@ def make_part(job: PartJob) -> Part:
     return Part(job.stem, documents_written, dropped)
 
 
-def read_parts(recipe: Recipe, files: Sequence[InputFile], work: JobRunner) -> tuple[list[Part], Dropped]:
+def read_parts(recipe: Recipe, files: Sequence[InputFile], work: JobRunner) -> tuple[list[Part], DropCounts]:
     """Read and clean all source files of a corpus into parts."""
     folder = work.folder / "parts"
     folder.mkdir(parents=True, exist_ok=True)
     size = max(PART_BYTES, sum(file.size for file in files) // MAX_PARTS)
-    inputs = hashes_of(path for step in recipe.steps for path in inputs_of(step))
+    inputs = hash_files(path for step in recipe.steps for path in step_inputs(step))
     jobs = [
         PartJob(str(folder), spans, recipe.steps, recipe.on_error, recipe.deduplicate, inputs, recipe.max_seconds)
         for spans in partition_files(files, size)
@@ -93,13 +93,13 @@ def read_parts(recipe: Recipe, files: Sequence[InputFile], work: JobRunner) -> t
     results = work.run("read and clean", make_part, jobs)
     # The path is taken from the job and not from the result, which may be a stored one.
     parts = [replace(part, stem=job.stem) for part, job in zip(results, jobs, strict=True)]
-    dropped = Dropped()
+    dropped = DropCounts()
     for part in parts:
         dropped.merge(part.dropped)
     return parts, dropped
 
 
-def hashes_of(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
+def hash_files(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """Hash files that a corpus build reads: (path, sha256) of each."""
     return tuple((path, _hash_file(path)) for path in paths)
 

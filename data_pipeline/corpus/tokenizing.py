@@ -19,12 +19,12 @@ from data_pipeline.annotate import Annotations, annotate
 from data_pipeline.annotate.annotate import Annotated
 from data_pipeline.clean.step import batches
 from data_pipeline.corpus.composition import Composition
-from data_pipeline.corpus.parts import Part, hashes_of
+from data_pipeline.corpus.parts import Part, hash_files
 from data_pipeline.corpus.selection import DocumentRows, Selection, shards_of
 from data_pipeline.corpus.unknown import UnknownWords, count_unknown
-from data_pipeline.corpus.work import JobRunner, key_of
+from data_pipeline.corpus.work import JobRunner, job_key
 from data_pipeline.deduplicate import read_part
-from data_pipeline.document import ATTACHED, Document, Dropped, OnError, is_document_error
+from data_pipeline.document import ATTACHED, Document, DropCounts, OnError, is_document_error
 from data_pipeline.folders import SHARDS
 from data_pipeline.recipe import Recipe
 from megaptm.data.shards import ShardInfo, ShardWriter
@@ -74,7 +74,7 @@ class ShardResult:
     """Description of the shard's files, in the folder SHARDS."""
     lengths: list[int]
     """Number of documents with 2**i to 2**(i + 1) - 1 tokens, for i from 0 to 63."""
-    dropped: Dropped
+    dropped: DropCounts
     languages: Counter[str]
     annotation_counts: Counter[str]
     """Annotation -> count."""
@@ -104,7 +104,7 @@ def write_shards(
     splits = [split for split, _ in shards()]
     folder = work.folder / SHARDS
     folder.mkdir(exist_ok=True)
-    inputs = hashes_of(annotations.inputs())
+    inputs = hash_files(annotations.inputs())
     jobs = (
         ShardJob(
             folder=str(folder),
@@ -140,12 +140,12 @@ def write_shard(job: ShardJob) -> ShardResult:
     tokenizer = _tokenizer(job.tokenizer, job.fingerprint)
     documents = (document for part in job.part_rows for document in read_part(part.stem, part.rows))
     keys = (part.first + row for part in job.part_rows for row in part.rows.tolist())
-    lengths, dropped, languages = np.zeros(64, dtype=np.int64), Dropped(), Counter[str]()
+    lengths, dropped, languages = np.zeros(64, dtype=np.int64), DropCounts(), Counter[str]()
     annotation_counts = Counter(dict.fromkeys(job.annotations.fields, 0))
     unknown: dict[str, UnknownWords] = {}
     composition = Composition()
     fields = stored_fields(job.annotations, job.attached)
-    writer = ShardWriter(Path(job.folder, f"{key_of(write_shard, job)}.tar"), dtype=job.dtype, fields=fields)
+    writer = ShardWriter(Path(job.folder, f"{job_key(write_shard, job)}.tar"), dtype=job.dtype, fields=fields)
     try:
         for batch in batches(documents, BATCH_CHARACTERS, BATCH_DOCUMENTS):
             for document, annotated in zip(batch, _annotate_each(batch, tokenizer, job.annotations), strict=True):

@@ -11,7 +11,7 @@ import numpy as np
 
 from data_pipeline.corpus.parts import Part
 from data_pipeline.corpus.selection import Selection
-from data_pipeline.corpus.work import JobRunner, key_of
+from data_pipeline.corpus.work import JobRunner, job_key
 from data_pipeline.deduplicate import read_part
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.tokenizers import KINDS, train
@@ -57,7 +57,7 @@ class TokenizerJob:
 
     @property
     def path(self) -> Path:
-        return Path(self.folder, key_of(_train, self))
+        return Path(self.folder, job_key(_train, self))
 
 
 def train_tokenizer(recipe: TokenizerRecipe, text: TrainingText, work: JobRunner) -> Path:

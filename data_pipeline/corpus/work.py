@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from data_pipeline.corpus.workers import Workers
 from data_pipeline.folders import FINISHED
-from data_pipeline.progress import Stages
+from data_pipeline.progress import StageProgress
 from megaptm import __version__
 from megaptm.errors import UserError
 from megaptm.storage import created_paths, file_sha256, write_atomically
@@ -39,7 +39,7 @@ class JobRunner:
     (`megaptm.storage.AtomicFile`); the function has a return annotation of numbers, strings, and dataclasses of these.
     """
 
-    def __init__(self, folder: Path, workers: Workers, stages: Stages):
+    def __init__(self, folder: Path, workers: Workers, stages: StageProgress):
         self.folder = folder
         self.workers = workers
         self.stages = stages
@@ -68,7 +68,10 @@ class JobRunner:
         count = total if total is not None else len(jobs)  # type: ignore[arg-type]
         calls = (
             _Call(
-                function, job, str(self.folder), str(results_folder / f"{key_of(function, job)}.json") if keep else None
+                function,
+                job,
+                str(self.folder),
+                str(results_folder / f"{job_key(function, job)}.json") if keep else None,
             )
             for job in jobs
         )
@@ -165,7 +168,7 @@ def _return_type(function: Callable) -> TypeAdapter[Any]:
     return TypeAdapter(get_type_hints(function)["return"])
 
 
-def key_of(function: Callable, job: Any) -> str:
+def job_key(function: Callable, job: Any) -> str:
     """Return the key of a job, equal for equal jobs in every process and on every machine."""
     digest = hashlib.blake2b(digest_size=16)
     for token in _key_parts((VERSION, function.__module__, function.__qualname__, job)):

@@ -7,7 +7,7 @@ files). When all parts are written:
         parts = cut_paragraphs(parts, options, run, folder)   # new parts, with what was dropped and cut
     duplicates = find_duplicates(parts, options, run, folder)
     for number, part in enumerate(parts):
-        rows = np.flatnonzero(duplicates.stay(number))
+        rows = np.flatnonzero(duplicates.is_kept(number))
 
 A part is any object with a `stem` and a number of `documents`. The stem must change with the documents and options.
 `run(name, function, jobs)` returns results in the order of the jobs. Jobs are frozen dataclasses that contain
@@ -17,5 +17,5 @@ in other processes, in any order, and may reuse stored results.
 
 from data_pipeline.deduplicate.files import PartFile, read_part, write_part
 from data_pipeline.deduplicate.find import Duplicates, find_duplicates
-from data_pipeline.deduplicate.options import Deduplicate, Near, Paragraphs
+from data_pipeline.deduplicate.options import Deduplicate, NearDuplicateOptions, ParagraphOptions
 from data_pipeline.deduplicate.paragraphs import CutPart, cut_paragraphs

@@ -16,7 +16,7 @@ import numpy as np
 
 from data_pipeline.deduplicate.buckets import PartListing, bucket_slice
 from data_pipeline.deduplicate.components import Components
-from data_pipeline.deduplicate.options import Near
+from data_pipeline.deduplicate.options import NearDuplicateOptions
 from data_pipeline.deduplicate.sketch import ROW_BITS
 from data_pipeline.deduplicate.tables import load, save
 
@@ -37,7 +37,7 @@ class BandJob:
     """Job to compare the signatures that share a key in a range of band keys."""
 
     listing: PartListing
-    near: Near
+    near: NearDuplicateOptions
     bucket: int
     of: int
     dropped: str | None
@@ -120,8 +120,8 @@ def _compare_block(keys: np.ndarray, rows: np.ndarray, job: BandJob) -> tuple[np
         rows_in_part = np.flatnonzero(keys[shift:] == keys[:-shift])
         pairs = np.stack([row_of[rows_in_part], row_of[rows_in_part + shift]])
         agreeing = _count_agreeing(signatures, pairs)
-        components.join(*pairs[:, agreeing >= job.near.certain])
-        unsure = pairs[:, (agreeing >= job.near.possible) & (agreeing < job.near.certain)]
+        components.join(*pairs[:, agreeing >= job.near.min_certain])
+        unsure = pairs[:, (agreeing >= job.near.min_possible) & (agreeing < job.near.min_certain)]
         doubtful = np.unique(np.concatenate([doubtful, -np.sort(-unsure, axis=0)], axis=1), axis=1)
     doubtful = doubtful[:, components.are_separate(*doubtful)]
     return np.stack([unique[rows] for rows in components.connected()]), unique[doubtful]

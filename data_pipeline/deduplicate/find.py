@@ -32,7 +32,7 @@ class Duplicates:
     examples: dict[str, list[tuple[str, str]]]
     """Reason -> examples (source of the dropped document, source of the kept one)."""
 
-    def stay(self, part: int) -> np.ndarray:
+    def is_kept(self, part: int) -> np.ndarray:
         """Return bool [documents of the part]: whether each document is kept."""
         return self.reasons[self.first_rows[part] : self.first_rows[part + 1]] == STAYS
 

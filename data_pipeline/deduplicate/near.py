@@ -11,7 +11,7 @@ from data_pipeline.deduplicate.bands import BandJob, compare_bands
 from data_pipeline.deduplicate.buckets import PartListing, Run, num_buckets
 from data_pipeline.deduplicate.components import Components
 from data_pipeline.deduplicate.exact import entries_between
-from data_pipeline.deduplicate.options import Near
+from data_pipeline.deduplicate.options import NearDuplicateOptions
 from data_pipeline.deduplicate.tables import load, save
 from data_pipeline.deduplicate.texts import TextComparer
 
@@ -26,7 +26,7 @@ class CompareJob:
     """Job that compares the texts of doubtful pairs whose higher row is in a range."""
 
     listing: PartListing
-    near: Near
+    near: NearDuplicateOptions
     doubtful: tuple[str, ...]
     """Files of pairs, see `BandJob.doubtful`."""
     connected: str
@@ -59,7 +59,7 @@ def compare_texts(job: CompareJob) -> int:
     return read
 
 
-def find_near(listing: PartListing, options: Near, dropped: str | None, run: Run) -> Components:
+def find_near(listing: PartListing, options: NearDuplicateOptions, dropped: str | None, run: Run) -> Components:
     """Find near duplicates among all documents except those marked in `dropped`, a file of bool [rows]."""
     components, rows = Components(int(listing.first_rows[-1])), int(listing.first_rows[-1])
     of = num_buckets(rows * options.bands)

@@ -13,7 +13,7 @@ RECALL = 0.99
 
 
 @dataclass(frozen=True, kw_only=True)
-class Near:
+class NearDuplicateOptions:
     """Near duplicates by MinHash (Broder, 1997) with banding (Leskovec et al., Mining of Massive Datasets, section
     3.4)."""
 
@@ -55,13 +55,13 @@ class Near:
         return 1 - (1 - similarity**rows) ** (self.hashes // rows)
 
     @property
-    def possible(self) -> int:
+    def min_possible(self) -> int:
         """Minimum number of equal components of possible near duplicates: the threshold minus three standard
         deviations, which 999 of 1000 pairs at the threshold reach."""
         return math.ceil((self.threshold - 3 * self._deviation) * self.hashes)
 
     @property
-    def certain(self) -> int:
+    def min_certain(self) -> int:
         """Number of equal components from which pairs count as near duplicates without comparing texts: the threshold
         plus three standard deviations."""
         return min(math.ceil((self.threshold + 3 * self._deviation) * self.hashes), self.hashes)
@@ -72,7 +72,7 @@ class Near:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paragraphs:
+class ParagraphOptions:
     """Removal of paragraphs that occurred earlier, compared character by character."""
 
     between: Literal["blank lines", "lines"] = "blank lines"
@@ -93,7 +93,7 @@ class Deduplicate:
 
     documents: bool = True
     """Whether to drop a document equal to an earlier one."""
-    paragraphs: Paragraphs | None = None
+    paragraphs: ParagraphOptions | None = None
     """Options to remove a paragraph equal to an earlier one; None disables it."""
-    near: Near | None = None
+    near: NearDuplicateOptions | None = None
     """Options to drop a near duplicate of a document that is kept; None disables it."""

@@ -14,7 +14,7 @@ from data_pipeline.deduplicate.files import PartFile, read_part, write_part
 from data_pipeline.deduplicate.options import Deduplicate
 from data_pipeline.deduplicate.split import repeatable_paragraphs, without_paragraphs
 from data_pipeline.deduplicate.tables import load
-from data_pipeline.document import Document, Dropped
+from data_pipeline.document import Document, DropCounts
 
 ONLY_REPEATED = "only repeated paragraphs"
 
@@ -43,7 +43,7 @@ class CutPart:
 
     stem: str
     documents: int
-    dropped: Dropped
+    dropped: DropCounts
     paragraphs: int
     """Number of paragraphs removed from documents that are not exact duplicates."""
     characters: int
@@ -86,7 +86,7 @@ class _ParagraphCutter:
         self._equal = _is_listed(job.documents, first_paragraphs[0], first_paragraphs[1] - first_paragraphs[0])
         paragraphs = load(f"{self._stem}.paragraphs.npy").shape[1]
         self._repeated = _is_listed(job.paragraphs, job.first_paragraph, paragraphs)
-        self.dropped, self.paragraphs, self.characters = Dropped(), 0, 0
+        self.dropped, self.paragraphs, self.characters = DropCounts(), 0, 0
 
     def documents(self) -> Iterator[Document]:
         at = 0

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from data_pipeline.deduplicate.minhash import EMPTY, PIECE, band_keys, bin_minima, densify, shingles
-from data_pipeline.deduplicate.options import Deduplicate, Near
+from data_pipeline.deduplicate.options import Deduplicate, NearDuplicateOptions
 from data_pipeline.deduplicate.split import repeatable_paragraphs
 from data_pipeline.deduplicate.tables import COLUMNS, RowWriter, save
 from data_pipeline.document import Document
@@ -69,7 +69,7 @@ class Sketcher:
 class Signatures:
     """MinHash signatures and band keys of a part, computed in batches of documents."""
 
-    def __init__(self, stem: str, near: Near):
+    def __init__(self, stem: str, near: NearDuplicateOptions):
         self._stem, self._near = stem, near
         self._texts: list[str] = []
         self._characters = 0
@@ -100,7 +100,7 @@ class Signatures:
         self._texts, self._characters = [], 0
 
 
-def compute_signatures(texts: Sequence[str], near: Near) -> np.ndarray:
+def compute_signatures(texts: Sequence[str], near: NearDuplicateOptions) -> np.ndarray:
     """Return uint32 [texts, hashes]: MinHash signatures of texts. All components are EMPTY for a text without words."""
     minima = _min_values([text[:PIECE] for text in texts], near)
     for number, text in enumerate(texts):
@@ -110,7 +110,7 @@ def compute_signatures(texts: Sequence[str], near: Near) -> np.ndarray:
     return densify(minima, near.seed)
 
 
-def _min_values(texts: Sequence[str], near: Near) -> np.ndarray:
+def _min_values(texts: Sequence[str], near: NearDuplicateOptions) -> np.ndarray:
     hashes, text_of = shingles(texts, near.ngram)
     return bin_minima(hashes, text_of, texts=len(texts), width=near.hashes, seed=near.seed)
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from data_pipeline.deduplicate.options import Paragraphs
+from data_pipeline.deduplicate.options import ParagraphOptions
 from data_pipeline.document import Document
 
 BETWEEN = {"blank lines": re.compile(r"(\n[^\S\n]*\n\s*)"), "lines": re.compile(r"(\n\s*)")}
 
 
-def repeatable_paragraphs(document: Document, options: Paragraphs) -> list[str]:
+def repeatable_paragraphs(document: Document, options: ParagraphOptions) -> list[str]:
     """Return the paragraphs of a document that may be removed as repeated, stripped."""
     return [paragraph for _, paragraph in _numbered_paragraphs(_split_document(document, options), options)]
 
 
-def without_paragraphs(document: Document, repeated: Sequence[bool], options: Paragraphs) -> str:
+def without_paragraphs(document: Document, repeated: Sequence[bool], options: ParagraphOptions) -> str:
     """Return the text of a document without the marked paragraphs of `repeatable`, each removed with the separator
     after it."""
     pieces = _split_document(document, options)
@@ -28,7 +28,7 @@ def without_paragraphs(document: Document, repeated: Sequence[bool], options: Pa
     return "".join(pieces)
 
 
-def _split_document(document: Document, options: Paragraphs) -> list[str]:
+def _split_document(document: Document, options: ParagraphOptions) -> list[str]:
     """Split a document into paragraph, separator, paragraph, and so on."""
     # Offsets of turns and parts would become invalid, and a dialogue with a gap is incoherent.
     if (document.form == "code" and not options.code) or document.notes.keys() & {"turns", "parts"}:
@@ -36,7 +36,7 @@ def _split_document(document: Document, options: Paragraphs) -> list[str]:
     return BETWEEN[options.between].split(document.text)
 
 
-def _numbered_paragraphs(pieces: list[str], options: Paragraphs) -> list[tuple[int, str]]:
+def _numbered_paragraphs(pieces: list[str], options: ParagraphOptions) -> list[tuple[int, str]]:
     """Return (index in `pieces`, paragraph) of each paragraph that is long enough to be removed."""
     paragraphs = ((index, pieces[index].strip()) for index in range(0, len(pieces), 2))
     return [(index, paragraph) for index, paragraph in paragraphs if len(paragraph) >= options.characters]

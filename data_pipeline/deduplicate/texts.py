@@ -9,7 +9,7 @@ import numpy as np
 from data_pipeline.deduplicate.buckets import PartListing
 from data_pipeline.deduplicate.files import read_part
 from data_pipeline.deduplicate.minhash import PIECE, shingles
-from data_pipeline.deduplicate.options import Near
+from data_pipeline.deduplicate.options import NearDuplicateOptions
 
 SAMPLED_CHARACTERS = 1 << 17
 """Characters of a text from which only the shingles with the smallest hashes are compared: half of them, a quarter from
@@ -21,7 +21,7 @@ MAX_CACHED_SHINGLES = 1 << 22
 class TextComparer:
     """Reads and compares documents by row."""
 
-    def __init__(self, listing: PartListing, near: Near):
+    def __init__(self, listing: PartListing, near: NearDuplicateOptions):
         self._stems, self._first_rows, self._near = listing.stems, listing.first_rows, near
         self._cache: dict[int, Shingles] = {}
 

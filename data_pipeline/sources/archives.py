@@ -21,7 +21,7 @@ from data_pipeline.sources.content import ChunkStream, ChunksUntilError, expansi
 from data_pipeline.sources.listing import is_hidden
 from data_pipeline.sources.source import InputFile
 from data_pipeline.sources.unreadable import Unreadable, UnreadableHandler, to_unreadable_record
-from megaptm.credentials import in_brief
+from megaptm.credentials import brief_message
 from megaptm.data.files import open_tar, tar_members
 from megaptm.errors import FULL_DISK, UserError
 
@@ -117,4 +117,4 @@ def _tar_members(data: ChunksUntilError) -> Iterator[_ArchiveMember]:
 def _damaged_error(error: Exception) -> Unreadable:
     if isinstance(error, Unreadable):
         return error
-    return Unreadable("damaged", f"is not a readable archive ({in_brief(error)})", "download it again")
+    return Unreadable("damaged", f"is not a readable archive ({brief_message(error)})", "download it again")

@@ -77,7 +77,7 @@ def conversation_of(record: Any, field: str) -> tuple[str, dict[str, Any]]:
     return text, {"turns": turns}
 
 
-def notes_of(record: Mapping[str, Any], source: Source, notes: Mapping[str, Any]) -> Mapping[str, Any]:
+def select_notes(record: Mapping[str, Any], source: Source, notes: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return `notes` with the fields of `Source.keep` that the record of a source has."""
     if not source.keep:
         return notes

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from data_pipeline.document import Dropped
+from data_pipeline.document import DropCounts
 from data_pipeline.sources.archives import archive_kind
 from data_pipeline.sources.compression import without_compression
 from data_pipeline.sources.formats import FORMATS, TEXT_FORMATS, format_of, skip_reason
@@ -27,7 +27,7 @@ PYTHON_LIBRARY = "python-library"
 JSON_LINES = TEXT_FORMATS["json-lines"].suffixes
 
 
-def find_files(sources: Sequence[str | Source], dropped: Dropped | None = None) -> list[InputFile]:
+def find_files(sources: Sequence[str | Source], dropped: DropCounts | None = None) -> list[InputFile]:
     """Return the files of all sources of a corpus, in the order of the sources. Files of a source are sorted by name
     (code points).
 
@@ -40,7 +40,7 @@ def find_files(sources: Sequence[str | Source], dropped: Dropped | None = None) 
     owners: dict[str, int] = {}
     for index, source_or_path in enumerate(sources):
         source = source_or_path if isinstance(source_or_path, Source) else Source(source_or_path)
-        skipped = Dropped()
+        skipped = DropCounts()
         for file in _files_of(source, skipped):
             owner = owners.setdefault(file.path if is_remote(file.path) else os.path.realpath(file.path), index)
             if owner != index:
@@ -62,7 +62,7 @@ REASON_MESSAGES = {
 }
 
 
-def _files_of(source: Source, skipped: Dropped) -> list[InputFile]:
+def _files_of(source: Source, skipped: DropCounts) -> list[InputFile]:
     listing = _list_source(source)
     find_inputs = FORMATS[source.format].find_files if source.format else None
     if find_inputs is None:

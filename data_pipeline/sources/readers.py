@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from data_pipeline.document import Document, Dropped, is_document_error
+from data_pipeline.document import Document, DropCounts, is_document_error
 from data_pipeline.sources.archives import archive_kind, copy_members
 from data_pipeline.sources.compression import is_unsupported
 from data_pipeline.sources.formats import FORMATS, can_be_cut, format_of, skip_reason
@@ -17,7 +17,7 @@ from megaptm.errors import UserError
 from megaptm.storage import is_remote
 
 
-def read_span(span: Span, dropped: Dropped, on_error: OnError = "skip") -> Iterator[Document]:
+def read_span(span: Span, dropped: DropCounts, on_error: OnError = "skip") -> Iterator[Document]:
     """Yield the documents of a span of a source file, in order. If a file is truncated, its earlier documents are
     retained.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from data_pipeline.document import EXAMPLE_CHARACTERS, TIME_LIMIT_EXCEEDED, Dropped, is_document_error
+from data_pipeline.document import EXAMPLE_CHARACTERS, TIME_LIMIT_EXCEEDED, DropCounts, is_document_error
 from data_pipeline.sources.source import InputFile, OnError
 from data_pipeline.time_limit import TimeLimitError
-from megaptm.credentials import in_brief
+from megaptm.credentials import brief_message
 from megaptm.errors import UserError
 
 
@@ -47,14 +47,14 @@ def to_unreadable_record(error: Exception) -> UnreadableRecord:
     if isinstance(error, TimeLimitError):
         return UnreadableRecord(TIME_LIMIT_EXCEEDED, str(error), "remove it, or raise `max_seconds`")
     return UnreadableRecord(
-        "cannot be read", f"cannot be read ({type(error).__name__}: {in_brief(error)})", "remove it"
+        "cannot be read", f"cannot be read ({type(error).__name__}: {brief_message(error)})", "remove it"
     )
 
 
 class UnreadableHandler:
     """Handler of text that cannot be read: drops and counts it, or ends the build."""
 
-    def __init__(self, file: InputFile, dropped: Dropped, on_error: OnError, line_at: Callable[[int], int]):
+    def __init__(self, file: InputFile, dropped: DropCounts, on_error: OnError, line_at: Callable[[int], int]):
         self.file = file
         self.dropped = dropped
         self.on_error = on_error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megaptm.check.finding import Case, Finding, Request, counted
+from megaptm.check.finding import CheckInput, Finding, ResourceRequest, counted
 from megaptm.errors import UserError
 from megaptm.schedulers.slurm.options import option_value
 
@@ -18,7 +18,7 @@ class Allocation:
     per_node: int
 
 
-def allocate(case: Case) -> Allocation | None:
+def allocate(case: CheckInput) -> Allocation | None:
     """Return the allocation that a run requests; missing values follow from layout and machine. None if neither
     determines them."""
     request, processes = case.request, case.config.layout.processes
@@ -42,7 +42,7 @@ def allocate(case: Case) -> Allocation | None:
     return Allocation(nodes, per_node)
 
 
-def check_processes(case: Case) -> Iterator[Finding]:
+def check_processes(case: CheckInput) -> Iterator[Finding]:
     """Check that nodes x processes per node match the layout, and that tensor ranks share a node."""
     allocation, layout, machine = allocate(case), case.config.layout, case.machine
     if allocation is None:
@@ -69,7 +69,7 @@ def check_processes(case: Case) -> Iterator[Finding]:
         )
 
 
-def _refuse_other_gpus(request: Request, per_node: int) -> None:
+def _refuse_other_gpus(request: ResourceRequest, per_node: int) -> None:
     """Refuse another number of GPUs in --sbatch, whose options may only name their type."""
     written, gpus = option_value(request.slurm_options or (), "gpus-per-node"), request.gpus_on_node(per_node)
     kind, _, num_gpus = (written or f":{gpus}").rpartition(":")

@@ -8,7 +8,7 @@ from megaptm.check.allocation import check_processes
 from megaptm.check.attention import check_attention
 from megaptm.check.config import check_config
 from megaptm.check.data import check_data
-from megaptm.check.finding import Case, Check, Finding, raise_faults, run_checks
+from megaptm.check.finding import Check, CheckInput, Finding, raise_faults, run_checks
 from megaptm.check.memory import check_memory
 from megaptm.check.nodes import check_nodes
 from megaptm.check.resume import check_resume
@@ -39,13 +39,13 @@ CHECKS: list[tuple[str, Check]] = [
 """All checks of `megaptm check`: topic and function."""
 
 
-def submission_findings(case: Case) -> list[Finding]:
+def submission_findings(case: CheckInput) -> list[Finding]:
     """Return the findings that decide whether the run can start, for launchers. Only sizes of shards are compared,
     their content is not read. Optional services, such as the tracking server, are not contacted."""
     return list(run_checks(SUBMISSION_CHECKS, replace(case, hashing="none")))
 
 
-def check_before_submission(case: Case) -> list[Finding]:
+def check_before_submission(case: CheckInput) -> list[Finding]:
     """Make the checks that decide whether the run can start, and return their findings. Raise UserError if it
     cannot."""
     findings = submission_findings(case)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaptm.check.finding import Case, Finding
+from megaptm.check.finding import CheckInput, Finding
 from megaptm.check.software import gpu_facts
 from megaptm.plan.kernels import attention_kernels
 
 TOPIC = "attention"
 
 
-def check_attention(case: Case) -> Iterator[Finding]:
+def check_attention(case: CheckInput) -> Iterator[Finding]:
     """Yield a finding for each kind of attention, on the machine's devices or those present here."""
     if case.config_errors:
         yield Finding(TOPIC, "unknown", "the attention kernels are unknown until the config is valid.")

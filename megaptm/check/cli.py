@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from megaptm.check.api import CHECKS
-from megaptm.check.finding import Case, Check, Finding, Request, Severity, counted, run_checks
+from megaptm.check.finding import Check, CheckInput, Finding, ResourceRequest, Severity, counted, run_checks
 from megaptm.console import Console
 from megaptm.errors import UserError
 from megaptm.plan.machine import load_machine
@@ -67,7 +67,7 @@ def collect_findings(command_line: CommandLine, tell: Callable[[str], object]) -
         yield from (Finding("config", "fault", mistake) for mistake in draft.mistakes)
         yield Finding("config", "unknown", "nothing else is checked until the config can be read.")
         return
-    case = Case(
+    case = CheckInput(
         config=draft.config,
         config_errors=draft.mistakes,
         machine=machine,
@@ -99,11 +99,11 @@ def _parse_argument(
         return None
 
 
-def _job_request(command_line: CommandLine, seconds: float | None, options: tuple[str, ...]) -> Request:
+def _job_request(command_line: CommandLine, seconds: float | None, options: tuple[str, ...]) -> ResourceRequest:
     is_slurm_job = command_line.slurm_options or any(
         option is not None for option in (command_line.nodes, command_line.time, command_line.gpus_per_node)
     )
-    return Request(
+    return ResourceRequest(
         nodes=command_line.nodes,
         processes_per_node=command_line.processes_per_node,
         gpus_per_node=command_line.gpus_per_node,

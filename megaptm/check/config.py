@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaptm.check.finding import Case, Finding, counted
+from megaptm.check.finding import CheckInput, Finding, counted
 from megaptm.config import resolve
 from megaptm.config.schedule import config_warnings
 from megaptm.plan.count import count_parameters
 
 
-def check_config(case: Case) -> Iterator[Finding]:
+def check_config(case: CheckInput) -> Iterator[Finding]:
     """Check the config: yield each broken rule; or the model with its layout, and warnings about scheduled changes."""
     yield from (Finding("config", "fault", mistake) for mistake in case.config_errors)
     if case.config_errors:

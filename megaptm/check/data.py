@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from megaptm.check.finding import Case, Finding, counted
+from megaptm.check.finding import CheckInput, Finding, counted
 from megaptm.config import Config
 from megaptm.data import Corpus
 from megaptm.data.files import npy_bytes
@@ -53,7 +53,7 @@ MAX_REPORTED = 5
 """Maximum number of damaged shards of a corpus that are reported individually."""
 
 
-def check_data(case: Case) -> Iterator[Finding]:
+def check_data(case: CheckInput) -> Iterator[Finding]:
     """Check each corpus of a run, then their mix, if all corpora and the config are valid."""
     with with_temporary_cache(case.config) as config:
         case = replace(case, config=config)
@@ -94,7 +94,7 @@ def with_temporary_cache(config: Config) -> Iterator[Config]:
         yield config.model_copy(update={"data": data})
 
 
-def _check_corpus(case: Case, location: str) -> Iterator[Finding]:
+def _check_corpus(case: CheckInput, location: str) -> Iterator[Finding]:
     case.tell(f"opening {location}")
     try:
         corpus = (
@@ -190,7 +190,7 @@ def _check_sample_length(config: Config, text: Mix) -> Iterator[Finding]:
             )
 
 
-def check_shards(case: Case, corpus: Corpus) -> Iterator[Finding]:
+def check_shards(case: CheckInput, corpus: Corpus) -> Iterator[Finding]:
     """Yield a fault for each shard that differs from the manifest, or one good finding for all."""
     shards = [info for split in corpus.manifest.splits.values() for info in split.shards]
     sizes = _file_sizes(corpus)
@@ -234,7 +234,7 @@ def _shards_finding(corpus: Corpus, shards: Sequence[ShardInfo], hashed: Sequenc
     return Finding("data", "ok", message, details)
 
 
-def _sample_shards(case: Case, shards: Sequence[ShardInfo]) -> list[ShardInfo]:
+def _sample_shards(case: CheckInput, shards: Sequence[ShardInfo]) -> list[ShardInfo]:
     """Return the shards of a corpus whose content is checked; a sample is random each time."""
     if case.hashing == "all":
         return list(shards)
@@ -248,7 +248,7 @@ def _sample_shards(case: Case, shards: Sequence[ShardInfo]) -> list[ShardInfo]:
     return sample
 
 
-def _find_damage(case: Case, corpus: Corpus, shards: Sequence[ShardInfo]) -> list[str]:
+def _find_damage(case: CheckInput, corpus: Corpus, shards: Sequence[ShardInfo]) -> list[str]:
     """Return the problems found in the content of these shards of a corpus."""
     problems = []
     with ThreadPoolExecutor(THREADS) as executor:
@@ -268,7 +268,7 @@ def _hash_problem(corpus: Corpus, info: ShardInfo) -> str | None:
     return None
 
 
-def _index_problem(case: Case, corpus: Corpus, info: ShardInfo) -> str | None:
+def _index_problem(case: CheckInput, corpus: Corpus, info: ShardInfo) -> str | None:
     """Return the problem of the index of an undamaged shard. A remote shard is not downloaded for this."""
     if corpus.mirror:
         return None

@@ -33,7 +33,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ResourceRequest:
     """Resources that the run requests from a scheduler; None if not specified."""
 
     nodes: int | None = None
@@ -56,7 +56,7 @@ def _silent(message: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class CheckInput:
     """Input of all checks of a run."""
 
     config: Config
@@ -65,17 +65,17 @@ class Case:
     checked."""
     machine: Machine | None = None
     """Machine of the run; None: not specified, so memory and time are unknown."""
-    request: Request = Request()
+    request: ResourceRequest = ResourceRequest()
     hashing: Hashing = "some"
     tell: Callable[[str], object] = _silent
     """Callback for progress messages of checks."""
 
 
-Check = Callable[[Case], Iterator[Finding]]
+Check = Callable[[CheckInput], Iterator[Finding]]
 """Check of one topic. A UserError that it raises counts as a fault with that sentence."""
 
 
-def run_checks(checks: Iterable[tuple[str, Check]], case: Case) -> Iterator[Finding]:
+def run_checks(checks: Iterable[tuple[str, Check]], case: CheckInput) -> Iterator[Finding]:
     """Run checks: yield all findings in order. A check that raises is ended; the others continue."""
     for topic, check in checks:
         try:

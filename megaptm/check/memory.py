@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaptm.check.finding import Case, Finding
+from megaptm.check.finding import CheckInput, Finding
 from megaptm.config import Config, resolve
 from megaptm.plan.count import count_parameters
 from megaptm.plan.machine import Machine
 from megaptm.plan.memory import estimate_memory as plan_memory
 from megaptm.plan.memory import fullest_stage
-from megaptm.plan.saving import estimate_saving
+from megaptm.plan.saving import estimate_checkpoint_cost
 from megaptm.plan.search import MAX_MEMORY_SHARE
 from megaptm.plan.workload import make_workload
 from megaptm.spec import LayerlessSpec
@@ -21,7 +21,7 @@ HOST_SHARE = 0.75
 """Share of host memory for checkpoint copies; the rest is for the processes, some GiB each, and the system."""
 
 
-def check_memory(case: Case) -> Iterator[Finding]:
+def check_memory(case: CheckInput) -> Iterator[Finding]:
     """Check memory: compare the planned memory of the fullest stage with the machine."""
     machine = case.machine
     if case.config_errors or machine is None:
@@ -72,7 +72,7 @@ def _check_tables(config: Config, machine: Machine, spec: LayerlessSpec) -> Find
 
 def _check_host_copies(config: Config, machine: Machine, parameters: int, free: float) -> Iterator[Finding]:
     """Check whether host memory suffices for copies of checkpoints. `free`: bytes of a device that the run leaves."""
-    needed = estimate_saving(config, machine, parameters).host_bytes
+    needed = estimate_checkpoint_cost(config, machine, parameters).host_bytes
     if not needed:
         return
     on_node = min(machine.devices, config.layout.processes)

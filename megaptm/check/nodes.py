@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megaptm.check.finding import Case, Finding
+from megaptm.check.finding import CheckInput, Finding
 from megaptm.check.node import nearest_folder
 from megaptm.check.node_probe import NodeReplies, probe_nodes
 from megaptm.check.software import software_problems
@@ -30,7 +30,7 @@ NAMED = 5
 WHERE = "on these nodes"
 
 
-def check_nodes(case: Case) -> Iterator[Finding]:
+def check_nodes(case: CheckInput) -> Iterator[Finding]:
     """Check nodes: compare their replies."""
     run = Path(case.config.run)
     with probe_file(run) as token_path:
@@ -67,7 +67,7 @@ def probe_file(run: Path) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def unprobed_nodes(case: Case, replies: NodeReplies) -> Iterator[Finding]:
+def unprobed_nodes(case: CheckInput, replies: NodeReplies) -> Iterator[Finding]:
     """Yield a finding that nodes of a later allocation cannot be probed yet."""
     is_one_node = case.request.nodes == 1 or (case.request.nodes is None and case.config.layout.processes == 1)
     if not replies.all_nodes and not is_one_node:
@@ -107,7 +107,8 @@ def describe_nodes(facts: Sequence[dict[str, Any]], nodes: Sequence[str]) -> str
     kind = f"{facts[0]['cpus']} CPUs, {facts[0]['memory_bytes'] / 2**30:.0f} GiB, {describe_gpus(facts[0]['gpus'])}"
     if len(nodes) == 1:
         return f"{nodes[0]} has {kind}."
-    return f"{len(nodes)} nodes ({name_some(nodes)}) each have {kind}, with the same software, time and shared disk."
+    names = format_some_names(nodes)
+    return f"{len(nodes)} nodes ({names}) each have {kind}, with the same software, time and shared disk."
 
 
 def silent_nodes(replies: NodeReplies) -> Iterator[Finding]:
@@ -128,7 +129,9 @@ def software_findings(replies: NodeReplies) -> Iterator[Finding]:
             has = f"{name} {own}" if own else f"no {name}"
             differences.setdefault(node, []).append(f"{has} ({usual_nodes} {usual or 'none'})")
     for node, node_versions in differences.items():
-        yield fault(f"{node} has {name_some(node_versions)}: install the same versions on all nodes.", node=node)
+        yield fault(
+            f"{node} has {format_some_names(node_versions)}: install the same versions on all nodes.", node=node
+        )
     if replies.all_nodes:  # for this machine, topic `software` reports it
         yield from unusable_nodes(replies)
 
@@ -139,7 +142,7 @@ def unusable_nodes(replies: NodeReplies) -> Iterator[Finding]:
         for problem in software_problems(facts, WHERE) if "torch_cuda" in facts else ():
             problems.setdefault(problem, []).append(node)
     for problem, nodes in problems.items():
-        yield fault(problem.replace(WHERE, f"on {name_some(nodes)}"), nodes=nodes)
+        yield fault(problem.replace(WHERE, f"on {format_some_names(nodes)}"), nodes=nodes)
 
 
 def clock_findings(replies: NodeReplies) -> Iterator[Finding]:
@@ -160,16 +163,18 @@ def disk_findings(replies: NodeReplies, paths: ProbedPaths) -> Iterator[Finding]
     replies_by_node = replies.by_node.items()
     if blind := [node for node, facts in replies_by_node if facts.get("sees_token") is False]:
         message = (
-            f"{name_some(blind)} cannot see this node's files in {paths.token}: put run=FOLDER on a disk that all "
-            "nodes share."
+            f"{format_some_names(blind)} cannot see this node's files in {paths.token}: put run=FOLDER on a disk that "
+            "all nodes share."
         )
         yield fault(message, nodes=blind)
     for index, folder in enumerate(paths.visible):
         if blind := [node for node, facts in replies_by_node if index in facts.get("invisible", ())]:
-            yield fault(f"{name_some(blind)} cannot see {folder}: put it on a disk that all nodes share.", nodes=blind)
+            yield fault(
+                f"{format_some_names(blind)} cannot see {folder}: put it on a disk that all nodes share.", nodes=blind
+            )
     for index, folder in enumerate(paths.writable):
         if nodes := [node for node, facts in replies_by_node if index in facts.get("unwritable", ())]:
-            yield fault(f"{name_some(nodes)} cannot write to {folder}: choose another folder.", nodes=nodes)
+            yield fault(f"{format_some_names(nodes)} cannot write to {folder}: choose another folder.", nodes=nodes)
 
 
 def hardware_findings(replies: NodeReplies) -> Iterator[Finding]:
@@ -210,7 +215,7 @@ def usual_value(values: Mapping[str, Any]) -> Any:
     return max(values.values(), key=list(values.values()).count, default=None)
 
 
-def name_some(nodes: Sequence[str]) -> str:
+def format_some_names(nodes: Sequence[str]) -> str:
     """Return the names of some nodes as text: `node1, node2 and 7 more`."""
     more = len(nodes) - NAMED
     return ", ".join(nodes[:NAMED]) + (f" and {more} more" if more > 0 else "")

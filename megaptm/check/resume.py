@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megaptm.check.data import with_temporary_cache
-from megaptm.check.finding import Case, Finding
+from megaptm.check.finding import CheckInput, Finding
 from megaptm.checkpoint.committed import FOLDER
 from megaptm.config import Config, load_run, resolve
 from megaptm.data import Corpus
@@ -26,7 +26,7 @@ SAMPLE_BYTES = 1 << 30
 TOPIC = "run"
 
 
-def check_resume(case: Case) -> Iterator[Finding]:
+def check_resume(case: CheckInput) -> Iterator[Finding]:
     """Check whether a run can be resumed; no findings if it does not exist yet."""
     run = Path(case.config.run)
     check_phase(case.config)
@@ -56,7 +56,7 @@ def check_resume(case: Case) -> Iterator[Finding]:
     yield _progress_finding(case.config, newest)
 
 
-def _newest_checkpoint(case: Case, run: Path) -> tuple[Checkpoint | None, list[str]]:
+def _newest_checkpoint(case: CheckInput, run: Path) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest undamaged checkpoint of a run, and the problems of later ones."""
     from megaptm.checkpoint.files import DamagedError
     from megaptm.checkpoint.store import Store  # imports torch: only if there is a run to continue
@@ -80,7 +80,7 @@ def _newest_checkpoint(case: Case, run: Path) -> tuple[Checkpoint | None, list[s
     return None, problems + [f"{folder} was set aside" for folder in store.folder.glob("step-*.damaged*")]
 
 
-def _verify(case: Case, checkpoint: Checkpoint) -> None:
+def _verify(case: CheckInput, checkpoint: Checkpoint) -> None:
     bytes_left = {"none": 0.0, "some": float(SAMPLE_BYTES), "all": float("inf")}[case.hashing]
     for number, file in enumerate(checkpoint.files):
         case.tell(f"{checkpoint.folder.name}: {number} of {len(checkpoint.files)} files read")
@@ -88,7 +88,7 @@ def _verify(case: Case, checkpoint: Checkpoint) -> None:
         bytes_left -= file.size
 
 
-def _require_compatible(case: Case, checkpoint: Checkpoint) -> None:
+def _require_compatible(case: CheckInput, checkpoint: Checkpoint) -> None:
     """Check that the checkpoint has the config's model, tokenizer and text. Topic `data` reports problems of a corpus
     itself."""
     if case.config_errors:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from megaptm.check.finding import Case, Finding
+from megaptm.check.finding import CheckInput, Finding
 from megaptm.checkpoint.files import HashedWriter, hash_file, human_bytes
 from megaptm.config import Config, resolve
 from megaptm.errors import FULL_DISK, UserError, describe_full_disk
@@ -32,7 +32,7 @@ IN_MEMORY = ("tmpfs", "ramfs")
 KEEP_SIZE = 1
 
 
-def check_run_folder(case: Case) -> Iterator[Finding]:
+def check_run_folder(case: CheckInput) -> Iterator[Finding]:
     """Check the run folder: write, sync, rename and lock there, then compare free space with the checkpoint policy. All
     files are removed."""
     run = Path(case.config.run)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from math import ceil, isinf
 
 from megaptm.check.allocation import Allocation, allocate
-from megaptm.check.finding import Case, Finding, Request
+from megaptm.check.finding import CheckInput, Finding, ResourceRequest
 from megaptm.errors import UserError
 from megaptm.schedulers.slurm.command import run_slurm
 from megaptm.schedulers.slurm.options import option_value, quote_for_script
@@ -18,7 +18,7 @@ from megaptm.schedulers.slurm.slurm_time import format_seconds, parse_time
 TOPIC = "slurm"
 
 
-def check_slurm(case: Case) -> Iterator[Finding]:
+def check_slurm(case: CheckInput) -> Iterator[Finding]:
     """Check the request to Slurm, if a Slurm job is requested. Other topics report conflicts with the layout."""
     request = case.request
     if request.slurm_options is None:
@@ -56,7 +56,7 @@ def _requested_partition(options: Sequence[str]) -> dict[str, str]:
 
 
 def _check_partition(
-    case: Case, request: Request, partition: dict[str, str], allocation: Allocation | None
+    case: CheckInput, request: ResourceRequest, partition: dict[str, str], allocation: Allocation | None
 ) -> Iterator[Finding]:
     """Compare the requested Slurm partition with the request."""
     name, options = partition["PartitionName"], request.slurm_options or ()
@@ -84,7 +84,7 @@ def _check_partition(
         yield _check_gpus(case, name, nodes, allocation)
 
 
-def _check_gpus(case: Case, name: str, nodes: dict[str, int], allocation: Allocation) -> Finding:
+def _check_gpus(case: CheckInput, name: str, nodes: dict[str, int], allocation: Allocation) -> Finding:
     """Check that as many nodes of the partition as requested declare as many GPUs."""
     gpus_per_node = case.request.gpus_on_node(allocation.per_node)
     num_fitting = sum(gpus >= gpus_per_node for gpus in nodes.values())
@@ -120,7 +120,7 @@ def _gpus_in(gres: str) -> int:
     return sum(int(words[-1]) if words[-1].isdigit() else 1 for words in kinds if words[0] == "gpu")
 
 
-def _test_only(request: Request, allocation: Allocation) -> None:
+def _test_only(request: ResourceRequest, allocation: Allocation) -> None:
     """Let Slurm test a job against accounts, limits, features and site rules."""
     gpus = request.gpus_on_node(allocation.per_node)
     limit = request.seconds

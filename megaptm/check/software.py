@@ -15,7 +15,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from megaptm.check.finding import Case, Finding
+from megaptm.check.finding import CheckInput, Finding
 
 TOPIC = "software"
 OPTIONAL = ("ray", "transformers")
@@ -28,7 +28,7 @@ the node reports it itself."""
 NVIDIA_SMI_SECONDS = 30
 
 
-def check_software(case: Case) -> Iterator[Finding]:
+def check_software(case: CheckInput) -> Iterator[Finding]:
     """Check software: compare the installed libraries with megaptm's requirements."""
     facts = software()
     yield from check_versions(facts["versions"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil, isinf
 
-from megaptm.check.finding import Case, Finding
+from megaptm.check.finding import CheckInput, Finding
 from megaptm.config import resolve
 from megaptm.errors import UserError
 from megaptm.plan.failures import DAY
@@ -20,7 +20,7 @@ LOST_DEVICE_HOURS = 100.0
 """Warn if the checkpoint interval loses more than this share and these device hours against the best one."""
 
 
-def check_time(case: Case) -> Iterator[Finding]:
+def check_time(case: CheckInput) -> Iterator[Finding]:
     """Check time: compare the planned time with the limit of a job, and `checkpoint.every` with the best interval."""
     options = case.request.slurm_options or ()
     written = option_value(options, "time")

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from megaptm.check.finding import Case, Finding
-from megaptm.credentials import in_brief
+from megaptm.check.finding import CheckInput, Finding
+from megaptm.credentials import brief_message
 from megaptm.errors import UserError
 from megaptm.storage.retry import run_with_deadline
 from megaptm.track import default_uri
@@ -24,7 +24,7 @@ TOPIC = "tracker"
 OR_DISABLE = "or set track.enabled=false (metrics.jsonl in the run folder has all metrics)."
 
 
-def check_tracker(case: Case) -> Iterator[Finding]:
+def check_tracker(case: CheckInput) -> Iterator[Finding]:
     """Check the tracking server: send one request to `track.uri`."""
     track = case.config.track
     if not track.enabled:
@@ -88,7 +88,7 @@ def _error_reason(error: BaseException) -> str:
     while isinstance(inner, BaseException):
         error = inner
         inner = getattr(error, "reason", None) or error.__cause__ or error.__context__ or _nested_error(error)
-    return getattr(error, "strerror", None) or in_brief(error)
+    return getattr(error, "strerror", None) or brief_message(error)
 
 
 def _nested_error(error: BaseException) -> object:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from megaptm.commands.options import Finite
+from megaptm.commands.options import FiniteNumber
 from megaptm.commands.output import echo
 from megaptm.errors import printable
 
@@ -20,7 +20,7 @@ from megaptm.errors import printable
     help="Text to continue (GPT), to translate or answer (encoder-decoder), or with masks to fill (T5, BART, BERT).",
 )
 @click.option("--tokens", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of new tokens.")
-@click.option("--temperature", type=Finite(min=0), default=0.8, show_default=True, help="Sampling temperature.")
+@click.option("--temperature", type=FiniteNumber(min=0), default=0.8, show_default=True, help="Sampling temperature.")
 @click.option("--top-k", type=int, default=50, show_default=True, help="Sample from the k most likely tokens; 0: all.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sampling.")
 @click.option("--greedy", is_flag=True, help="Always take the most likely token; beam search with one beam.")
@@ -33,7 +33,7 @@ from megaptm.errors import printable
 )
 @click.option(
     "--length-penalty",
-    type=Finite(min=0),
+    type=FiniteNumber(min=0),
     default=0.6,
     show_default=True,
     help="Beam search: higher values prefer longer outputs.",

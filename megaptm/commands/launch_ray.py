@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megaptm.commands.options import Finite, machine_option, overrides_argument
+from megaptm.commands.options import FiniteNumber, machine_option, overrides_argument
 from megaptm.commands.output import echo
 from megaptm.errors import UserError
 
@@ -29,7 +29,7 @@ WAIT_AGAIN_SECONDS = 300.0
 @click.option("--address", help="HOST:PORT of the cluster.  [default: RAY_ADDRESS, else a new one on this machine]")
 @click.option(
     "--wait",
-    type=Finite(min=0),
+    type=FiniteNumber(min=0),
     help="Seconds to wait for devices: for new nodes, for other jobs to end, for a lost node to return.  "
     f"[default: 0 at the start, {WAIT_AGAIN_SECONDS:.0f} after a node was lost]",
 )
@@ -70,10 +70,10 @@ def ray(
       130  ended without saving by a second Ctrl-C
     """
     from megaptm.check.api import check_before_submission
-    from megaptm.check.finding import Case
+    from megaptm.check.finding import CheckInput
     from megaptm.launch.ray.supervisor import show_placement
     from megaptm.plan.machine import load_machine
-    from megaptm.processes import outlive_terminal
+    from megaptm.processes import survive_closed_terminal
     from megaptm.report.terminal import run_title
     from megaptm.run.folder import read_config
     from megaptm.schedulers.ray.cluster import join
@@ -81,7 +81,7 @@ def ray(
     run_config = read_config(config, overrides)
     ray_machine = load_machine(machine) if machine else None
     _refuse_copied_folder(run_config.run)
-    check_before_submission(Case(config=run_config, machine=ray_machine))
+    check_before_submission(CheckInput(config=run_config, machine=ray_machine))
     if not (address or os.environ.get("RAY_ADDRESS")):
         echo("starting Ray on this machine", err=True)  # takes seconds, in which Ray prints nothing
     join(address, processes=run_config.layout.processes)
@@ -89,7 +89,7 @@ def ray(
         echo(run_title(run_config))
         show_placement(run_config)
         return
-    outlive_terminal()
+    survive_closed_terminal()
     sys.exit(_launch(run_config, address=address, wait=wait, retries=retries, machine=ray_machine))
 
 

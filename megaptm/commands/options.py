@@ -12,7 +12,7 @@ import click
 from megaptm.errors import UserError
 
 
-class Finite(click.FloatRange):
+class FiniteNumber(click.FloatRange):
     """Type of a command's option: a finite number within a range. click's own type accepts `nan` and `inf`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

@@ -95,7 +95,7 @@ def plan(
             echo(f"\nThe fastest layout, to paste after the config:\n  {' '.join(layout_overrides)}")
         if dry:
             show_dry(dry, Console())
-    if dry and not dry.agrees:
+    if dry and not dry.agrees_with_plan:
         raise SystemExit(EXIT_FAILURE)
 
 

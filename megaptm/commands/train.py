@@ -48,7 +48,7 @@ def train(config: Path, overrides: tuple[str, ...]) -> None:
       130  ended without saving by a second Ctrl-C
     """
     from megaptm.launch.local import train as train_run
-    from megaptm.processes import outlive_terminal
+    from megaptm.processes import survive_closed_terminal
 
-    outlive_terminal()
+    survive_closed_terminal()
     sys.exit(train_run(config, overrides))

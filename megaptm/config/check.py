@@ -34,19 +34,26 @@ def check(config: Config) -> None:
 def config_errors(config: Config) -> Iterator[str]:
     """Yield an error for every broken rule of a config. Rules of the model apply only if its family and size are
     known."""
-    unknown = list(_names(config))
+    unknown = list(_names_errors(config))
     yield from unknown
     if isinstance(family := _family(config.model), LayerlessFamily):
         yield from (() if unknown else family.config_errors(config))
-        all_rules: tuple[Rules, ...] = (_extensions, _init, _precision, _data, _batch, _schedule)
+        all_rules: tuple[Rules, ...] = (
+            _extensions_errors,
+            _init_errors,
+            _precision_errors,
+            _data_errors,
+            _batch_errors,
+            _schedule_errors,
+        )
     else:
         all_rules = (
-            *(() if unknown else (_model, _layout, _communication, _extensions)),
-            _precision,
-            _init,
-            _data,
-            _batch,
-            _schedule,
+            *(() if unknown else (_model_errors, _layout_errors, _communication_errors, _extensions_errors)),
+            _precision_errors,
+            _init_errors,
+            _data_errors,
+            _batch_errors,
+            _schedule_errors,
         )
     for rules in all_rules:
         yield from rules(config)
@@ -54,7 +61,7 @@ def config_errors(config: Config) -> Iterator[str]:
 
 def model_errors(model: ModelConfig) -> Iterator[str]:
     """Yield an error for every broken rule of a model by itself."""
-    unknown = list(_family_and_size(model))
+    unknown = list(_family_and_size_errors(model))
     if unknown:
         yield from unknown
     elif isinstance(family := _family(model), LayerlessFamily):
@@ -69,13 +76,13 @@ def _family(model: ModelConfig) -> Family | LayerlessFamily | None:
     return None
 
 
-def _names(config: Config) -> Iterator[str]:
-    yield from _family_and_size(config.model)
+def _names_errors(config: Config) -> Iterator[str]:
+    yield from _family_and_size_errors(config.model)
     if (family := _family(config.model)) is not None:
-        yield from _objective(config, family)
+        yield from _objective_errors(config, family)
 
 
-def _objective(config: Config, family: Family | LayerlessFamily) -> Iterator[str]:
+def _objective_errors(config: Config, family: Family | LayerlessFamily) -> Iterator[str]:
     try:
         task = config.built_objective
         weights_at(task, 0)
@@ -90,12 +97,12 @@ def _objective(config: Config, family: Family | LayerlessFamily) -> Iterator[str
     yield from tasks_without_samples(config)
     if isinstance(family, LayerlessFamily):
         return
-    yield from _segments(config.built_objective, family)
+    yield from _segments_errors(config.built_objective, family)
     if isinstance(config.built_objective, Composed):
-        yield from _task_corpora(config.built_objective, config.data.mix)
+        yield from _task_corpora_errors(config.built_objective, config.data.mix)
 
 
-def _task_corpora(objective: Composed, mix: Mapping[str, float]) -> Iterator[str]:
+def _task_corpora_errors(objective: Composed, mix: Mapping[str, float]) -> Iterator[str]:
     """Yield an error for a corpus of a task that is not in the mix, and for one in the mix that no task reads."""
     for task in objective.tasks:
         for name in task.corpora:
@@ -106,7 +113,7 @@ def _task_corpora(objective: Composed, mix: Mapping[str, float]) -> Iterator[str
             yield f"data.mix has {name}, which no task reads: add it to a task's corpora, or remove it."
 
 
-def _segments(task: BaseObjective, family: Family) -> Iterator[str]:
+def _segments_errors(task: BaseObjective, family: Family) -> Iterator[str]:
     """Yield an error if the batch has more segments than the family's table of segment embeddings."""
     if family.segments and task.num_segments > family.segments:
         yield (
@@ -115,7 +122,7 @@ def _segments(task: BaseObjective, family: Family) -> Iterator[str]:
         )
 
 
-def _family_and_size(model: ModelConfig) -> Iterator[str]:
+def _family_and_size_errors(model: ModelConfig) -> Iterator[str]:
     try:
         family = find_family(model.family)
     except UserError as error:
@@ -133,7 +140,7 @@ def _family_and_size(model: ModelConfig) -> Iterator[str]:
         yield f"model.size custom needs model.{missing[0]}."
 
 
-def _model(config: Config) -> Iterator[str]:
+def _model_errors(config: Config) -> Iterator[str]:
     yield from layered_model_errors(config.model)
     spec = resolve_model(config)
     first = next(iter(spec.family.stacks))
@@ -145,14 +152,14 @@ def _model(config: Config) -> Iterator[str]:
             f"positions of {model_title(config.model)} (model.context)."
         )
     elif spec.longest is not None:
-        yield from _learned_positions(config, spec)
-    yield from _recurrence(config, spec)
-    yield from _contrastive_batch(config)
+        yield from _learned_positions_errors(config, spec)
+    yield from _recurrence_errors(config, spec)
+    yield from _contrastive_batch_errors(config)
     for record in spec.family.inputs:
         yield from record.config_errors(config, spec)
 
 
-def _contrastive_batch(config: Config) -> Iterator[str]:
+def _contrastive_batch_errors(config: Config) -> Iterator[str]:
     """Yield an error if a contrastive loss has a batch of one sample, in which there is nothing to compare it with."""
     if config.train.batch > 1:
         return
@@ -161,7 +168,7 @@ def _contrastive_batch(config: Config) -> Iterator[str]:
             yield f"train.batch (1) must be 2 or more: {loss} compares the samples of a batch with each other."
 
 
-def _recurrence(config: Config, spec: ModelSpec) -> Iterator[str]:
+def _recurrence_errors(config: Config, spec: ModelSpec) -> Iterator[str]:
     """Yield errors of recurrence across batches, which requires the same number of sequences in each batch."""
     task, train = config.built_objective, config.train
     continues = task.unit == "lane"
@@ -182,7 +189,7 @@ def _recurrence(config: Config, spec: ModelSpec) -> Iterator[str]:
         )
 
 
-def _learned_positions(config: Config, spec: ModelSpec) -> Iterator[str]:
+def _learned_positions_errors(config: Config, spec: ModelSpec) -> Iterator[str]:
     """Yield an error if a stack's sequence is longer than its learned positions. A decoder may need more than the
     encoder."""
     task = config.built_objective
@@ -199,13 +206,13 @@ def _learned_positions(config: Config, spec: ModelSpec) -> Iterator[str]:
             )
 
 
-def _extensions(config: Config) -> Iterator[str]:
+def _extensions_errors(config: Config) -> Iterator[str]:
     """Yield errors of the config sections that extensions add."""
     for section in used_sections(config):
         yield from section.errors(config)
 
 
-def _precision(config: Config) -> Iterator[str]:
+def _precision_errors(config: Config) -> Iterator[str]:
     """Yield errors of `train.precision`."""
     if config.train.loss_scale is not None and config.train.precision != "fp16":
         yield (
@@ -214,7 +221,7 @@ def _precision(config: Config) -> Iterator[str]:
         )
 
 
-def _init(config: Config) -> Iterator[str]:
+def _init_errors(config: Config) -> Iterator[str]:
     """Yield errors of `train.init_from`, the initial weights from another run."""
     if config.train.init_from is None:
         if config.train.init_step is not None:
@@ -226,7 +233,7 @@ def _init(config: Config) -> Iterator[str]:
         yield "train.init_from and model.word_vectors both set the initial word vectors: remove one."
 
 
-def _data(config: Config) -> Iterator[str]:
+def _data_errors(config: Config) -> Iterator[str]:
     if config.data.size_limits and config.data.size_exponent is None:
         yield (
             "data.size_limits needs data.size_exponent: set data.size_exponent=1, as T5, or remove data.size_limits."
@@ -236,7 +243,7 @@ def _data(config: Config) -> Iterator[str]:
             yield f"data.size_limits ({name}) is not in data.mix; {nearest(name, config.data.mix)}"
 
 
-def _layout(config: Config) -> Iterator[str]:
+def _layout_errors(config: Config) -> Iterator[str]:
     layout, spec, title = config.layout, resolve_model(config), model_title(config.model)
     if spec.family.layer is not None:
         yield from layer_layout_errors(layout, spec.family.layer, spec.name)
@@ -274,7 +281,7 @@ def _layout(config: Config) -> Iterator[str]:
                 )
 
 
-def _communication(config: Config) -> Iterator[str]:
+def _communication_errors(config: Config) -> Iterator[str]:
     layout, communication = config.layout, config.communication
     if communication.batch_p2p_comm and layout.pipeline == 2 and layout.virtual > 1:
         yield (
@@ -293,9 +300,9 @@ def _stack_lengths(config: Config, spec: ModelSpec) -> Iterator[tuple[str, int]]
         yield f"the {name}'s sequence{'' if index else ' (data.sequence)'}", length
 
 
-def _batch(config: Config) -> Iterator[str]:
+def _batch_errors(config: Config) -> Iterator[str]:
     layout, batch = config.layout, config.train.batch
-    yield from _ramp(config)
+    yield from _ramp_errors(config)
     if batch % (layout.data * layout.microbatch):
         yield (
             f"train.batch ({batch}) must be a multiple of layout.data x layout.microbatch ({layout.data} x "
@@ -317,7 +324,7 @@ def _batch_advice(batch: int, data: int) -> str:
     return f"each data rank has {batch // data:,} sequences: layout.microbatch must divide them"
 
 
-def _ramp(config: Config) -> Iterator[str]:
+def _ramp_errors(config: Config) -> Iterator[str]:
     """Yield an error if the layout cannot divide a batch of the batch ramp."""
     if (ramp := config.train.ramp) is None:
         return
@@ -347,25 +354,25 @@ def _ramp(config: Config) -> Iterator[str]:
             yield f"train.ramp.{name} ({rows}) must be a multiple of {made_of})."
 
 
-def _schedule(config: Config) -> Iterator[str]:
+def _schedule_errors(config: Config) -> Iterator[str]:
     optimizer, train = config.optimizer, config.train
     if train.phase_start >= train.steps:
         yield (
             f"train.phase_start ({train.phase_start}) must be less than train.steps ({train.steps}): both count from "
             "the start."
         )
-    yield from _decay(optimizer)
-    yield from _restarts(config)
+    yield from _decay_errors(optimizer)
+    yield from _restarts_errors(config)
     if optimizer.decay == "halving" and train.validate_every is None:
         yield (
             "optimizer.decay halving needs train.validate_every: the rate is halved when a validation loss exceeds "
             "the one before it."
         )
-    yield from _update_rule(optimizer)
-    yield from _skip(config)
+    yield from _update_rule_errors(optimizer)
+    yield from _skip_errors(config)
 
 
-def _skip(config: Config) -> Iterator[str]:
+def _skip_errors(config: Config) -> Iterator[str]:
     train = config.train
     for step in train.skip_batches:
         if step >= train.steps:
@@ -381,11 +388,11 @@ def _skip(config: Config) -> Iterator[str]:
             )
 
 
-def _restarts(config: Config) -> Iterator[str]:
+def _restarts_errors(config: Config) -> Iterator[str]:
     """Yield an error unless `optimizer.restarts` are ascending and each comes after the warm-up and stable phase of the
     one before."""
     optimizer = config.optimizer
-    if not optimizer.restarts or any(_ramp(config)):
+    if not optimizer.restarts or any(_ramp_errors(config)):
         return
     if optimizer.decay == "halving":
         yield "optimizer.restarts is not used by optimizer.decay halving; remove it."
@@ -404,7 +411,7 @@ ENDLESS = ("rsqrt", "noam", "constant")
 """Decay functions without an end."""
 
 
-def _decay(optimizer: OptimizerConfig) -> Iterator[str]:
+def _decay_errors(optimizer: OptimizerConfig) -> Iterator[str]:
     """Yield errors of missing or unused keys of `optimizer.decay`."""
     decay, warmup, stable = optimizer.decay, optimizer.warmup_steps, optimizer.stable_steps
     if decay == "rsqrt" and not warmup and not stable:
@@ -439,7 +446,7 @@ def _decay(optimizer: OptimizerConfig) -> Iterator[str]:
         yield f"optimizer.decay_steps ({end}) must exceed optimizer.{name} ({begin}): both count from the start."
 
 
-def _update_rule(optimizer: OptimizerConfig) -> Iterator[str]:
+def _update_rule_errors(optimizer: OptimizerConfig) -> Iterator[str]:
     """Yield errors of optimizer keys that the update rule does not use."""
     used_by = {
         "momentum": ("sgd", "adafactor"),

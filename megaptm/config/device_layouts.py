@@ -29,7 +29,7 @@ def select_layout(
     devices_level = _latest(levels, lambda layer: "devices" in layer)
     data_level = _latest(levels, lambda layer: "data" in (layer.get("layout") or {}))
     explicit = {key: value for key, value in layout.items() if key != "data" or data_level >= devices_level}
-    defaults = _row(offered.layouts, devices).model_dump(exclude_unset=True)
+    defaults = _layout_for(offered.layouts, devices).model_dump(exclude_unset=True)
     return {**without_devices, "layout": {**defaults, **explicit}}, devices if devices_level >= data_level else None
 
 
@@ -54,7 +54,7 @@ def with_all_devices(config: Config, devices: int) -> Config:
     return config.model_copy(update={"layout": config.layout.model_copy(update={"data": data})})
 
 
-def _row(layouts: Mapping[int, Layout], devices: int) -> Layout:
+def _layout_for(layouts: Mapping[int, Layout], devices: int) -> Layout:
     """Return the layout of a config for the largest number of devices that is available; the smallest if there are
     fewer devices."""
     if not layouts:

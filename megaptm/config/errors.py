@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from megaptm.config.schema import Config, DeviceLayout, Layout
-from megaptm.errors import missing_space_advice, must_be, shown_value
+from megaptm.errors import describe_invalid_value, missing_space_advice, shown_value
 from megaptm.suggest import advice, equivalent, suggest
 
 
@@ -65,7 +65,7 @@ def _sentence(details: ErrorDetails, origins: dict[str, str], source: str) -> st
         return f"{where}: unknown key {key}{_nearest(path, numbered=True)}"
     if details["type"] == "dict_type" and key == "data.mix" and (corpora := _suggested_mix(details["input"])):
         return f"{where}: data.mix is a mapping of corpora to weights: write 'data.mix={{{corpora}}}'."
-    return f"{where}: {key} {must_be(details)}"
+    return f"{where}: {key} {describe_invalid_value(details)}"
 
 
 def _suggested_mix(value: object) -> str | None:

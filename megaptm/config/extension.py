@@ -78,7 +78,7 @@ def _choices(old: Config, new: Config, step: int) -> Iterator[ScheduleChoice]:
     yield ScheduleChoice("optimizer.restarts", (*past, step), effect)
 
 
-def extended_by(config: Config, steps: int) -> list[str]:
+def overrides_to_extend(config: Config, steps: int) -> list[str]:
     """Return the overrides that continue a finished run to `steps` steps, without a jump of its learning rate if
     possible."""
     overrides, longer = [f"train.steps={steps}"], _longer(config, steps)

@@ -133,7 +133,7 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     )
 
 
-def _common(options: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def _common_options(options: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Return the options of attention that have the same value in all stacks that have them."""
     values: dict[str, set[Any]] = defaultdict(set)
     for name, value in (item for stack in options for item in stack.items()):
@@ -169,6 +169,6 @@ def with_resolved_model(config: Config) -> Config:
     for key, field in SHARING_KEYS.items():
         values = {getattr(block.sharing, field) for block in blocks}
         other_values |= {key: values.pop()} if len(values) == 1 else {}
-    other_values["attention"] = _common(attention_options(block) for block in blocks if block.layer is None)
+    other_values["attention"] = _common_options(attention_options(block) for block in blocks if block.layer is None)
     model = config.model.model_copy(update={**shape, "stacks": stacks, **other_values})
     return config.model_copy(update={"model": model})

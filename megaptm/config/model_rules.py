@@ -25,25 +25,25 @@ UNUSED_VALUES = {"division": 1, "groups": 1, "cycle": 1, "memory": 0}
 def layered_model_errors(model: ModelConfig) -> Iterator[str]:
     """Yield every broken rule of a family with layers."""
     spec = model_spec(model)
-    yield from _unused_keys(model, spec)
+    yield from _unused_key_errors(model, spec)
     for key in ("z_loss", "label_smoothing") if spec.family.loss.negatives else ():
         if getattr(spec.family.loss, key):
             yield f"model.{key} needs the full softmax, and model.negatives samples it: set one to 0."
     yield from dict.fromkeys(f"model.{error}" for error in layer_model_errors(spec))
     for record in spec.family.inputs:
         yield from record.errors(spec)
-    yield from _attention(model, spec)
-    yield from _stacks(model, spec)
-    yield from _heads(model, spec)
+    yield from _attention_errors(model, spec)
+    yield from _stack_errors(model, spec)
+    yield from _head_errors(model, spec)
 
 
-def _unused_keys(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
+def _unused_key_errors(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
     """Yield an error for each key of the model's config that the family does not use."""
     configured = model.model_dump(mode="json", exclude_none=True)
     for key in {key for other in LAYERLESS.values() for key in other.size_fields} & {*configured} - {*SHAPE_KEYS}:
         readers = " or ".join(name for name, other in LAYERLESS.items() if key in other.size_fields)
         yield f"model.{key} is not used by {model_title(model)}: remove it, or use {readers}."
-    for keys, reason in _reasons(spec):
+    for keys, reason in _unused_key_reasons(spec):
         for key in keys:
             if (value := configured.get(key)) is not None and value not in ([], {}, UNUSED_VALUES.get(key)):
                 yield (
@@ -51,7 +51,7 @@ def _unused_keys(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
                 )
 
 
-def _reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]]:
+def _unused_key_reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]]:
     """Yield the keys of the model's config that a family does not use, and why."""
     family, blocks = spec.family, spec.family.stacks.values()
     if family.layer is not None:
@@ -74,7 +74,7 @@ def _reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]]:
         yield ("groups", "cycle"), "shares no weights among layers (model.share)"
 
 
-def _attention(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
+def _attention_errors(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
     """Yield errors of `model.attention`: options that are unknown, invalid, or not fit for the stack."""
     blocks = {name: block for name, block in spec.family.stacks.items() if block.layer is None}
     options = {name for block in blocks.values() for record in block.attentions for name in record.options}
@@ -99,7 +99,7 @@ def _attention(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
         )
 
 
-def _stacks(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
+def _stack_errors(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
     """Yield errors of the sizes of each stack."""
     if unknown := [name for name in model.stacks if name not in spec.family.stacks]:
         yield (
@@ -119,7 +119,7 @@ def _stacks(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
             )
 
 
-def _heads(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
+def _head_errors(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
     """Yield an error unless the heads of attention divide the width, and key heads divide all heads."""
     title = model_title(model)
     for size, key in stack_sizes(spec):

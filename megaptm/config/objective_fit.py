@@ -12,7 +12,7 @@ from megaptm.models.head_costs import HEADS
 from megaptm.objectives import OBJECTIVES, BaseObjective
 from megaptm.objectives.encoder_decoder import EncoderDecoder
 from megaptm.plugins import is_builtin
-from megaptm.spec import Family, LayerlessFamily, Reading
+from megaptm.spec import Family, HeadInput, LayerlessFamily
 
 ANY_SEQUENCE = 512
 """Sequence length for building a batch specification; only lengths depend on it."""
@@ -36,10 +36,10 @@ def objective_errors(
     else:
         reason = next(_reasons(task, batch, family), None)
     if reason is not None:
-        yield f"objective ({name}) does not fit {family.name}: {reason}; {_instead(task, family, name)}"
+        yield f"objective ({name}) does not fit {family.name}: {reason}; {_suggest_alternative(task, family, name)}"
 
 
-def _instead(task: BaseObjective, family: Family | LayerlessFamily, name: str) -> str:
+def _suggest_alternative(task: BaseObjective, family: Family | LayerlessFamily, name: str) -> str:
     """Suggest an alternative to an objective that does not fit the family: without global tokens, as a joined sequence,
     or an objective of the family's papers."""
     marking: Any = task
@@ -112,14 +112,14 @@ def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[
         yield f"its second texts restart positions, and the {relative_stack} uses relative positions"
     for loss in task.losses:
         if loss in HEADS and is_builtin(HEADS[loss]):
-            yield from _attended_labels(loss, family)
+            yield from _attended_label_errors(loss, family)
 
 
-def _attended_labels(loss: str, family: Family) -> Iterator[str]:
+def _attended_label_errors(loss: str, family: Family) -> Iterator[str]:
     """Yield errors if a head reads positions that attend to their label, or that cannot attend to the needed
     context."""
     read = family.reads.get(loss, next(reversed(family.stacks)))
-    for stack in {Reading.parse(word).stack for word in ((read,) if isinstance(read, str) else read)}:
+    for stack in {HeadInput.parse(word).stack for word in ((read,) if isinstance(read, str) else read)}:
         causal = family.stacks[stack].causal
         if HEADS[loss].next_token and not causal:
             yield f"it predicts the next token, and the {stack} attends to it"

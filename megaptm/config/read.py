@@ -108,7 +108,7 @@ class UncheckedConfig:
         """Return the numbers of devices for which the config has a layout."""
         return sorted(self.values.get("layouts", {}))
 
-    def sets(self, key: str) -> bool:
+    def sets_key(self, key: str) -> bool:
         """Whether any file or override of the config sets `key` (dotted)."""
         value: Any = self.values
         for name in key.split("."):
@@ -130,7 +130,7 @@ class UncheckedConfig:
             except ValidationError:
                 return Draft(None, tuple(mistakes))
         for section in used_sections(config):
-            config = section.completed(config)
+            config = section.with_filled_values(config)
         config = with_limited_warmup(config)
         unfit = list(device_errors(config, devices)) if devices is not None else []
         if devices is not None and not unfit:
@@ -139,7 +139,7 @@ class UncheckedConfig:
         if not mistakes:
             config = with_resolved_model(config)
             for section in used_sections(config):
-                config = section.resolved(config)
+                config = section.with_resolved_sizes(config)
         return Draft(config, tuple(mistakes))
 
     def _validated(self, values: dict[str, Any]) -> tuple[Config, int | None]:

@@ -63,12 +63,12 @@ def _schedule_length(config: Config) -> int:
 
 def config_warnings(config: Config) -> Iterator[str]:
     """Yield warnings about settings of a config that are unlikely to be intended for a run of this length."""
-    yield from _rate(config)
-    yield from _stages(config)
-    yield from _ramp(config)
+    yield from _rate_warnings(config)
+    yield from _stage_warnings(config)
+    yield from _ramp_warnings(config)
 
 
-def _rate(config: Config) -> Iterator[str]:
+def _rate_warnings(config: Config) -> Iterator[str]:
     """Yield warnings about the learning rate of a run."""
     optimizer, last = config.optimizer, config.train.steps - 1
     steps = _schedule_length(config)
@@ -111,7 +111,7 @@ def _rate(config: Config) -> Iterator[str]:
         )
 
 
-def _stages(config: Config) -> Iterator[str]:
+def _stage_warnings(config: Config) -> Iterator[str]:
     """Yield warnings about changes of task shares and loss weights after the end of the run."""
     objective, steps = config.built_objective, config.train.steps
     for (kind, name), value in values_by_step(objective).items():
@@ -137,7 +137,7 @@ def _next_change(value: StepValue, steps: int) -> int | None:
     return next((step for step, changed in later if step >= steps and changed != value.at(steps - 1)), None)
 
 
-def _ramp(config: Config) -> Iterator[str]:
+def _ramp_warnings(config: Config) -> Iterator[str]:
     """Yield a warning if the batch ramp has not reached its full size at the end of the run."""
     train, batches = config.train, config.batch_schedule
     if train.ramp is None or (last := batches.size(train.steps - 1)) == train.batch:

@@ -17,7 +17,7 @@ def list_uses(spec: ModelSpec, prompts: Collection[Prompt]) -> tuple[Use, ...]:
     family, holes = spec.family, [kind for kind in prompts if kind != "text"]
     result: list[Use] = []
     if "lm" in family.heads:
-        decoder = family.stacks[spec.readings("lm")[0].stack]
+        decoder = family.stacks[spec.head_inputs("lm")[0].stack]
         if decoder.cross is not None:
             result.append("fill")
         elif decoder.causal:

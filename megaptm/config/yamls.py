@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from megaptm.credentials import in_brief, refuse_credentials, refuse_credentials_in_words
+from megaptm.credentials import brief_message, refuse_credentials, refuse_credentials_in_words
 from megaptm.errors import UserError
 
 
@@ -123,7 +123,7 @@ def _to_yaml(value: Any, where: str) -> str:
     try:
         return json.dumps(value, default=os.fspath, ensure_ascii=False)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: {in_brief(error)}: use values that YAML can represent.") from None
+        raise UserError(f"{where}: {brief_message(error)}: use values that YAML can represent.") from None
 
 
 def read_override(text: str) -> ConfigLayer:
@@ -171,7 +171,7 @@ def _parse(text: str, *, where: str) -> tuple[Any, dict[str, int]]:
         raise
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
         # Some come from `!!int`, `!!bool` ... before an invalid value, which PyYAML does not check.
-        raise UserError(f"{where}: not valid YAML: {in_brief(error)}.") from None
+        raise UserError(f"{where}: not valid YAML: {brief_message(error)}.") from None
 
 
 class _Lines:

@@ -154,7 +154,7 @@ def read_validation(
     steps = validation_steps(mix, batch=batch, max_steps=max_steps)
     if workers is None:
         for step in range(steps):
-            yield [as_tensors(stacked(mix, sample_ranges)) for sample_ranges in slice_.sample_ranges(step)]
+            yield [as_tensors(stack_samples(mix, sample_ranges)) for sample_ranges in slice_.sample_ranges(step)]
         return
     with Loader(
         mix,
@@ -176,7 +176,7 @@ def validation_steps(mix: SampleSource, *, batch: int, max_steps: int | None = N
     return steps if max_steps is None else min(steps, max_steps)
 
 
-def stacked(mix: SampleSource, sample_ranges: Iterable[int]) -> Sample:
+def stack_samples(mix: SampleSource, sample_ranges: Iterable[int]) -> Sample:
     """Return the samples of a micro-batch, stacked into arrays: field -> [B, ...]."""
     samples = [mix.sample(number) for number in sample_ranges]
     return {field: np.stack([sample[field] for sample in samples]) for field in samples[0]}
@@ -322,7 +322,7 @@ class _Thread:
                 if self._closed:
                     return
                 with storage_errors_as_user_errors("a corpus"):
-                    self._ready.put(stacked(mix, samples))
+                    self._ready.put(stack_samples(mix, samples))
         except BaseException as error:  # raised by the consumer; a thread that fails silently would stall the run
             self._ready.put(error)
 

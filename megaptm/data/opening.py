@@ -77,7 +77,7 @@ def open_mix(
             "`SampleObjective` of sentence groups."
         )
     corpora = {name: Corpus.open(name, cache) for name in mix} if opened is None else dict(opened)
-    check_together(corpora, special)
+    refuse_different_tokenizers(corpora, special)
     if verify != "none":
         for corpus in corpora.values():
             corpus.check(split, "size")
@@ -113,7 +113,9 @@ def open_mix(
                 _refuse_longer(own, task.objective, name, sequence, document_mask)
             retrieved = _retrieved(own, corpus, split, verify, cache, [*corpora.values()])
             own_lanes = lanes_of_corpora.get(name, 1)
-            order = _order(own, corpus, split, sequence, document_mask, options, lanes=own_lanes, retrieved=retrieved)
+            order = _open_order(
+                own, corpus, split, sequence, document_mask, options, lanes=own_lanes, retrieved=retrieved
+            )
             shown = f"{name} ({label})" if label else name
             sources.append(MixSource(shown, name, order, weight, replace(task, objective=own)))
     if not sources:
@@ -179,7 +181,7 @@ def annotations_of(objective: BaseObjective) -> tuple[str, ...]:
     return (*dict.fromkeys((*units, *objective.annotations)),)
 
 
-def _order(
+def _open_order(
     task: SampleObjective,
     corpus: Corpus,
     split: str,
@@ -249,7 +251,7 @@ def _retrieved(
     )
 
 
-def check_together(corpora: Mapping[str, Corpus], special: SpecialTokens) -> None:
+def refuse_different_tokenizers(corpora: Mapping[str, Corpus], special: SpecialTokens) -> None:
     """Raise `UserError` if a mix names a corpus twice, or if its corpora have different tokenizers."""
     _refuse_duplicates(corpora)
     _refuse_mixed_tokenizers(corpora, special)

@@ -85,7 +85,7 @@ class ShardFile:
         try:
             content = os.pread(self._descriptor, size, start)
         except OSError:
-            content = through_outages(lambda: os.pread(self._descriptor, size, start), self.path)
+            content = retry_outages(lambda: os.pread(self._descriptor, size, start), self.path)
         if len(content) < size:
             left = os.fstat(self._descriptor).st_size
             raise UserError(
@@ -122,7 +122,7 @@ class Shard:
         verify: Verify = "size",
     ) -> Shard:
         """Open a shard of a corpus after the check `verify`. Temporary outages of its disk are retried."""
-        return through_outages(lambda: cls._open(folder, info, dtype, fields, verify), Path(folder) / info.name)
+        return retry_outages(lambda: cls._open(folder, info, dtype, fields, verify), Path(folder) / info.name)
 
     @classmethod
     def _open(
@@ -269,7 +269,7 @@ class CaptionedShard(Shard):
         return tokens
 
 
-def through_outages(read: Callable[[], T], path: Path) -> T:
+def retry_outages(read: Callable[[], T], path: Path) -> T:
     """Read a file of a corpus. If the disk does not respond, retry for some minutes, because the error is not about the
     content."""
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from megaptm.config import Config, dump, resolve_model
-from megaptm.data.loader import as_tensors, stacked, validation_steps
+from megaptm.data.loader import as_tensors, stack_samples, validation_steps
 from megaptm.data.mix import Mix
 from megaptm.distillation.cached_logits import (
     FORMAT,
@@ -148,7 +148,7 @@ def _build_manifest(
     distillation, train = resolve_distillation(config), config.train
     assert distillation is not None
     head = distillation.head_of(resolve_model(config))
-    if head is None or not distillation.asks("logits"):
+    if head is None or not distillation.has_weight("logits"):
         raise UserError("distill.logits is 0, but only token logits can be cached: set its weight.")
     if teacher.find_difference(distillation.teacher):
         raise UserError(f"distill.model is not the model of {teacher.folder}: remove it.")
@@ -200,7 +200,7 @@ def _teacher_logits(
     pass."""
     device = next(model.parameters()).device
     for start in range(numbers.start, numbers.stop, rows):
-        batch = stacked(mix, range(start, min(start + rows, numbers.stop)))
+        batch = stack_samples(mix, range(start, min(start + rows, numbers.stop)))
         tensors = {name: field.to(device) for name, field in as_tensors(batch).items()}
         with torch.inference_mode():
             projected = head_projection(model, manifest.head, model.states(tensors))

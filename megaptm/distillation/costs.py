@@ -59,16 +59,16 @@ class TeacherCosts(ExtraCosts):
                 distillation.teacher.size_of(stack),
             )
             num_states = (
-                len(distillation.layers[stack]) * distillation.asks("hidden")
-                + distillation.asks("embeddings")
-                + distillation.asks("cosine")
+                len(distillation.layers[stack]) * distillation.has_weight("hidden")
+                + distillation.has_weight("embeddings")
+                + distillation.has_weight("cosine")
             )
             total += num_states * positions * teacher_size.width * (work.element_bytes + 4)
-            if distillation.asks("scores"):
+            if distillation.has_weight("scores"):
                 pairs = positions * length * student_size.heads / work.layout.tensor
                 # One difference and two masks; temporarily the scores of both.
                 total += pairs * (6 * len(distillation.layers[stack]) + 12)
-        if distillation.asks("logits"):
+        if distillation.has_weight("logits"):
             words = work.spec.padded_vocabulary / work.layout.tensor
             total += min(positions, ROWS_PROJECTED) * words * 4 * 4 + 4 * words * work.spec.size.table_width
         return total
@@ -81,14 +81,14 @@ class TeacherCosts(ExtraCosts):
         for stack, length in work.lengths.items():
             layers = len(distillation.layers[stack])
             if distillation.projection != "none":
-                projections = layers * distillation.asks("hidden") + distillation.asks("embeddings")
+                projections = layers * distillation.has_weight("hidden") + distillation.has_weight("embeddings")
                 student_products += (
                     projections * length * work.spec.size_of(stack).width * distillation.teacher.size_of(stack).width
                 )
-            if distillation.asks("scores"):
+            if distillation.has_weight("scores"):
                 student_products += layers * _score_products(work.spec, stack, length)
                 forward += 2 * work.batch * layers * _score_products(distillation.teacher, stack, length)
-        if distillation.asks("logits"):
+        if distillation.has_weight("logits"):
             head = head_costs(work.spec)[self._compared_head(work.spec)]
             student_products += head.multiply_adds(work.lengths[head.stack])
         return forward + 6 * work.batch * student_products
@@ -118,7 +118,7 @@ class TeacherCosts(ExtraCosts):
     def _computed_workload(self, work: Workload) -> Workload:
         """Return the workload of the computed part of the teacher: stacks, and the head whose logits are compared."""
         teacher = self._teacher_workload(work)
-        heads = (self._compared_head(work.spec),) if self.distillation.asks("logits") else ()
+        heads = (self._compared_head(work.spec),) if self.distillation.has_weight("logits") else ()
         return replace(teacher, spec=replace(teacher.spec, family=change(teacher.spec.family, heads=heads)))
 
     def _compared_head(self, student: ModelSpec) -> str:

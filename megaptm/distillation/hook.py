@@ -121,7 +121,7 @@ def build_teacher(
 
     run_on_all_ranks(read)  # a failure to read on one rank is raised on all
     teacher: Model = stage.model
-    teacher.keep_layers(distillation.read_of_teacher())
+    teacher.keep_layers(distillation.compared_teacher_layers())
     return teacher.requires_grad_(False).eval()
 
 

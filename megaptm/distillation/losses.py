@@ -21,7 +21,7 @@ from megaptm.models.heads import LanguageHead, MaskedHead, RowClassHead
 from megaptm.models.loss import Loss, num_labels
 from megaptm.models.model import Model
 from megaptm.models.output import States
-from megaptm.spec import EMBEDDED, ModelSpec, Reading
+from megaptm.spec import EMBEDDED, HeadInput, ModelSpec
 
 
 class StudentAndTeacher(NamedTuple):
@@ -43,8 +43,8 @@ class StudentAndTeacher(NamedTuple):
     def states(self, stack: str, student_layer: int, layer: int) -> tuple[Tensor, Tensor]:
         """Return the gathered outputs of a student layer and of the teacher layer that it is compared with."""
         return (
-            self.student.gather_sequence(self.student_states.inner[Reading(stack, student_layer)]),
-            self.teacher.gather_sequence(self.teacher_states.inner[Reading(stack, layer)]),
+            self.student.gather_sequence(self.student_states.inner[HeadInput(stack, student_layer)]),
+            self.teacher.gather_sequence(self.teacher_states.inner[HeadInput(stack, layer)]),
         )
 
 
@@ -63,14 +63,16 @@ class DistillationLosses(UsesTensorRanks, nn.Module):
         self.spec, self.distillation = spec, distillation
         self.last = next(reversed(spec.family.stacks))
         hooks = [
-            hook for hook in ("embeddings", "hidden") if distillation.asks(hook) and distillation.projection != "none"
+            hook
+            for hook in ("embeddings", "hidden")
+            if distillation.has_weight(hook) and distillation.projection != "none"
         ]
         self.maps = {hook: hook if distillation.projection == "by-kind" else "shared" for hook in hooks}
         """Hook -> projection of its states."""
         inputs, outputs = spec.size_of(self.last).width, distillation.teacher.size_of(self.last).width
         for name in dict.fromkeys(self.maps.values()):
             self.add_module(name, Linear(inputs, outputs, bias=True))
-        if distillation.asks("logits"):
+        if distillation.has_weight("logits"):
             head = distillation.head_of(spec)
             assert head is not None, "config has refused it"
             self.head = head
@@ -162,8 +164,8 @@ class DistillationLosses(UsesTensorRanks, nn.Module):
             heads, batch = self.spec.size_of(stack).heads, both.batch
             for student_layer, layer in enumerate(layers):
                 read = (
-                    both.student_states.inner[Reading(stack, student_layer - 1)],
-                    both.teacher_states.inner[Reading(stack, layer - 1)],
+                    both.student_states.inner[HeadInput(stack, student_layer - 1)],
+                    both.teacher_states.inner[HeadInput(stack, layer - 1)],
                 )
                 student_BHSS = both.student.attention_scores(stack, student_layer, read[0], batch)
                 with torch.no_grad():
@@ -188,7 +190,7 @@ class DistillationLosses(UsesTensorRanks, nn.Module):
 
     def _target_positions(self, batch: dict[str, Tensor]) -> Tensor:
         """Return the positions whose logits student and teacher compare, [B, S]."""
-        prefix = self.spec.family.prefixes[self.spec.readings(self.head)[0].stack]
+        prefix = self.spec.family.prefixes[self.spec.head_inputs(self.head)[0].stack]
         return compared_positions(batch, prefix, self.distillation.positions)
 
 
@@ -196,7 +198,7 @@ def add_losses(model: Model, distillation: Distillation) -> DistillationLosses:
     """Add the distillation losses of a student and their projections to its model, as the module `distill`."""
     losses = DistillationLosses(model.spec, distillation)
     model.add_module("distill", losses)
-    model.keep_layers(distillation.read_of_student(model.spec))
+    model.keep_layers(distillation.compared_student_layers(model.spec))
     return losses
 
 
@@ -234,5 +236,5 @@ def _classes(model: Model, head: str, states: States) -> Tensor:
 
 def _stream(model: Model, head: str, states: States) -> Tensor:
     """Return the gathered input of a head of student or teacher."""
-    reading = model.spec.readings(head)[0]
+    reading = model.spec.head_inputs(head)[0]
     return model.gather_sequence(states.inner[reading] if reading in states.inner else states.streams[reading.stack])

@@ -135,22 +135,22 @@ def distillation_errors(config: Config) -> Iterator[str]:
             "use equal stacks."
         )
         return
-    yield from _shared_inputs(config, student, teacher)
+    yield from _shared_input_errors(config, student, teacher)
     yield from _teacher_layout(config, teacher)
-    yield from _compared_outputs(distill, student, teacher)
+    yield from _compared_output_errors(distill, student, teacher)
     if distill.classes and not _class_heads(config):
         yield (
             f"distill.classes: objective ({config.built_objective.name}) has no task that classifies sequences: remove "
             "it, or add one (docs/objectives.md)."
         )
-    yield from _layer_lists(distill, student, teacher)
+    yield from _layer_list_errors(distill, student, teacher)
     if distill.cached_logits is not None:
-        yield from _cached_logits(distill)
+        yield from _cached_logits_errors(distill)
     if distill.initial_layers:
-        yield from _initial_layers(distill, student, teacher)
+        yield from _initial_layer_errors(distill, student, teacher)
 
 
-def _cached_logits(distill: DistillConfig) -> Iterator[str]:
+def _cached_logits_errors(distill: DistillConfig) -> Iterator[str]:
     """Yield errors of distillation losses other than word logits, which need a teacher that is run."""
     if distill.cached_logits is not None and "://" in distill.cached_logits:
         yield f"distill.cached_logits ({distill.cached_logits}) must be a local folder: copy it to all nodes."
@@ -174,7 +174,7 @@ def _unsupported_property(spec: ModelSpec) -> str:
     return next((reason for reason, applies in unsupported.items() if applies), "")
 
 
-def _shared_inputs(config: Config, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
+def _shared_input_errors(config: Config, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
     """Yield errors if student and teacher cannot read the same batch."""
     if teacher.vocabulary != student.vocabulary:
         yield (
@@ -234,7 +234,7 @@ def _teacher_layout(config: Config, teacher: ModelSpec) -> Iterator[str]:
                 yield f"layout.tensor ({tensor}) must divide distill.model.{name} ({count})."
 
 
-def _compared_outputs(distill: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
+def _compared_output_errors(distill: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
     """Yield errors if the tensors that student and teacher compare differ in shape."""
     stacks = [*student.family.stacks]
     tables = [token_costs(spec) for spec in (student, teacher)]
@@ -299,7 +299,7 @@ def _teacher_layers(
     )
 
 
-def _layer_lists(distill: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
+def _layer_list_errors(distill: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
     """Yield errors of lists in `distill` with an entry per student layer."""
     for key in ("layers", "layer_weights", "initial_layers"):
         for stack in student.family.stacks if (entries := getattr(distill, key)) else ():
@@ -325,7 +325,7 @@ def _layer_lists(distill: DistillConfig, student: ModelSpec, teacher: ModelSpec)
             )
 
 
-def _initial_layers(distill: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
+def _initial_layer_errors(distill: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
     """Yield errors if the teacher's layers cannot initialize the student's."""
     for stack, block in student.family.stacks.items():
         if block != teacher.family.stacks[stack]:

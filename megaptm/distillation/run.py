@@ -140,7 +140,7 @@ def teacher_logits(config: Config) -> TeacherLogits:
 
 def stream_prefix(spec: ModelSpec, head: str) -> str:
     """Return the name prefix of the fields of the stream that a head reads."""
-    return spec.family.prefixes[spec.readings(head)[0].stack]
+    return spec.family.prefixes[spec.head_inputs(head)[0].stack]
 
 
 def num_positions(config: Config, spec: ModelSpec, head: str) -> int:

@@ -62,7 +62,7 @@ class DistillConfig(ExtensionSection):
     """Teacher layers (0 is the first) that initialize the student's layers of a stack, along with tables and heads.
     Absent: the usual initialization."""
 
-    def completed(self, config: Any) -> Any:
+    def with_filled_values(self, config: Any) -> Any:
         from megaptm.distillation.rules import with_teacher
 
         return with_teacher(config, self)
@@ -72,7 +72,7 @@ class DistillConfig(ExtensionSection):
 
         return distill_errors(config, self)
 
-    def resolved(self, config: Any) -> Any:
+    def with_resolved_sizes(self, config: Any) -> Any:
         from megaptm.distillation.rules import with_resolved_teacher
 
         return with_resolved_teacher(config)

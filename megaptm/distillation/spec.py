@@ -60,19 +60,19 @@ class Distillation:
         both = (name for name in WORDS if name in student.family.heads and name in self.teacher.family.heads)
         return next(both, None)
 
-    def read_of_student(self, student: ModelSpec) -> dict[str, set[int]]:
+    def compared_student_layers(self, student: ModelSpec) -> dict[str, set[int]]:
         """Return the student layers whose output is compared: stack -> layers."""
         return {stack: self._read(range(student.size_of(stack).layers)) for stack in self.layers}
 
-    def read_of_teacher(self) -> dict[str, set[int]]:
+    def compared_teacher_layers(self) -> dict[str, set[int]]:
         """Return the teacher layers whose output is compared: stack -> layers."""
         return {stack: self._read(layers) for stack, layers in self.layers.items()}
 
     def _read(self, layers: Iterable[int]) -> set[int]:
-        reading = {EMBEDDED} if self.asks("embeddings") else set()
-        reading |= {*layers} if self.asks("hidden") else set()
-        return reading | ({layer - 1 for layer in layers} if self.asks("scores") else set())
+        reading = {EMBEDDED} if self.has_weight("embeddings") else set()
+        reading |= {*layers} if self.has_weight("hidden") else set()
+        return reading | ({layer - 1 for layer in layers} if self.has_weight("scores") else set())
 
-    def asks(self, *hooks: str) -> bool:
+    def has_weight(self, *hooks: str) -> bool:
         """Whether any of these distillation hooks has a weight."""
         return any(hook in self.weights for hook in hooks)

@@ -32,7 +32,7 @@ _BUILT_IN: tuple[Family | LayerlessFamily, ...] = tuple(
 )
 
 
-def _of_packages() -> Iterator[Family | LayerlessFamily]:
+def _package_families() -> Iterator[Family | LayerlessFamily]:
     """Yield the families of users' packages, checked."""
     for table in chain.from_iterable(registered_attributes("", "FAMILIES")):
         if not isinstance(table, Family | LayerlessFamily):
@@ -63,7 +63,7 @@ def _registry(*groups: _Group) -> Registry[Any]:
     """Return the families of these groups by name, one group after the other."""
     return Registry(
         {table.name: table for group in groups for table in _BUILT_IN if _group_of(table) is group},
-        lambda: ((table.name, table) for group in groups for table in _of_packages() if _group_of(table) is group),
+        lambda: ((table.name, table) for group in groups for table in _package_families() if _group_of(table) is group),
     )
 
 

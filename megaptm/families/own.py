@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from megaptm.errors import UserError
 from megaptm.spec import Family, LayerlessFamily, value_errors
-from megaptm.spec.family import Reading
+from megaptm.spec.family import HeadInput
 
 SIZE_FIELDS = ("layers", "width", "heads", "ffn")
 """Fields of a family's size that must be positive integers."""
@@ -57,7 +57,7 @@ def _find_problems(family: Family | LayerlessFamily) -> Iterator[str]:
     for head, sources in family.reads.items():
         for source in (sources,) if isinstance(sources, str) else sources:
             layer = source.partition(".")[2]
-            if (layer and not layer.isdecimal()) or Reading.parse(source).stack not in family.stacks:
+            if (layer and not layer.isdecimal()) or HeadInput.parse(source).stack not in family.stacks:
                 yield f"reads has {head}: {source}, which is neither a stack nor STACK.LAYER"
     for stack, head in family.sampled.heads.items():
         if stack not in family.stacks or head not in family.reads:

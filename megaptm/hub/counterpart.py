@@ -167,7 +167,7 @@ class Counterpart:
         """Return megaptm's family for this counterpart, or for its stack."""
         family = find_family(self.family)
         assert isinstance(family, Family)
-        return family.alone(self.stack) if self.stack else family
+        return family.with_only_stack(self.stack) if self.stack else family
 
     @property
     def config_model_type(self) -> str:

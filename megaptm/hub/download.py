@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from megaptm.credentials import in_brief
+from megaptm.credentials import brief_message
 from megaptm.errors import UserError
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -51,6 +51,6 @@ def _download(name: str) -> Path:
             return Path(snapshot_download(name, local_files_only=True))
         except LocalEntryNotFoundError:
             raise UserError(
-                f"{absent}the Hugging Face hub cannot be reached ({in_brief(error)}): correct the path, or download "
-                f"the model on a machine with network access (`hf download {name}`) and give its folder."
+                f"{absent}the Hugging Face hub cannot be reached ({brief_message(error)}): correct the path, or "
+                f"download the model on a machine with network access (`hf download {name}`) and give its folder."
             ) from None

@@ -18,7 +18,7 @@ TOKENS = "embed.token.weight"
 def split_stack(spec: ModelSpec, weights: Mapping[str, Tensor], stack: str) -> tuple[ModelSpec, dict[str, Tensor]]:
     """Return one stack of a family as a separate Hugging Face model, with the shared tables or its own: a
     gradient-disentangled table is the sum of the shared one and the difference."""
-    family, size = spec.family.alone(stack), change(spec.size_of(stack), stacks={})
+    family, size = spec.family.with_only_stack(stack), change(spec.size_of(stack), stacks={})
     if size.width != spec.size.table_width:
         size = change(size, embedding=spec.size.table_width)
     own = (f"{stack}.", *(f"head.{head}." for head in family.heads))

@@ -20,7 +20,7 @@ HEADS = "head."
 
 
 @dataclass(frozen=True)
-class Form:
+class Conversion:
     """Conversion of one megaptm tensor to one or more Hugging Face tensors, and back."""
 
     to_hf: Callable[[Tensor, ModelSpec], list[Tensor]]
@@ -58,21 +58,21 @@ def _fuse_streams(streams: list[Tensor], spec: ModelSpec) -> Tensor:
     return _stack(by_head).flatten(0, 2)
 
 
-SAME = Form(lambda w, spec: [w], lambda ws, spec: ws[0])
-TRANSPOSED = Form(lambda w, spec: [w.t()], lambda ws, spec: ws[0].t())
+SAME = Conversion(lambda w, spec: [w], lambda ws, spec: ws[0])
+TRANSPOSED = Conversion(lambda w, spec: [w.t()], lambda ws, spec: ws[0].t())
 # A copy: safetensors rejects views of a larger tensor.
-VOCABULARY = Form(lambda w, spec: [w[: spec.vocabulary].clone()], lambda ws, spec: _pad(ws[0], spec))
-QKV = Form(lambda w, spec: _split_streams(w, spec, streams=3), _fuse_streams)
-KV = Form(lambda w, spec: _split_streams(w, spec, streams=2), _fuse_streams)
-GATE_AND_VALUE = Form(
+VOCABULARY = Conversion(lambda w, spec: [w[: spec.vocabulary].clone()], lambda ws, spec: _pad(ws[0], spec))
+QKV = Conversion(lambda w, spec: _split_streams(w, spec, streams=3), _fuse_streams)
+KV = Conversion(lambda w, spec: _split_streams(w, spec, streams=2), _fuse_streams)
+GATE_AND_VALUE = Conversion(
     lambda w, spec: list(w.unflatten(0, (-1, 2)).unbind(1)), lambda ws, spec: _stack(ws).flatten(0, 1)
 )
 # GPT-2's Conv1D: [inputs, outputs], with the outputs ordered (stream, head, K).
-CONV_QKV = Form(
+CONV_QKV = Conversion(
     lambda w, spec: [_cat(_split_streams(w, spec, streams=3)).t()],
     lambda ws, spec: _fuse_streams(list(ws[0].t().chunk(3)), spec),
 )
-CONV_QKV_BIAS = Form(
+CONV_QKV_BIAS = Conversion(
     lambda w, spec: [_cat(_split_streams(w, spec, streams=3))],
     lambda ws, spec: _fuse_streams(list(ws[0].chunk(3)), spec),
 )
@@ -101,7 +101,7 @@ class TensorRule:
     hf_names: tuple[str, ...]
     """Names of Hugging Face's tensors. Empty if its model has no such tensor: it is not exported, and initialized by an
     import."""
-    form: Form = SAME
+    form: Conversion = SAME
     when: Callable[[ModelSpec], bool] = always
     """Condition on the models that have the tensor."""
     optional: bool = False
@@ -113,8 +113,8 @@ class TensorRule:
 def pair(
     name: str,
     *hf_names: str,
-    weight: Form = SAME,
-    bias: Form = SAME,
+    weight: Conversion = SAME,
+    bias: Conversion = SAME,
     when: Callable[[ModelSpec], bool] = always,
 ) -> tuple[TensorRule, TensorRule]:
     """Return two tensor rules, for the `.weight` and `.bias` of a linear layer or norm."""

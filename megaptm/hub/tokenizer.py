@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from megaptm.credentials import in_brief
+from megaptm.credentials import brief_message
 from megaptm.errors import UserError
 from megaptm.hub.library import quiet, transformers
 from megaptm.objectives import BaseObjective, SpecialTokens
@@ -43,7 +43,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
                 library.AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(converted)
         # Every family's class raises other types.
         except Exception as error:
-            why = in_brief(error)
+            why = brief_message(error)
             raise UserError(f"{folder} has a tokenizer that cannot be read ({why}): add its tokenizer.json.") from None
         return _as_sentencepiece(load_tokenizer(converted), folder)
 

@@ -19,7 +19,7 @@ from megaptm.batch import IGNORED
 from megaptm.config import Config
 from megaptm.console import Console
 from megaptm.data import Mix, open_mix
-from megaptm.data.loader import as_tensors, stacked
+from megaptm.data.loader import as_tensors, stack_samples
 from megaptm.data.shards import Corpus
 from megaptm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
 from megaptm.errors import UserError
@@ -145,7 +145,9 @@ def evaluate(
             batch_losses = loaded.model(tensors, caches=caches).losses
             caches = {stack: stack_cache.advanced() for stack, stack_cache in caches.items()}
             if sampled_labels:
-                batch = {field: tensor.cpu().numpy() for field, tensor in loaded.model.answered(tensors).items()}
+                batch = {
+                    field: tensor.cpu().numpy() for field, tensor in loaded.model.with_sampled_labels(tensors).items()
+                }
         _count(batch, counts)
         for name in contrasts:  # a random guess picks any sample of the batch that has a label
             compared = int(np.count_nonzero(batch[HEADS[name].label_field] != IGNORED))
@@ -286,7 +288,7 @@ def _read(mix: Mix, rows: int, batch_size: int, title: str, console: Console | N
     with Progress(*columns, console=console, disable=console is None) as progress:
         bar = progress.add_task(title, total=rows)
         for start in range(0, rows, batch_size):
-            yield stacked(mix, range(start, min(start + batch_size, rows)))
+            yield stack_samples(mix, range(start, min(start + batch_size, rows)))
             progress.update(bar, completed=min(start + batch_size, rows))
 
 

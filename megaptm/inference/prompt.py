@@ -48,7 +48,7 @@ def select_use(loaded: TrainedModel, prompt: str) -> Use:
 
 def generating_stack(loaded: TrainedModel) -> str:
     """Return the stack of a model that generates tokens."""
-    return loaded.spec.readings("lm")[0].stack
+    return loaded.spec.head_inputs("lm")[0].stack
 
 
 def text_batch(loaded: TrainedModel, rows: Sequence[list[int]]) -> dict[str, Tensor]:
@@ -89,7 +89,10 @@ def text_ids(loaded: TrainedModel, prompt: str) -> list[int]:
 def read_prompt(loaded: TrainedModel, prompt: str) -> tuple[Prompt, list[int]]:
     """Read a prompt: return its kind among those that the model accepts, and its ids."""
     special, tokenizer, prompts = loaded.tokenizer.special, loaded.tokenizer, loaded.prompts
-    holes = {"masks": () if special.blank is None else (special.blank,), "sentinels": special.sentinels}
+    holes = {
+        "masks": () if special.mask_or_sentinel is None else (special.mask_or_sentinel,),
+        "sentinels": special.sentinels,
+    }
     for kind in (prompt_kind for prompt_kind in prompts if prompt_kind != "text"):
         ids = encode_with_special(tokenizer, prompt, holes[kind])
         present = [id_ for id_ in ids if id_ in holes[kind]]

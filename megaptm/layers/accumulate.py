@@ -38,7 +38,7 @@ def gradient_sum_of(parameter: Tensor) -> GradientSum | None:
     return gradient_sum
 
 
-class Lookup(torch.autograd.Function):
+class EmbeddingLookup(torch.autograd.Function):
     """Embedding lookup, `weight[ids]`, whose backward pass adds rows to the engine's buffer, if there is one."""
 
     @staticmethod

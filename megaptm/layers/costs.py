@@ -117,7 +117,7 @@ class LayerCosts(ABC):
         """Return the layer's memory traffic between matrix products."""
 
     @property
-    def past_products(self) -> int:
+    def cache_multiply_adds(self) -> int:
         """Return the multiply-adds per sequence for keys and values of the recurrence cache, which get no gradient."""
         return 0
 
@@ -125,23 +125,23 @@ class LayerCosts(ABC):
         """Return the number of pairs of query and key in a sequence that the layer computes."""
         return queries * keys if self.pattern is None else self.pattern.pairs(queries)
 
-    def tiled(self, queries: int) -> bool:
+    def computes_only_tiles(self, queries: int) -> bool:
         """Whether attention computes only the pairs of its pattern: no mask of all pairs is built and no score is
         saved."""
         return self.pattern is not None and not self.pattern.dense(queries)
 
     @property
-    def own_mask(self) -> bool:
+    def defines_mask(self) -> bool:
         """Whether the layer itself defines which positions attend to which. It then needs no mask, only numbers of the
         batch."""
         return self.pattern is not None
 
-    def hashing(self, queries: int) -> int:
+    def hash_multiply_adds(self, queries: int) -> int:
         """Return the multiply-adds per sequence that choose the pairs of LSH attention. They have no gradient, so they
         are computed once."""
         return 0
 
-    def chosen_bytes(self, queries: int) -> int:
+    def chosen_pairs_bytes(self, queries: int) -> int:
         """Return the bytes per sequence of the chosen pairs that are saved when layers are recomputed."""
         return 0
 

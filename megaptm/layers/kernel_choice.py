@@ -194,7 +194,7 @@ def _why_fused(work: AttentionWork) -> str:
     return "the pattern masks too few pairs to skip" if work.pattern else "there is no pattern of masked pairs"
 
 
-def works_of(spec: ModelSpec, batch: BatchSpec, precision: str) -> Iterator[AttentionWork]:
+def attention_works(spec: ModelSpec, batch: BatchSpec, precision: str) -> Iterator[AttentionWork]:
     """Yield the attention computations of a model, for sequences of such batches. Layers of another kind have none."""
     lengths = batch.lengths(spec.family.prefixes)
     for stack, block in spec.family.stacks.items():
@@ -217,6 +217,6 @@ def works_of(spec: ModelSpec, batch: BatchSpec, precision: str) -> Iterator[Atte
                     marked=own and f"{prefix}global_tokens" in batch.fields,
                     scored=own and (costs.scored or kind.score_bias),
                     reads_memory=not own,
-                    hashed=costs.own_mask and costs.pattern is None,
+                    hashed=costs.defines_mask and costs.pattern is None,
                     dropout=kind.attentions[0].dropout_rate(spec.dropout),
                 )

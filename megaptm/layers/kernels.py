@@ -174,11 +174,11 @@ def _mask_mod(mask: Mask, marked: Marked | None) -> Callable[[Tensor, Tensor, Te
     """Return FlexAttention's mask function, which must be a plain function."""
     if marked is None or mask.marks is None:
         return lambda batch, head, query, key: mask.attends(batch, head, query, key)
-    marks, unmarked, length = mask.marks, mask.unmarked, mask.length[1]
+    marks, without_global_tokens, length = mask.marks, mask.without_global_tokens, mask.length[1]
 
     def attends(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         own, slot = key.clamp(max=length - 1), (key - length).clamp(min=0)
-        of_row = unmarked.attends(batch, head, query, own) & (marks[batch, own] == 0)
+        of_row = without_global_tokens.attends(batch, head, query, own) & (marks[batch, own] == 0)
         return torch.where(key < length, of_row, marked.attended(mask, batch, query, slot))
 
     return attends
@@ -194,7 +194,7 @@ def _flash_attn(
         dropout_p=dropout,
         softmax_scale=scale,
         causal=mask.causal,
-        window_size=window_of(mask),
+        window_size=kernel_window(mask),
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
     return mixed_BSHK.transpose(0, 1)
@@ -203,7 +203,7 @@ def _flash_attn(
 def _transformer_engine(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: Marked | None, scale: float, dropout: float
 ) -> Tensor:
-    attend = _engine(q.shape[2], k.shape[2], q.shape[3], mask.causal, window_of(mask), scale, dropout)
+    attend = _engine(q.shape[2], k.shape[2], q.shape[3], mask.causal, kernel_window(mask), scale, dropout)
     mixed_SBA: Tensor = attend(*(x.contiguous() for x in (q, k, v)))
     return mixed_SBA.unflatten(-1, (q.shape[2], -1))
 
@@ -227,7 +227,7 @@ def _engine(
     return made
 
 
-def window_of(mask: Mask) -> tuple[int, int]:
+def kernel_window(mask: Mask) -> tuple[int, int]:
     """Return the window before and after a query for flash-attn and Transformer Engine; -1: unlimited."""
     after = 0 if mask.causal else -1
     if mask.pattern is None:

@@ -70,7 +70,7 @@ def _stack_errors(block: Block, size: Size) -> Iterator[str]:
         yield f"position is rope, which rotates pairs of features, but heads have {size.key_width}: make it even."
     if size.heads % size.key_heads:
         yield f"attention has {size.heads} heads, which kv_heads ({size.key_heads}) must divide: change either."
-    own_masks = {sub.costs.attention.kind for sub in _attentions(block, size) if sub.costs.own_mask}
+    own_masks = {sub.costs.attention.kind for sub in _attentions(block, size) if sub.costs.defines_mask}
     if block.score_bias and own_masks:
         yield (
             f"position is {block.position}, a bias on the scores of all pairs, but {', '.join(sorted(own_masks))} "
@@ -158,7 +158,7 @@ class Layer(nn.Module):
             x = self._sublayer(self.cross_norm, partial(self.run_attention, self.cross), x, memory, memory_mask)
         return self._sublayer(self.ffn_norm, self.ffn, x)
 
-    def mixed(
+    def attention_branch(
         self, x: Tensor, mask: Tensor | None, position_state: Tensor | None, chosen: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output of the layer's attention branch alone, and its choice of pairs. A choice that is given is
@@ -166,7 +166,7 @@ class Layer(nn.Module):
         mixed, chosen = self.attention.reuse(self.attention_norm(x), mask, position_state, chosen)
         return self.dropout(mixed), chosen
 
-    def fed(self, x: Tensor) -> Tensor:
+    def ffn_branch(self, x: Tensor) -> Tensor:
         """Return the output of the layer's feed-forward branch, for any subset of positions."""
         added: Tensor = self.dropout(self.ffn(self.ffn_norm(x)))
         return added
@@ -267,7 +267,7 @@ class Stack(SequenceHooks, BaseStack):
         """Build the layers. `memory`: width of the stack that cross-attention reads, if it differs. `context`: number
         of learned positions."""
         super().__init__(block, size, layers)
-        self.own_masks = {sub.costs.attention.kind for sub in _attentions(block, size) if sub.costs.own_mask}
+        self.own_masks = {sub.costs.attention.kind for sub in _attentions(block, size) if sub.costs.defines_mask}
         self.kernel = AUTO
         """Configured attention kernel."""
         self.copy_to_tensor_ranks: Callable[[Tensor], Tensor] = same

@@ -94,8 +94,8 @@ def layer_parameters(block: Block, size: Size, layers: range, memory: int | None
     """Return the parameters of some layers of a stack: shared ones once, and those of the stack itself, without final
     norm."""
     subs = [*own_sublayers(block, size, layers, memory)]
-    beside = [*linears_beside(block, size, layers)]
-    norms = norm_parameters(block, size.width) * norms_beside(block, layers)
+    beside = [*linears_outside_layers(block, size, layers)]
+    norms = norm_parameters(block, size.width) * num_norms_outside_layers(block, layers)
     return LayerParameters(
         sum(sub.divided for sub in subs) + sum(linear.divided for linear in beside),
         sum(sub.replicated for sub in subs) + sum(linear.replicated for linear in beside) + norms,
@@ -116,7 +116,7 @@ def own_sublayers(block: Block, size: Size, layers: range, memory: int | None = 
                 yield sub
 
 
-def linears_beside(block: Block, size: Size, layers: range) -> Iterator[LinearShape]:
+def linears_outside_layers(block: Block, size: Size, layers: range) -> Iterator[LinearShape]:
     """Yield the parameters of a stack outside of its layers: tables of score biases, and those of its kinds of
     attention."""
     if not layers:
@@ -127,7 +127,7 @@ def linears_beside(block: Block, size: Size, layers: range) -> Iterator[LinearSh
         yield from costs_class(record).stack_linears(record, block, size, layers)
 
 
-def norms_beside(block: Block, layers: range) -> int:
+def num_norms_outside_layers(block: Block, layers: range) -> int:
     """Return the number of norms of a stack besides those of its layers."""
     return sum(costs_class(record).stack_norms(record, layers) for record in dict.fromkeys(block.attentions))
 

@@ -91,7 +91,7 @@ class Mask:
         return attended & near
 
     @functools.cached_property
-    def unmarked(self) -> Mask:
+    def without_global_tokens(self) -> Mask:
         """Return the attention mask without global tokens."""
         return replace(self, marks=None)
 
@@ -108,11 +108,11 @@ class Mask:
         )
         attended = self.attends(batch, head, query, key).expand(rows, heads, *self.length)
         if self.target_positions is not None:
-            beside = self._beside(self.target_positions)
+            beside = self._query_stream_mask(self.target_positions)
             attended = torch.cat([attended.expand(len(beside), -1, -1, -1), beside], 2)
         return attended if self.cache is None else self._with_cache(attended, self.cache)
 
-    def _beside(self, positions: Tensor) -> Tensor:
+    def _query_stream_mask(self, positions: Tensor) -> Tensor:
         """Return the attention mask of the query stream, [B, 1, A, K]."""
         if self.order is None:
             raise UserError(
@@ -142,7 +142,7 @@ class Mask:
         return torch.cat([there, attended.expand(len(there), -1, -1, -1)], 3)
 
     @functools.cached_property
-    def apart(self) -> Tensor | None:
+    def in_other_segment(self) -> Tensor | None:
         """Return which keys, recurrence cache included, are in another segment than the query: [B, Q, K]."""
         if self.segments is None:
             return None

@@ -104,15 +104,15 @@ class _Rotate(torch.autograd.Function):
     def forward(ctx: Any, x_SBHF: Tensor, turned: Tensor) -> Tensor:
         ctx.save_for_backward(turned)
         cos, sin = turned
-        return _turn(x_SBHF, cos, sin, sign=1)
+        return _rotate_pairs(x_SBHF, cos, sin, sign=1)
 
     @staticmethod
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor, None]:
         cos, sin = ctx.saved_tensors[0]
-        return _turn(d_outputs[0], cos, sin, sign=-1), None
+        return _rotate_pairs(d_outputs[0], cos, sin, sign=-1), None
 
 
-def _turn(x_SBHF: Tensor, cos: Tensor, sin: Tensor, *, sign: int) -> Tensor:
+def _rotate_pairs(x_SBHF: Tensor, cos: Tensor, sin: Tensor, *, sign: int) -> Tensor:
     turned = torch.empty_like(x_SBHF)
     (first, second), (low, high) = x_SBHF.chunk(2, dim=-1), turned.chunk(2, dim=-1)
     torch.addcmul(first * cos, second, sin, value=-sign, out=low)

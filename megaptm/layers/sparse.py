@@ -95,7 +95,7 @@ def attend_by_tiles(
     extra = (None, None) if marked is None else (marked.take(k_SBHK), marked.take(v_SBHK))
     # Sampled from the caller's generator. The backward pass repeats the dropout masks from it.
     seed = next_seed(q_SBHK.device) if dropout else 0
-    mixed: Tensor = _ByTiles.apply(q_SBHK, k_SBHK, v_SBHK, *extra, _Work(mask, marked, scale, dropout, seed))
+    mixed: Tensor = _ByTiles.apply(q_SBHK, k_SBHK, v_SBHK, *extra, _TileInputs(mask, marked, scale, dropout, seed))
     return mixed
 
 
@@ -129,7 +129,7 @@ def _tiles_on(pattern: Pattern, length: int, device: torch.device, mode: object)
 
 
 @dataclass(frozen=True)
-class _Work:
+class _TileInputs:
     """Inputs of the forward and backward pass of attention over tiles that have no gradients."""
 
     mask: Mask
@@ -148,11 +148,11 @@ class _ByTiles(torch.autograd.Function):
         v_SBHK: Tensor,
         k_GBHK: Tensor | None,
         v_GBHK: Tensor | None,
-        work: _Work,
+        work: _TileInputs,
     ) -> Tensor:
         ctx.save_for_backward(q_SBHK, k_SBHK, v_SBHK, k_GBHK, v_GBHK)
         ctx.work = work
-        keys, values = _Side(k_SBHK, k_GBHK, work.mask), _Side(v_SBHK, v_GBHK, work.mask)
+        keys, values = _KeysOrValues(k_SBHK, k_GBHK, work.mask), _KeysOrValues(v_SBHK, v_GBHK, work.mask)
         mixed_SBHK = torch.empty(q_SBHK.shape, dtype=q_SBHK.dtype, device=q_SBHK.device)
         mixed_SNK = mixed_SBHK.flatten(1, 2)
         for tile, _, _, weights, drop in _weights(q_SBHK, keys, work):
@@ -163,9 +163,9 @@ class _ByTiles(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_SBHK: Tensor) -> tuple[Tensor | None, ...]:
-        work: _Work = ctx.work
+        work: _TileInputs = ctx.work
         q_SBHK, k_SBHK, v_SBHK, k_GBHK, v_GBHK = ctx.saved_tensors
-        keys, values = _Side(k_SBHK, k_GBHK, work.mask), _Side(v_SBHK, v_GBHK, work.mask)
+        keys, values = _KeysOrValues(k_SBHK, k_GBHK, work.mask), _KeysOrValues(v_SBHK, v_GBHK, work.mask)
         grad_q_SBHK = torch.empty(q_SBHK.shape, dtype=q_SBHK.dtype, device=q_SBHK.device)
         grad_q_SNK, grad_SNK = grad_q_SBHK.flatten(1, 2), grad_SBHK.flatten(1, 2)
         for tile, q, k, weights, drop in _weights(q_SBHK, keys, work):
@@ -182,7 +182,9 @@ class _ByTiles(torch.autograd.Function):
         return grad_q_SBHK, grad_k, grad_v, grad_marked_k, grad_marked_v, None
 
 
-def _weights(q_SBHK: Tensor, keys: _Side, work: _Work) -> Iterator[tuple[_Tile, Tensor, Tensor, Tensor, Tensor | None]]:
+def _weights(
+    q_SBHK: Tensor, keys: _KeysOrValues, work: _TileInputs
+) -> Iterator[tuple[_Tile, Tensor, Tensor, Tensor, Tensor | None]]:
     """Yield each tile, its scaled queries [N, q, K] and keys [N, k + G, K], its attention weights [N, q, k + G] and
     dropout factors."""
     q_SNK, tile_masks = q_SBHK.flatten(1, 2), _TileMask(work, q_SBHK)
@@ -203,7 +205,7 @@ def _weights(q_SBHK: Tensor, keys: _Side, work: _Work) -> Iterator[tuple[_Tile, 
 class _TileMask:
     """Attention mask within a tile."""
 
-    def __init__(self, work: _Work, q_SBHK: Tensor) -> None:
+    def __init__(self, work: _TileInputs, q_SBHK: Tensor) -> None:
         self.mask, self.marked = work.mask, work.marked
         self.positions = torch.arange(len(q_SBHK), device=q_SBHK.device)
         self.rows = torch.arange(q_SBHK.shape[1], device=q_SBHK.device)[:, None, None, None]
@@ -221,8 +223,11 @@ class _TileMask:
         if self.marked is None or self.mask.marks is None:
             return attended
         # Global keys are compared once, beside the tile's own keys.
-        unmarked = self.mask.marks[self.rows, key] == 0
-        own, beside = unmarked if attended is None else attended & unmarked, self.marked.keys_attended(self.mask, query)
+        without_global_tokens = self.mask.marks[self.rows, key] == 0
+        own, beside = (
+            without_global_tokens if attended is None else attended & without_global_tokens,
+            self.marked.keys_attended(self.mask, query),
+        )
         shape = (*own.shape[:2], len(query))
         return torch.cat([own.expand(*shape, -1), beside.expand(*shape, -1)], dim=3)
 
@@ -242,18 +247,20 @@ class _TileMask:
             within = (key < len(self.positions)).expand(1, -1, len(query), -1) if ragged else None
             if tile.exact:
                 return within
-            attended = self.mask.unmarked.by_position(zero, zero, query, key.clamp(max=len(self.positions) - 1))
+            attended = self.mask.without_global_tokens.by_position(
+                zero, zero, query, key.clamp(max=len(self.positions) - 1)
+            )
             return attended if within is None else attended & within
         if tile.exact:
             return None
         # The mask of a window depends only on relative positions.
         at = (tile.queries.start - tile.keys.start, len(query), len(key))
         if at not in self.windows:
-            self.windows[at] = self.mask.unmarked.by_position(zero, zero, query, key)[None, None]
+            self.windows[at] = self.mask.without_global_tokens.by_position(zero, zero, query, key)[None, None]
         return self.windows[at]
 
 
-class _Side:
+class _KeysOrValues:
     """Keys or values, with those of global positions appended, and their float32 gradients."""
 
     def __init__(self, x_SBHK: Tensor, x_GBHK: Tensor | None, mask: Mask) -> None:

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megaptm.layers.accumulate import Lookup
+from megaptm.layers.accumulate import EmbeddingLookup
 from megaptm.layers.costs import LinearShape
 
 
@@ -91,7 +91,7 @@ class Embedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(rows, width))
 
     def forward(self, ids: Tensor) -> Tensor:
-        looked_up: Tensor = Lookup.apply(ids, self.weight)
+        looked_up: Tensor = EmbeddingLookup.apply(ids, self.weight)
         return looked_up
 
 
@@ -105,7 +105,7 @@ class HeadTable(nn.Module):
         self.weight = nn.Parameter(torch.empty(buckets, heads))
 
     def forward(self, ids: Tensor) -> Tensor:
-        looked_up: Tensor = Lookup.apply(ids, self.weight)
+        looked_up: Tensor = EmbeddingLookup.apply(ids, self.weight)
         return looked_up
 
 

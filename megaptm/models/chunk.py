@@ -73,5 +73,5 @@ def _embeds(spec: ModelSpec, stack: str, final_stacks: tuple[str, ...], *, first
 def _is_here(spec: ModelSpec, head: str, layers: dict[str, range], final_stacks: tuple[str, ...], last: bool) -> bool:
     """Whether a chunk with these layers has everything that a head of the model reads."""
     if head in spec.family.sampled.heads.values():
-        return spec.readings(head)[0].stack in final_stacks
-    return all(last if layer is None else layer in layers.get(stack, ()) for stack, layer in spec.readings(head))
+        return spec.head_inputs(head)[0].stack in final_stacks
+    return all(last if layer is None else layer in layers.get(stack, ()) for stack, layer in spec.head_inputs(head))

@@ -15,7 +15,7 @@ from megaptm.layers.costs import LinearShape
 from megaptm.layers.norm import Norm
 from megaptm.layers.positions import sinusoid
 from megaptm.layers.split import Dropout, Embedding, Linear
-from megaptm.models.embed_costs import input_costs, token_costs, widening
+from megaptm.models.embed_costs import input_costs, token_costs, widening_projections
 from megaptm.plugins import load_class
 from megaptm.spec import Family, InputSpec, ModelSpec
 
@@ -93,7 +93,7 @@ class Embed(nn.Module):
             name: f"{name}_widen" if name in family.sampled.heads else f"{family.prefixes[name]}widen"
             for name in stacks
         }
-        for name, linear in widening(spec).items():
+        for name, linear in widening_projections(spec).items():
             if name in stacks:
                 self.add_module(self.widenings[name], Linear.of(linear))
 

@@ -29,7 +29,7 @@ class InputCosts:
         return 0
 
     @property
-    def products(self) -> tuple[tuple[LinearShape, bool], ...]:
+    def applied_linears(self) -> tuple[tuple[LinearShape, bool], ...]:
         """Return the linear layers of the input that are applied to each position, and whether the layer's own input
         gets a gradient."""
         return ()
@@ -44,7 +44,8 @@ class InputCosts:
         """Return the multiply-adds of a sequence in the linear layers of the input: in those whose own input gets a
         gradient, and in the others."""
         with_gradient, without = (
-            positions * sum(linear.weights for linear, has_gradient in self.products if has_gradient is needs_gradient)
+            positions
+            * sum(linear.weights for linear, has_gradient in self.applied_linears if has_gradient is needs_gradient)
             for needs_gradient in (True, False)
         )
         return with_gradient, without
@@ -146,10 +147,10 @@ def input_linears(spec: ModelSpec, stacks: Collection[str]) -> Iterator[LinearSh
         if family.stacks[name].position == "learned":
             yield LinearShape(spec.table_width(name), spec.positions_of(name), False)
     yield from [LinearShape(width, 1, False)] * sum(family.stacks[name].query_stream for name in stacks)
-    yield from (linear for name, linear in widening(spec).items() if name in stacks)
+    yield from (linear for name, linear in widening_projections(spec).items() if name in stacks)
 
 
-def widening(spec: ModelSpec) -> dict[str, LinearShape]:
+def widening_projections(spec: ModelSpec) -> dict[str, LinearShape]:
     """Return the projections of narrow embedding tables to their stacks: stack -> linear layer, if the widths
     differ."""
     if (tokens := token_costs(spec)) is not None and tokens.module:  # it has projections of its own

@@ -51,9 +51,9 @@ class HeadCosts(ABC):
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
-        self.readings = spec.readings(self.name)
+        self.head_inputs = spec.head_inputs(self.name)
         """Stacks, or layers of them, that the head reads."""
-        for stack, layer in self.readings:
+        for stack, layer in self.head_inputs:
             if stack not in spec.family.stacks:
                 raise UserError(f"{spec.name}: head {self.name} reads the {stack}, which is not one of its stacks.")
             if layer is not None and not 0 <= layer < (layers := spec.size_of(stack).layers):
@@ -74,7 +74,7 @@ class HeadCosts(ABC):
     @property
     def stack(self) -> str:
         """Return the first stack that the head reads."""
-        return self.readings[0].stack
+        return self.head_inputs[0].stack
 
     @property
     def size(self) -> Size:
@@ -150,13 +150,13 @@ class HeadCosts(ABC):
         """Return the number of logits of a position that the head computes on one of `tensor` ranks."""
         return self.spec.padded_vocabulary / tensor
 
-    def mapped(self, positions: int) -> int:
+    def num_transformed_positions(self, positions: int) -> int:
         """Return to how many of the positions that the head reads its linear layers are applied."""
         return positions
 
     def multiply_adds(self, positions: int) -> int:
         """Return the multiply-adds of the head's forward pass over `positions` of a sequence."""
-        products = self.mapped(positions) * sum(linear.weights for linear in self.linears.values())
+        products = self.num_transformed_positions(positions) * sum(linear.weights for linear in self.linears.values())
         return products + positions * sum(inputs * outputs for inputs, outputs in self.projections)
 
     def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
@@ -228,7 +228,7 @@ class RowClassHeadCosts(HeadCosts):
     def published(self) -> int:
         return self.linears["pooler"].replicated if self.pooler_published else 0
 
-    def mapped(self, positions: int) -> int:
+    def num_transformed_positions(self, positions: int) -> int:
         return 1
 
 

@@ -28,7 +28,7 @@ from megaptm.models.heads import Head, build_heads
 from megaptm.models.loss import Loss
 from megaptm.models.output import ModelOutput, States
 from megaptm.models.sample import REPLACED, SamplingHead, sample_tokens
-from megaptm.spec import EMBEDDED, Block, Family, ModelSpec, Reading
+from megaptm.spec import EMBEDDED, Block, Family, HeadInput, ModelSpec
 
 NONE_ENDED: Mapping[str, Tensor] = MappingProxyType({})
 NO_CACHES: Mapping[str, StackCache] = MappingProxyType({})
@@ -103,7 +103,7 @@ class Model(nn.Module):
         for name, block in family.stacks.items():
             if layers := self.chunk.layers[name]:
                 self.add_module(name, _stack(spec, name, block, layers))
-        for reading in chain(*map(spec.readings, self.chunk.heads)):
+        for reading in chain(*map(spec.head_inputs, self.chunk.heads)):
             if (read := self.stack(reading.stack)) is not None and reading.layer is not None:
                 read.read |= {reading.layer}
         if self.chunk.last or self.chunk.heads:
@@ -130,18 +130,18 @@ class Model(nn.Module):
         which records the inputs of the layers.
         """
         streams, inner = self._run(batch, x, caches=caches)
-        batch = self._answered(batch, streams)
+        batch = self._with_sampled_labels(batch, streams)
         labeled = {name: head for name, head in self._heads().items() if HEADS[name].label_field in batch}
         if not self.chunk.last:
-            filled = [self._filled(stream) for stream in streams.values()]
+            filled = [self._pad_to_width(stream) for stream in streams.values()]
             stream = torch.cat(filled) if len(filled) > 1 else filled[0]
             if labeled and not features:
-                read = self._read(streams, inner, labeled)
+                read = self._head_streams(streams, inner, labeled)
                 stream = self.add_losses(stream, self._losses(labeled, read, batch))
             return ModelOutput(stream=stream)
         if features:
             contrasting = {name: head for name, head in (labeled or self._heads()).items() if HEADS[name].contrasts}
-            read = self._read(streams, inner, contrasting)
+            read = self._head_streams(streams, inner, contrasting)
             return ModelOutput(
                 features={
                     name: cast(ContrastHead, head).features(*read[name], batch=batch)
@@ -150,7 +150,7 @@ class Model(nn.Module):
             )
         if not labeled:
             return ModelOutput(logits=self._logits(streams, inner, batch))
-        read = self._read(streams, inner, labeled)
+        read = self._head_streams(streams, inner, labeled)
         return ModelOutput(losses=self._losses(labeled, read, batch), states=States(streams, inner))
 
     def states(self, batch: dict[str, Tensor], *, caches: Mapping[str, StackCache] = NO_CACHES) -> States:
@@ -179,7 +179,7 @@ class Model(nn.Module):
         name = next(iter(self.spec.family.sampled.heads), next(iter(self.spec.family.stacks)))
         stack = self.stack(name)
         assert stack is not None
-        batch = self._alone(batch)
+        batch = self._without_query_stream(batch)
         mask = self_mask(batch, "", stack.block.visibility, block=stack.block)
         x = self.embed(batch, name, self.scatter_sequence)
         x = stack(x, StackInputs(mask, positions=batch.get("positions"), decode=False))
@@ -191,10 +191,10 @@ class Model(nn.Module):
             if begin_step := getattr(head, "begin_step", None):
                 begin_step(seed=seed, step=step)
 
-    def answered(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def with_sampled_labels(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the batch with labels that depend on sampling (ELECTRA: which tokens were replaced). The model must be
         complete."""
-        return self._answered(batch, self._run(batch, None)[0])
+        return self._with_sampled_labels(batch, self._run(batch, None)[0])
 
     def logits(
         self,
@@ -210,7 +210,7 @@ class Model(nn.Module):
         sides and the temperature, [B, 2 E + 1]. `ended`: stack -> its output [S, B, D], if already computed. `caches`
         as in `forward`. With a query stream the logits are those of the content stream; `target_logits` returns both.
         """
-        batch = self._alone(batch)
+        batch = self._without_query_stream(batch)
         return self._logits(*self._run(batch, x, ended, caches), batch)
 
     def target_logits(
@@ -219,7 +219,7 @@ class Model(nn.Module):
         """Return the logits of content stream and query stream, [B, S + A, vocabulary]."""
         return self._logits(*self._run(batch, None, caches=caches), batch)
 
-    def _alone(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _without_query_stream(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the batch without the fields of the query stream."""
         if not any(block.query_stream for block in self.spec.family.stacks.values()):
             return batch
@@ -240,36 +240,38 @@ class Model(nn.Module):
         return caches
 
     def _logits(
-        self, streams: dict[str, Tensor], inner: dict[Reading, Tensor], batch: dict[str, Tensor]
+        self, streams: dict[str, Tensor], inner: dict[HeadInput, Tensor], batch: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        read, logits = self._read(streams, inner, self._heads()), {}
+        read, logits = self._head_streams(streams, inner, self._heads()), {}
         for name, head in self._heads().items():
             if isinstance(head, ContrastHead):
                 logits[name] = head.features(*read[name], batch=batch)
             else:
-                logits[name] = head.logits(*read[name], tied=self._table_of(name))
+                logits[name] = head.logits(*read[name], tied=self._tied_table(name))
         return logits
 
     def _losses(
         self, heads: dict[str, Head], read: dict[str, tuple[Tensor, ...]], batch: dict[str, Tensor]
     ) -> dict[str, Loss]:
-        return {name: head.loss(*read[name], batch=batch, tied=self._table_of(name)) for name, head in heads.items()}
+        return {name: head.loss(*read[name], batch=batch, tied=self._tied_table(name)) for name, head in heads.items()}
 
-    def _read(
-        self, streams: dict[str, Tensor], inner: dict[Reading, Tensor], heads: Iterable[str]
+    def _head_streams(
+        self, streams: dict[str, Tensor], inner: dict[HeadInput, Tensor], heads: Iterable[str]
     ) -> dict[str, tuple[Tensor, ...]]:
         """Return the streams that each head of the model reads: head -> streams. Each stream is gathered once."""
-        readings = {name: self.spec.readings(name) for name in heads}
+        head_inputs = {name: self.spec.head_inputs(name) for name in heads}
         gathered = {
             reading: self.gather_sequence(inner[reading] if reading in inner else streams[reading.stack])
-            for reading in dict.fromkeys(chain(*readings.values()))
+            for reading in dict.fromkeys(chain(*head_inputs.values()))
         }
-        return {name: tuple(gathered[reading] for reading in head_readings) for name, head_readings in readings.items()}
+        return {
+            name: tuple(gathered[reading] for reading in head_readings) for name, head_readings in head_inputs.items()
+        }
 
     def _heads(self) -> dict[str, Head]:
         return {} if self.head is None else cast(dict[str, Head], dict(self.head.items()))
 
-    def _table_of(self, head: str) -> Any:
+    def _tied_table(self, head: str) -> Any:
         """Return the tied weight of a head of the model."""
         if not (name := HEADS[head].tied_input):
             return self.table
@@ -288,15 +290,15 @@ class Model(nn.Module):
         x: Tensor | None,
         ended: Mapping[str, Tensor] = NONE_ENDED,
         caches: Mapping[str, StackCache] = NO_CACHES,
-    ) -> tuple[dict[str, Tensor], dict[Reading, Tensor]]:
+    ) -> tuple[dict[str, Tensor], dict[HeadInput, Tensor]]:
         """Run the layers of this chunk from the embedding, or from the previous chunk's stream. Skip stacks in `ended`.
         Return the streams and the layer outputs that heads read."""
         prefixes = self.spec.family.prefixes
-        inner: dict[Reading, Tensor] = {}
-        streams = self._embed(batch, ended) if x is None else self._divide(batch, x)
+        inner: dict[HeadInput, Tensor] = {}
+        streams = self._embed(batch, ended) if x is None else self._split_stream(batch, x)
         for name, prefix in prefixes.items():
             if name in self.spec.family.sampled.heads and name in self.chunk.embedded_stacks:
-                inner |= self._draw(name, batch, streams)
+                inner |= self._embed_sampled_tokens(name, batch, streams)
             if (stack := self.stack(name)) is None or name in ended:
                 continue
             if (cache := caches.get(name)) is not None and "reset_state" in batch:
@@ -308,7 +310,7 @@ class Model(nn.Module):
             outputs: dict[int, Tensor] = {EMBEDDED: streams[name]} if EMBEDDED in stack.read else {}
             inputs = StackInputs(mask, memory, memory_mask, batch.get(f"{prefix}positions"), outputs=outputs)
             streams[name] = stack(streams[name], inputs)
-            inner |= {Reading(name, layer): output for layer, output in outputs.items()}
+            inner |= {HeadInput(name, layer): output for layer, output in outputs.items()}
         return streams, inner
 
     def stack(self, name: str) -> BaseStack | None:
@@ -329,7 +331,9 @@ class Model(nn.Module):
                 streams[name] = self.embed(batch, name, self.scatter_sequence)
         return streams
 
-    def _draw(self, name: str, batch: dict[str, Tensor], streams: dict[str, Tensor]) -> dict[Reading, Tensor]:
+    def _embed_sampled_tokens(
+        self, name: str, batch: dict[str, Tensor], streams: dict[str, Tensor]
+    ) -> dict[HeadInput, Tensor]:
         """Sample tokens from the head of an earlier stack for a stack that reads them, and embed them. Return the
         stream that the sampling head read. In its place the stream carries marks of replaced positions."""
         assert self.embed is not None
@@ -341,9 +345,9 @@ class Model(nn.Module):
             marks_SB1 = self.scatter_sequence(changed_BS.t()[:, :, None].to(ended.dtype))
         streams[name] = self.embed({**batch, field: tokens}, name, self.scatter_sequence)
         streams[source] = marks_SB1.expand_as(ended)
-        return {Reading(source, None): ended}
+        return {HeadInput(source, None): ended}
 
-    def _answered(self, batch: dict[str, Tensor], streams: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _with_sampled_labels(self, batch: dict[str, Tensor], streams: dict[str, Tensor]) -> dict[str, Tensor]:
         if not self.chunk.last or REPLACED not in batch:
             return batch
         for name in self.spec.family.sampled.heads:
@@ -352,14 +356,14 @@ class Model(nn.Module):
             batch = {**batch, REPLACED: torch.where(batch[REPLACED] == IGNORED, IGNORED, changed_BS.long())}
         return batch
 
-    def _divide(self, batch: dict[str, Tensor], x: Tensor) -> dict[str, Tensor]:
+    def _split_stream(self, batch: dict[str, Tensor], x: Tensor) -> dict[str, Tensor]:
         """Divide the concatenated stream between chunks into stacks. Ranks may hold a part of each."""
         parts = stream_lengths(batch, self.spec.family)
         lengths = [*parts.values()]
         streams = zip(parts, x.split([n * len(x) // sum(lengths) for n in lengths]), strict=True)
         return {name: stream[..., : self.spec.size_of(name).width] for name, stream in streams}
 
-    def _filled(self, stream_SBD: Tensor) -> Tensor:
+    def _pad_to_width(self, stream_SBD: Tensor) -> Tensor:
         """Pad a stream between chunks with zeros to the width of the widest stack."""
         missing = self.spec.width - stream_SBD.shape[-1]
         return F.pad(stream_SBD, (0, missing)) if missing else stream_SBD

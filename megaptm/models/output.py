@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from megaptm.models.loss import Loss
-from megaptm.spec import Reading
+from megaptm.spec import HeadInput
 
 
 class States(NamedTuple):
@@ -19,7 +19,7 @@ class States(NamedTuple):
 
     streams: Mapping[str, Tensor]
     """Stack -> output of the stack."""
-    inner: Mapping[Reading, Tensor]
+    inner: Mapping[HeadInput, Tensor]
     """Outputs of single layers."""
 
 

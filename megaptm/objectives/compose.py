@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from megaptm.errors import UserError, missing_space_advice, must_be, nearest, shown_value
+from megaptm.errors import UserError, describe_invalid_value, missing_space_advice, nearest, shown_value
 from megaptm.objectives.composed import CONSTANT_ONE, Composed, StepValue, Task, values_by_step
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.named_file import FILE
@@ -219,7 +219,7 @@ def _build_task(label: str, options: Mapping[str, Any]) -> BaseObjective:
         where = ".".join(map(str, ("objective", label, *details["loc"])))
         if details["type"] == "missing":
             raise UserError(f"{where} is missing from {shown_value(details['input'])}: add it.") from None
-        raise UserError(f"{where} {must_be(details)}") from None
+        raise UserError(f"{where} {describe_invalid_value(details)}") from None
     except UserError:
         raise
     except Exception as error:  # custom class: abstract, with options that no config can express, or with a bug

@@ -18,6 +18,6 @@ class NamedMixture(Composed):
         return self.label
 
 
-def third(parts: int = 1) -> StepValue:
+def share_of_third(parts: int = 1) -> StepValue:
     """Return the share of a task in a mixture: one of `parts` equal parts of a third."""
     return StepValue((0,), (1 / (3 * parts),))

@@ -277,7 +277,7 @@ class BaseObjective(ABC):
         elif "mask" in self.required_tokens:
             remedy += ", or with tokenizer.specials=roberta (bert, albert, deberta)"
         refuse_missing_tokens(self, special, remedy=remedy)
-        if not len(special.ordinary):
+        if not len(special.ordinary_ids):
             raise UserError("the tokenizer has only special tokens: build the corpus with another tokenizer.")
         if (raw := self.raw_length(sequence)) < 3:
             raise UserError(f"data.sequence ({sequence}) leaves room for {raw} tokens of text: raise it.")

@@ -46,9 +46,9 @@ def replace_hidden(
 ) -> np.ndarray:
     """Replace masked tokens. `uniforms`: a uniform number in [0, 1) for each."""
     replaced = tokens[hidden]
-    replaced[uniforms < mask_token_prob] = special.blank
+    replaced[uniforms < mask_token_prob] = special.mask_or_sentinel
     is_random = (uniforms >= mask_token_prob) & (uniforms < mask_token_prob + random_token_prob)
-    replaced[is_random] = rng.choice(special.ordinary, np.count_nonzero(is_random))
+    replaced[is_random] = rng.choice(special.ordinary_ids, np.count_nonzero(is_random))
     shown = tokens.copy()
     shown[hidden] = replaced
     return shown

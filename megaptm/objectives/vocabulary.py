@@ -44,7 +44,7 @@ class SpecialTokens:
         return [getattr(self, role) for role in roles]
 
     @property
-    def blank(self) -> int | None:
+    def mask_or_sentinel(self) -> int | None:
         """Return the id that replaces masked tokens: the mask token, or the first sentinel (T5)."""
         return self.sentinels[0] if self.mask is None and self.sentinels else self.mask
 
@@ -67,6 +67,6 @@ class SpecialTokens:
         return {}
 
     @cached_property
-    def ordinary(self) -> np.ndarray:
+    def ordinary_ids(self) -> np.ndarray:
         """Return the ids from which random replacements are sampled, int64 [size - len(specials)]."""
         return np.flatnonzero(~self.is_special)

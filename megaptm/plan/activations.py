@@ -33,7 +33,7 @@ def layer_bytes(work: Workload, stack: str, block: Block | None = None, *, recom
     size, element = work.spec.size_of(stack), work.element_bytes
     subs = sublayers(block, size, memory_width(work.spec, stack))
     if not block.residual.saves_activations:
-        return work.layout.microbatch * subs[0].costs.chosen_bytes(work.lengths[stack]) / work.layout.tensor
+        return work.layout.microbatch * subs[0].costs.chosen_pairs_bytes(work.lengths[stack]) / work.layout.tensor
     if recompute == "full":
         return work.layout.microbatch * work.lengths[stack] * size.width * element / work.sequence_parts
     return sum(_sublayer(work, stack, block, sub, recompute) for sub in subs)
@@ -71,7 +71,7 @@ def _scores(work: Workload, costs: LayerCosts, queries: str, keys: str, recomput
         # Softmax, dropout mask and result of dropout: 5 bytes per score in bfloat16.
         drops = costs.block.attentions[0].dropout_rate(work.spec.dropout) > 0
         return pairs * size.heads * (2 * element + 1 if drops else element) / layout.tensor
-    if costs.tiled(query_positions):
+    if costs.computes_only_tiles(query_positions):
         return 0.0
     # Without a learned bias each layer converts the boolean mask to numbers, which heads share.
     if costs.scored:

@@ -53,7 +53,7 @@ class OperationTime:
 
 
 @dataclass(frozen=True)
-class Passes:
+class PassTimes:
     """Seconds of the forward pass, the backward pass, and recomputation (for the backward pass, or after a features
     pass)."""
 
@@ -61,11 +61,11 @@ class Passes:
     backward: OperationTime
     recompute: OperationTime = OperationTime()
 
-    def __add__(self, other: Passes) -> Passes:
-        return Passes(self.forward + other.forward, self.backward + other.backward, self.recompute + other.recompute)
+    def __add__(self, other: PassTimes) -> PassTimes:
+        return PassTimes(self.forward + other.forward, self.backward + other.backward, self.recompute + other.recompute)
 
-    def __mul__(self, times: float) -> Passes:
-        return Passes(self.forward * times, self.backward * times, self.recompute * times)
+    def __mul__(self, times: float) -> PassTimes:
+        return PassTimes(self.forward * times, self.backward * times, self.recompute * times)
 
     @property
     def total(self) -> float:
@@ -83,13 +83,13 @@ def time_stage(
     machine: Machine,
     work: Workload,
     chunks: list[ModelChunk],
-    layers: dict[tuple[str, Block, str], Passes] | None = None,
-) -> Passes:
+    layers: dict[tuple[str, Block, str], PassTimes] | None = None,
+) -> PassTimes:
     """Return the planned seconds of one micro-batch in all chunks of a stage.
 
     `layers`: cache of layers that other stages have too; layers of this stage are added to it.
     """
-    total = Passes(OperationTime(), OperationTime())
+    total = PassTimes(OperationTime(), OperationTime())
     layers = {} if layers is None else layers
     for chunk in chunks:
         for name, span in chunk.layers.items():
@@ -104,27 +104,29 @@ def time_stage(
             if head.name in chunk.heads:
                 total += time_head(machine, work, head)
     return (
-        total if not work.features_pass else total + Passes(OperationTime(), OperationTime(), recompute=total.forward)
+        total
+        if not work.features_pass
+        else total + PassTimes(OperationTime(), OperationTime(), recompute=total.forward)
     )
 
 
 def time_layer(
     machine: Machine, work: Workload, stack: str, block: Block | None = None, *, recompute: str | None = None
-) -> Passes:
+) -> PassTimes:
     """Return the planned seconds of one layer of a stack for one micro-batch. `block`: block of that layer; None: the
     first layer's. `recompute`: None for `work.recompute`."""
     recompute = work.recompute if recompute is None else recompute
     block = work.spec.family.stacks[stack].at(0) if block is None else block
-    passes, core, again = Passes(OperationTime(), OperationTime()), OperationTime(), OperationTime()
+    passes, core, again = PassTimes(OperationTime(), OperationTime()), OperationTime(), OperationTime()
     subs = sublayers(block, work.spec.size_of(stack), memory_width(work.spec, stack))
     for sub in subs:
         keys = block.cross if sub.name == "cross" and block.cross else stack
         own = _linears(machine, work, sub, stack, keys)
         if sub.costs.features:
             attention = _attention(machine, work, sub.costs, stack, keys)
-            if hashing := sub.costs.hashing(work.lengths[stack]):
+            if hashing := sub.costs.hash_multiply_adds(work.lengths[stack]):
                 seconds = 2 * work.layout.microbatch * hashing / work.layout.tensor / machine.peak(work.precision)
-                own += Passes(OperationTime(attention=seconds / machine.efficiency.matmul), OperationTime())
+                own += PassTimes(OperationTime(attention=seconds / machine.efficiency.matmul), OperationTime())
             own += attention
             if sub.name == "attention":
                 core = attention.forward
@@ -134,15 +136,15 @@ def time_layer(
     passes += _elementwise(machine, work, subs, stack)
     passes += _communication(machine, work, len(subs), stack)
     if recompute == "full" or not block.residual.saves_activations:
-        return Passes(passes.forward, passes.backward, passes.forward)
+        return PassTimes(passes.forward, passes.backward, passes.forward)
     if recompute == "selective":
-        return Passes(passes.forward, passes.backward, core)
+        return PassTimes(passes.forward, passes.backward, core)
     if recompute == "attention":
-        return Passes(passes.forward, passes.backward, again)
+        return PassTimes(passes.forward, passes.backward, again)
     return passes
 
 
-def _linears(machine: Machine, work: Workload, sub: SubLayer, stack: str, keys: str) -> Passes:
+def _linears(machine: Machine, work: Workload, sub: SubLayer, stack: str, keys: str) -> PassTimes:
     tensor, forward = work.layout.tensor, 0.0
     for linear in sub.costs.linears.values():
         tokens = work.layout.microbatch * work.lengths[keys if linear.reads_memory else stack]
@@ -153,10 +155,10 @@ def _linears(machine: Machine, work: Workload, sub: SubLayer, stack: str, keys: 
         times = work.lengths[stack] if linear.sequential else 1
         forward += times * time_product(machine, work, tokens / times, inputs, outputs)
     # The gradients of input and weight have as many operations each; their operands are the same three matrices.
-    return Passes(OperationTime(products=forward), OperationTime(products=2 * forward))
+    return PassTimes(OperationTime(products=forward), OperationTime(products=2 * forward))
 
 
-def _attention(machine: Machine, work: Workload, costs: LayerCosts, queries: str, keys: str) -> Passes:
+def _attention(machine: Machine, work: Workload, costs: LayerCosts, queries: str, keys: str) -> PassTimes:
     """Return the planned seconds of attention scores, softmax, dropout and weighted values, fused in one kernel or
     computed one by one."""
     size, rows = work.spec.size_of(queries), work.layout.microbatch
@@ -165,7 +167,7 @@ def _attention(machine: Machine, work: Workload, costs: LayerCosts, queries: str
         drops = costs.block.attentions[0].dropout_rate(work.spec.dropout) > 0
         return _materialized(machine, work, pairs, size.key_width, drops=drops)
     query_positions = work.lengths[queries]
-    is_unmasked = not (work.has_mask or costs.masked(query_positions) or costs.tiled(query_positions))
+    is_unmasked = not (work.has_mask or costs.masked(query_positions) or costs.computes_only_tiles(query_positions))
     causal = costs.block.causal and queries == keys and is_unmasked
     operations = 4 * pairs * size.key_width * (0.5 if causal else 1.0)
     rate = machine.peak(work.precision) * machine.efficiency.attention
@@ -173,10 +175,10 @@ def _attention(machine: Machine, work: Workload, costs: LayerCosts, queries: str
     seconds = operations / (rate if work.software.attention == "fused" else rate / 2)
     kernel = machine.efficiency.kernel_microseconds * 1e-6
     # The backward pass recomputes the scores: five products instead of two.
-    return Passes(OperationTime(attention=seconds + kernel), OperationTime(attention=2.5 * seconds + 2 * kernel))
+    return PassTimes(OperationTime(attention=seconds + kernel), OperationTime(attention=2.5 * seconds + 2 * kernel))
 
 
-def _materialized(machine: Machine, work: Workload, pairs: float, key: int, *, drops: bool) -> Passes:
+def _materialized(machine: Machine, work: Workload, pairs: float, key: int, *, drops: bool) -> PassTimes:
     element = work.element_bytes
     rate = machine.peak(work.precision) * machine.efficiency.matmul
     products = 4 * pairs * key / rate
@@ -187,13 +189,13 @@ def _materialized(machine: Machine, work: Workload, pairs: float, key: int, *, d
     forward = pairs * (element + 2 * separate + 2 * element + dropped + element) / machine.bandwidth
     backward = pairs * (element + dropped + 3 * element + separate + 3 * element) / machine.bandwidth
     kernel = machine.efficiency.kernel_microseconds * 1e-6
-    return Passes(
+    return PassTimes(
         OperationTime(attention=products + forward + 4 * kernel),
         OperationTime(attention=2 * products + backward + 6 * kernel),
     )
 
 
-def _elementwise(machine: Machine, work: Workload, subs: Sequence[SubLayer], stack: str) -> Passes:
+def _elementwise(machine: Machine, work: Workload, subs: Sequence[SubLayer], stack: str) -> PassTimes:
     """Return the planned seconds of operations between matrix products: bytes read and written at memory bandwidth."""
     size, tensor, element = work.spec.size_of(stack), work.layout.tensor, work.element_bytes
     tokens = work.layout.microbatch * work.lengths[stack]
@@ -214,13 +216,13 @@ def _elementwise(machine: Machine, work: Workload, subs: Sequence[SubLayer], sta
     backward += weights * (8 - element if work.software.fused_gradient_sum else 8 + element)
     kernel = machine.efficiency.kernel_microseconds * 1e-6
     kernels = 5 * len(subs) + work.lengths[stack] * sum(sub.costs.kernels for sub in subs)
-    return Passes(
+    return PassTimes(
         OperationTime(memory=forward / machine.bandwidth + kernels * kernel),
         OperationTime(memory=backward / machine.bandwidth + 2 * kernels * kernel),
     )
 
 
-def _communication(machine: Machine, work: Workload, sublayers: int, stack: str) -> Passes:
+def _communication(machine: Machine, work: Workload, sublayers: int, stack: str) -> PassTimes:
     """Return the planned seconds of tensor-parallel communication of a layer that do not overlap with products.
 
     Each sub-layer sums its output over ranks in the forward pass and the gradient of its input in the backward pass.
@@ -229,7 +231,7 @@ def _communication(machine: Machine, work: Workload, sublayers: int, stack: str)
     """
     layout = work.layout
     if layout.tensor == 1:
-        return Passes(OperationTime(), OperationTime())
+        return PassTimes(OperationTime(), OperationTime())
     tokens = layout.microbatch * work.lengths[stack]
     size = tokens * work.spec.size_of(stack).width * work.element_bytes
     seconds = collective_seconds(machine, size, ranks=layout.tensor, stride=1)  # one all-gather or reduce-scatter
@@ -243,10 +245,10 @@ def _communication(machine: Machine, work: Workload, sublayers: int, stack: str)
         # The sum of the input gradient overlaps with the weight gradient. With sequence parallelism its scatter and the
         # gather of the saved input do; the gather of the output gradient does not.
         hidden, backward = backward, (seconds * sublayers if layout.sequence_parallel else 0.0)
-    return Passes(OperationTime(tensor=forward), OperationTime(tensor=backward + slowdown * hidden))
+    return PassTimes(OperationTime(tensor=forward), OperationTime(tensor=backward + slowdown * hidden))
 
 
-def time_embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> Passes:
+def time_embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> PassTimes:
     """Return the planned seconds of embedding lookups of some stacks, their sum and dropout, and the update of table
     gradients."""
     # A gradient-disentangled table has a second table.
@@ -257,37 +259,37 @@ def time_embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> P
     summed = collective_seconds(machine, size, ranks=work.layout.tensor, stride=1) * (
         1 if work.layout.sequence_parallel else 2
     )
-    passes = Passes(OperationTime(memory=seconds, tensor=summed), OperationTime(memory=2 * seconds))
+    passes = PassTimes(OperationTime(memory=seconds, tensor=summed), OperationTime(memory=2 * seconds))
     return passes + _time_appended(machine, work) if work.appended else passes
 
 
-def _time_appended(machine: Machine, work: Workload) -> Passes:
+def _time_appended(machine: Machine, work: Workload) -> PassTimes:
     """Return the planned seconds of the projections of positions after the text."""
     positions = work.layout.microbatch * work.appended
     products = [
         (time_product(machine, work, positions, linear.inputs, linear.outputs), has_gradient)
         for costs in input_costs(work.spec).values()
         if costs.record.is_appended
-        for linear, has_gradient in costs.products
+        for linear, has_gradient in costs.applied_linears
     ]
     forward = sum(seconds for seconds, _ in products)
     backward = sum(seconds * (1 + has_gradient) for seconds, has_gradient in products)
-    return Passes(OperationTime(products=forward), OperationTime(products=backward))
+    return PassTimes(OperationTime(products=forward), OperationTime(products=backward))
 
 
-def time_head(machine: Machine, work: Workload, costs: HeadCosts) -> Passes:
+def time_head(machine: Machine, work: Workload, costs: HeadCosts) -> PassTimes:
     """Return the planned seconds of a head's projections and, if it projects on the vocabulary, of that and the
     cross-entropy."""
     tensor, rows = work.layout.tensor, work.layout.microbatch
     length = work.lengths[costs.stack]
     positions = costs.positions_read(length, work.num_predicted)
-    mapped_positions = rows * costs.mapped(positions)
+    mapped_positions = rows * costs.num_transformed_positions(positions)
     linear_time = sum(
         time_product(machine, work, mapped_positions, linear.inputs, linear.outputs)
         for linear in costs.linears.values()
     )
     if not costs.projects:
-        return Passes(OperationTime(products=linear_time), OperationTime(products=2 * linear_time))
+        return PassTimes(OperationTime(products=linear_time), OperationTime(products=2 * linear_time))
     vocabulary = costs.rank_vocabulary(tensor)
     forward = linear_time + sum(
         time_product(machine, work, rows * positions, *product) for product in costs.rank_projections(tensor)
@@ -296,7 +298,7 @@ def time_head(machine: Machine, work: Workload, costs: HeadCosts) -> Passes:
     stream = rows * length * costs.width * work.element_bytes
     gathered = collective_seconds(machine, stream, ranks=tensor, stride=1)
     # Float32 copy, maximum, exponentials, their sum, division; backward: the gradient and its copy.
-    return Passes(
+    return PassTimes(
         OperationTime(products=forward, memory=30 * passes, tensor=gathered),
         OperationTime(products=2 * forward, memory=16 * passes, tensor=gathered),
     )

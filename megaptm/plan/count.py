@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megaptm.layers.layer_costs import final_norm, layer_parameters, memory_width, pretraining_table, runs, sublayers
-from megaptm.models.embed_costs import embedding_tables, inputs_read, token_costs, widening
+from megaptm.models.embed_costs import embedding_tables, inputs_read, token_costs, widening_projections
 from megaptm.models.head_costs import head_costs
 from megaptm.spec import LayerlessSpec, ModelSpec
 
@@ -22,7 +22,9 @@ def count_parameters(spec: ModelSpec | LayerlessSpec, *, with_heads: bool = Fals
     if isinstance(spec, LayerlessSpec):
         return spec.parameters
     stacks = {
-        name: block for name, block in spec.family.stacks.items() if with_heads or name not in spec.family.scaffolds
+        name: block
+        for name, block in spec.family.stacks.items()
+        if with_heads or name not in spec.family.sampling_only_stacks
     }
     differences = len(spec.family.gradient_disentangled) if with_heads else 0
     tokens = token_costs(spec)
@@ -46,7 +48,7 @@ def step_flops(
     table, once per pass, are not counted. `num_predicted`: target positions per sequence for heads that read only
     these; None: all. `appended`: positions after the text of a sequence.
     """
-    multiply_adds, past_products, input_products, hashing = 0, 0, 0, 0
+    multiply_adds, cache_multiply_adds, input_products, hashing = 0, 0, 0, 0
     for name, block in spec.family.stacks.items():
         memory = lengths[block.cross] if block.cross else 0
         size = spec.size_of(name)
@@ -60,9 +62,9 @@ def step_flops(
                 ]
                 products = sum((keys if linear.reads_memory else own) * linear.weights for linear in linears)
                 multiply_adds += layers * (products + 2 * sub.costs.pairs(own, keys) * sub.costs.features)
-                past_products += layers * sub.costs.past_products
-                hashing += layers * sub.costs.hashing(own)
-    multiply_adds += sum(lengths[name] * linear.weights for name, linear in widening(spec).items())
+                cache_multiply_adds += layers * sub.costs.cache_multiply_adds
+                hashing += layers * sub.costs.hash_multiply_adds(own)
+    multiply_adds += sum(lengths[name] * linear.weights for name, linear in widening_projections(spec).items())
     for costs, positions in inputs_read(spec, lengths, appended):
         with_gradient, without = costs.multiply_adds(positions)
         multiply_adds += with_gradient
@@ -71,4 +73,4 @@ def step_flops(
         multiply_adds += head.multiply_adds(head.positions_read(lengths[head.stack], num_predicted))
     # Keys and values of the recurrence cache, and some inputs, have weight gradients but no input gradients. Hashes
     # have no gradients.
-    return 2 * rows * (3 * multiply_adds + 2 * (past_products + input_products) + hashing)
+    return 2 * rows * (3 * multiply_adds + 2 * (cache_multiply_adds + input_products) + hashing)

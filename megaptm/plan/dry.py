@@ -36,7 +36,7 @@ class DryRunReport:
     """Planned FLOPs of a step."""
 
     @property
-    def agrees(self) -> bool:
+    def agrees_with_plan(self) -> bool:
         """Whether the counts of the dry run agree with the plan: parameters exactly, FLOPs except vocabulary padding
         and the repeated work of small heads."""
         same = all(rank.parameters == planned for rank, planned in zip(self.ranks, self.planned, strict=True))
@@ -55,7 +55,7 @@ class DryRunReport:
             for rank, planned in zip(self.ranks, self.planned, strict=True)
         ]
         return {
-            "agrees": self.agrees,
+            "agrees": self.agrees_with_plan,
             "ranks": ranks,
             "step_flops": self.counted_flops,
             "planned_step_flops": self.flops,

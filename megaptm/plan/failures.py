@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from math import sqrt
 
 from megaptm.plan.machine import Machine
-from megaptm.plan.saving import Saving
+from megaptm.plan.saving import CheckpointCost
 
 DAY = 86400.0
 
 
 @dataclass(frozen=True)
-class Failures:
+class FailureCosts:
     """Estimated costs of checkpoints and node failures, to first order in interval / time between failures (Young,
     1974)."""
 
@@ -30,8 +30,8 @@ class Failures:
 
 
 def estimate_failures(
-    machine: Machine, saving: Saving, *, nodes: int, step_seconds: float, seconds: float, every: int
-) -> Failures:
+    machine: Machine, saving: CheckpointCost, *, nodes: int, step_seconds: float, seconds: float, every: int
+) -> FailureCosts:
     """Estimate the costs of checkpoints and node failures for a run whose steps take `seconds`."""
     between = machine.node_mtbf_days * DAY / nodes
     writing = saving.seconds - saving.stall  # during steps, which a failure loses too
@@ -44,7 +44,7 @@ def estimate_failures(
 
     best = min(max(sqrt(2 * saving.stall * between), writing, step_seconds), seconds)
     at_config = max(goodput(min(every * step_seconds, seconds)), 1e-9)
-    return Failures(
+    return FailureCosts(
         restart_seconds=restart,
         mtbf_hours=between / 3600,
         expected=seconds / at_config / between,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megaptm.config import Config, resolve
-from megaptm.layers.kernel_choice import ComputeDevice, KernelChoice, choose, works_of
+from megaptm.layers.kernel_choice import ComputeDevice, KernelChoice, attention_works, choose
 from megaptm.spec import LayerlessSpec
 
 
@@ -16,5 +16,5 @@ def attention_kernels(config: Config, device: str) -> list[tuple[str, KernelChoi
         return []
     batch = config.batch_spec
     here = ComputeDevice(device, deterministic=config.train.deterministic)
-    works = works_of(spec, batch, config.train.precision)
+    works = attention_works(spec, batch, config.train.precision)
     return [(work.name, choose(work, here, config.train.attention_kernel)) for work in works]

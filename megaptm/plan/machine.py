@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 from megaptm.config.schema import Count, Section
 from megaptm.config.shipped import CONFIGS
 from megaptm.config.yamls import read_file
-from megaptm.errors import UserError, must_be, nearest
+from megaptm.errors import UserError, describe_invalid_value, nearest
 
 # Plausible ranges of devices, links and disks; outside of them formulas overflow.
 Positive = Annotated[float, Field(ge=1e-6, le=1e9)]
@@ -37,7 +37,7 @@ class Efficiency(Section):
     """Source of these measurements."""
 
 
-class Link(Section):
+class DeviceLink(Section):
     """Network link between devices of a machine."""
 
     gigabytes_per_second: Positive
@@ -64,9 +64,9 @@ class Machine(Section):
     teraflops: dict[str, Positive]
     """Peak dense TFLOP/s by number format (bf16, fp16, fp32)."""
     efficiency: Efficiency
-    intra_node: Link
+    intra_node: DeviceLink
     """Link between devices of a node."""
-    inter_node: Link
+    inter_node: DeviceLink
     """Link between nodes: one device's share of the node's network."""
     host_gib: Positive | None = None
     """Memory of a node's CPUs in GiB. None if the device is a CPU."""
@@ -142,4 +142,4 @@ def _error_sentence(error: ValidationError, origins: dict[str, str], path: str) 
         return f"{where}: unknown key {key}; a machine has {', '.join(Machine.model_fields)}."
     if details["type"] == "missing":
         return f"{where}: {key} is missing."
-    return f"{where}: {key} {must_be(details)}"
+    return f"{where}: {key} {describe_invalid_value(details)}"

@@ -10,7 +10,7 @@ from math import prod
 
 from megaptm.config import Config, OptimizerConfig, resolve_model
 from megaptm.layers.costs import LinearShape
-from megaptm.layers.layer_costs import linears_beside, memory_width, own_sublayers, pretraining_table
+from megaptm.layers.layer_costs import linears_outside_layers, memory_width, own_sublayers, pretraining_table
 from megaptm.models.chunk import ModelChunk, chunks
 from megaptm.models.embed_costs import input_costs, input_linears, token_costs
 from megaptm.models.head_costs import head_costs
@@ -100,6 +100,6 @@ def _layer_matrices(spec: ModelSpec, chunk: ModelChunk) -> Iterator[LinearShape]
         block, size = spec.family.stacks[name], spec.size_of(name)
         for sub in own_sublayers(block, size, layers, memory_width(spec, name)):
             yield from sub.costs.linears.values()
-        yield from linears_beside(block, size, layers)
+        yield from linears_outside_layers(block, size, layers)
         if table := pretraining_table(spec, name, layers):
             yield table

@@ -8,10 +8,10 @@ from typing import Any
 
 from megaptm.config import Config
 from megaptm.plan.count import count_parameters
-from megaptm.plan.failures import DAY, Failures, estimate_failures
+from megaptm.plan.failures import DAY, FailureCosts, estimate_failures
 from megaptm.plan.machine import Machine
 from megaptm.plan.memory import Memory, estimate_memory, fullest_stage
-from megaptm.plan.saving import Saving, estimate_saving
+from megaptm.plan.saving import CheckpointCost, estimate_checkpoint_cost
 from megaptm.plan.step import StepTime, estimate_step
 from megaptm.plan.workload import Workload, make_workload
 
@@ -37,8 +37,8 @@ class Plan:
     seconds: float
     """Seconds of all steps without failures; steps of a batch ramp take less than `step`."""
     every: int
-    saving: Saving
-    failures: Failures
+    saving: CheckpointCost
+    failures: FailureCosts
 
     @property
     def fullest_stage(self) -> int:
@@ -132,7 +132,7 @@ def make_plan(config: Config, machine: Machine) -> Plan:
         number * (timed if size == work.batch else estimate_step(machine, replace(work, batch=size))).seconds
         for size, number in batches.sizes(train.phase_start, train.steps).items()
     )
-    saved = estimate_saving(config, machine, parameters)
+    saved = estimate_checkpoint_cost(config, machine, parameters)
     return Plan(
         title=f"{config.model.family}/{config.model.size}",
         machine=machine,

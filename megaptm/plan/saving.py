@@ -11,7 +11,7 @@ from megaptm.plan.optimizer import checkpoint_bytes
 
 
 @dataclass(frozen=True)
-class Saving:
+class CheckpointCost:
     """Planned cost of one checkpoint; every rank writes its part (train/checkpointer.py)."""
 
     bytes: float
@@ -30,12 +30,12 @@ class Saving:
         return max(self.stall, self.seconds - interval)
 
 
-def estimate_saving(config: Config, machine: Machine, parameters: int) -> Saving:
+def estimate_checkpoint_cost(config: Config, machine: Machine, parameters: int) -> CheckpointCost:
     """Estimate the cost of a checkpoint of `parameters`, written by all nodes at once."""
     size, processes = float(checkpoint_bytes(config, parameters)), config.layout.processes
     nodes = ceil(processes / machine.devices)
     writing = size / (nodes * machine.disk_gigabytes_per_second * 1e9)
     if not config.checkpoint.asynchronous:
-        return Saving(size, writing, stall=writing, host_bytes=0.0)
+        return CheckpointCost(size, writing, stall=writing, host_bytes=0.0)
     copying = size / (processes * machine.host_gigabytes_per_second * 1e9)
-    return Saving(size, copying + writing, stall=copying, host_bytes=size / nodes)
+    return CheckpointCost(size, copying + writing, stall=copying, host_bytes=size / nodes)

@@ -11,7 +11,7 @@ from megaptm.config import Layout
 from megaptm.console import Console
 from megaptm.plan.dry import DryRunReport
 from megaptm.plan.plan import Plan
-from megaptm.plan.saving import Saving
+from megaptm.plan.saving import CheckpointCost
 from megaptm.plan.search import Candidate, Search
 
 GIB = 2**30
@@ -135,7 +135,7 @@ def _print_run(plan: Plan, console: Console) -> None:
     console.print(table)
 
 
-def _saving_note(saving: Saving) -> str:
+def _saving_note(saving: CheckpointCost) -> str:
     if not saving.host_bytes:
         return ""
     return (
@@ -178,7 +178,9 @@ def show_dry(dry: DryRunReport, console: Console) -> None:
         console.print(
             f"A step: {dry.counted_flops:,} FLOPs counted, {dry.flops:,} planned ({more:+,}: vocabulary padding)"
         )
-    console.print(Text("agrees" if dry.agrees else "DIFFERS", style="green" if dry.agrees else "bold red"))
+    console.print(
+        Text("agrees" if dry.agrees_with_plan else "DIFFERS", style="green" if dry.agrees_with_plan else "bold red")
+    )
 
 
 def _candidate_table(candidates: Iterable[Candidate]) -> Table:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from megaptm.layers.layer_costs import memory_width, sublayers
 from megaptm.plan import costs
-from megaptm.plan.costs import Passes
+from megaptm.plan.costs import PassTimes
 from megaptm.plan.machine import Machine
 from megaptm.plan.network import collective_seconds, message_seconds
 from megaptm.plan.stages import CountedStage, count_stages, table_size
@@ -65,7 +65,7 @@ def estimate_step(machine: Machine, work: Workload, stages: Sequence[CountedStag
     known."""
     layout = work.layout
     stages = count_stages(work) if stages is None else stages
-    layers: dict[tuple[str, Block, str], Passes] = {}
+    layers: dict[tuple[str, Block, str], PassTimes] = {}
     passes = [costs.time_stage(machine, work, stage.chunks, layers) for stage in stages]
     totals = [stage_passes.total for stage_passes in passes]
     slowest = max(range(len(totals)), key=lambda stage: totals[stage])
@@ -148,7 +148,7 @@ def _message_seconds(machine: Machine, work: Workload) -> float:
     return 2 * layout.virtual * work.microbatches * seconds * exposed
 
 
-def _data_seconds(machine: Machine, work: Workload, stage: CountedStage, passes: Passes) -> float:
+def _data_seconds(machine: Machine, work: Workload, stage: CountedStage, passes: PassTimes) -> float:
     """Return the planned seconds of summing gradients over data ranks, and the tied table's gradient over its
     stages."""
     layout, software = work.layout, work.software

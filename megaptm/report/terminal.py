@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import psutil
 
 from megaptm.config import Config, Layout, resolve
-from megaptm.config.extension import extended_by
+from megaptm.config.extension import overrides_to_extend
 from megaptm.config.uses import list_uses
 from megaptm.errors import printable
 from megaptm.families import contributions
@@ -66,7 +66,7 @@ def describe_start(config: Config, *, imported: bool) -> str:
 def describe_resume(step: int, before: Mapping[str, Any], config: Config) -> str:
     """Describe the checkpoint that a run continues from; `before` is the layout that wrote it."""
     if step >= config.train.steps:
-        overrides = " ".join(extended_by(config, 2 * config.train.steps))
+        overrides = " ".join(overrides_to_extend(config, 2 * config.train.steps))
         return f"all {config.train.steps:,} steps are done; {overrides} continues the run"
     old, new = layout_title({**Layout().model_dump(), **before}), layout_title(config.layout.model_dump())
     line = f"continues from step {step:,}, layout {old if old == new else f'{old} -> {new}'}"
@@ -132,5 +132,5 @@ def example_prompt(config: Config, tokenizer: Tokenizer) -> str | None:
     kind = {"generate": "text", "guess": "masks", "fill": task.prompts[0]}[use]
     if kind == "text":
         return "The"
-    token = special.blank if kind == "masks" else next(iter(special.sentinels), None)
+    token = special.mask_or_sentinel if kind == "masks" else next(iter(special.sentinels), None)
     return None if token is None else f"The {tokenizer.name(token)} sat on the mat."

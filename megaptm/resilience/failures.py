@@ -79,7 +79,7 @@ class ProcessExit:
         return self.last_error.rpartition("\n")[2] or f"failed with exit code {self.code}"
 
     @property
-    def lost_a_peer(self) -> bool:
+    def failed_after_another_rank(self) -> bool:
         """Whether the process failed because another rank had failed."""
         # A killed process prints no such message. Abort is the exception: NCCL's watchdog uses it.
         may_print = self.code > 0 or self.code == -signal.SIGABRT
@@ -103,7 +103,7 @@ class ProcessExit:
 def root_cause(ends: Sequence[ProcessExit]) -> ProcessExit:
     """Return the process that failed first: the first in `ends`, which is sorted by time, that did not fail because of
     another rank."""
-    return next((end for end in ends if not end.lost_a_peer), ends[0])
+    return next((end for end in ends if not end.failed_after_another_rank), ends[0])
 
 
 def describe_failure(end: ProcessExit) -> str:

@@ -48,7 +48,7 @@ class RefusedChange:
 
 
 @dataclass(frozen=True)
-class Resumption:
+class ConfigComparison:
     """Result of comparing the config of a run with the one that continues it: rejected changes, and events for the
     journal."""
 
@@ -85,7 +85,7 @@ class Resumption:
             raise UserError(*self.choice)
 
 
-def compare_configs(previous: Config, config: Config) -> Resumption:
+def compare_configs(previous: Config, config: Config) -> ConfigComparison:
     """Compare the config of a run that has saved a checkpoint with the config that is to continue it."""
     done = last_saved_step(Path(config.run))
     moved = _find_moved(previous, config)
@@ -94,13 +94,13 @@ def compare_configs(previous: Config, config: Config) -> Resumption:
     jump = rate_jump(previous, config, done)
     if changes or (jump is not None and not _sets_schedule(previous, config, done)):
         choice = () if changes or jump is None else tuple(_rate_choices(previous, config, jump))
-        return Resumption(config.run, changes, choice)
+        return ConfigComparison(config.run, changes, choice)
     events: list[Event] = [DataMovedEvent(step=done, before=old, after=new) for old, new in moved.items()]
     if previous.objective != config.objective:
         events.append(ObjectiveEvent(step=done, before=previous.objective, after=config.objective))
     if jump is not None or _schedule(previous)[1:] != _schedule(config)[1:]:
         events.append(_schedule_event(previous, config, done))
-    return Resumption(config.run, events=tuple(events))
+    return ConfigComparison(config.run, events=tuple(events))
 
 
 def _schedule_event(previous: Config, config: Config, done: int) -> ScheduleEvent:

@@ -12,7 +12,7 @@ from megaptm.checkpoint.committed import find_committed
 from megaptm.config import Config, resolve
 from megaptm.data import Corpus, Mix, open_mix
 from megaptm.data.manifest import MANIFEST, NoCorpusError
-from megaptm.data.opening import annotations_of, check_together
+from megaptm.data.opening import annotations_of, refuse_different_tokenizers
 from megaptm.data.order import check_annotations
 from megaptm.data.statistics import count_tokens, read_texts
 from megaptm.errors import UserError
@@ -93,7 +93,7 @@ class RunCorpora:
         """Raise `UserError` if corpora of a run are incompatible, lack a split, or have shards of the wrong size. `mix`
         checks the same."""
         self.config.built_objective.check(self.tokenizer.special, self.config.data.sequence)
-        check_together(self._corpora, self.tokenizer.special)
+        refuse_different_tokenizers(self._corpora, self.tokenizer.special)
         for corpus in self._corpora.values():
             for split in ("train", "validation"):
                 corpus.check(split, "none" if self.config.data.verify == "none" else "size")

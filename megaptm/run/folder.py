@@ -124,7 +124,7 @@ def _with_moved_corpora(run: Path, written: UncheckedConfig) -> UncheckedConfig:
 
 def _with_vocabulary(written: UncheckedConfig) -> UncheckedConfig:
     """Fill in `model.vocabulary` from the corpora if it is not set and they exist."""
-    if written.sets("model.vocabulary") or (config := written.draft().config) is None:
+    if written.sets_key("model.vocabulary") or (config := written.draft().config) is None:
         return written
     vocabulary = corpus_vocabulary(config)
     return written if vocabulary is None else written.with_override(f"model.vocabulary={vocabulary}")

@@ -172,9 +172,9 @@ class Family:
     def source(self, stack: str) -> str:
         """Return the stack of the family whose head samples the input of this stack."""
         read = self.reads[self.sampled.heads[stack]]
-        return Reading.parse(read if isinstance(read, str) else read[0]).stack
+        return HeadInput.parse(read if isinstance(read, str) else read[0]).stack
 
-    def alone(self, stack: str) -> Family:
+    def with_only_stack(self, stack: str) -> Family:
         """Return a family of only this stack and the heads that read it."""
         last = next(reversed(self.stacks))
         heads = tuple(head for head in self.heads if self.reads.get(head, last) == stack)
@@ -232,7 +232,7 @@ class Family:
         return next((block.layer for block in self.stacks.values() if block.layer is not None), None)
 
     @property
-    def scaffolds(self) -> frozenset[str]:
+    def sampling_only_stacks(self) -> frozenset[str]:
         """Return the stacks of the family that only sample the input of other stacks. Published parameter counts
         exclude them."""
         return frozenset(map(self.source, self.sampled.heads))
@@ -251,7 +251,7 @@ EMBEDDED = -1
 """Layer index of the input embeddings."""
 
 
-class Reading(NamedTuple):
+class HeadInput(NamedTuple):
     """Output that a head reads."""
 
     stack: str
@@ -259,7 +259,7 @@ class Reading(NamedTuple):
     """Index of the layer whose output the head reads. None: the output of the stack. None: the output of the stack."""
 
     @classmethod
-    def parse(cls, word: str) -> Reading:
+    def parse(cls, word: str) -> HeadInput:
         """Parse the output that a head reads: `decoder` or `decoder.3`."""
         stack, _, layer = word.partition(".")
         return cls(stack, int(layer) if layer else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megaptm.spec.family import Family, Reading
+from megaptm.spec.family import Family, HeadInput
 from megaptm.spec.size import Size
 
 # Tables are padded to a multiple of this on every layout, so that a checkpoint has the same shapes on any number of
@@ -39,10 +39,10 @@ class ModelSpec:
         """Whether layers of the model have a recurrence cache, so that sequences must continue from step to step."""
         return any(self.size_of(stack).cached_positions for stack in self.family.stacks)
 
-    def readings(self, head: str) -> tuple[Reading, ...]:
+    def head_inputs(self, head: str) -> tuple[HeadInput, ...]:
         """Return the outputs of the model that a head reads."""
         read = self.family.reads.get(head, next(reversed(self.family.stacks)))
-        return tuple(map(Reading.parse, (read,) if isinstance(read, str) else read))
+        return tuple(map(HeadInput.parse, (read,) if isinstance(read, str) else read))
 
     @property
     def layers(self) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from megaptm.errors import FULL_DISK, UserError, describe_path_error, shown
 from megaptm.storage.atomic_file import AtomicFile
-from megaptm.storage.remote import CHUNK_BYTES, Remote
+from megaptm.storage.remote import CHUNK_BYTES, RemoteFile
 from megaptm.storage.retry import RetryPolicy
 
 RETRY = RetryPolicy()
@@ -70,17 +70,17 @@ def join_path(folder: str | os.PathLike[str], *names: str) -> str:
 
 
 def exists(location: str, retry: RetryPolicy = RETRY) -> bool:
-    return Remote(location, retry).exists() if is_remote(location) else local_path(location).exists()
+    return RemoteFile(location, retry).exists() if is_remote(location) else local_path(location).exists()
 
 
 def file_size(location: str, retry: RetryPolicy = RETRY) -> int:
     """Return the bytes of a local or remote file."""
-    return Remote(location, retry).size() if is_remote(location) else _existing_file(location).stat().st_size
+    return RemoteFile(location, retry).size() if is_remote(location) else _existing_file(location).stat().st_size
 
 
 def read_file(location: str, retry: RetryPolicy = RETRY) -> bytes:
     """Read a small local or remote file."""
-    return Remote(location, retry).read() if is_remote(location) else _existing_file(location).read_bytes()
+    return RemoteFile(location, retry).read() if is_remote(location) else _existing_file(location).read_bytes()
 
 
 def refuse_large_file(location: str, size: int) -> None:
@@ -95,7 +95,7 @@ def refuse_large_file(location: str, size: int) -> None:
 def list_files(location: str, retry: RetryPolicy = RETRY) -> dict[str, int]:
     """List a local or remote folder: return name -> bytes of its files, sorted; empty if it does not exist."""
     if is_remote(location):
-        return dict(sorted(Remote(location, retry).list_files().items()))
+        return dict(sorted(RemoteFile(location, retry).list_files().items()))
     folder = local_path(location)
     files = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
     return {path.name: path.stat().st_size for path in files}
@@ -103,7 +103,7 @@ def list_files(location: str, retry: RetryPolicy = RETRY) -> dict[str, int]:
 
 def remove_file(location: str, retry: RetryPolicy = RETRY) -> None:
     """Remove a local or remote file if it exists."""
-    Remote(location, retry).remove() if is_remote(location) else local_path(location).unlink(missing_ok=True)
+    RemoteFile(location, retry).remove() if is_remote(location) else local_path(location).unlink(missing_ok=True)
 
 
 def download(source: str, path: Path, *, size: int | None = None, retry: RetryPolicy = RETRY) -> str:
@@ -111,7 +111,9 @@ def download(source: str, path: Path, *, size: int | None = None, retry: RetryPo
     actual_size = file_size(source, retry)
     if size is not None and actual_size != size:
         raise UserError(f"{source} has {actual_size:,} bytes, expected {size:,}: copy the file there again.")
-    chunks = Remote(source, retry).chunks(actual_size) if is_remote(source) else _local_chunks(_existing_file(source))
+    chunks = (
+        RemoteFile(source, retry).chunks(actual_size) if is_remote(source) else _local_chunks(_existing_file(source))
+    )
     digest = hashlib.sha256()
     path.parent.mkdir(parents=True, exist_ok=True)
     with AtomicFile(path) as part, part.open("wb") as file:
@@ -128,7 +130,7 @@ def upload(path: Path, target: str, *, sha256: str | None = None, retry: RetryPo
     """
     for _ in range(3):
         if is_remote(target):
-            Remote(target, retry).write(path)
+            RemoteFile(target, retry).write(path)
         else:
             local_path(target).parent.mkdir(parents=True, exist_ok=True)
             with AtomicFile(local_path(target)) as part:
@@ -140,7 +142,7 @@ def upload(path: Path, target: str, *, sha256: str | None = None, retry: RetryPo
 
 def file_sha256(location: str, retry: RetryPolicy = RETRY) -> str:
     """Return the sha256 of a local file."""
-    remote = Remote(location, retry)
+    remote = RemoteFile(location, retry)
     chunks = remote.chunks(remote.size()) if is_remote(location) else _local_chunks(_existing_file(location))
     digest = hashlib.sha256()
     for chunk in chunks:

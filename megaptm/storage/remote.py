@@ -22,7 +22,7 @@ CHUNK_BYTES = 16 << 20
 """Bytes per request to an object store, which are fetched again if the connection breaks."""
 
 
-class Remote:
+class RemoteFile:
     """File or folder on an object store, by its URL."""
 
     def __init__(self, url: str, retry: RetryPolicy):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from megaptm.credentials import in_brief
+from megaptm.credentials import brief_message
 from megaptm.errors import FULL_DISK, UserError, printable
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ def retry_call(
             result = call()
         except Exception as error:
             refuse(error)
-            problem = in_brief(error)
+            problem = brief_message(error)
         else:
             if reported:
                 retry.report(f"{target} answers again after {time.monotonic() - started:.0f} s.")
@@ -119,9 +119,9 @@ def refuse_permanent(error: Exception, target: str) -> None:
         raise UserError(f"{target} does not exist: check the path or URL.") from None
     denied = isinstance(error, PermissionError) or type(error).__name__ in DENIED_ERRORS
     if denied or getattr(error, "status", None) in (401, 403):  # status of aiohttp's web errors
-        raise UserError(f"access to {target} is denied ({in_brief(error)}): check the credentials.") from None
+        raise UserError(f"access to {target} is denied ({brief_message(error)}): check the credentials.") from None
     if getattr(error, "status", None) in PERMANENT_STATUSES:
-        raise UserError(f"{target} cannot be read ({in_brief(error)}): check the URL.") from None
+        raise UserError(f"{target} cannot be read ({brief_message(error)}): check the URL.") from None
     if isinstance(error, OSError) and error.errno in FULL_DISK:
         raise error
     if not isinstance(error, OSError | EOFError) and type(error).__module__.partition(".")[0] not in NETWORK_MODULES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import BinaryIO
 
-from megaptm.storage.remote import Remote
+from megaptm.storage.remote import RemoteFile
 from megaptm.storage.retry import RetryPolicy
 
 RANGE_BYTES = 4 << 20
@@ -14,11 +14,11 @@ RANGE_BYTES = 4 << 20
 
 def open_remote(url: str, retry: RetryPolicy | None = None) -> BinaryIO:
     """Open a remote file for reading. Failed reads are retried."""
-    return io.BufferedReader(_Ranges(Remote(url, retry or RetryPolicy())), buffer_size=RANGE_BYTES)
+    return io.BufferedReader(_Ranges(RemoteFile(url, retry or RetryPolicy())), buffer_size=RANGE_BYTES)
 
 
 class _Ranges(io.RawIOBase):
-    def __init__(self, remote: Remote):
+    def __init__(self, remote: RemoteFile):
         self._remote = remote
         self._size = remote.size()
         self._position = 0

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megaptm.credentials import in_brief
+from megaptm.credentials import brief_message
 from megaptm.errors import UserError
 from megaptm.track.journal import FILE, UploadState, parse_record
 from megaptm.track.uri import ARTIFACTS, curves_page, default_uri, refuse_foreign_server, refuse_other_scheme
@@ -80,7 +80,7 @@ class MlflowRun:
             if error.error_code not in REJECTION_CODES or not self._is_active(self._id):
                 raise
             if len(records) == 1:
-                logger.warning("MLflow rejected a record of %s: %s", self._run / FILE, in_brief(error))
+                logger.warning("MLflow rejected a record of %s: %s", self._run / FILE, brief_message(error))
                 return
             for record in records:
                 self.send([record])

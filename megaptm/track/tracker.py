@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from megaptm.credentials import in_brief, refuse_credentials
+from megaptm.credentials import brief_message, refuse_credentials
 from megaptm.errors import UserError
 from megaptm.track.journal import FILE, Journal, UploadState, parse_record
 from megaptm.track.uri import default_uri
@@ -124,7 +124,7 @@ def upload(run: Path, *, uri: str | None, experiment: str) -> None:
         raise
     except Exception as error:
         raise UserError(
-            f"{run / FILE} was not sent to MLflow at {uri or default_uri(run)} ({in_brief(error)}): check that it "
+            f"{run / FILE} was not sent to MLflow at {uri or default_uri(run)} ({brief_message(error)}): check that it "
             "responds, and run the command again."
         ) from error
 
@@ -181,7 +181,7 @@ class Uploader(threading.Thread):
                     logger.warning(
                         "MLflow at %s: %s; training continues",
                         self._state.uri or default_uri(self._run),
-                        str(error).removesuffix(".") if isinstance(error, UserError) else in_brief(error),
+                        str(error).removesuffix(".") if isinstance(error, UserError) else brief_message(error),
                     )
                 if closing:
                     return

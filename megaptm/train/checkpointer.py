@@ -229,11 +229,11 @@ def newest(store: Store, rank_env: RankEnvironment) -> Checkpoint | None:
     checkpoint = store.first_undamaged(broadcast_object(store.steps() if rank_env.rank == 0 else []), inspect)
     if checkpoint is None and rank_env.rank == 0:
         store.refuse_fresh_start()
-        refuse_to_forget(store.run)
+        refuse_missing_checkpoints(store.run)
     return checkpoint
 
 
-def refuse_to_forget(run: Path) -> None:
+def refuse_missing_checkpoints(run: Path) -> None:
     """Raise UserError if the journal mentions checkpoints and the run folder has none."""
     if saved := last_saved_step(run):
         raise UserError(

@@ -110,7 +110,7 @@ class StepReport:
         self._has_started, self._since_step, self._since = False, start, SecondsSpent()
         self._clock: tuple[int, float] | None = None
         """A finished step and its time on the monotonic clock."""
-        self._screen = _Bar(config.train.steps, start) if sys.stdout.isatty() else _Lines(config.train.steps)
+        self._screen = _ProgressBar(config.train.steps, start) if sys.stdout.isatty() else _LogLines(config.train.steps)
 
     def step(self, step: int, result: StepResult, rate: float) -> None:
         """Record the metrics of optimizer step `step`, counted from 1."""
@@ -228,7 +228,7 @@ def _loss_list(metrics: Mapping[str, float], prefix: str) -> str:
     return f" ({text})" if text else ""
 
 
-class _Lines:
+class _LogLines:
     """Output of metrics for logs: one line per record."""
 
     def __init__(self, steps: int) -> None:
@@ -271,7 +271,7 @@ class _Lines:
     def close(self) -> None: ...
 
 
-class _Bar:
+class _ProgressBar:
     """Output of metrics for terminals: one progress line, with permanent lines above it."""
 
     def __init__(self, steps: int, start: int) -> None:

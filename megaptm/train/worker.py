@@ -14,13 +14,13 @@ from megaptm.errors import (
     resource_errors_as_user_errors,
     storage_errors_as_user_errors,
 )
-from megaptm.processes import collect_garbage_rarely, end_now, outlive_terminal, replace_unencodable
+from megaptm.processes import collect_garbage_rarely, end_now, replace_unencodable, survive_closed_terminal
 
 
 @click.command()
 @click.option("--run", required=True, help="Run folder; its config.yaml has all other settings.")
 def main(run: str) -> None:
-    outlive_terminal()
+    survive_closed_terminal()
     collect_garbage_rarely()
     replace_unencodable()
     try:

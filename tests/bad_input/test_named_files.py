@@ -12,8 +12,8 @@ import torch
 from data_pipeline.annotate.options import Annotations
 from data_pipeline.clean.c4 import C4Quality
 from data_pipeline.clean.decontaminate import Decontaminate
-from data_pipeline.corpus.parts import hashes_of
-from data_pipeline.document import Document, Dropped
+from data_pipeline.corpus.parts import hash_files
+from data_pipeline.document import Document, DropCounts
 from megaptm.checkpoint.files import RetriedFile, StorageError, read_small_file
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
@@ -34,8 +34,8 @@ NAMES: dict[str, Callable[[str, Path], object]] = {
     "annotate.chinese": lambda path, _: Annotations(words=True, chinese=path).check(),
     "annotate.phrases": lambda path, _: Annotations(phrases=path).check(),
     "annotate.tags": lambda path, _: Annotations(tags=path).check(),
-    "c4-quality: bad_words": lambda path, _: [*C4Quality(bad_words=path)([Document("A page. " * 9, "")], Dropped())],
-    "an input of the recipe": lambda path, _: hashes_of([path]),
+    "c4-quality: bad_words": lambda path, _: [*C4Quality(bad_words=path)([Document("A page. " * 9, "")], DropCounts())],
+    "an input of the recipe": lambda path, _: hash_files([path]),
     "classes": images,
     "cannot be read": lambda path, _: read_meanings(Path(path)),
     "model.word_vectors": lambda path, _: with_vectors(torch.zeros(3, 2), path, ["king", "queen", "sea"]),
@@ -68,7 +68,7 @@ def test_evaluation_text_is_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe.txt")
     step = Decontaminate(against=(str(pipe),))
     with pytest.raises(UserError, match=r"decontaminate: .*pipe\.txt cannot be read as text \(.*Not a regular file"):
-        [*step([Document("A page.", "")], Dropped())]
+        [*step([Document("A page.", "")], DropCounts())]
 
 
 def test_home_and_links_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from megaptm.check.attention import check_attention
-from megaptm.check.finding import Case, run_checks
+from megaptm.check.finding import CheckInput, run_checks
 from megaptm.config import load
 from megaptm.plan.machine import load_machine
 
@@ -13,7 +13,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def attention_findings(name: str, *words: str) -> list[tuple[str, str]]:
-    case = Case(config=load(CONFIGS / f"{name}.yaml", [*words]), machine=load_machine("h100-80g"))
+    case = CheckInput(config=load(CONFIGS / f"{name}.yaml", [*words]), machine=load_machine("h100-80g"))
     return [(finding.state, finding.message) for finding in run_checks([("attention", check_attention)], case)]
 
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from megaptm.check.data import check_data
-from megaptm.check.finding import Case, run_checks
+from megaptm.check.finding import CheckInput, run_checks
 from megaptm.config import load
 from tests import ROOT
 from tests.check.conftest import messages
@@ -302,7 +302,7 @@ def test_file_of_word_vectors_must_exist(tmp_path, name, state):
     (tmp_path / "glove.txt").write_text("a 1 2\n")
     path = tmp_path / name
     config = load(ROOT / "configs/cove/tiny.yaml", [f"model.word_vectors={path}", f"data.mix={{{tmp_path}/none: 1}}"])
-    _, finding = run_checks([("data", check_data)], Case(config=config, hashing="none"))
+    _, finding = run_checks([("data", check_data)], CheckInput(config=config, hashing="none"))
     assert finding.state == state
     assert str(path) in finding.message
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from megaptm.check.api import CHECKS
-from megaptm.check.finding import Case, Request, run_checks
+from megaptm.check.finding import CheckInput, ResourceRequest, run_checks
 from megaptm.config import UncheckedConfig, load
 from megaptm.families import LAYERLESS
 from megaptm.plan.machine import load_machine
@@ -23,14 +23,16 @@ def test_shipped_config_is_ok_on_common_machines(path):
     for devices in UncheckedConfig.read(path).offered_devices or [None]:
         config = load(path, [f"devices={devices}"] if devices else [])
         for machine in ("a100-80g", "h100-80g"):
-            case = Case(config=config, machine=load_machine(machine), request=Request(seconds=24 * 3600.0))
+            case = CheckInput(
+                config=config, machine=load_machine(machine), request=ResourceRequest(seconds=24 * 3600.0)
+            )
             problems = [finding.message for finding in run_checks(CONFIG_CHECKS, case) if finding.state != "ok"]
             assert problems == [], f"{devices} devices of {machine}"
 
 
 @pytest.mark.parametrize("path", sorted(path for name in LAYERLESS for path in (CONFIGS / name).glob("*.yaml")))
 def test_word_vectors_fit_and_their_time_is_unknown(path):
-    case = Case(config=load(path), machine=load_machine("a100-80g"), request=Request(seconds=24 * 3600.0))
+    case = CheckInput(config=load(path), machine=load_machine("a100-80g"), request=ResourceRequest(seconds=24 * 3600.0))
     states = {finding.topic: finding.state for finding in run_checks(CONFIG_CHECKS, case)}
     assert states.pop("time") == "unknown"
     assert {*states.values()} == {"ok"}

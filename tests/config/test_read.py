@@ -325,16 +325,16 @@ def test_colon_without_a_space(minimal, override, expected):
 def test_sets_finds_keys_of_all_layers(minimal, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("extends: minimal.yaml\nmodel: {vocabulary: 300}\n")
-    assert UncheckedConfig.read(path, []).sets("model.vocabulary")
-    assert not UncheckedConfig.read(path, ["model.vocabulary=null"]).sets("model.vocabulary")
-    assert not UncheckedConfig.read(minimal, []).sets("model.vocabulary")
-    assert UncheckedConfig.read(minimal, ["model={vocabulary: 5}"]).sets("model.vocabulary")
-    assert UncheckedConfig.read("demo/gpt2", []).sets("model.vocabulary")
+    assert UncheckedConfig.read(path, []).sets_key("model.vocabulary")
+    assert not UncheckedConfig.read(path, ["model.vocabulary=null"]).sets_key("model.vocabulary")
+    assert not UncheckedConfig.read(minimal, []).sets_key("model.vocabulary")
+    assert UncheckedConfig.read(minimal, ["model={vocabulary: 5}"]).sets_key("model.vocabulary")
+    assert UncheckedConfig.read("demo/gpt2", []).sets_key("model.vocabulary")
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "t5"])
 def test_tiny_config_does_not_set_the_vocabulary(family):
-    assert not UncheckedConfig.read(f"{family}/tiny", []).sets("model.vocabulary")
+    assert not UncheckedConfig.read(f"{family}/tiny", []).sets_key("model.vocabulary")
 
 
 def test_files_that_are_not_utf8_and_folders_are_rejected(tmp_path):
@@ -382,4 +382,4 @@ def test_with_override_adds_an_override_without_reading_again(minimal):
     written = UncheckedConfig.read(minimal, ["train.steps=7"])
     minimal.unlink()
     assert written.with_override("model.vocabulary=300").load() == expected
-    assert not written.sets("model.vocabulary")
+    assert not written.sets_key("model.vocabulary")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from data_pipeline.inspection import plural, show_sample, shown_recipe, summary_table
+from data_pipeline.inspection import format_count, show_sample, shown_recipe, summary_table
 from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.data.manifest import LABELS
 
@@ -22,7 +22,7 @@ def test_custom_objective_label_is_shown():
 
 
 def test_plural():
-    assert [plural(count, "shard") for count in (0, 1, 2000)] == ["0 shards", "1 shard", "2,000 shards"]
+    assert [format_count(count, "shard") for count in (0, 1, 2000)] == ["0 shards", "1 shard", "2,000 shards"]
 
 
 def test_shown_recipe_omits_unset_values():

@@ -97,7 +97,7 @@ def test_missing_recipe_is_rejected(tmp_path):
 
 def test_manifest_omits_tokenizer_folder():
     recipe = Recipe(sources=(Source("a"),), tokenizer=TokenizerRecipe(folder="here"))
-    assert recipe.plain() == replace(recipe, tokenizer=TokenizerRecipe(folder="there")).plain()
+    assert recipe.for_manifest() == replace(recipe, tokenizer=TokenizerRecipe(folder="there")).for_manifest()
 
 
 def test_command_line_settings_override_recipe(tmp_path):
@@ -111,7 +111,7 @@ def test_override_on_command_line():
     recipe = read_recipe(["books", "s3://pile/x"], ["b*.jsonl:text=content", "b*.jsonl:keep=[url]", "seed=3"])
     changed = {"b*.jsonl": {"text": "content", "keep": ["url"]}}
     assert [source.overrides for source in recipe.sources] == [changed, changed]
-    assert recipe.plain()["sources"][0] == {"path": "books", "overrides": changed}
+    assert recipe.for_manifest()["sources"][0] == {"path": "books", "overrides": changed}
     assert recipe.seed == 3
 
 

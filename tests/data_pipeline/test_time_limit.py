@@ -6,7 +6,7 @@ import pytest
 
 from data_pipeline.clean import run_steps
 from data_pipeline.clean.step import Filter
-from data_pipeline.document import Document, Dropped
+from data_pipeline.document import Document, DropCounts
 from data_pipeline.time_limit import TimeLimitError, apply_time_limit, time_limit
 
 LIMIT = 0.2
@@ -40,7 +40,7 @@ class Deaf(Stuck):
 
 
 def texts_left(folder, step) -> tuple[list[str], dict[str, int]]:
-    dropped = Dropped()
+    dropped = DropCounts()
     documents = [Document(text, text) for text in TEXTS]
     with apply_time_limit(LIMIT, folder):
         retained = [document.text for document in run_steps([step], documents, dropped, "skip")]

@@ -118,7 +118,7 @@ def losses_in_order(run: Path) -> list[float]:
     return [loss for each in losses(run).values() for loss in each]
 
 
-def hashes_of(run: Path) -> list[str]:
+def hash_files(run: Path) -> list[str]:
     return [file.sha256 for file in Store(run).load(STEPS).files]
 
 
@@ -128,7 +128,7 @@ def campaign(request, corpus_of, tmp_path_factory) -> Campaign:
     corpus, folder = corpus_of(family), tmp_path_factory.mktemp("campaign")
     done = finish("train", *train_arguments(family, folder / "undisturbed", corpus), seconds=900)
     assert done.returncode == 0, done.stderr
-    result.undisturbed, result.undisturbed_hashes = losses(folder / "undisturbed"), hashes_of(folder / "undisturbed")
+    result.undisturbed, result.undisturbed_hashes = losses(folder / "undisturbed"), hash_files(folder / "undisturbed")
     run, rng, cpu_of_killed = folder / "killed", random.Random(f"33 {family}"), 0.0
     words = train_arguments(family, run, corpus)
     for _ in range(KILLS):
@@ -136,7 +136,7 @@ def campaign(request, corpus_of, tmp_path_factory) -> Campaign:
     done = finish("train", *words, seconds=900)
     assert done.returncode == 0, done.stderr
     assert checkpoints(run)[-1] == STEPS
-    result.losses, result.hashes = losses(run), hashes_of(run)
+    result.losses, result.hashes = losses(run), hash_files(run)
     print(f"\n{family}: {', '.join(result.killed)}; {children_seconds() - cpu_before + cpu_of_killed:.0f} CPU s")
     return result
 

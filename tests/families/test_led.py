@@ -94,8 +94,8 @@ def test_summary_loss_matches_hugging_face() -> None:
         labels=batch["labels"],
     )
     assert abs(loss / count - output.loss) <= 1e-6
-    unmarked, _ = model(batch | {"global_tokens": torch.zeros_like(batch["tokens"])}).losses["lm"]
-    assert abs(unmarked - loss) > 1e-4, "the mark weighs"
+    without_global_tokens, _ = model(batch | {"global_tokens": torch.zeros_like(batch["tokens"])}).losses["lm"]
+    assert abs(without_global_tokens - loss) > 1e-4, "the mark weighs"
 
 
 def test_packed_documents_do_not_leak() -> None:

@@ -92,8 +92,8 @@ def run_with_autograd(
 ) -> list[Tensor]:
     """Run the same layers with autograd, which saves all activations."""
     for inputs in layers:
-        x1 = x1 + inputs.layer.mixed(x2, inputs.mask, inputs.position_state)[0]
-        x2 = x2 + torch.cat([inputs.layer.fed(rows) for rows in x1.split(16)])
+        x1 = x1 + inputs.layer.attention_branch(x2, inputs.mask, inputs.position_state)[0]
+        x2 = x2 + torch.cat([inputs.layer.ffn_branch(rows) for rows in x1.split(16)])
     return [x1, x2]
 
 

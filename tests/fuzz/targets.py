@@ -175,7 +175,7 @@ def config_commands(folder: Path) -> list[Command]:
 def read_recipe(folder: Path) -> Any:
     from data_pipeline.recipe import read_recipe as read
 
-    json.dumps(read([str(folder / "it.yaml")]).plain())
+    json.dumps(read([str(folder / "it.yaml")]).for_manifest())
 
 
 def recipe_commands(folder: Path) -> list[Command]:

@@ -285,7 +285,7 @@ def test_attention_dropout_is_separate(family: str) -> None:
     """Configs of BERT and GPT-2 have a separate field for it."""
     full_spec = replace(tiny_spec(family.removesuffix("-discriminator")), dropout=0.1)
     spec = (
-        replace(full_spec, family=full_spec.family.alone("discriminator"))
+        replace(full_spec, family=full_spec.family.with_only_stack("discriminator"))
         if full_spec.family.sampled.heads
         else full_spec
     )

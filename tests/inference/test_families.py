@@ -116,7 +116,7 @@ def example_prompt(loaded: LoadedModel) -> str:
     task, special = loaded.config.built_objective, loaded.tokenizer.special
     if task.prompts[0] == "text":
         return "The cat"
-    hole = special.sentinels[0] if task.prompts[0] == "sentinels" else special.blank
+    hole = special.sentinels[0] if task.prompts[0] == "sentinels" else special.mask_or_sentinel
     return f"The {loaded.tokenizer.name(special.pad if hole is None else hole)} saw the dog."
 
 

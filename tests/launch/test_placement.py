@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megaptm.config import Layout
-from megaptm.launch.ray.placement import Node, assign_ranks, count_ranks, no_room_error
+from megaptm.launch.ray.placement import Node, assign_ranks, count_ranks, not_enough_devices_error
 
 
 def nodes(*free, devices=None):
@@ -66,4 +66,4 @@ def test_tensor_groups_are_placed_on_one_node(free, tensor, copies):
     ],
 )
 def test_error_lists_the_available_devices(available, layout, message):
-    assert message in str(no_room_error(available, layout, "GPU"))
+    assert message in str(not_enough_devices_error(available, layout, "GPU"))

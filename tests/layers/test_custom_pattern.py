@@ -38,7 +38,7 @@ def test_cost_counts_pairs_of_attended_blocks() -> None:
     costs = sublayers(Block(attention=PatternSpec(pattern=PATTERN_NAME)), SIZE)[0].costs
     blocks = 2 + 3 + 29 * 4 + 3
     assert costs.pairs(64, 64) == 4 * blocks
-    assert costs.tiled(64)
+    assert costs.computes_only_tiles(64)
     assert CROSS.pairs(40) == 4 * 4 * (2 * 10)
 
 

@@ -18,7 +18,7 @@ from megaptm.families.reformer.pattern import ChunkPairs
 from megaptm.layers import kernels
 from megaptm.layers.attention import PatternAttend
 from megaptm.layers.kernel_choice import KERNELS, AttentionWork, ComputeDevice, choose
-from megaptm.layers.kernels import attend_by, block_mask, device_of, window_of
+from megaptm.layers.kernels import attend_by, block_mask, device_of, kernel_window
 from megaptm.layers.layer import Stack
 from megaptm.layers.mask import Mask
 from megaptm.layers.pattern import Pattern
@@ -122,7 +122,7 @@ def test_block_mask_covers_packed_and_ordered_batches(name: str, content: str) -
 def test_window_arguments_of_libraries(name: str) -> None:
     """The libraries count positions before and after, inclusive; -1 is unlimited."""
     mask = mask_of(name, 20)
-    before, after = (20 if side < 0 else side for side in window_of(mask))
+    before, after = (20 if side < 0 else side for side in kernel_window(mask))
     step = torch.arange(20) - torch.arange(20)[:, None]
     assert (mask.dense[0, 0] == ((step >= -before) & (step <= after))).all()
 

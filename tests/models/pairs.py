@@ -32,7 +32,7 @@ class PairsCosts(ContrastHeadCosts):
     def linears(self) -> Mapping[str, LinearShape]:
         return {
             reading.stack: LinearShape(self.spec.size_of(reading.stack).width, WIDTH, False)
-            for reading in self.readings
+            for reading in self.head_inputs
         } | {"temperature": LinearShape(1, 1, True)}
 
     def multiply_adds(self, positions: int) -> int:
@@ -43,7 +43,7 @@ class PairsHead(ContrastHead):
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__(spec, costs)
         self.sides = nn.ModuleDict(
-            {reading.stack: Linear.of(costs.linears[reading.stack]) for reading in costs.readings}
+            {reading.stack: Linear.of(costs.linears[reading.stack]) for reading in costs.head_inputs}
         )
         self.temperature = Linear.of(costs.linears["temperature"])
 

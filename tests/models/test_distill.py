@@ -116,7 +116,7 @@ def test_hidden_states_and_scores_equal_tinybert() -> None:
     projections = {f"distill.shared.{leaf}": golden[f"student.fit_dense.{leaf}"] for leaf in ("weight", "bias")}
     student = model_with(spec, student_weights | projections, distillation)
     teacher = model_with(teacher_spec, teacher_weights)
-    teacher.keep_layers(distillation.read_of_teacher())
+    teacher.keep_layers(distillation.compared_teacher_layers())
     # Only the sample without padding: the released code counts padding, ours does not.
     batch = {"tokens": golden["ids"][:1].long(), "segments": golden["types"][:1].long()}
     assert golden["mask"][0].all()
@@ -164,7 +164,7 @@ def test_losses_are_zero_if_student_equals_teacher(family: str) -> None:
         teacher=spec, weights=ALL_LOSSES | class_loss, layers=layers, temperature=2.0, questions=("next-sentence",)
     )
     student, teacher = model_with(spec, {}, distillation), model_with(spec, {})
-    teacher.keep_layers(distillation.read_of_teacher())
+    teacher.keep_layers(distillation.compared_teacher_layers())
     batch = tiny_batch(family)
     losses = distilled_losses(student, teacher, batch)
     values = {name: (loss / count).item() for name, (loss, count) in losses.items() if name.startswith("distill-")}

@@ -52,7 +52,7 @@ def has_counterpart(family: str, *, with_decoder: bool = True) -> bool:
 def scaffold_sizes(table: Family, narrow: Size) -> dict[str, Size]:
     """Return the sizes of stacks that only pre-training uses, if they were published narrower than the others."""
     size = next(iter(table.sizes.values()))
-    return {stack: narrow for stack in table.scaffolds if size.stacks[stack].width < size.width}
+    return {stack: narrow for stack in table.sampling_only_stacks if size.stacks[stack].width < size.width}
 
 
 def tiny_size_options(table: Family) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def make_sample(
     seed: int, tokens: int = 40, task: DeepInfoMax = TASK, order: int | None = None
 ) -> dict[str, np.ndarray]:
     """Return a sample of a text whose tokens are all different; `order` seeds a permutation of their ids."""
-    ordinary = SPECIAL.ordinary if order is None else np.random.default_rng(order).permutation(SPECIAL.ordinary)
+    ordinary = SPECIAL.ordinary_ids if order is None else np.random.default_rng(order).permutation(SPECIAL.ordinary_ids)
     text = np.resize(ordinary, tokens)
     piece = SentenceGroup([text[: tokens // 2], text[tokens // 2 :]], sample_other_document=lambda rng: [])
     return task.make(piece, SampleContext(SPECIAL, np.random.default_rng(seed), SEQUENCE, True))
@@ -46,7 +46,7 @@ def text_and_ngram(sample: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarra
 
 
 def test_ngram_is_masked_in_the_text():
-    original = np.resize(SPECIAL.ordinary, 40)
+    original = np.resize(SPECIAL.ordinary_ids, 40)
     for seed in range(50):
         text, ngram = text_and_ngram(make_sample(seed))
         hidden = np.flatnonzero(text == SPECIAL.mask)
@@ -143,7 +143,7 @@ def test_text_and_ngram_do_not_attend_to_each_other(model, changed_document, sam
     before = contrastive_features(model, batch)
     inside = batch["document_ids"] == changed_document
     inside &= ~torch.isin(batch["tokens"], torch.tensor([SPECIAL.cls, SPECIAL.sep]))
-    other = torch.where(inside, torch.from_numpy(SPECIAL.ordinary)[batch["tokens"] % 7], batch["tokens"])
+    other = torch.where(inside, torch.from_numpy(SPECIAL.ordinary_ids)[batch["tokens"] % 7], batch["tokens"])
     after = contrastive_features(model, {**batch, "tokens": other})
     assert (after[:, same] - before[:, same]).abs().max() < 1e-12
     assert (after[:, different] - before[:, different]).abs().max(-1).values.min() > 1e-3

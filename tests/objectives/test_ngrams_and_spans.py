@@ -221,7 +221,7 @@ def test_similar_words_round_trip(tmp_path):
 
 def test_missing_table_of_similar_words_is_rejected():
     macbert = build_objective(MACBERT)
-    message = "objective masked-lm-ngrams-similar-words replaces words by similar ones and has none: set the"
+    message = "objective masked-lm-ngrams-similar-words needs a table of similar words: set the option"
     with pytest.raises(UserError, match=message):
         macbert.check(SPECIAL, 64)
 

@@ -8,7 +8,7 @@ import pytest
 
 from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
-from megaptm.layers.kernel_choice import works_of
+from megaptm.layers.kernel_choice import attention_works
 from megaptm.plan.kernels import attention_kernels
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -53,7 +53,7 @@ def test_attention_work_of_a_config() -> None:
     """Documents, an attention order, and dropout."""
     config = load(CONFIGS / "unilm/base.yaml")
     batch = config.batch_spec
-    [work] = works_of(resolve_model(config), batch, "bf16")
+    [work] = attention_works(resolve_model(config), batch, "bf16")
     assert work.documents
     assert work.ordered
     assert not work.scored

@@ -7,7 +7,7 @@ from megaptm.plan.count import count_parameters
 from megaptm.plan.failures import DAY, estimate_failures
 from megaptm.plan.machine import load_machine
 from megaptm.plan.plan import make_plan
-from megaptm.plan.saving import Saving, estimate_saving
+from megaptm.plan.saving import CheckpointCost, estimate_checkpoint_cost
 from tests import ROOT
 
 A100 = load_machine("a100-80g")
@@ -16,14 +16,14 @@ PARAMETERS = 175 * 10**9
 NODES = 128
 
 
-def estimate(saved: Saving, *, every: int, nodes: int = NODES):
+def estimate(saved: CheckpointCost, *, every: int, nodes: int = NODES):
     return estimate_failures(A100, saved, nodes=nodes, step_seconds=30, seconds=90_000 * 30, every=every)
 
 
 @pytest.fixture(params=["true", "false"])
 def saved(request):
     config = load(LARGE, [f"checkpoint.asynchronous={request.param}"])
-    return estimate_saving(config, A100, PARAMETERS)
+    return estimate_checkpoint_cost(config, A100, PARAMETERS)
 
 
 def test_best_checkpoint_interval(saved):
@@ -37,7 +37,7 @@ def test_best_checkpoint_interval(saved):
 
 def test_asynchronous_checkpoint_costs_a_copy_and_host_memory():
     waits, copies = (
-        estimate_saving(load(LARGE, [f"checkpoint.asynchronous={word}"]), A100, PARAMETERS)
+        estimate_checkpoint_cost(load(LARGE, [f"checkpoint.asynchronous={word}"]), A100, PARAMETERS)
         for word in ("false", "true")
     )
     assert waits.bytes == copies.bytes == PARAMETERS * 12
@@ -65,16 +65,16 @@ def test_checkpoint_bytes_by_update_rule(words, numbers):
     """Row and column means are negligible."""
     config = load(LARGE, words)
     parameters = count_parameters(resolve_model(config))
-    assert estimate_saving(config, A100, parameters).bytes / parameters == pytest.approx(4 * numbers, rel=1e-3)
+    assert estimate_checkpoint_cost(config, A100, parameters).bytes / parameters == pytest.approx(4 * numbers, rel=1e-3)
 
 
 def test_checkpoint_waits_for_the_previous_one():
-    saved = Saving(bytes=1.0, seconds=10.0, stall=1.0, host_bytes=1.0)
+    saved = CheckpointCost(bytes=1.0, seconds=10.0, stall=1.0, host_bytes=1.0)
     assert [saved.stall_at(interval) for interval in (2.0, 9.0, 100.0)] == [8.0, 1.0, 1.0]
 
 
 def test_time_lost_by_a_failure():
-    instant = Saving(bytes=1.0, seconds=600.0, stall=0.0, host_bytes=1.0)
+    instant = CheckpointCost(bytes=1.0, seconds=600.0, stall=0.0, host_bytes=1.0)
     costs = estimate(instant, every=100)
     between = A100.node_mtbf_days * DAY / NODES
     lost = 100 * 30 / 2 + 600 + (A100.restart_minutes * 60 + 600)

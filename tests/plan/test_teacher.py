@@ -31,7 +31,7 @@ def counted_flops(spec: ModelSpec, distillation: Distillation | None) -> int:
         add_losses(student, distillation)
         teacher = Model(distillation.teacher)
         fill(teacher, seed=8)
-        teacher.requires_grad_(False).keep_layers(distillation.read_of_teacher())
+        teacher.requires_grad_(False).keep_layers(distillation.compared_teacher_layers())
     fill(student, seed=7)
     batch = tiny_batch("bert")
     batch["document_ids"] = torch.ones_like(batch["document_ids"])  # the CPU skips positions without labels

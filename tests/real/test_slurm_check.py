@@ -15,11 +15,11 @@ pytestmark = pytest.mark.real
 CHECK = """
 import json, sys
 from pathlib import Path
-from megaptm.check.finding import Case, run_checks
+from megaptm.check.finding import CheckInput, run_checks
 from megaptm.check.nodes import check_nodes
 from megaptm.run.folder import read_config
 
-case = Case(config=read_config(Path(sys.argv[1]), sys.argv[2:]))
+case = CheckInput(config=read_config(Path(sys.argv[1]), sys.argv[2:]))
 print(json.dumps([finding.to_json() for finding in run_checks([("nodes", check_nodes)], case)]))
 """
 

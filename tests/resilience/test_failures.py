@@ -43,7 +43,7 @@ def process_exit(tmp_path, rank, output, *, code=-signal.SIGABRT):
 )
 def test_nccl_abort_is_a_lost_peer_unless_own_device_failed(tmp_path, reason, lost):
     end = process_exit(tmp_path, 0, NCCL_ABORT.format(reason=reason))
-    assert end.lost_a_peer == lost
+    assert end.failed_after_another_rank == lost
     assert end.last_error.startswith("terminate called")
     assert reason.splitlines()[0] in end.last_error
 

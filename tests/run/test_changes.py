@@ -10,7 +10,7 @@ import pytest
 from megaptm.checkpoint.store import Checkpoint, Store
 from megaptm.commands.train import train
 from megaptm.config import load
-from megaptm.config.extension import extended_by, schedule_choices
+from megaptm.config.extension import overrides_to_extend, schedule_choices
 from megaptm.config.learning_rate import learning_rate_at
 from megaptm.data import Corpus
 from megaptm.errors import UserError
@@ -269,7 +269,7 @@ def test_shortened_warmup_stays_in_a_longer_run(tmp_path):
 
 def test_zero_final_rate_is_not_offered(tmp_path):
     config = make_config(tmp_path, "train.steps=10", "optimizer.min_lr_ratio=0")
-    assert extended_by(config, 20) == ["train.steps=20", "optimizer.decay_steps=20"]
+    assert overrides_to_extend(config, 20) == ["train.steps=20", "optimizer.decay_steps=20"]
 
 
 def test_forbidden_restart_is_not_offered(tmp_path):
@@ -283,7 +283,7 @@ def test_forbidden_restart_is_not_offered(tmp_path):
 def test_offered_key_keeps_the_rate_with_a_batch_ramp(tmp_path):
     ramp = "train.ramp={steps: {0: 8, 6: 16}}"
     config = make_config(tmp_path, "train.steps=10", ramp)
-    longer = make_config(tmp_path, *extended_by(config, 20), ramp)
+    longer = make_config(tmp_path, *overrides_to_extend(config, 20), ramp)
     assert longer.optimizer.decay_steps == 7  # 6 steps of 8 rows and 4 of 16 are 7 whole batches
     assert [learning_rate_at(longer, step) for step in range(10)] == [
         learning_rate_at(config, step) for step in range(10)

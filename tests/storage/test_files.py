@@ -10,7 +10,7 @@ from megaptm import storage
 from megaptm.errors import UserError
 from megaptm.storage import RetryPolicy
 from megaptm.storage import remote as remote_module
-from megaptm.storage.remote import Remote
+from megaptm.storage.remote import RemoteFile
 
 CONTENT = bytes(range(256)) * 400
 FAST_RETRY = RetryPolicy(seconds=20, deadline=1.0, pause=0.05, max_pause=0.2, report_after=0.3)
@@ -124,7 +124,7 @@ def test_denied_access_is_not_retried(faults, monkeypatch):
     def denied(self):
         raise PermissionError("Access Denied")
 
-    monkeypatch.setattr(Remote, "_file_system", denied)
+    monkeypatch.setattr(RemoteFile, "_file_system", denied)
     with pytest.raises(UserError, match=r"^access to s3://corpora/file is denied \(Access Denied\): check the cred"):
         storage.read_file("s3://corpora/file")
 
@@ -137,7 +137,7 @@ def test_unknown_protocol_is_rejected(tmp_path):
 
 
 def test_bug_is_not_retried(uploaded_url, monkeypatch):
-    monkeypatch.setattr(Remote, "_file_system", lambda self: None)
+    monkeypatch.setattr(RemoteFile, "_file_system", lambda self: None)
     with pytest.raises(AttributeError):
         storage.read_file(uploaded_url)
 

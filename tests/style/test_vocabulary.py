@@ -2,9 +2,14 @@
 
 import ast
 
+import pytest
+
 from tests.style.vocabulary import (
     FRAGMENT,
     identifiers,
+    messages,
+    messages_with_rejected_words,
+    rejected_in_message,
     rejected_names,
     rejected_words,
     remaining,
@@ -17,6 +22,30 @@ def test_no_room_gains_rejected_names_or_fragments():
     """Rooms that are not rewritten yet are listed with their number in remaining.yaml; all others have none."""
     allowed = remaining()
     assert {room: count for room, count in violations().items() if count > allowed.get(room, 0)} == {}
+
+
+def test_messages_have_no_rejected_words():
+    assert messages_with_rejected_words() == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "raise UserError(f'{a} is wrong: correct it.')",
+        "raise _broken(pattern, f'{a} is wrong: correct it.')",
+        "Unreadable('kind', remedy=f'{a} is wrong: correct it.')",
+        "Record(reason=f'{a} is wrong: correct it.')",
+        "class A:\n    reason: ClassVar[str] = f'{a} is wrong: correct it.'",
+        "def errors() -> Iterator[str]:\n    yield f'{a} is wrong: ' + 'correct it.'",
+    ],
+)
+def test_messages_of_a_module(code):
+    """Errors, helpers that make errors, reasons and yielded strings are messages."""
+    assert list(messages(ast.parse(code))) == ["X is wrong: correct it."]
+
+
+def test_message_may_have_words_of_plain_english():
+    assert rejected_in_message("at least one is given; the weights were told") == {"told"}
 
 
 def test_glossary_rejects_words_anywhere_in_a_name():

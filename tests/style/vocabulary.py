@@ -17,6 +17,12 @@ GLOSSARY = ROOT / "docs/glossary.md"
 REMAINING = Path(__file__).with_name("remaining.yaml")
 FRAGMENT = re.compile(r"(What|Of|Those|That|As|By|Whose|Where|Who|Both|And|So|Not|Once)\b")
 """First words that make a docstring a fragment."""
+PLAIN_IN_SENTENCES = frozenset({"given", "kept", "least", "most"})
+"""Rejected words of names that are plain English in a sentence."""
+REPORTS = re.compile(r"(Error|Unreadable|UnreadableRecord|Finding|fault|_broken|warning|_?refuse\w*|_?require\w*)$")
+"""Names of classes and functions that are called with a message."""
+REASONS = frozenset({"reason", "remedy", "absence"})
+"""Keyword arguments and class variables that hold a part of a message."""
 
 
 def rejected_words() -> frozenset[str]:
@@ -58,6 +64,55 @@ def docstrings(tree: ast.AST) -> Iterator[str]:
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):
                 yield text.strip()
+
+
+def messages(tree: ast.AST) -> Iterator[str]:
+    """Messages of a module, with `X` for inserted values: arguments of errors and reports, reasons, and strings that a
+    generator of messages yields."""
+    for node in ast.walk(tree):
+        parts: list[ast.expr] = []
+        match node:
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+                if REPORTS.search(name):
+                    parts = [*node.args, *(keyword.value for keyword in node.keywords)]
+                else:
+                    parts = [keyword.value for keyword in node.keywords if keyword.arg in REASONS]
+            case ast.FunctionDef(returns=ast.expr() as returns) if "Iterator[str]" in ast.unparse(returns):
+                parts = [child.value for child in ast.walk(node) if isinstance(child, ast.Yield) and child.value]
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in REASONS:
+                parts = [value]
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value) if name in REASONS:
+                parts = [value]
+        yield from (text for part in parts if " " in (text := _literal(part)))
+
+
+def _literal(node: ast.expr) -> str:
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=values):
+            return "".join(_literal(value) if isinstance(value, ast.Constant) else "X" for value in values)
+        case ast.BinOp(left=left, right=right):
+            return _literal(left) + _literal(right)
+        case ast.IfExp(body=body, orelse=orelse):
+            return f"{_literal(body)} {_literal(orelse)}"
+    return ""
+
+
+def rejected_in_message(text: str) -> set[str]:
+    """Words of a message that no identifier may have and that are not plain English in a sentence."""
+    return {*re.findall(r"[a-z]+", text)} & (rejected_words() - PLAIN_IN_SENTENCES)
+
+
+def messages_with_rejected_words() -> list[str]:
+    """`FILE: MESSAGE` of the package and the data pipeline, for messages with a rejected word."""
+    results = []
+    for file in subprocess.check_output(["git", "ls-files", "megaptm", "data_pipeline"], cwd=ROOT, text=True).split():
+        if file.endswith(".py") and (path := ROOT / file).exists():
+            for text in messages(ast.parse(path.read_text(encoding="utf-8"))):
+                if rejected_in_message(text):
+                    results.append(f"{file}: {text}")
+    return results
 
 
 def violations() -> dict[str, int]:

@@ -259,7 +259,7 @@ def train_on_planted_text(sequences: int) -> tuple[float, int, int]:
         ]
         loss = engine.train_step(batches, step=step, lr=0.05 * (1 - step / steps)).loss
     vectors = WordVectors(names, counts, engine._in.flat[: len(names)])
-    return loss, *vectors.count_solved(planted.questions())
+    return loss, *vectors.count_solved_analogies(planted.questions())
 
 
 def test_too_few_frequent_words_are_an_error():

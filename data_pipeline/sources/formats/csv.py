@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from data_pipeline.document import Document
 from data_pipeline.sources.compression import without_compression
 from data_pipeline.sources.encodings import Encoding, detect_record_encoding
-from data_pipeline.sources.fields import notes_of, refuse_duplicate_columns, text_and_notes
+from data_pipeline.sources.fields import refuse_duplicate_columns, select_notes, text_and_notes
 from data_pipeline.sources.lines import Line, line_too_long_error, max_line_bytes, read_lines
 from data_pipeline.sources.pieces import to_documents
 from data_pipeline.sources.source import InputFile, Source, Span
@@ -44,7 +44,7 @@ def read_csv(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
         except Exception as error:
             handler.handle_line(offset, to_unreadable_record(error), ",".join(row).encode(BYTE_CODEC))
             continue
-        yield from to_documents(text, f"{span.file.name}@{offset}", notes_of(record, source, notes))
+        yield from to_documents(text, f"{span.file.name}@{offset}", select_notes(record, source, notes))
 
 
 def _read_rows(span: Span, encoding: Encoding, handler: UnreadableHandler) -> Iterator[tuple[int, list[str]]]:

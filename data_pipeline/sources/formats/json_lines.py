@@ -8,7 +8,7 @@ from typing import Any
 
 from data_pipeline.document import Document
 from data_pipeline.sources.encodings import Encoding, detect_record_encoding
-from data_pipeline.sources.fields import conversation_of, notes_of, text_and_notes
+from data_pipeline.sources.fields import conversation_of, select_notes, text_and_notes
 from data_pipeline.sources.json_values import has_values, read_values, too_deep_error
 from data_pipeline.sources.lines import line_too_long_error, read_lines
 from data_pipeline.sources.pieces import to_documents
@@ -37,7 +37,7 @@ def read_json_lines(span: Span, handler: UnreadableHandler) -> Iterator[Document
         except Exception as error:
             handler.handle_line(offset, to_unreadable_record(error), line or b"")
             continue
-        yield from to_documents(text, f"{name}@{offset}", notes_of(record, source, {**notes, **offsets}))
+        yield from to_documents(text, f"{name}@{offset}", select_notes(record, source, {**notes, **offsets}))
 
 
 def _read_values(span: Span, encoding: Encoding, handler: UnreadableHandler) -> Iterator[Document]:
@@ -51,7 +51,7 @@ def _read_values(span: Span, encoding: Encoding, handler: UnreadableHandler) -> 
         except Exception as error:
             handler.handle_line(offset, to_unreadable_record(error))
             continue
-        yield from to_documents(text, f"{name}@{offset}", notes_of(record, source, {**encoding.notes, **offsets}))
+        yield from to_documents(text, f"{name}@{offset}", select_notes(record, source, {**encoding.notes, **offsets}))
 
 
 def _text_and_offsets(record: Any, source: Source) -> tuple[str, dict[str, Any]]:

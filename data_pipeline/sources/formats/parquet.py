@@ -9,7 +9,7 @@ from data_pipeline.document import Document, is_document_error
 from data_pipeline.sources.compression import compression_of
 from data_pipeline.sources.content import EMPTY, open_file
 from data_pipeline.sources.encodings import Encoding
-from data_pipeline.sources.fields import notes_of, refuse_duplicate_columns, text_and_notes
+from data_pipeline.sources.fields import refuse_duplicate_columns, select_notes, text_and_notes
 from data_pipeline.sources.lines import line_too_long_error, max_line_bytes
 from data_pipeline.sources.pieces import to_documents
 from data_pipeline.sources.source import Source, Span
@@ -20,7 +20,7 @@ from data_pipeline.sources.unreadable import (
     require_library,
     to_unreadable_record,
 )
-from megaptm.credentials import in_brief
+from megaptm.credentials import brief_message
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
@@ -62,7 +62,7 @@ def _read_documents(table: ParquetFile, span: Span, handler: UnreadableHandler) 
         except Exception as error:
             handler.handle_record(f"{name}@{row}", f"row {row:,}", to_unreadable_record(error))
             continue
-        yield from to_documents(text, f"{name}@{row}", notes_of(decoded, source, {**encoding.notes, **part_notes}))
+        yield from to_documents(text, f"{name}@{row}", select_notes(decoded, source, {**encoding.notes, **part_notes}))
 
 
 def _read_rows(table: ParquetFile, span: Span, handler: UnreadableHandler) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -93,7 +93,7 @@ def _error_message(error: Exception) -> str:
     """Return the message of an Arrow error about the file. Re-raise an error of the disk or the server."""
     if not is_document_error(error):
         raise error
-    return in_brief(error)
+    return brief_message(error)
 
 
 def _columns(table: ParquetFile, source: Source) -> list[str]:

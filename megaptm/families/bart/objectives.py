@@ -151,7 +151,7 @@ class BartDenoising(Objective):
         masks = np.full(count, special.mask, dtype=np.int64)
         if self.random_token_prob:
             is_random = rng.random(count) < self.random_token_prob
-            masks[is_random] = rng.choice(special.ordinary, np.count_nonzero(is_random))
+            masks[is_random] = rng.choice(special.ordinary_ids, np.count_nonzero(is_random))
         return masks
 
 

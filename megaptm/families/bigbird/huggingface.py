@@ -6,7 +6,7 @@ from dataclasses import replace
 from megaptm.families.bert.huggingface import BERT, MASKED, encoder
 from megaptm.families.roberta.huggingface import ROBERTA
 from megaptm.hub.counterpart import Counterpart
-from megaptm.hub.tensor_rules import Form
+from megaptm.hub.tensor_rules import Conversion
 
 BIGBIRD = Counterpart(
     family="bigbird",
@@ -30,7 +30,7 @@ BIGBIRD = Counterpart(
 
 # Appendix E.1 of the paper: initialized from RoBERTa, whose positions are repeated as needed. The norms' eps and the
 # activation are BigBird's from then on.
-SHARED_SEGMENT = Form(lambda w, spec: [w[:1].clone()], lambda ws, spec: ws[0].repeat(spec.family.segments, 1))
+SHARED_SEGMENT = Conversion(lambda w, spec: [w[:1].clone()], lambda ws, spec: ws[0].repeat(spec.family.segments, 1))
 FROM_ROBERTA = replace(
     ROBERTA,
     family="bigbird",

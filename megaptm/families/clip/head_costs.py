@@ -30,13 +30,13 @@ class ImageTextHeadCosts(ContrastHeadCosts):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
-        if len(self.readings) != 2:
+        if len(self.head_inputs) != 2:
             raise UserError(f"{spec.name}: the {self.name} head reads two stacks, of images and of texts: name both.")
 
     @property
     def embedding(self) -> int:
         """Return the width of the joint space of images and texts."""
-        return self.spec.size_of(self.readings[1].stack).width
+        return self.spec.size_of(self.head_inputs[1].stack).width
 
     @property
     def features(self) -> int:
@@ -46,7 +46,7 @@ class ImageTextHeadCosts(ContrastHeadCosts):
     def linears(self) -> Mapping[str, LinearShape]:
         return {
             stack: LinearShape(self.spec.output_width(stack), self.embedding, False)
-            for stack in [reading.stack for reading in self.readings]
+            for stack in [reading.stack for reading in self.head_inputs]
         }
 
     @property

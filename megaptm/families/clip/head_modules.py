@@ -36,7 +36,7 @@ class ImageTextHead(ContrastHead):
 
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__(spec, costs)
-        image, text = (reading.stack for reading in costs.readings)
+        image, text = (reading.stack for reading in costs.head_inputs)
         self.image, self.text = Linear.of(costs.linears[image]), Linear.of(costs.linears[text])
         self.scale = nn.Parameter(torch.empty(1))
 
@@ -51,7 +51,7 @@ class ImageTextHead(ContrastHead):
             else torch.full_like(rows, len(text_SBD) - 1)
         )
         sides = self.image(image_SBD[0]), self.text(text_SBD[end_B, rows])
-        scale = _Bounded.apply(self.scale).float().exp()
+        scale = _ClampTemperature.apply(self.scale).float().exp()
         return torch.cat([*(F.normalize(side.float(), dim=-1) for side in sides), scale.expand(len(rows), 1)], -1)
 
     def compare(self, features_NF: Tensor, answers_N: Tensor, own: slice) -> Tensor:
@@ -78,7 +78,7 @@ class ImageTextHead(ContrastHead):
         return loss_R
 
 
-class _Bounded(torch.autograd.Function):
+class _ClampTemperature(torch.autograd.Function):
     """Clamp the log temperature to at most `LARGEST`. At the bound gradients that would increase the value are dropped.
     Every sample's gradient has the same sign, so the layout does not change what is dropped."""
 

@@ -7,12 +7,12 @@ import math
 from megaptm.families.vit.huggingface import CONVOLUTION, IMAGE_HOOKS
 from megaptm.families.vit.spec import CHANNELS
 from megaptm.hub.counterpart import Counterpart
-from megaptm.hub.tensor_rules import QKV, VOCABULARY, Form, TensorRule, pair, rules_for_stack
+from megaptm.hub.tensor_rules import QKV, VOCABULARY, Conversion, TensorRule, pair, rules_for_stack
 
 SECTIONS = {"image": "vision", "text": "text"}
 """megaptm's stack -> name prefix of its model and config section."""
 # `CLIPModel` stores the class embedding and the temperature without a row axis.
-SQUEEZED = Form(lambda w, spec: [w[0].clone()], lambda ws, spec: ws[0][None])
+SQUEEZED = Conversion(lambda w, spec: [w[0].clone()], lambda ws, spec: ws[0][None])
 
 
 def _layers(stack: str) -> tuple[TensorRule, ...]:

@@ -51,7 +51,7 @@ DEBERTA_V2 = change(
 LAYER_V3 = change(LAYER_V2, attention={"convolution": False})
 
 
-def _beside(discriminator: Size) -> Size:
+def _with_generator(discriminator: Size) -> Size:
     """Return the size of DeBERTa-v3 with a generator as wide and half as deep (the released configs)."""
     return change(discriminator, stacks={"generator": change(discriminator, layers=discriminator.layers // 2)})
 
@@ -67,10 +67,10 @@ DEBERTA_V3: Family = change(
     sampled=SampledInput(heads={"discriminator": "mlm"}, tables="gradient-disentangled"),
     objectives=ELECTRA.objectives,
     sizes={
-        "xsmall": _beside(Size(layers=12, width=384, heads=6, ffn=1536)),
-        "small": _beside(Size(layers=6, width=768, heads=12, ffn=3072)),
-        "base": _beside(Size(layers=12, width=768, heads=12, ffn=3072)),
-        "large": _beside(Size(layers=24, width=1024, heads=16, ffn=4096)),
+        "xsmall": _with_generator(Size(layers=12, width=384, heads=6, ffn=1536)),
+        "small": _with_generator(Size(layers=6, width=768, heads=12, ffn=3072)),
+        "base": _with_generator(Size(layers=12, width=768, heads=12, ffn=3072)),
+        "large": _with_generator(Size(layers=24, width=1024, heads=16, ffn=4096)),
     },
 )
 

@@ -73,7 +73,7 @@ class DisentangledAttention(SelfAttention):
     def _by_distance(self, q_SBHK: Tensor, k_SBHK: Tensor, table_RD: Tensor, rows_SS: Tensor) -> Tensor:
         """Return the distance scores of disentangled attention, content-to-position plus position-to-content, [B, H, S,
         S]."""
-        key_RHK, query_RHK = self._of_distances(table_RD)
+        key_RHK, query_RHK = self._project_distances(table_RD)
         shape = (q_SBHK.shape[1], q_SBHK.shape[2], *rows_SS.shape)
         # Both terms use the row of query minus key. The paper prints key minus query for the second; the released code
         # uses this.
@@ -81,7 +81,7 @@ class DisentangledAttention(SelfAttention):
         from_key = torch.einsum("sbhk,rhk->bhsr", k_SBHK, query_RHK).gather(-1, rows_SS.t().expand(shape))
         return from_query + from_key.transpose(-1, -2)
 
-    def _of_distances(self, table_RD: Tensor) -> tuple[Tensor, Tensor]:
+    def _project_distances(self, table_RD: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and queries of distances in disentangled attention, [R, H, K], for the heads of this rank.
 
         It uses the weights directly: a tensor-parallel module would treat the table as a sequence.

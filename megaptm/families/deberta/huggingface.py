@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from megaptm.families.bert.huggingface import BERT
 from megaptm.hub.counterpart import Counterpart
-from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, Form, TensorRule, pair, rules_for_stack
+from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, Conversion, TensorRule, pair, rules_for_stack
 from megaptm.spec import ModelSpec, change
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def decodes_masks(spec: ModelSpec) -> bool:
 LAYER = "deberta.encoder.layer.{n}"
 SELF = f"{LAYER}.attention.self"
 # Columns (neighbor, D) against [outputs, D, neighbors].
-CONVOLUTION = Form(
+CONVOLUTION = Conversion(
     lambda w, spec: [w.unflatten(1, (3, -1)).transpose(1, 2)],
     lambda ws, spec: ws[0].transpose(1, 2).flatten(1),
 )

@@ -6,7 +6,7 @@ from megaptm.spec import Family, SampledInput, Size, change
 LAYER = BERT.last_block
 
 
-def _beside(discriminator: Size, *, width: int) -> Size:
+def _with_generator(discriminator: Size, *, width: int) -> Size:
     """Return the size of ELECTRA with a generator of the same depth and another width: heads of width 64, FFN four
     times as wide."""
     return change(
@@ -30,9 +30,9 @@ ELECTRA: Family = change(
     objectives=("replaced-token-detection",),
     # Table 6 of the paper: a quarter, a third and a quarter of the discriminator's width.
     sizes={
-        "small": _beside(SMALL, width=64),
-        "base": _beside(BASE, width=256),
-        "large": _beside(LARGE, width=256),
+        "small": _with_generator(SMALL, width=64),
+        "base": _with_generator(BASE, width=256),
+        "large": _with_generator(LARGE, width=256),
     },
 )
 

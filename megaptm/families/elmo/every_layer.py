@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from megaptm.errors import UserError
 from megaptm.layers.recurrence_cache import StackCache
 from megaptm.models.model import NO_CACHES, Model
-from megaptm.spec import EMBEDDED, Reading
+from megaptm.spec import EMBEDDED, HeadInput
 
 FORWARDS, BACKWARDS = "forwards", "backwards"
 
@@ -42,7 +42,7 @@ def every_layer(
     inner = model.states(batch, caches=caches).inner
     outputs = []
     for layer in layers:
-        forwards_BSD, backwards_BSD = (inner[Reading(name, layer)].transpose(0, 1) for name in (FORWARDS, BACKWARDS))
+        forwards_BSD, backwards_BSD = (inner[HeadInput(name, layer)].transpose(0, 1) for name in (FORWARDS, BACKWARDS))
         outputs.append(torch.cat([forwards_BSD, reversed_texts(backwards_BSD, lengths_B)], -1))
     return torch.stack(outputs)
 
@@ -92,17 +92,17 @@ class TaskWithLayers(nn.Module):
         if `at` is empty or not in `MIX_ENDS`."""
         super().__init__()
         if not at or not {*at} <= {*MIX_ENDS}:
-            raise UserError(f"at is {', '.join(at) or 'empty'}: a mix of layers is at the input, the output, or both.")
+            raise UserError(f"at ({', '.join(at)}) must name the ends of the task model: input, output, or both.")
         self.task = task
         self.mixes = nn.ModuleDict({end: ScalarMix(layers, norm=norm, dropout=dropout) for end in at})
 
     def forward(self, x_BSI: Tensor, layers_LBSD: Tensor, here_BS: Tensor) -> Tensor:
         """Return the output of the task model, [B, S, O + D] with a mix at the output, otherwise [B, S, O]. `here_BS`
         as in `ScalarMix`."""
-        output_BSO = self.task(self._beside("input", x_BSI, layers_LBSD, here_BS))
-        return self._beside("output", output_BSO, layers_LBSD, here_BS)
+        output_BSO = self.task(self._with_mix("input", x_BSI, layers_LBSD, here_BS))
+        return self._with_mix("output", output_BSO, layers_LBSD, here_BS)
 
-    def _beside(self, end: str, x_BSI: Tensor, layers_LBSD: Tensor, here_BS: Tensor) -> Tensor:
+    def _with_mix(self, end: str, x_BSI: Tensor, layers_LBSD: Tensor, here_BS: Tensor) -> Tensor:
         if end not in self.mixes:
             return x_BSI
         return torch.cat([x_BSI, self.mixes[end](layers_LBSD, here_BS)], -1)

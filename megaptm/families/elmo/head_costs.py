@@ -22,7 +22,7 @@ class BidirectionalHeadCosts(HeadCosts):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
-        if len(self.readings) != 2 or spec.family.output.tied:
+        if len(self.head_inputs) != 2 or spec.family.output.tied:
             raise UserError(
                 f"{spec.name}: the {self.name} head reads two stacks, by a table of its own: give it two in `reads`, "
                 "and output.tied=False."

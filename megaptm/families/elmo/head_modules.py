@@ -26,7 +26,7 @@ class BidirectionalHead(nn.Module):
 
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
-        self.prefixes = [spec.family.prefixes[reading.stack] for reading in costs.readings]
+        self.prefixes = [spec.family.prefixes[reading.stack] for reading in costs.head_inputs]
         self.number, self.size = spec.family.loss.negatives, spec.vocabulary
         if self.number >= self.size:
             raise UserError(

@@ -24,7 +24,7 @@ class InfoMaxHeadCosts(ContrastHeadCosts):
     def linears(self) -> Mapping[str, LinearShape]:
         return {"project": LinearShape(self.width, self.width, False)}
 
-    def mapped(self, positions: int) -> int:
+    def num_transformed_positions(self, positions: int) -> int:
         """Return the number of positions that InfoWord's head projects: the first of text and n-gram."""
         return 2
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from megaptm.families.bart.huggingface import BART
 from megaptm.families.longformer.huggingface import WINDOW_HOOKS
 from megaptm.hub.counterpart import Counterpart
-from megaptm.hub.tensor_rules import QKV, Form, TensorRule, pair
+from megaptm.hub.tensor_rules import QKV, Conversion, TensorRule, pair
 
 ENCODER = "led.encoder.layers.{n}.self_attn.longformer_self_attn"
 ENCODER_RENAMES = {
@@ -55,7 +55,7 @@ LED = Counterpart(
 
 # Section 7 of the paper: the encoder's positions are repeated as needed, and global projections start as copies of the
 # others, as in section 5. Both tables are without their two unused rows. The export direction is only used for shapes.
-WITHOUT_UNUSED_ROWS = Form(lambda w, spec: [w.new_zeros(len(w) + 2, w.shape[1])], lambda ws, spec: ws[0][2:])
+WITHOUT_UNUSED_ROWS = Conversion(lambda w, spec: [w.new_zeros(len(w) + 2, w.shape[1])], lambda ws, spec: ws[0][2:])
 SELF_ATTENTION = "model.encoder.layers.{n}.self_attn"
 FROM_BART = replace(
     BART,

@@ -22,8 +22,8 @@ class SimilarWordReplacement:
         """Raise `UserError` unless the objective has similar words of this tokenizer."""
         if objective.similar is None:
             raise UserError(
-                f"objective {objective.name} replaces words by similar ones and has none: set the option `similar` to "
-                f"a file; {REMEDY}, and see `megaptm config show macbert/tiny`."
+                f"objective {objective.name} needs a table of similar words: set the option `similar` to a file; "
+                f"{REMEDY}, and see `megaptm config show macbert/tiny`."
             )
         similar = load_similar_words(objective.similar)
         if isinstance(similar, SimilarWords) and similar.max_id >= special.size:
@@ -62,7 +62,7 @@ class SimilarWordReplacement:
                     else None
                 )
                 if candidates is None:
-                    shown[positions] = rng.choice(special.ordinary, len(positions))
+                    shown[positions] = rng.choice(special.ordinary_ids, len(positions))
                 else:
                     shown[start:stop] = candidates[int(rng.integers(len(candidates)))]
             return shown

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from megaptm.hub.counterpart import Counterpart, is_number
-from megaptm.hub.tensor_rules import GATE_AND_VALUE, KV, QKV, VOCABULARY, Form, TensorRule
+from megaptm.hub.tensor_rules import GATE_AND_VALUE, KV, QKV, VOCABULARY, Conversion, TensorRule
 from megaptm.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"logit_scale is {config['logit_scale']} (palm has {scale:.6g} for hidden_size {config['hidden_size']})"
 
 
-ROTARY_QUERY = Form(lambda w, spec: [_interleave_halves(w, spec)], lambda ws, spec: _split_halves(ws[0], spec))
-ROTARY_KV = Form(_kv_to_hf, lambda ws, spec: KV.from_hf([_split_halves(ws[0], spec), ws[1]], spec))
+ROTARY_QUERY = Conversion(lambda w, spec: [_interleave_halves(w, spec)], lambda ws, spec: _split_halves(ws[0], spec))
+ROTARY_KV = Conversion(_kv_to_hf, lambda ws, spec: KV.from_hf([_split_halves(ws[0], spec), ws[1]], spec))
 
 LAYER = "model.layers.{n}"
 TENSOR_RULES = (
@@ -59,7 +59,7 @@ TENSOR_RULES = (
     TensorRule(
         "decoder.{n}.attention.qkv.weight",
         tuple(f"{LAYER}.self_attn.{name}_proj.weight" for name in "qkv"),
-        Form(_qkv_to_hf, _qkv_from_hf),
+        Conversion(_qkv_to_hf, _qkv_from_hf),
         when=lambda spec: not _shares_keys(spec),
     ),
     TensorRule(

@@ -87,7 +87,9 @@ class HashedAttend(AttentionCore):
         with self.dropout.drawing():
             rate = self.dropout.rate if self.dropout.draws else 0.0
             seed = next_seed(q.device) if rate else 0
-        work = _Work(positions, _at(documents, positions), length, self.causal, buckets_BHRS is not None, rate, seed)
+        work = _ChunkInputs(
+            positions, _document_ids_at(documents, positions), length, self.causal, buckets_BHRS is not None, rate, seed
+        )
         q_sorted, v_sorted = (_reordered(x[:, :, None], order, inverse).reshape(*chunks, x.shape[-1]) for x in (q, v))
         mixed, normalizers = _Chunks.apply(q_sorted, v_sorted, work)
         mixed, normalizers = (
@@ -171,7 +173,7 @@ def _sorted(buckets_BHRS: Tensor | None, documents_BS: Tensor | None, q_BHPK: Te
     return F.pad(key, (0, missing), value=torch.iinfo(torch.int64).max).argsort(dim=-1, stable=True)
 
 
-def _at(documents_BS: Tensor | None, positions_BHCc: Tensor) -> Tensor | None:
+def _document_ids_at(documents_BS: Tensor | None, positions_BHCc: Tensor) -> Tensor | None:
     """Return the document ids of positions, [B, H, C, c]; 0 for padding."""
     if documents_BS is None:
         return None
@@ -201,7 +203,7 @@ class _Reorder(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class _Work:
+class _ChunkInputs:
     """Inputs of the forward and backward pass that have no gradients."""
 
     positions: Tensor
@@ -224,7 +226,7 @@ class _Chunks(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, q_BHCcK: Tensor, v_BHCcK: Tensor, work: _Work) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, q_BHCcK: Tensor, v_BHCcK: Tensor, work: _ChunkInputs) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(q_BHCcK, v_BHCcK)
         ctx.work = work
         mixed = torch.empty_like(v_BHCcK)
@@ -232,7 +234,7 @@ class _Chunks(torch.autograd.Function):
         for chunks, generator in _tiles(q_BHCcK, work):
             own = slice(chunks.start, chunks.stop)
             mixed[:, :, own], normalizers[:, :, own] = _attend(
-                *_taken(q_BHCcK, v_BHCcK, chunks, work), chunks, work, generator
+                *_chunk_inputs(q_BHCcK, v_BHCcK, chunks, work), chunks, work, generator
             )
         return mixed, normalizers
 
@@ -240,12 +242,13 @@ class _Chunks(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_mixed: Tensor, grad_normalizers: Tensor) -> tuple[Tensor, Tensor, None]:
         q_BHCcK, v_BHCcK = ctx.saved_tensors
-        work: _Work = ctx.work
+        work: _ChunkInputs = ctx.work
         grads = [torch.zeros(x.shape, dtype=sum_dtype(x.dtype), device=x.device) for x in (q_BHCcK, v_BHCcK)]
         for chunks, generator in _tiles(q_BHCcK, work):
             with torch.enable_grad():
                 inputs = [
-                    None if x is None else x.detach().requires_grad_() for x in _taken(q_BHCcK, v_BHCcK, chunks, work)
+                    None if x is None else x.detach().requires_grad_()
+                    for x in _chunk_inputs(q_BHCcK, v_BHCcK, chunks, work)
                 ]
                 q, q_before, v, v_before = inputs
                 assert q is not None
@@ -260,7 +263,7 @@ class _Chunks(torch.autograd.Function):
         return grads[0].to(q_BHCcK.dtype), grads[1].to(v_BHCcK.dtype), None
 
 
-def _tiles(q_BHCcK: Tensor, work: _Work) -> Iterator[tuple[range, torch.Generator | None]]:
+def _tiles(q_BHCcK: Tensor, work: _ChunkInputs) -> Iterator[tuple[range, torch.Generator | None]]:
     """Yield ranges of chunks of LSH attention, and the generator of their dropout masks."""
     rows, heads, chunks, chunk, _ = q_BHCcK.shape
     generator = torch.Generator(q_BHCcK.device).manual_seed(work.seed) if work.dropout else None
@@ -269,14 +272,16 @@ def _tiles(q_BHCcK: Tensor, work: _Work) -> Iterator[tuple[range, torch.Generato
         yield range(start, min(start + each, chunks)), generator
 
 
-def _taken(q: Tensor, v: Tensor, chunks: range, work: _Work) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+def _chunk_inputs(
+    q: Tensor, v: Tensor, chunks: range, work: _ChunkInputs
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
     """Return queries and values of a range of chunks, each with those of the previous chunks."""
     own = slice(chunks.start, chunks.stop)
-    back = (_before(q, chunks), _before(v, chunks)) if work.looks_back else (None, None)
+    back = (_chunk_before(q, chunks), _chunk_before(v, chunks)) if work.looks_back else (None, None)
     return q[:, :, own], back[0], v[:, :, own], back[1]
 
 
-def _before(x: Tensor, chunks: range) -> Tensor:
+def _chunk_before(x: Tensor, chunks: range) -> Tensor:
     if chunks.start:
         return x[:, :, chunks.start - 1 : chunks.stop - 1]
     return torch.cat([x[:, :, -1:], x[:, :, : chunks.stop - 1]], 2)
@@ -298,14 +303,14 @@ def _attend(
     v: Tensor,
     v_before: Tensor | None,
     chunks: range,
-    work: _Work,
+    work: _ChunkInputs,
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor]:
     """Return attention output [B, H, g, c, K] of a range of chunks, and the log-normalizer of its weights."""
     k = q if q_before is None else torch.cat([q_before, q], 3)
     v = v if v_before is None else torch.cat([v_before, v], 3)
-    scores = (q @ _of_length_one(k).transpose(3, 4)).to(sum_dtype(q.dtype))
-    hidden, itself = _unseen(chunks, work)
+    scores = (q @ _normalize_keys(k).transpose(3, 4)).to(sum_dtype(q.dtype))
+    hidden, itself = _chunk_masks(chunks, work)
     scores = scores.masked_fill(hidden, HIDDEN).masked_fill(itself, ITSELF)
     normalizers = scores.logsumexp(-1, keepdim=True)
     weights = (scores - normalizers).exp().to(v.dtype)
@@ -315,18 +320,18 @@ def _attend(
     return weights @ v, normalizers.squeeze(-1)
 
 
-def _of_length_one(k: Tensor) -> Tensor:
+def _normalize_keys(k: Tensor) -> Tensor:
     """Normalize the keys of LSH attention by their root mean square, as the released code does."""
     of_root_one = k * torch.rsqrt(k.square().mean(-1, keepdim=True) + 1e-6)
     return of_root_one / k.shape[-1] ** 0.5
 
 
-def _unseen(chunks: range, work: _Work) -> tuple[Tensor, Tensor]:
+def _chunk_masks(chunks: range, work: _ChunkInputs) -> tuple[Tensor, Tensor]:
     """Return which keys LSH attention masks, and which are the query's own position, [B, H, g, c, k]."""
     own = slice(chunks.start, chunks.stop)
 
     def sides(x: Tensor) -> tuple[Tensor, Tensor]:
-        keys = torch.cat([_before(x, chunks), x[:, :, own]], 3) if work.looks_back else x[:, :, own]
+        keys = torch.cat([_chunk_before(x, chunks), x[:, :, own]], 3) if work.looks_back else x[:, :, own]
         return x[:, :, own, :, None], keys[:, :, :, None]
 
     query, key = sides(work.positions)

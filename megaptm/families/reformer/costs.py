@@ -22,7 +22,7 @@ class HashedAttentionCosts(SelfAttentionCosts):
     """LSH attention, between positions with similar hashes. Keys are queries of length one. Rows of `qv` are ordered
     (head, [q, v], key width)."""
 
-    own_mask = True
+    defines_mask = True
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
@@ -43,16 +43,16 @@ class HashedAttentionCosts(SelfAttentionCosts):
         chunks = self.chunks(queries)
         return self.hashes * chunks * 2 * self.chunk**2 if chunks else queries * keys
 
-    def tiled(self, queries: int) -> bool:
+    def computes_only_tiles(self, queries: int) -> bool:
         return True
 
     def masked(self, queries: int) -> bool:
         return False
 
-    def hashing(self, queries: int) -> int:
+    def hash_multiply_adds(self, queries: int) -> int:
         return queries * self.features * self.hashes * sum(self.factors) // 2 if self.chunks(queries) else 0
 
-    def chosen_bytes(self, queries: int) -> int:
+    def chosen_pairs_bytes(self, queries: int) -> int:
         """Return the bytes of LSH attention's bucket ids: 4 per position, head and hash round."""
         return 4 * queries * self.size.heads * self.hashes if self.chunks(queries) else 0
 

@@ -12,7 +12,7 @@ from megaptm.errors import UserError
 from megaptm.families.reformer.spec import LocalSpec, LSHSpec, grid_of, widths_of
 from megaptm.hub.counterpart import EVEN_NUMBERS, MAX_VALUE, Counterpart, is_count, is_list
 from megaptm.hub.folder import CONFIG
-from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, Form, TensorRule, pair
+from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, Conversion, TensorRule, pair
 from megaptm.spec import AttentionSpec, Block, ModelSpec
 
 LAYER = "reformer.encoder.layers.{n}"
@@ -137,10 +137,12 @@ REFORMER = Counterpart(
     rules=(
         TensorRule("embed.token.weight", ("reformer.embeddings.word_embeddings.weight",), VOCABULARY),
         TensorRule(
-            "embed.axial.row.weight", (f"{POSITIONS}.0",), Form(lambda w, _: [w[:, None]], lambda ws, _: ws[0][:, 0])
+            "embed.axial.row.weight",
+            (f"{POSITIONS}.0",),
+            Conversion(lambda w, _: [w[:, None]], lambda ws, _: ws[0][:, 0]),
         ),
         TensorRule(
-            "embed.axial.column.weight", (f"{POSITIONS}.1",), Form(lambda w, _: [w[None]], lambda ws, _: ws[0][0])
+            "embed.axial.column.weight", (f"{POSITIONS}.1",), Conversion(lambda w, _: [w[None]], lambda ws, _: ws[0][0])
         ),
         *pair("decoder.{n}.attention_norm", f"{LAYER}.attention.layer_norm"),
         TensorRule(

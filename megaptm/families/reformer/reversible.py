@@ -59,9 +59,9 @@ class _Reversible(torch.autograd.Function):
         for inputs in layers:
             note = remember if _draws(inputs.layer) else _nothing
             before_attention = note()
-            mixed, of_layer = inputs.layer.mixed(x2.to(dtype), inputs.mask, inputs.position_state)
+            mixed, of_layer = inputs.layer.attention_branch(x2.to(dtype), inputs.mask, inputs.position_state)
             x1, before_ffn = x1 + mixed, note()
-            x2 = x2 + torch.cat([inputs.layer.fed(piece) for piece in _pieces(x1.to(dtype))])
+            x2 = x2 + torch.cat([inputs.layer.ffn_branch(piece) for piece in _pieces(x1.to(dtype))])
             draws.append((before_attention, before_ffn))
             chosen.append(of_layer)
         # Besides the generator states, each layer saves only its hash buckets.
@@ -80,7 +80,7 @@ class _Reversible(torch.autograd.Function):
             x2, grad1 = y2 - fed, grad1 + grad
             with draw_attention(), torch.enable_grad():
                 x = x2.to(ctx.dtype).detach().requires_grad_()
-                mixed, _ = inputs.layer.mixed(x, inputs.mask, inputs.position_state, of_layer)
+                mixed, _ = inputs.layer.attention_branch(x, inputs.mask, inputs.position_state, of_layer)
                 torch.autograd.backward(mixed, grad1.to(ctx.dtype))
             assert x.grad is not None
             y1, y2, grad2 = y1 - mixed.detach(), x2, grad2 + x.grad
@@ -97,7 +97,7 @@ def _fed_again(layer: Layer, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             piece_input = piece.detach().requires_grad_()
             # A view: module hooks must not be attached to a tensor whose gradient is requested.
-            fed.append(layer.fed(piece_input.view_as(piece_input)))
+            fed.append(layer.ffn_branch(piece_input.view_as(piece_input)))
         first, *weight_grads = torch.autograd.grad(fed[-1], [piece_input, *weights], grad_piece)
         grads.append(first)
         for total, weight_grad in zip(sums, weight_grads, strict=True):

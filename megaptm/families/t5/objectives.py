@@ -86,7 +86,7 @@ class T5MaskedText(SameLengthObjective):
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)
-        if special.blank is None:
+        if special.mask_or_sentinel is None:
             raise UserError(
                 f"objective {self.name} needs a tokenizer with a `mask` token, or with sentinels: build the corpus "
                 "with tokenizer.kind=unigram."

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from megaptm.hub.counterpart import Counterpart
-from megaptm.hub.tensor_rules import KV, QKV, SAME, VOCABULARY, Form, TensorRule
+from megaptm.hub.tensor_rules import KV, QKV, SAME, VOCABULARY, Conversion, TensorRule
 from megaptm.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ def _interleave(weight: Tensor, axis: int) -> Tensor:
     return weight.unflatten(axis, (2, -1)).transpose(axis, axis + 1).flatten(axis, axis + 1)
 
 
-def _permuted(form: Form, axis: int) -> Form:
+def _permuted(form: Conversion, axis: int) -> Conversion:
     """Return the form of a tensor rule that also permutes the features of one axis."""
-    return Form(
+    return Conversion(
         lambda w, spec: form.to_hf(_deinterleave(w, axis), spec),
         lambda ws, spec: _interleave(form.from_hf(ws, spec), axis),
     )

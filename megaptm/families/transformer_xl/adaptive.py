@@ -21,7 +21,7 @@ from megaptm.models.head_costs import HeadCosts
 from megaptm.spec import ModelSpec
 
 
-class Table(nn.Module):
+class ClusterTable(nn.Module):
     """Embedding table of a cluster, replicated on ranks. Several gradients reach it, so none bypasses autograd."""
 
     def __init__(self, rows: int, width: int) -> None:
@@ -45,7 +45,7 @@ class AdaptiveTokens(nn.Module):
         super().__init__()
         check_adaptive(spec)
         self.clusters, self.width = clusters(spec), spec.width
-        self.tables = nn.ModuleList(Table(cluster.rows, cluster.width) for cluster in self.clusters)
+        self.tables = nn.ModuleList(ClusterTable(cluster.rows, cluster.width) for cluster in self.clusters)
         linears = cluster_projections(spec)
         self.shared_map = len(linears) == 1
         # The softmax has its own projection instead of the first.
@@ -95,7 +95,7 @@ class AdaptiveHead(nn.Module):
         self.clusters = clusters(spec)
         first, *tail = self.clusters
         self.narrow = Linear.of(costs.linears["narrow"]) if "narrow" in costs.linears else None
-        self.cluster = Table(len(tail), first.width)
+        self.cluster = ClusterTable(len(tail), first.width)
         self.cluster_bias = RowBias(len(tail))
         self.word_bias = nn.ModuleList(RowBias(cluster.rows) for cluster in self.clusters)
         self.project = nn.ModuleList(
@@ -111,8 +111,8 @@ class AdaptiveHead(nn.Module):
             inside = (labels_N >= cluster.first) & labeled
             head_N = torch.where(inside, self.clusters[0].rows + number - 1, head_N)
             word_N = torch.where(inside & (labels_N < cluster.first + cluster.rows), labels_N - cluster.first, IGNORED)
-            total = total + self.project[number](*self._of(number, x_ND, tied), word_N)
-        total = total + self.project[0](*self._of(0, x_ND, tied), head_N)
+            total = total + self.project[number](*self._cluster_inputs(number, x_ND, tied), word_N)
+        total = total + self.project[0](*self._cluster_inputs(0, x_ND, tied), head_N)
         return total, labeled.sum().float()
 
     def logits(self, x_SBD: Tensor, tied: AdaptiveTokens) -> Tensor:
@@ -126,10 +126,10 @@ class AdaptiveHead(nn.Module):
         return torch.cat(logits, -1)
 
     def _log_probabilities(self, number: int, x: Tensor, tied: AdaptiveTokens) -> Tensor:
-        hidden, weight, bias = self._of(number, x, tied)
+        hidden, weight, bias = self._cluster_inputs(number, x, tied)
         return F.linear(hidden, weight, bias).log_softmax(-1)
 
-    def _of(self, number: int, x: Tensor, tied: AdaptiveTokens) -> tuple[Tensor, Tensor, Tensor]:
+    def _cluster_inputs(self, number: int, x: Tensor, tied: AdaptiveTokens) -> tuple[Tensor, Tensor, Tensor]:
         """Return input, table and bias of a cluster in the adaptive softmax. Clusters are rows of the first table,
         after its tokens."""
         bias = self.word_bias[number].bias

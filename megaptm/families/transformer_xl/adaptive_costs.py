@@ -115,7 +115,7 @@ class AdaptiveTokenCosts(TokenCosts):
         return token_parameters(self.spec) if clusters(self.spec) else super().parameters
 
     @property
-    def products(self) -> tuple[tuple[LinearShape, bool], ...]:
+    def applied_linears(self) -> tuple[tuple[LinearShape, bool], ...]:
         """Return the projections of adaptive input: every position is projected on each cluster."""
         return tuple((linear, True) for linear in cluster_projections(self.spec)) if clusters(self.spec) else ()
 

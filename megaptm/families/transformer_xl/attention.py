@@ -97,7 +97,7 @@ class RelativeAttention(AttentionModule):
             text = len(q) - targets_BA.shape[1]
             k, v = k[:text], v[:text]
         if cached_MBD is not None:
-            k_cached, v_cached = self._of_cache(cached_MBD)
+            k_cached, v_cached = self._project_cache(cached_MBD)
             k, v = torch.cat([k_cached, k]), torch.cat([v_cached, v])
         scores = self._by_distance(q + position_bias_FH.t(), sines_LXD, len(k), targets_BA)
         if apart_BQK is not None:
@@ -111,7 +111,7 @@ class RelativeAttention(AttentionModule):
             mixed_QBA = mixed_QBA.masked_fill(blind[:, 0].transpose(0, 1), 0.0)
         return self.output(mixed_QBA)
 
-    def _of_cache(self, cached_MBD: Tensor) -> tuple[Tensor, Tensor]:
+    def _project_cache(self, cached_MBD: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of the recurrence cache for relative attention, [M, B, H, F].
 
         It uses the weights directly: each rank has the full cache, which a tensor-parallel module would treat as a part

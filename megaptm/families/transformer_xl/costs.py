@@ -33,7 +33,7 @@ class RelativeAttentionCosts(SelfAttentionCosts):
             yield from [bias, LinearShape(size.heads, 2 * size.key_width, False, "rows")] * len(owners)
 
     @property
-    def past_products(self) -> int:
+    def cache_multiply_adds(self) -> int:
         return self.cached_positions * 2 * self.features * self.size.width
 
     def pairs(self, queries: int, keys: int) -> int:

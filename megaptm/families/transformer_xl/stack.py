@@ -44,7 +44,7 @@ class RelativeStack(Stack):
         sines = self["place_dropout"](sines.to(x.dtype))
         names = ("content_bias", "place_bias")
         biases = [cast(HeadTable, self[name]).weight if name in self else None for name in names]
-        own = AttentionInputs(mask.dense, sines, (*biases, mask.apart, mask.target_positions))
+        own = AttentionInputs(mask.dense, sines, (*biases, mask.in_other_segment, mask.target_positions))
         return dict.fromkeys(self.block.attentions, own)
 
     def run_at(self, number: int, x: Tensor, inputs: StackInputs, attention: AttentionInputs) -> Tensor:

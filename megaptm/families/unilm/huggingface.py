@@ -4,12 +4,12 @@ masks and segments, so trained models cannot be exported."""
 from dataclasses import replace
 
 from megaptm.families.bert.huggingface import BERT
-from megaptm.hub.tensor_rules import Form
+from megaptm.hub.tensor_rules import Conversion
 
 # As in the released code: a single text read in either direction starts with BERT's first segment, and the pair of
 # sequence-to-sequence with those of a BERT pair.
 FROM_BERT = (0, 1, 0, 0, 0, 1)
-SEGMENTS = Form(lambda w, spec: [w[:2].clone()], lambda ws, spec: ws[0][[*FROM_BERT]])
+SEGMENTS = Conversion(lambda w, spec: [w[:2].clone()], lambda ws, spec: ws[0][[*FROM_BERT]])
 
 UNILM = replace(
     BERT,

@@ -10,7 +10,7 @@ import numpy as np
 from megaptm.batch import BatchSpec, fields
 from megaptm.objectives.composed import CONSTANT_ONE, Task
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion, TextSequence
-from megaptm.objectives.mixtures import NamedMixture, third
+from megaptm.objectives.mixtures import NamedMixture, share_of_third
 from megaptm.objectives.objective import Piece, Sample, SampleContext, SequenceWindow, pad_pieces
 from megaptm.objectives.text_questions import LabeledTexts
 
@@ -108,10 +108,10 @@ MASKED_NGRAMS = OrderedMaskedLM(hide="token-ngrams", length_weights=(0.8, 0.1, 0
 # direction.
 UNILM = NamedMixture(
     tasks=(
-        Task("bidirectional", MaskedLMWithQuestion("next-sentence", MASKED_NGRAMS), third()),
-        Task("sequence-to-sequence", replace(MASKED_NGRAMS, context="sequence-to-sequence"), third()),
-        Task("left-to-right", replace(MASKED_NGRAMS, context="left-to-right"), third(2)),
-        Task("right-to-left", replace(MASKED_NGRAMS, context="right-to-left"), third(2)),
+        Task("bidirectional", MaskedLMWithQuestion("next-sentence", MASKED_NGRAMS), share_of_third()),
+        Task("sequence-to-sequence", replace(MASKED_NGRAMS, context="sequence-to-sequence"), share_of_third()),
+        Task("left-to-right", replace(MASKED_NGRAMS, context="left-to-right"), share_of_third(2)),
+        Task("right-to-left", replace(MASKED_NGRAMS, context="right-to-left"), share_of_third(2)),
     ),
     weights_by_step={"mlm": CONSTANT_ONE, "next-sentence": CONSTANT_ONE},
     label="unilm",

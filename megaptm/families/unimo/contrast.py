@@ -105,7 +105,7 @@ class CrossModalContrast(UnifiedObjective):
         return sample
 
     def num_own_regions(self, piece: Sequence[DocumentSlice]) -> int:
-        return self._split_regions(len(_of_kind(piece, "images")))
+        return self._split_regions(len(_retrieved_slices(piece, "images")))
 
     def _split_regions(self, num_retrieved: int) -> int:
         """Return the number of region positions for the pair's own image beside retrieved ones."""
@@ -123,8 +123,8 @@ class CrossModalContrast(UnifiedObjective):
         sample, words = super().make(piece, context), self.text_length(context.sequence)
         caption = sample["tokens"][: int((sample["document_ids"][:words] > 0).sum())].copy()
         positives, negatives = self._rewrite(caption[1:-1], context.rng)
-        positives += [part.tokens for part in _of_kind(piece, "texts")]
-        negatives += [part.tokens for part in _of_kind(piece, "captions")]
+        positives += [part.tokens for part in _retrieved_slices(piece, "texts")]
+        negatives += [part.tokens for part in _retrieved_slices(piece, "captions")]
         texts = self._add_texts(sample, caption, positives, negatives, context)
         return {**sample, **texts, **self._add_images(sample, piece, words)}
 
@@ -162,7 +162,7 @@ class CrossModalContrast(UnifiedObjective):
 
     def _add_images(self, sample: Sample, piece: Sequence[DocumentSlice], words: int) -> Sample:
         """Append images after the pair's own, each a document. Return their positions."""
-        images, own = _of_kind(piece, "images"), self.num_own_regions(piece)
+        images, own = _retrieved_slices(piece, "images"), self.num_own_regions(piece)
         share, starts = self.regions // (1 + len(images)), [words]
         for index, image in enumerate(images):
             regions, at = self._read_regions(image, share), own + index * share
@@ -185,6 +185,6 @@ class CrossModalContrast(UnifiedObjective):
         return [*map(join_words, positives)], [*map(join_words, (*phrases, *objects))]
 
 
-def _of_kind(piece: Sequence[DocumentSlice], kind: str) -> list[DocumentSlice]:
+def _retrieved_slices(piece: Sequence[DocumentSlice], kind: str) -> list[DocumentSlice]:
     """Return the document slices retrieved as one kind of `RETRIEVED`."""
     return [part for part in piece if part.retrieved == kind]

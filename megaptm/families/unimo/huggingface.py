@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from megaptm.families.roberta.huggingface import ROBERTA
 from megaptm.families.uniter.huggingface import REGION_HEADS, REGION_HOOKS
-from megaptm.hub.tensor_rules import Form, pair
+from megaptm.hub.tensor_rules import Conversion, pair
 
 # Every token of a RoBERTa adds the single row of its segment table. Regions have no segment, so this row is added to
 # positions instead.
-WITH_SEGMENT = Form(lambda w, spec: [w, w[:1].clone()], lambda ws, spec: ws[0] + ws[1])
+WITH_SEGMENT = Conversion(lambda w, spec: [w, w[:1].clone()], lambda ws, spec: ws[0] + ws[1])
 POSITIONS, SEGMENT = (f"roberta.embeddings.{name}_embeddings.weight" for name in ("position", "token_type"))
 UNIMO = replace(
     ROBERTA,

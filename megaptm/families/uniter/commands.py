@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from megaptm.commands.options import Finite, read_part
+from megaptm.commands.options import FiniteNumber, read_part
 from megaptm.config import Config, resolve
 from megaptm.families.uniter import DETECTOR
 from megaptm.families.uniter.spec import RegionInput
@@ -23,7 +23,7 @@ from megaptm.spec import ModelSpec
 @click.option(
     "--top", type=click.IntRange(1, 64), default=4, show_default=True, help="Results of each kind per document."
 )
-@click.option("--threshold", type=Finite(0, 1), default=0.3, show_default=True, help="Minimum similarity.")
+@click.option("--threshold", type=FiniteNumber(0, 1), default=0.3, show_default=True, help="Minimum similarity.")
 @click.option(
     "--block", type=click.IntRange(2), default=1 << 16, show_default=True, help="Documents compared at a time."
 )

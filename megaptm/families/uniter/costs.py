@@ -20,7 +20,7 @@ BOXES = (NUM_BOX_VALUES, NUM_BOX_VALUES - 2)
 HIDDEN = ("vector", "zeros")
 
 
-class Detector(NamedTuple):
+class DetectorSizes(NamedTuple):
     """Output sizes of the region detector."""
 
     features: int
@@ -29,11 +29,11 @@ class Detector(NamedTuple):
     """Number of classes of the detector; the first is the background."""
 
 
-def detector_of(spec: ModelSpec) -> Detector:
+def detector_of(spec: ModelSpec) -> DetectorSizes:
     """Return the region detector of a size. Raise UserError if it is missing."""
     if (sizes := spec.size.inputs.get("detector")) is None:
         raise UserError(f"{spec.name} reads regions of images, and its size has no detector: give model.detector.")
-    return Detector(*sizes)
+    return DetectorSizes(*sizes)
 
 
 class RegionCosts(InputCosts):
@@ -60,7 +60,7 @@ class RegionCosts(InputCosts):
         return (self.tied_linear, box, mask) if self.record.hidden == "vector" else (self.tied_linear, box)
 
     @property
-    def products(self) -> tuple[tuple[LinearShape, bool], ...]:
+    def applied_linears(self) -> tuple[tuple[LinearShape, bool], ...]:
         """Return the projections of region features, whose input gets a gradient for hidden regions, and of the box,
         whose input gets none."""
         features, box, *_ = self.linears

@@ -20,7 +20,7 @@ from megaptm.objectives.composed import CONSTANT_ONE, StepValue, Task
 from megaptm.objectives.denoise import Denoise
 from megaptm.objectives.hide import MASKING_STRATEGIES
 from megaptm.objectives.masked import TEXT_FIELDS
-from megaptm.objectives.mixtures import NamedMixture, third
+from megaptm.objectives.mixtures import NamedMixture, share_of_third
 from megaptm.objectives.named_file import FILE
 from megaptm.objectives.objective import (
     DAMAGED_FILE_REMEDY,
@@ -332,10 +332,10 @@ class ImageTextMatching(RegionObjective):
 # arXiv:1909.11740, section 3.2, and released configs: 2 : 2 : 1 : 1, one task per batch, transport weight 0.1.
 UNITER = NamedMixture(
     tasks=(
-        Task("matching", ImageTextMatching(), third()),
-        Task("words", RegionMaskedLM(), third()),
-        Task("features", MaskedRegions(), third(2)),
-        Task("classes", MaskedRegions(target="distribution"), third(2)),
+        Task("matching", ImageTextMatching(), share_of_third()),
+        Task("words", RegionMaskedLM(), share_of_third()),
+        Task("features", MaskedRegions(), share_of_third(2)),
+        Task("classes", MaskedRegions(target="distribution"), share_of_third(2)),
     ),
     weights_by_step={
         "itm": CONSTANT_ONE,

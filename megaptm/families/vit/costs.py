@@ -28,7 +28,7 @@ class PatchCosts(InputCosts):
         return self.project, *[LinearShape(self.project.outputs, 1, False)] * (1 + self.has_mask)
 
     @property
-    def products(self) -> tuple[tuple[LinearShape, bool], ...]:
+    def applied_linears(self) -> tuple[tuple[LinearShape, bool], ...]:
         return ((self.project, False),)
 
     def multiply_adds(self, positions: int) -> tuple[int, int]:

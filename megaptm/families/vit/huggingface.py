@@ -11,7 +11,7 @@ from megaptm.families.vit.resolution import resize_position_table
 from megaptm.families.vit.spec import CHANNELS, grid_of, patch_side
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.folder import CONFIG
-from megaptm.hub.tensor_rules import QKV, VOCABULARY, Form, TensorRule, pair
+from megaptm.hub.tensor_rules import QKV, VOCABULARY, Conversion, TensorRule, pair
 from megaptm.spec import ModelSpec
 
 LAYER = "vit.encoder.layer.{n}"
@@ -23,11 +23,11 @@ def _masks(spec: ModelSpec) -> bool:
 
 
 # `ViTForImageClassification` has a convolution as patch projection, and vectors with a batch axis of one.
-CONVOLUTION = Form(
+CONVOLUTION = Conversion(
     lambda w, spec: [w.unflatten(1, (CHANNELS, patch_side(spec), patch_side(spec))).clone()],
     lambda ws, spec: ws[0].flatten(1),
 )
-BATCH_OF_ONE = Form(lambda w, spec: [w[None].clone()], lambda ws, spec: ws[0][0])
+BATCH_OF_ONE = Conversion(lambda w, spec: [w[None].clone()], lambda ws, spec: ws[0][0])
 
 
 def _image_values(spec: ModelSpec) -> dict[str, Any]:

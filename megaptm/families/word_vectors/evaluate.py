@@ -24,7 +24,7 @@ def evaluate(
     if not words and not analogies:
         words = tuple(vectors.words[SKIPPED_WORDS : SKIPPED_WORDS + 5] or vectors.words[-5:])
     nearest = {word: vectors.nearest(word) for word in words}
-    correct, known = vectors.count_solved(questions := read_questions(analogies)) if analogies else (0, 0)
+    correct, known = vectors.count_solved_analogies(questions := read_questions(analogies)) if analogies else (0, 0)
     if as_json:
         counts = {"correct": correct, "known": known, "total": len(questions)} if analogies else None
         print_json({"nearest": {word: dict(neighbors) for word, neighbors in nearest.items()}, "analogies": counts})

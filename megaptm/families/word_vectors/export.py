@@ -12,7 +12,7 @@ from safetensors.numpy import save
 from megaptm.errors import UserError
 from megaptm.families.word_vectors.fasttext_file import fasttext_model
 from megaptm.families.word_vectors.vectors import WordVectors, read_vectors
-from megaptm.families.word_vectors.vocabulary import written_word
+from megaptm.families.word_vectors.vocabulary import encode_word
 from megaptm.run.checkpoint import RunCheckpoint
 from megaptm.storage import AtomicFile
 
@@ -28,7 +28,7 @@ def glove_text(vectors: WordVectors) -> Iterator[bytes]:
     """Yield word vectors in GloVe's text format, a line per word, without a header: the word and its exact values."""
     for word, row in zip(vectors.words, vectors.vectors, strict=True):
         # The shortest decimal that is read back as the same float32.
-        yield written_word(word) + f" {' '.join(map(str, row))}\n".encode()
+        yield encode_word(word) + f" {' '.join(map(str, row))}\n".encode()
 
 
 def word2vec_binary(vectors: WordVectors) -> Iterator[bytes]:
@@ -36,7 +36,7 @@ def word2vec_binary(vectors: WordVectors) -> Iterator[bytes]:
     its float32 values and a newline, as word2vec -binary 1 does."""
     yield _heading(vectors)
     for word, row in zip(vectors.words, vectors.vectors.astype("<f4"), strict=True):
-        yield written_word(word) + b" " + row.tobytes() + b"\n"
+        yield encode_word(word) + b" " + row.tobytes() + b"\n"
 
 
 def safetensors(vectors: WordVectors) -> Iterator[bytes]:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from megaptm.errors import UserError
-from megaptm.families.word_vectors.vectors import read_table, word_spec_of
-from megaptm.families.word_vectors.vocabulary import frequent_words, read_counts, written_word
+from megaptm.families.word_vectors.vectors import read_table, read_word_spec
+from megaptm.families.word_vectors.vocabulary import encode_word, frequent_words, read_counts
 from megaptm.families.word_vectors.windows import CBOW, HUFFMAN, SOFTMAX, WordWindows
 from megaptm.run.checkpoint import RunCheckpoint
 from megaptm.tokenizers import load as load_tokenizer
@@ -25,7 +25,7 @@ RATE_UPDATES = 100
 
 def fasttext_model(checkpoint: RunCheckpoint) -> Iterator[bytes]:
     """Yield the parts of a fastText model file: settings, words, input rows of words and of buckets, output rows."""
-    spec, task = word_spec_of(checkpoint), checkpoint.config.built_objective
+    spec, task = read_word_spec(checkpoint), checkpoint.config.built_objective
     size = spec.size
     if not size.buckets:
         raise UserError(f"{spec.name} has no subwords, which fastText's files need: use --format word2vec-binary.")
@@ -46,7 +46,7 @@ def fasttext_model(checkpoint: RunCheckpoint) -> Iterator[bytes]:
     yield struct.pack("<d", task.subsample)
     yield struct.pack("<3i2q", len(ids), len(ids), 0, int(counts[ids].sum()), -1)
     for id_ in ids.tolist():
-        yield written_word(tokenizer.name(id_)) + b"\0" + struct.pack("<qb", int(counts[id_]), 0)
+        yield encode_word(tokenizer.name(id_)) + b"\0" + struct.pack("<qb", int(counts[id_]), 0)
     table = read_table(checkpoint, "input")
     yield from _matrix(np.concatenate([table[ids], table[spec.vocabulary :]]))
     yield from _matrix(read_table(checkpoint, "output")[ids])

@@ -35,13 +35,13 @@ TEXT_KEYS = {"data": ("size_exponent", "dupe_factor"), "train": ("ramp", "phase_
 def word_vector_errors(config: Config, family: WordFamily) -> Iterator[str]:
     """Yield every broken rule of a config of word vectors."""
     yield from word_model_errors(config.model, family)
-    yield from _layout(config, family)
-    yield from _optimizer(config, family)
-    yield from _pairs(config)
+    yield from _layout_errors(config, family)
+    yield from _optimizer_errors(config, family)
+    yield from _pair_errors(config)
     if config.train.precision != "fp32":
         yield (
-            f"train.precision ({config.train.precision}) must be fp32 for {config.model.family}, whose tables are "
-            "updated in place; set it."
+            f"train.precision ({config.train.precision}) must be fp32 for {config.model.family}, whose vectors are "
+            "trained in fp32 only; set it."
         )
 
 
@@ -66,7 +66,7 @@ def word_model_errors(model: Any, family: WordFamily) -> Iterator[str]:
         yield f"model.ngrams ({model.ngrams[0]}, {model.ngrams[1]}) must be the minimum and then the maximum."
 
 
-def _layout(config: Config, family: WordFamily) -> Iterator[str]:
+def _layout_errors(config: Config, family: WordFamily) -> Iterator[str]:
     layout, name = config.layout, config.model.family
     usual, network = Layout(), family.is_network
     why = "which each data rank holds in full" if network else "whose tables are divided among data ranks"
@@ -85,7 +85,7 @@ def _layout(config: Config, family: WordFamily) -> Iterator[str]:
         )
 
 
-def _pairs(config: Config) -> Iterator[str]:
+def _pair_errors(config: Config) -> Iterator[str]:
     if config.built_objective.unit != "pairs":
         return
     family = config.model.family
@@ -97,7 +97,7 @@ def _pairs(config: Config) -> Iterator[str]:
         yield f"data.document_mask must be true for {family}, which counts pairs within a document: remove it."
 
 
-def _optimizer(config: Config, family: WordFamily) -> Iterator[str]:
+def _optimizer_errors(config: Config, family: WordFamily) -> Iterator[str]:
     optimizer = config.optimizer
     pairs = family.model == "pairs"
     known: tuple[str, ...]

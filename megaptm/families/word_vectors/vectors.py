@@ -75,7 +75,7 @@ class WordVectors:
         a, b, c = (_direction(self.vector(word)) for word in (first, second, third))
         return self._near(_direction(b - a + c), [first, second, third], number)
 
-    def count_solved(self, questions: Iterable[tuple[str, str, str, str]]) -> tuple[int, int]:
+    def count_solved_analogies(self, questions: Iterable[tuple[str, str, str, str]]) -> tuple[int, int]:
         """Return how many analogies of four words are solved, and how many have only known words."""
         known = [question for question in questions if all(word in self.rows for word in question)]
         solved = sum(fourth in dict(self.analogy(first, second, third)) for first, second, third, fourth in known)
@@ -130,7 +130,7 @@ def load_words(run: str | Path, *, step: int | None = None) -> WordVectors:
 def read_vectors(checkpoint: RunCheckpoint) -> WordVectors:
     """Return the vectors of the words that took part in training. For GloVe, the sum of word and context vectors
     (section 4.2 of the paper)."""
-    spec = word_spec_of(checkpoint)
+    spec = read_word_spec(checkpoint)
     task = checkpoint.config.built_objective
     tokenizer, counts = load_tokenizer(checkpoint.tokenizer), read_counts(checkpoint.checkpoint.reader, spec.vocabulary)
     min_count = task.min_count if isinstance(task, WordWindows | GloVe) else 1
@@ -157,12 +157,12 @@ def read_table(checkpoint: RunCheckpoint, name: str) -> np.ndarray:
     """Read a table of word vectors from a checkpoint in row order, for any number of ranks, float32 [V, D]. GloVe's
     rows include AdaGrad sums."""
     table = checkpoint.weights()[name].numpy()
-    spec = word_spec_of(checkpoint)
+    spec = read_word_spec(checkpoint)
     rows = spec.vocabulary + (spec.size.buckets if name == "input" else 0)
     return table.reshape(-1, table.shape[-1])[:rows]
 
 
-def word_spec_of(checkpoint: RunCheckpoint) -> WordSpec:
+def read_word_spec(checkpoint: RunCheckpoint) -> WordSpec:
     """Return the spec of a run of word vectors. Raise UserError for other runs."""
     spec = resolve(checkpoint.config)
     if not isinstance(spec, WordSpec):

@@ -81,7 +81,7 @@ def frequent_words(counts: np.ndarray, special: Iterable[int], min_count: int) -
     return order[often[order] >= min_count]
 
 
-def written_word(word: str) -> bytes:
+def encode_word(word: str) -> bytes:
     """Return a word in UTF-8 for a file of word vectors. Raise UserError if it contains a separator of files of word
     vectors: spaces, line ends, zero bytes."""
     if not word or re.search(r"[\s\0]", word):

@@ -89,7 +89,7 @@ class WordWindows(PlainTextObjective):
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)
-        if self.output == HUFFMAN and len(special.ordinary) < 2:
+        if self.output == HUFFMAN and len(special.ordinary_ids) < 2:
             raise UserError(
                 "output: hierarchical-softmax needs a vocabulary of two words or more: build the corpus "
                 "with another tokenizer."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from megaptm.hub.counterpart import Counterpart
-from megaptm.hub.tensor_rules import QKV, VOCABULARY, Form, TensorRule, pair
+from megaptm.hub.tensor_rules import QKV, VOCABULARY, Conversion, TensorRule, pair
 from megaptm.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -26,16 +26,18 @@ def _join_heads(weight: Tensor) -> Tensor:
     return weight.flatten(1).t()
 
 
-PROJECTIONS = Form(_split_qkv, lambda ws, spec: QKV.from_hf([_join_heads(weight) for weight in ws], spec))
-PROJECTION = Form(lambda w, spec: [_split_heads(w, spec)], lambda ws, spec: _join_heads(ws[0]))
-OUTPUT = Form(lambda w, spec: [w.unflatten(1, (spec.size.heads, -1)).contiguous()], lambda ws, spec: ws[0].flatten(1))
-BIAS = Form(lambda w, spec: [w.t().contiguous()], lambda ws, spec: ws[0].t())
+PROJECTIONS = Conversion(_split_qkv, lambda ws, spec: QKV.from_hf([_join_heads(weight) for weight in ws], spec))
+PROJECTION = Conversion(lambda w, spec: [_split_heads(w, spec)], lambda ws, spec: _join_heads(ws[0]))
+OUTPUT = Conversion(
+    lambda w, spec: [w.unflatten(1, (spec.size.heads, -1)).contiguous()], lambda ws, spec: ws[0].flatten(1)
+)
+BIAS = Conversion(lambda w, spec: [w.t().contiguous()], lambda ws, spec: ws[0].t())
 # megaptm's is [2 * K, H].
-SEGMENTS = Form(
+SEGMENTS = Conversion(
     lambda w, spec: [w.unflatten(0, (2, -1)).transpose(1, 2).contiguous()],
     lambda ws, spec: ws[0].transpose(1, 2).flatten(0, 1),
 )
-QUERY = Form(lambda w, spec: [w[None]], lambda ws, spec: ws[0][0])
+QUERY = Conversion(lambda w, spec: [w[None]], lambda ws, spec: ws[0][0])
 LAYER = "transformer.layer.{n}"
 ATTENTION = f"{LAYER}.rel_attn"
 

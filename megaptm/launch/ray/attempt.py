@@ -45,7 +45,7 @@ class AgentHandle:
 
 
 @dataclass
-class Outcome:
+class AttemptOutcome:
     """Result of one start of a run on Ray."""
 
     ends: list[ProcessExit] = field(default_factory=list)
@@ -75,7 +75,7 @@ class RunAttempt:
             AgentHandle(assignment, _agent_actor_class(assignment, group, index, kind=kind).remote(WORKER, run, logs))
             for index, assignment in enumerate(assignments)
         ]
-        self.outcome = Outcome()
+        self.outcome = AttemptOutcome()
 
     def __enter__(self) -> RunAttempt:
         return self
@@ -120,7 +120,7 @@ class RunAttempt:
                 self._agents, lambda agent: agent.actor.start.remote(agent.assignment.ranks, rendezvous, *settings)
             )
 
-    def run_to_end(self, signals: Sequence[int]) -> Outcome:
+    def run_to_end(self, signals: Sequence[int]) -> AttemptOutcome:
         """Wait until all ranks have exited, or until one fails or hangs and the others were ended. Signals that are
         appended to `signals` are forwarded."""
         num_forwarded = 0

@@ -43,7 +43,7 @@ def count_ranks(free: Sequence[int], tensor: int) -> int:
     return sum(_in_whole_groups(devices, tensor) for devices in free)
 
 
-def no_room_error(nodes: Sequence[Node], layout: Layout, kind: str) -> UserError:
+def not_enough_devices_error(nodes: Sequence[Node], layout: Layout, kind: str) -> UserError:
     """Return the error for a failed `assign_ranks`: the required and available devices."""
     groups = f", in groups of {layout.tensor} on one node (layout.tensor)" if layout.tensor > 1 else ""
     needed = f"the layout needs {layout.processes} {kind}s{groups}"

@@ -38,7 +38,7 @@ def reserve(layout: Layout, *, seconds: float, should_stop: Callable[[], object]
     deadline = time.monotonic() + seconds
     if (reservation := _try_reserve(layout)) or seconds <= 0:
         return reservation
-    with _demand(layout) as is_met:
+    with _autoscaler_demand(layout) as is_met:
         while not is_met():
             if should_stop() or time.monotonic() > deadline:
                 return None
@@ -68,7 +68,7 @@ def _try_reserve(layout: Layout) -> Reservation | None:
 
 
 @contextmanager
-def _demand(layout: Layout) -> Iterator[Callable[[], bool]]:
+def _autoscaler_demand(layout: Layout) -> Iterator[Callable[[], bool]]:
     """Report the missing devices to Ray's autoscaler while the context is open. The report is a placement group in
     units of a tensor group, which nodes of any size can satisfy, and ends with this process; the autoscaler's own
     request would keep nodes running afterwards."""

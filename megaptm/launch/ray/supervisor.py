@@ -12,8 +12,8 @@ from pathlib import Path
 
 from megaptm.config import Config
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, UserError
-from megaptm.launch.ray.attempt import READY_SECONDS, Outcome, RunAttempt
-from megaptm.launch.ray.placement import assign_ranks, count_ranks, no_room_error
+from megaptm.launch.ray.attempt import READY_SECONDS, AttemptOutcome, RunAttempt
+from megaptm.launch.ray.placement import assign_ranks, count_ranks, not_enough_devices_error
 from megaptm.launch.ray.reservation import Reservation, reserve
 from megaptm.launch.restart_policy import Ending, RestartPolicy
 from megaptm.launch.worker_group import forwarding
@@ -44,7 +44,7 @@ def show_placement(config: Config) -> None:
     kind, nodes = alive_nodes()
     assignments = assign_ranks(nodes, config.layout)
     if assignments is None:
-        raise no_room_error(nodes, config.layout, kind)
+        raise not_enough_devices_error(nodes, config.layout, kind)
     for assignment in assignments:
         print(f"{assignment}: {len(assignment.ranks)} of its {assignment.node.devices} {kind}s")
 
@@ -106,7 +106,7 @@ class Supervisor:
         seconds = max(self._wait, BUSY_SECONDS if has_devices else 0.0)
         reservation = reserve(self._config.layout, seconds=seconds, should_stop=lambda: self._stop_signals)
         if reservation is None and not self._stop_signals:
-            raise no_room_error(alive_nodes()[1], self._config.layout, kind)
+            raise not_enough_devices_error(alive_nodes()[1], self._config.layout, kind)
         return reservation
 
     def _reserve_again(self) -> Reservation | None:
@@ -129,7 +129,7 @@ class Supervisor:
             )
         return reservation
 
-    def _start(self, reservation: Reservation) -> Outcome:
+    def _start(self, reservation: Reservation) -> AttemptOutcome:
         self._attempt = self._attempt.next_start()
         config = self._config.model_copy(update={"layout": reservation.layout})
         watchdog = Watchdog(
@@ -180,7 +180,7 @@ class Supervisor:
         assignments = ", ".join(map(str, reservation.assignments))
         print(f"Start {self._attempt.start}: {assignments}; logs of the ranks: {self._logs}", flush=True)
 
-    def _exit_code(self, outcome: Outcome, *, progress: bool) -> int | None:
+    def _exit_code(self, outcome: AttemptOutcome, *, progress: bool) -> int | None:
         """Return the exit code of the run on Ray, or None to restart it."""
         if outcome.hang:
             code = report_hang(outcome.hang, run=self._run, signals=self._stop_signals)

@@ -10,7 +10,7 @@ from pathlib import Path
 import megaptm
 from megaptm.check.allocation import allocate
 from megaptm.check.api import submission_findings
-from megaptm.check.finding import Case, Finding, Request, raise_faults
+from megaptm.check.finding import CheckInput, Finding, ResourceRequest, raise_faults
 from megaptm.check.timing import jobs_needed
 from megaptm.config import Config, resolve
 from megaptm.config.shipped import SHIPPED
@@ -92,7 +92,7 @@ def make_submission(job_request: JobRequest) -> Submission:
     config = read_config(job_request.config, job_request.overrides)
     machine = load_machine(job_request.machine) if job_request.machine else None
     request = _request(job_request, config, machine)
-    case = Case(config=config, machine=machine, request=request)
+    case = CheckInput(config=config, machine=machine, request=request)
     findings = submission_findings(case)
     allocation = allocate(case)
     assert allocation is not None
@@ -127,11 +127,11 @@ def _num_jobs(config: Config, machine: Machine, job_request: JobRequest) -> int:
     return jobs_needed(make_plan(config, machine), time_limit, warning_seconds(job_request.sbatch_options))
 
 
-def _request(job_request: JobRequest, config: Config, machine: Machine | None) -> Request:
+def _request(job_request: JobRequest, config: Config, machine: Machine | None) -> ResourceRequest:
     per_node = job_request.per_node
     if per_node is None and job_request.nodes is None:
         per_node = min(machine.devices if machine else DEVICES, config.layout.processes)
-    return Request(
+    return ResourceRequest(
         nodes=job_request.nodes,
         processes_per_node=per_node,
         gpus_per_node=job_request.gpus,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from megaptm.credentials import in_brief
+from megaptm.credentials import brief_message
 from megaptm.errors import UserError
 from megaptm.python_path import named_folders
 from megaptm.schedulers.ray.start import StartRetries
@@ -95,7 +95,7 @@ def _start_here(ray: Any, cpus: int | None) -> None:
             if not any(message in str(error) for message in SLOW_START_ERRORS):
                 raise
             ray.shutdown()
-            retries.wait(in_brief(error))
+            retries.wait(brief_message(error))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from data_pipeline.annotate.parts import parts_of, text_and_parts
 from data_pipeline.clean import DropEmpty, Normalize, Scrub, run_steps
 from data_pipeline.clean.step import with_text
 from data_pipeline.corpus.build import build_corpus
-from data_pipeline.document import Document, Dropped
+from data_pipeline.document import Document, DropCounts
 from data_pipeline.recipe import Recipe, TokenizerRecipe
 from data_pipeline.sources import Source
 from megaptm.data.shards import Corpus
@@ -73,7 +73,7 @@ def test_aligned_lines_are_pairs(tmp_path):
     result = reading(source, aligned=".de", part=4)
     assert [parts_of(pair) for pair in result.documents] == [["one", "eins"], ["two", "zwei"], ["three", ""]]
     assert result.sources == ["a.en@0", "a.en@5", "a.en@9"]
-    retained = run_steps([DropEmpty()], result.documents, dropped := Dropped())
+    retained = run_steps([DropEmpty()], result.documents, dropped := DropCounts())
     assert len([*retained]) == 2
     assert dropped.counts == {"empty": 1}
 
@@ -106,12 +106,12 @@ def test_invalid_part_options_are_rejected(options, message):
 
 
 def test_change_step_applies_to_each_part():
-    [changed] = Normalize()([document("\none\r\n", "\r\ntwo\r\nthree")], Dropped())
+    [changed] = Normalize()([document("\none\r\n", "\r\ntwo\r\nthree")], DropCounts())
     assert parts_of(changed) == ["one", "two\nthree\n"]
 
 
 def test_step_on_full_text_removes_parts():
-    [scrubbed] = Scrub()([document("Write to ada@example.org now.", "Schreib an ada@example.org jetzt.")], Dropped())
+    [scrubbed] = Scrub()([document("Write to ada@example.org now.", "Schreib an ada@example.org jetzt.")], DropCounts())
     assert len(parts_of(scrubbed)) == 1
     assert with_text(scrubbed, "another").notes == scrubbed.notes
 

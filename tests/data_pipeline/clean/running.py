@@ -1,12 +1,12 @@
 """Runs steps on texts, for the tests of each step."""
 
 from data_pipeline.clean import run_steps
-from data_pipeline.document import Document, Dropped
+from data_pipeline.document import Document, DropCounts
 
 
 def run(step, *texts, notes=None):
     """The output documents, and what was dropped."""
-    dropped = Dropped()
+    dropped = DropCounts()
     documents = (Document(text, f"{number}.txt", notes=notes or {}) for number, text in enumerate(texts))
     return list(run_steps([step], documents, dropped)), dropped
 

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from data_pipeline.clean import CLEAN, STEPS, run_steps
 from data_pipeline.clean.basic import CutLong, DropEmpty, DropFewLetters, DropLong, DropShort, Normalize
-from data_pipeline.document import EXAMPLES, Document, Dropped
+from data_pipeline.document import EXAMPLES, Document, DropCounts
 from megaptm.errors import UserError
 
 
-def clean(*texts: str, steps=CLEAN) -> tuple[list[str], Dropped]:
-    dropped = Dropped()
+def clean(*texts: str, steps=CLEAN) -> tuple[list[str], DropCounts]:
+    dropped = DropCounts()
     documents = (Document(text, f"{number}.txt") for number, text in enumerate(texts))
     return [document.text for document in run_steps(steps, documents, dropped)], dropped
 
@@ -61,7 +61,7 @@ def test_out_of_range_options_are_rejected(invalid):
 def test_examples_per_reason_are_limited():
     _, dropped = clean(*[""] * 100)
     assert dropped.counts == {"empty": 100}
-    other = Dropped()
+    other = DropCounts()
     other.merge(dropped)
     other.merge(dropped)
     assert other.counts == {"empty": 200}
@@ -84,7 +84,7 @@ def test_cut_long_prefers_blank_lines():
 
 def test_cut_pieces_are_named_by_offset():
     document = Document("one two\n\nthree\n", "book.txt")
-    pieces = list(CutLong(characters=12)([document, Document("short", "note.txt")], Dropped()))
+    pieces = list(CutLong(characters=12)([document, Document("short", "note.txt")], DropCounts()))
     assert [piece.source for piece in pieces] == ["book.txt@0", "book.txt@9", "note.txt"]
 
 
@@ -96,7 +96,7 @@ def test_drop_short_by_words():
 
 def test_cut_pieces_keep_their_turns():
     document = Document("one two\n\nthree\n", "talk", notes={"turns": [[0, "a"], [9, "b"], [12, "a"]]})
-    pieces = list(CutLong(characters=12)([document], Dropped()))
+    pieces = list(CutLong(characters=12)([document], DropCounts()))
     assert [piece.notes["turns"] for piece in pieces] == [[[0, "a"]], [[0, "b"], [3, "a"]]]
 
 

@@ -7,7 +7,7 @@ import pytest
 from data_pipeline.clean import run_steps
 from data_pipeline.clean.connectives import SHIPPED, PairByConnective
 from data_pipeline.corpus.build import build_corpus
-from data_pipeline.document import Document, Dropped
+from data_pipeline.document import Document, DropCounts
 from data_pipeline.recipe import read_recipe
 from megaptm.data import Corpus, open_mix
 from megaptm.errors import UserError
@@ -28,7 +28,7 @@ CHINESE = (
 
 def pairs(text: str, step: PairByConnective | None = None, **notes: object) -> list[tuple[str, ...]]:
     """Label and parts of each document that the step makes."""
-    made = run_steps([step or PairByConnective()], [Document(text, "a", notes=notes)], Dropped())
+    made = run_steps([step or PairByConnective()], [Document(text, "a", notes=notes)], DropCounts())
     return [(document.notes["label"], *document.text.split("\n")) for document in made]
 
 
@@ -53,7 +53,7 @@ def test_connectives_match_any_case() -> None:
 
 def test_pair_keeps_notes_and_offset() -> None:
     document = Document("It was cold there. But we went out.", "a.txt", notes={"url": "x", "turns": [[0, "user"]]})
-    dropped = Dropped()
+    dropped = DropCounts()
     [made] = run_steps([PairByConnective()], [document, Document("Nothing here.", "b.txt")], dropped)
     assert made.source == "a.txt@19"
     assert made.notes == {"url": "x", "label": "but", "parts": [0, 19]}

@@ -13,7 +13,7 @@ from data_pipeline.clean.hash_set import HashSet
 from data_pipeline.clean.lines import DropLines
 from data_pipeline.clean.predicate import KeepIf
 from data_pipeline.clean.scrub import Scrub
-from data_pipeline.document import Document, Dropped
+from data_pipeline.document import Document, DropCounts
 from megaptm.errors import UserError
 from tests.data_pipeline.clean.running import reason, run
 
@@ -167,11 +167,11 @@ def test_evaluation_texts_pass_earlier_steps(tmp_path):
     path = tmp_path / "exam.jsonl"
     path.write_text("\n".join(json.dumps({"text": text}) for text in (question, poem)))
     last = Decontaminate(against=(str(path),))
-    dropped = Dropped()
+    dropped = DropCounts()
     assert not list(run_steps([Scrub(), DropLines(), last], [Document(question, "a"), Document(poem, "b")], dropped))
     assert dropped.counts == {f"decontaminate: {WHY}": 2}
     # A step that only drops documents is not run on evaluation texts: this one would fail.
-    assert list(run_steps([KeepIf(call="os.path:no_such_function"), last], [], Dropped())) == []
+    assert list(run_steps([KeepIf(call="os.path:no_such_function"), last], [], DropCounts())) == []
 
 
 def test_cutting_uses_offsets_of_original_text(evaluation):

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.clean import CLEAN, STEPS, run_steps, with_text
-from data_pipeline.clean.step import BATCH_CHARACTERS, BATCH_DOCUMENTS, batches, inputs_of
-from data_pipeline.document import Document, Dropped
+from data_pipeline.clean.step import BATCH_CHARACTERS, BATCH_DOCUMENTS, batches, step_inputs
+from data_pipeline.document import Document, DropCounts
 from data_pipeline.recipe import read_recipe
 from megaptm.errors import UserError
 from tests.data_pipeline.clean.running import run
@@ -26,8 +26,8 @@ def test_steps_can_be_pickled(name):
 @pytest.mark.parametrize("name", [name for name in STEPS if name not in REQUIRED])
 def test_steps_accept_empty_documents(name):
     step = STEPS[name]()
-    assert list(step([], Dropped())) == []
-    dropped = Dropped()
+    assert list(step([], DropCounts())) == []
+    dropped = DropCounts()
     retained = list(step([Document("", "empty.txt"), Document(" \n\n", "blank.txt")], dropped))
     assert len(retained) + sum(dropped.counts.values()) == 2
 
@@ -86,7 +86,7 @@ DOCUMENTS = [Document(text, f"{number}.txt") for number, text in enumerate(["one
 
 @pytest.mark.parametrize("error", [ValueError("no"), RecursionError("deep"), OSError("odd"), UnicodeError("half")])
 def test_failing_step_drops_single_document(error):
-    dropped = Dropped()
+    dropped = DropCounts()
     retained = list(run_steps([Picky(error), CLEAN[0]], DOCUMENTS, dropped, "skip"))
     assert [document.text for document in retained] == ["one", "two"]
     assert dropped.counts == {"picky failed": 2, "dropped": 1}
@@ -96,13 +96,13 @@ def test_failing_step_drops_single_document(error):
 
 def test_failing_step_ends_build_with_on_error_fail():
     with pytest.raises(UserError, match=r"^picky failed on document 1\.txt \(ValueError: no\): correct it, or skip "):
-        list(run_steps([Picky(ValueError("no"))], DOCUMENTS, Dropped(), "fail"))
+        list(run_steps([Picky(ValueError("no"))], DOCUMENTS, DropCounts(), "fail"))
 
 
 @pytest.mark.parametrize("error", [UserError("the recipe is wrong"), OSError(5, "Input/output error")])
 def test_recipe_and_disk_errors_end_build(error):
     with pytest.raises(type(error)):
-        list(run_steps([Picky(error)], DOCUMENTS, Dropped(), "skip"))
+        list(run_steps([Picky(error)], DOCUMENTS, DropCounts(), "skip"))
 
 
 USER_STEPS = """
@@ -149,8 +149,8 @@ def test_recipe_with_user_step(user_steps):
     assert [document.text for document in retained] == ["one http"]
     assert dropped.counts == {"too many links": 1}
     # The record of the build names the file, so that it can be read again, and a change of it starts the work anew.
-    assert recipe.plain()["steps"][1] == {"user_steps:DropLinks": {"most": 1}}
-    assert inputs_of(step) == (str(user_steps),)
+    assert recipe.for_manifest()["steps"][1] == {"user_steps:DropLinks": {"most": 1}}
+    assert step_inputs(step) == (str(user_steps),)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from data_pipeline.clean import STEPS
 from data_pipeline.corpus.build import build_corpus
-from data_pipeline.document import Document, Dropped
+from data_pipeline.document import Document, DropCounts
 from tests.data_pipeline.corpus.test_build import files_of
 from tests.processes import command_of, everybody
 
@@ -27,7 +27,7 @@ NOTICE_SOON = {
 class Dawdle:
     """Sleeps, so that a build lasts as long as a test takes to break it."""
 
-    def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
+    def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:
         for document in documents:
             time.sleep(0.3)
             yield document

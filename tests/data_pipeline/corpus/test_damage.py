@@ -12,8 +12,8 @@ from data_pipeline.corpus import output
 from data_pipeline.corpus.build import build_corpus
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.corpus.workers import InProcess
-from data_pipeline.deduplicate import Deduplicate, Near, Paragraphs
-from data_pipeline.progress import Stages
+from data_pipeline.deduplicate import Deduplicate, NearDuplicateOptions, ParagraphOptions
+from data_pipeline.progress import StageProgress
 from tests.data_pipeline.corpus.test_build import files_of
 
 
@@ -28,7 +28,9 @@ class CutOff(BaseException):
 def unfinished(recipe, tmp_path, monkeypatch):
     """Runs all of the build except the last step; returns the files of the corpus, and what the build read of the
     previous one."""
-    uncut = replace(recipe, deduplicate=Deduplicate(paragraphs=Paragraphs(), near=Near(threshold=0.5)))
+    uncut = replace(
+        recipe, deduplicate=Deduplicate(paragraphs=ParagraphOptions(), near=NearDuplicateOptions(threshold=0.5))
+    )
 
     def publish(self, work):
         raise CutOff(work)
@@ -103,7 +105,7 @@ def work_done(job: Job) -> Result:
 def test_foreign_result_is_not_loaded(content, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
-        work = JobRunner(tmp_path / "scratch", InProcess(), Stages(None))
+        work = JobRunner(tmp_path / "scratch", InProcess(), StageProgress(None))
         assert work.run("work", work_done, [Job(str(tmp_path / "log"))]) == [Result(1)]
         [retained] = (tmp_path / "scratch" / "finished" / "work").iterdir()
         retained.write_bytes(content)
@@ -116,7 +118,7 @@ FILES_WITHOUT_HASH = '"files":{"a":7},"result":{"number":1}'
 
 def test_result_of_wrong_type_is_not_loaded(tmp_path):
     job = Job(str(tmp_path / "log"))
-    JobRunner(tmp_path, InProcess(), Stages(None)).run("work", work_done, [job])
+    JobRunner(tmp_path, InProcess(), StageProgress(None)).run("work", work_done, [job])
     [retained] = (tmp_path / "finished" / "work").iterdir()
     valid_prefix = '"files":{},"result":'
     for inner in (
@@ -125,18 +127,18 @@ def test_result_of_wrong_type_is_not_loaded(tmp_path):
     ):
         inner = f"{{{inner}}}".encode()
         retained.write_bytes(b'{"sha256":"%s","job":%s}' % (hashlib.sha256(inner).hexdigest().encode(), inner))
-        again = JobRunner(tmp_path, InProcess(), Stages(None))
+        again = JobRunner(tmp_path, InProcess(), StageProgress(None))
         assert again.run("work", work_done, [job]) == [Result(1)]
         assert again.damaged == [retained.relative_to(tmp_path).as_posix()]
 
 
 def test_unreadable_result_runs_job_again(tmp_path):
     job = Job(str(tmp_path / "log"))
-    JobRunner(tmp_path, InProcess(), Stages(None)).run("work", work_done, [job])
+    JobRunner(tmp_path, InProcess(), StageProgress(None)).run("work", work_done, [job])
     [retained] = (tmp_path / "finished" / "work").iterdir()
     retained.unlink()
     retained.symlink_to(retained.name)  # ELOOP, for any user
     for damaged in ([retained.relative_to(tmp_path).as_posix()], []):
-        again = JobRunner(tmp_path, InProcess(), Stages(None))
+        again = JobRunner(tmp_path, InProcess(), StageProgress(None))
         assert again.run("work", work_done, [job]) == [Result(1)]
         assert again.damaged == damaged

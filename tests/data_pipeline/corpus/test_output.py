@@ -12,11 +12,11 @@ from data_pipeline.corpus import output
 from data_pipeline.corpus.output import open_output
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.corpus.workers import InProcess
-from data_pipeline.progress import Stages
+from data_pipeline.progress import StageProgress
 from megaptm.errors import UserError
 from tests.data.corpora import tiny_corpus
 
-NO_WORK = JobRunner(Path(), InProcess(), Stages(None))
+NO_WORK = JobRunner(Path(), InProcess(), StageProgress(None))
 """A folder needs none to appear."""
 
 

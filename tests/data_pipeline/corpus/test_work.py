@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.corpus.work import JobRunner, key_of
+from data_pipeline.corpus.work import JobRunner, job_key
 from data_pipeline.corpus.workers import InProcess
-from data_pipeline.progress import Stages
+from data_pipeline.progress import StageProgress
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def jobs(tmp_path):
 
 
 def work(tmp_path) -> JobRunner:
-    return JobRunner(tmp_path / "work", InProcess(), Stages(None))
+    return JobRunner(tmp_path / "work", InProcess(), StageProgress(None))
 
 
 def log(tmp_path) -> list[int]:
@@ -68,9 +68,9 @@ def test_truncated_result_runs_job_again(tmp_path, jobs):
 def test_different_jobs_have_different_keys(jobs):
     job = jobs[3]
     other_items = [replace(job, number=4), replace(job, rows=np.arange(3) + 1), replace(job, rows=np.arange(3.0))]
-    keys = {key_of(square, job), key_of(cube, job), *(key_of(square, other) for other in other_items)}
+    keys = {job_key(square, job), job_key(cube, job), *(job_key(square, other) for other in other_items)}
     assert len(keys) == 5
-    assert key_of(square, replace(job, rows=job.rows.copy())) == key_of(square, job)
+    assert job_key(square, replace(job, rows=job.rows.copy())) == job_key(square, job)
 
 
 class AnyOrder(InProcess):
@@ -84,7 +84,7 @@ class AnyOrder(InProcess):
 
 
 def test_results_are_in_order_of_jobs(tmp_path, jobs):
-    runner = JobRunner(tmp_path / "work", AnyOrder(), Stages(None))
+    runner = JobRunner(tmp_path / "work", AnyOrder(), StageProgress(None))
     assert runner.run("squares", square, jobs[2:3]) == [4]
     assert runner.run("squares", square, jobs) == [0, 1, 4, 9, 16]
     assert log(tmp_path) != sorted(log(tmp_path))

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from data_pipeline.corpus.work import key_of
+from data_pipeline.corpus.work import job_key
 from data_pipeline.deduplicate import Deduplicate, Duplicates, find_duplicates, write_part
 from data_pipeline.document import Document
 
@@ -80,7 +80,7 @@ def in_process(name, function, jobs):
 def backwards(name, function, jobs):
     """Runs the last job first and as another process would receive it; each job has a name under which its result is
     stored."""
-    assert len({key_of(function, job) for job in jobs}) == len(jobs)
+    assert len({job_key(function, job) for job in jobs}) == len(jobs)
     sent = [pickle.dumps((function, job)) for job in jobs]
     return [function(job) for function, job in map(pickle.loads, reversed(sent))][::-1]
 

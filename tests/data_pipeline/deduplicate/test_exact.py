@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from data_pipeline.deduplicate import Deduplicate, Near, read_part
+from data_pipeline.deduplicate import Deduplicate, NearDuplicateOptions, read_part
 from tests.data_pipeline.deduplicate.corpora import backwards, find, in_process, write_parts
 
 EQUAL = Deduplicate()
@@ -26,13 +26,13 @@ def test_result_does_not_depend_on_parts_and_jobs(tmp_path, monkeypatch):
     for size in (1, 2, 4):
         result = find(tmp_path / str(size), TEXTS, EQUAL, size=size, run=backwards)
         assert result.reasons.tolist() == REASONS
-        assert result.stay(1).tolist() == [reason == 0 for reason in REASONS[size : 2 * size]]
+        assert result.is_kept(1).tolist() == [reason == 0 for reason in REASONS[size : 2 * size]]
         assert result.examples["duplicate"][0] == ("2", "0")
 
 
 def test_equal_documents_are_not_near_duplicates(tmp_path):
     text = "some words that are more than five, and some more"
-    result = find(tmp_path, [text, text, text.upper(), text], Deduplicate(near=Near()))
+    result = find(tmp_path, [text, text, text.upper(), text], Deduplicate(near=NearDuplicateOptions()))
     assert result.counts == {"duplicate": 2, "near duplicate": 1}
     assert result.reasons.tolist() == [0, 1, 2, 1]
 
@@ -42,8 +42,8 @@ def test_disabled_deduplication_drops_nothing(tmp_path):
 
 
 def test_no_documents(tmp_path):
-    assert find(tmp_path / "empty", [], Deduplicate(near=Near())).counts == {}
-    written = write_parts(tmp_path, ["a"], Deduplicate(near=Near()))
+    assert find(tmp_path / "empty", [], Deduplicate(near=NearDuplicateOptions())).counts == {}
+    written = write_parts(tmp_path, ["a"], Deduplicate(near=NearDuplicateOptions()))
     assert [document.text for document in read_part(written[0].stem, np.array([], int))] == []
 
 
@@ -51,15 +51,17 @@ def test_empty_part(tmp_path):
     from data_pipeline.deduplicate import find_duplicates, write_part
     from tests.data_pipeline.deduplicate.corpora import Written
 
-    nothing = Written(str(tmp_path / "nothing"), write_part(str(tmp_path / "nothing"), [], Deduplicate(near=Near())))
-    parts = [nothing, *write_parts(tmp_path, ["a", "a"], Deduplicate(near=Near())), nothing]
-    result = find_duplicates(parts, Deduplicate(near=Near()), in_process, str(tmp_path / "found"))
-    assert [result.stay(number).tolist() for number in range(3)] == [[], [True, False], []]
+    nothing = Written(
+        str(tmp_path / "nothing"), write_part(str(tmp_path / "nothing"), [], Deduplicate(near=NearDuplicateOptions()))
+    )
+    parts = [nothing, *write_parts(tmp_path, ["a", "a"], Deduplicate(near=NearDuplicateOptions())), nothing]
+    result = find_duplicates(parts, Deduplicate(near=NearDuplicateOptions()), in_process, str(tmp_path / "found"))
+    assert [result.is_kept(number).tolist() for number in range(3)] == [[], [True, False], []]
 
 
 def test_part_files_are_deterministic(tmp_path):
     for name in "ab":
-        write_parts(tmp_path / name, ["first text", "second text", "ünïcode"], Deduplicate(near=Near()))
+        write_parts(tmp_path / name, ["first text", "second text", "ünïcode"], Deduplicate(near=NearDuplicateOptions()))
     files = {path.name: path.read_bytes() for path in sorted((tmp_path / "a").iterdir())}
     assert files == {path.name: path.read_bytes() for path in sorted((tmp_path / "b").iterdir())}
     assert list(files) == [

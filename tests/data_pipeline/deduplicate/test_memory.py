@@ -6,14 +6,14 @@ import numpy as np
 import numpy.ma  # numpy loads it on first use, which is not the job's memory
 import pytest
 
-from data_pipeline.deduplicate import Deduplicate, Near
+from data_pipeline.deduplicate import Deduplicate, NearDuplicateOptions
 from data_pipeline.deduplicate.buckets import PartListing
 from data_pipeline.deduplicate.exact import find_equal_entries
 from data_pipeline.deduplicate.near import find_near
 from data_pipeline.deduplicate.tables import save
 from tests.data_pipeline.deduplicate.corpora import Written
 
-ENTRIES, ROWS, NEAR = 50_000, 2_000, Near()
+ENTRIES, ROWS, NEAR = 50_000, 2_000, NearDuplicateOptions()
 
 
 def part(folder, number):

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from data_pipeline.deduplicate import Deduplicate, Near
+from data_pipeline.deduplicate import Deduplicate, NearDuplicateOptions
 from data_pipeline.deduplicate.buckets import PartListing
 from data_pipeline.deduplicate.near import find_near
 from data_pipeline.deduplicate.sketch import compute_signatures
@@ -20,7 +20,7 @@ from tests.data_pipeline.deduplicate.corpora import (
 )
 
 KINDS = ("replace", "delete", "insert", "shuffle")
-NEAR = Near()
+NEAR = NearDuplicateOptions()
 ROUNDS = 8
 
 
@@ -37,7 +37,7 @@ def planted(kind, seed):
 
 def connected(folder, texts):
     """row -> lowest row that it is a near duplicate of."""
-    options = Deduplicate(documents=False, near=Near())
+    options = Deduplicate(documents=False, near=NearDuplicateOptions())
     parts = write_parts(folder, texts, options)
     components = find_near(PartListing.write(str(folder), parts, options), NEAR, None, in_process)
     return dict(zip(*(rows.tolist() for rows in components.connected()), strict=True))
@@ -103,13 +103,13 @@ def test_similarity_estimate_is_unbiased(words):
 
 def test_result_does_not_depend_on_parts_and_jobs(tmp_path, monkeypatch):
     texts = [text for pair in planted("replace", 3) for text in pair[:2]]
-    uncut = find(tmp_path / "a", texts, Deduplicate(near=Near()), size=1000).reasons
+    uncut = find(tmp_path / "a", texts, Deduplicate(near=NearDuplicateOptions()), size=1000).reasons
     assert 0 < np.count_nonzero(uncut) < len(texts)
     monkeypatch.setattr("data_pipeline.deduplicate.buckets.ENTRIES_PER_JOB", 1000)
     monkeypatch.setattr("data_pipeline.deduplicate.bands.BLOCK", 50)
     monkeypatch.setattr("data_pipeline.deduplicate.near.PAIRS_PER_JOB", 3)
     for size in (1, 7, 100):
-        again = find(tmp_path / str(size), texts, Deduplicate(near=Near()), size=size, run=backwards)
+        again = find(tmp_path / str(size), texts, Deduplicate(near=NearDuplicateOptions()), size=size, run=backwards)
         assert np.array_equal(again.reasons, uncut)
 
 
@@ -131,7 +131,7 @@ def test_groups_do_not_depend_on_order(tmp_path):
 
 def test_first_source_is_retained(tmp_path):
     text, copy, _ = next(pair for pair in planted("replace", 5) if 0.8 < pair[2] < 1)
-    result = find(tmp_path, ["something else entirely", copy, text], Deduplicate(near=Near()))
+    result = find(tmp_path, ["something else entirely", copy, text], Deduplicate(near=NearDuplicateOptions()))
     assert result.reasons.tolist() == [0, 0, 2]
     assert result.examples == {"near duplicate": [("2", "1")]}
 
@@ -153,7 +153,7 @@ def test_pages_of_one_template(tmp_path):
 
 def test_short_and_empty_documents(tmp_path):
     texts = ["Hello, dear world", "hello dear WORLD!", "", "...", "   ", "farewell", "?!"]
-    result = find(tmp_path, texts, Deduplicate(documents=False, near=Near()))
+    result = find(tmp_path, texts, Deduplicate(documents=False, near=NearDuplicateOptions()))
     assert result.reasons.tolist() == [0, 2, 0, 0, 0, 0, 0]
 
 

@@ -5,8 +5,8 @@ import pytest
 
 from data_pipeline.deduplicate import (
     Deduplicate,
-    Near,
-    Paragraphs,
+    NearDuplicateOptions,
+    ParagraphOptions,
     cut_paragraphs,
     find_duplicates,
     read_part,
@@ -15,7 +15,7 @@ from data_pipeline.deduplicate import (
 from data_pipeline.document import Document
 from tests.data_pipeline.deduplicate.corpora import Written, backwards, in_process, real_documents
 
-CUT = Deduplicate(paragraphs=Paragraphs(characters=5))
+CUT = Deduplicate(paragraphs=ParagraphOptions(characters=5))
 
 
 def cut(folder, documents, options=CUT, size=2, run=in_process):
@@ -89,7 +89,7 @@ def test_surrounding_white_space_is_ignored(tmp_path):
 
 
 def test_lines_as_paragraphs(tmp_path):
-    options = Deduplicate(paragraphs=Paragraphs(between="lines", characters=5))
+    options = Deduplicate(paragraphs=ParagraphOptions(between="lines", characters=5))
     texts, _ = cut(tmp_path, documents("menu line\nfirst text", "menu line\nsecond text"), options)
     assert texts == {"0": "menu line\nfirst text", "1": "second text"}
 
@@ -97,7 +97,7 @@ def test_lines_as_paragraphs(tmp_path):
 def test_code_is_unchanged_by_default(tmp_path):
     code = documents("import this\n\nimport that", "import that\n\nimport other", form="code")
     assert cut(tmp_path / "left", code)[0]["1"] == "import that\n\nimport other"
-    requested = Deduplicate(paragraphs=Paragraphs(characters=5, code=True))
+    requested = Deduplicate(paragraphs=ParagraphOptions(characters=5, code=True))
     assert cut(tmp_path / "asked", code, requested)[0]["1"] == "import other"
 
 
@@ -118,7 +118,7 @@ def test_result_does_not_depend_on_parts_and_jobs(tmp_path, monkeypatch, size):
     rng = np.random.default_rng(0)
     paragraphs = [paragraph for document in real_documents()[:5] for paragraph in document]
     mixed = documents(*("\n\n".join(rng.choice(paragraphs, 6)) for _ in range(50)))
-    options = Deduplicate(paragraphs=Paragraphs())
+    options = Deduplicate(paragraphs=ParagraphOptions())
     uncut, _ = cut(tmp_path / "whole", mixed, options, size=1000)
     monkeypatch.setattr("data_pipeline.deduplicate.buckets.ENTRIES_PER_JOB", 10)
     assert cut(tmp_path / "parts", mixed, options, size=size, run=backwards)[0] == uncut
@@ -129,7 +129,7 @@ def test_result_does_not_depend_on_parts_and_jobs(tmp_path, monkeypatch, size):
 def test_near_duplicates_of_remaining_text(tmp_path):
     shared = "this paragraph is in every one of the documents and it is as long as it has to be to be cut out of them"
     texts = [f"{shared}\n\nhm", "some other words here", f"{shared}\n\nSome other words here!"]
-    options = Deduplicate(paragraphs=Paragraphs(), near=Near())
+    options = Deduplicate(paragraphs=ParagraphOptions(), near=NearDuplicateOptions())
     first, cuts = cut(tmp_path, documents(*texts), options, size=1)
     assert first["2"] == "Some other words here!"
     assert find_duplicates(cuts, options, in_process, str(tmp_path / "found")).reasons.tolist() == [0, 0, 2]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from data_pipeline.deduplicate import Paragraphs
+from data_pipeline.deduplicate import ParagraphOptions
 from data_pipeline.deduplicate.split import repeatable_paragraphs, without_paragraphs
 from data_pipeline.document import Document
 
@@ -14,7 +14,7 @@ TEXTS = some.text(some.sampled_from("ab \n\t\r"), max_size=60)
 @pytest.mark.parametrize("between", ["lines", "blank lines"])
 @given(text=TEXTS, data=some.data())
 def test_without_keeps_other_paragraphs(between, text, data):
-    options, document = Paragraphs(between=between, characters=2), Document(text, "a")
+    options, document = ParagraphOptions(between=between, characters=2), Document(text, "a")
     paragraphs = repeatable_paragraphs(document, options)
     cut = data.draw(some.lists(some.booleans(), min_size=len(paragraphs), max_size=len(paragraphs)))
     first = without_paragraphs(document, cut, options)
@@ -27,4 +27,4 @@ def test_without_keeps_other_paragraphs(between, text, data):
 
 def test_long_white_space_takes_linear_time():
     document = Document("a" + " \n" * 200_000 + "b" + "\n" * 200_000 + " " * 200_000 + "c", "a")
-    assert repeatable_paragraphs(document, Paragraphs(characters=1)) == ["a", "b", "c"]
+    assert repeatable_paragraphs(document, ParagraphOptions(characters=1)) == ["a", "b", "c"]

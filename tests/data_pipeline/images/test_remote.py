@@ -13,7 +13,7 @@ import pytest
 from data_pipeline.recipe import TokenizerRecipe
 from data_pipeline.verify import verify_corpus
 from megaptm.check.data import check_shards
-from megaptm.check.finding import Case
+from megaptm.check.finding import CheckInput
 from megaptm.config import load as load_config
 from megaptm.data import open_mix
 from megaptm.data.addresses import addresses_name
@@ -106,7 +106,7 @@ def test_changed_remote_shard_is_reported(url, tmp_path):
     }
     mix = open_mix({str(tmp_path / "there"): 1.0}, cache=cache, **options)
     assert mix.sample(0)["patches"].dtype == np.uint8
-    case = Case(config=load_config(CONFIG), hashing="all")
+    case = CheckInput(config=load_config(CONFIG), hashing="all")
     assert [finding.state for finding in check_shards(case, corpus)] == ["ok"]
     # A shard that changes after its index was made is reported.
     changed = tmp_path / "changed.tar"

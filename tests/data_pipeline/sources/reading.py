@@ -4,16 +4,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data_pipeline.document import Document, Dropped
+from data_pipeline.document import Document, DropCounts
 from data_pipeline.sources import Source, Span, find_files, partition_files, read_span
 
 
 @dataclass
-class Reading:
+class HeadInput:
     """Everything in a source."""
 
     documents: list[Document] = field(default_factory=list)
-    dropped: Dropped = field(default_factory=Dropped)
+    dropped: DropCounts = field(default_factory=DropCounts)
 
     @property
     def texts(self) -> list[str]:
@@ -28,9 +28,9 @@ class Reading:
         return self.dropped.counts
 
 
-def reading(path: object, *, on_error="skip", part=1 << 40, **options) -> Reading:
+def reading(path: object, *, on_error="skip", part=1 << 40, **options) -> HeadInput:
     """Files found, partitioned into parts of this many bytes, and read."""
-    result = Reading()
+    result = HeadInput()
     for spans in partition_files(find_files([Source(str(path), **options)]), part):
         for span in spans:
             result.documents.extend(read_span(span, result.dropped, on_error))

@@ -14,7 +14,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from data_pipeline.document import Dropped
+from data_pipeline.document import DropCounts
 from data_pipeline.sources import InputFile, Span, content, read_span
 from data_pipeline.sources.content import open_bytes
 from megaptm.errors import UserError
@@ -149,8 +149,8 @@ def test_trailing_garbage_is_damage(tmp_path):
     assert (reading(padded).texts, reading(padded).counts) == (["one"], {})
 
 
-def read_file(path: Path, on_error="skip") -> Dropped:
-    dropped = Dropped()
+def read_file(path: Path, on_error="skip") -> DropCounts:
+    dropped = DropCounts()
     assert list(read_span(Span(InputFile(str(path), path.name, 0)), dropped, on_error)) == []
     return dropped
 
@@ -196,7 +196,7 @@ def test_disk_error_ends_build(tmp_path, monkeypatch):
 
     monkeypatch.setattr(content, "open_bytes", Failing)
     monkeypatch.setattr(content, "CHUNK_BYTES", 10_000)
-    dropped = Dropped()
+    dropped = DropCounts()
     with pytest.raises(UserError, match=r"a\.jsonl cannot be read to its end \(Input/output error\): check its disk"):
         list(read_span(span_of(path), dropped))
     assert not dropped.counts
@@ -225,7 +225,7 @@ def test_server_error_is_not_damage(name, lost, tmp_path, monkeypatch, chunk_byt
     really = content.open_file
     for module in ("archives", "content", "formats.parquet"):
         monkeypatch.setattr(f"data_pipeline.sources.{module}.open_file", opened)
-    dropped = Dropped()
+    dropped = DropCounts()
     with pytest.raises(UserError, match=r"s3://pile could not be reached for 900 s\.$"):
         list(read_span(span_of(path), dropped))
     assert not dropped.counts

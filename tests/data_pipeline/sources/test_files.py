@@ -5,7 +5,7 @@ import sysconfig
 import fsspec
 import pytest
 
-from data_pipeline.document import Dropped
+from data_pipeline.document import DropCounts
 from data_pipeline.sources import PYTHON_LIBRARY, InputFile, Source, Span, find_files, read_span
 from megaptm.errors import UserError
 from tests.data.corpora import tiny_corpus
@@ -134,7 +134,7 @@ def test_file_name_with_two_colons(tmp_path):
 
 def passed_over(path, **options) -> dict[str, list[str]]:
     """reason -> names of the files that were found and skipped."""
-    dropped = Dropped()
+    dropped = DropCounts()
     find_files([Source(str(path), **options)], dropped)
     assert all(dropped.messages[reason] for reason in dropped.counts)
     return {reason: [name for name, _ in few] for reason, few in dropped.examples.items()}
@@ -163,7 +163,7 @@ def test_named_pipe_is_rejected(special):
 
 
 def test_file_replaced_by_pipe_is_dropped(special):
-    dropped = Dropped()
+    dropped = DropCounts()
     assert list(read_span(Span(InputFile(str(special / "pipe.txt"), "pipe.txt", 1)), dropped)) == []
     assert dropped.counts == {"unreadable": 1}
 

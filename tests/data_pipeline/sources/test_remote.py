@@ -8,7 +8,7 @@ import zipfile
 import fsspec
 import pytest
 
-from data_pipeline.document import Dropped
+from data_pipeline.document import DropCounts
 from data_pipeline.sources import Source, find_files, partition_files, read_span
 from megaptm.errors import UserError
 from megaptm.storage import remote
@@ -68,7 +68,7 @@ def test_vanished_object_is_dropped(bucket):
     fsspec.filesystem("s3").pipe_file("piles/gone/a.txt", b"here")
     [[span]] = partition_files(find_files([f"{bucket}/gone/a.txt"]), 1 << 20)
     fsspec.filesystem("s3").rm_file("piles/gone/a.txt")
-    dropped = Dropped()
+    dropped = DropCounts()
     assert list(read_span(span, dropped)) == []
     assert dropped.counts == {"unreadable": 1}
 

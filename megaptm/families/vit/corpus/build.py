@@ -13,7 +13,7 @@ from data_pipeline.commands import split_arguments
 from data_pipeline.corpus.building import open_build
 from data_pipeline.corpus.output import CorpusOutput
 from data_pipeline.corpus.work import JobRunner
-from data_pipeline.document import Dropped
+from data_pipeline.document import DropCounts
 from data_pipeline.folders import SHARDS
 from megaptm import __version__
 from megaptm.console import Console
@@ -170,7 +170,7 @@ def _require_local(folder: Path | str) -> Path:
     return folder
 
 
-def _files(recipe: ImageRecipe, source: Path, held_out: Path | None, dropped: Dropped) -> dict[str, list[ImageFile]]:
+def _files(recipe: ImageRecipe, source: Path, held_out: Path | None, dropped: DropCounts) -> dict[str, list[ImageFile]]:
     """Return the image files of each split. Without a validation folder, images are split by hash."""
     labels = list_labels(source)
     finished = [*list_images(source, labels, dropped)]

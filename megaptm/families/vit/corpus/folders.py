@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data_pipeline.corpus.work import key_of
-from data_pipeline.document import Dropped
+from data_pipeline.corpus.work import job_key
+from data_pipeline.document import DropCounts
 from megaptm.data.manifest import LABELS
-from megaptm.data.shards import ShardInfo, ShardWriter, through_outages
+from megaptm.data.shards import ShardInfo, ShardWriter, retry_outages
 from megaptm.errors import UserError, shown
 from megaptm.families.vit.corpus.check import MAX_BYTES, NAMES, ImageLimits, InvalidImage, check_image
 from megaptm.families.vit.corpus.thumbnails import DroppedImages
@@ -75,7 +75,7 @@ def list_labels(folder: Path) -> list[str]:
     return labels
 
 
-def list_images(folder: Path, labels: Sequence[str], dropped: Dropped) -> Iterator[ImageFile]:
+def list_images(folder: Path, labels: Sequence[str], dropped: DropCounts) -> Iterator[ImageFile]:
     """Yield all images of a folder per label, label by label. Files with other suffixes are counted as dropped."""
     for label, name in enumerate(labels):
         if not (folder / name).is_dir():
@@ -132,14 +132,14 @@ def partition_images(files: Sequence[ImageFile], *, seed: int, shard_bytes: int)
 def write_image_shard(job: ImageShardJob) -> ImageShardResult:
     """Check the images of a shard one by one, and write those that are kept."""
     result = ImageShardResult(None, DroppedImages(), Counter(), Counter())
-    writer = ShardWriter(Path(job.folder, f"{key_of(write_image_shard, job)}.tar"), dtype=LABELS, fields=FIELDS)
+    writer = ShardWriter(Path(job.folder, f"{job_key(write_image_shard, job)}.tar"), dtype=LABELS, fields=FIELDS)
     try:
         for number, file in enumerate(job.files, job.first):
             if file.size > MAX_BYTES:
                 result.dropped.add(f"more than {MAX_BYTES >> 20} MiB", file.name)
                 continue
             try:
-                content = through_outages(Path(file.path).read_bytes, Path(file.path))
+                content = retry_outages(Path(file.path).read_bytes, Path(file.path))
             except OSError as error:
                 result.dropped.add("unreadable", file.name, message=str(error))
                 continue

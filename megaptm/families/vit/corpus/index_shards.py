@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.corpus.work import key_of
-from data_pipeline.document import Dropped
+from data_pipeline.corpus.work import job_key
+from data_pipeline.document import DropCounts
 from megaptm.data.files import npy_bytes, open_tar, tar_members
 from megaptm.data.shards import ShardInfo
 from megaptm.data.table import index_name
@@ -66,7 +66,7 @@ def index_shard(job: IndexJob) -> ImageShardResult:
     Samples before the end of a truncated tar are kept. `info.name` is the name of the index with the suffix `.tar`.
     """
     result = ImageShardResult(None, DroppedImages(), Counter(), Counter())
-    name = f"{key_of(index_shard, job)}.tar"
+    name = f"{job_key(index_shard, job)}.tar"
     with local_copy(job.shard, Path(job.folder)) as path:
         return _write_index(job, path, result, name)
 
@@ -126,7 +126,7 @@ def _write_index(job: IndexJob, path: Path, result: ImageShardResult, name: str)
     return result
 
 
-def _samples(path: Path, job: IndexJob, dropped: Dropped) -> Iterator[_Sample]:
+def _samples(path: Path, job: IndexJob, dropped: DropCounts) -> Iterator[_Sample]:
     """Yield the samples of a given shard: adjacent members with the same key, as in webdataset, where the key ends at
     the first dot of the file name."""
     sample: _Sample | None = None

@@ -11,7 +11,7 @@ import numpy as np
 
 from data_pipeline.corpus.output import CorpusOutput
 from data_pipeline.corpus.work import JobRunner
-from data_pipeline.document import Dropped
+from data_pipeline.document import DropCounts
 from data_pipeline.folders import SHARDS
 from megaptm.data.shards import ShardInfo
 from megaptm.families.vit.corpus.duplicates import find_repeated
@@ -38,7 +38,7 @@ from megaptm.families.vit.corpus.texts import (
 
 
 def find_pairs(
-    recipe: ImageRecipe, source: Path, held_out: Path | None, dropped: Dropped
+    recipe: ImageRecipe, source: Path, held_out: Path | None, dropped: DropCounts
 ) -> tuple[dict[str, list[ImageFile]], dict[tuple[str, str], str]]:
     """Find images with texts: return split -> images with a text, and (path, group) of an image -> name of the text
     file."""
@@ -53,7 +53,7 @@ def pack_pairs(
     files: Mapping[str, Sequence[ImageFile]],
     beside: Mapping[tuple[str, str], str],
     work: JobRunner,
-    dropped: Dropped,
+    dropped: DropCounts,
 ) -> dict[str, list[ExistingShard]]:
     """Pack images and texts into plain shards, which are then processed like given shards. Returns split -> shards."""
     jobs, splits, first, steps = [], [], 0, TextSteps.of(recipe.steps)
@@ -81,7 +81,7 @@ def add_texts(
     shards: Mapping[str, Sequence[ExistingShard]],
     work: JobRunner,
     output: CorpusOutput,
-    dropped: Dropped,
+    dropped: DropCounts,
 ) -> FinishedShards:
     """Return the shards of images with indexes that contain the ids of their texts."""
     learned = [result.info for result in results["train"] if result.info]

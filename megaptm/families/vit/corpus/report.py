@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from data_pipeline.document import Dropped
+from data_pipeline.document import DropCounts
 from data_pipeline.report import REPORT, drop_lines, histogram
 from megaptm.console import Console
 from megaptm.data.shards import Manifest
@@ -55,7 +55,7 @@ class ImageReport:
         manifest: Manifest,
         names: Sequence[str],
         results: Mapping[str, Sequence[ImageShardResult]],
-        dropped: Dropped,
+        dropped: DropCounts,
         *,
         size_name: str,
         workers: int,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from data_pipeline.clean import CleaningStep, run_steps
 from data_pipeline.clean.basic import CutLong
 from data_pipeline.clean.decontaminate import Decontaminate
-from data_pipeline.clean.step import inputs_of
-from data_pipeline.corpus.parts import hashes_of
-from data_pipeline.document import Document, Dropped
+from data_pipeline.clean.step import step_inputs
+from data_pipeline.corpus.parts import hash_files
+from data_pipeline.document import Document, DropCounts
 from data_pipeline.recipe import step_for_manifest
 from megaptm.errors import UserError
 
@@ -33,13 +33,13 @@ class TextSteps:
 
     @classmethod
     def of(cls, steps: Sequence[CleaningStep]) -> TextSteps:
-        return cls(tuple(steps), hashes_of(path for step in steps for path in inputs_of(step)))
+        return cls(tuple(steps), hash_files(path for step in steps for path in step_inputs(step)))
 
     def text(self, text: str, source: str) -> str:
         """Return the cleaned text of an image; raise `InvalidTextError` if it is dropped."""
         if not self.steps:
             return text
-        dropped = Dropped()
+        dropped = DropCounts()
         documents = [*run_steps(self.steps, [Document(text, source)], dropped, "skip")]
         if len(documents) > 1:
             raise UserError(

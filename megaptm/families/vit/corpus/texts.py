@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline.corpus.training import TRAINING_BYTES, train_tokenizer
-from data_pipeline.corpus.work import JobRunner, key_of
-from data_pipeline.document import Dropped
+from data_pipeline.corpus.work import JobRunner, job_key
+from data_pipeline.document import DropCounts
 from data_pipeline.folders import SHARDS
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.data.files import array_from_bytes, npy_bytes, tar_header
 from megaptm.data.manifest import TEXTS, num_text_columns
-from megaptm.data.shards import TOKENS, TOKENS_AT, ShardInfo, through_outages
+from megaptm.data.shards import TOKENS, TOKENS_AT, ShardInfo, retry_outages
 from megaptm.data.table import index_name
 from megaptm.families.vit.corpus.check import (
     MAX_BYTES,
@@ -73,7 +73,7 @@ def text_of(content: bytes, field: str | None) -> str:
     return text
 
 
-def list_pairs(folder: Path, dropped: Dropped, limits: ImageLimits) -> Iterator[tuple[ImageFile, str]]:
+def list_pairs(folder: Path, dropped: DropCounts, limits: ImageLimits) -> Iterator[tuple[ImageFile, str]]:
     """Yield images below a folder, each with the name of its text file. Files without a partner are counted as
     dropped."""
     for subfolder, inner_folders, names in os.walk(folder):
@@ -114,13 +114,13 @@ def list_pairs(folder: Path, dropped: Dropped, limits: ImageLimits) -> Iterator[
                 yield ImageFile(shown, str(path), 0, status.st_size, status.st_mtime_ns), text_files[path.stem]
 
 
-def _list_groups(path: Path, dropped: Dropped, packed: PackedFiles) -> list[ImageFile]:
+def _list_groups(path: Path, dropped: DropCounts, packed: PackedFiles) -> list[ImageFile]:
     """Return the images in a file that holds many, for pairs with texts."""
     if not path.is_file():  # reading a pipe could block forever
         dropped.add("not a regular file", path.name)
         return []
     try:
-        names = through_outages(partial(packed.list_names, path), path)
+        names = retry_outages(partial(packed.list_names, path), path)
     except InvalidImageError as refused:
         dropped.add(refused.reason, path.name, message=refused.details)
         return []
@@ -167,16 +167,16 @@ class PackedShard:
 def pack_shard(job: PackJob) -> PackedShard:
     """Pack images and texts into a shard in webdataset format: `<key>.jpg`, `<key>.txt`, `<key>.json`."""
     packed = job.limits.packed
-    record = PackedShard(f"{key_of(pack_shard, job)}.tar", 0, DroppedImages())
+    record = PackedShard(f"{job_key(pack_shard, job)}.tar", 0, DroppedImages())
     with AtomicFile(Path(job.folder, record.name)) as unfinished, unfinished.open("xb") as tar:
         for number, (file, beside) in enumerate(zip(job.files, job.texts, strict=True), job.first):
             path, content = Path(file.path), b""
             try:
                 if file.size > MAX_BYTES and not file.group:
                     raise InvalidTextError(f"more than {MAX_BYTES >> 20} MiB")
-                raw_text = through_outages(partial(_read_limited, path.with_name(beside)), path.with_name(beside))
+                raw_text = retry_outages(partial(_read_limited, path.with_name(beside)), path.with_name(beside))
                 read = partial(packed.read, path, file.group) if packed and file.group else path.read_bytes
-                content = through_outages(read, path)
+                content = retry_outages(read, path)
                 text = text_of(raw_text, job.field if _suffix(beside) == ".json" else None)
                 text = job.steps.text(text, file.name)
             except InvalidTextError as refused:
@@ -269,7 +269,7 @@ def encode_shard(job: EncodeJob) -> ShardInfo:
     rows = np.concatenate([rows_of_index, ids.view("<i8")], 1)
     # Some kinds of tokenizer give no id for some texts.
     rows = rows[rows[:, TOKENS] > 0]
-    name = f"{key_of(encode_shard, job)}.tar"
+    name = f"{job_key(encode_shard, job)}.tar"
     write_atomically(Path(job.folder, index_name(name)), npy_bytes(rows))
     return replace(
         job.info,

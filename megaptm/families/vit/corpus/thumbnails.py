@@ -6,7 +6,7 @@ import base64
 import io
 from dataclasses import dataclass, field
 
-from data_pipeline.document import EXAMPLES, Dropped
+from data_pipeline.document import EXAMPLES, DropCounts
 from megaptm.families.vit.corpus.text_steps import InvalidTextError
 from megaptm.families.vit.pixels import open_image, to_rgb
 
@@ -43,7 +43,7 @@ def make_thumbnail(content: bytes) -> str:
 
 
 @dataclass
-class DroppedImages(Dropped):
+class DroppedImages(DropCounts):
     """Number of dropped images per reason, with thumbnails of the examples."""
 
     pictures: dict[str, list[str]] = field(default_factory=dict)
@@ -55,23 +55,23 @@ class DroppedImages(Dropped):
 
     def add_image(self, reason: str, source: str, content: bytes, message: str = "", text: str = "") -> None:
         """Count a dropped image whose bytes are available."""
-        thumbnails = self._beside(reason)
+        thumbnails = self._thumbnails_of(reason)
         self.add(reason, source, text, message)
         if len(thumbnails) < EXAMPLES:
             thumbnails.append(make_thumbnail(content))
 
-    def merge(self, other: Dropped) -> None:
-        own = {reason: self._beside(reason) for reason in other.examples}
+    def merge(self, other: DropCounts) -> None:
+        own = {reason: self._thumbnails_of(reason) for reason in other.examples}
         super().merge(other)
         if isinstance(other, DroppedImages):
             for reason, thumbnails in own.items():
-                thumbnails.extend(other._beside(reason)[: EXAMPLES - len(thumbnails)])
+                thumbnails.extend(other._thumbnails_of(reason)[: EXAMPLES - len(thumbnails)])
 
     def picture(self, reason: str, number: int) -> str:
         """Return the thumbnail of an example of a dropped image."""
         return (self.pictures.get(reason, []) + [""] * EXAMPLES)[number]
 
-    def _beside(self, reason: str) -> list[str]:
+    def _thumbnails_of(self, reason: str) -> list[str]:
         """Return the list of thumbnails for a drop reason, padded to one per example."""
         thumbnails = self.pictures.setdefault(reason, [])
         thumbnails.extend([""] * (len(self.examples.get(reason, ())) - len(thumbnails)))
