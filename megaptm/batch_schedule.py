@@ -17,9 +17,9 @@ class _BatchSizeLevel:
     step: int
     """First step of this batch size."""
     sample: int
-    """First sample of that step."""
+    """First sample of the first step of this batch size."""
     size: int
-    """Batch size."""
+    """Batch size of these steps."""
 
 
 @dataclass(frozen=True)

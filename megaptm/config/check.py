@@ -408,7 +408,7 @@ def _restarts_errors(config: Config) -> Iterator[str]:
 
 
 ENDLESS = ("rsqrt", "noam", "constant")
-"""Decay functions without an end."""
+"""Decay functions of the learning rate that have no end."""
 
 
 def _decay_errors(optimizer: OptimizerConfig) -> Iterator[str]:

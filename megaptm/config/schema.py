@@ -54,13 +54,13 @@ class Layout(Section):
     pipeline: Count = 1
     """Pipeline parallelism: number of stages."""
     virtual: Count = 1
-    """Virtual stages per pipeline rank; more than 1 is the interleaved schedule."""
+    """Number of virtual stages per pipeline rank; more than 1 is the interleaved schedule."""
     sequence_parallel: bool = False
     """Whether norms and dropout are split along the sequence among the tensor ranks."""
     distributed_optimizer: bool = False
     """Whether the optimizer's state is split among the data ranks."""
     microbatch: Count = 1
-    """Sequences of one forward pass."""
+    """Number of sequences of one forward pass."""
     recompute: Literal["none", "attention", "full"] = "none"
     """Activations to recompute in the backward pass: none, those of attention with its projections, or those of
     complete layers."""
@@ -102,9 +102,9 @@ class RampConfig(Section):
     """Batch ramp: linear in the number of samples, by the first three keys, or at given steps."""
 
     start: Count | None = None
-    """Sequences of the first batch."""
+    """Number of sequences of the first batch."""
     increment: Count | None = None
-    """Sequences by which the batch grows at a time."""
+    """Number of sequences by which the batch grows at a time."""
     samples: Count | None = None
     """Number of samples at which the batch reaches train.batch."""
     steps: dict[Annotated[int, Field(ge=0), Strict(False)], Count] = {}
@@ -116,23 +116,23 @@ class LossScaleConfig(Section):
     infinite gradients, which is skipped, it is halved."""
 
     initial: Annotated[float, Field(ge=1.0)] = 65536.0
-    """Scale of the first step."""
+    """Loss scale of the first step."""
     growth_steps: Count = 2000
-    """Steps without an infinite gradient after which it is doubled."""
+    """Number of steps without an infinite gradient after which the loss scale is doubled."""
     min: Annotated[float, Field(ge=1.0)] = 1.0
-    """Minimum. A step with infinite gradients at this scale ends the run."""
+    """Minimum of the loss scale. A step with infinite gradients at this scale ends the run."""
 
 
 class TrainConfig(Section):
     """Length, batch, and logging of the run."""
 
     steps: Count
-    """Optimizer steps of the whole run."""
+    """Number of optimizer steps of the whole run."""
     phase_start: Annotated[int, Field(ge=0)] = 0
     """First step of this phase of the run: train.steps of the phase before, whose last checkpoint it continues.
     data.sequence and model.dropout may differ from that phase. 0: the run has one phase."""
     batch: Count
-    """Sequences of one step, over all processes."""
+    """Number of sequences of one step, over all processes."""
     ramp: RampConfig | None = None
     """Smaller batches at the start; `optimizer.step_unit` determines their effect on the learning rate."""
     skip_batches: dict[Annotated[Count, Strict(False)], Count] = {}
@@ -162,19 +162,19 @@ class TrainConfig(Section):
     validate_every: Count | None = None
     """Steps between two measurements of the validation loss. Absent: only after the last step."""
     validate_batches: Count = 8
-    """Batches of a validation."""
+    """Number of batches of a validation."""
     threads: Count | None = None
-    """CPU threads of each process. Absent: the machine's cores are divided equally."""
+    """Number of CPU threads of each process. Absent: the machine's cores are divided equally."""
     hang_seconds: Annotated[float, Field(ge=1.0)] | None = 300.0
     """Seconds without progress (and ten step times) after which a run counts as hung: it is ended, and started again.
     Start-up (at least five minutes), validation and saving may take 20 times as long. null: never."""
 
 
 class CheckpointConfig(Section):
-    """Checkpoints. The last step and a signal always save."""
+    """Checkpoints of a run. The last step and a signal always save one."""
 
     every: Count = 1000
-    """Steps between two checkpoints."""
+    """Number of steps between two checkpoints."""
     keep: Count = 2
     """Number of newest checkpoints to keep; on a full disk the oldest is removed before the next is written, but never
     the last one."""

@@ -26,7 +26,7 @@ class Distillation:
     layers: Mapping[str, tuple[int, ...]]
     """Stack -> teacher layer for each student layer."""
     layer_weights: tuple[float, ...] = ()
-    """Weight of the losses of each layer. Empty: 1."""
+    """Weight of the distillation losses of each layer. Empty: 1."""
     questions: tuple[str, ...] = ()
     """For `classes`: classification heads that both models have."""
     temperature: float = 1.0

@@ -74,7 +74,7 @@ class GatedCosts(FeedForwardCosts):
 
 @dataclass(frozen=True)
 class Activation:
-    """Activation of feed-forward layers."""
+    """Activation function of feed-forward layers, with its costs."""
 
     function: str
     """Elementwise function of a tensor, of the gate if the feed-forward is gated: `package.module:NAME`."""

@@ -117,7 +117,7 @@ def own_sublayers(block: Block, size: Size, layers: range, memory: int | None = 
 
 
 def linears_outside_layers(block: Block, size: Size, layers: range) -> Iterator[LinearShape]:
-    """Yield the parameters of a stack outside of its layers: tables of score biases, and those of its kinds of
+    """Yield the linear layers of a stack outside of its layers: tables of score biases, and those of its kinds of
     attention."""
     if not layers:
         return

@@ -51,7 +51,7 @@ class SequenceWindow:
     """Number of tokens and slots of the next sequence that this sequence also reads (causal-lm: 1, the last label)."""
     slots: int = 0
     max_document_length: int | None = None
-    """Largest length of a document in tokens and slots, for sequences of complete documents (unit `document`)."""
+    """Maximum length of a document in tokens and slots, for sequences of complete documents (unit `document`)."""
 
 
 DAMAGED_FILE_REMEDY = "copy that shard again, or build the corpus again"

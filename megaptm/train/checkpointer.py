@@ -88,7 +88,7 @@ class Checkpointer:
         self.has_restored = False
         """Whether there was a checkpoint to restore; that of an imported model has step 0."""
         self.held_out = HeldOutLoss()
-        """Validation losses; the loop updates them."""
+        """Validation losses of the run; the loop updates them."""
         self._background, self._copies = Background(), HostStaging()
         self._saving = 0
         """Step of the checkpoint in progress."""

@@ -22,7 +22,7 @@ class DataConfig(Section):
     size_limits: dict[str, Count] = {}
     """Corpus -> maximum number of documents that size_exponent uses (T5's artificial limit)."""
     sequence: SequenceLength
-    """Tokens of one sequence (T5: of the encoder's sequence)."""
+    """Number of tokens of one sequence (T5: of the encoder's sequence)."""
     epochs: Count | None = None
     """Maximum number of times that any text is read; a run with too many steps is rejected at the start. Absent: no
     limit."""
@@ -33,7 +33,8 @@ class DataConfig(Section):
     """Whether attention is restricted to the documents of a packed sequence. Absent: true, unless sequences continue
     from step to step."""
     workers: Annotated[int, Field(ge=0, le=1024)] = 1
-    """Worker processes that prepare samples, per rank that reads data; 0: the training process prepares them."""
+    """Number of worker processes that prepare samples, per rank that reads data; 0: the training process prepares
+    them."""
     verify: Literal["hash", "size", "none"] = "hash"
     """Check of a shard against the manifest at the first read: every byte (a second per GB), its size, or none."""
     cache_dir: str | None = None

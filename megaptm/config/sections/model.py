@@ -15,17 +15,17 @@ class Shape(Section):
 
     # Limits the number of layers, which are iterated over: a plan for this many takes a second.
     layers: Annotated[int, Field(ge=1, le=1 << 16)] | None = None
-    """Layers of each stack. Absent: the size's."""
+    """Number of layers of each stack. Absent: the size's."""
     width: Count | None = None
     """Width of the residual stream. Absent: the size's."""
     heads: Count | None = None
-    """Attention heads. Absent: the size's."""
+    """Number of attention heads. Absent: the size's."""
     ffn: Count | None = None
     """Inner width of the feed-forward, or width of a recurrent layer's cell. Absent: the size's."""
     head_width: Count | None = None
     """Width of one head. Absent: the size's, or width / heads."""
     kv_heads: Count | None = None
-    """Heads of keys and values, each shared by several query heads. Absent: the size's, or heads."""
+    """Number of heads of keys and values, each shared by several query heads. Absent: the size's, or heads."""
     band: Count | None = None
     """Banded attention: positions attended to on each side. Absent: the size's, or 256."""
     memory: Annotated[int, Field(ge=0, le=1 << 24)] | None = None

@@ -22,10 +22,10 @@ class AdafactorConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """Optimizer."""
+    """Update rule and learning rate of the optimizer."""
 
     name: Literal["adamw", "lamb", "adafactor", "sgd", "adagrad"] = "adamw"
-    """Update rule."""
+    """Update rule of the optimizer."""
     lr: Annotated[float, Field(gt=0.0)]
     """Peak learning rate."""
     betas: Annotated[tuple[Fraction, Fraction], Strict(False)] = (0.9, 0.999)
@@ -34,7 +34,7 @@ class OptimizerConfig(Section):
     """Whether to correct the bias of these means, which start at zero (adamw, lamb); the released code of BERT, ALBERT
     and ELECTRA does not."""
     eps: Annotated[float, Field(gt=0.0)] = 1e-8
-    """Added to the root of the mean, or of the sum, of squares (adamw, lamb, adagrad)."""
+    """Constant that is added to the root of the mean, or of the sum, of squares (adamw, lamb, adagrad)."""
     momentum: Fraction = 0.0
     """Decay rate of the running mean of gradients (sgd) or of updates (adafactor); 0: no momentum."""
     initial_accumulator: Annotated[float, Field(ge=0.0)] = 0.0
@@ -67,7 +67,7 @@ class OptimizerConfig(Section):
     left) ^ power; inverse (NNLM): lr / (1 + steps of the decay / decay_steps); halving (CoVe): halved when a validation
     loss exceeds the one before it, and again after each decay_steps."""
     power: Annotated[float, Field(gt=0.0)] | None = None
-    """Exponent of polynomial; 1 is linear."""
+    """Exponent of the decay polynomial; 1 is linear."""
     min_lr_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Minimum rate as a share of the peak; decays with an end reach it there."""
     decay_steps: Count | None = None

@@ -97,7 +97,7 @@ def _parse_header(text: str) -> RetrievedHeader:
 
 @lru_cache(maxsize=4)
 def load_retrieved(name: str) -> RetrievedTable:
-    """Load the table of retrieved documents in a file. Cached."""
+    """Load the table of retrieved documents from a file; cached."""
     return read_named_file("retrieved", name, RetrievedTable, kind="file of retrieved documents", remedy=REMEDY)
 
 

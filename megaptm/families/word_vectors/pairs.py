@@ -151,7 +151,7 @@ class PairTable:
     held: PairCounts
     vocabulary: int
     unit: float
-    """Number of units per count in `held`."""
+    """Number of units in `held` per count of 1."""
     seed: tuple[int | str, ...]
     pairs: int
     """Number of pairs of all ranks."""
