@@ -69,6 +69,10 @@ class ManifestTokenizer(Record):
     fingerprint: str
 
 
+NOT_IN_ID = ("images", "megaptm", "recipe")
+"""Keys of `made_from` that name where and by what a corpus was made, not what its samples are."""
+
+
 class MadeFrom(TypedDict, total=False):
     """Recipe, versions and label tables of a corpus. Unknown keys are preserved."""
 
@@ -118,7 +122,7 @@ class Manifest:
     addresses: Mapping[str, str]
     """Split with shards outside of the corpus folder -> sha256 of the file with their URLs (`data.addresses`)."""
     id: str
-    """Id of the corpus: sha256 over all other fields. Corpora with the same id are the same."""
+    """Id of the corpus: hash of what its samples consist of (`content_id`). Corpora with the same id have the same samples."""
 
 
 def write_manifest(
@@ -227,7 +231,13 @@ def _column_sums(rows: np.ndarray) -> dict[str, int]:
 
 
 def content_id(content: Mapping[str, Any]) -> str:
-    """Return the id of a corpus: the sha256 over everything in its manifest except the id. Tables, and thus shards, are
-    included by their hashes."""
-    content = {name: value for name, value in content.items() if name != "id"}
+    """Return the id of a corpus: the sha256 over its manifest without id, recipe and version of megaptm.
+
+    Tables, and thus shards, are included by their hashes. The id, and so the order of samples, does not depend on the
+    folder where the text was read.
+    """
+    made_from = content.get("made_from")
+    if isinstance(made_from, Mapping):
+        made_from = {name: value for name, value in made_from.items() if name not in NOT_IN_ID}
+    content = {name: value for name, value in content.items() if name != "id"} | {"made_from": made_from}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

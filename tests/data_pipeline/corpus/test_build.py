@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +93,13 @@ def test_build_is_deterministic(built, recipe, tmp_path):
     assert files_of(tmp_path / "again") == files_of(built)
     build_corpus(replace(recipe, seed=1), tmp_path / "other", workers=0)
     assert read_manifest(tmp_path / "other").id != read_manifest(built).id
+
+
+def test_id_does_not_depend_on_the_folder_of_the_text(built, recipe, text, tmp_path):
+    moved = shutil.copytree(text, tmp_path / "moved" / text.name)
+    build_corpus(replace(recipe, sources=(Source(str(moved)),)), tmp_path / "again", workers=0)
+    assert read_manifest(tmp_path / "again").id == read_manifest(built).id
+    assert read_manifest(tmp_path / "again").made_from != read_manifest(built).made_from
 
 
 def test_part_size_does_not_change_corpus(built, recipe, tmp_path, monkeypatch):
