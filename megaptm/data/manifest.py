@@ -122,7 +122,7 @@ class Manifest:
     addresses: Mapping[str, str]
     """Split with shards outside of the corpus folder -> sha256 of the file with their URLs (`data.addresses`)."""
     id: str
-    """Id of the corpus: hash of what its samples consist of (`content_id`). Corpora with the same id have the same samples."""
+    """Id of the corpus: hash of what its samples consist of (`content_id`), so equal ids mean equal samples."""
 
 
 def write_manifest(

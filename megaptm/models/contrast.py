@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
@@ -24,6 +25,9 @@ class ContrastHead(nn.Module, ABC):
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
         self.name, self.label_field = costs.name, costs.label_field
+        self.gather: Gather | None = None
+        """Set while one micro-batch holds all samples of this data rank: `loss` then compares them with those of the
+        other data ranks."""
 
     @abstractmethod
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
@@ -40,15 +44,22 @@ class ContrastHead(nn.Module, ABC):
 
     def loss(self, *streams_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         """Return a sum with the given gradient, if the batch has the gradient of the features; otherwise compare the
-        samples of this batch only."""
+        samples of this batch with those that `gather` adds."""
         labels, features = batch[self.label_field], self.features(*streams_SBD, batch=batch)
         if (gradient := batch.get(gradient_field(self.name))) is not None:
             return (features * gradient).sum(), count_labels(labels)
-        return self.compare(features, labels, slice(0, len(features))).sum(), count_labels(labels)
+        own, answers = slice(0, len(features)), labels
+        if self.gather is not None:
+            features, answers, own = self.gather(self, features, labels)
+        return self.compare(features, answers, own).sum(), count_labels(labels)
 
     def logits(self, *streams_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """Return the features of the head without batch. `Model` calls `features` with the batch."""
         return self.features(*streams_SBD, batch={})
+
+
+Gather = Callable[[ContrastHead, Tensor, Tensor], tuple[Tensor, Tensor, slice]]
+"""(head, features [R, F], labels [R]) of a data rank -> features [N, F], labels [N] and the rows of this data rank."""
 
 
 def gradient_field(loss: str) -> str:

@@ -1,12 +1,14 @@
 """Losses that compare all samples of the global batch, exact in every layout.
 
-A pass without gradients computes the features of all micro-batches, and data ranks exchange them. Each rank computes
-the losses of its own samples against all, and their gradient for all features. Summed over data ranks, that is the
-gradient of the full loss. Each micro-batch then runs a second time by itself; its loss is a sum weighted by these
-gradients (GradCache, arXiv:2101.06983, section 3.2).
+If each data rank has one micro-batch, data ranks exchange features in its forward pass and their gradients in its
+backward pass. Otherwise the activations of all micro-batches would have to be kept until the last features are known,
+so a pass without gradients computes the features first, and data ranks exchange them. Each rank computes the losses of
+its own samples against all, and their gradient for all features. Summed over data ranks, that is the gradient of the
+full loss. Each micro-batch then runs a second time by itself; its loss is a sum weighted by these gradients (GradCache,
+arXiv:2101.06983, section 3.2).
 
-Costs: one more forward pass; on each rank of the last stage the features of the global batch and their gradient, N x F
-elements each, and N x N / data scores. A global batch of one micro-batch on one data rank needs none of this.
+Costs: on each rank of the last stage the features of the global batch and their gradient, N x F elements each, and
+N x N / data scores; with several micro-batches, one more forward pass.
 """
 
 # N samples of the global batch, R those of a data rank, F features of a sample
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -43,20 +45,24 @@ class ContrastHook(EngineHook):
     def passes(
         self, pipeline: Pipeline, microbatches: list[MicroBatch], *, step: int | None
     ) -> Iterator[Mapping[str, Tensor]]:
-        losses = self._spanning(microbatches)
-        if not losses:
+        is_single = len(microbatches) == 1
+        for head in self._heads(pipeline):
+            head.gather = gather_samples if is_single else None
+        losses = self._labeled(microbatches)
+        if is_single or not losses:
             yield {}
             return
         with one_attention_kernel():
             yield compare_by_features(pipeline, losses, microbatches, step=step)
 
-    def _spanning(self, microbatches: list[MicroBatch]) -> list[str]:
-        """Return the losses of this step whose samples span several passes. One pass needs no features pass.
+    def _heads(self, pipeline: Pipeline) -> list[ContrastHead]:
+        """Return the contrastive heads of this rank."""
+        modules = pipeline.last.chunk.last and pipeline.last.head
+        return [cast(ContrastHead, modules[name]) for name in self._losses] if modules else []
 
-        Batches of another task have no labels for them; all ranks have batches of the same task.
-        """
-        if len(microbatches) == 1 and parallel_state.get_data_parallel_world_size() == 1:
-            return []
+    def _labeled(self, microbatches: list[MicroBatch]) -> list[str]:
+        """Return the losses that have labels in this step. Batches of another task have none; all ranks have batches of
+        the same task."""
         return [name for name in self._losses if any(HEADS[name].label_field in batch for batch in microbatches)]
 
 
@@ -111,6 +117,29 @@ def compare_samples(
         for batch, part in zip(microbatches, _scatter_sum(gradient_NF, group).split(sizes), strict=True):
             batch[gradient_field(name)] = part
     return sums
+
+
+def gather_samples(head: ContrastHead, own_RF: Tensor, labels_R: Tensor) -> tuple[Tensor, Tensor, slice]:
+    """Return features and labels of all samples, and the rows of this data rank (`models.contrast.Gather`).
+
+    Gradients of the features are summed over data ranks."""
+    group = parallel_state.get_data_parallel_group()
+    own_RF = _checked(own_RF, {head.label_field: labels_R}, head)
+    first = dist.get_rank(group) * len(own_RF)
+    return _GatherFeatures.apply(own_RF, group), _gather(labels_R, group), slice(first, first + len(own_RF))
+
+
+class _GatherFeatures(torch.autograd.Function):
+    """Gather features of all data ranks; in the backward pass, sum their gradients over data ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, own_RF: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _gather(own_RF, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_NF: Tensor) -> tuple[Tensor, None]:
+        return _scatter_sum(gradient_NF, ctx.group), None
 
 
 @contextmanager

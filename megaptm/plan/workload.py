@@ -89,9 +89,9 @@ class Workload:
 
     @property
     def features_pass(self) -> bool:
-        """Whether contrastive losses of the workload need one more forward pass of all samples (`parallel.contrast`).
-        One micro-batch on one data rank does not: it holds all samples."""
-        return bool(self.contrastive_heads) and self.batch > self.layout.microbatch
+        """Whether contrastive losses of the workload need one more forward pass of all samples (`parallel.contrast`):
+        if a data rank has several micro-batches."""
+        return bool(self.contrastive_heads) and self.microbatches > 1
 
     @cached_property
     def heads(self) -> dict[str, HeadCosts]:

@@ -64,6 +64,11 @@ LAYOUTS = {
     "DP4 distributed optimizer": Layout(microbatch=1, data=4, distributed_optimizer=True),
     "TP2 + SP, recompute": Layout(microbatch=4, tensor=2, sequence_parallel=True, recompute="full"),
     "DP2 x PP2 interleaved": Layout(microbatch=1, data=2, pipeline=2, virtual=2),
+    "DP4, one micro-batch": Layout(microbatch=2, data=4, distributed_optimizer=True),
+    "DP2 x PP2, one micro-batch": Layout(microbatch=4, data=2, pipeline=2),
+    "DP2 x TP2 + SP, one micro-batch, recompute": Layout(
+        microbatch=4, data=2, tensor=2, sequence_parallel=True, recompute="full"
+    ),
 }
 
 
@@ -87,6 +92,24 @@ def test_overlapped_messages_change_no_result(reference: dict[str, Any]) -> None
         assert result["evaluated"] == pytest.approx(reference["evaluated"], rel=1e-5)
         assert result["losses"] == pytest.approx(reference["losses"], rel=1e-5)
         assert result["norm"] == pytest.approx(reference["norm"], rel=1e-5)
+
+
+def num_features_passes(layout: Layout) -> int:
+    """Return how often this rank computes features in a step and an evaluation before it."""
+    original, calls = PairsHead.features, []
+
+    def features(head: PairsHead, *streams: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        calls.append(1)
+        return original(head, *streams, batch=batch)
+
+    with patch.object(PairsHead, "features", features):
+        first_step(layout, 0.0)
+    return len(calls)
+
+
+def test_one_micro_batch_per_rank_runs_one_forward_pass() -> None:
+    assert {*run_ranks(4, num_features_passes, Layout(microbatch=2, data=4))} == {2}
+    assert {*run_ranks(2, num_features_passes, Layout(microbatch=2, data=2))} == {8}
 
 
 def comparison_sizes(layout: Layout) -> list[tuple[int, int]]:

@@ -116,11 +116,19 @@ def test_contrastive_loss_needs_another_forward_pass():
     assert both.recompute > 0.2 * without.seconds
 
 
+def test_one_micro_batch_per_data_rank_needs_no_features_pass() -> None:
+    spec = replace(published(CATALOGUE["t5"], "base"), family=VARIANTS["two-towers-contrast"].family)
+    layout = work(pipeline=1, virtual=1, tensor=1, data=64, microbatch=2, sequence_parallel=False).layout
+    contrast = Workload(spec=spec, lengths={"encoder": 64, "decoder": 64}, layout=layout, batch=128)
+    assert not contrast.features_pass
+    assert estimate_step(A100, contrast).recompute == 0
+
+
 def test_gradient_reduction_does_not_overlap_with_the_features_pass() -> None:
     """Gradients exist only after it."""
     spec = replace(published(CATALOGUE["t5"], "base"), family=VARIANTS["two-towers-contrast"].family)
     layout = work(pipeline=1, virtual=1, tensor=1, data=64, microbatch=1, sequence_parallel=False).layout
-    contrast = Workload(spec=spec, lengths={"encoder": 64, "decoder": 64}, layout=layout, batch=64)
+    contrast = Workload(spec=spec, lengths={"encoder": 64, "decoder": 64}, layout=layout, batch=128)
     without = estimate_step(A100, replace(contrast, trained_heads=("lm",)))
     features = 4.0 * contrast.batch * sum(head.features for head in contrast.contrastive_heads)
     exchanged = 2 * collective_seconds(A100, features, ranks=64, stride=1)
