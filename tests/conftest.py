@@ -1,6 +1,7 @@
 """Fixtures shared by the tests of several packages, and the distribution of tests over workers."""
 
 import gc
+import os
 import re
 import signal
 from collections import Counter
@@ -23,6 +24,10 @@ __all__ = ["faults", "faulty_files", "real_corpus", "s3"]
 LONGEST = ("real", "train", "layouts", "learn", "track", "docs", "plan", "recorded", "test_demo.py")
 
 FAMILY_SECONDS = 15
+
+# Other work on this machine must not end or starve the workers of Ray, which by default run at a low priority, and are
+# killed if all programs together use most of the memory.
+os.environ |= {"RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0"}
 
 # The time of an example depends more on the load of the machine than on the code.
 settings.register_profile("megaptm", deadline=None)
