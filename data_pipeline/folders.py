@@ -20,7 +20,7 @@ CORPUS = "corpus"
 
 
 def is_corpus(names: Collection[str]) -> bool:
-    """Whether a folder with these entries is a corpus."""
+    """Whether a folder with these entries is a finished corpus."""
     return MANIFEST in names and any(name.endswith(".shards.npy") for name in names)
 
 

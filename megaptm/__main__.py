@@ -44,7 +44,7 @@ class Commands(click.Group):
     traceback."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the command line. Credentials are refused before any word can be shown or stored."""
+        """Parse the command line of megaptm. Credentials are refused before any word can be shown or stored."""
         try:
             refuse_credentials_in_words(args)
         except UserError as error:

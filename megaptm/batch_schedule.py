@@ -73,7 +73,7 @@ class BatchSchedule:
             )
 
     def size(self, step: int) -> int:
-        """Return the batch size of a step."""
+        """Return the batch size of a step of the run."""
         return self._level(step).size
 
     def num_trained(self, step: int) -> int:

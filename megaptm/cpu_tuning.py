@@ -178,7 +178,7 @@ def _attend(
         return fused(q_BHSK, k_BHTK, v_BHTK, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
     out_SNK = torch.empty_like(q_BHSK.permute(2, 0, 1, 3), memory_format=torch.contiguous_format).flatten(1, 2)
     v_NTK = v_BHTK.flatten(0, 1).contiguous()
-    for queries, keys, _, _, weights_Nqt in _parts(q_BHSK, k_BHTK, attn_mask, scale, is_causal=is_causal):
+    for queries, keys, _, _, weights_Nqt in _attention_parts(q_BHSK, k_BHTK, attn_mask, scale, is_causal=is_causal):
         out_SNK[queries] = torch.bmm(weights_Nqt, v_NTK[:, keys]).transpose(0, 1)
     return out_SNK.unflatten(1, q_BHSK.shape[:2]).permute(1, 2, 0, 3), q_BHSK.new_empty(0, dtype=torch.float32)
 
@@ -204,7 +204,9 @@ def _attend_backward(
     d_out_NSK, v_NTK = d_out_BHSK.flatten(0, 1).contiguous(), v_BHTK.flatten(0, 1).contiguous()
     d_q_NSK = torch.empty_like(d_out_NSK)
     d_k_NTK, d_v_NTK = (torch.zeros(v_NTK.shape) for _ in range(2))  # float32: sums of parts
-    for queries, keys, q_NqK, k_NtK, weights_Nqt in _parts(q_BHSK, k_BHTK, attn_mask, scale, is_causal=is_causal):
+    for queries, keys, q_NqK, k_NtK, weights_Nqt in _attention_parts(
+        q_BHSK, k_BHTK, attn_mask, scale, is_causal=is_causal
+    ):
         d_out_NqK = d_out_NSK[:, queries]
         d_v_NTK[:, keys] += torch.bmm(weights_Nqt.transpose(1, 2), d_out_NqK)
         d_weights_Nqt = torch.bmm(d_out_NqK, v_NTK[:, keys].transpose(1, 2))
@@ -222,7 +224,7 @@ def _scale(q: Tensor, scale: float | None) -> float:
     return q.shape[-1] ** -0.5 if scale is None else scale
 
 
-def _parts(
+def _attention_parts(
     q_BHSK: Tensor, k_BHTK: Tensor, mask: Tensor | None, scale: float | None, *, is_causal: bool
 ) -> Iterator[tuple[slice, slice, Tensor, Tensor, Tensor]]:
     """Yield parts of attention on a CPU: some queries, the keys that they attend to, their scaled values, and attention

@@ -124,13 +124,13 @@ class Demo:
             ("loss curve", str(self.run / PICTURE)),
             *(("MLflow" if not number else "", line) for number, line in enumerate(view_instructions(self.run))),
             ("next", command_line(["generate", run, "--prompt", "class Stack:", "--tokens", "200"])),
-            ("", command_line(["train", run, *self.longer(), "layout.pipeline=1", "layout.tensor=2"])),
+            ("", command_line(["train", run, *self.arguments_to_extend(), "layout.pipeline=1", "layout.tensor=2"])),
             ("", command_line(["export", "hf", run, str(self.folder / "exported")])),
         ]
         for label, line in lines:
             self.console.print(Text.assemble((f"{label:<12}", "bold"), line), soft_wrap=True)
 
-    def longer(self) -> list[str]:
+    def arguments_to_extend(self) -> list[str]:
         """Return the arguments that extend the demo's run to twice its steps."""
         config = load(self.run / "config.yaml")
         return overrides_to_extend(config, 2 * config.train.steps)

@@ -37,12 +37,12 @@ class Rewritten(MaskedLM):
     name = "rewritten"
     losses = {"low": 0.5, "mlm": 1.0}
 
-    def batch(self, sequence, document_mask):
-        spec = super().batch(sequence, document_mask)
+    def batch_spec(self, sequence, document_mask):
+        spec = super().batch_spec(sequence, document_mask)
         return replace(spec, fields={**spec.fields, "low": Field(())})
 
-    def make(self, piece, context):
-        sample = super().make(piece, context)
+    def make_sample(self, piece, context):
+        sample = super().make_sample(piece, context)
         return {**sample, "low": np.array((sample["tokens"] < 100).mean() > 0.5, dtype="int64")}
 
 

@@ -82,7 +82,7 @@ def _kind_changes(kinds: np.ndarray) -> np.ndarray:
 
 
 def _kinds_of(text: str) -> np.ndarray:
-    """Return int8 [characters]: kind of each character."""
+    """Return the kind of each character of a text for word boundaries, int8 [characters]."""
     if text.isascii():
         return _kind_table()[np.frombuffer(text.encode(), dtype=np.uint8)]
     return _kind_table()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")]

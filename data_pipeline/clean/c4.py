@@ -102,7 +102,7 @@ def _contains_any(line: str, phrases: tuple[str, ...]) -> bool:
 
 
 def _has_fewer_sentences(text: str, min_count: int) -> bool:
-    """Whether a text has fewer than `least` sentences. Counting stops at `least`."""
+    """Whether a page's text has fewer than `least` sentences. Counting stops at `least`."""
     ends = SENTENCE_END.finditer(text)
     return any(next(ends, None) is None for _ in range(min_count))
 

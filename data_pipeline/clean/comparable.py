@@ -105,7 +105,7 @@ def _opencc() -> Any:
     return import_library("opencc", "decontaminate: Chinese text").OpenCC("t2s")
 
 
-class _Simplified(dict[int, str]):
+class _SimplifiedCharacters(dict[int, str]):
     """Code point -> simplified character, computed at the first lookup."""
 
     def __missing__(self, code: int) -> str:
@@ -116,5 +116,5 @@ class _Simplified(dict[int, str]):
 
 
 @lru_cache(maxsize=1)
-def _simplified_characters() -> _Simplified:
-    return _Simplified()
+def _simplified_characters() -> _SimplifiedCharacters:
+    return _SimplifiedCharacters()

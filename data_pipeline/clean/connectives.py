@@ -130,5 +130,5 @@ def _normalize(written: str) -> str:
 
 
 def _longest_first_pattern(patterns: list[str]) -> re.Pattern[str]:
-    """Compile a pattern that prefers the longest alternative. An empty list matches nothing."""
+    """Compile a pattern of connectives that prefers the longest alternative. An empty list matches nothing."""
     return re.compile("|".join(sorted(patterns, key=len, reverse=True)) or r"(?!)", re.IGNORECASE)

@@ -61,7 +61,7 @@ class Words:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """int32 [words]: length in characters."""
+        """Lengths of the words in characters, int32 [words]."""
         lengths = self.ends - self.starts
         if not self._ascii and len(self):
             later = np.flatnonzero(self._is_continuation())
@@ -91,7 +91,7 @@ class Words:
 
     @cached_property
     def hashes(self) -> np.ndarray:
-        """uint64 [words]: hash of each word."""
+        """Hashes of the words, uint64 [words]."""
         padded = self._lowercased() + bytes(MAX_HASHED_BYTES)
         eight = np.ndarray(len(padded) - WORD_BYTES + 1, "<u8", padded, strides=(1,))
         hashes = np.empty(len(self), np.uint64)
@@ -113,7 +113,7 @@ class Words:
 
     @cached_property
     def alphabetic(self) -> np.ndarray:
-        """bool [words]: whether a word contains a letter."""
+        """Whether each word contains a letter, bool [words]."""
         if not len(self):
             return np.empty(0, bool)
         return np.maximum.reduceat(self._kinds(), self.starts) >= ALPHABETIC
@@ -239,7 +239,7 @@ def _kinds_of_bytes(split: WordSplit) -> bytes:
 
 @lru_cache(maxsize=2)
 def _kinds_of_codes(split: WordSplit) -> np.ndarray:
-    """Return uint8 [CODES]: kind of each character."""
+    """Return the kind of each character for word boundaries, uint8 [CODES]."""
     characters = np.arange(CODES, dtype=np.uint32).view("U1")
     if split == "spaces":
         kinds = np.where(np.strings.isspace(characters), SEPARATOR, INSIDE).astype(np.uint8)

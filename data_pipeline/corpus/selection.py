@@ -26,12 +26,12 @@ class Documents(Protocol):
 
     @property
     def digests(self) -> np.ndarray:
-        """uint64 [n, 2]: 128-bit hashes of the texts."""
+        """128-bit hashes of the texts of the part, uint64 [n, 2]."""
         ...
 
     @property
     def sizes(self) -> np.ndarray:
-        """int64 [n]: bytes of the texts."""
+        """Bytes of the texts of the part, int64 [n]."""
         ...
 
 

@@ -42,7 +42,7 @@ class PartRows:
 
     stem: str
     rows: np.ndarray
-    """int64, ascending."""
+    """Rows of the documents in the part, int64, ascending."""
     first: int
     """Index in the corpus of the part's first document. Document indexes are the keys of samples."""
 
@@ -77,7 +77,7 @@ class ShardResult:
     dropped: DropCounts
     languages: Counter[str]
     annotation_counts: Counter[str]
-    """Annotation -> count."""
+    """Annotation -> number of its occurrences in the shard."""
     unknown: dict[str, UnknownWords]
     """Language -> counts of words and unknown words; empty if the tokenizer knows every word."""
     composition: Composition

@@ -20,7 +20,7 @@ class NearDuplicateOptions:
     threshold: float = 0.8
     """Minimum Jaccard similarity, of the sets of word n-grams, of near duplicates."""
     ngram: int = 5
-    """Words per shingle."""
+    """Number of words per shingle."""
     hashes: int = 128
     """Number of components of a MinHash signature. The standard deviation of the estimated similarity is at most 0.5 /
     sqrt(hashes)."""

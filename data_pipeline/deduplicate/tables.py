@@ -41,7 +41,7 @@ class RowWriter:
         self._file.write(bytes(self.HEADER))
 
     def add(self, rows: np.ndarray) -> None:
-        """Add rows to the file: [n, width]."""
+        """Add rows to the table's file: [n, width]."""
         self._file.write(np.ascontiguousarray(rows, self._dtype).data)
         self.count += len(rows)
 

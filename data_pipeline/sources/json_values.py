@@ -78,7 +78,7 @@ class _TextBuffer:
         self.text, self.at = "", 0
 
     def more(self, size: int = 1) -> bool:
-        """Read at least `size` more characters. Return False at the end."""
+        """Read at least `size` more characters of the file of JSON. Return False at the end."""
         added = []
         while size > 0 and (text := next(self.source, None)) is not None:
             added.append(text)

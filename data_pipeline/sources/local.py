@@ -130,7 +130,7 @@ def _raise_unlistable(error: OSError) -> NoReturn:
 
 
 def _is_file(path: str) -> bool:
-    """Whether a path is a file or a broken link. Reading a broken link reports an error, where skipping it would
+    """Whether a local path is a file or a broken link. Reading a broken link reports an error, where skipping it would
     not."""
     return os.path.isfile(path) or not os.path.exists(path)
 

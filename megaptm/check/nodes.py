@@ -31,7 +31,7 @@ WHERE = "on these nodes"
 
 
 def check_nodes(case: CheckInput) -> Iterator[Finding]:
-    """Check nodes: compare their replies."""
+    """Check the nodes of an allocation: compare their replies."""
     run = Path(case.config.run)
     with probe_file(run) as token_path:
         paths = probed_paths(case.config, token_path.parent)

@@ -45,13 +45,13 @@ def _suggest_alternative(task: BaseObjective, family: Family | LayerlessFamily, 
     marking: Any = task
     if isinstance(family, Family) and getattr(marking, "global_tokens", None):
         without_global = replace(marking, global_tokens=0)
-        if next(_reasons(without_global, without_global.batch(ANY_SEQUENCE, True), family), None) is None:
+        if next(_reasons(without_global, without_global.batch_spec(ANY_SEQUENCE, True), family), None) is None:
             return "remove global_tokens."
     if name in family.objectives:
         return "use it without the options that its paper does not have."
     if isinstance(family, Family) and isinstance(task, EncoderDecoder) and not task.joined:
         joined = replace(task, joined=True)
-        if next(_reasons(joined, joined.batch(ANY_SEQUENCE, True), family), None) is None:
+        if next(_reasons(joined, joined.batch_spec(ANY_SEQUENCE, True), family), None) is None:
             return f"write {{{name}: {{joined: true}}}}, or use one of its own: {', '.join(family.objectives)}."
     return nearest(name, family.objectives)
 

@@ -139,7 +139,7 @@ class TrainConfig(Section):
     """Step -> number of batches that are skipped before it. After a loss spike, entries may be added to a run: it goes
     back to its newest checkpoint at or before that step."""
     seed: Annotated[int, Field(ge=0)] = 1234
-    """Seed of all randomness."""
+    """Seed of all randomness in the run."""
     init_from: str | None = None
     """Folder of another run of this model that provides the initial weights, at step 0 and without moments. Parameters
     that it lacks, such as a head, are initialized as usual."""
@@ -191,7 +191,7 @@ class TrackConfig(Section):
     uri: str | None = None
     """MLflow tracking URI, without a password. Absent: mlflow.db beside the run folder, for all runs there."""
     experiment: str = "megaptm"
-    """MLflow experiment."""
+    """Name of the MLflow experiment."""
 
 
 def _with_objective(values: dict[str, Any]) -> dict[str, Any]:
@@ -266,13 +266,13 @@ class Config(Section):
 
     @property
     def built_objective(self) -> BaseObjective:
-        """Objective built from `objective`."""
+        """Return the objective built from the config's `objective`."""
         return build_objective(self.objective)
 
     @property
     def batch_spec(self) -> BatchSpec:
-        """Fields of the objective's batches."""
-        return self.built_objective.batch(self.data.sequence, self.data.document_mask)
+        """Return the fields of the batches of the config's objective."""
+        return self.built_objective.batch_spec(self.data.sequence, self.data.document_mask)
 
     @property
     def microbatches(self) -> int:

@@ -156,7 +156,7 @@ def _parse(text: str, *, where: str) -> tuple[Any, dict[str, int]]:
         node = loader.get_single_node()
         if node is None:
             return None, {}
-        lines = _Lines(where)
+        lines = _KeyLineCollector(where)
         lines.note(node)
         return loader.construct_document(node), lines.lines
     except yaml.MarkedYAMLError as error:
@@ -174,7 +174,7 @@ def _parse(text: str, *, where: str) -> tuple[Any, dict[str, int]]:
         raise UserError(f"{where}: not valid YAML: {brief_message(error)}.") from None
 
 
-class _Lines:
+class _KeyLineCollector:
     """Collector of the line of each key below a YAML node, which rejects valid YAML that is a mistake in a config.
 
     Rejected are duplicate keys, of which YAML keeps the last; recursive values; few lines that expand to billions of

@@ -12,7 +12,7 @@ from megaptm.data.mix import Mix
 class MixDataset(Dataset):
     """Samples that read no text more than `epochs` times, in the shuffled order of a run.
 
-    Each sample is field -> tensor, as in the objective's `batch`, so that a `DataLoader` can collate them.
+    Each sample is field -> tensor, as in the objective's `batch_spec`, so that a `DataLoader` can collate them.
     """
 
     def __init__(self, mix: Mix, *, epochs: int = 1) -> None:

@@ -110,7 +110,7 @@ class Loader:
         return self.step - 1, batches
 
     def close(self) -> None:
-        """Stop reading micro-batches ahead."""
+        """Stop reading micro-batches ahead in the workers."""
         self._reader.close()
 
     def __enter__(self) -> Loader:

@@ -65,7 +65,7 @@ class SampleSource(Protocol):
         """Return the specification of the fields of every sample."""
 
     def sample(self, index: int) -> Sample:
-        """Return a sample by its index."""
+        """Return a sample of the source by its index."""
 
     def fresh_batches(self, batch: int) -> int:
         """Return the number of batches before text repeats."""
@@ -103,8 +103,8 @@ class Mix:
         self.document_mask = document_mask
         self.special = special
         self.dupe_factor = dupe_factor
-        self._batch = objective.batch(sequence, document_mask)
-        self._source_specs = [source.task.objective.batch(sequence, document_mask) for source in sources]
+        self._batch = objective.batch_spec(sequence, document_mask)
+        self._source_specs = [source.task.objective.batch_spec(sequence, document_mask) for source in sources]
         """Batch specification of each source, before samples are widened to that of the objective."""
         self.phases: list[Phase] = []
         self._block: LRUCache[tuple[int, int], tuple[np.ndarray, np.ndarray]] = LRUCache(self._assign_block, 2)
@@ -191,7 +191,7 @@ class Mix:
         piece = source.order.piece(epoch, located.position)
         rng: Any = generator(self.seed, task.name, epoch, *key) if task.uses_rng else None
         try:
-            sample = task.make(piece, SampleContext(self.special, rng, self.sequence, self.document_mask))
+            sample = task.make_sample(piece, SampleContext(self.special, rng, self.sequence, self.document_mask))
             self._source_specs[located.source].check(sample, maker=task.name)
         except (Exception, SystemExit) as error:
             if type(error) is UserError and task.blobs:  # files are decoded only here

@@ -158,7 +158,7 @@ def _refuse_longer(
     own: BaseObjective, configured: BaseObjective, corpus: str, sequence: int, document_mask: bool
 ) -> None:
     """Raise `UserError` if the objective used for a corpus makes longer sequences than the configured one."""
-    limits, lengths = (task.batch(sequence, document_mask).streams for task in (configured, own))
+    limits, lengths = (task.batch_spec(sequence, document_mask).streams for task in (configured, own))
     for prefix, length in lengths.items():
         if length > limits[prefix]:
             raise UserError(
@@ -203,10 +203,10 @@ def _open_order(
         return SentenceGroupOrder(corpus, split, length=length, unit=task.unit, annotations=task.annotations, **options)
     if not isinstance(task, Objective):
         raise UserError(
-            f"objective {task.name} has unit {task.unit} but no method `cut`: its class must be a "
+            f"objective {task.name} has unit {task.unit} but no method `sequence_window`: its class must be a "
             "`megaptm.objectives.Objective`."
         )
-    cut = task.cut(sequence, document_mask)
+    cut = task.sequence_window(sequence, document_mask)
     if task.unit == "lane":
         if task.direction == "both":
             return BothEndsOrder(corpus, split, cut=cut, annotations=task.annotations, lanes=lanes, **options)

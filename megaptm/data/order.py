@@ -188,13 +188,13 @@ class Order(ABC):
         objective changes them."""
 
     @abstractmethod
-    def measure(self, tokens: np.ndarray) -> np.ndarray:
+    def measure_documents(self, tokens: np.ndarray) -> np.ndarray:
         """Return the measure of documents, by which an epoch is divided into samples, from their number of tokens:
         positions in the stream, or chunks."""
 
     @abstractmethod
     def _shard_measures(self) -> np.ndarray:
-        """Return int64 [shards]: measure of each shard."""
+        """Return the measure of each shard, by which an epoch is divided into samples, int64 [shards]."""
 
     @abstractmethod
     def _samples_before(self, measures: np.ndarray) -> np.ndarray:
@@ -210,7 +210,7 @@ class Order(ABC):
                 "single texts."
             )
         indexes = self.corpus.indexes([self.shards.info(number) for number in range(len(self.shards))])
-        return np.array([self.measure(index[:, TOKENS]).sum() for index in indexes])
+        return np.array([self.measure_documents(index[:, TOKENS]).sum() for index in indexes])
 
     def _assign_shards(self, number: int) -> Epoch:
         order = self._generator("shards", number).permutation(len(self.shards))
@@ -231,7 +231,7 @@ class Order(ABC):
         return Window(
             shard=np.repeat(numbers.astype(np.int32), [len(shard) for shard in opened])[order],
             document=np.concatenate([np.arange(len(shard), dtype=np.int32) for shard in opened])[order],
-            edges=np.concatenate(([0], np.cumsum(self.measure(tokens)))),
+            edges=np.concatenate(([0], np.cumsum(self.measure_documents(tokens)))),
             sample=self._generator("samples", number, window).permutation(samples),
         )
 

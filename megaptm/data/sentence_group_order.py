@@ -91,7 +91,7 @@ class SentenceGroupOrder(Order):
         borders = [*starts[first:].tolist(), int(shard.index[document, TOKENS])]
         return (self._sentence(shard, document, *ends) for ends in pairwise(borders))
 
-    def measure(self, tokens: np.ndarray) -> np.ndarray:
+    def measure_documents(self, tokens: np.ndarray) -> np.ndarray:
         return np.maximum(1, -(-tokens // self.length))
 
     def _shard_measures(self) -> np.ndarray:

@@ -65,7 +65,7 @@ class StreamOrder(Order):
             yield DocumentSlice(tokens, slots=end - start - (finish - begin), annotations=annotations)
             start, number = end, number + 1
 
-    def measure(self, tokens: np.ndarray) -> np.ndarray:
+    def measure_documents(self, tokens: np.ndarray) -> np.ndarray:
         return tokens + self.cut.slots
 
     def _shard_measures(self) -> np.ndarray:
@@ -147,8 +147,8 @@ class DocumentOrder(StreamOrder):
         location = f"document {document:,} of {shard.path.name}" if files else ""
         return DocumentSlice(tokens, slots=self.cut.slots, annotations=annotations, blobs=files, location=location)
 
-    def measure(self, tokens: np.ndarray) -> np.ndarray:
-        full_measure = super().measure(tokens)
+    def measure_documents(self, tokens: np.ndarray) -> np.ndarray:
+        full_measure = super().measure_documents(tokens)
         return (
             full_measure
             if self.cut.max_document_length is None

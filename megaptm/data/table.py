@@ -116,7 +116,7 @@ class ShardTable(Sequence[ShardInfo]):
 
 
 def shard_rows(split: str, shards: Sequence[ShardInfo]) -> np.ndarray:
-    """Return the shard table of these shards: `ROW` [shards]."""
+    """Return the rows of the shard table for these shards: `ROW` [shards]."""
     rows = np.zeros(len(shards), dtype=ROW)
     for row, info in zip(rows, shards, strict=True):
         row["number"] = number = int(info.name.removesuffix(".tar").rpartition("-")[2])

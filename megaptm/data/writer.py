@@ -123,7 +123,7 @@ class ShardWriter:
         return self._info
 
     def abort(self) -> None:
-        """Remove the unfinished files of a shard."""
+        """Remove the unfinished files of the shard."""
         self._file.close()
         self._shard.discard()
 

@@ -71,18 +71,18 @@ class TeacherLogitsManifest(Record):
     samples: dict[str, int]
     """Split -> number of samples, starting with sample 0."""
     files: dict[str, str]
-    """File name -> sha256."""
+    """Name of each file of teacher logits -> sha256."""
 
 
 class SampleLogits(NamedTuple):
     """Cached logits of one sample."""
 
     positions: np.ndarray
-    """int32 [P]: positions in the sequence."""
+    """Positions in the sequence that have teacher logits, int32 [P]."""
     ids: np.ndarray
-    """int32 [P, K]: token ids."""
+    """Token ids of the largest teacher logits, int32 [P, K]."""
     logits: np.ndarray
-    """float [P, K]: logits."""
+    """Largest teacher logits, float [P, K]."""
 
 
 def sample_digest(sample: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -63,21 +63,21 @@ class Registry(MutableMapping[str, V]):
 
     def __getitem__(self, name: str) -> V:
         # The core may use its own entries while the modules of families cannot be imported yet.
-        return self._entries[name] if name in self._entries else self._all()[name]
+        return self._entries[name] if name in self._entries else self._all_entries()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
+        return iter(self._all_entries())
 
     def __len__(self) -> int:
-        return len(self._all())
+        return len(self._all_entries())
 
     def __setitem__(self, name: str, entry: V) -> None:
-        self._all()[name] = entry
+        self._all_entries()[name] = entry
 
     def __delitem__(self, name: str) -> None:
-        del self._all()[name]
+        del self._all_entries()[name]
 
-    def _all(self) -> dict[str, V]:
+    def _all_entries(self) -> dict[str, V]:
         if not self._complete:
             self._complete = True  # modules of families may look up entries of the core while they are loaded
             added: dict[str, V] = {}

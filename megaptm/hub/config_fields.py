@@ -108,13 +108,13 @@ def find_mismatches(counterpart: Counterpart, config: Mapping[str, Any], file: M
         expected = fixed(config) if callable(fixed) else fixed
         # Absent counts as equal to 0 and false.
         if (value or None) != (expected or None):
-            field, other = f"{name} is {_brief(config.get(name))}", counterpart.determined_by.get(name)
+            field, other = f"{name} is {_shorten_value(config.get(name))}", counterpart.determined_by.get(name)
             if name not in file and other is not None:
-                field = f"{other} is {_brief(file[other]) if other in file else 'absent'}, so that {field}"
-            mismatches[name] = f"{field} ({counterpart.family} has {_brief(expected)})"
+                field = f"{other} is {_shorten_value(file[other]) if other in file else 'absent'}, so that {field}"
+            mismatches[name] = f"{field} ({counterpart.family} has {_shorten_value(expected)})"
     for own_name, fields in _values_by_name(counterpart, config).items():
         if len({*map(str, fields.values())}) > 1:
-            values = " and ".join(f"{name} is {_brief(value)}" for name, value in fields.items())
+            values = " and ".join(f"{name} is {_shorten_value(value)}" for name, value in fields.items())
             reason = f"{values} ({counterpart.family} has one value for these, model.{own_name})"
             mismatches |= dict.fromkeys(fields, reason)
     for reason in counterpart.contradictions({**config, **file}):
@@ -131,7 +131,7 @@ def _values_by_name(counterpart: Counterpart, config: Mapping[str, Any]) -> dict
     return values
 
 
-def _brief(value: Any) -> str:
+def _shorten_value(value: Any) -> str:
     written = repr(value)
     return written if len(written) <= 60 else f"{written[:57]}..."
 

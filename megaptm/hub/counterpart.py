@@ -159,7 +159,8 @@ class Counterpart:
 
     @property
     def all_fixed(self) -> dict[str, Any]:
-        """Return the fields of `fixed` together with those of earlier releases."""
+        """Return the config fields with one value in the architecture (`fixed`), together with those of earlier
+        releases."""
         return LEGACY_FIELDS | self.fixed
 
     @property

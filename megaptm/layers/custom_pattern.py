@@ -163,7 +163,8 @@ def _table(pattern: CustomPattern, length: int) -> np.ndarray:
 
 
 def _mask_of(pattern: CustomPattern, query: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Return the mask of the pattern. Raise UserError if it is not a boolean array of the pairs."""
+    """Return the mask of a user-defined attention pattern. Raise UserError if it is not a boolean array of the
+    pairs."""
     try:
         attended = pattern.mask(query, key)
     except Exception as error:  # whatever the user's code raises

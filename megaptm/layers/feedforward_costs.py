@@ -93,7 +93,7 @@ ACTIVATIONS: Registry[Activation] = Registry(
     },
     lambda: chain.from_iterable(map(dict.items, contributions("activations", "ACTIVATIONS"))),
 )
-"""Activations by name."""
+"""Activation functions of feed-forward layers by name."""
 
 
 def find_activation(name: str) -> Activation:

@@ -32,7 +32,7 @@ class AttentionWork:
     name: str = "attention"
     """Name of the attention in messages."""
     queries: int
-    """Sequence length."""
+    """Sequence length of the queries."""
     key_width: int
     precision: str = "fp32"
     causal: bool = False

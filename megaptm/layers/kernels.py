@@ -76,7 +76,7 @@ def attend_by(
 
 
 def for_heads(x_MBGK: Tensor, heads: int) -> Tensor:
-    """Repeat G key heads for H query heads: [M, B, H, K]."""
+    """Repeat G key heads for H query heads, for kernels that need equal numbers: [M, B, H, K]."""
     groups = x_MBGK.shape[2]
     if groups == heads:
         return x_MBGK

@@ -224,7 +224,7 @@ class StackInputs:
     """Output of the encoder that a decoder attends to, [M, B, D]."""
     memory_mask: Mask | None = None
     positions: Tensor | None = None
-    """Position ids [B, S]; None: 0, 1, 2 ... None: 0, 1, 2 ..."""
+    """Position ids [B, S]. None: 0, 1, 2 ..."""
     decode: bool = True
     """Whether layers run as for predictions; False for encoding (mask decoder of DeBERTa)."""
     outputs: dict[int, Tensor] = field(default_factory=dict)
@@ -269,7 +269,7 @@ class Stack(SequenceHooks, BaseStack):
         super().__init__(block, size, layers)
         self.own_masks = {sub.costs.attention.kind for sub in _attentions(block, size) if sub.costs.defines_mask}
         self.kernel = AUTO
-        """Configured attention kernel."""
+        """Configured kernel of the stack's attention."""
         self.copy_to_tensor_ranks: Callable[[Tensor], Tensor] = same
         """Hook for tensors that every tensor rank has and uses with its own heads."""
         self.save_rng_state: Callable[[], RngReplay] = save_rng_state
@@ -391,7 +391,7 @@ class Stack(SequenceHooks, BaseStack):
         return rotation(positions, features=self.size.key_width, base=self.block.rope_base)
 
     def _score_bias(self, mask: Mask) -> Tensor | None:
-        """Return the learned bias of the scores, [1, H, Q, K]. None if there is none."""
+        """Return the learned bias of the attention scores, [1, H, Q, K]. None if there is none."""
         if "bias_table" not in self:
             return None
         table = cast(HeadTable, self["bias_table"])

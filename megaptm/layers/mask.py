@@ -37,7 +37,7 @@ class Mask:
     """[B, Q]: a position attends to those whose order is at most its own. Prefix LM: zeros, then 1, 2 ... Permutation
     LM: the permutation."""
     pattern: Pattern | None = None
-    """Attention pattern. None: all pairs."""
+    """Attention pattern that the mask applies. None: all pairs."""
     marks: Tensor | None = None
     """Marks [B, S], not 0 at global positions, which attend and are attended to outside the pattern."""
     global_positions: Tensor | None = None

@@ -158,7 +158,7 @@ def attended_blocks(pattern: Pattern | None, length: int, block: int, *, causal:
 
 
 def _tile_keys(pattern: Pattern, tile: Tile, positions: np.ndarray) -> np.ndarray:
-    """Return the key positions of a tile, [H or 1, k]."""
+    """Return the key positions of an attention pattern's tile, [H or 1, k]."""
     if isinstance(tile.keys, slice):
         return positions[tile.keys][None]
     block = pattern.tile_block

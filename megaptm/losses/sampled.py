@@ -21,7 +21,7 @@ class NegativeSamples:
     1)). Ids must be sorted by frequency."""
 
     ids: np.ndarray
-    """Sampled ids, int64 [K]."""
+    """Ids of the negative samples, int64 [K]."""
     num_trials: int
     """Number of trials until K distinct ids were sampled."""
     vocabulary: int

@@ -265,7 +265,7 @@ _HEADS: dict[str, type[HeadCosts]] = {
 HEADS: Registry[type[HeadCosts]] = Registry(
     _HEADS, lambda: ((head.name, head) for heads in contributions("head_costs", "HEADS") for head in heads)
 )
-"""Heads by name."""
+"""Costs of heads by the head's name."""
 
 H = TypeVar("H", bound=type[HeadCosts])
 

@@ -32,15 +32,15 @@ class CausalLM(Objective):
     def raw_length(self, sequence: int) -> int:
         return sequence
 
-    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+    def sequence_window(self, sequence: int, document_mask: bool) -> SequenceWindow:
         return SequenceWindow(stride=sequence, lookahead=1, slots=1)
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         # A sequence is always full: without document mask it is one document, and attention uses its fast path.
         names = ("tokens", "positions", *(("document_ids",) if document_mask else ()), "labels")
         return BatchSpec({"": sequence}, fields((sequence,), *names))
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         document_mask = context.document_mask
         assert context.special.end is not None

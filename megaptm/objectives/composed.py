@@ -127,8 +127,8 @@ class Composed(BaseObjective):
     def raw_length(self, sequence: int) -> int:
         return min(task.objective.raw_length(sequence) for task in self.tasks)
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        specs = {task.label: task.objective.batch(sequence, document_mask) for task in self.tasks}
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
+        specs = {task.label: task.objective.batch_spec(sequence, document_mask) for task in self.tasks}
         (label, first), *other_specs = specs.items()
         streams, all_fields = dict(first.streams), dict(first.fields)
         for other, spec in other_specs:

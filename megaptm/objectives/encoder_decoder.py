@@ -70,10 +70,10 @@ class EncoderDecoder(Objective):
         decoder tokens."""
         return _raw_length(self, sequence)
 
-    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+    def sequence_window(self, sequence: int, document_mask: bool) -> SequenceWindow:
         return SequenceWindow(stride=self.raw_length(sequence))
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         if self.joined:
             names = ("tokens", "document_ids", "positions", "labels")
             return BatchSpec({"": sequence}, fields((sequence,), *names))
@@ -88,7 +88,7 @@ class EncoderDecoder(Objective):
                 f"{len(special.sentinels)} sentinels: use a tokenizer with more, or a shorter data.sequence."
             )
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         special, sequence = context.special, context.sequence
         if self.joined:

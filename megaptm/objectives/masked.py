@@ -201,15 +201,15 @@ class MaskedLM(Objective):
         mean = self.rate * sequence
         return min(sequence, math.ceil(mean + 4 * math.sqrt(3 * mean)))
 
-    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+    def sequence_window(self, sequence: int, document_mask: bool) -> SequenceWindow:
         return window_of_documents(sequence, document_mask)
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         targets = fields((self.max_predictions(sequence),), "masked_positions", "labels")
         names = (*TEXT_FIELDS, "global_tokens") if self.global_tokens else TEXT_FIELDS
         return BatchSpec({"": sequence}, fields((sequence,), *names) | targets)
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         text_sequence = TextSequence.of_documents(piece, context.special, context.document_mask)
         starts = None
@@ -348,11 +348,11 @@ class MaskedLMWithQuestion(QuestionObjective):
         super().check(special, sequence)
         self.masked.check(special, sequence)
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        masked = self.masked.batch(sequence, document_mask)
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
+        masked = self.masked.batch_spec(sequence, document_mask)
         return BatchSpec(masked.streams, {**masked.fields, **fields((), question_field(self.question))})
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, SentenceGroup)
         texts = self.definition.make_texts(piece, context.rng, self.raw_length(context.sequence))
         text_sequence, starts = TextSequence.of_texts([texts], context.special), None

@@ -184,7 +184,7 @@ class BaseObjective(ABC):
 
     name: ClassVar[str]
     losses: ClassVar[Mapping[str, float]]
-    """Loss name -> weight. Losses have the names of heads: `lm`, `mlm`, `next-sentence` ..."""
+    """Losses of the objective: name -> weight. Losses have the names of heads: `lm`, `mlm`, `next-sentence` ..."""
     unit: Literal["stream", "lane", "document", "sentences", "turns", "parts", "pairs"] = "stream"
     """Unit of a sample:
 
@@ -255,7 +255,7 @@ class BaseObjective(ABC):
         """Return the number of raw tokens that fill a sequence of `sequence` tokens."""
 
     @abstractmethod
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         """Return the fields of every sample of the objective."""
 
     def missing_tokens(self, special: SpecialTokens) -> list[str]:
@@ -291,13 +291,14 @@ class SampleObjective(BaseObjective):
     """Objective that makes samples from pieces of text: sentence groups (units of `GROUP_UNITS`), or an `Objective`."""
 
     uses_rng: bool = True
-    """Whether `make` uses the random generator. Creating one takes a sixth of the time of a causal sample."""
+    """Whether `make_sample` uses the random generator. Creating one takes a sixth of the time of a causal sample."""
     num_labels: int = 0
     """Number of classes, if labels are the `labels` of a corpus."""
 
     @abstractmethod
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
-        """Make a sample of the objective with noise, as `batch` describes. All randomness comes from `context.rng`."""
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
+        """Make a sample of the objective with noise, as `batch_spec` describes it. All randomness comes from
+        `context.rng`."""
 
     def for_corpus(self, annotations: Collection[str]) -> SampleObjective:
         """Return the objective for a corpus with these annotations: itself, unless overridden."""
@@ -335,7 +336,7 @@ class Objective(SampleObjective):
     """Retrieved neighbors that follow a document (unit `document` with one document per sequence)."""
 
     @abstractmethod
-    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+    def sequence_window(self, sequence: int, document_mask: bool) -> SequenceWindow:
         """Return how the stream is cut into sequences (`stream`), or into stretches whose documents a sequence takes
         (`document`)."""
 

@@ -38,11 +38,11 @@ class TextQuestion(QuestionObjective):
     def losses(self) -> Mapping[str, float]:  # type: ignore[override]
         return {self.question: 1.0}
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         label = fields((), question_field(self.question))
         return BatchSpec({"": sequence}, fields((sequence,), *TEXT_FIELDS) | label)
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, SentenceGroup)
         texts = self.definition.make_texts(piece, context.rng, self.raw_length(context.sequence))
         text_sequence = TextSequence.of_texts([texts], context.special)

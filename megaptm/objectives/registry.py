@@ -53,4 +53,4 @@ def _objectives() -> Iterator[tuple[str, BaseObjective]]:
 TASKS: Registry[type[BaseObjective]] = Registry(_TASKS, _tasks)
 """Classes of tasks of which a config composes an objective, by name."""
 OBJECTIVES: Registry[BaseObjective] = Registry(_OBJECTIVES, _objectives)
-"""Named objectives."""
+"""Objectives that a config can select by name."""

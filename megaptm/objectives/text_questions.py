@@ -149,7 +149,7 @@ class QuestionObjective(SampleObjective):
     """Base of objectives whose samples are the texts of a question."""
 
     question: str = "next-sentence"
-    """Key of QUESTIONS."""
+    """Name of the question, a key of QUESTIONS."""
 
     template: ClassVar = ("cls A sep", "cls A sep B:1 sep:1")
 

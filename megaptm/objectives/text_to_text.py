@@ -36,7 +36,7 @@ class TextToText(Translation):
         if not self.packed and self.fill != FILL:
             raise UserError(f"fill ({self.fill:g}) has no effect with packed: false: remove one.")
 
-    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+    def sequence_window(self, sequence: int, document_mask: bool) -> SequenceWindow:
         # No example counts for more than a sequence, so that one starts in each.
         stride = max(1, int(self.fill * sequence)) if self.packed else 1
         return SequenceWindow(stride=stride, slots=2 * self.num_special_tokens, max_document_length=stride)

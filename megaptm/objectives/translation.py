@@ -74,12 +74,12 @@ class Translation(Objective):
         """Return the length of the longest source of a translation."""
         return sequence - self.num_special_tokens
 
-    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+    def sequence_window(self, sequence: int, document_mask: bool) -> SequenceWindow:
         # A pair counts with its special tokens on both sides.
         stride = max(1, int(FILL * (sequence + self.target_length(sequence))))
         return SequenceWindow(stride=stride, slots=2 * self.num_special_tokens)
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         return encoder_decoder_batch(sequence, self.target_length(sequence), global_tokens=self.global_tokens > 0)
 
     def split_parts(self, document: DocumentSlice, sequence: int, targets: int) -> list[np.ndarray]:
@@ -91,7 +91,7 @@ class Translation(Objective):
         texts = self.split_parts(document, *rooms)
         return all(len(text) + self.num_special_tokens <= room for text, room in zip(texts, rooms, strict=True))
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         special, sequence = context.special, context.sequence
         assert special.pad is not None

@@ -67,12 +67,12 @@ class TranslationLM(MaskedLM):
     def raw_length(self, sequence: int) -> int:
         return sequence - SLOTS
 
-    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+    def sequence_window(self, sequence: int, document_mask: bool) -> SequenceWindow:
         # No pair counts for more than a sequence, so that one starts in each.
         stride = max(1, int(FILL * sequence))
         return SequenceWindow(stride=stride, slots=SLOTS, max_document_length=stride)
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         sequence = context.sequence
         pairs: list[LabeledTexts] = []

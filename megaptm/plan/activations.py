@@ -36,10 +36,10 @@ def layer_bytes(work: Workload, stack: str, block: Block | None = None, *, recom
         return work.layout.microbatch * subs[0].costs.chosen_pairs_bytes(work.lengths[stack]) / work.layout.tensor
     if recompute == "full":
         return work.layout.microbatch * work.lengths[stack] * size.width * element / work.sequence_parts
-    return sum(_sublayer(work, stack, block, sub, recompute) for sub in subs)
+    return sum(_sublayer_bytes(work, stack, block, sub, recompute) for sub in subs)
 
 
-def _sublayer(work: Workload, stack: str, block: Block, sub: SubLayer, recompute: str) -> float:
+def _sublayer_bytes(work: Workload, stack: str, block: Block, sub: SubLayer, recompute: str) -> float:
     tokens, element, mask_bytes = (
         work.layout.microbatch * work.lengths[stack],
         work.element_bytes,
@@ -56,11 +56,11 @@ def _sublayer(work: Workload, stack: str, block: Block, sub: SubLayer, recompute
     # Keys and values of the recurrence cache. The cache itself is counted elsewhere.
     saved += work.layout.microbatch * sub.costs.cached_positions * 2 * sub.costs.features * element / work.layout.tensor
     if sub.costs.features:
-        saved += _scores(work, sub.costs, stack, keys, recompute)
+        saved += _score_bytes(work, sub.costs, stack, keys, recompute)
     return saved
 
 
-def _scores(work: Workload, costs: LayerCosts, queries: str, keys: str, recompute: str) -> float:
+def _score_bytes(work: Workload, costs: LayerCosts, queries: str, keys: str, recompute: str) -> float:
     """Return the activation bytes between queries, keys, values and the attention output."""
     size, layout, element = work.spec.size_of(queries), work.layout, work.element_bytes
     query_positions, rows = work.lengths[queries], layout.microbatch
@@ -192,7 +192,7 @@ def workspace_bytes(work: Workload, largest: int) -> float:
         # The feed-forward runs in pieces; both streams and their gradients are float32.
         share = min(1.0, ROWS_FED / tokens)
         gradients = tokens * 4 * 2 * 2 * size.width / work.sequence_parts + share * gradients
-        recomputed = max(_sublayer(work, longest, kind, sublayers(kind, size)[0], "none") for kind in blocks)
+        recomputed = max(_sublayer_bytes(work, longest, kind, sublayers(kind, size)[0], "none") for kind in blocks)
     elif work.recompute == "full":
         recomputed = max(layer_bytes(work, longest, kind, recompute="none") for kind in blocks)
     elif work.recompute == "attention":

@@ -121,9 +121,9 @@ def time_layer(
     subs = sublayers(block, work.spec.size_of(stack), memory_width(work.spec, stack))
     for sub in subs:
         keys = block.cross if sub.name == "cross" and block.cross else stack
-        own = _linears(machine, work, sub, stack, keys)
+        own = _linear_seconds(machine, work, sub, stack, keys)
         if sub.costs.features:
-            attention = _attention(machine, work, sub.costs, stack, keys)
+            attention = _attention_seconds(machine, work, sub.costs, stack, keys)
             if hashing := sub.costs.hash_multiply_adds(work.lengths[stack]):
                 seconds = 2 * work.layout.microbatch * hashing / work.layout.tensor / machine.peak(work.precision)
                 own += PassTimes(OperationTime(attention=seconds / machine.efficiency.matmul), OperationTime())
@@ -132,9 +132,9 @@ def time_layer(
                 core = attention.forward
         passes += own
         if sub.is_attention:
-            again += own.forward + _communication(machine, work, 1, stack).forward
-    passes += _elementwise(machine, work, subs, stack)
-    passes += _communication(machine, work, len(subs), stack)
+            again += own.forward + _communication_seconds(machine, work, 1, stack).forward
+    passes += _elementwise_seconds(machine, work, subs, stack)
+    passes += _communication_seconds(machine, work, len(subs), stack)
     if recompute == "full" or not block.residual.saves_activations:
         return PassTimes(passes.forward, passes.backward, passes.forward)
     if recompute == "selective":
@@ -144,7 +144,7 @@ def time_layer(
     return passes
 
 
-def _linears(machine: Machine, work: Workload, sub: SubLayer, stack: str, keys: str) -> PassTimes:
+def _linear_seconds(machine: Machine, work: Workload, sub: SubLayer, stack: str, keys: str) -> PassTimes:
     tensor, forward = work.layout.tensor, 0.0
     for linear in sub.costs.linears.values():
         tokens = work.layout.microbatch * work.lengths[keys if linear.reads_memory else stack]
@@ -158,7 +158,7 @@ def _linears(machine: Machine, work: Workload, sub: SubLayer, stack: str, keys: 
     return PassTimes(OperationTime(products=forward), OperationTime(products=2 * forward))
 
 
-def _attention(machine: Machine, work: Workload, costs: LayerCosts, queries: str, keys: str) -> PassTimes:
+def _attention_seconds(machine: Machine, work: Workload, costs: LayerCosts, queries: str, keys: str) -> PassTimes:
     """Return the planned seconds of attention scores, softmax, dropout and weighted values, fused in one kernel or
     computed one by one."""
     size, rows = work.spec.size_of(queries), work.layout.microbatch
@@ -195,7 +195,7 @@ def _materialized(machine: Machine, work: Workload, pairs: float, key: int, *, d
     )
 
 
-def _elementwise(machine: Machine, work: Workload, subs: Sequence[SubLayer], stack: str) -> PassTimes:
+def _elementwise_seconds(machine: Machine, work: Workload, subs: Sequence[SubLayer], stack: str) -> PassTimes:
     """Return the planned seconds of operations between matrix products: bytes read and written at memory bandwidth."""
     size, tensor, element = work.spec.size_of(stack), work.layout.tensor, work.element_bytes
     tokens = work.layout.microbatch * work.lengths[stack]
@@ -222,7 +222,7 @@ def _elementwise(machine: Machine, work: Workload, subs: Sequence[SubLayer], sta
     )
 
 
-def _communication(machine: Machine, work: Workload, sublayers: int, stack: str) -> PassTimes:
+def _communication_seconds(machine: Machine, work: Workload, sublayers: int, stack: str) -> PassTimes:
     """Return the planned seconds of tensor-parallel communication of a layer that do not overlap with products.
 
     Each sub-layer sums its output over ranks in the forward pass and the gradient of its input in the backward pass.

@@ -52,7 +52,7 @@ class Machine(Section):
     """Node of a cluster, and the network between nodes."""
 
     name: str
-    """Display name."""
+    """Name of the machine in plans."""
     devices: Count
     """Number of GPUs of a node; of processes if the device is a CPU."""
     memory_gib: Positive

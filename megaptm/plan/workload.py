@@ -28,7 +28,7 @@ class Workload:
 
     spec: ModelSpec
     lengths: Mapping[str, int]
-    """Stack -> sequence length."""
+    """Stack -> sequence length of the workload."""
     layout: Layout
     batch: int
     """Number of samples of a step, over all data ranks."""

@@ -1,5 +1,5 @@
 """Order of the starts of a run, from the scheduler or launcher, by which a new start locks out an earlier one on an
-unreachable node. It fences off an earlier start that is unreachable."""
+unreachable node."""
 
 from __future__ import annotations
 

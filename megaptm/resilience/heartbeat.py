@@ -24,7 +24,7 @@ from megaptm.storage import safe_open
 VARIABLE = "MEGAPTM_HEARTBEATS"
 """Environment variable with the folder of heartbeats that a launcher watches, for its ranks."""
 HANG_SECONDS = 300.0
-"""Default of `train.hang_seconds`."""
+"""Default of `train.hang_seconds`: seconds without progress after which a run hangs."""
 HEARTBEATS = "heartbeats"
 """Folder in the run folder with a subfolder for each start of the run."""
 REQUEST = "request"

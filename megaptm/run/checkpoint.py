@@ -1,5 +1,4 @@
-"""Checkpoint of a run for readers that do not train: config, complete weights, tokenizer. For readers that do not
-train."""
+"""Checkpoint of a run for readers that do not train: config, complete weights, tokenizer."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ class HeadInput(NamedTuple):
 
     stack: str
     layer: int | None
-    """Index of the layer whose output the head reads. None: the output of the stack. None: the output of the stack."""
+    """Index of the layer whose output the head reads. None: the output of the stack."""
 
     @classmethod
     def parse(cls, word: str) -> HeadInput:

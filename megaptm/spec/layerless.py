@@ -33,7 +33,7 @@ class LayerlessFamily(ABC):
     objectives: tuple[str, ...]
     """Names of the family's objectives; the first is the default of a config."""
     sizes: Mapping[str, Any]
-    """Name -> size, a dataclass."""
+    """Name of a size -> its record, a dataclass."""
 
     @property
     @abstractmethod

@@ -58,7 +58,7 @@ class RemoteFile:
             yield self.read_range(start, min(size, start + CHUNK_BYTES))
 
     def read_range(self, start: int, stop: int) -> bytes:
-        """Return bytes [start, stop) of a remote file."""
+        """Return bytes [start, stop) of the remote file."""
         return self._call_with_retries(lambda: self._read_bytes(start, stop))
 
     def write(self, path: Path) -> None:

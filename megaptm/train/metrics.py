@@ -204,7 +204,7 @@ class StepReport:
         self.tracker.log_metrics(step, {"checkpoint_seconds": seconds})
 
     def saved(self, step: int, seconds: float) -> None:
-        """Report a committed checkpoint. May be called from any thread."""
+        """Report a committed checkpoint in the terminal, journal and MLflow. May be called from any thread."""
         self._screen.saved(step, seconds)
 
     def report_stop(self, step: int, rank: int, name: str) -> None:

@@ -30,7 +30,7 @@ class OwnObjective(CausalLM):
 
 def fits(family: str, objective: object) -> bool:
     task = build_objective(objective) if isinstance(objective, (str, dict)) else objective
-    return not [*objective_errors(task, task.batch(128, False), CATALOGUE[family], task.name)]
+    return not [*objective_errors(task, task.batch_spec(128, False), CATALOGUE[family], task.name)]
 
 
 def test_family_fits_the_objectives_of_its_paper() -> None:
@@ -65,7 +65,7 @@ def test_global_tokens_need_partial_attention() -> None:
 
 
 def test_encoder_decoders_fit_every_sequence_to_sequence_objective() -> None:
-    with_decoder = {name for name, task in OBJECTIVES.items() if "decoder_" in task.batch(128, False).streams}
+    with_decoder = {name for name, task in OBJECTIVES.items() if "decoder_" in task.batch_spec(128, False).streams}
     assert len(with_decoder) > 10
     for family in ENCODER_DECODERS:
         assert {name for name in OBJECTIVES if fits(family, name)} == with_decoder
@@ -82,7 +82,7 @@ def test_encoder_decoders_fit_every_sequence_to_sequence_objective() -> None:
 )
 def test_custom_objective_is_checked(family: str, reason: str) -> None:
     task = OwnObjective()
-    [message] = objective_errors(task, task.batch(128, False), CATALOGUE[family], "mine")
+    [message] = objective_errors(task, task.batch_spec(128, False), CATALOGUE[family], "mine")
     assert message.startswith(f"objective (mine) does not fit {family}: {reason}; ")
     assert fits("gpt2", task)
     with pytest.raises(UserError, match="does not fit"):

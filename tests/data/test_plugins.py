@@ -49,9 +49,9 @@ class FailingObjective(CausalLM):
     def __init__(self, failure):
         self.failure, self.num_made = failure, 0
 
-    def make(self, *arguments):
+    def make_sample(self, *arguments):
         self.num_made += 1
-        sample = super().make(*arguments)
+        sample = super().make_sample(*arguments)
         return FAILURES[self.failure][0](sample) if self.num_made == 4 else sample
 
 
@@ -98,17 +98,18 @@ class NoSamples(BaseObjective):
 
 
 class NoCut(SampleObjective):
-    """Objective that reads the stream but has no method `cut`."""
+    """Objective that reads the stream but has no method `sequence_window`."""
 
     name, losses = "no-cut", CausalLM.losses
-    raw_length, batch, make = CausalLM.raw_length, CausalLM.batch, CausalLM.make
+    raw_length, batch_spec = CausalLM.raw_length, CausalLM.batch_spec
+    make_sample = CausalLM.make_sample
 
 
 @pytest.mark.parametrize(
     ("objective", "message"),
     [
         (NoSamples, r"^objective no-samples makes no samples: its class must be a `megaptm\.objectives\.Objective`"),
-        (NoCut, "objective no-cut has unit stream but no method `cut`: its class must be a"),
+        (NoCut, "objective no-cut has unit stream but no method `sequence_window`: its class must be a"),
     ],
 )
 def test_objective_of_wrong_base_class_is_rejected(corpus, objective, message):

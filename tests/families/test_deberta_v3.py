@@ -201,7 +201,7 @@ def test_masking_matches_the_released_code() -> None:
     objective, rng = load(ROOT / "configs/deberta-v3/base.yaml").built_objective, np.random.default_rng(0)
     assert objective.losses == WEIGHTS
     for _ in range(50):
-        sample = objective.make(
+        sample = objective.make_sample(
             [DocumentSlice(rng.integers(0, 96, 126), slots=2)], SampleContext(special, rng, 128, True)
         )
         positions = sample["masked_positions"][sample["labels"] != IGNORED]

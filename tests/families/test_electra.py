@@ -262,8 +262,8 @@ def test_masking_matches_the_released_code() -> None:
     hidden, masked, rows = 0, 0, 3000
     for _ in range(rows):
         piece = [DocumentSlice(rng.integers(0, 96, 62), slots=2)]
-        sample = objective.make(piece, SampleContext(SPECIAL, rng, 64, True))
-        objective.batch(64, True).check(sample, maker="it")
+        sample = objective.make_sample(piece, SampleContext(SPECIAL, rng, 64, True))
+        objective.batch_spec(64, True).check(sample, maker="it")
         positions = sample["masked_positions"][sample["labels"] != IGNORED]
         assert len(set(positions)) == len(positions)
         assert not np.isin(sample["labels"], list(SPECIAL.specials)).any()

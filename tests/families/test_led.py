@@ -68,8 +68,8 @@ def pairs(*lengths: tuple[int, int], seed: int = 0) -> list[DocumentSlice]:
 def make_sample(objective: object, documents: list[DocumentSlice], sequence: int) -> dict[str, Tensor]:
     """Return one sample, as fields [1, ...]."""
     task = build_objective({"text-to-text": objective})
-    sample = task.make(documents, SampleContext(special_tokens(), np.random.default_rng(0), sequence, True))
-    task.batch(sequence, True).check(sample, maker=task.name)
+    sample = task.make_sample(documents, SampleContext(special_tokens(), np.random.default_rng(0), sequence, True))
+    task.batch_spec(sequence, True).check(sample, maker=task.name)
     return {name: torch.from_numpy(array)[None] for name, array in sample.items()}
 
 

@@ -28,7 +28,7 @@ def example(rng: np.random.Generator) -> DocumentSlice:
 def batch(seed: int, rows: int = 32) -> dict[str, torch.Tensor]:
     rng = np.random.default_rng(seed)
     task = OBJECTIVES["text-to-text"]
-    made = [task.make([example(rng), example(rng)], SampleContext(SPECIAL, rng, 6, True)) for _ in range(rows)]
+    made = [task.make_sample([example(rng), example(rng)], SampleContext(SPECIAL, rng, 6, True)) for _ in range(rows)]
     return {field: torch.from_numpy(np.stack([sample[field] for sample in made])) for field in made[0]}
 
 

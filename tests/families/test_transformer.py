@@ -57,7 +57,9 @@ def pairs(rng: np.random.Generator, count: int) -> list[DocumentSlice]:
 
 
 def batch(rng: np.random.Generator) -> dict[str, torch.Tensor]:
-    rows = [OBJECTIVES["translation"].make(pairs(rng, 3), SampleContext(SPECIAL, rng, 24, True)) for _ in range(24)]
+    rows = [
+        OBJECTIVES["translation"].make_sample(pairs(rng, 3), SampleContext(SPECIAL, rng, 24, True)) for _ in range(24)
+    ]
     return {field: torch.from_numpy(np.stack([row[field] for row in rows])) for field in rows[0]}
 
 

@@ -38,8 +38,8 @@ def sample(context: str, *documents: int, sequence: int = 24, seed: int = 0) -> 
     rng = np.random.default_rng(seed)
     objective = OrderedMaskedLM(context=context)  # type: ignore[arg-type]  # one of the four
     slices = [DocumentSlice(rng.integers(0, 96, length), slots=3) for length in documents]
-    arrays = objective.make(slices, SampleContext(SPECIAL, rng, sequence, True))
-    objective.batch(sequence, True).check(arrays, maker="it")
+    arrays = objective.make_sample(slices, SampleContext(SPECIAL, rng, sequence, True))
+    objective.batch_spec(sequence, True).check(arrays, maker="it")
     return arrays
 
 
@@ -117,7 +117,7 @@ def test_mask_by_context(context: str) -> None:
 
 def test_samples_fit_the_sequence() -> None:
     objective, rng = OrderedMaskedLM(context="sequence-to-sequence"), np.random.default_rng(0)
-    window = objective.cut(32, True)
+    window = objective.sequence_window(32, True)
     assert (window.stride, window.slots) == (29, 3)
     for _ in range(500):
         stream, documents = window.stride, []
@@ -126,8 +126,8 @@ def test_samples_fit_the_sequence() -> None:
             slots = max(0, min(3, stream - length))
             documents.append(DocumentSlice(rng.integers(0, 96, min(length, stream)), slots=slots))
             stream -= min(length, stream) + slots
-        arrays = objective.make(documents, SampleContext(SPECIAL, rng, 32, True))
-        objective.batch(32, True).check(arrays, maker="it")
+        arrays = objective.make_sample(documents, SampleContext(SPECIAL, rng, 32, True))
+        objective.batch_spec(32, True).check(arrays, maker="it")
         assert len(set(arrays["document_ids"]) - {0}) == len(documents)
 
 

@@ -219,7 +219,7 @@ def test_image_options_of_text_models_are_refused():
 def test_configs_match_their_images(path):
     config = load(path)
     spec = resolve_model(config)
-    patches = config.built_objective.batch(config.data.sequence, True).fields["patches"]
+    patches = config.built_objective.batch_spec(config.data.sequence, True).fields["patches"]
     assert patches.shape == (grid_of(spec) ** 2, CHANNELS * patch_side(spec) ** 2)
     assert ("masked-patch" in spec.family.heads) == ("masked" in path.stem)
 

@@ -80,8 +80,10 @@ def make_sample(objective: str, texts: list[str], tokenizer: Any) -> dict[str, n
     ids = [tokenizer.encode(text) for text in texts]
     piece: Any = SentenceGroup(ids, lambda rng: ids[1:])
     if len(texts) == 1:
-        piece = [DocumentSlice(ids[0], OBJECTIVES[objective].cut(SEQUENCE, True).slots)]
-    return OBJECTIVES[objective].make(piece, SampleContext(tokenizer.special, np.random.default_rng(1), 40, True))
+        piece = [DocumentSlice(ids[0], OBJECTIVES[objective].sequence_window(SEQUENCE, True).slots)]
+    return OBJECTIVES[objective].make_sample(
+        piece, SampleContext(tokenizer.special, np.random.default_rng(1), 40, True)
+    )
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,8 @@ def test_scores_match_single_samples(loaded: LoadedModel) -> None:
         # Samples with the text of one pair and the image of another, made as in training.
         context = SampleContext(mix.special, np.random.default_rng(0), mix.sequence, True)
         rows = [
-            [objective.make([text, replace(image, other_segment=True)], context) for text in pieces] for image in pieces
+            [objective.make_sample([text, replace(image, other_segment=True)], context) for text in pieces]
+            for image in pieces
         ]
         flat = [row for image_rows in rows for row in image_rows]
         batch = {name: torch.from_numpy(np.stack([row[name] for row in flat])) for name in flat[0] if name != "matched"}

@@ -60,14 +60,14 @@ class Shuffled(Objective):
     def raw_length(self, sequence: int) -> int:
         return self.objective.raw_length(sequence)
 
-    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
-        return self.objective.cut(sequence, document_mask)
+    def sequence_window(self, sequence: int, document_mask: bool) -> SequenceWindow:
+        return self.objective.sequence_window(sequence, document_mask)
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        return self.objective.batch(sequence, document_mask)
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
+        return self.objective.batch_spec(sequence, document_mask)
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
-        return self.objective.make(_shuffle_piece(piece, context.rng), context)
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
+        return self.objective.make_sample(_shuffle_piece(piece, context.rng), context)
 
 
 def _shuffle_piece(piece: Piece, rng: np.random.Generator) -> Piece:

@@ -228,7 +228,9 @@ def test_packed_span_corruption_equals_single_document(family: str) -> None:
     task = OBJECTIVES["span-corruption"]
     model = build_model(replace(tiny_spec(family), vocabulary=special.size))
     fill(model, seed=7)
-    sample = task.make([random_slice(9), random_slice(13)], SampleContext(special, np.random.default_rng(0), 24, True))
+    sample = task.make_sample(
+        [random_slice(9), random_slice(13)], SampleContext(special, np.random.default_rng(0), 24, True)
+    )
     batch = {name: torch.from_numpy(array)[None] for name, array in sample.items()}
     second = {
         f"{prefix}tokens": batch[f"{prefix}tokens"][batch[f"{prefix}document_ids"] == 2][None]

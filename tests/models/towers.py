@@ -24,15 +24,15 @@ class Halves(Objective):
     def raw_length(self, sequence):
         return 2 * sequence - 2
 
-    def cut(self, sequence, document_mask):
+    def sequence_window(self, sequence, document_mask):
         return SequenceWindow(stride=self.raw_length(sequence))
 
-    def batch(self, sequence, document_mask):
+    def batch_spec(self, sequence, document_mask):
         names = ("tokens", "document_ids")
         streams = {**fields((sequence,), *names), **fields((sequence,), *(f"right_{name}" for name in names))}
         return BatchSpec({"": sequence, "right_": sequence}, streams | {"pairs": Field(())})
 
-    def make(self, piece, context):
+    def make_sample(self, piece, context):
         special, sequence = context.special, context.sequence
         text = np.concatenate([part.tokens for part in piece])
         sample = {"pairs": np.array(0)}

@@ -14,7 +14,7 @@ PIECE = [DocumentSlice(np.array([7, 8]), 1), DocumentSlice(np.array([9]), 1), Do
 
 
 def test_labels_stay_within_documents():
-    sample = CAUSAL.make(PIECE, SampleContext(SPECIAL, RNG, 7, True))
+    sample = CAUSAL.make_sample(PIECE, SampleContext(SPECIAL, RNG, 7, True))
     end = SPECIAL.end
     assert sample["tokens"].tolist() == [7, 8, end, 9, end, 11, 12]
     assert sample["labels"].tolist() == [8, end, IGNORED, end, IGNORED, 12, 13]
@@ -23,7 +23,7 @@ def test_labels_stay_within_documents():
 
 
 def test_without_document_mask_documents_are_joined():
-    sample = CAUSAL.make(PIECE, SampleContext(SPECIAL, RNG, 7, False))
+    sample = CAUSAL.make_sample(PIECE, SampleContext(SPECIAL, RNG, 7, False))
     end = SPECIAL.end
     assert sample["labels"].tolist() == [8, end, 9, end, 11, 12, 13]
     assert "document_ids" not in sample  # so that attention needs no mask
@@ -31,7 +31,7 @@ def test_without_document_mask_documents_are_joined():
 
 
 def test_sample_may_start_with_end_token():
-    sample = CAUSAL.make(
+    sample = CAUSAL.make_sample(
         [DocumentSlice(np.array([], dtype=int), 1), DocumentSlice(np.array([5, 6, 7]), 0)],
         SampleContext(SPECIAL, RNG, 3, True),
     )

@@ -35,7 +35,7 @@ def test_masking_options_set_rates():
     )
     masked = predicted = 0
     for seed in range(200):
-        sample = task.make([random_slice(126, 2, seed=seed)], SampleContext(SPECIAL, rng, 128, True))
+        sample = task.make_sample([random_slice(126, 2, seed=seed)], SampleContext(SPECIAL, rng, 128, True))
         real = sample["labels"] != IGNORED
         shown = sample["tokens"][sample["masked_positions"][real]]
         assert set(shown[shown != sample["labels"][real]]) <= {SPECIAL.mask}
@@ -49,10 +49,10 @@ def test_samples_are_full_at_any_rate_and_span_length(rate, mean):
     task = build_objective({"span-corruption": {"rate": rate, "mean_span_length": mean}})
     raw = task.raw_length(512)
     special = replace(SPECIAL, sentinels=tuple(range(5, 305)))
-    sample = task.make([random_slice(raw)], SampleContext(special, np.random.default_rng(0), 512, True))
+    sample = task.make_sample([random_slice(raw)], SampleContext(special, np.random.default_rng(0), 512, True))
     assert sample["document_ids"].all()
     assert sample["decoder_document_ids"].all()
-    assert (sample["labels"] != IGNORED).sum() == task.batch(512, True).fields["labels"].shape[0]
+    assert (sample["labels"] != IGNORED).sum() == task.batch_spec(512, True).fields["labels"].shape[0]
 
 
 def test_sentence_order_swaps_half_of_pairs():
@@ -61,7 +61,7 @@ def test_sentence_order_swaps_half_of_pairs():
     assert task.losses == {"mlm": 1.0, "sentence-order": 1.0}
     labels = []
     for _ in range(2000):
-        sample = task.make(sentence_group(9, 9, 9, 9), SampleContext(SPECIAL, rng, 48, True))
+        sample = task.make_sample(sentence_group(9, 9, 9, 9), SampleContext(SPECIAL, rng, 48, True))
         text = sample["tokens"].copy()
         real = sample["labels"] != IGNORED
         text[sample["masked_positions"][real]] = sample["labels"][real]
@@ -70,7 +70,7 @@ def test_sentence_order_swaps_half_of_pairs():
             labels.append(int(sample["sentence_order"]))
             assert (first[0] > second[0]) == labels[-1]
     assert np.mean(labels) == pytest.approx(0.5, abs=0.05)
-    assert task.make(sentence_group(20), SampleContext(SPECIAL, rng, 48, True))["sentence_order"] == IGNORED
+    assert task.make_sample(sentence_group(20), SampleContext(SPECIAL, rng, 48, True))["sentence_order"] == IGNORED
 
 
 def test_mixed_tasks_pad_to_shared_fields():
@@ -82,19 +82,19 @@ def test_mixed_tasks_pad_to_shared_fields():
     )
     assert isinstance(task, Composed)
     short, long = task.tasks
-    batch_spec = task.batch(64, True)
+    batch_spec = task.batch_spec(64, True)
     rng = np.random.default_rng(0)
     for task_entry in (short, long):
         piece = [random_slice(task_entry.objective.raw_length(64))]
         sample = batch_spec.pad_sample(
-            task_entry.objective.make(piece, SampleContext(SPECIAL, rng, 64, True)), pad=SPECIAL.pad
+            task_entry.objective.make_sample(piece, SampleContext(SPECIAL, rng, 64, True)), pad=SPECIAL.pad
         )
         batch_spec.check(sample, maker=task_entry.label)
         num_labels = (sample["labels"] != IGNORED).sum()
-        assert num_labels == task_entry.objective.batch(64, True).fields["labels"].shape[0]
+        assert num_labels == task_entry.objective.batch_spec(64, True).fields["labels"].shape[0]
         assert (sample["decoder_document_ids"] > 0).sum() == num_labels
     both = build_objective({"masked-lm": {"share": 1}, "words": {"task": "masked-lm", "rate": 0.3, "share": 1}})
-    assert both.batch(128, True).num_predicted == round(0.3 * 128)
+    assert both.batch_spec(128, True).num_predicted == round(0.3 * 128)
 
 
 def test_schedules_of_weights_and_shares():
@@ -304,19 +304,19 @@ def test_task_without_samples_has_no_share_or_weight(config, message):
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_objective_has_only_methods_it_implements(name):
-    """Only objectives that make samples have `make`, only those that cut a stream have `cut`."""
+    """Only objectives that make samples have `make_sample`, only those that cut a stream have `sequence_window`."""
     objective = OBJECTIVES[name]
-    makes, cuts = (hasattr(objective, method) for method in ("make", "cut"))
+    makes, cuts = (hasattr(objective, method) for method in ("make_sample", "sequence_window"))
     is_single_task = bool(tasks_of(objective) and not isinstance(objective, Composed))
     assert makes == isinstance(objective, SampleObjective) == is_single_task
     assert cuts == (makes and objective.unit not in GROUP_UNITS)
-    assert not cuts or objective.cut(512, True).stride > 0
+    assert not cuts or objective.sequence_window(512, True).stride > 0
 
 
 def test_tasks_with_other_target_positions_share_no_batch():
     both = build_objective({"causal-lm": {"share": 1}, "masked-lm": {"share": 1}})
     with pytest.raises(UserError, match="causal-lm and masked-lm cannot share a batch"):
-        both.batch(64, True)
+        both.batch_spec(64, True)
 
 
 def test_options_override_those_of_a_user_objective(tmp_path, monkeypatch):

@@ -172,8 +172,8 @@ def make_sample(
         annotated_slice(1, (0,)),
         annotated_slice(60, (3, 50), seed=2),
     ]
-    sample = task.make(piece, SampleContext(SPECIAL, np.random.default_rng(seed), 128, document_mask))
-    task.batch(128, document_mask).check(sample, maker=task.name)
+    sample = task.make_sample(piece, SampleContext(SPECIAL, np.random.default_rng(seed), 128, document_mask))
+    task.batch_spec(128, document_mask).check(sample, maker=task.name)
     return piece, sample
 
 
@@ -224,7 +224,7 @@ def test_short_documents_fit():
     for seed in range(50):
         piece = [annotated_slice(length, (0,), seed=seed) for length in [1, 2, 3] * 14]
         task = BartDenoising(infill_rate=0.4, poisson_lambda=1.0, rotate_prob=0.5)
-        sample = task.make(piece, SampleContext(SPECIAL, np.random.default_rng(seed), 168, True))
+        sample = task.make_sample(piece, SampleContext(SPECIAL, np.random.default_rng(seed), 168, True))
         assert len(split_documents(sample)) == len(split_documents(sample, "labels", "decoder_document_ids")) == 42
 
 
@@ -259,11 +259,11 @@ def test_first_positions_of_documents_are_global():
         BartDenoising(global_tokens=2),
         SampleContext(SPECIAL, np.random.default_rng(0), 64, document_mask=True),
     )
-    sample = task.make([annotated_slice(20), annotated_slice(30)], context)
-    task.batch(64, True).check(sample, maker="denoising")
+    sample = task.make_sample([annotated_slice(20), annotated_slice(30)], context)
+    task.batch_spec(64, True).check(sample, maker="denoising")
     global_tokens, document_ids = sample["global_tokens"], sample["document_ids"]
     starts = np.flatnonzero(np.diff(document_ids, prepend=0) * (document_ids > 0))
     assert len(starts) == 2
     assert np.flatnonzero(global_tokens).tolist() == sorted([*starts, *(starts + 1)])
     assert task.text_fields(4)["global_tokens"].tolist() == [1, 1, 0, 0]
-    assert "global_tokens" not in BartDenoising().batch(64, True).fields
+    assert "global_tokens" not in BartDenoising().batch_spec(64, True).fields

@@ -35,7 +35,7 @@ def context(seed: int = 0, *, sequence: int = SEQUENCE) -> SampleContext:
 
 def make_sample(objective, content: bytes, *, seed: int = 0, label: int = 3):
     piece = [DocumentSlice(np.array([label]), slots=0, blobs={"jpg": content})]
-    return objective.make(piece, context(seed))
+    return objective.make_sample(piece, context(seed))
 
 
 @pytest.mark.parametrize("content", [huge(), picture()[:200], b""])
@@ -112,10 +112,10 @@ def test_masked_patches_have_published_rates():
     objective = MaskedPatches(size=80, crop="none", flip=False)
     content, sequence = picture(width=80, height=80), 401
     piece = [DocumentSlice(np.array([0]), slots=0, blobs={"jpg": content})]
-    plain = ImageLabels(size=80, crop="none", flip=False).make(piece, context(sequence=sequence))
+    plain = ImageLabels(size=80, crop="none", flip=False).make_sample(piece, context(sequence=sequence))
     outcomes = np.zeros(3)
     for seed in range(40):
-        sample = objective.make(piece, context(seed, sequence=sequence))
+        sample = objective.make_sample(piece, context(seed, sequence=sequence))
         positions = sample["masked_positions"]
         assert len(np.unique(positions)) == len(positions) == 200
         assert (positions >= 1).all()

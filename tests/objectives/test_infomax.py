@@ -32,7 +32,7 @@ def make_sample(
     ordinary = SPECIAL.ordinary_ids if order is None else np.random.default_rng(order).permutation(SPECIAL.ordinary_ids)
     text = np.resize(ordinary, tokens)
     piece = SentenceGroup([text[: tokens // 2], text[tokens // 2 :]], sample_other_document=lambda rng: [])
-    return task.make(piece, SampleContext(SPECIAL, np.random.default_rng(seed), SEQUENCE, True))
+    return task.make_sample(piece, SampleContext(SPECIAL, np.random.default_rng(seed), SEQUENCE, True))
 
 
 def text_and_ngram(sample: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

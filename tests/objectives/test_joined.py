@@ -25,9 +25,11 @@ def build_pair(task: str, **options: object) -> tuple:
 def test_joined_document_is_input_then_target(task: str) -> None:
     separate, joined = build_pair(task)
     length = 60
-    sample = separate.make([random_slice(length)], SampleContext(SPECIAL, np.random.default_rng(3), 512, True))
-    joined_sample = joined.make([random_slice(length)], SampleContext(SPECIAL, np.random.default_rng(3), 512, True))
-    joined.batch(512, True).check(joined_sample, maker=task)
+    sample = separate.make_sample([random_slice(length)], SampleContext(SPECIAL, np.random.default_rng(3), 512, True))
+    joined_sample = joined.make_sample(
+        [random_slice(length)], SampleContext(SPECIAL, np.random.default_rng(3), 512, True)
+    )
+    joined.batch_spec(512, True).check(joined_sample, maker=task)
     [source], [target] = split_documents(sample), split_documents(sample, "labels", "decoder_document_ids")
     assert split_documents(joined_sample) == [[*source, *target[:-1]]]
     assert split_documents(joined_sample, "labels") == [[*[IGNORED] * (len(source) - 1), *target]]
@@ -39,21 +41,23 @@ def test_joined_document_is_input_then_target(task: str) -> None:
 def test_joined_samples_are_full(task: str, document_mask: bool) -> None:
     _, joined = build_pair(task)
     for sequence in (64, 65, 200):
-        raw = joined.cut(sequence, document_mask).stride
+        raw = joined.sequence_window(sequence, document_mask).stride
         assert joined.joined_length(raw) <= sequence < joined.joined_length(raw + 1)
-        sample = joined.make(
+        sample = joined.make_sample(
             [random_slice(raw)], SampleContext(SPECIAL, np.random.default_rng(0), sequence, document_mask)
         )
         assert (sample["document_ids"] > 0).sum() >= (0.5 if task == "prefix-lm" else 0.9) * sequence
         documents = [random_slice(raw // 4, seed=seed) for seed in range(4)]
-        packed = joined.make(documents, SampleContext(SPECIAL, np.random.default_rng(0), sequence, document_mask))
-        joined.batch(sequence, document_mask).check(packed, maker=task)
+        packed = joined.make_sample(
+            documents, SampleContext(SPECIAL, np.random.default_rng(0), sequence, document_mask)
+        )
+        joined.batch_spec(sequence, document_mask).check(packed, maker=task)
         assert packed["document_ids"].max() in ((3, 4) if document_mask else (1,))
 
 
 def test_joined_documents_have_own_positions_and_no_input_labels() -> None:
     _, joined = build_pair("span-corruption")
-    sample = joined.make(
+    sample = joined.make_sample(
         [random_slice(30), random_slice(40, seed=1)], SampleContext(SPECIAL, np.random.default_rng(0), 128, True)
     )
     for document in (1, 2):
@@ -70,7 +74,7 @@ def test_joined_samples_need_no_pad_token() -> None:
     special = replace(SPECIAL, pad=None)
     _, joined = build_pair("span-corruption")
     joined.check(special, 64)
-    sample = joined.make([random_slice(20)], SampleContext(special, np.random.default_rng(0), 64, True))
+    sample = joined.make_sample([random_slice(20)], SampleContext(special, np.random.default_rng(0), 64, True))
     assert (sample["tokens"][sample["document_ids"] == 0] == END).all()
     assert (sample["labels"][sample["document_ids"] == 0] == IGNORED).all()
     assert OBJECTIVES["span-corruption"].required_tokens == ("pad", "end")

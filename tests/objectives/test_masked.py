@@ -22,7 +22,7 @@ def test_max_predictions_are_the_published_ones(sequence, num_predicted):
 
 def test_documents_have_own_cls_and_sep():
     piece = [random_slice(5, 2), random_slice(0, 1), random_slice(20, 2), random_slice(33)]
-    sample = MLM.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 66, True))
+    sample = MLM.make_sample(piece, SampleContext(SPECIAL, np.random.default_rng(0), 66, True))
     assert split_documents(unmask(sample)) == [[CLS, *p.tokens.tolist(), SEP] for p in piece if len(p.tokens)]
     assert sample["positions"].tolist()[:10] == [0, 1, 2, 3, 4, 5, 6, 0, 1, 2]
     assert sample["tokens"][64:].tolist() == [SPECIAL.pad] * 2
@@ -32,22 +32,22 @@ def test_documents_have_own_cls_and_sep():
 @pytest.mark.parametrize("document_mask", [True, False])
 def test_first_positions_of_documents_are_global(document_mask):
     task = build_objective({"masked-lm": {"global_tokens": 2}})
-    sample = task.make(
+    sample = task.make_sample(
         [random_slice(5, 2), random_slice(6, 1)], SampleContext(SPECIAL, np.random.default_rng(0), 18, document_mask)
     )
     expected = [0, 1, 7, 8] if document_mask else [0, 1]
     assert np.flatnonzero(sample["global_tokens"]).tolist() == expected
-    assert {name: sample[name].shape for name in task.batch(18, document_mask).fields} == {
-        name: field.shape for name, field in task.batch(18, document_mask).fields.items()
+    assert {name: sample[name].shape for name in task.batch_spec(18, document_mask).fields} == {
+        name: field.shape for name, field in task.batch_spec(18, document_mask).fields.items()
     }
     assert task.text_fields(4)["global_tokens"].tolist() == [1, 1, 0, 0]
-    assert "global_tokens" not in MLM.batch(18, document_mask).fields
+    assert "global_tokens" not in MLM.batch_spec(18, document_mask).fields
 
 
 @pytest.mark.parametrize("end_slots", [0, 1])
 def test_without_document_mask_documents_are_separated(end_slots):
     piece = [random_slice(5, 1), random_slice(6, end_slots)]
-    sample = unmask(MLM.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 14 + end_slots, False)))
+    sample = unmask(MLM.make_sample(piece, SampleContext(SPECIAL, np.random.default_rng(0), 14 + end_slots, False)))
     a, b = (p.tokens.tolist() for p in piece)
     assert split_documents(sample) == [[CLS, *a, SEP, *b, SEP]]
 
@@ -58,7 +58,7 @@ def test_masking_rate_and_80_10_10_split():
     outcomes = np.zeros(3)
     while maskable < 200_000:
         # Two documents per sample: four special tokens and no padding.
-        sample = MLM.make(
+        sample = MLM.make_sample(
             [random_slice(300, 2, seed=maskable), random_slice(208)], SampleContext(SPECIAL, rng, 512, True)
         )
         before = unmask(sample)["tokens"]
@@ -86,7 +86,9 @@ def sentence_group(*lengths: int) -> SentenceGroup:
 
 
 def test_pair_is_cls_a_sep_b_sep():
-    sample = unmask(NSP.make(sentence_group(10, 10, 10), SampleContext(SPECIAL, np.random.default_rng(3), 64, True)))
+    sample = unmask(
+        NSP.make_sample(sentence_group(10, 10, 10), SampleContext(SPECIAL, np.random.default_rng(3), 64, True))
+    )
     used = int((sample["document_ids"] == 1).sum())
     tokens, segments = sample["tokens"][:used].tolist(), sample["segments"][:used].tolist()
     first, second = tokens.index(SEP), used - 1
@@ -101,7 +103,8 @@ def test_pair_is_cls_a_sep_b_sep():
 def test_next_sentence_labels_are_true_and_balanced():
     rng = np.random.default_rng(0)
     samples = [
-        unmask(NSP.make(sentence_group(12, 9, 30, 20), SampleContext(SPECIAL, rng, 64, True))) for _ in range(3000)
+        unmask(NSP.make_sample(sentence_group(12, 9, 30, 20), SampleContext(SPECIAL, rng, 64, True)))
+        for _ in range(3000)
     ]
     labels = np.array([sample["next_sentence"] for sample in samples])
     assert labels.tolist() == [int(900 in sample["tokens"]) for sample in samples]
@@ -112,13 +115,14 @@ def test_next_sentence_labels_are_true_and_balanced():
 def test_single_sentence_gets_random_second_text():
     rng = np.random.default_rng(0)
     assert all(
-        NSP.make(sentence_group(40), SampleContext(SPECIAL, rng, 64, True))["next_sentence"] == 1 for _ in range(50)
+        NSP.make_sample(sentence_group(40), SampleContext(SPECIAL, rng, 64, True))["next_sentence"] == 1
+        for _ in range(50)
     )
 
 
 def test_10_percent_of_pairs_are_shortened():
     rng = np.random.default_rng(0)
-    pairs = [NSP.make(sentence_group(*[4] * 16), SampleContext(SPECIAL, rng, 64, True)) for _ in range(6000)]
+    pairs = [NSP.make_sample(sentence_group(*[4] * 16), SampleContext(SPECIAL, rng, 64, True)) for _ in range(6000)]
     used = np.array([int((pair["document_ids"] == 1).sum()) for pair in pairs if not pair["next_sentence"]])
     # A shortened pair takes whole sentences until it reaches a random length.
     assert np.mean(used < 32) == pytest.approx(0.1 * 25 / 60, abs=0.01)
@@ -140,7 +144,7 @@ def test_too_short_sequence_is_rejected():
 
 
 def test_special_tokens_are_not_predicted():
-    sample = MLM.make(
+    sample = MLM.make_sample(
         [DocumentSlice(np.array([2, 2, 2]), 2)], SampleContext(SPECIAL, np.random.default_rng(0), 8, True)
     )
     assert (sample["labels"] == IGNORED).all()

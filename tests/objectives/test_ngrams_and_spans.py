@@ -61,7 +61,7 @@ def test_words_are_hidden_whole(hide):
     selected = samples = broken = 0
     while selected < 15_000:
         piece = [with_words(random_slice(300, 2, seed=samples)), with_words(random_slice(208))]
-        before, is_target = original_tokens(task.make(piece, SampleContext(SPECIAL, rng, 512, True)))
+        before, is_target = original_tokens(task.make_sample(piece, SampleContext(SPECIAL, rng, 512, True)))
         word = word_ids(before)
         hidden, lengths = np.bincount(word, weights=is_target), np.bincount(word)
         broken += np.count_nonzero((hidden > 0) & (hidden < lengths))
@@ -87,8 +87,8 @@ def test_nothing_is_hidden_without_text(hide):
     task = build_objective({"translation-lm": {"hide": hide}})
     alone = random_slice(4, 3)  # the other text of the pair is empty
     alone.annotations.update(parts=np.zeros(1, np.int32), words=np.zeros(1, np.int32))
-    sample = task.make([alone], SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
-    task.batch(32, True).check(sample, maker=task.name)
+    sample = task.make_sample([alone], SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
+    task.batch_spec(32, True).check(sample, maker=task.name)
     assert (sample["labels"] == IGNORED).all()
 
 
@@ -96,7 +96,9 @@ def test_tokens_of_a_span_are_replaced_alike():
     task, rng = MaskedLM(hide="spans", show="spans"), np.random.default_rng(0)
     outcomes = np.zeros(3)
     for number in range(400):
-        sample = task.make([with_words(random_slice(510, 1, seed=number))], SampleContext(SPECIAL, rng, 512, False))
+        sample = task.make_sample(
+            [with_words(random_slice(510, 1, seed=number))], SampleContext(SPECIAL, rng, 512, False)
+        )
         before, is_target = original_tokens(sample)
         after = sample["tokens"]
         for span in np.split(np.flatnonzero(is_target), np.flatnonzero(np.diff(np.flatnonzero(is_target)) > 1) + 1):
@@ -113,7 +115,9 @@ def test_similar_words_replace_words():
     assert isinstance(task, MaskedLM)
     rng, outcomes = np.random.default_rng(0), np.zeros((2, 3))
     for number in range(800):
-        sample = task.make([with_words(random_slice(510, 1, seed=number))], SampleContext(SPECIAL, rng, 512, False))
+        sample = task.make_sample(
+            [with_words(random_slice(510, 1, seed=number))], SampleContext(SPECIAL, rng, 512, False)
+        )
         before, is_target = original_tokens(sample)
         after = sample["tokens"]
         assert MASK not in after
@@ -133,7 +137,9 @@ def test_similar_words_change_target_positions_only(hide):
     changed = 0.0
     for number in range(40):
         rng = np.random.default_rng(number)
-        sample = task.make([with_words(random_slice(126, 1, seed=number))], SampleContext(SPECIAL, rng, 128, False))
+        sample = task.make_sample(
+            [with_words(random_slice(126, 1, seed=number))], SampleContext(SPECIAL, rng, 128, False)
+        )
         before, is_target = original_tokens(sample)
         assert (sample["tokens"][~is_target] == before[~is_target]).all()
         changed += (sample["tokens"][is_target] != before[is_target]).mean() / 40
@@ -180,7 +186,7 @@ def test_span_boundary_next_to_unknown_piece():
     text = np.arange(SPECIALS, SPECIALS + 60)
     text[1::2] = SPECIALS - 1  # an unknown piece next to each span
     words = np.arange(60)
-    sample = task.make([DocumentSlice(text, 1, {"words": words})], SampleContext(SPECIAL, rng, 62, False))
+    sample = task.make_sample([DocumentSlice(text, 1, {"words": words})], SampleContext(SPECIAL, rng, 62, False))
     predicted, within = sample["labels"] != IGNORED, sample["masked_positions"] > 1
     assert (sample["span_labels"][predicted & within] == sample["labels"][predicted & within]).all()
 
@@ -190,11 +196,11 @@ def test_span_boundaries_are_visible():
     task, rng = build_objective("masked-lm-span-boundary"), np.random.default_rng(0)
     num_labels = 0
     for number in range(50):
-        sample = task.make(
+        sample = task.make_sample(
             [with_words(random_slice(300, 2, seed=number)), with_words(random_slice(206))],
             SampleContext(SPECIAL, rng, 512, True),
         )
-        task.batch(512, True).check(sample, maker=task.name)
+        task.batch_spec(512, True).check(sample, maker=task.name)
         before, is_target = original_tokens(sample)
         real = sample["span_labels"] != IGNORED
         left_positions, right_positions, offset = (sample[f"span_{name}"][real] for name in ("left", "right", "offset"))

@@ -61,8 +61,8 @@ def make_sample(
         other = np.arange(900, 900 + sequence - 4)
         piece.append(DocumentSlice(other, slots=1, annotations={"words": np.arange(len(other))}, other_segment=True))
     task = PermutationLM(**options)
-    sample = task.make(piece, SampleContext(SPECIAL, rng, sequence, False))
-    task.batch(sequence, False).check(sample, maker="test")
+    sample = task.make_sample(piece, SampleContext(SPECIAL, rng, sequence, False))
+    task.batch_spec(sequence, False).check(sample, maker="test")
     return sample
 
 
@@ -87,7 +87,7 @@ def test_segments_end_at_sentence_boundaries(backward: bool) -> None:
         task = PermutationLM(units="tokens", sentence_boundaries=True)
         for other_segment in (False, True):
             other = [with_sentences(other_tokens, other_segment=True)] if other_segment else []
-            sample = task.make([with_sentences(tokens), *other], context)["tokens"]
+            sample = task.make_sample([with_sentences(tokens), *other], context)["tokens"]
             border = int(np.flatnonzero(sample == SPECIAL.sep)[0])
             assert border > 32
             before, after = sample[border - 1], sample[border + 1]
@@ -242,4 +242,4 @@ def test_invalid_sequences_are_rejected() -> None:
     ):
         PermutationLM().check(SPECIAL, 33)
     with pytest.raises(UserError, match=r"data\.document_mask=false"):
-        PermutationLM().batch(32, True)
+        PermutationLM().batch_spec(32, True)

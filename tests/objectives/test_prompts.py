@@ -14,7 +14,7 @@ from megaptm.objectives.objective import SampleContext
 from tests.objectives.samples import SPECIAL, random_slice, split_documents
 
 ENCODER_DECODERS = [
-    name for name, task in OBJECTIVES.items() if "decoder_" in task.batch(64, document_mask=False).streams
+    name for name, task in OBJECTIVES.items() if "decoder_" in task.batch_spec(64, document_mask=False).streams
 ]
 
 
@@ -22,7 +22,7 @@ ENCODER_DECODERS = [
 def test_prompt_has_the_special_tokens_of_training(name: str) -> None:
     task, text = OBJECTIVES[name], random_slice(20, 2)
     annotations = {kind: np.array([0, 9], np.int32) for kind in task.annotations}
-    sample = task.make(
+    sample = task.make_sample(
         [replace(text, annotations=annotations)], SampleContext(SPECIAL, np.random.default_rng(0), 64, True)
     )
     around = task.add_special_tokens([-1], SPECIAL)

@@ -50,7 +50,7 @@ def test_reordering_label_is_the_order_of_segments():
     assert (task.name, task.losses, task.num_segments) == ("sentence-reordering", {"sentence-reordering": 1.0}, 3)
     label_counts = np.zeros(9)
     for _ in range(1800):
-        sample = task.make(group(7, 4, 9, 6), SampleContext(SPECIAL, rng, 32, True))
+        sample = task.make_sample(group(7, 4, 9, 6), SampleContext(SPECIAL, rng, 32, True))
         texts = split_segments(sample)
         order = np.argsort(np.argsort([text[0] for text in texts])).tolist()
         assert sample["sentence_reordering"] == order_label(order)
@@ -60,7 +60,7 @@ def test_reordering_label_is_the_order_of_segments():
         label_counts[order_label(order)] += 1
     # Each number of segments is equally likely, and so is each of its orders.
     assert label_counts / 1800 == pytest.approx([1 / 3, *[1 / 6] * 2, *[1 / 18] * 6], abs=0.04)
-    assert task.make(group(70), SampleContext(SPECIAL, rng, 32, True))["sentence_reordering"] == 0
+    assert task.make_sample(group(70), SampleContext(SPECIAL, rng, 32, True))["sentence_reordering"] == 0
 
 
 def test_sentence_distance_labels():
@@ -95,7 +95,7 @@ def test_dialogue_has_roles_and_replaced_turns():
     assert (task.annotations, task.num_segments, task.raw_length(64)) == (("words", "turns"), 2, 60)
     rng, labels, patterns = np.random.default_rng(0), [], set()
     for _ in range(600):
-        sample = task.make(dialogue(2, 3, 2, 2, 3, 3), SampleContext(SPECIAL, rng, 64, True))
+        sample = task.make_sample(dialogue(2, 3, 2, 2, 3, 3), SampleContext(SPECIAL, rng, 64, True))
         text, real = sample["tokens"].copy(), sample["labels"] != IGNORED
         text[sample["masked_positions"][real]] = sample["labels"][real]
         turns = np.split(text[1:], np.flatnonzero(text[1:] == SEP) + 1)[:3]
@@ -109,14 +109,14 @@ def test_dialogue_has_roles_and_replaced_turns():
         labels.append(int(sample["dialogue"]))
     assert patterns == {"QRQ", "QRR", "QQR"}
     assert np.mean(labels) == pytest.approx(0.5, abs=0.06)
-    assert task.make(dialogue(2), SampleContext(SPECIAL, rng, 64, True))["dialogue"] == IGNORED
+    assert task.make_sample(dialogue(2), SampleContext(SPECIAL, rng, 64, True))["dialogue"] == IGNORED
 
 
 def test_longest_texts_are_shortened_first():
     assert fit_lengths([3, 20, 9], 40) == [3, 20, 9]
     assert fit_lengths([3, 20, 9], 20) == [3, 9, 8]
     assert fit_lengths([30, 20, 9], 21) == [7, 7, 7]
-    sample = build_objective({"d": {"task": "dialogue"}}).make(
+    sample = build_objective({"d": {"task": "dialogue"}}).make_sample(
         SentenceGroup([np.full((90, 2), 500)] * 3, sample_other_document=lambda rng: iter([np.full((90, 2), 500)])),
         SampleContext(SPECIAL, np.random.default_rng(0), 32, True),
     )
@@ -193,7 +193,7 @@ def test_token_document_label():
     rng = np.random.default_rng(0)
     text, remaining = [np.array([200, 201, 202]), np.array([203, 200])], [np.array([201, 900]), np.array([203])]
     piece = SentenceGroup(text, sample_other_document=lambda rng: [], rest_of_document=lambda: remaining)
-    sample = TokenDocument().make(piece, SampleContext(SPECIAL, rng, 16, True))
+    sample = TokenDocument().make_sample(piece, SampleContext(SPECIAL, rng, 16, True))
     assert sample["tokens"][:7].tolist() == [CLS, 200, 201, 202, 203, 200, SEP]
     assert sample["token_document"][:7].tolist() == [IGNORED, 0, 1, 0, 1, 0, IGNORED]
     assert (sample["token_document"][7:] == IGNORED).all()
@@ -204,7 +204,7 @@ def test_token_document_splits_short_documents(lengths):
     """A document that fits into the sample is split: one part is shown, the other is the rest."""
     texts = [np.array([200, 201, 202]) for _ in lengths] if len(lengths) > 1 else [np.tile([200, 201, 202], 3)]
     piece = SentenceGroup(texts, sample_other_document=lambda rng: [])
-    sample = TokenDocument().make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
+    sample = TokenDocument().make_sample(piece, SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
     has_label = sample["token_document"] != IGNORED
     assert 0 < has_label.sum() < 9
     assert sample["token_document"][has_label].all()
@@ -231,10 +231,10 @@ def test_capitalization_labels():
         DocumentSlice(random_slice(3).tokens, 2, {}),
     ]
     pieces[1] = DocumentSlice(pieces[1].tokens, 2, {"capitals": np.zeros(0, dtype=int)})
-    sample = Capitalization().make(pieces, SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
+    sample = Capitalization().make_sample(pieces, SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
     expected = [IGNORED, 1, 0, 0, 1, 0, IGNORED, IGNORED, 0, 0, 0, *[IGNORED] * 5]
     assert sample["capitalization"].tolist() == expected
-    joined = Capitalization().make(pieces, SampleContext(SPECIAL, np.random.default_rng(0), 16, False))
+    joined = Capitalization().make_sample(pieces, SampleContext(SPECIAL, np.random.default_rng(0), 16, False))
     assert (joined["tokens"][joined["capitalization"] != IGNORED] >= SPECIALS).all()
 
 

@@ -380,7 +380,7 @@ def test_other_text_of_the_same_image_matches(folder):
         DocumentSlice(np.array([number]), slots=0, blobs={"npz": npz(**valid_arrays(count))})
         for number, count in ((7, 3), (8, 3), (9, 4))
     )
-    assert [task.make([own, shown], context)["matched"] for shown in (same, other)] == [1, 0]
+    assert [task.make_sample([own, shown], context)["matched"] for shown in (same, other)] == [1, 0]
 
 
 @pytest.mark.parametrize("shards", [False, True])

@@ -20,7 +20,7 @@ NAMES = [name for name, task in OBJECTIVES.items() if isinstance(task, EncoderDe
 def make_sides(name: str, *lengths: int, sequence: int = 128, seed: int = 0) -> list[tuple[list[int], ...]]:
     """Return text, input and target of each document of a sample, without end tokens."""
     piece = [random_slice(length, seed=number) for number, length in enumerate(lengths)]
-    sample = OBJECTIVES[name].make(piece, SampleContext(SPECIAL, np.random.default_rng(seed), sequence, True))
+    sample = OBJECTIVES[name].make_sample(piece, SampleContext(SPECIAL, np.random.default_rng(seed), sequence, True))
     inputs, targets = split_documents(sample), split_documents(sample, "labels", "decoder_document_ids")
     decoder_inputs = split_documents(sample, "decoder_tokens", "decoder_document_ids")
     assert decoder_inputs == [[PAD, *target[:-1]] for target in targets]
@@ -36,8 +36,8 @@ def test_samples_match_their_batch_spec(name, lengths):
     raw = task.raw_length(128)
     piece = [random_slice(min(length, raw), seed=seed) for seed, length in enumerate(lengths)]
     for rng in map(np.random.default_rng, range(20)):
-        sample = task.make(piece, SampleContext(SPECIAL, rng, 128, True))
-        task.batch(128, document_mask=True).check(sample, maker=name)
+        sample = task.make_sample(piece, SampleContext(SPECIAL, rng, 128, True))
+        task.batch_spec(128, document_mask=True).check(sample, maker=name)
         assert sample["document_ids"].max() == sample["decoder_document_ids"].max() >= min(3, len(lengths))
         assert (sample["labels"][sample["decoder_document_ids"] == 0] == IGNORED).all()
 
@@ -45,7 +45,7 @@ def test_samples_match_their_batch_spec(name, lengths):
 @pytest.mark.parametrize("name", [*NAMES, "span-corruption"])
 def test_positions_restart_in_each_document(name):
     piece = [random_slice(length, seed=length) for length in (60, 1, 40)]
-    sample = OBJECTIVES[name].make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 128, True))
+    sample = OBJECTIVES[name].make_sample(piece, SampleContext(SPECIAL, np.random.default_rng(0), 128, True))
     for prefix in ("", "decoder_"):
         positions = split_documents(sample, f"{prefix}positions", f"{prefix}document_ids")
         assert len(positions) == 3
@@ -109,7 +109,7 @@ def test_masked_text_predicts_hidden_tokens_only():
     """With `ask: hidden` the target is the hidden tokens in order. MASS hides half of the text as one span."""
     task = build_objective({"masked-text": {"mask_token_prob": 1.0, "random_token_prob": 0.0, "ask": "hidden"}})
     text = random_slice(40)
-    sample = task.make([text], SampleContext(SPECIAL, np.random.default_rng(0), 64, True))
+    sample = task.make_sample([text], SampleContext(SPECIAL, np.random.default_rng(0), 64, True))
     positions = np.flatnonzero(sample["tokens"] == SPECIAL.mask)
     assert split_documents(sample, "labels", "decoder_document_ids")[0][:-1] == text.tokens[positions].tolist()
     starts = set()
@@ -122,7 +122,7 @@ def test_masked_text_predicts_hidden_tokens_only():
 
 def test_first_sentinel_replaces_a_missing_mask_token():
     special = replace(SPECIAL, mask=None)
-    sample = OBJECTIVES["mass-style"].make(
+    sample = OBJECTIVES["mass-style"].make_sample(
         [random_slice(100)], SampleContext(special, np.random.default_rng(0), 128, True)
     )
     assert (sample["tokens"] == SPECIAL.sentinels[0]).sum() == 15

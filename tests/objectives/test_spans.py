@@ -21,8 +21,8 @@ def test_published_lengths():
 def test_any_sequence_is_filled_exactly(sequence):
     raw = T5.raw_length(sequence)
     assert T5.input_length(raw) == sequence < T5.input_length(raw + 1)
-    sample = T5.make([random_slice(raw)], SampleContext(SPECIAL, np.random.default_rng(0), sequence, True))
-    T5.batch(sequence, document_mask=True).check(sample, maker=T5.name)
+    sample = T5.make_sample([random_slice(raw)], SampleContext(SPECIAL, np.random.default_rng(0), sequence, True))
+    T5.batch_spec(sequence, document_mask=True).check(sample, maker=T5.name)
     assert sample["document_ids"].all()
     assert sample["decoder_document_ids"].all()
 
@@ -31,7 +31,7 @@ def test_noise_rate_and_span_length():
     rng = np.random.default_rng(0)
     hidden = spans = raw = 0
     while raw < 200_000:
-        labels = T5.make([random_slice(568, seed=raw)], SampleContext(SPECIAL, rng, 512, True))["labels"]
+        labels = T5.make_sample([random_slice(568, seed=raw)], SampleContext(SPECIAL, rng, 512, True))["labels"]
         sentinels = int(np.isin(labels, SPECIAL.sentinels).sum())
         hidden, spans, raw = hidden + len(labels) - sentinels - 1, spans + sentinels, raw + 568
     assert hidden / raw == pytest.approx(0.15, abs=0.003)
@@ -40,7 +40,7 @@ def test_noise_rate_and_span_length():
 
 def test_documents_are_corrupted_one_by_one():
     piece = [random_slice(300), random_slice(1), random_slice(150, seed=1)]
-    sample = T5.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 512, True))
+    sample = T5.make_sample(piece, SampleContext(SPECIAL, np.random.default_rng(0), 512, True))
     inputs = split_documents(sample)
     targets = split_documents(sample, "labels", "decoder_document_ids")
     decoder_inputs = split_documents(sample, "decoder_tokens", "decoder_document_ids")
@@ -54,7 +54,7 @@ def test_documents_are_corrupted_one_by_one():
 
 def test_overflow_shortens_the_last_document():
     piece = [random_slice(200), random_slice(200, seed=1), random_slice(168)]
-    sample = T5.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 512, True))
+    sample = T5.make_sample(piece, SampleContext(SPECIAL, np.random.default_rng(0), 512, True))
     sides = zip(split_documents(sample), split_documents(sample, "labels", "decoder_document_ids"), strict=True)
     rebuilt = [fill_sentinels(*side) for side in sides]
     originals = [p.tokens.tolist() for p in piece]
@@ -71,7 +71,7 @@ def test_overflow_shortens_the_last_document():
 
 def test_tiny_documents_never_overflow():
     piece = [random_slice(length, seed=length) for length in [1, 2, 3, 4] * 57][:568]
-    sample = T5.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 512, True))
+    sample = T5.make_sample(piece, SampleContext(SPECIAL, np.random.default_rng(0), 512, True))
     sides = zip(split_documents(sample), split_documents(sample, "labels", "decoder_document_ids"), strict=True)
     rebuilt = [fill_sentinels(*side) for side in sides]
     assert rebuilt[:-1] == [p.tokens.tolist() for p in piece][: len(rebuilt) - 1]
@@ -80,7 +80,7 @@ def test_tiny_documents_never_overflow():
 
 def test_without_document_mask_documents_are_joined():
     piece = [random_slice(300), random_slice(268)]
-    sample = T5.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 512, False))
+    sample = T5.make_sample(piece, SampleContext(SPECIAL, np.random.default_rng(0), 512, False))
     assert set(sample["document_ids"]) == set(sample["decoder_document_ids"]) == {1}
     text = fill_sentinels(sample["tokens"].tolist(), sample["labels"].tolist())
     assert text == [token for p in piece for token in p.tokens.tolist()]
@@ -90,7 +90,9 @@ def test_without_document_mask_documents_are_joined():
 def test_high_rates_are_invertible(rate):
     task = build_objective({"span-corruption": {"rate": rate}})
     for length in range(1, 40):
-        sample = task.make([random_slice(length)], SampleContext(SPECIAL, np.random.default_rng(length), 32, True))
+        sample = task.make_sample(
+            [random_slice(length)], SampleContext(SPECIAL, np.random.default_rng(length), 32, True)
+        )
         targets = split_documents(sample, "labels", "decoder_document_ids")
         assert fill_sentinels(split_documents(sample)[0], targets[0]) == random_slice(length).tokens.tolist()
 

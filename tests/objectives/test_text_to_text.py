@@ -30,8 +30,8 @@ def examples(sample) -> list[list[int]]:
 
 def test_only_targets_are_predicted():
     example = pair(9, 5)
-    sample = TASK.make([example], SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
-    TASK.batch(32, document_mask=True).check(sample, maker=TASK.name)
+    sample = TASK.make_sample([example], SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
+    TASK.batch_spec(32, document_mask=True).check(sample, maker=TASK.name)
     source, target = np.split(example.tokens.tolist(), [9])
     assert split_documents(sample) == [[*source, END]]
     assert split_documents(sample, "labels", "decoder_document_ids") == [[*target, END]]
@@ -42,7 +42,7 @@ def test_only_targets_are_predicted():
 def test_long_examples_are_truncated():
     short = build_objective({"text-to-text": {"max_target_length": 8}})
     example = pair(90, 20)
-    sample = short.make([example], SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
+    sample = short.make_sample([example], SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
     assert split_documents(sample) == [[*example.tokens[:31].tolist(), END]]
     assert split_documents(sample, "labels", "decoder_document_ids") == [[*example.tokens[90:97].tolist(), END]]
 

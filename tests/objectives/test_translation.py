@@ -23,8 +23,8 @@ def pair(source: int, target: int, seed: int = 0) -> DocumentSlice:
 
 def test_layout_of_packed_pairs():
     piece = [pair(9, 5), pair(3, 8, seed=1)]
-    sample = TASK.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
-    TASK.batch(32, document_mask=True).check(sample, maker=TASK.name)
+    sample = TASK.make_sample(piece, SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
+    TASK.batch_spec(32, document_mask=True).check(sample, maker=TASK.name)
     sources, targets = zip(*(np.split(p.tokens, p.annotations["parts"][1:]) for p in piece), strict=True)
     assert split_documents(sample) == [[*source, END] for source in sources]
     assert split_documents(sample, "decoder_tokens", "decoder_document_ids") == [[PAD, *target] for target in targets]
@@ -37,10 +37,10 @@ def test_layout_of_packed_pairs():
 
 def test_pairs_that_do_not_fit_are_skipped():
     piece = [pair(9, 9), pair(4, 12, seed=1), pair(5, 5, seed=2), pair(40, 3, seed=3)]
-    sample = TASK.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
+    sample = TASK.make_sample(piece, SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
     assert [len(source) for source in split_documents(sample)] == [10, 6]
     shorter = build_objective({"translation": {"max_target_length": 8}})
-    sample = shorter.make([pair(9, 9), pair(3, 7)], SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
+    sample = shorter.make_sample([pair(9, 9), pair(3, 7)], SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
     assert sample["labels"].shape == (8,)
     assert [len(source) for source in split_documents(sample)] == [4]
 
@@ -50,12 +50,14 @@ def test_pairs_with_an_empty_text_are_skipped(task):
     """Examples: a direction mark, or a text that the tokenizer's normalizer removes."""
     one_sided = DocumentSlice(random_slice(7).tokens, 2, {"parts": np.array([0], np.int32)})
     complete = pair(4, 5, seed=1)
-    sample = OBJECTIVES[task].make([one_sided, complete], SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
+    sample = OBJECTIVES[task].make_sample(
+        [one_sided, complete], SampleContext(SPECIAL, np.random.default_rng(0), 32, True)
+    )
     assert split_documents(sample) == [[*complete.tokens[:4], END]]
 
 
 def test_empty_sample_has_no_labels():
-    sample = TASK.make([], SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
+    sample = TASK.make_sample([], SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
     assert (sample["labels"] == IGNORED).all()
     assert not sample["document_ids"].any()
 

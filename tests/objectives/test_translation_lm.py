@@ -30,8 +30,8 @@ def pair(first: int, second: int, seed: int = 0) -> DocumentSlice:
 
 
 def make_sample(piece: list[DocumentSlice], sequence: int, task=TASK, seed: int = 0) -> dict[str, np.ndarray]:
-    sample = task.make(piece, SampleContext(SPECIAL, np.random.default_rng(seed), sequence, True))
-    task.batch(sequence, document_mask=True).check(sample, maker=task.name)
+    sample = task.make_sample(piece, SampleContext(SPECIAL, np.random.default_rng(seed), sequence, True))
+    task.batch_spec(sequence, document_mask=True).check(sample, maker=task.name)
     return sample
 
 
@@ -159,7 +159,7 @@ def test_mixture_with_masked_lm():
     assert mixture.losses == {"mlm": 1.0}
     assert mixture.num_segments == 2
     assert mixture.resets_positions
-    assert mixture.batch(64, True) == TASK.batch(64, True)
+    assert mixture.batch_spec(64, True) == TASK.batch_spec(64, True)
 
 
 def test_invalid_options_are_rejected():
@@ -186,7 +186,7 @@ def word_pairs(rng: np.random.Generator, *, translated: bool = True) -> list[Doc
 
 def make_batch(rng: np.random.Generator, **options: bool) -> dict[str, torch.Tensor]:
     task = TranslationLM(rate=0.2, mask_token_prob=0.9, random_token_prob=0.05)
-    samples = [task.make(word_pairs(rng, **options), SampleContext(SMALL, rng, 42, True)) for _ in range(24)]
+    samples = [task.make_sample(word_pairs(rng, **options), SampleContext(SMALL, rng, 42, True)) for _ in range(24)]
     return {name: torch.from_numpy(np.stack([row[name] for row in samples])) for name in samples[0]}
 
 

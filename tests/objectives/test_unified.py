@@ -305,8 +305,8 @@ def test_long_caption_leaves_room_for_fragments() -> None:
     np.savez(file, features=np.ones((2, 3)), norm_bb=np.full((2, 6), 0.5), soft_labels=np.full((2, 2), 0.5))
     long = DocumentSlice(np.arange(3, 90), slots=0, blobs={"npz": file.getvalue()})
     for seed in range(20):
-        sample = task.make([long], SampleContext(SPECIAL, np.random.default_rng(seed), 34, True))
-        task.batch(34, True).check(sample, maker="it")
+        sample = task.make_sample([long], SampleContext(SPECIAL, np.random.default_rng(seed), 34, True))
+        task.batch_spec(34, True).check(sample, maker="it")
         targets = sample["masked_positions"][sample["labels"] != IGNORED]
         assert sample["tokens"][targets[-1] + 1] == SPECIAL.sep == sample["labels"][len(targets) - 1]
         assert (sample["document_ids"][:30] == 1).sum() >= 28

@@ -92,7 +92,7 @@ def test_units_are_hidden_whole_at_the_released_rate():
         words = np.flatnonzero(lengths.random(510) < 0.4)
         words = np.union1d([0], words)
         text = random_slice(510, 2, seed=number)
-        sample = task.make([replace(text, annotations={"words": words})], SampleContext(SPECIAL, rng, 512, True))
+        sample = task.make_sample([replace(text, annotations={"words": words})], SampleContext(SPECIAL, rng, 512, True))
         positions = sample["masked_positions"][sample["labels"] != IGNORED] - 1
         unit = np.searchsorted(words, positions, side="right") - 1
         unit_lengths = np.diff([*words, 510])
@@ -193,7 +193,7 @@ def test_units_need_a_hide_function_of_units():
 def test_sentences_may_have_marked_tokens():
     sentences = [mark_tokens(np.arange(SPECIALS, SPECIALS + 9), {"words": np.arange(0, 9, 3)}) for _ in range(4)]
     task = build_objective({"masked-lm": {"hide": "independent"}, "next-sentence": {}})
-    sample = task.make(
+    sample = task.make_sample(
         SentenceGroup(sentences, lambda rng: sentences), SampleContext(SPECIAL, np.random.default_rng(0), 48, True)
     )
     assert len(sample["labels"]) == task.masked.max_predictions(48)

@@ -23,7 +23,7 @@ def test_words_are_hidden_whole_at_published_rates(document_mask):
     outcomes = np.zeros(3)
     while selected < 20_000:
         piece = [with_words(random_slice(300, 2 if document_mask else 1, seed=rows)), with_words(random_slice(208))]
-        sample = WHOLE_WORD_MLM.make(piece, SampleContext(SPECIAL, rng, 512, document_mask))
+        sample = WHOLE_WORD_MLM.make_sample(piece, SampleContext(SPECIAL, rng, 512, document_mask))
         before, is_target = original_tokens(sample)
         word = word_ids(before)
         hidden, lengths = np.bincount(word, weights=is_target), np.bincount(word)

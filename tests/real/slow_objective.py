@@ -13,9 +13,9 @@ SECONDS = 0.05
 
 
 class SlowCausalLM(CausalLM):
-    def make(self, *piece: Any) -> Sample:
+    def make_sample(self, *piece: Any) -> Sample:
         time.sleep(SECONDS)
-        return super().make(*piece)
+        return super().make_sample(*piece)
 
 
 SLOW_OBJECTIVE = SlowCausalLM()

@@ -18,17 +18,17 @@ MADE = count(1)
 class Mine(CausalLM):
     name = "mine"
 
-    def make(self, *arguments):
+    def make_sample(self, *arguments):
         if next(MADE) > 30:
             raise KeyError("label")
-        return super().make(*arguments)
+        return super().make_sample(*arguments)
 
 
 class Silent(CausalLM):
     name = "silent"
 
-    def make(self, *arguments):
-        sample = super().make(*arguments)
+    def make_sample(self, *arguments):
+        sample = super().make_sample(*arguments)
         return sample if next(MADE) <= 24 else sample | {"labels": sample["labels"] * 0 - 100}
 
 
@@ -42,11 +42,11 @@ class Weighed(CausalLM):
 class Leaving(CausalLM):
     name = "leaving"
 
-    def make(self, *arguments):
+    def make_sample(self, *arguments):
         if next(MADE) > 30:
             time.sleep(2)  # until the rank waits for it
             os._exit(3)
-        return super().make(*arguments)
+        return super().make_sample(*arguments)
 
 
 class Ours(Mine):

@@ -166,14 +166,14 @@ def test_tags_follow_their_words():
     part = DocumentSlice(np.arange(10, 16), slots=0, annotations={"tags": np.array([[1, 3, 0], [5, 6, 1]])})
     task = WindowRanking(num_tags=2)
     untagged = replace(part, annotations={"tags": np.zeros((0, 3), np.int64)})
-    made = task.make([part, untagged], SampleContext(tiny_special(), RNG, 12, True))
+    made = task.make_sample([part, untagged], SampleContext(tiny_special(), RNG, 12, True))
     assert made["tags"].tolist() == [0, 1, 1, 0, 0, 2, *[0] * 6]
-    assert made.keys() == task.batch(12, True).fields.keys()
+    assert made.keys() == task.batch_spec(12, True).fields.keys()
     assert (task.annotations, dict(task.losses)) == (("tags",), {"ranking": 1.0, "tags": 1.0})
     with pytest.raises(
         UserError, match=r"num_tags \(1\) of window-ranking is too small: the corpus has a tag with index 1\."
     ):
-        WindowRanking(num_tags=1).make([part], SampleContext(tiny_special(), RNG, 6, True))
+        WindowRanking(num_tags=1).make_sample([part], SampleContext(tiny_special(), RNG, 6, True))
 
 
 def test_tags_are_learned_with_the_ranking_loss(tmp_path):

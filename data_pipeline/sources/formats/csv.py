@@ -49,8 +49,8 @@ def read_csv(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
 
 def _read_rows(span: Span, encoding: Encoding, handler: UnreadableHandler) -> Iterator[tuple[int, list[str]]]:
     """Yield the rows of a CSV file that are not empty, with the offsets of their first bytes."""
-    csv.field_size_limit(sys.maxsize)  # `_Lines` limits the size of the whole row
-    lines = _Lines(read_lines(span, encoding), span.file.source)
+    csv.field_size_limit(sys.maxsize)  # `_LineIterator` limits the size of the whole row
+    lines = _LineIterator(read_lines(span, encoding), span.file.source)
     # Strict, because a stray quote would otherwise silently merge the following rows into its field.
     rows = csv.reader(lines, delimiter=_delimiter(span.file), strict=True)
     while True:
@@ -70,7 +70,7 @@ def _read_rows(span: Span, encoding: Encoding, handler: UnreadableHandler) -> It
                 yield lines.first or 0, row
 
 
-class _Lines:
+class _LineIterator:
     """Iterator over the lines of a CSV file with newlines, for csv.reader; it can continue after an error. `first` is
     the offset of the row."""
 

@@ -132,7 +132,7 @@ class _Window:
         return not self.fill(1)
 
     def ends_within(self, size: int) -> bool:
-        """Whether at most `size` bytes are left."""
+        """Whether at most `size` bytes of the WARC file are left."""
         return not self.fill(size + 1)
 
     def starts_with(self, start: bytes) -> bool:
@@ -169,7 +169,7 @@ class _Window:
         )
 
     def skip(self, size: int) -> int | None:
-        """Skip `size` bytes. Return the offset in them of the first apparent record, or None."""
+        """Skip `size` bytes of the WARC file. Return the offset in them of the first apparent record, or None."""
         next_start, at = None, 0
         while at < size and not self.is_empty():
             self.fill(min(MAX_HEADER_BYTES, size - at) + LOOKAHEAD_BYTES)

@@ -11,7 +11,7 @@ from megaptm.section import Count, Section
 
 
 class DataConfig(Section):
-    """Training data."""
+    """Training data of a run."""
 
     mix: Annotated[dict[str, Annotated[float, Field(gt=0.0)]], Field(min_length=1)]
     """Corpus folder or URL -> weight. Weights count tokens and need not sum to one."""

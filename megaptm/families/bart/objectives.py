@@ -86,16 +86,16 @@ class BartDenoising(Objective):
     def raw_length(self, sequence: int) -> int:
         return sequence - 2
 
-    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+    def sequence_window(self, sequence: int, document_mask: bool) -> SequenceWindow:
         return window_of_documents(sequence, document_mask)
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         return encoder_decoder_batch(sequence, sequence, global_tokens=self.global_tokens > 0)
 
     def text_fields(self, length: int) -> Sample:
         return mark_global_tokens(self.global_tokens, np.arange(length))
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         special = context.special
         assert special.pad is not None

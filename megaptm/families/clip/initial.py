@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megaptm.families.vit.initial import by_pixels
+from megaptm.families.vit.initial import inverse_sqrt_pixels
 from megaptm.models.initial import by_width, constant
 from megaptm.spec import Size
 
@@ -17,7 +17,7 @@ def _scaled_residual(size: Size) -> float:
 INITIAL_RULES = (
     (r"embed\.token\.weight", constant(0.02)),
     (r"embed\.text_position\.weight", constant(0.01)),
-    (r"embed\.patch\.project\.weight", lambda size: by_pixels(size) / 3**0.5),
+    (r"embed\.patch\.project\.weight", lambda size: inverse_sqrt_pixels(size) / 3**0.5),
     (r"attention\.output\.weight", _scaled_residual),
     (r"ffn\.up\.weight", lambda size: float((2 * size.width) ** -0.5)),
     (r"ffn\.down\.weight", _scaled_residual),

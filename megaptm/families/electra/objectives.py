@@ -36,8 +36,8 @@ class ReplacedTokens(MaskedLM):
         """Return the maximum number of masked tokens, as in the released code of ELECTRA."""
         return max(1, int((self.rate + 0.005) * sequence))
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        spec = super().batch(sequence, document_mask)
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
+        spec = super().batch_spec(sequence, document_mask)
         uniforms = {"uniforms": Field((self.max_predictions(sequence),), "float32")}
         return BatchSpec(spec.streams, {**spec.fields, **uniforms, **fields((sequence,), "replaced")})
 

@@ -10,7 +10,7 @@ def uniform(limit: float) -> Std:
     return constant(limit / 3**0.5)
 
 
-def by_filters(size: Size) -> float:
+def inverse_sqrt_filters(size: Size) -> float:
     """Return the standard deviation of ELMo's initial projection: the inverse square root of the number of filters."""
     return float(sum(filters for _, filters in character_sizes(size).filters) ** -0.5)
 
@@ -19,8 +19,8 @@ def by_filters(size: Size) -> float:
 INITIAL_RULES: InitialRules = (
     (r"token\.characters\.weight", uniform(1.0)),
     (r"token\.filters\.\d+\.weight", uniform(0.05)),
-    (r"highway\.\d+\.(carry|transform)\.weight", by_filters),
-    (r"token\.out\.weight", by_filters),
+    (r"highway\.\d+\.(carry|transform)\.weight", inverse_sqrt_filters),
+    (r"token\.out\.weight", inverse_sqrt_filters),
     (r"recurrent\.(input|state)\.weight", glorot(lambda size: 2 * size.width, lambda size: 4 * size.ffn)),
     (r"recurrent\.projection\.weight", glorot(lambda size: size.ffn, lambda size: size.width)),
     (r"head\.bidirectional-lm\.table\.weight", by_width),

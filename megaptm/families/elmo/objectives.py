@@ -47,10 +47,10 @@ class BidirectionalLM(Objective):
     def raw_length(self, sequence: int) -> int:
         return sequence
 
-    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+    def sequence_window(self, sequence: int, document_mask: bool) -> SequenceWindow:
         return SequenceWindow(stride=sequence, lookahead=1, slots=2)
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         refuse_document_mask(self, document_mask)
         sequence_fields = {
             f"{prefix}{name}": field
@@ -71,7 +71,7 @@ class BidirectionalLM(Objective):
                 "words: build the corpus with tokenizer.kind=words, or use another objective."
             )
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         special, characters_VC = context.special, spellings(context.special)
         assert characters_VC is not None

@@ -54,13 +54,13 @@ class Capitalization(Objective):
     def raw_length(self, sequence: int) -> int:
         return sequence - 2
 
-    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+    def sequence_window(self, sequence: int, document_mask: bool) -> SequenceWindow:
         return window_of_documents(sequence, document_mask)
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         return BatchSpec({"": sequence}, fields((sequence,), *TEXT_FIELDS, "capitalization"))
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         text_sequence = TextSequence.of_documents(piece, context.special, context.document_mask)
         capitals = [mark_tokens(part.tokens, part.annotations)[:, 1] for part in piece]
@@ -84,10 +84,10 @@ class TokenDocument(SampleObjective):
     def raw_length(self, sequence: int) -> int:
         return sequence - 2
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         return BatchSpec({"": sequence}, fields((sequence,), *TEXT_FIELDS, "token_document"))
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, SentenceGroup)
         special, sequence = context.special, context.sequence
         text, remaining = np.concatenate(piece.sentences), piece.rest_of_document()

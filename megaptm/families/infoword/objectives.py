@@ -53,10 +53,10 @@ class DeepInfoMax(SampleObjective):
             )
         super().check(special, sequence)
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         return BatchSpec({"": sequence}, fields((sequence,), *TEXT_FIELDS) | fields((), "ngram_start"))
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         """Make a sample of InfoWord. `ngram_start`: position of the n-gram's document, or `IGNORED` if the text is a
         single token."""
         assert isinstance(piece, SentenceGroup)

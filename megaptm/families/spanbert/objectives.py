@@ -30,8 +30,8 @@ class SpanBoundary(MaskedLM):
     def max_predictions(self, sequence: int) -> int:
         return math.ceil(self.rate * self.raw_length(sequence))
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        masked = super().batch(sequence, document_mask)
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
+        masked = super().batch_spec(sequence, document_mask)
         span_fields = fields((self.max_predictions(sequence),), "span_left", "span_right", "span_offset", "span_labels")
         return BatchSpec(masked.streams, {**masked.fields, **span_fields})
 

@@ -20,13 +20,13 @@ class ContinuedCausalLM(CausalLM):
     name = "continued-causal-lm"
     unit = "lane"
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         refuse_document_mask(self, document_mask)
         return BatchSpec({"": sequence}, {**fields((sequence,), "tokens", "labels"), "reset_state": Field(())})
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
-        made = super().make(piece, context)
+        made = super().make_sample(piece, context)
         return {
             "tokens": made["tokens"],
             "labels": made["labels"],

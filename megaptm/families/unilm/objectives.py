@@ -52,18 +52,18 @@ class OrderedMaskedLM(MaskedLM):
     def raw_length(self, sequence: int) -> int:
         return super().raw_length(sequence) - self._has_two_texts
 
-    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+    def sequence_window(self, sequence: int, document_mask: bool) -> SequenceWindow:
         # As for one text, plus a slot for the `sep` between both texts.
-        window = super().cut(sequence, document_mask)
+        window = super().sequence_window(sequence, document_mask)
         return SequenceWindow(window.stride - self._has_two_texts, slots=window.slots + self._has_two_texts)
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        spec = super().batch(sequence, document_mask)
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
+        spec = super().batch_spec(sequence, document_mask)
         return BatchSpec(spec.streams, {**spec.fields, **fields((sequence,), "order")})
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         if not self._has_two_texts:
-            return super().make(piece, context)
+            return super().make_sample(piece, context)
         assert isinstance(piece, list)
         tokens = [part.tokens for part in piece]
         documents = [text for text in tokens if len(text)] if context.document_mask else [np.concatenate(tokens)]

@@ -118,9 +118,9 @@ class CrossModalContrast(UnifiedObjective):
         num_retrieved = 0 if self.retrieved is None else self.max_retrieved_images
         return replace(self, retrieved=None, meanings=None, regions=self._split_regions(num_retrieved))
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
-        sample, words = super().make(piece, context), self.text_length(context.sequence)
+        sample, words = super().make_sample(piece, context), self.text_length(context.sequence)
         caption = sample["tokens"][: int((sample["document_ids"][:words] > 0).sum())].copy()
         positives, negatives = self._rewrite(caption[1:-1], context.rng)
         positives += [part.tokens for part in _retrieved_slices(piece, "texts")]

@@ -142,14 +142,14 @@ class FragmentGeneration(FragmentOptions, Objective):
         fragment."""
         return sequence - 2 - 2 * self.max_fragments(sequence)
 
-    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+    def sequence_window(self, sequence: int, document_mask: bool) -> SequenceWindow:
         return window_of_documents(sequence - 2 * self.max_fragments(sequence), document_mask)
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         targets = fields((self.max_predictions(sequence),), "masked_positions", "labels")
         return BatchSpec({"": sequence}, fields((sequence,), *TEXT_FIELDS, "order") | targets)
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         special, size = context.special, context.sequence
         assert special.pad is not None

@@ -85,19 +85,19 @@ class TextBeforeRegions(Objective):
     def raw_length(self, sequence: int) -> int:
         return self.text_objective.raw_length(self.text_length(sequence))
 
-    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
-        return self.text_objective.cut(self.text_length(sequence), document_mask)
+    def sequence_window(self, sequence: int, document_mask: bool) -> SequenceWindow:
+        return self.text_objective.sequence_window(self.text_length(sequence), document_mask)
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        text_spec = self.text_objective.batch(self.text_length(sequence), document_mask)
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
+        text_spec = self.text_objective.batch_spec(self.text_length(sequence), document_mask)
         shared = fields((sequence,), "tokens", "segments", "positions", "document_ids", "order")
         return BatchSpec({"": sequence}, {**text_spec.fields, **shared, **region_fields(self.regions, self.features)})
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         words, special = self.text_length(context.sequence), context.special
         text_context = SampleContext(special, context.rng, words, context.document_mask)
-        sample = self.text_objective.make(piece, text_context)
-        padded = self.batch(context.sequence, context.document_mask).pad_sample(sample, pad=special.pad)
+        sample = self.text_objective.make_sample(piece, text_context)
+        padded = self.batch_spec(context.sequence, context.document_mask).pad_sample(sample, pad=special.pad)
         # Region positions are empty, whatever id pads a text.
         padded["tokens"][words:] = 0
         return padded
@@ -158,15 +158,15 @@ class UnifiedObjective(RegionObjective):
                 f"regions ({self.regions}) must be at least 2: the full image takes the first region position."
             )
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        spec = super().batch(sequence, document_mask)
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
+        spec = super().batch_spec(sequence, document_mask)
         return BatchSpec(spec.streams, {**spec.fields, **fields((sequence,), "order")})
 
     def text_fields(self, length: int) -> Sample:
         return {"order": np.zeros(length, dtype=np.int64)}
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
-        return {"order": np.zeros(context.sequence, dtype=np.int64)} | super().make(piece, context)
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
+        return {"order": np.zeros(context.sequence, dtype=np.int64)} | super().make_sample(piece, context)
 
     def _read_regions(self, document: DocumentSlice, max_regions: int) -> Regions:
         regions = super()._read_regions(document, max_regions - 1)

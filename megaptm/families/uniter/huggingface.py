@@ -30,7 +30,7 @@ def _complete_config(model: ImportedModel, values: dict[str, Any]) -> dict[str, 
     mixture = build_objective(model.spec.family.objectives[0])
     assert isinstance(mixture, NamedMixture)
     # Regions follow the text. A text of a text-only task may span several documents.
-    sequence = values["data"]["sequence"] + mixture.batch(4096, False).num_appended
+    sequence = values["data"]["sequence"] + mixture.batch_spec(4096, False).num_appended
     values = values | {"data": values["data"] | {"sequence": sequence, "document_mask": False}}
     features, classes = detector_of(model.spec)
     # The objective's name alone stands for the papers' detector.

@@ -91,14 +91,14 @@ class RegionObjective(Objective):
         """Return 1, because a sample has one image."""
         return 1
 
-    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+    def sequence_window(self, sequence: int, document_mask: bool) -> SequenceWindow:
         return SequenceWindow(stride=1, max_document_length=1)
 
     def text_length(self, sequence: int) -> int:
         """Return T, the number of text positions."""
         return max(sequence - self.regions, 0)
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         inputs = fields((sequence,), *TEXT_FIELDS) | region_fields(self.regions, self.features)
         return BatchSpec({"": sequence}, inputs | self.label_fields(sequence))
 
@@ -118,7 +118,7 @@ class RegionObjective(Objective):
                 f"it, or lower the option `regions` of objective {self.name}."
             )
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         own, *added = piece
         other = next((part for part in added if part.other_segment), own)
@@ -316,14 +316,14 @@ class ImageTextMatching(RegionObjective):
     def label_fields(self, sequence: int) -> dict[str, Field]:
         return {"matched": Field(())}
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         shown = [part for part in piece if not part.retrieved]
         if len(shown) > 1 and (similar := [part for part in piece if part.retrieved]):
             shown = [shown[0], replace(similar[0], other_segment=True)]
         # Another text of the same image is a match.
         matched = shown[-1].blobs == shown[0].blobs
-        return super().make(shown, context) | {"matched": np.array(matched, dtype=np.int64)}
+        return super().make_sample(shown, context) | {"matched": np.array(matched, dtype=np.int64)}
 
     def add_labels(self, sample: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
         return sample

@@ -7,7 +7,7 @@ from megaptm.models.initial import constant, glorot
 from megaptm.spec import Size
 
 
-def by_pixels(size: Size) -> float:
+def inverse_sqrt_pixels(size: Size) -> float:
     """Return the standard deviation of the initial patch projection: the inverse square root of the number of values of
     a patch."""
     return float((CHANNELS * size.inputs["patch"] ** 2) ** -0.5)
@@ -16,7 +16,7 @@ def by_pixels(size: Size) -> float:
 # Released code: layer projections by Glorot, patch projection by fan-in; zeros for class token, mask vector and label
 # projection.
 INITIAL_RULES = (
-    (r"embed\.patch\.project\.weight", by_pixels),
+    (r"embed\.patch\.project\.weight", inverse_sqrt_pixels),
     (r"embed\.patch\.(image|mask)\.weight", constant(0.0)),
     (r"embed\.position\.weight", constant(0.02)),
     (r"head\..*\.weight", constant(0.0)),

@@ -96,14 +96,14 @@ class ImageObjective(Objective):
         """Return 1, because a sample has one image."""
         return 1
 
-    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+    def sequence_window(self, sequence: int, document_mask: bool) -> SequenceWindow:
         return SequenceWindow(stride=1, max_document_length=1)
 
     def grid(self, sequence: int) -> int:
         """Return the number of patches per side, for a sequence length that `check` accepts."""
         return max(1, isqrt(max(sequence - 1, 0)))
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         pixels = CHANNELS * (self.size // self.grid(sequence)) ** 2
         fields = {"tokens": Field((sequence,)), "patches": Field((sequence - 1, pixels), "uint8", is_input=True)}
         return BatchSpec({"": sequence} | self.other_streams, fields | self.label_fields(sequence - 1))
@@ -136,7 +136,7 @@ class ImageObjective(Objective):
         """Return the lengths of streams besides that of the image: prefix -> length."""
         return {}
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         [document] = piece
         tokens = np.full(context.sequence, PATCH)

@@ -51,6 +51,6 @@ class GloVe(BaseObjective):
     def raw_length(self, sequence: int) -> int:
         return sequence
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         integers = {name: BatchField((sequence,)) for name in ("words", "contexts")}
         return BatchSpec({"": sequence}, {**integers, "counts": BatchField((sequence,), "float64")})

@@ -53,7 +53,7 @@ class WindowRanking(PlainTextObjective):
         """Return the size of the dictionary at a step. None: the full vocabulary."""
         return next((words for first, words in reversed(self.dictionary) if first <= step), None)
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         # Uniform numbers in [0, 1) from which words are sampled: the dictionary size depends on the step.
         uniforms = BatchField((sequence,), "float64")
         tags = fields((sequence,), "tags") if self.num_tags else {}
@@ -61,7 +61,7 @@ class WindowRanking(PlainTextObjective):
             {"": sequence}, {**fields((sequence,), "tokens", "document_ids"), "replacement_uniforms": uniforms, **tags}
         )
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         sample = self.text_sample(piece, context.document_mask)
         sample["replacement_uniforms"] = context.rng.random(len(sample["tokens"]))

@@ -46,7 +46,7 @@ class PlainTextObjective(Objective):
     def raw_length(self, sequence: int) -> int:
         return sequence
 
-    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+    def sequence_window(self, sequence: int, document_mask: bool) -> SequenceWindow:
         return SequenceWindow(stride=sequence)
 
     @staticmethod
@@ -80,10 +80,10 @@ class WordWindows(PlainTextObjective):
     sigmoid: Literal["table", "exact"] = "table"
     """Sigmoid from a table of 1,000 values without updates beyond ±6 (released code), or exact."""
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         return BatchSpec({"": sequence}, {**fields((sequence,), "tokens", "document_ids"), "seed": BatchField(())})
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         return self.text_sample(piece, context.document_mask) | {"seed": np.array(context.rng.integers(1 << 62))}
 

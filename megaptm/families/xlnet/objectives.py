@@ -77,11 +77,11 @@ class PermutationLM(Objective):
     def raw_length(self, sequence: int) -> int:
         return sequence - 3
 
-    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+    def sequence_window(self, sequence: int, document_mask: bool) -> SequenceWindow:
         half = sequence // 2
         return SequenceWindow(stride=half, lookahead=sequence - half - 3, slots=1)
 
-    def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
+    def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         refuse_document_mask(self, document_mask)
         targets = fields((self._num_slots(sequence),), "masked_positions", "labels")
         inputs = fields((sequence,), "tokens", "segments", "order")
@@ -100,7 +100,7 @@ class PermutationLM(Objective):
                 "of a sequence."
             )
 
-    def make(self, piece: Piece, context: SampleContext) -> Sample:
+    def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         special, rng, sequence = context.special, context.rng, context.sequence
         assert special.cls is not None

@@ -53,7 +53,7 @@ class JobRequest:
     limit: str = "24:00:00"
     jobs: int | None = None
     sbatch_options: tuple[str, ...] = ()
-    """Options of sbatch."""
+    """Options of sbatch that the user adds."""
 
 
 @dataclass(frozen=True, kw_only=True)
