@@ -264,7 +264,7 @@ def test_error_names_the_key(minimal, override, parts):
     [
         (MINIMAL.replace("steps: 10", "stpes: 10"), ["wrong.yaml:6", "unknown key train.stpes", "train.steps?"]),
         (MINIMAL.replace("lr: 1e-3", "lr: fast"), ["wrong.yaml:5", "optimizer.lr must be a number, not 'fast'"]),
-        (MINIMAL.replace("steps: 10, ", ""), ["wrong.yaml:6", "train.steps is missing (Optimizer steps"]),
+        (MINIMAL.replace("steps: 10, ", ""), ["wrong.yaml:6", "train.steps is missing (Number of optimizer steps"]),
         (MINIMAL.replace("steps: 10", "steps: [10"), ["wrong.yaml:6", "not valid YAML"]),
         (MINIMAL + "run: runs/b\n", ["wrong.yaml:7", "run is set twice"]),
         ("train:\n\tsteps: 10\n", ["wrong.yaml:2", "a tab; indent with spaces"]),
@@ -295,7 +295,7 @@ def test_all_errors_are_listed(tmp_path):
     assert str(caught.value).splitlines() == [
         "4 mistakes in the config:",
         f"  {path}:4: unknown key train.stpes; did you mean train.steps?",
-        f"  {path}: data.sequence is missing (Tokens of one sequence (T5: of the encoder's sequence)).",
+        f"  {path}: data.sequence is missing (Number of tokens of one sequence (T5: of the encoder's sequence)).",
         f"  {path}: optimizer.lr is missing (Peak learning rate).",
         f"  {tmp_path / 'defaults.yaml'}:2: train.batch must be an integer, not 'many'.",
     ]

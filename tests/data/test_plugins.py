@@ -94,7 +94,7 @@ class NoSamples(BaseObjective):
     """Objective of a base class that makes no samples."""
 
     name, losses = "no-samples", CausalLM.losses
-    raw_length, batch = CausalLM.raw_length, CausalLM.batch
+    raw_length, batch_spec = CausalLM.raw_length, CausalLM.batch_spec
 
 
 class NoCut(SampleObjective):

@@ -27,7 +27,7 @@ class OptimizerConfig(Section):
     name: Literal["adamw", "lamb", "adafactor", "sgd", "adagrad"] = "adamw"
     """Update rule of the optimizer."""
     lr: Annotated[float, Field(gt=0.0)]
-    """Peak of the learning rate."""
+    """Peak learning rate."""
     betas: Annotated[tuple[Fraction, Fraction], Strict(False)] = (0.9, 0.999)
     """Decay rates of the running means of the gradient and of its square (adamw, lamb)."""
     bias_correction: bool = True
