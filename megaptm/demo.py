@@ -91,7 +91,7 @@ class Demo:
         )
         begin = ["train", self.config, f"run={self.run}", f"data.mix={{{self.corpus}: 1}}", "layout.data=2"]
         code = self.run_unless_done(
-            [*begin, f"train.stop_at={half}"], done=self.saved() >= half, codes=(0, EXIT_CONTINUE)
+            [*begin, f"train.stop_at={half}"], done=self.num_saved_steps() >= half, codes=(0, EXIT_CONTINUE)
         )
         if code == EXIT_CONTINUE:
             self.console.print(f"Exit code {EXIT_CONTINUE}: saved and stopped half-way, as on a preempted machine.")
@@ -100,7 +100,7 @@ class Demo:
             "Each process holds half of the layers. The samples and the loss curve are those of an uninterrupted run.",
         )
         pipeline = ["layout.data=1", "layout.pipeline=2", "layout.microbatch=4"]
-        self.run_unless_done(["train", str(self.run), *pipeline], done=self.saved() >= self.steps)
+        self.run_unless_done(["train", str(self.run), *pipeline], done=self.num_saved_steps() >= self.steps)
 
     def results(self) -> None:
         """Print the results of the demo and save them as a picture."""
@@ -135,7 +135,7 @@ class Demo:
         config = load(self.run / "config.yaml")
         return overrides_to_extend(config, 2 * config.train.steps)
 
-    def saved(self) -> int:
+    def num_saved_steps(self) -> int:
         """Return the number of the demo's steps already saved."""
         return last_saved_step(self.run)
 

@@ -124,12 +124,12 @@ def select_documents(recipe: Recipe, parts: Sequence[Part], work: JobRunner, dro
     dropped.merge(DropCounts(Counter(duplicates.counts), duplicates.examples))
     selection = select(
         parts,
-        duplicates.is_kept,
+        duplicates.is_retained,
         validation=recipe.validation,
         seed=recipe.seed,
         limit_bytes=recipe.limit_bytes,
     )
-    left = sum(int(duplicates.is_kept(number).sum()) for number in range(len(parts)))
+    left = sum(int(duplicates.is_retained(number).sum()) for number in range(len(parts)))
     chosen = sum(len(rows) for split in SPLITS for _, rows in selection.rows_by_part(split))
     dropped.add_many("beyond limit_bytes", left - chosen)
     return selection

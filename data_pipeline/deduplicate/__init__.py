@@ -7,7 +7,7 @@ files). When all parts are written:
         parts = cut_paragraphs(parts, options, run, folder)   # new parts, with what was dropped and cut
     duplicates = find_duplicates(parts, options, run, folder)
     for number, part in enumerate(parts):
-        rows = np.flatnonzero(duplicates.is_kept(number))
+        rows = np.flatnonzero(duplicates.is_retained(number))
 
 A part is any object with a `stem` and a number of `documents`. The stem must change with the documents and options.
 `run(name, function, jobs)` returns results in the order of the jobs. Jobs are frozen dataclasses that contain

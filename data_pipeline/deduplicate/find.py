@@ -32,8 +32,8 @@ class Duplicates:
     examples: dict[str, list[tuple[str, str]]]
     """Reason -> examples (source of the dropped document, source of the kept one)."""
 
-    def is_kept(self, part: int) -> np.ndarray:
-        """Return bool [documents of the part]: whether each document is kept."""
+    def is_retained(self, part: int) -> np.ndarray:
+        """Return bool [documents of the part]: whether deduplication retains each document."""
         return self.reasons[self.first_rows[part] : self.first_rows[part + 1]] == STAYS
 
 

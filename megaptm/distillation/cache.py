@@ -56,7 +56,7 @@ class CachedLogits:
     samples: int
     """Number of samples for which the teacher ran in this call; others existed, or belong to another part."""
     missing: int
-    """Files of other parts that are not written yet."""
+    """Number of files of teacher logits that other parts of the samples still need to write."""
     bytes: int
     """Bytes of all files of teacher logits."""
 

@@ -57,7 +57,7 @@ class ImportOption:
     read: Callable[[str], Any]
     """Function that returns the value of a text. Raises UserError for an invalid one."""
     form: str
-    """Form of the option's text for the help: `[FEATURES,CLASSES]`."""
+    """Format of the value of an import option, as the help shows it: `[FEATURES,CLASSES]`."""
     models: str
     """Models that the option is for: "models of image regions"."""
 

@@ -85,7 +85,7 @@ class LayerCosts(ABC):
     linears: Mapping[str, LinearShape]
     """Linear layers by name of the child module."""
     features: int = 0
-    """A of attention: one pair of query and key costs 2 A multiply-adds."""
+    """Total width A of the attention heads: one pair of query and key costs 2 A multiply-adds."""
     pattern: Pattern | None = None
     """Attention pattern of the layer, if it alone restricts attention."""
     scored: bool = False

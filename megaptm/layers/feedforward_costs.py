@@ -23,7 +23,7 @@ class FeedForwardCosts(LayerCosts):
     streams = 1
     """Number of outputs of `up` per feature."""
     passes = 1.0
-    """Memory traffic, relative to one plain activation."""
+    """Memory traffic of the activation function, relative to a plain one."""
     keeps = 2
     """Number of saved values per feature: input and output of the activation. The output is the input of `down`."""
 

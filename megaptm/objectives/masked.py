@@ -53,7 +53,7 @@ ANNOTATIONS_OF: dict[str, tuple[str, ...]] = {
 """Unit of masking -> annotations that give the units."""
 
 TEXT_FIELDS = ("tokens", "segments", "positions", "document_ids")
-"""Batch fields that the model reads."""
+"""Batch fields of masked text that the model reads."""
 
 SPECIAL_START = np.ones(1, dtype=np.int64)
 

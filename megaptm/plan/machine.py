@@ -34,7 +34,7 @@ class Efficiency(Section):
     kernel_microseconds: Duration
     """Time between two kernels, or to start one on a CPU."""
     source: str
-    """Source of these measurements."""
+    """Source of the measurements of a machine."""
 
 
 class DeviceLink(Section):

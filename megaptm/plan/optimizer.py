@@ -22,7 +22,7 @@ class StateSize:
     """Number of optimizer state elements of the weights that a rank trains."""
 
     elements: int
-    """Number of elements that data ranks may divide."""
+    """Number of optimizer state elements that data ranks may divide among themselves."""
     factors: int = 0
     """Row and column means of factored rules, replicated on data ranks."""
 

@@ -20,7 +20,7 @@ class Parameters:
 
     trained: int
     frozen: int = 0
-    """Number of weights without a loss: no gradient, no moments."""
+    """Number of parameters that no loss trains: they have no gradients and no moments."""
     largest: int = 0
     """Number of parameters of the largest matrix, whose gradient is held temporarily."""
 

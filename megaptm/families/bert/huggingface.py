@@ -29,7 +29,7 @@ MASKED = (
 )
 
 
-def pretraining(prefix: str, classifier: str) -> tuple[TensorRule, ...]:
+def pretraining_rules(prefix: str, classifier: str) -> tuple[TensorRule, ...]:
     """Return all tensor rules of a model with a masked-token head and a classifier of two texts, with megaptm's name of
     the latter."""
     return (
@@ -61,7 +61,7 @@ BERT = Counterpart(
         "add_cross_attention": False,
         "tie_word_embeddings": True,
     },
-    rules=pretraining("bert", "next-sentence"),
+    rules=pretraining_rules("bert", "next-sentence"),
     tied={
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",

@@ -3,7 +3,7 @@ without classification heads."""
 
 from dataclasses import replace
 
-from megaptm.families.bert.huggingface import BERT, MASKED, encoder, pretraining
+from megaptm.families.bert.huggingface import BERT, MASKED, encoder, pretraining_rules
 from megaptm.hub.tensor_rules import TensorRule, pair
 
 TIED_NAMES = {
@@ -16,7 +16,7 @@ ERNIE = replace(
     family="ernie",
     model="ErnieForPreTraining",
     fixed={**BERT.fixed, "hidden_act": "relu", "use_task_id": False},
-    rules=pretraining("ernie", "next-sentence"),
+    rules=pretraining_rules("ernie", "next-sentence"),
     tied=TIED_NAMES,
     prefix="ernie.",
 )

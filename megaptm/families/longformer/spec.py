@@ -23,7 +23,7 @@ class WindowSpec(AttentionSpec):
     """Number of attended positions besides the query's own. Half of them are on each side; with causal `visibility` all
     are before it."""
     dilation: PositiveInt = 1
-    """Step between attended positions."""
+    """Distance between neighboring attended positions of the window."""
 
     def errors(self, block: Block, size: Size) -> Iterator[str]:
         if self.window % 2 and not block.causal:

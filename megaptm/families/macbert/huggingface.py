@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from megaptm.families.bert.huggingface import BERT, pretraining
+from megaptm.families.bert.huggingface import BERT, pretraining_rules
 
-MACBERT = replace(BERT, family="macbert", model_type="bert", rules=pretraining("bert", "sentence-order"))
+MACBERT = replace(BERT, family="macbert", model_type="bert", rules=pretraining_rules("bert", "sentence-order"))
 
 COUNTERPARTS = (MACBERT,)

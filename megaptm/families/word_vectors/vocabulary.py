@@ -54,7 +54,7 @@ class WordTables:
     """Inner nodes from the root of the Huffman tree to each word, int64 [V, P], padded with -1; P is 0 without a
     tree."""
     codes: np.ndarray
-    """Turns at each node, float32 [V, P]."""
+    """Huffman code of each word, float32 [V, P]: the branch taken at each of its inner nodes."""
     softmax_words: np.ndarray
     """Words of the softmax, int64 [N]; empty without a softmax."""
 

@@ -26,7 +26,7 @@ def test_result_does_not_depend_on_parts_and_jobs(tmp_path, monkeypatch):
     for size in (1, 2, 4):
         result = find(tmp_path / str(size), TEXTS, EQUAL, size=size, run=backwards)
         assert result.reasons.tolist() == REASONS
-        assert result.is_kept(1).tolist() == [reason == 0 for reason in REASONS[size : 2 * size]]
+        assert result.is_retained(1).tolist() == [reason == 0 for reason in REASONS[size : 2 * size]]
         assert result.examples["duplicate"][0] == ("2", "0")
 
 
@@ -56,7 +56,7 @@ def test_empty_part(tmp_path):
     )
     parts = [nothing, *write_parts(tmp_path, ["a", "a"], Deduplicate(near=NearDuplicateOptions())), nothing]
     result = find_duplicates(parts, Deduplicate(near=NearDuplicateOptions()), in_process, str(tmp_path / "found"))
-    assert [result.is_kept(number).tolist() for number in range(3)] == [[], [True, False], []]
+    assert [result.is_retained(number).tolist() for number in range(3)] == [[], [True, False], []]
 
 
 def test_part_files_are_deterministic(tmp_path):

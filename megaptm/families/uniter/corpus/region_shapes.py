@@ -14,7 +14,7 @@ NUM_IMAGES = 2048
 COLORS = ("red", "green", "blue", "yellow")
 SHAPES = ("circle", "square", "triangle", "cross")
 SIDES = ("left", "right")
-"""Halves of an image, each with at most one shape."""
+"""Halves of a synthetic image, each with at most one shape."""
 REGIONS = (3, 6)
 """Minimum and maximum number of regions of a drawn image. Regions without a shape are background, and wide."""
 DETECTOR = (24, 1 + len(COLORS) * len(SHAPES))

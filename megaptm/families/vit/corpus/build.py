@@ -49,7 +49,7 @@ from megaptm.families.vit.corpus.thumbnails import DroppedImages
 from megaptm.storage import is_remote, local_path, regular_file
 
 MAX_LABELS = 1 << 16
-"""Maximum number of unnamed labels in given image shards, unless there are more images."""
+"""Maximum number of image labels without names, unless the given shards have more images."""
 
 
 def images(arguments: Sequence[str], *, console: Console | None = None) -> ImageReport:

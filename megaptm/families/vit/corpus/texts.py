@@ -241,7 +241,7 @@ class EncodeJob:
 
     folder: str
     info: ShardInfo
-    """Result of the first round. Its index has offsets but no ids."""
+    """Shard of images with texts that the first round of the build wrote. Its index has offsets but no ids."""
     tokenizer: str
     fingerprint: str
     dtype: str
