@@ -86,7 +86,7 @@ def make_spec(name: str, *, layers: int, width: int, length: int) -> ModelSpec:
     depth = layers // len(table.stacks)
     options = family_size_options(table, embedding=width // 6, band=BAND)  # ALBERT base: 128 of 768
     size = Size(layers=depth, width=width, heads=max(1, width // 64), ffn=4 * width, **options)
-    if table.sampled.heads:
+    if table.sampled:
         size = change(size, stacks=proportions(table.sizes["base"], size))
     return ModelSpec(
         family=change(table, stacks=stacks),
@@ -104,7 +104,7 @@ def compared_heads(family: Family, model: str) -> tuple[str, ...]:
         classifies_samples = issubclass(head, RowClassHeadCosts) and model.endswith("ForPreTraining")
         return classifies_samples or head.label_field == HeadCosts.label_field
 
-    if not family.reads_text or family.sampled.heads:
+    if not family.reads_text or family.sampled:
         return family.heads
     return tuple(head for head in family.heads if is_in_model(HEADS[head]))
 
@@ -213,7 +213,7 @@ def make_peer_config(spec: ModelSpec) -> Any:
 def peer_step(spec: ModelSpec, model: str, precision: str, inputs: Mapping[str, Any]) -> Callable[[], object]:
     import transformers
 
-    if spec.family.sampled.heads:
+    if spec.family.sampled:
         return training_step(ReplacedTokenModels(spec), precision, **inputs)
     config = make_peer_config(spec)
     config.use_cache = False
@@ -237,7 +237,7 @@ def find_comparable(length: int) -> dict[str, str]:
     for name, table in FAMILIES.items():
         if name in SUBSTITUTES:
             classes[name] = SUBSTITUTES[name]
-        elif table.sampled.heads and (models := hugging_face_models(table)):
+        elif table.sampled and (models := hugging_face_models(table)):
             classes[name] = " and ".join(models)
         if name in classes or any(block.ordered for block in table.stacks.values()):
             continue

@@ -45,7 +45,7 @@ from megaptm.layers.mask import Mask
 from megaptm.layers.pattern import Pattern, SlidingWindow
 from megaptm.layers.sparse import attend_by_tiles
 from megaptm.models.initial import fill
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, ResidualSpec, Size, change
 
 KEY, SEGMENT = 64, 512
@@ -152,7 +152,7 @@ def measure_model(residual: ResidualSpec, layers: int, length: int) -> int:
     block = change(table.last_block, residual=residual, position="learned")
     family = change(table, stacks={"decoder": block})
     size = Size(layers=layers, width=256, heads=4, ffn=1024)
-    model = build_model(ModelSpec(family=family, size=size, vocabulary=258, context=length, dropout=0.0))
+    model = Model(ModelSpec(family=family, size=size, vocabulary=258, context=length, dropout=0.0))
     fill(model, seed=1)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)

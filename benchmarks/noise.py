@@ -98,7 +98,7 @@ def measure_objective(corpus: str, objective: BaseObjective, seconds: float) -> 
 
 def measure_step(family: str, *, layers: int, width: int, rounds: int) -> float:
     table = CATALOGUE[family]
-    spec = make_spec("bert" if table.sampled.heads else family, layers=layers, width=width, length=LENGTH)
+    spec = make_spec("bert" if table.sampled else family, layers=layers, width=width, length=LENGTH)
     samples = 2
     batch = make_batch(spec, spec.family.heads, samples, LENGTH)
     step = megaptm_step(spec, spec.family.heads, "fp32", batch)

@@ -19,8 +19,8 @@ from data_pipeline.report import histogram
 from megaptm.batch import IGNORED, BatchSpec
 from megaptm.console import Console
 from megaptm.data.files import open_tar, tar_members
-from megaptm.data.manifest import LABELS
 from megaptm.data.shards import Corpus
+from megaptm.data.token_types import TokenType, find_token_type
 from megaptm.errors import UserError
 from megaptm.families import contributions
 from megaptm.objectives.text_questions import QUESTIONS, question_field
@@ -41,8 +41,8 @@ def inspect_corpus(
     tokenizer = load(corpus.folder / "tokenizer")
     console.print(Text(f"corpus {corpus.name}", "italic"), soft_wrap=True)
     console.print(summary_table(corpus, tokenizer))
-    if not _has_labels(corpus):
-        content = f"texts of {noun}s" if (noun := _sample_noun(corpus)) else "documents"
+    if not (kind := _type(corpus)).is_label:
+        content = "documents" if kind.noun == "document" else f"texts of {kind.noun}s"
         console.print(histogram(_count_lengths(corpus, split), f"{split} {content} by length in tokens"))
     panels = (
         _documents(corpus, tokenizer, split, count, sequence)
@@ -58,30 +58,23 @@ def format_count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _sample_noun(corpus: Corpus) -> str:
-    """Return the noun for a sample of a corpus, `image`, or "" for a corpus of text."""
-    nouns = dict(contributions("inspection", "NOUN"))  # key of `made_from`, noun
-    return next((noun for key, noun in nouns.items() if key in corpus.manifest.made_from), "")
-
-
-def _has_labels(corpus: Corpus) -> bool:
-    """Whether the tokens of a corpus's sample are a label: one token that stands for a name."""
-    return corpus.manifest.dtype == LABELS
+def _type(corpus: Corpus) -> TokenType:
+    return find_token_type(corpus.manifest.dtype)
 
 
 def summary_table(corpus: Corpus, tokenizer: Tokenizer) -> Table:
     """Return a table of a corpus: id, tokenizer, sizes and recipe."""
-    table = Table(box=None, show_header=False)
+    table, kind = Table(box=None, show_header=False), _type(corpus)
     table.add_row("id", corpus.manifest.id)
-    if _has_labels(corpus):
+    if kind.is_label:
         table.add_row("labels", f"{tokenizer.vocabulary:,}")
     else:
         table.add_row("tokenizer", f"{tokenizer.kind}, {tokenizer.vocabulary:,} ids")
     for name, split in corpus.manifest.splits.items():
-        counts = [format_count(split.samples, _sample_noun(corpus) or "document")]
-        counts += [] if _has_labels(corpus) else [format_count(split.tokens, "token")]
+        counts = [format_count(split.samples, kind.noun)]
+        counts += [] if kind.is_label else [format_count(split.tokens, "token")]
         counts += [
-            f"{split.bytes:,} bytes{'' if _sample_noun(corpus) else ' of text'}",
+            f"{split.bytes:,} bytes{' of text' if kind.noun == 'document' else ''}",
             format_count(len(split.shards), "shard"),
         ]
         table.add_row(name, ", ".join(counts))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megaptm.data.files import array_from_bytes, open_tar, tar_members
-from megaptm.data.shards import CaptionedShard, Corpus, LabeledShard, Shard, ShardInfo
+from megaptm.data.shards import Corpus, Shard, ShardInfo
 from megaptm.errors import UserError
 from megaptm.storage import Cache, list_files, shown, validate_file_name
 from megaptm.tokenizers import load
@@ -77,7 +77,7 @@ def _check_shard(corpus: Corpus, info: ShardInfo) -> FolderCheck:
 
 def _compare_tokens(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
     """Compare the members of a shard's tar with its index. Return the first difference, or an empty string."""
-    if isinstance(shard, LabeledShard | CaptionedShard):
+    if shard.ids_in_index:
         return _compare_files(path, shard, info, vocabulary)
     rows = []
     with open_tar(path) as tar:
@@ -100,7 +100,7 @@ def _compare_tokens(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) 
 
 
 def _compare_files(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
-    """Compare a shard whose samples are files with its index, which may omit some of them."""
+    """Compare the files of a shard with its index, which has the ids and may omit files."""
     largest = max((int(shard.tokens(document).max()) for document in range(len(shard))), default=0)
     if largest >= vocabulary:
         return f"{info.index_name} has label or id {largest:,}, beyond the {vocabulary:,} ids of the corpus"

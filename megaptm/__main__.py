@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any, NoReturn
 
 from megaptm.python_path import drop_working_directory
@@ -19,6 +21,7 @@ from megaptm.commands.corpus import corpus
 from megaptm.commands.evaluate import evaluate
 from megaptm.commands.export import export
 from megaptm.commands.families import families
+from megaptm.commands.family_group import FamilyGroup
 from megaptm.commands.generate import generate
 from megaptm.commands.imports import imports
 from megaptm.commands.launch import launch
@@ -35,11 +38,11 @@ from megaptm.errors import (
     resource_errors_as_user_errors,
     storage_errors_as_user_errors,
 )
-from megaptm.extensions import EXTENSIONS, attributes
+from megaptm.plugins import EXTENSIONS, attributes, registered_attributes
 from megaptm.processes import collect_garbage_rarely, end_now, replace_unencodable
 
 
-class Commands(click.Group):
+class Commands(FamilyGroup):
     """Group that prints user errors and disk errors as one red sentence. Other errors are bugs and keep their
     traceback."""
 
@@ -53,6 +56,24 @@ class Commands(click.Group):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             self._fail(ctx, UserError(explain_unknown_word(error)))
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        try:
+            return super().list_commands(ctx)
+        except UserError as error:  # an invalid package of the user
+            click.secho(f"error: {error}", fg="red", err=True)
+            return sorted(self.commands)
+
+    def contributed_commands(self) -> Iterator[click.Command]:
+        """Yield the commands of extensions and of packages of users. Folders of families, which have none, are not
+        searched, so that `megaptm --help` is fast."""
+        for commands in chain(
+            attributes(EXTENSIONS, "commands", "COMMANDS"), registered_attributes("commands", "COMMANDS")
+        ):
+            for command in commands.get("megaptm", ()):
+                if command.name not in self.commands:
+                    add_allow_code(command)
+                yield command
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -109,16 +130,12 @@ def run() -> NoReturn:
     end_now(code)
 
 
-of_extensions = [
-    command for commands in attributes(EXTENSIONS, "commands", "COMMANDS") for command in commands.get("megaptm", ())
-]
 for command in (
     *(families, config, corpus, tokenizer, plan, check, train, launch),
     *(report, evaluate, generate, export, imports),
-    *of_extensions,
 ):
     main.add_command(command)
-for command in (check, train, launch, report, evaluate, generate, export, *of_extensions):
+for command in (check, train, launch, report, evaluate, generate, export):
     add_allow_code(command)
 
 if __name__ == "__main__":

@@ -82,10 +82,10 @@ def build_model(
     """
     from megaptm.config import read_model
     from megaptm.models.initial import fill
-    from megaptm.models.model import build_model as build
+    from megaptm.models.model import Model
 
     target = _device(device)
-    model = build(read_model({"family": family, "size": size, **changes}, "megaptm.build_model"))
+    model = Model(read_model({"family": family, "size": size, **changes}, "megaptm.build_model"))
     fill(model, seed)
     return model.to(target)
 

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.metadata import distributions
 from importlib.util import find_spec
@@ -21,6 +21,8 @@ from typing import Any
 from megaptm.errors import UserError
 from megaptm.python_path import searched_folders
 
+EXTENSIONS = ("megaptm.distillation",)
+"""Folders of the package that extend the core as families do, without being families."""
 ALLOW_CODE = "MEGAPTM_ALLOW_CODE"
 """Environment variable with the modules that runs may name, separated by commas. Child processes inherit it."""
 NAMED_BY_USER: set[str] = set()
@@ -112,6 +114,14 @@ def registered_attributes(module: str, name: str) -> Iterator[Any]:
             raise UserError(f"{setting}: {package} must be a package, a folder with __init__.py: correct it.")
         path = f"{package}.{module}" if module else package
         if find_spec(path) and (attribute := _attribute(path, name, setting)) is not ABSENT:
+            yield attribute
+
+
+def attributes(packages: Iterable[str], module: str, name: str) -> Iterator[Any]:
+    """Yield the attribute `name` of `PACKAGE.module`, for each package of megaptm that has both."""
+    for package in packages:
+        path = f"{package}.{module}"
+        if find_spec(path) and (attribute := getattr(importlib.import_module(path), name, None)) is not None:
             yield attribute
 
 

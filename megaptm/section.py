@@ -42,3 +42,15 @@ class ExtensionSection(Section):
     def with_resolved_sizes(self, config: Any) -> Any:
         """Return a config without errors, with all sizes in the section filled in."""
         return config
+
+    def run_hook(self) -> Any:
+        """Return a `run.hooks.RunHook`, or None."""
+        return None
+
+    def extra_costs(self, config: Any) -> Any:
+        """Return the costs that it adds to plans, a `plan.extra_costs.ExtraCosts`, or None."""
+        return None
+
+    def build_hook(self, config: Any, rank_env: Any) -> Any:
+        """Return a `parallel.hooks.EngineHook`, or None. All ranks call this, with their `run.rank.RankEnvironment`."""
+        return None

@@ -18,7 +18,7 @@ from megaptm.hub.huggingface import to_hugging_face
 from megaptm.inference.evaluate import evaluate
 from megaptm.inference.evaluation_options import EvaluationOptions
 from megaptm.models.initial import fill
-from megaptm.models.model import build_model as build_of_spec
+from megaptm.models.model import Model
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.run.folder import read_config
 from megaptm.tokenizers import load as load_tokenizer
@@ -123,7 +123,7 @@ def test_build_model_has_the_initial_weights_of_a_run():
     shape = {name: getattr(config.model, name) for name in ("layers", "width", "heads", "ffn", "context", "dropout")}
     model = megaptm.build_model("gpt2", vocabulary=300, seed=9, **shape)
     spec = model.spec
-    fill(expected := build_of_spec(spec), 9)
+    fill(expected := Model(spec), 9)
     assert spec == megaptm.build_model("gpt2", "custom", vocabulary=300, **shape).spec
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
 

@@ -8,12 +8,12 @@ from functools import cache
 
 import pytest
 
-from megaptm.extensions import EXTENSIONS
 from megaptm.families import FOLDERS
+from megaptm.plugins import EXTENSIONS
 from tests import ROOT
 
 # Package -> packages that it may import. `megaptm.errors`, `megaptm.suggest`, `megaptm.credentials`, `megaptm.console`,
-# `megaptm.python_path`, `megaptm.extensions`, `megaptm.section` and `megaptm` itself (its version) are common.
+# `megaptm.python_path`, `megaptm.section` and `megaptm` itself (its version) are common.
 # `costs` are the modules of `layers`, `losses` and `models` that do not import torch (`is_costs`).
 NO_TORCH = {
     "spec": (),
@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "processes": (),
     "shell": (),
     "cpu_tuning": (),
-    "data": ("plugins", "batch", "batch_schedule", "objectives", "storage", "processes"),
+    "data": ("plugins", "batch", "batch_schedule", "families", "objectives", "storage", "processes"),
     "track": ("storage", "shell"),
     "checkpoint": ("storage",),
     "resilience": ("storage", "checkpoint"),
@@ -194,7 +194,7 @@ EXTENSION_MAY_IMPORT = {
         "commands",
     ),
 }
-"""Folder that extends the core -> packages that it may import. Nothing imports it: `extensions.EXTENSIONS` lists it."""
+"""Folder that extends the core -> packages that it may import. Nothing imports it: `plugins.EXTENSIONS` lists it."""
 ENTRY_POINTS = ("__main__", "api", "commands", "demo")
 """The command line and the library, which may import everything."""
 PIPELINE_MAY_IMPORT = (

@@ -12,8 +12,7 @@ import pytest
 from megaptm.config import UncheckedConfig, load, load_run
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import load_model
-from megaptm.models.contrast_costs import ContrastHeadCosts
-from megaptm.models.head_costs import register_head
+from megaptm.models.head_costs import HEADS
 from megaptm.plugins import ALLOW_CODE, allow_code, load_plugin
 from megaptm.track import read_metrics
 from tests import ROOT
@@ -25,7 +24,7 @@ import numpy as np
 
 from megaptm.batch import Field
 from megaptm.layers.costs import LinearShape
-from megaptm.models.head_costs import HeadCosts, register_head
+from megaptm.models.head_costs import HEADS, HeadCosts
 from megaptm.families.bert import BERT
 from megaptm.objectives.masked import MaskedLM
 from megaptm.spec import Size, change
@@ -46,7 +45,6 @@ class Rewritten(MaskedLM):
         return {**sample, "low": np.array((sample["tokens"] < 100).mean() > 0.5, dtype="int64")}
 
 
-@register_head
 class LowCosts(HeadCosts):
     name = label_field = "low"
     projects = False
@@ -55,6 +53,9 @@ class LowCosts(HeadCosts):
     @property
     def linears(self):
         return {"classify": LinearShape(self.size.width, 2, True)}
+
+
+HEADS["low"] = LowCosts
 
 
 class Abstract(Rewritten):
@@ -152,7 +153,7 @@ def received(tmp_path, monkeypatch):
     """Config of a received run, whose code creates a file `mark` when imported."""
     name = f"sent_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(
-        f"open({str(tmp_path / 'mark')!r}, 'w')\n" + WREN.replace("@register_head", "")
+        f"open({str(tmp_path / 'mark')!r}, 'w')\n" + WREN.replace('HEADS["low"] = LowCosts', "")
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delenv(ALLOW_CODE, raising=False)
@@ -255,6 +256,44 @@ def test_invalid_package_is_rejected(folder, code, expected):
     assert done.stderr.count("\n") == 1
 
 
+def test_package_adds_a_command_of_megaptm(folder):
+    add_package(folder, "jay", "")
+    (folder / "jay/commands.py").write_text(
+        "import click\n@click.command()\ndef sing():\n    click.echo('jay')\nCOMMANDS = {'megaptm': (sing,)}\n"
+    )
+    assert megaptm("sing").stdout == "jay\n"
+    assert "sing" in megaptm("--help").stdout
+
+
+def test_help_survives_an_invalid_package(folder):
+    add_package(folder, "jay", "raise SystemExit('no')")
+    done = megaptm("--help")
+    assert (done.returncode, "train" in done.stdout, done.stderr.count("\n")) == (0, True, 1)
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "expected"),
+    [
+        (
+            "config",
+            "class Keys(Section):\n    width: int | None = None\nMODEL_KEYS = Keys\n",
+            "model.width is a key of both megaptm.config.sections.model.GeneralModelConfig and jay.config.Keys",
+        ),
+        (
+            "section",
+            "class Mine(ExtensionSection):\n    key = 'train'\n    meaning = 'Mine.'\nSECTION = Mine\n",
+            "train is a section of configs, and of jay.section.Mine: rename that one.",
+        ),
+    ],
+)
+def test_key_of_a_package_must_be_new(folder, module, code, expected):
+    add_package(folder, "jay", "")
+    (folder / f"jay/{module}.py").write_text(f"from megaptm.section import ExtensionSection, Section\n\n\n{code}")
+    done = megaptm("config", "show", str(ROOT / "configs/bert/tiny.yaml"))
+    assert expected in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_entry_point_must_name_a_package(folder):
     add_package(folder, "jay", "")
     (folder / "jay_dist-1.0.dist-info" / "entry_points.txt").write_text("[megaptm.families]\nmine = wren_of_mine\n")
@@ -277,24 +316,11 @@ def test_objective_named_by_its_class(folder):
     assert config.built_objective.name == "rewritten"
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({"linears": None}, "there is a head called 'low' already"),
-        ({"module": ""}, r"module \(''\) must be written `package.module:NAME`"),
-    ],
-)
-def test_invalid_head_is_rejected(folder, change, expected):
+def test_second_head_of_a_name_is_rejected(folder):
     import wren_of_mine
 
-    with pytest.raises(TypeError, match=expected):
-        register_head(type("Another", (wren_of_mine.LowCosts,), change))
-
-
-def test_contrastive_head_needs_features() -> None:
-    head = type("NoFeatures", (ContrastHeadCosts,), {"name": "no-features", "linears": {}})
-    with pytest.raises(TypeError, match="NoFeatures does not define its costs: implement features"):
-        register_head(head)
+    with pytest.raises(UserError, match="'low' is registered twice: rename one"):
+        HEADS["low"] = type("Another", (wren_of_mine.LowCosts,), {})
 
 
 def test_families_command():
@@ -361,7 +387,7 @@ def test_invalid_plugin_is_rejected(folder, override, expected):
         ("replace(GPT2, context=-1)", "context is -1"),
         ("replace(GPT2, reads={'lm': 'encoder'})", "reads has lm: encoder, which is neither a stack nor STACK.LAYER"),
         ("replace(GPT2, reads={'lm': 'decoder.last'})", r"reads has lm: decoder\.last"),
-        ("replace(GPT2, sampled=SampledInput(heads={'decoder': 'lm'}))", "sampled.heads has decoder: lm"),
+        ("replace(GPT2, sampled={'decoder': GeneratorInput(head='lm')})", "sampled has decoder: lm"),
         ("replace(WORD2VEC, sizes={})", "sizes is empty"),
         ("replace(WORD2VEC, sizes={'small': 3})", r"sizes\.small: "),
         ("replace(WORD2VEC, objectives=())", "objectives is empty"),
@@ -372,7 +398,8 @@ def test_invalid_family_is_rejected(folder, table, expected):
     (folder / f"{module}.py").write_text(
         "from dataclasses import replace\nfrom megaptm.families.gpt import GPT2\n"
         "from megaptm.families.word_vectors import WORD2VEC\n"
-        f"from megaptm.spec import SampledInput, Size\nIT = {table}\n"
+        "from megaptm.families.electra.spec import GeneratorInput\n"
+        f"from megaptm.spec import Size\nIT = {table}\n"
     )
     config = "word2vec" if "WORD2VEC" in table else "gpt2"
     with pytest.raises(UserError, match=rf"model\.family: the family `{module}:IT` is invalid \({expected}"):

@@ -86,7 +86,7 @@ def make_input_fields(family: Family, documents: Mapping[str, Tensor], sampler: 
     """Return the input fields of the stacks. `documents`: prefix -> document ids [B, S].
 
     Families with a per-sample attention order get a prefix of a third of the sequence with full attention, then causal
-    attention; with a query stream, they get reversed causal attention. Families with global tokens get some.
+    attention; with queries beside the text, they get reversed causal attention. Families with global tokens get some.
     """
     fields: Fields = {}
     for prefix, document_ids in documents.items():
@@ -94,14 +94,14 @@ def make_input_fields(family: Family, documents: Mapping[str, Tensor], sampler: 
         if any(block.ordered for block in family.stacks.values()):
             samples, length = document_ids.shape
             order = (torch.arange(length) - length // 3).clamp(min=0)
-            if any(block.query_stream for block in family.stacks.values()):
+            if family.has_queries:
                 order = torch.arange(length).flip(0)
             fields[f"{prefix}order"] = order.expand(samples, -1).clone()
-        if any(block.segment_scores for block in family.stacks.values()):
+        records = [record for block in family.stacks.values() for record in block.attentions]
+        if any("segments" in record.fields for record in records):
             fields[f"{prefix}segments"] = (
                 (torch.arange(document_ids.shape[1]) * 3 // document_ids.shape[1]).expand_as(document_ids).clone()
             )
-        records = [record for block in family.stacks.values() for record in block.attentions]
         if any(record.kind == "window" or not getattr(record, "edge_blocks", True) for record in records):
             global_tokens = torch.zeros_like(document_ids)
             global_tokens[:, 0] = global_tokens[1::2, document_ids.shape[1] // 2] = 1
@@ -127,7 +127,7 @@ def make_label_fields(
         fields |= _fields_of_head(
             HEADS[head], inputs[f"{_prefix(family, head)}document_ids"], sampler, positions, row_labels
         )
-    if family.sampled.heads:
+    if family.sampled:
         fields["uniforms"] = torch.rand(fields["labels"].shape, generator=sampler.generator)
     return fields
 

@@ -53,7 +53,7 @@ class ReplacedTokenModels(nn.Module):
         )
         for config in (generator, discriminator):
             config.use_cache = False
-        self.differs = spec.family.sampled.tables == "gradient-disentangled"
+        self.differs = bool(spec.family.own_tables)
         self.generator: Any
         self.discriminator: Any
         if self.differs:

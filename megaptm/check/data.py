@@ -18,8 +18,6 @@ from megaptm.data.files import npy_bytes
 from megaptm.data.mix import Mix
 from megaptm.data.shards import (
     TOKENS_AT,
-    CaptionedShard,
-    LabeledShard,
     Shard,
     ShardInfo,
     damaged_message,
@@ -120,7 +118,7 @@ def _check_corpus(case: CheckInput, location: str) -> Iterator[Finding]:
 def _check_mix(config: Config) -> Iterator[Finding]:
     """Check that corpora, tokenizer and objective match, and that there is enough text."""
     corpora, train = RunCorpora(config), config.train
-    for hook in run_hooks():
+    for hook in run_hooks(config):
         if (checked := hook.check(config, corpora.tokenizer)) is not None:
             yield Finding("data", "ok", *checked)
     check_initial(config, corpora.tokenizer)
@@ -139,7 +137,7 @@ def _check_mix(config: Config) -> Iterator[Finding]:
     check_epochs(config, text)
     validation = corpora.mix("validation")
     held_out = validation.fresh_batches(train.batch)
-    for hook in run_hooks():
+    for hook in run_hooks(config):
         hook.check_samples(config, {"train": text, "validation": validation})
     samples = config.batch_schedule.first_sample(train.steps)
     yield Finding(
@@ -291,7 +289,7 @@ def find_index_error(shard: Shard, info: ShardInfo, vocabulary: int, max_documen
     if int(locations[:, 1].sum()) != info.tokens:
         return f"{info.index_name} has {int(locations[:, 1].sum()):,} tokens, but the manifest has {info.tokens:,}"
     for document, (at, count) in enumerate(locations[:max_documents].tolist()):
-        if not isinstance(shard, LabeledShard | CaptionedShard) and not _has_array_at(shard, document, at, count):
+        if not shard.ids_in_index and not _has_array_at(shard, document, at, count):
             return f"{info.index_name} names a document of {count:,} tokens at byte {at:,}, which is not there"
         largest = int(shard.tokens(document).max())
         if largest >= vocabulary:

@@ -3,6 +3,8 @@ options."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 
 
@@ -17,14 +19,20 @@ class FamilyGroup(click.Group):
         return super().list_commands(ctx)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        self._add_commands()
+        if cmd_name not in self.commands:
+            self._add_commands()
         return super().get_command(ctx, cmd_name)
 
-    def _add_commands(self) -> None:
+    def contributed_commands(self) -> Iterator[click.Command]:
+        """Yield the commands of families."""
         from megaptm.families import contributions
 
         for commands in contributions("commands", "COMMANDS"):
-            for command in commands.get(self.name, ()):
+            yield from commands.get(self.name, ())
+
+    def _add_commands(self) -> None:
+        for command in self.contributed_commands():
+            if command.name not in self.commands:
                 self.add_command(command)
 
 

@@ -17,7 +17,7 @@ from megaptm.errors import printable
 @click.option(
     "--prompt",
     required=True,
-    help="Text to continue (GPT), to translate or answer (encoder-decoder), or with masks to fill (T5, BART, BERT).",
+    help="Text to continue (GPT), to translate or answer (encoder-decoder), or with masks to fill (T5, BERT).",
 )
 @click.option("--tokens", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of new tokens.")
 @click.option("--temperature", type=FiniteNumber(min=0), default=0.8, show_default=True, help="Sampling temperature.")

@@ -94,10 +94,10 @@ def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[
         )
     if "reset_state" in batch.fields and not any(block.caches_states for block in family.stacks.values()):
         yield "its sequences continue from step to step, and this family has no recurrence cache"
-    if bool(family.sampled.heads) != ("uniforms" in batch.fields):
+    if bool(family.sampled) != ("uniforms" in batch.fields):
         yield (
             "it samples tokens for a second model"
-            if not family.sampled.heads
+            if not family.sampled
             else ("it samples no tokens for the second model")
         )
     relative_stack = next(

@@ -114,6 +114,18 @@ def read_mapping(values: Mapping[str, Any], where: str) -> ConfigLayer:
     return ConfigLayer(parsed, dict.fromkeys(lines, where))
 
 
+def flatten(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """Flatten the nested tables of a config: `{"train": {"steps": 3}}` -> `{"train.steps": 3}`."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        # Names of corpora contain dots, and an objective is compared as a unit, so neither is flattened.
+        if isinstance(value, dict) and key not in ("mix", "objective"):
+            leaves |= flatten(value, f"{above}{key}.")
+        else:
+            leaves[f"{above}{key}"] = value
+    return leaves
+
+
 def format_override(key: str, value: Any) -> str:
     """Return an override of a config as typed: `a.b=value`."""
     return f"{key}={_to_yaml(value, key)}"

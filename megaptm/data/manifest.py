@@ -8,19 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from megaptm.data.addresses import write_addresses
 from megaptm.data.files import npy_bytes
 from megaptm.data.table import MAX_COUNT, ShardInfo, ShardTable, shard_rows, table_name
+from megaptm.data.token_types import find_token_type
 from megaptm.errors import UserError, storage_errors_as_user_errors
 from megaptm.storage import FileName, Record, parse_json, regular_file, validate, write_atomically
 
@@ -38,17 +38,16 @@ only row of labels has the label index of the document.
 SPANS = ("phrases", "tags")
 """Annotations of spans, which have an end. Several may start at the same token."""
 
-
-LABELS = "labels"
-"""Data type of a corpus of labeled images, instead of an integer type. A document has one id, its label, which is in
-the index and in the tar as text (`.cls`, `.json`). So public shards of images can be read unchanged."""
-TEXTS = re.compile(r"(uint16|uint32)\[([1-9]\d{0,4})\]")
-"""Data type of a corpus of images with texts, `uint16[75]`. Up to this many ids per document are in the index, after
-all offsets; the tar has the text (`.txt`, `.json`)."""
 REMEDY = "restore it or build the corpus again"
 
 NonNegative = Annotated[int, Field(ge=0)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+def _known_dtype(dtype: str) -> str:
+    """Return the name of a type of token ids. Raise ValueError if it is unknown."""
+    find_token_type(dtype)
+    return dtype
 
 
 class ManifestSplit(Record):
@@ -69,7 +68,7 @@ class ManifestTokenizer(Record):
     fingerprint: str
 
 
-NOT_IN_ID = ("images", "megaptm", "recipe")
+NOT_IN_ID = ("megaptm", "recipe")
 """Keys of `made_from` that name where and by what a corpus was made, not what its samples are."""
 
 
@@ -79,7 +78,6 @@ class MadeFrom(TypedDict, total=False):
     __pydantic_config__ = ConfigDict(strict=True, extra="allow")  # type: ignore[misc]
 
     annotation_counts: dict[str, NonNegative]
-    images: dict[str, Any]
     megaptm: str
     recipe: dict[str, Any]
     tables: dict[str, list[str]]
@@ -88,7 +86,7 @@ class MadeFrom(TypedDict, total=False):
 class CorpusManifest(Record):
     """Schema of `manifest.json`."""
 
-    dtype: Annotated[str, Field(pattern=rf"^(uint16|uint32|labels|{TEXTS.pattern})$")]
+    dtype: Annotated[str, AfterValidator(_known_dtype)]
     fields: Annotated[list[FileName], Field(min_length=1)]
     splits: dict[FileName, ManifestSplit]
     tokenizer: ManifestTokenizer
@@ -111,7 +109,7 @@ class Manifest:
     """Verified manifest of a corpus."""
 
     dtype: str
-    """Type of the stored token ids: `uint16`, `uint32`, `LABELS`, or one that matches `TEXTS`."""
+    """Type of the stored token ids (`data.token_types`)."""
     fields: tuple[str, ...]
     """Fields of documents, `tokens` first: annotations (`sentences`) and suffixes of blobs (`jpg`)."""
     splits: Mapping[str, Split] = field(compare=False)  # covered by the id
@@ -141,7 +139,7 @@ def write_manifest(
     """
     content: dict[str, Any] = {
         "format": FORMAT,
-        "dtype": dtype if dtype == LABELS or TEXTS.fullmatch(dtype) else np_name(dtype),
+        "dtype": _known_dtype(dtype),
         "fields": list(fields),
         "splits": {name: _write_split(Path(folder), name, shards) for name, shards in splits.items()},
         "tokenizer": dict(tokenizer),
@@ -195,21 +193,6 @@ def parse_manifest(written: bytes, location: str | os.PathLike[str]) -> dict[str
     if fields[0] != "tokens" or len(set(fields)) < len(fields):
         raise UserError(f"{location}: fields must be `tokens` and then other names, each once: {REMEDY}.")
     return content
-
-
-def num_text_columns(dtype: str) -> int:
-    """Return the number of 8-byte columns for the ids of a text in the index of a shard; 0 if it has none."""
-    if (match := TEXTS.fullmatch(dtype)) is None:
-        return 0
-    return -(-int(match[2]) * np.dtype(match[1]).itemsize // 8)
-
-
-def np_name(dtype: Any) -> str:
-    """Return the name of a manifest's data type, `uint16` or `uint32`, for any spelling of it."""
-    name = np.dtype(dtype).name
-    if name not in ("uint16", "uint32"):
-        raise ValueError(f"token ids are stored as uint16 or uint32, not {name}.")
-    return name
 
 
 def _write_split(folder: Path, name: str, shards: Sequence[ShardInfo]) -> dict[str, Any]:

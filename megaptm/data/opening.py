@@ -12,12 +12,12 @@ from megaptm.batch_schedule import BatchSchedule
 from megaptm.data.batch_mix import BatchMix
 from megaptm.data.lane_mix import LaneMix, assign_lanes
 from megaptm.data.lane_order import BothEndsOrder, LaneOrder
-from megaptm.data.manifest import LABELS
 from megaptm.data.mix import Mix, MixSource
 from megaptm.data.order import WINDOW, Order, check_annotations
 from megaptm.data.sentence_group_order import SentenceGroupOrder
 from megaptm.data.shards import Corpus, Verify
 from megaptm.data.stream_order import DocumentOrder, NeighborReader, StreamOrder
+from megaptm.data.token_types import find_token_type
 from megaptm.errors import UserError
 from megaptm.objectives import Task, build_objective
 from megaptm.objectives.composed import tasks_of
@@ -91,7 +91,7 @@ def open_mix(
     for name, corpus in corpora.items():
         for task in tasks:
             if name in (task.corpora or [name]):
-                has_labels = corpus.manifest.dtype == LABELS
+                has_labels = find_token_type(corpus.manifest.dtype).is_label
                 task.objective.check_corpus(corpus.name, corpus.manifest.fields, has_labels=has_labels)
     for name, corpus in corpora.items():
         used = [task.objective.for_corpus(corpus.manifest.fields) for task in tasks if name in (task.corpora or [name])]

@@ -4,8 +4,7 @@ A document has the members `<key>.tokens.npy` (1-D uint16 or uint32), `<key>.<an
 `ANNOTATIONS`), `<key>.<suffix>` for files that belong to it (`jpg`), and `<key>.json` for metadata. Tokens are stored
 without special tokens, which objectives add when a sample is loaded. The same documents give the same bytes.
 
-A shard of images (`manifest.LABELS`) has `<key>.jpg` and `<key>.cls`, the label index, as in webdataset. With texts
-(`manifest.TEXTS`) it has `<key>.jpg` and `<key>.txt`.
+Types of token ids may store them elsewhere (`data.token_types`).
 """
 
 from __future__ import annotations
@@ -16,26 +15,25 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 
 from megaptm.data.files import open_array
 from megaptm.data.manifest import (
     ANNOTATIONS,
-    LABELS,
     SPANS,
-    TEXTS,
     Manifest,
     Split,
-    num_text_columns,
     read_manifest,
     write_manifest,
 )
 from megaptm.data.remote import Mirror
 from megaptm.data.table import ShardInfo
+from megaptm.data.token_types import find_token_type
 from megaptm.data.writer import ShardWriter
 from megaptm.errors import UserError
+from megaptm.plugins import load_class
 from megaptm.storage import Cache, is_remote, join_path, local_path, regular_file
 from megaptm.storage.retry import RetryPolicy, retry_call
 
@@ -56,9 +54,9 @@ T = TypeVar("T")
 Verify = Literal["none", "size", "hash"]
 """Check of a shard when it is opened: none, its size, or its size and its sha256."""
 
-# Columns of the index for tokens: offset in the tar, or the label instead, and number of tokens. Two columns follow for
-# each other field, in the order of the manifest's `fields`: offset of its data, and number of rows or bytes (0, 0 if
-# absent).
+# Columns of the index for tokens: offset in the tar (for some types an id), and number of tokens. Two columns follow
+# for each other field, in the order of the manifest's `fields`: offset of its data, and number of rows or bytes (0, 0
+# if absent).
 TOKENS_AT, TOKENS = range(2)
 
 REMEDY = "copy the shard again or rebuild the corpus."
@@ -101,6 +99,9 @@ class ShardFile:
 class Shard:
     """Shard whose documents are read from disk on demand."""
 
+    ids_in_index: ClassVar[bool] = False
+    """Whether the index holds the token ids, and points to one file of the tar per document. It may omit files."""
+
     def __init__(self, path: Path, content: ShardFile, index: np.ndarray, dtype: np.dtype, fields: Sequence[str]):
         self.path = path
         self.content = content
@@ -139,10 +140,8 @@ class Shard:
         if not content.size:
             raise UserError(f"{path} is missing or empty: {REMEDY}")
         index = open_index(folder, info, fields, dtype)
-        kind, stored = (LabeledShard, "uint32") if dtype == LABELS else (cls, dtype)
-        if (texts := TEXTS.fullmatch(dtype)) is not None:
-            kind, stored = CaptionedShard, texts[1]
-        shard = kind(path, content, index, np.dtype(stored).newbyteorder("<"), fields)
+        kind = find_token_type(dtype)
+        shard: Shard = load_class(kind, "shard")(path, content, index, kind.id_type(dtype), fields)
         if not shard._index_is_valid():
             raise UserError(f"{path} does not match its index: {REMEDY}")
         return shard
@@ -234,41 +233,6 @@ class Shard:
         return at, count
 
 
-class LabeledShard(Shard):
-    """Shard of images with labels in the index. The tar may be any tar of image files."""
-
-    def _index_is_valid(self) -> bool:
-        labels, files = self.index[:, TOKENS_AT], self.index[:, 2:]
-        if ((labels < 0) | (labels > np.iinfo(self.dtype).max)).any():
-            return False
-        at, size = files[:, 0::2], files[:, 1::2]
-        return bool(((at >= 0) & (at <= self.content.size) & (size >= 0) & (size <= self.content.size - at)).all())
-
-    def tokens(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        label = self.index[document, TOKENS_AT : TOKENS_AT + 1].astype(self.dtype)[start:stop]
-        if self.vocabulary is not None:
-            self._refuse_unknown_ids(self.vocabulary, label)
-        return label
-
-
-class CaptionedShard(Shard):
-    """Shard of images with token ids of texts in the index. The tar may be any tar of image files."""
-
-    def _index_is_valid(self) -> bool:
-        offsets, ids = self.index[:, 2 : 2 * len(self.fields)], self.index[:, 2 * len(self.fields) :]
-        at, size = offsets[:, 0::2], offsets[:, 1::2]
-        if (self.index[:, TOKENS] > ids.shape[1] * ids.itemsize // self.dtype.itemsize).any():
-            return False
-        return bool(((at >= 0) & (at <= self.content.size) & (size >= 0) & (size <= self.content.size - at)).all())
-
-    def tokens(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        ids = self.index[document, 2 * len(self.fields) :].view(self.dtype)
-        tokens = ids[: int(self.index[document, TOKENS])][start:stop]
-        if self.vocabulary is not None:
-            self._refuse_unknown_ids(self.vocabulary, tokens)
-        return tokens
-
-
 def retry_outages(read: Callable[[], T], path: Path) -> T:
     """Read a file of a corpus. If the disk does not respond, retry for some minutes, because the error is not about the
     content."""
@@ -287,10 +251,11 @@ def _is_outage(error: Exception) -> bool:
 
 
 def open_index(folder: str | os.PathLike[str], info: ShardInfo, fields: Sequence[str], dtype: str) -> np.ndarray:
-    """Return int64 [documents, 2 * fields]: memory-mapped index of a shard; with `TEXTS`, the ids follow."""
+    """Return int64 [documents, 2 * fields]: memory-mapped index of a shard; ids follow for some types."""
     path = Path(folder) / info.index_name
+    columns = 2 * len(fields) + find_token_type(dtype).num_columns(dtype)
     try:
-        index = np.asarray(open_array(path, np.dtype("<i8"), (2 * len(fields) + num_text_columns(dtype),)))
+        index = np.asarray(open_array(path, np.dtype("<i8"), (columns,)))
     except (OSError, ValueError) as error:
         if _is_outage(error):
             raise

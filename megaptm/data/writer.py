@@ -14,8 +14,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from megaptm.data.files import npy_bytes, tar_header
-from megaptm.data.manifest import ANNOTATIONS, LABELS, SPANS, np_name
+from megaptm.data.manifest import ANNOTATIONS, SPANS
 from megaptm.data.table import ShardInfo, index_name
+from megaptm.data.token_types import ARRAYS
 from megaptm.storage import AtomicFile, write_atomically
 
 _JSON = json.JSONEncoder(sort_keys=True, ensure_ascii=False)
@@ -28,16 +29,14 @@ class ShardWriter:
         ...     writer.add(0, tokens, {"sentences": [0, 17]}, meta={"source": "a.txt"}, text_bytes=93)
         >>> writer.close()          # the ShardInfo for `write_manifest`
 
-    `fields` are those of the manifest: `tokens`, then annotations and blob suffixes. With dtype `LABELS`, the single
-    token of a document is written as text and stored in the index.
+    `fields` are those of the manifest: `tokens`, then annotations and blob suffixes.
     """
 
     def __init__(self, path: str | os.PathLike[str], dtype: Any = "uint16", fields: Sequence[str] = ("tokens",)):
         if not fields or fields[0] != "tokens" or len(set(fields)) < len(fields) or "json" in fields:
             raise ValueError(f"fields must be `tokens` and then other names, each once, not {fields}.")
         self.path = Path(path)
-        self.labels = dtype == LABELS
-        self.dtype = np.dtype("uint32" if self.labels else np_name(dtype)).newbyteorder("<")
+        self.dtype = ARRAYS.id_type(np.dtype(dtype).name)
         self.fields = tuple(fields)
         self._index: list[tuple[int, ...]] = []
         self._hash = hashlib.sha256()
@@ -73,7 +72,7 @@ class ShardWriter:
             raise ValueError(f"document {key}: {', '.join(sorted(unknown))} is not one of the fields {self.fields}.")
         ids = self._checked_ids(key, tokens)
         name = f"{int(key):012d}"
-        columns = [(int(ids[0]), 1)] if self.labels else [self._append_array(f"{name}.tokens.npy", ids)]
+        columns = [self._append_ids(name, ids)]
         for field in self.fields[1:]:
             if field in annotations:
                 starts = _checked_annotation(f"document {key}: {field}", field, annotations[field], len(ids))
@@ -83,10 +82,7 @@ class ShardWriter:
                 columns.append((self._append_member(f"{name}.{field}", blobs[field]) - size, size))
             else:
                 columns.append((0, 0))
-        if self.labels:
-            self._append_member(f"{name}.cls", b"%d" % ids[0])
-        if meta is not None:
-            self._append_member(f"{name}.json", _JSON.encode(meta).encode())
+        self._append_rest(name, ids, meta)
         self._index.append(tuple(number for pair in columns for number in pair))
         self.tokens += len(ids)
         self._text_bytes += text_bytes
@@ -95,8 +91,6 @@ class ShardWriter:
         ids = np.asarray(tokens)
         if ids.ndim != 1 or not len(ids):
             raise ValueError(f"document {key}: tokens must be a non-empty list of ids, not of shape {ids.shape}.")
-        if self.labels and len(ids) > 1:
-            raise ValueError(f"document {key}: it has {len(ids)} labels, but the index holds one per document.")
         if ids.min() < 0 or ids.max() > np.iinfo(self.dtype).max:
             raise ValueError(f"document {key}: ids from {ids.min()} to {ids.max()} do not fit {self.dtype.name}.")
         return ids.astype(self.dtype)
@@ -126,6 +120,15 @@ class ShardWriter:
         """Remove the unfinished files of the shard."""
         self._file.close()
         self._shard.discard()
+
+    def _append_ids(self, name: str, ids: np.ndarray) -> tuple[int, int]:
+        """Store the ids of a document; return their columns of the index."""
+        return self._append_array(f"{name}.tokens.npy", ids)
+
+    def _append_rest(self, name: str, ids: np.ndarray, meta: Mapping[str, Any] | None) -> None:
+        """Append the members that the index does not locate."""
+        if meta is not None:
+            self._append_member(f"{name}.json", _JSON.encode(meta).encode())
 
     def _append_array(self, name: str, array: np.ndarray) -> tuple[int, int]:
         """Append an array to the shard as a member; return the offset of its data and its number of rows."""

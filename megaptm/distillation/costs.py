@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from megaptm.config import Config
-from megaptm.distillation.rules import resolve_distillation
-from megaptm.distillation.section import distill_section
 from megaptm.distillation.spec import Distillation
 from megaptm.layers.layer_costs import sublayers
 from megaptm.losses.token_costs import ROWS_PROJECTED
@@ -19,11 +16,6 @@ from megaptm.plan.machine import Machine
 from megaptm.plan.stages import count_rank_parameters, stage_chunks
 from megaptm.plan.workload import Workload
 from megaptm.spec import ModelSpec, change
-
-
-def extra_costs(config: Config) -> TeacherCosts | None:
-    """Return the costs of the teacher of a config, if it has one."""
-    return None if distill_section(config) is None else TeacherCosts(resolve_distillation(config))
 
 
 @dataclass(frozen=True)

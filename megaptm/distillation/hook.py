@@ -13,7 +13,6 @@ from megaptm.config import CommunicationConfig, Config, Layout
 from megaptm.distillation.losses import add_losses
 from megaptm.distillation.rules import resolve_distillation
 from megaptm.distillation.run import needs_weights, teacher_run
-from megaptm.distillation.section import distill_section
 from megaptm.distillation.spec import LOSS, Distillation
 from megaptm.errors import UserError
 from megaptm.layers.kernel_choice import AUTO
@@ -30,11 +29,8 @@ from megaptm.run.rank import RankEnvironment
 from megaptm.train.engines import verified_reader
 
 
-def build_hook(config: Config, rank_env: RankEnvironment) -> DistillationHook | None:
-    """Build the training hook of a config with distillation; None for others. All ranks call this and verify the
-    teacher."""
-    if distill_section(config) is None:
-        return None
+def build_hook(config: Config, rank_env: RankEnvironment) -> DistillationHook:
+    """Build the training hook of a config with distillation. All ranks call this and verify the teacher."""
     return DistillationHook(
         resolve_distillation(config),
         verified_reader(teacher_run(config), rank_env) if needs_weights(config) else None,

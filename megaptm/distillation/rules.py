@@ -168,8 +168,8 @@ def _unsupported_property(spec: ModelSpec) -> str:
         return spec.family.layer.reason
     unsupported = {
         "has a recurrence cache": spec.has_recurrence_cache,
-        "reads sampled tokens": bool(spec.family.sampled.heads),
-        "has a second stream of queries": any(block.query_stream for block in spec.family.stacks.values()),
+        "reads sampled tokens": bool(spec.family.sampled),
+        "has queries beside the text": spec.family.has_queries,
     }
     return next((reason for reason, applies in unsupported.items() if applies), "")
 

@@ -36,8 +36,7 @@ class DistillationRun(RunHook):
 
     def with_absolute_paths(self, config: Config, previous: Callable[[], Config | None]) -> Config:
         distill = distill_section(config)
-        if distill is None:
-            return config
+        assert distill is not None
         teacher, step = absolute(distill.teacher), distill.step
         # A teacher that is trained further must not change in the middle of a run.
         if step is None and (start := previous()) is not None and (of_start := distill_section(start)) is not None:
@@ -51,8 +50,7 @@ class DistillationRun(RunHook):
 
     def check(self, config: Config, tokenizer: Tokenizer) -> tuple[str, dict[str, Any]] | None:
         distill = distill_section(config)
-        if distill is None:
-            return None
+        assert distill is not None
         check_teacher(config, tokenizer)
         return (
             f"{distill.teacher}: the teacher exists, matches distill.model, and has the same tokenizer.",
@@ -77,13 +75,10 @@ class DistillationRun(RunHook):
         return TeacherLogitsMix(samples, teacher_logits(config).split(split))
 
     def state(self, config: Config) -> dict[str, Any]:
-        return {} if distill_section(config) is None else {"teacher": teacher_id(config)}
+        return {"teacher": teacher_id(config)}
 
     def refuse_changes(self, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:
         refuse_other_teacher(checkpoint, state.get("teacher"))
-
-
-RUN_HOOK = DistillationRun()
 
 
 def teacher_run(config: Config) -> OtherRun:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, Strict
 
 from megaptm.objectives.objective import Weight
 from megaptm.section import ExtensionSection
+
+if TYPE_CHECKING:
+    from megaptm.distillation.costs import TeacherCosts
+    from megaptm.distillation.hook import DistillationHook
+    from megaptm.distillation.run import DistillationRun
+    from megaptm.run.rank import RankEnvironment
 
 
 class DistillConfig(ExtensionSection):
@@ -76,6 +82,22 @@ class DistillConfig(ExtensionSection):
         from megaptm.distillation.rules import with_resolved_teacher
 
         return with_resolved_teacher(config)
+
+    def run_hook(self) -> DistillationRun:
+        from megaptm.distillation.run import DistillationRun
+
+        return DistillationRun()
+
+    def extra_costs(self, config: Any) -> TeacherCosts:
+        from megaptm.distillation.costs import TeacherCosts
+        from megaptm.distillation.rules import resolve_distillation
+
+        return TeacherCosts(resolve_distillation(config))
+
+    def build_hook(self, config: Any, rank_env: RankEnvironment) -> DistillationHook:
+        from megaptm.distillation.hook import build_hook
+
+        return build_hook(config, rank_env)
 
 
 SECTION = DistillConfig

@@ -59,6 +59,6 @@ def _find_problems(family: Family | LayerlessFamily) -> Iterator[str]:
             layer = source.partition(".")[2]
             if (layer and not layer.isdecimal()) or HeadInput.parse(source).stack not in family.stacks:
                 yield f"reads has {head}: {source}, which is neither a stack nor STACK.LAYER"
-    for stack, head in family.sampled.heads.items():
-        if stack not in family.stacks or head not in family.reads:
-            yield f"sampled.heads has {stack}: {head}, but its keys must be stacks, and its values heads in reads"
+    for stack, record in family.sampled.items():
+        if stack not in family.stacks or record.head not in family.reads:
+            yield f"sampled has {stack}: {record.head}, but its keys must be stacks, and its heads in reads"

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from typing import Any, TypeVar
 
 from megaptm.errors import UserError
-from megaptm.extensions import EXTENSIONS, attributes
-from megaptm.plugins import registered_attributes
+from megaptm.plugins import EXTENSIONS, attributes, registered_attributes
 
 V = TypeVar("V")
 
@@ -72,7 +71,10 @@ class Registry(MutableMapping[str, V]):
         return len(self._all_entries())
 
     def __setitem__(self, name: str, entry: V) -> None:
-        self._all_entries()[name] = entry
+        """Add an entry. Raise `UserError` if another one has this name."""
+        if (known := self._all_entries().setdefault(name, entry)) is not entry and _origin(known) != _origin(entry):
+            raise UserError(f"{name!r} is registered twice: rename one.")
+        self._entries[name] = entry
 
     def __delitem__(self, name: str) -> None:
         del self._all_entries()[name]
@@ -91,3 +93,8 @@ class Registry(MutableMapping[str, V]):
                 raise
             self._entries |= added
         return self._entries
+
+
+def _origin(entry: Any) -> tuple[str | None, str | None]:
+    """Return module and name of a class or function, which is another object after its module is imported again."""
+    return getattr(entry, "__module__", None), getattr(entry, "__qualname__", None)

@@ -45,7 +45,7 @@ def find_counterpart(spec: ModelSpec) -> Counterpart:
 def hugging_face_models(family: Family) -> tuple[str, ...]:
     """Return the class in `transformers` that computes the same as a family; one per stack if stacks are separate
     models there; empty if there is none."""
-    parts = [family.with_only_stack(stack) for stack in reversed(family.stacks)] if family.sampled.heads else [family]
+    parts = [family.with_only_stack(stack) for stack in reversed(family.stacks)] if family.sampled else [family]
     counterparts = [_match_shape(part) for part in parts]
     return tuple(counterpart.model for counterpart in counterparts if counterpart) if all(counterparts) else ()
 

@@ -104,9 +104,9 @@ def to_hugging_face(
         longest = sequence if spec.family.reads_tokens(next(iter(spec.family.stacks))) else spec.longest
         tokenizer = export_tokenizer(tokenizer, spec, objective=training_objective, sequence=longest or spec.context)
     models = {".": (spec, weights)}
-    if spec.family.sampled.heads:
+    if spec.family.sampled:
         # The stack that reads sampled tokens is the main model; the other stacks are written to subfolders.
-        stacks = {"." if stack in spec.family.sampled.heads else stack: stack for stack in spec.family.stacks}
+        stacks = {"." if stack in spec.family.sampled else stack: stack for stack in spec.family.stacks}
         models = {subfolder: split_stack(spec, weights, stack) for subfolder, stack in stacks.items()}
     start = training_objective.task_for_prompt(next(iter(training_objective.prompts), "text")).decoder_start
     converted = {subfolder: _convert(*model, tokenizer, dtype, start) for subfolder, model in models.items()}
@@ -241,7 +241,7 @@ def _join_stacks(model: ImportedModel, counterpart: Counterpart, folder: Path) -
     """Return the full model if the other stacks of a Hugging Face model are in subfolders; else this stack."""
     family = CATALOGUE[counterpart.family]
     other_stacks = [stack for stack in family.stacks if stack != counterpart.stack and (folder / stack).is_dir()]
-    if counterpart.stack not in family.sampled.heads or not other_stacks:
+    if counterpart.stack not in family.sampled or not other_stacks:
         return model
     parts = {**{stack: from_hugging_face(folder / stack) for stack in other_stacks}, counterpart.stack: model}
     spec = join_specs(family, {stack: part.spec for stack, part in parts.items()}, str(folder))

@@ -30,7 +30,7 @@ from megaptm.hub.labels import read_labels
 from megaptm.hub.library import transformers
 from megaptm.hub.tokenizer import has_tokenizer, read_tokenizer
 from megaptm.models.initial import initial_value
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.objectives import build_objective
 from megaptm.plan.count import count_parameters
 from megaptm.resilience.events import Events, ImportEvent
@@ -137,7 +137,7 @@ def _with_mask_decoder(model: ImportedModel) -> tuple[ImportedModel, tuple[str, 
     if spec == model.spec:
         return model, ()
     with torch.device("meta"):
-        shapes = {name: tuple(parameter.shape) for name, parameter in build_model(spec).named_parameters()}
+        shapes = {name: tuple(parameter.shape) for name, parameter in Model(spec).named_parameters()}
     lacking = {name: shape for name, shape in shapes.items() if name not in model.weights and name not in model.absent}
     decoders = tuple(dict.fromkeys(name.rpartition(".")[0] for name in lacking))
     return replace(model, spec=spec, absent={**model.absent, **lacking}), decoders

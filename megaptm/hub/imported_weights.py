@@ -14,7 +14,7 @@ from megaptm.errors import UserError
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.folder import CONFIG
 from megaptm.hub.tensor_rules import HEADS, export_weights, import_weights
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.spec import ModelSpec
 
 # `transformers` stores these with the weights of old checkpoints; they are not trained. The last one is a table of T5
@@ -64,7 +64,7 @@ def imported_model(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str
     if spec.layers > len(state):
         raise UserError(f"{where}: {CONFIG} has {spec.layers:,} layers, but there are only {len(state):,} tensors.")
     with torch.device("meta"):
-        parameters = dict(build_model(spec).named_parameters())
+        parameters = dict(Model(spec).named_parameters())
     shapes = {name: tensor.shape for name, tensor in export_weights(counterpart.rules, spec, parameters).items()}
     state = _drop_zero_parameters(counterpart, spec, state, where)
     hf_weights, unused = _rename_parameters(counterpart, state, shapes, where)

@@ -35,12 +35,3 @@ def transformers() -> Any:
     except ImportError:
         raise UserError("models of Hugging Face's format need transformers: `pip install 'megaptm[hub]'`.") from None
     return module
-
-
-def h5py() -> Any:
-    """Return the module `h5py`. Raise UserError if it is not installed."""
-    try:
-        import h5py as module
-    except ImportError:
-        raise UserError("HDF5 files need h5py: `pip install 'megaptm[elmo]'`.") from None
-    return module

@@ -16,8 +16,8 @@ TOKENS = "embed.token.weight"
 
 
 def split_stack(spec: ModelSpec, weights: Mapping[str, Tensor], stack: str) -> tuple[ModelSpec, dict[str, Tensor]]:
-    """Return one stack of a family as a separate Hugging Face model, with the shared tables or its own: a
-    gradient-disentangled table is the sum of the shared one and the difference."""
+    """Return one stack of a family as a separate Hugging Face model, with the common tables or its own. Its
+    own token table is added to the common one (`InputSpec.stack`)."""
     family, size = spec.family.with_only_stack(stack), change(spec.size_of(stack), stacks={})
     if size.width != spec.size.table_width:
         size = change(size, embedding=spec.size.table_width)
@@ -26,15 +26,15 @@ def split_stack(spec: ModelSpec, weights: Mapping[str, Tensor], stack: str) -> t
     for name, weight in weights.items():
         if (split_name := _split_name(spec.family, stack, name)) is not None:
             split[split_name] = weight
-    if (difference := weights.get(_difference_name(stack))) is not None:
-        split[TOKENS] = weights[TOKENS] + difference
+    if (table := weights.get(_own_table(spec.family, stack))) is not None:
+        split[TOKENS] = weights[TOKENS] + table
     return replace(spec, family=family, size=size), split
 
 
 def join_specs(family: Family, parts: Mapping[str, ModelSpec], where: str) -> ModelSpec:
     """Return the spec of the full model of stacks that are separate Hugging Face models. Raise UserError if they differ
     in shared settings."""
-    main = parts[next(stack for stack in family.stacks if stack in family.sampled.heads)]
+    main = parts[next(stack for stack in family.stacks if stack in family.sampled)]
     for stack, part in parts.items():
         other_settings = _shared_settings(part)
         for name, value in _shared_settings(main).items():
@@ -70,8 +70,8 @@ def rename_to_full(family: Family, parts: Mapping[str, Mapping[str, Value]]) -> 
 
 
 def join_weights(family: Family, parts: Mapping[str, Mapping[str, Tensor]], where: str) -> dict[str, Tensor]:
-    """Return the weights of the full model from those of separate stacks, with the differences of gradient-disentangled
-    tables. Raise UserError if shared weights differ by more than the precision of a half-precision format."""
+    """Return the weights of the full model from those of separate stacks, with the own tables of
+    stacks. Raise UserError if shared weights differ by more than the precision of a half-precision format."""
     weights = rename_to_full(family, parts)
     for stack, stack_weights in parts.items():
         for name, weight in stack_weights.items():
@@ -80,10 +80,8 @@ def join_weights(family: Family, parts: Mapping[str, Mapping[str, Tensor]], wher
                     f"{where}: {name} of its {stack} differs from the other model's, but {family.name} has one "
                     "parameter for both; give models trained together."
                 )
-    differences = {
-        name: weights[name] - weights[TOKENS] for name in map(_difference_name, family.gradient_disentangled)
-    }
-    return weights | differences
+    tables = [_own_table(family, stack) for stack in family.own_tables]
+    return weights | {name: weights[name] - weights[TOKENS] for name in tables}
 
 
 def _split_name(family: Family, stack: str, name: str) -> str | None:
@@ -91,30 +89,26 @@ def _split_name(family: Family, stack: str, name: str) -> str | None:
     widen, own = _widen_prefix(family, stack), f"embed.{family.tables[stack]}"
     if name.startswith(widen):
         return name.replace(widen, "embed.widen.")
-    if not name.startswith("embed.") or "widen." in name or name == _difference_name(stack):
+    if not name.startswith("embed.") or "widen." in name or name == _own_table(family, stack):
         return None
-    if stack in family.gradient_disentangled:
+    if stack in family.own_tables:
         return name.replace(own, "embed.") if name.startswith(own) else None
-    return (
-        None
-        if name.startswith(tuple(f"embed.{family.tables[other]}" for other in family.gradient_disentangled))
-        else name
-    )
+    return None if name.startswith(tuple(f"embed.{family.tables[other]}" for other in family.own_tables)) else name
 
 
 def _full_name(family: Family, stack: str, name: str) -> str:
     if name.startswith("embed.widen."):
         return name.replace("embed.widen.", _widen_prefix(family, stack))
-    if stack in family.gradient_disentangled and name.startswith("embed."):
-        return _difference_name(stack) if name == TOKENS else name.replace("embed.", f"embed.{family.tables[stack]}")
+    if stack in family.own_tables and name.startswith("embed."):
+        return _own_table(family, stack) if name == TOKENS else name.replace("embed.", f"embed.{family.tables[stack]}")
     return name
 
 
-def _difference_name(stack: str) -> str:
-    """Return the name of the difference table of a gradient-disentangled stack in the full model."""
-    return f"embed.{stack}_difference.weight"
+def _own_table(family: Family, stack: str) -> str:
+    """Return the name of a stack's own token table in the full model; empty if it has none."""
+    return next((f"embed.{record.name}.weight" for record in family.inputs if record.stack == stack), "")
 
 
 def _widen_prefix(family: Family, stack: str) -> str:
     """Return the name prefix of a stack's projection from the tables in the full model."""
-    return f"embed.{stack}_widen." if stack in family.sampled.heads else f"embed.{family.prefixes[stack]}widen."
+    return f"embed.{stack}_widen." if stack in family.sampled else f"embed.{family.prefixes[stack]}widen."

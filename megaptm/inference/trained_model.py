@@ -11,7 +11,7 @@ from torch import Tensor
 
 from megaptm.config import Config
 from megaptm.errors import UserError
-from megaptm.models.model import Model, build_model
+from megaptm.models.model import Model
 from megaptm.objectives.objective import Prompt
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.run.folder import CONFIG
@@ -97,7 +97,7 @@ def _build_filled(
 ) -> Model:
     """Build a trained model with these weights, read from `source`, in evaluation mode."""
     with torch.device("meta"):
-        model = build_model(spec)
+        model = Model(spec)
     # Compared before memory is allocated: a damaged config may ask for any amount.
     for name, parameter in model.named_parameters():
         weight = weights.get(name)

@@ -50,7 +50,7 @@ class Attend(AttentionCore):
     def __init__(self, *, causal: bool, scale: float, dropout: float) -> None:
         super().__init__()
         self.causal, self.scale = causal, scale
-        self.dropout = Dropout(dropout, region="heads")
+        self.dropout = Dropout(dropout, masks="heads")
 
     def forward(self, q_SBHK: Tensor, k_MBHK: Tensor, v_MBHK: Tensor, mask: Tensor | None) -> Tensor:
         """Return [S, B, H*K].

@@ -44,7 +44,7 @@ class FeedForward(nn.Module):
         self.activation = activation_of(name)
         self.up = Linear.of(costs.linears["up"])
         # Tensor ranks hold different features, as they hold different heads: their dropout masks must differ.
-        self.dropout = Dropout(dropout if costs.block.ffn.dropout else 0.0, region="heads")
+        self.dropout = Dropout(dropout if costs.block.ffn.dropout else 0.0, masks="heads")
         self.down = Linear.of(costs.linears["down"])
 
     def forward(self, x_SBD: Tensor) -> Tensor:

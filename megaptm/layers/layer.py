@@ -21,6 +21,7 @@ from megaptm.layers.layer_costs import SubLayer, sublayers
 from megaptm.layers.mask import Mask
 from megaptm.layers.norm import FinalNorm, Norm
 from megaptm.layers.positions import rotation, score_bias
+from megaptm.layers.recurrence_cache import StackCache
 from megaptm.layers.rng import RngReplay, save_rng_state
 from megaptm.layers.split import Dropout, HeadTable, SequenceHooks, same
 from megaptm.plugins import load_class
@@ -121,7 +122,7 @@ class Layer(nn.Module):
                 self.add_module(f"{sub.name}_norm", Norm(size.width, block.norm))
             self.add_module(sub.name, _module_class(sub)(sub.costs, dropout=dropout))
         self.attention.attend.assign(layer=number)
-        self.dropout = Dropout(dropout, region="residual")
+        self.dropout = Dropout(dropout, masks="residual")
         for name, child in (shared or {}).items():
             setattr(self, name, child)
 
@@ -225,6 +226,10 @@ class StackInputs:
     memory_mask: Mask | None = None
     positions: Tensor | None = None
     """Position ids [B, S]. None: 0, 1, 2 ..."""
+    cache: StackCache | None = None
+    """Recurrence cache, which records the inputs of the layers."""
+    fields: Mapping[str, Tensor] = field(default_factory=dict)
+    """Batch fields that kinds of attention request (`AttentionSpec.fields`), without the prefix of the stack."""
     decode: bool = True
     """Whether layers run as for predictions; False for encoding (mask decoder of DeBERTa)."""
     outputs: dict[int, Tensor] = field(default_factory=dict)
@@ -284,7 +289,7 @@ class Stack(SequenceHooks, BaseStack):
                 block.at(number), size, dropout=dropout, memory=memory, shared=of_layer, number=number
             )
         if block.norm.position == "post" and block.final_dropout and size.layers - 1 in layers:
-            self["final"] = Dropout(dropout, region="residual")
+            self["final"] = Dropout(dropout, masks="residual")
         if block.norm.position != "post" and size.layers - 1 in layers:
             self["final"] = FinalNorm(
                 size.width * block.residual.streams,

@@ -1,7 +1,6 @@
 """Attention masks from document ids, visibility and pattern."""
 
-# B batch, Q query positions, K key positions, H heads, S positions of one stream,
-# A target positions, M positions of the recurrence cache
+# B batch, Q query positions, K key positions, H heads, S positions of one stream
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from torch._guards import detect_fake_mode
 
 from megaptm.errors import UserError
 from megaptm.layers.pattern import Pattern
-from megaptm.layers.recurrence_cache import StackCache
-from megaptm.spec import Block, visibility_of
+from megaptm.spec import visibility_of
 
 GLOBAL_POSITIONS = "global_positions"
 """Batch field with global positions, added by the engine: counting them in a layer would synchronize with the GPU."""
@@ -42,15 +40,6 @@ class Mask:
     """Marks [B, S], not 0 at global positions, which attend and are attended to outside the pattern."""
     global_positions: Tensor | None = None
     """Indices of global positions, [B, G] (`layers.sparse.global_positions`). None: not computed yet."""
-    target_positions: Tensor | None = None
-    """Positions of the query stream, [B, A], which attend to positions before them in the order, themselves excluded.
-    These queries follow the Q queries of the content stream."""
-    cache: StackCache | None = None
-    """Recurrence cache, to which every position attends. Its keys precede the K keys."""
-    segments: Tensor | None = None
-    """Segment ids [B, Q] for relative segment encoding. The recurrence cache is in segment 0."""
-    backward: Tensor | None = None
-    """Direction [B]: 1 for a sequence that is read backward, for relative attention."""
     table: Tensor | None = field(init=False, default=None, compare=False, repr=False)
     """Lookup table of the pattern. Not a cached property: compiled code cannot read one."""
 
@@ -106,53 +95,7 @@ class Mask:
             torch.arange(number, device=self.device).view([-1 if axis == dimension else 1 for axis in range(4)])
             for dimension, number in enumerate((rows, heads, *self.length))
         )
-        attended = self.attends(batch, head, query, key).expand(rows, heads, *self.length)
-        if self.target_positions is not None:
-            beside = self._query_stream_mask(self.target_positions)
-            attended = torch.cat([attended.expand(len(beside), -1, -1, -1), beside], 2)
-        return attended if self.cache is None else self._with_cache(attended, self.cache)
-
-    def _query_stream_mask(self, positions: Tensor) -> Tensor:
-        """Return the attention mask of the query stream, [B, 1, A, K]."""
-        if self.order is None:
-            raise UserError(
-                "The batch has no `order`, which queries at target positions need: use an objective that provides it."
-            )
-        attended = self.order[:, None, None, :] < self.order.gather(1, positions)[:, None, :, None]
-        if self.documents is None:
-            return attended
-        query, key = self.documents[0].gather(1, positions)[:, None, :, None], self.documents[1][:, None, None, :]
-        return attended & ((query == key) | (query == 0))
-
-    def _with_cache(self, attended: Tensor, cache: StackCache) -> Tensor:
-        """Return the attention mask with the recurrence cache, [B, 1, Q, M + K]. Only its last positions may be
-        filled."""
-        if self.documents is not None:
-            raise UserError(
-                "a recurrence cache (model.memory) cannot be used with document masks: set "
-                "data.document_mask=false, or model.memory=0."
-            )
-        there = torch.arange(cache.length, device=self.device) >= cache.length - cache.filled[:, None]
-        there = there[:, None, None, :].expand(-1, 1, attended.shape[2], -1)
-        if cache.same_length:
-            # Each query attends to as many positions as the cache holds, its own included.
-            ages = torch.arange(self.length[0], device=self.device)[:, None] + cache.length
-            there = there & (ages - torch.arange(cache.length, device=self.device) < cache.length)
-            attended = attended.tril().triu(1 - cache.length)
-        return torch.cat([there, attended.expand(len(there), -1, -1, -1)], 3)
-
-    @functools.cached_property
-    def in_other_segment(self) -> Tensor | None:
-        """Return which keys, recurrence cache included, are in another segment than the query: [B, Q, K]."""
-        if self.segments is None:
-            return None
-        queries = self.segments
-        if self.target_positions is not None:
-            queries = torch.cat([queries, queries.gather(1, self.target_positions)], 1)
-        keys = self.segments
-        if self.cache is not None:
-            keys = torch.cat([keys.new_zeros(len(keys), self.cache.length), keys], 1)
-        return queries[:, :, None] != keys[:, None, :]
+        return self.attends(batch, head, query, key).expand(rows, heads, *self.length)
 
     def scores(self, bias: Tensor | None) -> Tensor | None:
         """Return the attention mask as kernels take it: boolean, or a bias on the scores.
@@ -200,16 +143,9 @@ def _table_of(pattern: Pattern, length: int, device: torch.device, mode: object)
     return None if table is None else torch.from_numpy(table).to(device)
 
 
-def self_mask(
-    batch: dict[str, Tensor],
-    prefix: str,
-    visibility: str,
-    *,
-    block: Block | None = None,
-    cache: StackCache | None = None,
-) -> Mask:
+def self_mask(batch: dict[str, Tensor], prefix: str, visibility: str) -> Mask:
     """Return the self-attention mask of the batch fields with this prefix: `tokens`, `document_ids`, `order`,
-    `global_tokens`. With a block also what relative attention needs."""
+    `global_tokens`."""
     names = ("tokens", "document_ids", "order", "global_tokens")
     tokens, documents, order, marks = (batch.get(prefix + name) for name in names)
     assert tokens is not None
@@ -226,10 +162,6 @@ def self_mask(
         order=order if ordered else None,
         marks=marks,
         global_positions=batch.get(prefix + GLOBAL_POSITIONS),
-        target_positions=batch.get(f"{prefix}masked_positions") if block is not None and block.query_stream else None,
-        cache=cache,
-        segments=batch.get(f"{prefix}segments") if block is not None and block.segment_scores else None,
-        backward=batch.get(f"{prefix}backward"),
     )
 
 

@@ -34,7 +34,7 @@ class FinalNorm(Norm):
 
     def __init__(self, width: int, record: NormSpec, *, dropout: float) -> None:
         super().__init__(width, record)
-        self.dropout = Dropout(dropout, region="residual")
+        self.dropout = Dropout(dropout, masks="residual")
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(super().forward(x))

@@ -132,14 +132,14 @@ class HeadBias(nn.Module):
 class Dropout(nn.Module):
     """Dropout with the random generator of `stream`.
 
-    `region` is `heads` (attention weights, or inside the feed-forward: tensor ranks hold different heads or features,
+    `masks` is `heads` (attention weights, or inside the feed-forward: tensor ranks hold different heads or features,
     so masks differ), `residual` (residual stream: equal masks on all tensor ranks, unless the sequence is split) or
     `replicated` (equal masks on all tensor ranks).
     """
 
-    def __init__(self, rate: float, *, region: str = "residual") -> None:
+    def __init__(self, rate: float, *, masks: str = "residual") -> None:
         super().__init__()
-        self.rate, self.region = rate, region
+        self.rate, self.masks = rate, masks
         self.stream: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property

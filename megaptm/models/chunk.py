@@ -67,11 +67,11 @@ def chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
 
 
 def _embeds(spec: ModelSpec, stack: str, final_stacks: tuple[str, ...], *, first: bool) -> bool:
-    return spec.family.source(stack) in final_stacks if stack in spec.family.sampled.heads else first
+    return spec.family.source(stack) in final_stacks if stack in spec.family.sampled else first
 
 
 def _is_here(spec: ModelSpec, head: str, layers: dict[str, range], final_stacks: tuple[str, ...], last: bool) -> bool:
     """Whether a chunk with these layers has everything that a head of the model reads."""
-    if head in spec.family.sampled.heads.values():
+    if head in {record.head for record in spec.family.sampled.values()}:
         return spec.head_inputs(head)[0].stack in final_stacks
     return all(last if layer is None else layer in layers.get(stack, ()) for stack, layer in spec.head_inputs(head))

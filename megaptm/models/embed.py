@@ -17,11 +17,10 @@ from megaptm.layers.positions import sinusoid
 from megaptm.layers.split import Dropout, Embedding, Linear
 from megaptm.models.embed_costs import input_costs, token_costs, widening_projections
 from megaptm.plugins import load_class
-from megaptm.spec import Family, InputSpec, ModelSpec
+from megaptm.spec import InputSpec, ModelSpec
 
 SEQUENCE_FIELDS = ("tokens", "segments", "positions")
 """Batch fields with an entry for each position, which the embedding reads."""
-SAMPLED_TABLES = ("shared", "gradient-disentangled")
 
 
 class Embed(nn.Module):
@@ -32,7 +31,7 @@ class Embed(nn.Module):
     `reads_positions`, and returns [S, B, D].
     One that is appended gets only its own R positions, and also their segment embeddings [R, B, D], or None.
 
-    A gradient-disentangled stack adds a difference table of its own. Without stacks this module is only the token table
+    Without stacks this module is only the token table
     of a tied output projection, under the same name, and the projections of `tied_inputs`.
     """
 
@@ -45,7 +44,6 @@ class Embed(nn.Module):
         super().__init__()
         family, width = spec.family, spec.size.table_width
         _check_inputs(spec)
-        _check_sampled_tables(family)
         scales = {"none": 1.0, "sqrt-width": width**0.5}
         if family.embedding.scale not in scales:
             known = ", ".join(scales)
@@ -65,40 +63,36 @@ class Embed(nn.Module):
                 self.add_module(name, TiedProjection(input_costs(spec)[name].tied_linear))
             return
         for record in family.inputs:
-            if record.module:
+            if record.module and record.stack in ("", *stacks):
                 module = load_class(record, "module")
                 self.add_module(record.name, module(spec, record))
         self.token_inputs = {name: family.token_input(name) for name in family.stacks}
-        self.added = [record for record in family.inputs if record.module and not record.replaces_tokens]
+        modules = [record for record in family.inputs if record.module and not record.replaces_tokens]
+        self.added = [record for record in modules if not record.stack]
+        self.own_tables = {record.stack: record.name for record in modules if record.stack}
         self.first_position = family.embedding.first_position
         self.waves = {name: family.stacks[name].position == "sinusoid" for name in stacks}
         if width % 2 and any(self.waves.values()):
             raise UserError(f"{family.name}: sinusoid positions need an even width, not {width}: change it.")
         for prefix, name in {family.tables[name]: name for name in stacks}.items():
-            if name in family.gradient_disentangled:
-                difference = Embedding(spec.padded_vocabulary, width, split="vocabulary")
-                self.add_module(f"{prefix}difference", difference)
             if family.stacks[name].position == "learned":
                 self.add_module(f"{prefix}position", Embedding(spec.positions_of(name), spec.table_width(name)))
             if family.embedding.has_norm(name):
                 block = family.stacks[name]
                 self.add_module(f"{prefix}norm", Norm(spec.table_width(name), block.norm))
-            if family.stacks[name].query_stream:
-                self.add_module(f"{prefix}query", Embedding(1, width))
         if family.segments:
             self.segment = Embedding(family.segments, width)
-        self.dropout = Dropout(spec.dropout, region="residual")
+        self.dropout = Dropout(spec.dropout, masks="residual")
         self.prefixes, self.tables = family.prefixes, family.tables
         self.widenings = {
-            name: f"{name}_widen" if name in family.sampled.heads else f"{family.prefixes[name]}widen"
-            for name in stacks
+            name: f"{name}_widen" if name in family.sampled else f"{family.prefixes[name]}widen" for name in stacks
         }
         for name, linear in widening_projections(spec).items():
             if name in stacks:
                 self.add_module(self.widenings[name], Linear.of(linear))
 
     def forward(self, batch: dict[str, Tensor], stack: str, scatter_sequence: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the embedding [S, B, D] of a stack's input; queries of a query stream follow the text.
+        """Return the embedding [S, B, D] of a stack's input; appended positions and queries follow the text.
 
         It reads the stack's `tokens`, `positions` (None: 0, 1, 2 ...) and `segments` [B, S], and the fields of other
         inputs.
@@ -109,8 +103,8 @@ class Embed(nn.Module):
         ids_SB = batch[prefix + "tokens"].t()
         record = self.token_inputs[stack]
         x = self._module(record.name)(*(batch[prefix + name] for name in record.fields), ids_SB)
-        if (difference := self._modules.get(f"{own}difference")) is not None:
-            x = x.detach() + difference(ids_SB)
+        if stack in self.own_tables:
+            x = x.detach() + self._module(self.own_tables[stack])(ids_SB)
         if self.scale != 1.0:
             x = x * self.scale
         if self.waves[stack]:
@@ -122,7 +116,7 @@ class Embed(nn.Module):
         if segments is not None:
             x = x + segments[: len(x)]
         for record in self.added:
-            if not record.is_appended:
+            if not record.is_appended and not record.adds_queries:
                 fields = [batch[prefix + name] for name in record.fields]
                 sample_fields = (batch.get(name) for name in record.sample_fields)
                 ids = ids_SB
@@ -135,10 +129,9 @@ class Embed(nn.Module):
             fields = [appended_batch[name] for name in record.fields]
             rest_segments = None if segments is None else segments[len(x) :]
             x = torch.cat([x, self._module(record.name)(*fields, appended_batch["tokens"].t(), rest_segments)])
-        target_positions = batch.get(f"{prefix}masked_positions")
-        if (query := self._modules.get(f"{own}query")) is not None and target_positions is not None:
-            # All queries of the query stream start equal; only positions distinguish them.
-            x = torch.cat([x, query(torch.zeros_like(target_positions.t()))])
+        for record in self.added:
+            if record.adds_queries and (target_positions_BA := batch.get(f"{prefix}masked_positions")) is not None:
+                x = torch.cat([x, self._module(record.name)(target_positions_BA)])
         x = self.dropout(scatter_sequence(x))
         widen = self._modules.get(self.widenings[stack])
         return x if widen is None else widen(x)
@@ -192,28 +185,11 @@ def _check_inputs(spec: ModelSpec) -> None:
         > (1 if len(family.stacks) == 1 or family.output.tied else 2),
         "a projection on the token table (tied)": family.output.tied,
         "a token table of another kind": (tokens := token_costs(spec)) is not None and bool(tokens.module),
-        "a stack that reads sampled tokens": bool(family.sampled.heads),
-        "a second stream of queries": any(block.query_stream for block in family.stacks.values()),
+        "a stack that reads sampled tokens": bool(family.sampled),
+        "queries beside the text": family.has_queries,
     }
     if replaced and (named := [word for word, is_so in errors.items() if is_so]):
         raise UserError(
             f"{spec.name}: the input {replaced[0]} replaces tokens, which cannot be combined with "
             f"{named[0]}: change either."
-        )
-
-
-def _check_sampled_tables(family: Family) -> None:
-    if family.sampled.tables not in SAMPLED_TABLES:
-        raise UserError(
-            f"{family.name}: sampled.tables is {family.sampled.tables!r}, which is unknown; use one of "
-            f"{', '.join(SAMPLED_TABLES)}."
-        )
-    if family.gradient_disentangled and (
-        family.segments
-        or any(record.reads_positions for record in family.inputs)
-        or any(family.stacks[name].position == "learned" for name in family.gradient_disentangled)
-    ):
-        raise UserError(
-            f"{family.name}: sampled.tables is gradient-disentangled, which only token tables support; remove "
-            "segments and learned positions, or use shared."
         )

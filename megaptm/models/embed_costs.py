@@ -140,13 +140,12 @@ def input_linears(spec: ModelSpec, stacks: Collection[str]) -> Iterator[LinearSh
     """Yield the shapes of the linear layers at the input of some stacks, except the token table. They are those of
     embedding tables (inputs: width, outputs: rows), of projections to the stack's width, and of linear layers of other
     inputs."""
-    family, width = spec.family, spec.size.table_width
+    family = spec.family
     for costs in input_costs(spec).values():
         yield from costs.linears
     for name in _by_table(family, stacks):
         if family.stacks[name].position == "learned":
             yield LinearShape(spec.table_width(name), spec.positions_of(name), False)
-    yield from [LinearShape(width, 1, False)] * sum(family.stacks[name].query_stream for name in stacks)
     yield from (linear for name, linear in widening_projections(spec).items() if name in stacks)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from megaptm.errors import UserError
 from megaptm.families import Registry, contributions
@@ -13,7 +13,7 @@ from megaptm.layers.costs import LinearShape
 from megaptm.layers.layer_costs import norm_parameters
 from megaptm.losses.token_costs import LossBytes, projection_bytes
 from megaptm.models.embed_costs import token_costs
-from megaptm.plugins import is_plugin, load_plugin
+from megaptm.plugins import load_plugin
 from megaptm.spec import Block, ModelSpec, Size
 
 
@@ -265,22 +265,7 @@ _HEADS: dict[str, type[HeadCosts]] = {
 HEADS: Registry[type[HeadCosts]] = Registry(
     _HEADS, lambda: ((head.name, head) for heads in contributions("head_costs", "HEADS") for head in heads)
 )
-"""Costs of heads by the head's name."""
-
-H = TypeVar("H", bound=type[HeadCosts])
-
-
-def register_head(head: H) -> H:
-    """Register the costs of a user-defined head, so that families and objectives can name it. This is a class
-    decorator."""
-    if missing := sorted(getattr(head, "__abstractmethods__", ())):
-        raise TypeError(f"{head.__name__} does not define its costs: implement {' and '.join(missing)}.")
-    if not is_plugin(head.module):
-        raise TypeError(f"{head.__name__}.module ({head.module!r}) must be written `package.module:NAME`.")
-    known = HEADS.setdefault(head.name, head)
-    if (known.__module__, known.__qualname__) != (head.__module__, head.__qualname__):
-        raise TypeError(f"there is a head called {head.name!r} already: {known.__name__}.")
-    return head
+"""Costs of heads by the head's name. A module that only a config names adds its own: `HEADS["low"] = LowHeadCosts`."""
 
 
 def head_costs(spec: ModelSpec) -> dict[str, HeadCosts]:

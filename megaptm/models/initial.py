@@ -112,7 +112,7 @@ INITIAL_RULES: dict[str, InitialRules] = {
 BY_INIT_STD = (_normal, _residual)
 """Rules that `InitSpec.std` scales."""
 ONES = re.compile(r"(.*norm|.*\.final)\.weight")
-ZEROS = re.compile(r".*\.bias|.*_difference\.weight")
+ZEROS = re.compile(r".*\.bias")
 VOCABULARY_TABLE = re.compile(r"(embed\.token|head\.[^.]+\.table)\.weight")
 """Tables with a row per vocabulary entry."""
 

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megaptm.batch import IGNORED
 from megaptm.errors import UserError
 from megaptm.layers.attention import AttentionCore
 from megaptm.layers.layer import BaseStack, Stack, StackInputs, same, stack_class
@@ -27,7 +26,8 @@ from megaptm.models.head_costs import HEADS
 from megaptm.models.heads import Head, build_heads
 from megaptm.models.loss import Loss
 from megaptm.models.output import ModelOutput, States
-from megaptm.models.sample import REPLACED, SamplingHead, sample_tokens
+from megaptm.models.sample import InputSampler, SamplingHead
+from megaptm.plugins import load_class
 from megaptm.spec import EMBEDDED, Block, Family, HeadInput, ModelSpec
 
 NONE_ENDED: Mapping[str, Tensor] = MappingProxyType({})
@@ -56,6 +56,12 @@ def stream_lengths(batch: Mapping[str, Tensor], family: Family) -> dict[str, int
         )
         lengths[name] = family.stacks[name].residual.streams * positions
     return lengths
+
+
+def _attention_fields(batch: Mapping[str, Tensor], prefix: str, block: Block) -> dict[str, Tensor]:
+    """Return the batch fields that a block's kinds of attention request."""
+    names = {name for record in block.attentions for name in record.fields}
+    return {name: batch[prefix + name] for name in names if prefix + name in batch}
 
 
 def _stack(spec: ModelSpec, name: str, block: Block, layers: range) -> BaseStack:
@@ -163,7 +169,7 @@ class Model(nn.Module):
         or at most -100 (released code of TinyBERT)."""
         layers, prefix = self.stack(stack), self.spec.family.prefixes[stack]
         assert isinstance(layers, Stack)
-        mask = self_mask(batch, prefix, layers.block.visibility, block=layers.block)
+        mask = self_mask(batch, prefix, layers.block.visibility)
         return layers.attention_scores(layer, x_SBD, mask, batch.get(f"{prefix}positions"))
 
     def hash_by(self, key: str | None) -> None:
@@ -173,16 +179,17 @@ class Model(nn.Module):
                 module.set_seed_key(key)
 
     def encode(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return hidden states [B, S, D] of the first stack, or of the stack that reads sampled tokens (ELECTRA's
-        discriminator). The model must be complete."""
+        """Return hidden states [B, S, D] of the first stack, or of the stack that reads sampled tokens. The model must
+        be complete."""
         assert self.embed is not None
-        name = next(iter(self.spec.family.sampled.heads), next(iter(self.spec.family.stacks)))
+        name = next(iter(self.spec.family.sampled), next(iter(self.spec.family.stacks)))
         stack = self.stack(name)
         assert stack is not None
-        batch = self._without_query_stream(batch)
-        mask = self_mask(batch, "", stack.block.visibility, block=stack.block)
+        batch = self._without_queries(batch)
+        mask = self_mask(batch, "", stack.block.visibility)
         x = self.embed(batch, name, self.scatter_sequence)
-        x = stack(x, StackInputs(mask, positions=batch.get("positions"), decode=False))
+        fields = _attention_fields(batch, "", stack.block)
+        x = stack(x, StackInputs(mask, positions=batch.get("positions"), fields=fields, decode=False))
         return self.gather_sequence(x).transpose(0, 1)
 
     def begin_step(self, *, seed: int, step: int) -> None:
@@ -192,8 +199,7 @@ class Model(nn.Module):
                 begin_step(seed=seed, step=step)
 
     def with_sampled_labels(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the batch with labels that depend on sampling (ELECTRA: which tokens were replaced). The model must be
-        complete."""
+        """Return the batch with labels that depend on sampling. The model must be complete."""
         return self._with_sampled_labels(batch, self._run(batch, None)[0])
 
     def logits(
@@ -208,20 +214,14 @@ class Model(nn.Module):
 
         `lm` and `mlm`: [B, S, vocabulary] at every position. `next-sentence`: [B, 2]. `image-text`: features of both
         sides and the temperature, [B, 2 E + 1]. `ended`: stack -> its output [S, B, D], if already computed. `caches`
-        as in `forward`. With a query stream the logits are those of the content stream; `target_logits` returns both.
+        as in `forward`. Queries beside the text are left out; `forward` returns their logits, too.
         """
-        batch = self._without_query_stream(batch)
+        batch = self._without_queries(batch)
         return self._logits(*self._run(batch, x, ended, caches), batch)
 
-    def target_logits(
-        self, batch: dict[str, Tensor], *, caches: Mapping[str, StackCache] = NO_CACHES
-    ) -> dict[str, Tensor]:
-        """Return the logits of content stream and query stream, [B, S + A, vocabulary]."""
-        return self._logits(*self._run(batch, None, caches=caches), batch)
-
-    def _without_query_stream(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the batch without the fields of the query stream."""
-        if not any(block.query_stream for block in self.spec.family.stacks.values()):
+    def _without_queries(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the batch without the target positions for which an input adds queries."""
+        if not self.spec.family.has_queries:
             return batch
         return {field: value for field, value in batch.items() if field != "masked_positions"}
 
@@ -297,18 +297,26 @@ class Model(nn.Module):
         inner: dict[HeadInput, Tensor] = {}
         streams = self._embed(batch, ended) if x is None else self._split_stream(batch, x)
         for name, prefix in prefixes.items():
-            if name in self.spec.family.sampled.heads and name in self.chunk.embedded_stacks:
+            if name in self.spec.family.sampled and name in self.chunk.embedded_stacks:
                 inner |= self._embed_sampled_tokens(name, batch, streams)
             if (stack := self.stack(name)) is None or name in ended:
                 continue
             if (cache := caches.get(name)) is not None and "reset_state" in batch:
                 cache.start(batch["reset_state"])
-            mask = self_mask(batch, prefix, stack.block.visibility, block=stack.block, cache=cache)
+            mask = self_mask(batch, prefix, stack.block.visibility)
             memory, memory_mask = None, None
             if (source := stack.block.cross) is not None:
                 memory, memory_mask = streams[source], cross_mask(batch, prefix, prefixes[source])
             outputs: dict[int, Tensor] = {EMBEDDED: streams[name]} if EMBEDDED in stack.read else {}
-            inputs = StackInputs(mask, memory, memory_mask, batch.get(f"{prefix}positions"), outputs=outputs)
+            inputs = StackInputs(
+                mask,
+                memory,
+                memory_mask,
+                positions=batch.get(f"{prefix}positions"),
+                cache=cache,
+                fields=_attention_fields(batch, prefix, stack.block),
+                outputs=outputs,
+            )
             streams[name] = stack(streams[name], inputs)
             inner |= {HeadInput(name, layer): output for layer, output in outputs.items()}
         return streams, inner
@@ -324,7 +332,7 @@ class Model(nn.Module):
         for name in self.spec.family.stacks:
             if name in ended:
                 streams[name] = ended[name]
-            elif name in self.spec.family.sampled.heads:  # its input is not sampled yet
+            elif name in self.spec.family.sampled:  # its input is not sampled yet
                 like = streams[self.spec.family.source(name)]
                 streams[name] = like.new_zeros(*like.shape[:2], self.spec.size_of(name).width)
             else:
@@ -335,26 +343,31 @@ class Model(nn.Module):
         self, name: str, batch: dict[str, Tensor], streams: dict[str, Tensor]
     ) -> dict[HeadInput, Tensor]:
         """Sample tokens from the head of an earlier stack for a stack that reads them, and embed them. Return the
-        stream that the sampling head read. In its place the stream carries marks of replaced positions."""
+        stream that the sampling head read. In its place the stream carries the marks of the sampler."""
         assert self.embed is not None
-        family, head = self.spec.family, cast(SamplingHead, self._heads()[self.spec.family.sampled.heads[name]])
+        family, head = self.spec.family, cast(SamplingHead, self._heads()[self.spec.family.sampled[name].head])
         source, field = family.source(name), f"{family.prefixes[name]}tokens"
         ended = streams[source]
         with torch.no_grad():
-            tokens, changed_BS = sample_tokens(head, self.gather_sequence(ended), batch, batch[field], self.table)
-            marks_SB1 = self.scatter_sequence(changed_BS.t()[:, :, None].to(ended.dtype))
+            tokens, marks_BS = self._sampler(name).sample(
+                head, self.gather_sequence(ended), batch, batch[field], self.table
+            )
+            marks_SB1 = self.scatter_sequence(marks_BS.t()[:, :, None].to(ended.dtype))
         streams[name] = self.embed({**batch, field: tokens}, name, self.scatter_sequence)
         streams[source] = marks_SB1.expand_as(ended)
         return {HeadInput(source, None): ended}
 
     def _with_sampled_labels(self, batch: dict[str, Tensor], streams: dict[str, Tensor]) -> dict[str, Tensor]:
-        if not self.chunk.last or REPLACED not in batch:
-            return batch
-        for name in self.spec.family.sampled.heads:
-            with torch.no_grad():
-                changed_BS = self.gather_sequence(streams[self.spec.family.source(name)])[:, :, 0].t() > 0.5
-            batch = {**batch, REPLACED: torch.where(batch[REPLACED] == IGNORED, IGNORED, changed_BS.long())}
+        if self.chunk.last:
+            for name in self.spec.family.sampled:
+                with torch.no_grad():
+                    marks_BS = self.gather_sequence(streams[self.spec.family.source(name)])[:, :, 0].t() > 0.5
+                batch = self._sampler(name).label(batch, marks_BS)
         return batch
+
+    def _sampler(self, stack: str) -> InputSampler:
+        sampler: InputSampler = load_class(self.spec.family.sampled[stack], "sampler")
+        return sampler
 
     def _split_stream(self, batch: dict[str, Tensor], x: Tensor) -> dict[str, Tensor]:
         """Divide the concatenated stream between chunks into stacks. Ranks may hold a part of each."""
@@ -367,8 +380,3 @@ class Model(nn.Module):
         """Pad a stream between chunks with zeros to the width of the widest stack."""
         missing = self.spec.width - stream_SBD.shape[-1]
         return F.pad(stream_SBD, (0, missing)) if missing else stream_SBD
-
-
-def build_model(spec: ModelSpec, chunk: ModelChunk | None = None) -> Model:
-    """Return the model, or one chunk of it, with uninitialized weights: `fill` or a checkpoint sets their values."""
-    return Model(spec, chunk)

@@ -273,9 +273,9 @@ class BaseObjective(ABC):
         )
         remedy = f"tokenizer.kind={kind}"
         if {"pad", "begin"} <= {*self.required_tokens}:
-            remedy = "tokenizer.specials=roberta (albert, deberta)"
+            remedy = "tokenizer.specials=roberta"
         elif "mask" in self.required_tokens:
-            remedy += ", or with tokenizer.specials=roberta (bert, albert, deberta)"
+            remedy += ", or with tokenizer.specials=roberta"
         refuse_missing_tokens(self, special, remedy=remedy)
         if not len(special.ordinary_ids):
             raise UserError("the tokenizer has only special tokens: build the corpus with another tokenizer.")

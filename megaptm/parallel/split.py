@@ -313,6 +313,6 @@ def _mark_sequence_parallel(model: Model, placements: dict[str, Placement]) -> N
 def _set_random_streams(model: Model, *, sequence_parallel: bool) -> None:
     for module in model.modules():
         if isinstance(module, Dropout) and (
-            module.region == "heads" or (module.region == "residual" and sequence_parallel)
+            module.masks == "heads" or (module.masks == "residual" and sequence_parallel)
         ):
             module.stream = lambda: get_cuda_rng_tracker().fork(OWN_STREAM)

@@ -251,9 +251,8 @@ def _communication_seconds(machine: Machine, work: Workload, sublayers: int, sta
 def time_embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> PassTimes:
     """Return the planned seconds of embedding lookups of some stacks, their sum and dropout, and the update of table
     gradients."""
-    # A gradient-disentangled table has a second table.
-    twice = work.spec.family.gradient_disentangled
-    positions = sum(work.lengths[name] * (2 if name in twice else 1) for name in stacks)
+    own_tables = work.spec.family.own_tables  # besides the common one
+    positions = sum(work.lengths[name] * (2 if name in own_tables else 1) for name in stacks)
     size = work.layout.microbatch * positions * work.spec.width * work.element_bytes
     seconds = size * 6 / machine.bandwidth + 6 * machine.efficiency.kernel_microseconds * 1e-6
     summed = collective_seconds(machine, size, ranks=work.layout.tensor, stride=1) * (

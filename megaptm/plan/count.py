@@ -26,9 +26,9 @@ def count_parameters(spec: ModelSpec | LayerlessSpec, *, with_heads: bool = Fals
         for name, block in spec.family.stacks.items()
         if with_heads or name not in spec.family.sampling_only_stacks
     }
-    differences = len(spec.family.gradient_disentangled) if with_heads else 0
+    own_tables = len(spec.family.own_tables) if with_heads else 0
     tokens = token_costs(spec)
-    total = (0 if tokens is None else tokens.parameters) * (1 + differences) + embedding_tables(spec, stacks)
+    total = (0 if tokens is None else tokens.parameters) * (1 + own_tables) + embedding_tables(spec, stacks)
     for name, block in stacks.items():
         size = spec.size_of(name)
         layers = layer_parameters(block, size, range(size.layers), memory_width(spec, name))

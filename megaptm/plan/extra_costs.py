@@ -12,10 +12,7 @@ if TYPE_CHECKING:
 
 
 class ExtraCosts(ABC):
-    """Costs that an extension adds to a step, beside those of the trained model. Base class.
-
-    A module `costs.py` has `extra_costs`, a function that returns an instance for a config, or None.
-    """
+    """Costs that an extension adds to a step, beside those of the trained model. Base class."""
 
     name: str
     """Name of the extension's part in plans."""

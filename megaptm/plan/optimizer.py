@@ -82,7 +82,7 @@ def _all_matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequenc
         if tokens is not None and (embeds or (spec.family.output.tied and projects)):
             tables = tokens.matrices(embeds=embeds, projects=projects)
             yield from tables
-            yield from (tables[0] for name in chunk.embedded_stacks if name in spec.family.gradient_disentangled)
+            yield from (tables[0] for name in chunk.embedded_stacks if name in spec.family.own_tables)
         if chunk.embedded_stacks:
             yield from input_linears(spec, chunk.embedded_stacks)
         else:

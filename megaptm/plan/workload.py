@@ -9,8 +9,8 @@ from typing import Literal
 
 from megaptm.config import Config, Layout, OptimizerConfig, resolve
 from megaptm.config.objective_fit import sequence_lengths
+from megaptm.config.sections.extensions import used_sections
 from megaptm.errors import UserError
-from megaptm.families import contributions
 from megaptm.models.contrast_costs import ContrastHeadCosts
 from megaptm.models.head_costs import HeadCosts, head_costs
 from megaptm.plan.count import step_flops
@@ -141,7 +141,7 @@ def make_workload(config: Config) -> Workload:
         trained_heads=tuple(objective.losses),
         optimizer=config.optimizer,
         extra_costs=tuple(
-            costs for make in contributions("costs", "extra_costs") if (costs := make(config)) is not None
+            costs for section in used_sections(config) if (costs := section.extra_costs(config)) is not None
         ),
         software=replace(
             MEGAPTM,

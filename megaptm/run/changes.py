@@ -14,6 +14,7 @@ from megaptm.config import Config
 from megaptm.config.extension import SCHEDULE_KEYS, RateJump, rate_jump, schedule_choices
 from megaptm.config.learning_rate import learning_rate_at
 from megaptm.config.on_resume import OnResume, keys_with_rule, resume_rule
+from megaptm.config.yamls import flatten
 from megaptm.data import Corpus
 from megaptm.errors import UserError
 from megaptm.objectives.compose import is_continuation, map_files, named_files
@@ -235,15 +236,3 @@ def _is_equal(old: Any, new: Any) -> bool:
     """Whether two config values are equal, including the order of keys, which affects the assignment of samples to
     corpora and tasks."""
     return old == new and (not isinstance(old, dict) or [*old] == [*new])
-
-
-def flatten(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """Flatten the nested tables of a config: `{"train": {"steps": 3}}` -> `{"train.steps": 3}`."""
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        # Names of corpora contain dots, and an objective is compared as a unit, so neither is flattened.
-        if isinstance(value, dict) and key not in ("mix", "objective"):
-            leaves |= flatten(value, f"{above}{key}.")
-        else:
-            leaves[f"{above}{key}"] = value
-    return leaves

@@ -14,7 +14,7 @@ def check_corpora(config: Config) -> None:
     """Check the corpora of a run early, for errors that would otherwise occur after all processes have started, or at
     the first validation."""
     corpora = RunCorpora(config)
-    for hook in run_hooks():
+    for hook in run_hooks(config):
         hook.check(config, corpora.tokenizer)
     if config.train.init_from is not None:
         check_initial(config, corpora.tokenizer)
@@ -24,7 +24,7 @@ def check_corpora(config: Config) -> None:
     mixes = {split: corpora.mix(split) for split in ("train", "validation")}
     check_epochs(config, mixes["train"])
     mixes["validation"].fresh_batches(config.train.batch)
-    for hook in run_hooks():
+    for hook in run_hooks(config):
         hook.check_samples(config, mixes)
 
 

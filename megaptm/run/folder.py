@@ -152,7 +152,7 @@ def absolute_paths(config: Config) -> Config:
         update["train"] = config.train.model_copy(update={"init_from": folder, "init_step": step})
     config = config.model_copy(update=update)
     run = Path(config.run)
-    for hook in run_hooks():
+    for hook in run_hooks(config):
         config = hook.with_absolute_paths(config, lambda: _saved_config(run))
     if config.optimizer.max_warmup_ratio is not None and (previous := _saved_config(Path(config.run))) is not None:
         config = with_initial_warmup(config, previous)

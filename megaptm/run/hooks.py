@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from megaptm.config import Config
+from megaptm.config.sections.extensions import used_sections
 from megaptm.data.mix import Mix, SampleSource
-from megaptm.families import contributions
 from megaptm.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 
 
 class RunHook:
-    """Base class of the hooks by which an extension takes part in a run. A module `run.py` has an instance, `RUN_HOOK`.
-
-    Methods get the config of the run, and do nothing if it does not use the extension.
-    """
+    """Base class of the hooks by which an extension takes part in a run (`section.ExtensionSection.run_hook`). Its
+    methods change nothing. They get the config of the run."""
 
     def with_absolute_paths(self, config: Config, previous: Callable[[], Config | None]) -> Config:
         """Return the config of a run with the extension's paths absolute, and the steps of other runs. `previous`:
@@ -46,6 +44,6 @@ class RunHook:
         """Raise `UserError` if the checkpoint was written with another `state` of the extension."""
 
 
-def run_hooks() -> list[RunHook]:
-    """Return the run hooks of all extensions."""
-    return [*contributions("run", "RUN_HOOK")]
+def run_hooks(config: Config) -> list[RunHook]:
+    """Return the run hooks of the extensions that a config uses."""
+    return [hook for section in used_sections(config) if (hook := section.run_hook()) is not None]

@@ -29,11 +29,10 @@ from megaptm.spec.family import (
     InitSpec,
     LossSpec,
     OutputSpec,
-    SampledInput,
     TokenizerSpec,
     change,
 )
-from megaptm.spec.inputs import InputSpec, SegmentInput, TokenInput
+from megaptm.spec.inputs import InputSpec, SampledInput, SegmentInput, TokenInput
 from megaptm.spec.layer import LayerSpec
 from megaptm.spec.layerless import LayerlessFamily, LayerlessSpec
 from megaptm.spec.model import VOCABULARY_MULTIPLE, ModelSpec, published

@@ -39,6 +39,8 @@ class AttentionSpec:
     """Whether the module takes the positions of global tokens as an argument, with or without a pattern."""
     caches_keys: ClassVar[bool] = True
     """Whether text can be generated with cached keys and values."""
+    fields: ClassVar[tuple[str, ...]] = ()
+    """Batch fields that its stack reads, if the batch has them, besides those of the mask; without a prefix."""
     scores_distances: ClassVar[bool] = False
     """Whether scores depend on the distance of query and key."""
     caches_states: ClassVar[bool] = False

@@ -200,16 +200,6 @@ class Block:
         return replace(self, attention=records[0] if isinstance(self.attention, AttentionSpec) else records)
 
     @property
-    def query_stream(self) -> bool:
-        """Whether the block has a query stream beside the content stream (XLNet)."""
-        return any(getattr(record, "query_stream", False) for record in self.attentions)
-
-    @property
-    def segment_scores(self) -> bool:
-        """Whether attention scores of the block encode if query and key share a segment (XLNet)."""
-        return any(getattr(record, "segments", False) for record in self.attentions)
-
-    @property
     def score_bias(self) -> bool:
         """Whether the stack has a learned bias table for attention scores."""
         return self.position in SCORE_BIASES

@@ -8,24 +8,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from megaptm.errors import UserError
 from megaptm.spec.block import Block
-from megaptm.spec.inputs import InputSpec, SegmentInput, TokenInput
+from megaptm.spec.inputs import InputSpec, SampledInput, SegmentInput, TokenInput
 from megaptm.spec.layer import LayerSpec
 from megaptm.spec.size import Size
 
 Input = TypeVar("Input", bound=InputSpec)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampledInput:
-    """Stacks that read tokens sampled from a head of an earlier stack (ELECTRA's discriminator)."""
-
-    heads: Mapping[str, str] = field(default_factory=dict)
-    """Stack -> the head whose samples replace masked tokens in its input. The stack reads the batch fields of the stack
-    that the head reads."""
-    tables: str = "shared"
-    """Embedding tables of these stacks: `shared` with the stack that samples, or `gradient-disentangled`: the token
-    table without gradient plus a difference of its own, initially zero, and a norm of its own (arXiv:2111.09543,
-    section 3.3)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +114,9 @@ class Family:
     reads: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     """Head -> the stack, or stacks, whose output it reads. Absent: the last stack. `decoder.3` is the output of layer 3
     of the decoder, before the final norm."""
-    sampled: SampledInput = field(default=SampledInput())
-    """Stacks that read tokens sampled from a head of another stack."""
+    sampled: Mapping[str, SampledInput] = field(default_factory=dict)
+    """Stack -> the record of its input, if it reads tokens sampled from a head of an earlier stack. The stack reads the
+    batch fields of the stack that the head reads."""
     output: OutputSpec = field(default=OutputSpec())
     loss: LossSpec = field(default=LossSpec())
     init: InitSpec = field(default=InitSpec())
@@ -154,24 +142,22 @@ class Family:
     def prefixes(self) -> dict[str, str]:
         """Return the prefix of the batch fields that each stack of the family reads."""
         own = {name: f"{name}_" if index else "" for index, name in enumerate(self.stacks)}
-        return {name: own[self.source(name)] if name in self.sampled.heads else prefix for name, prefix in own.items()}
+        return {name: own[self.source(name)] if name in self.sampled else prefix for name, prefix in own.items()}
 
     @property
-    def gradient_disentangled(self) -> tuple[str, ...]:
-        """Return the stacks of the family whose token table is that of another stack plus a difference."""
-        return tuple(self.sampled.heads) if self.sampled.tables == "gradient-disentangled" else ()
+    def own_tables(self) -> frozenset[str]:
+        """Return the stacks of the family with a token table of their own beside the common one (`InputSpec.stack`)."""
+        return frozenset(record.stack for record in self.inputs if record.stack)
 
     @property
     def tables(self) -> dict[str, str]:
         """Return the prefix of the names of each stack's embedding tables, the token table excluded. Stacks that read
-        the same fields share tables, unless they are gradient-disentangled."""
-        return {
-            name: f"{name}_" if name in self.gradient_disentangled else prefix for name, prefix in self.prefixes.items()
-        }
+        the same fields share tables, unless they have their own."""
+        return {name: f"{name}_" if name in self.own_tables else prefix for name, prefix in self.prefixes.items()}
 
     def source(self, stack: str) -> str:
         """Return the stack of the family whose head samples the input of this stack."""
-        read = self.reads[self.sampled.heads[stack]]
+        read = self.reads[self.sampled[stack].head]
         return HeadInput.parse(read if isinstance(read, str) else read[0]).stack
 
     def with_only_stack(self, stack: str) -> Family:
@@ -179,7 +165,7 @@ class Family:
         last = next(reversed(self.stacks))
         heads = tuple(head for head in self.heads if self.reads.get(head, last) == stack)
         alone = replace(self, name=f"{self.name}-{stack}", stacks={stack: self.stacks[stack]}, heads=heads)
-        return replace(alone, reads={}, sampled=SampledInput())
+        return replace(alone, reads={}, sampled={}, inputs=tuple(record for record in self.inputs if not record.stack))
 
     @property
     def token_inputs(self) -> tuple[InputSpec, ...]:
@@ -221,9 +207,14 @@ class Family:
         return 0 if record is None else record.rows
 
     def sequence_length(self, stack: str, tokens: int, num_queries: int) -> int:
-        """Return the sequence length of a stack of the family: its tokens, plus one query per target position
-        (XLNet)."""
-        return tokens + (num_queries if self.stacks[stack].query_stream else 0)
+        """Return the sequence length of a stack of the family: its tokens, and queries if it is the first stack and an
+        input adds them."""
+        return tokens + (num_queries if self.has_queries and stack == next(iter(self.stacks)) else 0)
+
+    @property
+    def has_queries(self) -> bool:
+        """Whether an input of the family adds a query for each target position of the batch."""
+        return any(record.adds_queries for record in self.inputs)
 
     @property
     def layer(self) -> LayerSpec | None:
@@ -235,7 +226,7 @@ class Family:
     def sampling_only_stacks(self) -> frozenset[str]:
         """Return the stacks of the family that only sample the input of other stacks. Published parameter counts
         exclude them."""
-        return frozenset(map(self.source, self.sampled.heads))
+        return frozenset(map(self.source, self.sampled))
 
     @property
     def first_block(self) -> Block:

@@ -34,6 +34,9 @@ class InputSpec:
     fields: ClassVar[tuple[str, ...]] = ()
     """Batch fields that the input reads besides `tokens`, without the prefix of a stream. The objective's `Field` of
     each has `is_input`. The first has an entry per position on its first axis if the input `is_appended`."""
+    stack: ClassVar[str] = ""
+    """Only stack that reads the input; empty: all. The input is then a table as large as the token table, and the
+    stack's token table is the sum of both. The common one gets no gradient from this stack, which has its own norms."""
     sample_fields: ClassVar[tuple[str, ...]] = ()
     """Batch fields with one entry per sample that its module reads after `fields`; None if the batch lacks them. They
     have no prefix. The objective's `Field` of each has `is_input`."""
@@ -43,6 +46,9 @@ class InputSpec:
     is_appended: ClassVar[bool] = False
     """Whether the positions of the input follow those of the text in the same sequence. They have no
     learned positions."""
+    adds_queries: ClassVar[bool] = False
+    """Whether the module adds positions after those of the text, one for each target position of the batch, which the
+    module gets instead of `fields` and `tokens`: `masked_positions` [B, A]. Without target positions it adds none."""
     initial_values: ClassVar[Mapping[str, float]] = MappingProxyType({})
     """Pattern of the module's parameter names -> initial value of all elements, if it is not random."""
     zero_first: ClassVar[tuple[str, ...]] = ()
@@ -94,6 +100,17 @@ class TokenInput(InputSpec):
     def key_of_sorted_ids(self, size: Size) -> str:
         """Return the key of the section `model` that needs token ids sorted by frequency. Empty: none does."""
         return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledInput:
+    """Input of a stack: tokens sampled from a head of an earlier stack during the pass. Base class of all kinds."""
+
+    sampler: ClassVar[str]
+    """Class of the sampling, `package.module:NAME`, a subclass of `models.sample.InputSampler`."""
+
+    head: str
+    """Name of the head that is sampled from."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,6 @@ _SPECIALS: dict[str, SpecialSet] = {
     "gpt": SpecialSet(first=("<unk>",), last=("</s>",), roles={"unknown": "<unk>", "end": "</s>"}),
     "gpt2": SpecialSet(last=("<|endoftext|>",), roles={"end": "<|endoftext|>"}),
     "bert": BERT,
-    # Also for BART.
     "roberta": SpecialSet(
         first=("<s>", "<pad>", "</s>", "<unk>"),
         last=("<mask>",),
@@ -53,12 +52,6 @@ _SPECIALS: dict[str, SpecialSet] = {
         },
         single="<s> $A </s>",
         pair="<s> $A </s> </s> $B </s>",
-    ),
-    "albert": SpecialSet(
-        first=("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"),
-        roles={**BERT.roles, "pad": "<pad>", "unknown": "<unk>", "begin": "[CLS]", "end": "[SEP]"},
-        single=BERT.single,
-        pair=BERT.pair,
     ),
     # Also for mT5.
     "t5": SpecialSet(

@@ -120,6 +120,6 @@ class BatchSource:
 
 def _extended(config: Config, samples: SampleSource, split: str) -> SampleSource:
     """Return the samples of a split with the fields that extensions add."""
-    for hook in run_hooks():
+    for hook in run_hooks(config):
         samples = hook.samples(config, samples, split)
     return samples

@@ -71,7 +71,7 @@ class Checkpointer:
         self.config, self.engine, self.spec, self.source = config, engine, spec, source
         self.rank_env, self.events = rank_env, events
         self.compatibility = compatibility(spec, source.tokenizer.fingerprint)
-        self.extensions = [(hook, hook.state(config)) for hook in run_hooks()]
+        self.extensions = [(hook, hook.state(config)) for hook in run_hooks(config)]
         """Hooks of extensions, and their state."""
         self.files: dict[str, str] = broadcast_object(objective_files(config) if lock else {})
         self.store = Store(

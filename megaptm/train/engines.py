@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from megaptm.config import Config
+from megaptm.config.sections.extensions import used_sections
 from megaptm.errors import UserError
-from megaptm.families import contributions, find_family
+from megaptm.families import find_family
 from megaptm.objectives import weights_at
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.rank import RankEnvironment
@@ -39,7 +40,7 @@ def build_engine(
         return engine
     from megaptm.parallel.build import build_engine as build_parallel_engine
 
-    hooks = [build(config, rank_env) for build in contributions("hook", "build_hook")]
+    hooks = [section.build_hook(config, rank_env) for section in used_sections(config)]
     return build_parallel_engine(
         spec,
         config.layout,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megaptm.config import Config
+from megaptm.config.yamls import flatten
 from megaptm.errors import printable
 from megaptm.objectives import BaseObjective, Composed, weights_at
 from megaptm.objectives.composed import values_by_step
@@ -23,7 +24,6 @@ from megaptm.resilience.events import (
     WeightsEvent,
     seconds_since_launch,
 )
-from megaptm.run.changes import flatten
 from megaptm.run.folder import CONFIG
 from megaptm.spec import LayerlessSpec, ModelSpec
 from megaptm.track import Tracker, view_instructions

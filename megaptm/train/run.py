@@ -66,7 +66,7 @@ def _run_rank(
         log(f"warning: {warning}")
     log("loading PyTorch and megatron-core")
     # Imported late: torch and megatron-core take seconds, and errors above should not wait for them.
-    from megaptm import cpu_tuning
+    from megaptm.cpu_tuning import install as install_cpu_tuning
     from megaptm.parallel.custom_patterns import refuse_other_patterns
     from megaptm.parallel.deterministic import use_deterministic_kernels
     from megaptm.parallel.groups import device, join, leave
@@ -91,7 +91,7 @@ def _run_rank(
         listener=rank_env.listener,
     )
     if device().type == "cpu" or not isinstance(spec, ModelSpec):  # CPUs train word vectors
-        cpu_tuning.install()
+        install_cpu_tuning()
     if VARIABLE not in os.environ:
         watch_each_other(heartbeat, run, config, rank_env)
     log("opening the corpora")

@@ -21,7 +21,7 @@ FITTING = {
 ENCODERS = {
     name for name, family in CATALOGUE.items() if [*family.stacks] == ["encoder"] and name not in ("unilm", "xlnet")
 }
-ENCODER_DECODERS = {name for name, family in CATALOGUE.items() if len(family.stacks) == 2 and not family.sampled.heads}
+ENCODER_DECODERS = {name for name, family in CATALOGUE.items() if len(family.stacks) == 2 and not family.sampled}
 
 
 class OwnObjective(CausalLM):

@@ -6,8 +6,8 @@ from click.testing import CliRunner
 from megaptm.__main__ import main
 from megaptm.config import load
 from megaptm.config.reference import as_markdown, config_sections, find_sections
+from megaptm.config.yamls import flatten
 from megaptm.errors import UserError
-from megaptm.run.changes import flatten
 from tests import ROOT
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from data_pipeline.inspection import format_count, show_sample, shown_recipe, summary_table
 from megaptm.batch import IGNORED, BatchSpec, fields
-from megaptm.data.manifest import LABELS
+from megaptm.families.vit.token_types import LABELS
 
 
 def test_custom_objective_label_is_shown():
@@ -41,8 +41,8 @@ def test_shown_recipe_omits_unset_values():
     ("made_from", "dtype", "rows"),
     [
         ({}, "uint16", ["tokenizer words, 5 ids", "train 2 documents, 7 tokens, 9 bytes of text, 1 shard"]),
-        ({"images": {}}, "uint16", ["tokenizer words, 5 ids", "train 2 images, 7 tokens, 9 bytes, 1 shard"]),
-        ({"images": {}}, LABELS, ["labels 5", "train 2 images, 9 bytes, 1 shard"]),
+        ({}, "uint16[9]", ["tokenizer words, 5 ids", "train 2 images, 7 tokens, 9 bytes, 1 shard"]),
+        ({}, LABELS, ["labels 5", "train 2 images, 9 bytes, 1 shard"]),
     ],
 )
 def test_summary_of_text_and_image_corpora(made_from, dtype, rows):

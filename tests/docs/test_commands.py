@@ -28,6 +28,8 @@ from tests import ROOT
 from tests.docs.commands import PAGES, PROGRAMS, Command, all_commands, commands_of, megaptm_arguments, parse_arguments
 from tests.forked import megaptm
 
+main.list_commands(click.Context(main))  # adds the commands of extensions
+
 # Arguments that are appended to make a run small. Later ones take precedence.
 SMALLER = {
     "corpus build": ["limit_bytes=600000", "workers=0"],

@@ -162,7 +162,7 @@ def mean_losses(loaded: LoadedModel, batches: list[MicroBatch]) -> dict[str, flo
 
 
 def has_hf_counterpart(spec: ModelSpec) -> bool:
-    if spec.family.sampled.heads:  # two models
+    if spec.family.sampled:  # two models
         return True
     try:
         return bool(find_counterpart(spec))
@@ -249,7 +249,7 @@ def test_export_matches_transformers(finished: FinishedRun, tmp_path: Path) -> N
         return
     if uses_lanes(finished.loaded):
         hf_losses = evaluate_recurrent_losses(hf_model, finished.spec, finished.batches)
-    elif family.sampled.heads:
+    elif family.sampled:
         hf_losses = evaluate_joint_losses(reload(out / "generator"), hf_model, family, finished.batches)
     else:
         hf_losses = evaluate_losses(hf_model, family, finished.batches)

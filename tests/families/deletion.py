@@ -6,8 +6,8 @@ import re
 import shutil
 from pathlib import Path
 
-from megaptm.extensions import EXTENSIONS
 from megaptm.families import FOLDERS
+from megaptm.plugins import EXTENSIONS
 from tests import ROOT
 
 NAME = re.compile(r"megaptm\.families\.([a-z0-9_]+)")
@@ -46,7 +46,7 @@ def copy_without_extensions(target: Path) -> Path:
     copy_without(set(), target)
     for name in EXTENSIONS:
         shutil.rmtree(target / name.replace(".", "/"))
-    listing = target / "megaptm/extensions.py"
+    listing = target / "megaptm/plugins.py"
     listing.write_text(
         re.sub(r"(?m)^EXTENSIONS = .*$", "EXTENSIONS: tuple[str, ...] = ()", listing.read_text(encoding="utf-8")),
         encoding="utf-8",

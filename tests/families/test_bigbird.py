@@ -12,7 +12,7 @@ from torch import Tensor
 from megaptm.families.bigbird.pattern import SparseBlocks
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.tensor_rules import export_weights
-from megaptm.models.model import Model, build_model
+from megaptm.models.model import Model
 from megaptm.spec import change
 from tests.hub.reloaded import use_own_random_values
 from tests.models.tiny import tiny_batch, tiny_model
@@ -28,7 +28,7 @@ def build_long_model(**options: Any) -> Model:
     block = change(
         family.last_block, attention={"block_size": BLOCK, "num_random_blocks": NUM_RANDOM_BLOCKS, **options}
     )
-    model = build_model(replace(tiny.spec, context=LENGTH, family=change(family, stacks={"encoder": block})))
+    model = Model(replace(tiny.spec, context=LENGTH, family=change(family, stacks={"encoder": block})))
     torch.manual_seed(2)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

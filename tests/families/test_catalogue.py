@@ -13,7 +13,7 @@ from megaptm.families import CATALOGUE
 from megaptm.families.bert import BERT
 from megaptm.families.gpt import GPT2, GPT3
 from megaptm.models.initial import initial_value
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.objectives import OBJECTIVES
 from megaptm.spec import Family, change, published
 
@@ -62,7 +62,7 @@ def with_option(**options: Any) -> dict:
 )
 def test_unknown_value_is_refused(differences: dict, message: str) -> None:
     with torch.device("meta"), pytest.raises(UserError, match=message):
-        build_model(published(change(GPT2, **differences), "small"))
+        Model(published(change(GPT2, **differences), "small"))
 
 
 def test_unknown_init_is_refused() -> None:

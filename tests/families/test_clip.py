@@ -28,7 +28,7 @@ from megaptm.families.vit.corpus.shapes import write_shapes
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.models.head_costs import head_costs
 from megaptm.models.initial import fill, initial_value
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.plan.count import count_parameters, step_flops
 from megaptm.spec import published
 from megaptm.tokenizers import load as load_tokenizer
@@ -185,7 +185,7 @@ def test_pipeline_stages_equal_full_model():
 def test_initial_values_are_those_of_the_paper():
     spec = replace(published(CLIP, "b-32"), vocabulary=256)
     with torch.device("meta"):
-        shapes = {name: parameter.shape for name, parameter in build_model(spec).named_parameters()}
+        shapes = {name: parameter.shape for name, parameter in Model(spec).named_parameters()}
 
     def std(name: str) -> float:
         return initial_value(spec, name, tuple(shapes[name]), 1).std().item()
@@ -222,7 +222,7 @@ def run(corpora):
     config = load(CONFIGS / "tiny.yaml", overrides)
     tokenizer = load_tokenizer(corpora / "pairs/tokenizer")
     mix = open_mix(config.data.mix, objective=config.objective, sequence=17, seed=1, special=tokenizer.special)
-    model = build_model(resolve_model(config))
+    model = Model(resolve_model(config))
     fill(model, seed=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.98), weight_decay=0.05)
     with Loader(mix, batch=64, microbatch=64) as loader:

@@ -16,7 +16,7 @@ from megaptm.errors import UserError
 from megaptm.families.cove import COVE
 from megaptm.families.cove.mt_lstm import to_mt_lstm
 from megaptm.models.initial import fill
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.plan.count import count_parameters
 from megaptm.run.word_vector_file import with_vectors
 from megaptm.spec import ModelSpec, Size, change, published
@@ -27,7 +27,7 @@ SOURCE_LENGTHS, TARGET_LENGTHS, WIDTHS = ((5, 3), (7, 0)), ((2, 4), (6, 0)), (9,
 
 
 def build_tiny_model(spec: ModelSpec | None = None):
-    model = build_model(tiny_cove() if spec is None else spec)
+    model = Model(tiny_cove() if spec is None else spec)
     fill(model, seed=3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -58,7 +58,7 @@ def torch_lstm(model):
 def test_published_encoder_parameter_count():
     spec = published(COVE, "base")
     with torch.device("meta"):
-        model = build_model(spec)
+        model = Model(spec)
     assert sum(parameter.numel() for parameter in model.encoder.parameters()) == 3_609_600
     padding = (spec.padded_vocabulary - spec.vocabulary) * 2 * 300 + spec.padded_vocabulary - spec.vocabulary
     assert count_parameters(spec) == sum(parameter.numel() for parameter in model.parameters()) - padding
@@ -214,7 +214,7 @@ def test_unsupported_option_is_refused():
             load("configs/cove/tiny.yaml", [more])
     spec = tiny_cove()
     with pytest.raises(UserError, match=r"width is 20, but the output of bidirectional-lstm is 2 x 12 wide"):
-        build_model(replace(spec, size=change(spec.size, width=20)))
+        Model(replace(spec, size=change(spec.size, width=20)))
 
 
 def test_word_vectors_are_read_from_a_file(tmp_path):

@@ -18,12 +18,13 @@ from megaptm.batch import IGNORED
 from megaptm.config import load
 from megaptm.errors import UserError
 from megaptm.families.deberta import DEBERTA_V3
+from megaptm.families.deberta.spec import DifferenceInput
 from megaptm.families.electra import ELECTRA
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.import_run import import_run
 from megaptm.hub.stacks import split_stack
 from megaptm.models.initial import fill
-from megaptm.models.model import Model, build_model
+from megaptm.models.model import Model
 from megaptm.objectives import SpecialTokens
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.run.checkpoint import open_checkpoint
@@ -181,7 +182,7 @@ def test_discriminator_loss_does_not_train_the_generator() -> None:
 
 
 def test_initial_discriminator_table_is_the_generators() -> None:
-    model = build_model(tiny_spec("deberta-v3"))
+    model = Model(tiny_spec("deberta-v3"))
     fill(model, seed=3)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     assert not weights[DIFFERENCE].any()
@@ -209,27 +210,18 @@ def test_masking_matches_the_released_code() -> None:
         assert (sample["tokens"][positions] == special.mask).all()
 
 
-@pytest.mark.parametrize(
-    ("family", "message"),
-    [
-        (change(ELECTRA, sampled={"tables": "gradient-disentangled"}), "remove segments and learned positions"),
-        (
-            change(DEBERTA_V3, sampled={"tables": "apart"}),
-            "sampled.tables is 'apart', which is unknown; use one of shared",
-        ),
-    ],
-)
-def test_invalid_tables_are_refused(family, message: str) -> None:
+def test_difference_table_of_other_tables_is_refused() -> None:
+    family = change(ELECTRA, inputs=(*ELECTRA.inputs, DifferenceInput()))
     size = Size(layers=1, width=8, heads=2, ffn=8)
-    with pytest.raises(UserError, match=message):
-        build_model(replace(tiny_spec("bert"), family=family, size=size))
+    with pytest.raises(UserError, match="remove segments and learned positions"):
+        Model(replace(tiny_spec("bert"), family=family, size=size))
 
 
 def export_tiny_model(folder: Path, tokenizer: Path | None = None, vocabulary: int | None = None) -> Model:
     """Export a tiny model to a folder, and return it."""
     model = tiny_model("deberta-v3")
     if vocabulary is not None:
-        model = build_model(replace(model.spec, vocabulary=vocabulary))
+        model = Model(replace(model.spec, vocabulary=vocabulary))
         fill(model, seed=0)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     to_hugging_face(model.spec, weights, tokenizer, folder)
@@ -268,7 +260,7 @@ def test_exported_generator_lacks_the_mask_decoder(tmp_path: Path) -> None:
     reference = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out/generator").eval()
     block = model.spec.family.stacks["generator"].for_encoding
     stacks = {**model.spec.family.stacks, "generator": block}
-    once = build_model(replace(model.spec, family=change(model.spec.family, stacks=stacks)))
+    once = Model(replace(model.spec, family=change(model.spec.family, stacks=stacks)))
     once.load_state_dict({name: p for name, p in model.named_parameters() if "place_table" not in name})
     bare = {name: field for name, field in batch.items() if name != "uniforms"}
     with torch.no_grad():

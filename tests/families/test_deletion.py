@@ -26,7 +26,7 @@ from megaptm.models.head_costs import HEADS
 from megaptm.config import load, resolve_model
 from megaptm.console import Console
 from megaptm.hub.counterparts import COUNTERPARTS
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.plan.count import count_parameters
 from megaptm.objectives import OBJECTIVES
 assert HEADS and OBJECTIVES and COUNTERPARTS
@@ -35,7 +35,7 @@ build(["text.txt", "out=corpus", "workers=0", "tokenizer.vocabulary=270"], conso
 inspect_corpus("corpus", Console(quiet=True), objective=None, split="train", count=1, sequence=8)
 for path in sys.argv[1:]:
     with torch.device("meta"):
-        build_model(resolve_model(load(path)))
+        Model(resolve_model(load(path)))
     count_parameters(resolve_model(load(path)))
 """
 

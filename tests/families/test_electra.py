@@ -21,6 +21,7 @@ from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families.electra import ELECTRA
 from megaptm.families.electra.huggingface import DISCRIMINATOR, GENERATOR
+from megaptm.families.electra.sampling import ReplacedTokenSampler
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.import_run import import_run
 from megaptm.hub.stacks import rename_to_full, split_stack
@@ -29,8 +30,7 @@ from megaptm.layers.layer import StackInputs
 from megaptm.layers.mask import self_mask
 from megaptm.losses.token import cumulative_shares, pick
 from megaptm.models.initial import fill
-from megaptm.models.model import Model, build_model
-from megaptm.models.sample import sample_tokens
+from megaptm.models.model import Model
 from megaptm.objectives import OBJECTIVES, SpecialTokens
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.run.checkpoint import open_checkpoint
@@ -90,7 +90,7 @@ def golden_model(golden: np.lib.npyio.NpzFile) -> Model:
         part = split_stack(spec, {}, counterpart.stack)[0]
         parts[counterpart.stack], missing = import_weights(counterpart.rules, part, tf_weights[counterpart.stack])
         assert not missing
-    model = build_model(spec)
+    model = Model(spec)
     model.load_state_dict(rename_to_full(ELECTRA, parts), strict=True)
     return model
 
@@ -179,7 +179,7 @@ def test_corrupted_tokens_equal_the_released_code(
     assert streams["generator"] is not None
     x = streams["generator"](model.embed(batch, "generator", lambda x: x), StackInputs(self_mask(batch, "", "full")))
     table = model.embed.token.weight
-    tokens, changed = sample_tokens(model.head["mlm"], x, batch, batch["tokens"], table)
+    tokens, changed = ReplacedTokenSampler.sample(model.head["mlm"], x, batch, batch["tokens"], table)
     assert tokens.equal(torch.tensor(golden["corrupted_ids"]).long())
     assert changed.long().equal(torch.tensor(golden["labels"]).long())
     assert not changed.all(1).any()
@@ -310,7 +310,7 @@ def test_import_needs_both_encoders(tmp_path: Path) -> None:
     text = Path(textwrap.__file__).read_text(encoding="utf-8")
     tokenizer = train("wordpiece", [text], vocabulary=400)
     tokenizer.save(tmp_path / "tokenizer")
-    model = build_model(replace(tiny_spec("electra"), vocabulary=tokenizer.vocabulary))
+    model = Model(replace(tiny_spec("electra"), vocabulary=tokenizer.vocabulary))
     fill(model, seed=0)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     to_hugging_face(model.spec, weights, tmp_path / "tokenizer", tmp_path / "out")
@@ -337,7 +337,7 @@ def test_masked_lm_config_is_a_bert_of_its_shape() -> None:
     shape = {"embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
     with torch.device("meta"):
         reference = transformers.ElectraForMaskedLM(transformers.ElectraConfig(num_hidden_layers=12, **shape))
-    model = build_model(replace(spec, family=change(spec.family, heads=("mlm",))))
+    model = Model(replace(spec, family=change(spec.family, heads=("mlm",))))
     assert config.built_objective.name == "masked-lm"
     # megaptm pads the vocabulary and its bias. Neither model has a pooler.
     padding = (spec.padded_vocabulary - spec.vocabulary) * (128 + 1)

@@ -15,10 +15,10 @@ from megaptm.data import open_mix
 from megaptm.errors import UserError
 from megaptm.families.elmo import ELMO
 from megaptm.families.elmo.every_layer import ScalarMix, TaskWithLayers, every_layer, reversed_texts
+from megaptm.families.elmo.sampled import sample_negatives, sampled_cross_entropy
 from megaptm.families.elmo.spelling import character_ids, spellings
-from megaptm.losses.sampled import sample_negatives, sampled_cross_entropy
 from megaptm.models.initial import fill
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plan.count import count_parameters
 from megaptm.spec import change, published
@@ -36,7 +36,7 @@ def test_published_parameter_count(size, expected):
 
 
 def build_tiny_model(**options):
-    model = build_model(tiny_elmo(**options))
+    model = Model(tiny_elmo(**options))
     fill(model, seed=3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -234,7 +234,7 @@ def test_unknown_mix_location_is_refused(at):
 
 
 def test_model_learns_with_negatives_and_carried_state():
-    model = build_model(tiny_elmo())
+    model = Model(tiny_elmo())
     fill(model, seed=1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
     table = torch.from_numpy(character_ids([f"{number:03}" for number in range(VOCABULARY)]))[:, :7]
@@ -295,4 +295,4 @@ def test_filters_need_characters():
 def test_too_many_negatives_are_refused():
     spec = tiny_elmo()
     with pytest.raises(UserError, match=r"model.negatives \(150\) must be less than the vocabulary size \(150\)"):
-        build_model(replace(spec, family=change(spec.family, loss={"negatives": VOCABULARY})))
+        Model(replace(spec, family=change(spec.family, loss={"negatives": VOCABULARY})))

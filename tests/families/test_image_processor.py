@@ -24,7 +24,7 @@ from megaptm.families.vit.spec import IMAGE, PATCH
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.import_run import import_run
 from megaptm.inference.loaded_model import load_model
-from megaptm.models.model import Model, build_model
+from megaptm.models.model import Model
 from megaptm.objectives import build_objective
 from tests.data_pipeline.images.pictures import encoded, pixels
 from tests.families.vision import load_reference, weights_of
@@ -119,7 +119,7 @@ def test_processor_round_trip(tmp_path: Path, name: str) -> None:
         model = run.model
         assert load_model(tmp_path / "theirs").config.objective == objective
     else:
-        model = build_model(imported.spec).eval()
+        model = Model(imported.spec).eval()
         model.load_state_dict(imported.weights)
     expected = reference_output(tmp_path / "theirs", model_class)
     assert (model_output(model, objective) - expected).abs().max() <= 1e-5

@@ -24,7 +24,7 @@ from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.layers.rng import RngReplay
 from megaptm.models.initial import fill
-from megaptm.models.model import Model, build_model
+from megaptm.models.model import Model
 from megaptm.spec import change, with_attention_options
 from tests.hub.reloaded import use_own_random_values
 from tests.layouts.cases import train_and_save
@@ -42,7 +42,7 @@ def build_model_with_large_weights(
     """Return a tiny model for sequences of many chunks, with weights large enough that attention matters."""
     tiny = tiny_spec("reformer", layers=layers, dropout=dropout)
     stacks = {"decoder": with_attention_options(tiny.family.last_block, OPTIONS | options)}
-    model = build_model(replace(tiny, context=context, family=change(tiny.family, stacks=stacks)))
+    model = Model(replace(tiny, context=context, family=change(tiny.family, stacks=stacks)))
     fill(model, seed=7)
     torch.manual_seed(2)
     with torch.no_grad():
@@ -249,7 +249,7 @@ def test_reversible_layers_refuse_unsupported_fields(options: dict[str, Any], me
     tiny = tiny_spec("reformer")
     family = change(tiny.family, stacks={"decoder": change(tiny.family.last_block, **options)})
     with pytest.raises(UserError, match=message):
-        build_model(replace(tiny, family=family))
+        Model(replace(tiny, family=family))
 
 
 def test_odd_number_of_hash_buckets_is_refused() -> None:

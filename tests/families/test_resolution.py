@@ -10,7 +10,7 @@ from megaptm.families.vit.spec import CHANNELS, IMAGE, PATCH
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.import_run import import_run
 from megaptm.inference.loaded_model import load_model
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from tests.families.vision import load_reference, pixel_values, weights_of
 from tests.models.vision import GRID, SIDE, clip_batch, clip_model, vit_model
 
@@ -28,7 +28,7 @@ def test_larger_images_equal_hugging_face(tmp_path, family):
     to_hugging_face(small.spec, weights_of(small), None, tmp_path / "out")
     reference = load_reference(tmp_path / "out", model_class)
     imported = resize_position_table(from_hugging_face(tmp_path / "out"), LARGER**2 + 1)
-    model = build_model(imported.spec).eval()
+    model = Model(imported.spec).eval()
     model.load_state_dict(imported.weights)
     generator = torch.Generator().manual_seed(1)
     patches = torch.randint(256, (2, LARGER**2, CHANNELS * SIDE**2), generator=generator, dtype=torch.uint8)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from megaptm.models.initial import fill
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from tests.data.corpora import SPECIALS
@@ -33,7 +33,7 @@ def batch(seed: int, rows: int = 32) -> dict[str, torch.Tensor]:
 
 
 def test_model_learns_two_text_tasks() -> None:
-    model = build_model(replace(tiny_spec("t5-v1.1", layers=1), vocabulary=FIRST + 2 * WORDS))
+    model = Model(replace(tiny_spec("t5-v1.1", layers=1), vocabulary=FIRST + 2 * WORDS))
     fill(model, seed=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []

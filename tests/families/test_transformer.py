@@ -12,7 +12,7 @@ from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.layers.positions import sinusoid
 from megaptm.models.initial import fill
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.objectives import OBJECTIVES, SpecialTokens
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.spec import ModelSpec, Size, change
@@ -32,9 +32,9 @@ def test_odd_width_is_refused() -> None:
     size = Size(layers=1, width=9, heads=1, ffn=8)
     spec = ModelSpec(family=CATALOGUE["transformer"], size=size, vocabulary=20, context=8, dropout=0.0)
     with pytest.raises(UserError, match="need an even width, not 9"):
-        build_model(spec)
+        Model(spec)
     with pytest.raises(UserError, match=r"embedding.scale is 'cube'; use one of none, sqrt-width"):
-        build_model(
+        Model(
             ModelSpec(
                 family=change(spec.family, embedding={"scale": "cube"}),
                 size=change(size, width=8),
@@ -67,7 +67,7 @@ def batch(rng: np.random.Generator) -> dict[str, torch.Tensor]:
 def test_model_learns_to_reverse_words() -> None:
     size = Size(layers=1, width=64, heads=4, ffn=128)
     spec = ModelSpec(family=CATALOGUE["transformer"], size=size, vocabulary=20, context=24, dropout=0.0)
-    model, rng = build_model(spec), np.random.default_rng(0)
+    model, rng = Model(spec), np.random.default_rng(0)
     fill(model, seed=1)
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9)
     for step in range(1, 251):

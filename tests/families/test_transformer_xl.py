@@ -8,7 +8,7 @@ from torch import Tensor
 
 from megaptm.families import CATALOGUE
 from megaptm.models.initial import fill
-from megaptm.models.model import Model, build_model
+from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size, change
 
 VOCABULARY, LENGTH = 50, 4
@@ -18,7 +18,7 @@ def build_tiny_model(memory: int, *, layers: int = 3, width: int = 32, init: str
     """Return a tiny model, with weights large enough that distant tokens change logits."""
     family = change(CATALOGUE["transformer-xl-bytes"], init={"rule": init})
     size = Size(layers=layers, width=width, heads=4, ffn=64, memory=memory)
-    model = build_model(ModelSpec(family=family, size=size, vocabulary=VOCABULARY, context=LENGTH, dropout=0.0))
+    model = Model(ModelSpec(family=family, size=size, vocabulary=VOCABULARY, context=LENGTH, dropout=0.0))
     fill(model, seed=5)
     return model.eval()
 

@@ -20,7 +20,7 @@ from megaptm.hub.config_fields import config_values
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.layers.mask import self_mask
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.objectives import OBJECTIVES, SpecialTokens
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.spec import ModelSpec
@@ -59,7 +59,7 @@ def test_import_from_bert(tmp_path: Path) -> None:
     table = reference.bert.embeddings.token_type_embeddings.weight
     assert imported.weights["embed.segment.weight"].equal(table[[0, 1, 0, 0, 0, 1]])
 
-    model = build_model(imported.spec).eval()
+    model = Model(imported.spec).eval()
     model.load_state_dict(imported.weights)
     arrays = sample("bidirectional", 9)
     batch = {name: torch.from_numpy(field)[None] for name, field in arrays.items()}

@@ -21,7 +21,7 @@ from megaptm.families.unimo.head_modules import TEMPERATURE
 from megaptm.families.uniter.spec import MASKED_REGION
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.import_run import complete_weights
-from megaptm.models.model import Model, build_model
+from megaptm.models.model import Model
 from megaptm.plan.count import count_parameters
 from megaptm.spec import ModelSpec, published
 from tests.models.regions import CLASSES, FEATURES, TEXT
@@ -46,7 +46,7 @@ def test_published_parameter_count(size: str, expected: int) -> None:
 def test_parameter_count_equals_built_model() -> None:
     spec = tiny_unimo()
     with torch.device("meta"):
-        model = build_model(spec)
+        model = Model(spec)
     padding = (spec.padded_vocabulary - spec.vocabulary) * (spec.token_width + 1)  # each padding row also has a bias
     assert (
         count_parameters(spec, with_heads=True) == sum(parameter.numel() for parameter in model.parameters()) - padding
@@ -255,4 +255,4 @@ def test_unknown_family_value_is_refused(options: dict[str, object]) -> None:
     spec = tiny_unimo()
     family = UNIMO.with_input(replace(UNIMO.inputs[-1], **options))
     with pytest.raises(UserError, match=f"{next(iter(options))} is .* which is unknown; use one of"):
-        build_model(ModelSpec(family=family, size=spec.size, vocabulary=150, context=spec.context, dropout=0.0))
+        Model(ModelSpec(family=family, size=spec.size, vocabulary=150, context=spec.context, dropout=0.0))

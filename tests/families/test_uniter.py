@@ -25,7 +25,7 @@ from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.import_run import complete_weights
 from megaptm.hub.tensor_rules import TensorRule, import_weights, pair
 from megaptm.models.initial import fill
-from megaptm.models.model import Model, build_model, even_chunks
+from megaptm.models.model import Model, even_chunks
 from megaptm.plan.count import count_parameters
 from megaptm.spec import ModelSpec, SegmentInput, Size, TokenInput, change, published
 from tests.models.regions import (
@@ -102,7 +102,7 @@ def test_published_parameter_count(size, expected):
 def test_parameter_count_equals_built_model():
     spec = tiny_uniter()
     with torch.device("meta"):
-        model = build_model(spec)
+        model = Model(spec)
     padding = (spec.padded_vocabulary - spec.vocabulary) * (spec.token_width + 1)  # each padding row also has a bias
     assert (
         count_parameters(spec, with_heads=True) == sum(parameter.numel() for parameter in model.parameters()) - padding
@@ -133,7 +133,7 @@ def golden_model() -> Model:
         context=config["max_position_embeddings"],
         dropout=0.0,
     )
-    model = build_model(spec).eval()
+    model = Model(spec).eval()
     released = {name.removeprefix("weight."): value for name, value in tensors.items() if name.startswith("weight.")}
     weights, missing = import_weights(RULES, spec, released)
     assert not missing
@@ -349,7 +349,7 @@ def test_pipeline_stages_share_the_feature_projection():
 
 
 def test_initial_mask_embedding():
-    model = build_model(tiny_uniter(layers=2))
+    model = Model(tiny_uniter(layers=2))
     fill(model, seed=1)
     assert model.embed is not None
     assert model.embed.region.mask.weight[0].count_nonzero() == 0
@@ -424,7 +424,7 @@ def test_detector_of_another_family_is_refused():
 def test_regions_need_two_segments(family, message):
     spec = tiny_uniter()
     with pytest.raises(UserError, match=message):
-        build_model(change_family(spec, family))
+        Model(change_family(spec, family))
 
 
 def change_family(spec: ModelSpec, family: Any) -> ModelSpec:
@@ -443,4 +443,4 @@ def test_size_without_detector_is_refused():
         dropout=0.0,
     )
     with pytest.raises(UserError, match=r"has no detector: give model\.detector"):
-        build_model(bare)
+        Model(bare)

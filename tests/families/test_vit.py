@@ -26,7 +26,7 @@ from megaptm.families.vit import VIT
 from megaptm.families.vit.spec import CHANNELS, MASKED_PATCH, PATCH, PatchInput, grid_of, patch_side
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.models.initial import fill
-from megaptm.models.model import Model, build_model
+from megaptm.models.model import Model
 from megaptm.plan.count import count_parameters, step_flops
 from megaptm.spec import TokenInput, change, published
 from megaptm.tokenizers import load as load_tokenizer
@@ -185,7 +185,7 @@ def test_pipeline_stages_equal_full_model():
 def test_text_options_are_refused(options, message):
     spec = tiny_vit(both=False)
     with torch.device("meta"), pytest.raises(UserError, match=message):
-        build_model(replace(spec, family=change(spec.family, heads=(), **options)))
+        Model(replace(spec, family=change(spec.family, heads=(), **options)))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def train_on_digits(corpus: Path, objective: str, *, steps: int) -> tuple[Model,
     special = load_tokenizer(corpus / "tokenizer").special
     options = {"objective": config.objective, "sequence": 17, "seed": 1, "special": special}
     mix, held_out = (open_mix({str(corpus): 1.0}, split=split, **options) for split in ("train", "validation"))
-    model = build_model(resolve_model(config))
+    model = Model(resolve_model(config))
     fill(model, seed=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.05)
     with Loader(mix, batch=64, microbatch=64) as loader:

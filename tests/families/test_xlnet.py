@@ -3,13 +3,15 @@ training."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from megaptm.families import CATALOGUE
 from megaptm.models.initial import fill
-from megaptm.models.model import Model, build_model
+from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size, change
 from tests.models.tiny import VOCABULARY, tiny_batch, tiny_model
 from tests.parity.reference import convert_inputs_with_queries, make_reference
@@ -29,10 +31,16 @@ def make_batch(number: int = 2, *, seed: int = 0) -> dict[str, Tensor]:
     }
 
 
+def both_logits(model: Model, batch: dict[str, Tensor], **caches: Any) -> Tensor:
+    """Return the logits of content stream and query stream, [B, S + A, V]."""
+    unlabeled = {name: field for name, field in batch.items() if name != "labels"}
+    return model(unlabeled, **caches).logits["permutation-lm"]
+
+
 def query_logits(model: Model, batch: dict[str, Tensor]) -> Tensor:
     """Return the logits [B, A, V] of the query stream."""
     with torch.no_grad():
-        return model.target_logits(batch)["permutation-lm"][:, batch["tokens"].shape[1] :]
+        return both_logits(model, batch)[:, batch["tokens"].shape[1] :]
 
 
 def test_query_attends_to_earlier_tokens_of_the_order() -> None:
@@ -73,7 +81,7 @@ def test_content_stream_attends_to_itself_and_earlier_tokens() -> None:
 def test_queries_do_not_change_the_content_stream() -> None:
     model, batch = tiny_model("xlnet"), make_batch()
     with torch.no_grad():
-        beside = model.target_logits(batch)["permutation-lm"][:, :LENGTH]
+        beside = both_logits(model, batch)[:, :LENGTH]
         torch.testing.assert_close(beside, model.logits(batch)["permutation-lm"], rtol=0, atol=1e-6)
 
 
@@ -96,7 +104,7 @@ def test_text_order_is_a_causal_model() -> None:
     family = change(CATALOGUE["xlnet"], stacks={"encoder": causal})
     size = model.spec.size
     spec = ModelSpec(family=family, size=size, vocabulary=VOCABULARY, context=24, dropout=0.0)
-    other = build_model(spec)
+    other = Model(spec)
     other.load_state_dict(model.state_dict())
     with torch.no_grad():
         logits, left_to_right = (each.eval().logits(batch)["permutation-lm"] for each in (model, other))
@@ -119,7 +127,7 @@ def test_recurrence_cache_matches_hugging_face(queries: bool) -> None:
             del inputs["target_mapping"]
         with torch.no_grad():
             output = reference(**inputs, mems=mems, use_mems=True)
-            logits = model.target_logits(batch, caches=caches)["permutation-lm"]
+            logits = both_logits(model, batch, caches=caches)
         expected = logits[:, LENGTH:] if queries else logits[:, :LENGTH]
         torch.testing.assert_close(expected, output.logits, rtol=0, atol=1e-5)
         caches, mems = {name: stack_cache.advanced() for name, stack_cache in caches.items()}, output.mems
@@ -155,7 +163,7 @@ def test_model_learns_with_queries() -> None:
     """Each token repeats the one two positions before it."""
     family = change(CATALOGUE["xlnet"], init={"rule": "glorot"})
     size = Size(layers=2, width=32, heads=4, ffn=64)
-    model = build_model(ModelSpec(family=family, size=size, vocabulary=20, context=12, dropout=0.0))
+    model = Model(ModelSpec(family=family, size=size, vocabulary=20, context=12, dropout=0.0))
     fill(model, seed=1)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     generator, losses = torch.Generator().manual_seed(3), []

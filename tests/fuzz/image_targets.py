@@ -272,8 +272,8 @@ def mutate_config(folder: Path, rng: Random) -> bool:
 def read_config(folder: Path) -> Any:
     """Read configs as `megaptm train` does before it starts processes."""
     from megaptm.config import dump, resolve_model
+    from megaptm.config.yamls import flatten
     from megaptm.plan.count import count_parameters
-    from megaptm.run.changes import flatten
     from megaptm.run.corpora_checks import check_corpora
     from megaptm.run.folder import absolute_paths
     from megaptm.run.folder import read_config as read

@@ -17,7 +17,7 @@ from megaptm.families.elmo.bilm import bilm_options, to_bilm
 from megaptm.families.elmo.hdf5 import write_hdf5
 from megaptm.hub.huggingface import to_hugging_face
 from megaptm.models.initial import fill
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.run.checkpoint import open_checkpoint
 from tests import ROOT
 from tests.fuzz.image_materials import make as make_images
@@ -76,7 +76,7 @@ def _write_logits(folder: Path) -> None:
 def _write_elmo(folder: Path) -> None:
     """Write files with the names of the released code, and a text file of vectors."""
     folder.mkdir()
-    model = build_model(spec := tiny_elmo())
+    model = Model(spec := tiny_elmo())
     fill(model, seed=1)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if importlib.util.find_spec("h5py"):

@@ -152,8 +152,8 @@ def mutate_yaml(folder: Path, rng: Random) -> bool:
 
 def read_config(folder: Path) -> Any:
     from megaptm.config import draft, dump, load, resolve_model
+    from megaptm.config.yamls import flatten
     from megaptm.plan.count import count_parameters
-    from megaptm.run.changes import flatten
     from megaptm.run.folder import absolute_paths
 
     draft(folder / "it.yaml")

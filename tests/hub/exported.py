@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from megaptm.families import CATALOGUE
 from megaptm.hub.huggingface import to_hugging_face
 from megaptm.models.initial import fill
-from megaptm.models.model import Model, build_model
+from megaptm.models.model import Model
 from megaptm.tokenizers import Tokenizer, train
 from tests.models.tiny import tiny_spec
 
@@ -32,7 +32,7 @@ def export_tiny(
     tokenizer = train(table.tokenizer.kind, [text], vocabulary=vocabulary, specials=table.tokenizer.specials)
     tokenizer.save(folder / "tokenizer")
     spec = replace(tiny_spec(family, dropout=dropout), vocabulary=tokenizer.vocabulary)
-    fill(model := build_model(spec), seed=0)
+    fill(model := Model(spec), seed=0)
     weights = {name: parameter.detach() * factor for name, parameter in model.named_parameters()}
     to_hugging_face(spec, weights, folder / "tokenizer", folder / "out", **options)
     return ExportedTiny(folder / "out", model, tokenizer)

@@ -22,7 +22,7 @@ from megaptm.families.gpt import GPT2
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.huggingface import describe_config, from_hugging_face, hugging_face_config, to_hugging_face
 from megaptm.models.initial import fill
-from megaptm.models.model import Model, build_model
+from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size, change, published
 from megaptm.tokenizers import train
 from tests.hub.reloaded import use_own_random_values
@@ -104,7 +104,7 @@ def test_export_names_heads_left_out(tmp_path: Path) -> None:
 def test_added_head_is_not_exported(tmp_path: Path) -> None:
     spec = tiny_spec("bert")
     spec = replace(spec, family=change(spec.family, heads=(*spec.family.heads, "sentence-distance")))
-    fill(model := build_model(spec), seed=1)
+    fill(model := Model(spec), seed=1)
     to_hugging_face(spec, weights_of(model), None, tmp_path / "out")
     load(tmp_path / "out", spec)
     imported = from_hugging_face(tmp_path / "out")
@@ -126,7 +126,7 @@ def test_number_of_task_ids(tasks: int, tmp_path: Path) -> None:
     table = reference.ernie.embeddings.task_type_embeddings.weight
     assert imported.weights["embed.task.weight"].equal(table.detach())
     assert imported.spec.family == spec.family.with_input(TaskInput(rows=tasks))
-    fill(model := build_model(imported.spec), seed=1)
+    fill(model := Model(imported.spec), seed=1)
     to_hugging_face(imported.spec, weights_of(model), None, tmp_path / "ours")
     assert load(tmp_path / "ours", imported.spec).config.task_type_vocab_size == tasks
 
@@ -151,7 +151,7 @@ def test_export_has_the_tokenizer(family: str, kind: str, expected: dict[str, st
     tokenizer = train(kind, [text], vocabulary=400)
     tokenizer.save(tmp_path / "tokenizer")
     spec = replace(tiny_spec(family), vocabulary=tokenizer.vocabulary)
-    model = build_model(spec)
+    model = Model(spec)
     fill(model, seed=0)
     to_hugging_face(spec, weights_of(model), tmp_path / "tokenizer", tmp_path / "out")
 
@@ -286,7 +286,7 @@ def test_attention_dropout_is_separate(family: str) -> None:
     full_spec = replace(tiny_spec(family.removesuffix("-discriminator")), dropout=0.1)
     spec = (
         replace(full_spec, family=full_spec.family.with_only_stack("discriminator"))
-        if full_spec.family.sampled.heads
+        if full_spec.family.sampled
         else full_spec
     )
     config = hugging_face_config(spec).to_dict()

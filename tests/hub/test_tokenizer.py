@@ -17,7 +17,7 @@ from megaptm.families import CATALOGUE
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.tokenizer import read_tokenizer
 from megaptm.models.initial import fill
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import DocumentSlice, SampleContext, SentenceGroup
 from megaptm.tokenizers import load, train
@@ -141,7 +141,7 @@ def test_decoder_input_has_no_end_token(tmp_path: Path) -> None:
     text = Path(textwrap.__file__).read_text(encoding="utf-8")
     tokenizer = train("unigram", [text], vocabulary=400)
     tokenizer.save(tmp_path / "tokenizer")
-    model = build_model(replace(tiny_spec("gpt2"), vocabulary=400))
+    model = Model(replace(tiny_spec("gpt2"), vocabulary=400))
     fill(model, seed=0)
     to_hugging_face(model.spec, dict(model.named_parameters()), tmp_path / "tokenizer", tmp_path / "out")
     assert load_tokenizer(tmp_path / "out")(FIRST)["input_ids"] == tokenizer.encode(FIRST).tolist()
@@ -149,7 +149,7 @@ def test_decoder_input_has_no_end_token(tmp_path: Path) -> None:
 
 def test_missing_special_token_is_refused(tmp_path: Path) -> None:
     train("unigram", [Path(textwrap.__file__).read_text(encoding="utf-8")], vocabulary=400).save(tmp_path / "tokenizer")
-    model = build_model(replace(tiny_spec("bert"), vocabulary=400))
+    model = Model(replace(tiny_spec("bert"), vocabulary=400))
     with pytest.raises(UserError, match="no cls token, which masked-lm-next-sentence adds to texts"):
         to_hugging_face(model.spec, dict(model.named_parameters()), tmp_path / "tokenizer", tmp_path / "out")
 

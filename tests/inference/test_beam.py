@@ -18,7 +18,7 @@ from megaptm.inference.generate import never_generated
 from megaptm.inference.loaded_model import LoadedModel, load_model
 from megaptm.inference.prompt import prepare_prompt
 from megaptm.models.initial import fill
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.tokenizers import train
 from tests.models.tiny import tiny_spec
 from tests.train.runs import sharpen
@@ -39,7 +39,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         tokenizer = train(kind, [text], vocabulary=vocabulary, specials=specials)
         tokenizer.save(root / f"{family}-tokenizer")
         spec = replace(tiny_spec(family), vocabulary=tokenizer.vocabulary)
-        model = build_model(spec)
+        model = Model(spec)
         fill(model, seed=2)
         sharpen(model, 2.0)
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}

@@ -16,7 +16,7 @@ from megaptm.inference.generate import Sampler, Sampling, output_ids
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.inference.prompt import model_uses, prepare_prompt, read_prompt, require_use, select_use, text_batch
 from megaptm.models.initial import fill
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers.training import train
 from tests.train.runs import CONFIGS, SHAPE, sharpen
@@ -55,7 +55,7 @@ def tiny(family: str, *overrides: str, sentinels: int | None = None) -> LoadedMo
     clusters = ["model.cutoffs=[12, 18]"] if family == "transformer-xl" else []
     options = [*SHAPE, "distill=null", f"model.vocabulary={tokenizer.vocabulary}", *clusters, *overrides]
     config = load(CONFIGS / family / "tiny.yaml", options)
-    model = build_model(resolve_model(config)).eval().requires_grad_(False)
+    model = Model(resolve_model(config)).eval().requires_grad_(False)
     fill(model, seed=3)
     sharpen(model, 10.0)
     folder = Path("run")

@@ -17,7 +17,7 @@ from megaptm.layers.feedforward_costs import GatedCosts
 from megaptm.layers.layer import Layer, Stack
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Dropout
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.spec import Block, FFNSpec, NormSpec, Size, change
 from tests.models.tiny import FAMILIES, mean_losses, tiny_batch, tiny_model, tiny_spec
 
@@ -125,7 +125,7 @@ def test_dropout_uses_the_stream_of_its_region(family: str) -> None:
 
     for module in model.modules():
         if isinstance(module, Dropout):
-            module.stream = lambda region=module.region: Recorded(region)
+            module.stream = lambda region=module.masks: Recorded(region)
     before = torch.get_rng_state()
     model(batch)
     assert torch.get_rng_state().equal(before)
@@ -140,7 +140,7 @@ def test_dropout_uses_the_stream_of_its_region(family: str) -> None:
 def test_attention_dropout_option(family: str, option: bool | float, rate: float) -> None:
     spec = replace(tiny_spec(family), dropout=0.1)
     stacks = {name: change(block, attention={"dropout": option}) for name, block in spec.family.stacks.items()}
-    model = build_model(replace(spec, family=change(spec.family, stacks=stacks)))
+    model = Model(replace(spec, family=change(spec.family, stacks=stacks)))
     attending = {name for name, module in model.named_modules() if isinstance(module, Attend | HashedAttend)}
     rates = {name: module.rate for name, module in model.named_modules() if isinstance(module, Dropout)}
     assert {value for name, value in rates.items() if name.removesuffix(".dropout") in attending} == {rate}

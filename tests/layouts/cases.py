@@ -86,7 +86,7 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
     def draw_positions() -> tuple[Tensor, Tensor]:
         target_positions = torch.stack([torch.randperm(LENGTH - 3, generator=generator)[:3] for _ in range(ROWS)])
         has_label = torch.ones_like(target_positions, dtype=torch.bool)
-        if table.last_block.query_stream:  # tensor ranks divide a sequence with its queries
+        if table.has_queries:  # tensor ranks divide a sequence with its queries
             target_positions, has_label = (
                 torch.cat([tensor, torch.zeros_like(tensor[:, :1])], 1) for tensor in (target_positions, has_label)
             )

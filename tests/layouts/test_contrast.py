@@ -19,7 +19,7 @@ from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.errors import UserError
 from megaptm.layers.attention import Attend
 from megaptm.models.initial import fill, initial_value
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from tests.engines import filled_engine
 from tests.layouts.cases import ADAM, ROWS, batch, losses_of, micro_batches, tiny, train_and_save
 from tests.models.pairs import PairsHead
@@ -43,7 +43,7 @@ def first_step_of_torch(dropout: float) -> dict[str, Any]:
     from megaptm.parallel.groups import open_groups, seed_step
 
     ranks = open_groups(Layout(microbatch=8))
-    model, fields = build_model(tiny(FAMILY, dropout=dropout)), batch(FAMILY, 0)
+    model, fields = Model(tiny(FAMILY, dropout=dropout)), batch(FAMILY, 0)
     fill(model, seed=7)
     with torch.no_grad():
         evaluated = {name: (loss / count).item() for name, (loss, count) in model.eval()(fields).losses.items()}

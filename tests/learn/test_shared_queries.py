@@ -32,7 +32,7 @@ from megaptm.families import CATALOGUE
 from megaptm.families.reformer.attention import HashedAttend
 from megaptm.families.reformer.spec import LSHSpec
 from megaptm.models.initial import fill
-from megaptm.models.model import Model, build_model
+from megaptm.models.model import Model
 from megaptm.spec import AttentionSpec, ModelSpec, Size, change
 
 LENGTH, BATCH, STEPS, LAYERS = 128, 8, 200, 2
@@ -50,7 +50,7 @@ def untrained_model(attention: str, seed: int) -> Model:
     block = change(table.last_block, attention=ATTENTION[attention], position="learned")
     family = change(table, stacks={"decoder": block})
     size = Size(layers=LAYERS, width=64, heads=4, ffn=256)
-    model = build_model(ModelSpec(family=family, size=size, vocabulary=256, context=LENGTH, dropout=0.0))
+    model = Model(ModelSpec(family=family, size=size, vocabulary=256, context=LENGTH, dropout=0.0))
     fill(model, seed=seed)
     return model
 

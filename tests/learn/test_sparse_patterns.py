@@ -24,7 +24,7 @@ from megaptm.batch import IGNORED
 from megaptm.families import CATALOGUE
 from megaptm.families.bigbird.spec import BlockSparseSpec
 from megaptm.models.initial import fill
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.spec import AttentionSpec, ModelSpec, Size, change
 
 LENGTH, BLOCK, BATCH, STEPS = 64, 4, 32, 200
@@ -56,7 +56,7 @@ def train_and_evaluate(attention: AttentionSpec, seed: int) -> float:
     table = CATALOGUE["bigbird"]
     family = change(table, stacks={"encoder": change(table.last_block, attention=attention)})
     size = Size(layers=2, width=32, heads=4, ffn=64)
-    model = build_model(ModelSpec(family=family, size=size, vocabulary=VOCABULARY, context=LENGTH, dropout=0.0))
+    model = Model(ModelSpec(family=family, size=size, vocabulary=VOCABULARY, context=LENGTH, dropout=0.0))
     fill(model, seed=seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for step in range(STEPS):

@@ -1,9 +1,11 @@
 """A head registered by a test: it predicts the next token from the middle of a stack (early exit)."""
 
-from megaptm.models.head_costs import LanguageHeadCosts, register_head
+from megaptm.models.head_costs import HEADS, LanguageHeadCosts
 
 
-@register_head
 class ExitCosts(LanguageHeadCosts):
     name = "exit"
     module = "megaptm.models.heads:LanguageHead"
+
+
+HEADS[ExitCosts.name] = ExitCosts

@@ -13,13 +13,12 @@ from megaptm.layers.costs import LinearShape
 from megaptm.layers.split import Linear
 from megaptm.models.contrast import ContrastHead
 from megaptm.models.contrast_costs import ContrastHeadCosts
-from megaptm.models.head_costs import HeadCosts, register_head
+from megaptm.models.head_costs import HEADS, HeadCosts
 from megaptm.spec import ModelSpec
 
 WIDTH = 8
 
 
-@register_head
 class PairsCosts(ContrastHeadCosts):
     """Reads the first position of each of two stacks."""
 
@@ -37,6 +36,9 @@ class PairsCosts(ContrastHeadCosts):
 
     def multiply_adds(self, positions: int) -> int:
         return super().multiply_adds(1)
+
+
+HEADS[PairsCosts.name] = PairsCosts
 
 
 class PairsHead(ContrastHead):

@@ -8,7 +8,7 @@ from torch import Tensor
 from megaptm.batch import IGNORED
 from megaptm.families.uniter import UNITER
 from megaptm.families.uniter.spec import MASKED_REGION, NUM_BOX_VALUES, REGION
-from megaptm.models.model import Model, build_model
+from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size, change
 from tests.models.own import OwnCase
 from tests.models.vision import fill_with_noise
@@ -69,7 +69,7 @@ def uniter_batch(rows: int, *, seed: int) -> dict[str, Tensor]:
 
 def uniter_model(*, layers: int = 2, noise: float = 0.1) -> Model:
     """Return a model for tests, as `vit_model`."""
-    return fill_with_noise(build_model(tiny_uniter(layers=layers)), noise)
+    return fill_with_noise(Model(tiny_uniter(layers=layers)), noise)
 
 
 CASES = {"uniter": OwnCase(tiny_uniter, lambda rows, step: uniter_batch(rows, seed=100 + step))}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from megaptm.batch import IGNORED
 from megaptm.models.initial import fill
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.spec import ModelSpec
 from tests.models.pairs import WIDTH
 from tests.models.towers import TOWERS
@@ -35,7 +35,7 @@ def info_nce_of_pairs(features: Tensor, labeled: list[int]) -> Tensor:
 
 def test_contrast_loss_equals_its_formula() -> None:
     spec = ModelSpec(family=TOWERS, size=TOWERS.sizes["small"], vocabulary=50, context=LENGTH, dropout=0.0)
-    model = build_model(spec).eval()
+    model = Model(spec).eval()
     fill(model, seed=3)
     generator = torch.Generator().manual_seed(4)
     texts = {f"{side}tokens": torch.randint(0, 50, (BATCH, LENGTH), generator=generator) for side in ("", "right_")}

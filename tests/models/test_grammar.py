@@ -10,7 +10,7 @@ import torch
 from megaptm.errors import UserError
 from megaptm.models.chunk import chunks
 from megaptm.models.initial import fill
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.plan.count import count_parameters
 from megaptm.spec import ModelSpec, change
 from tests.models.grammar import VARIANTS, variant
@@ -29,7 +29,7 @@ def spec_of(name: str, layers: int = 4) -> ModelSpec:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_parameter_count_equals_built_model(name: str) -> None:
     spec = spec_of(name)
-    parameters = dict(build_model(spec).named_parameters())
+    parameters = dict(Model(spec).named_parameters())
     padding = sum(parameters[table][spec.vocabulary :].numel() for table in TABLES if table in parameters)
     assert sum(map(torch.numel, parameters.values())) - padding == count_parameters(spec, with_heads=True)
 
@@ -37,7 +37,7 @@ def test_parameter_count_equals_built_model(name: str) -> None:
 @pytest.mark.parametrize("num_parts", [2, 4])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_parts_equal_the_model(name: str, num_parts: int) -> None:
-    model = build_model(spec_of(name)).eval()
+    model = Model(spec_of(name)).eval()
     fill(model, seed=7)
     batch = tiny_batch(VARIANTS[name].base)
     if "sentence-order" in model.spec.family.heads:
@@ -53,12 +53,12 @@ def test_parts_equal_the_model(name: str, num_parts: int) -> None:
 
 
 def test_shared_layers_have_one_set_of_parameters() -> None:
-    names = {name for name, _ in build_model(spec_of("shared-layers")).named_parameters() if "encoder" in name}
+    names = {name for name, _ in Model(spec_of("shared-layers")).named_parameters() if "encoder" in name}
     assert names
     assert all(name.startswith("encoder.shared.0.") for name in names)
     groups = {
         name.split(".")[2]
-        for name, _ in build_model(spec_of("shared-attention-2-groups")).named_parameters()
+        for name, _ in Model(spec_of("shared-attention-2-groups")).named_parameters()
         if "shared" in name
     }
     assert groups == {"0", "2"}
@@ -73,7 +73,7 @@ def test_head_is_in_the_part_of_its_layer() -> None:
     spec = spec_of("early-exit")
     assert [chunk.heads for chunk in chunks(spec, 4)] == [(), ("exit",), (), ("lm",)]
     assert [chunk.heads for chunk in chunks(spec, 1)] == [("lm", "exit")]
-    pieces = [build_model(spec, chunk) for chunk in chunks(spec, 4)]
+    pieces = [Model(spec, chunk) for chunk in chunks(spec, 4)]
     tables = [{name for name, _ in piece.named_parameters() if name == "embed.token.weight"} for piece in pieces]
     assert list(map(bool, tables)) == [True, True, False, True]
 
@@ -84,7 +84,7 @@ def test_head_rejects_missing_and_divided_layers() -> None:
         return replace(spec, family=change(spec.family, reads={"exit": layers}))
 
     with pytest.raises(UserError, match="head exit reads layer 4 of the decoder, which has 0 to 3"):
-        build_model(reading("decoder.4"))
-    assert build_model(reading("decoder.0", "decoder.1")).head is not None
+        Model(reading("decoder.4"))
+    assert Model(reading("decoder.0", "decoder.1")).head is not None
     with pytest.raises(UserError, match=r"head exit reads layers that lie in several of 4 pipeline chunks: lower"):
         chunks(reading("decoder.0", "decoder.1"), 4)

@@ -15,14 +15,14 @@ from megaptm.families.palm import PALM
 from megaptm.families.roberta import ROBERTA
 from megaptm.families.t5 import T5, T5_V1_1
 from megaptm.models.initial import fill, initial_value
-from megaptm.models.model import build_model, even_chunks
+from megaptm.models.model import Model, even_chunks
 from megaptm.spec import Family, ModelSpec, Size, change
 from tests.models.tiny import FAMILIES, tiny_spec
 
 
 def filled(family: Family, **size: int) -> tuple[ModelSpec, dict[str, Tensor]]:
     spec = ModelSpec(family=family, size=Size(layers=2, **size), vocabulary=300, context=64, dropout=0.0)
-    model = build_model(spec)
+    model = Model(spec)
     fill(model, seed=1)
     return spec, {name: parameter.detach() for name, parameter in model.named_parameters()}
 
@@ -91,7 +91,7 @@ def test_palm_scales_by_fan_in() -> None:
 def test_biases_start_at_zero_and_norms_at_one(family: str) -> None:
     """Differences and padding of the vocabulary start at zero too."""
     spec = tiny_spec(family)
-    model = build_model(spec)
+    model = Model(spec)
     fill(model, seed=1)
     for name, parameter in model.named_parameters():
         if name.endswith((".bias", "_difference.weight")):
@@ -106,10 +106,10 @@ def test_biases_start_at_zero_and_norms_at_one(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parts_start_with_the_values_of_the_model(family: str) -> None:
     spec = tiny_spec(family)
-    full_model = build_model(spec)
+    full_model = Model(spec)
     fill(full_model, seed=3)
     for part in even_chunks(spec, 2):
-        model = build_model(spec, part)
+        model = Model(spec, part)
         fill(model, seed=3)
         for name, parameter in model.named_parameters():
             assert parameter.equal(full_model.get_parameter(name)), name

@@ -13,7 +13,7 @@ from megaptm.families import CATALOGUE
 from megaptm.models.head_costs import head_costs
 from megaptm.models.heads import build_heads
 from megaptm.models.initial import fill
-from megaptm.models.model import Model, build_model, even_chunks
+from megaptm.models.model import Model, even_chunks
 from megaptm.models.output import ModelOutput
 from megaptm.spec import change
 from tests.models.tiny import FAMILIES, mean_losses, tiny_batch, tiny_model, tiny_spec
@@ -33,7 +33,7 @@ def assert_parts_equal_model(full_model: Model, batch: dict[str, Tensor], num_pa
     expected.backward()
     weights = dict(full_model.named_parameters())
 
-    chain = [build_model(full_model.spec, part).eval() for part in even_chunks(full_model.spec, num_parts)]
+    chain = [Model(full_model.spec, part).eval() for part in even_chunks(full_model.spec, num_parts)]
     for model in chain:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -59,7 +59,7 @@ def assert_parts_equal_model(full_model: Model, batch: dict[str, Tensor], num_pa
 
 def test_hidden_states_between_parts_are_encoder_then_decoder() -> None:
     spec = tiny_spec("t5")
-    first = build_model(spec, even_chunks(spec, 2)[0])
+    first = Model(spec, even_chunks(spec, 2)[0])
     with torch.no_grad():
         for parameter in first.parameters():
             parameter.zero_()
@@ -70,14 +70,14 @@ def test_divided_hidden_states_are_split_by_stream() -> None:
     """With two sequence parallel ranks, half of each stream arrives: 6 of 12 and 4 of 8 positions."""
     spec = tiny_spec("t5")
     batch = tiny_batch("t5", target=8)
-    middle = build_model(spec, even_chunks(spec, 4)[3])
+    middle = Model(spec, even_chunks(spec, 4)[3])
     encoder, decoder = middle._divide(batch, torch.zeros(10, 3, 32)).values()
     assert (len(encoder), len(decoder)) == (6, 4)
 
 
 def test_parts_hold_only_their_own_parameters() -> None:
     spec = tiny_spec("t5", layers=4)
-    names = [{name for name, _ in build_model(spec, part).named_parameters()} for part in even_chunks(spec, 4)]
+    names = [{name for name, _ in Model(spec, part).named_parameters()} for part in even_chunks(spec, 4)]
     tops = [
         {name.rsplit(".", 1)[0].split(".attention")[0].split(".ffn")[0].split(".cross")[0] for name in n} for n in names
     ]
@@ -91,7 +91,7 @@ def test_parts_hold_only_their_own_parameters() -> None:
 
 def test_last_part_of_a_tied_model_holds_the_token_table() -> None:
     spec = tiny_spec("bert")
-    names = {name for name, _ in build_model(spec, even_chunks(spec, 2)[1]).named_parameters() if "embed" in name}
+    names = {name for name, _ in Model(spec, even_chunks(spec, 2)[1]).named_parameters() if "embed" in name}
     assert names == {"embed.token.weight"}
 
 
@@ -102,7 +102,7 @@ def test_last_part_of_a_tied_model_holds_the_token_table() -> None:
 def test_tied_model_projects_with_its_token_table(family: str) -> None:
     # A vocabulary size that no other dimension of the model has.
     spec, batch = replace(tiny_spec(family), vocabulary=300), tiny_batch(family)
-    model = build_model(spec).eval()
+    model = Model(spec).eval()
     fill(model, seed=7)
     tables = [
         name for name, weight in model.named_parameters() if len(weight) == spec.padded_vocabulary and weight.dim() == 2

@@ -17,7 +17,7 @@ from megaptm.families import CATALOGUE
 from megaptm.layers.mask import self_mask
 from megaptm.models.head_costs import HEADS
 from megaptm.models.initial import fill
-from megaptm.models.model import Model, build_model
+from megaptm.models.model import Model
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import SampleContext
 from megaptm.spec import VISIBILITIES, change
@@ -226,7 +226,7 @@ def _apart_and_packed(
 def test_packed_span_corruption_equals_single_document(family: str) -> None:
     special = tiny_special()
     task = OBJECTIVES["span-corruption"]
-    model = build_model(replace(tiny_spec(family), vocabulary=special.size))
+    model = Model(replace(tiny_spec(family), vocabulary=special.size))
     fill(model, seed=7)
     sample = task.make_sample(
         [random_slice(9), random_slice(13)], SampleContext(special, np.random.default_rng(0), 24, True)
@@ -245,7 +245,7 @@ def test_attention_order_is_respected() -> None:
     """Orders: a bidirectional prefix, and a permutation."""
     family = change(CATALOGUE["gpt2"], stacks={"decoder": change(CATALOGUE["gpt2"].last_block, visibility="ordered")})
     spec = replace(tiny_spec("gpt2"), family=family)
-    model = build_model(spec)
+    model = Model(spec)
     fill(model, seed=1)
     model.eval()
     batch = tiny_batch("gpt2")
@@ -264,4 +264,4 @@ def test_attention_order_is_respected() -> None:
 def test_ordered_model_requires_an_order() -> None:
     family = change(CATALOGUE["gpt2"], stacks={"decoder": change(CATALOGUE["gpt2"].last_block, visibility="ordered")})
     with pytest.raises(UserError, match="has no order"):
-        build_model(replace(tiny_spec("gpt2"), family=family)).logits(tiny_batch("gpt2"))
+        Model(replace(tiny_spec("gpt2"), family=family)).logits(tiny_batch("gpt2"))

@@ -19,7 +19,7 @@ from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.models.initial import fill
-from megaptm.models.model import Model, build_model
+from megaptm.models.model import Model
 from megaptm.spec import Family, ModelSpec, Size
 
 FAMILIES = tuple(CATALOGUE)
@@ -71,7 +71,7 @@ def tiny_spec(family: str, *, layers: int = 2, dropout: float = 0.0) -> ModelSpe
 
 def tiny_model(family: str, *, layers: int = 2, dropout: float = 0.0, noise: float = 0.1) -> Model:
     """Return a model in eval mode, with noise added to its initial weights, so that no bias is 0 and no norm 1."""
-    model = build_model(tiny_spec(family, layers=layers, dropout=dropout))
+    model = Model(tiny_spec(family, layers=layers, dropout=dropout))
     fill(model, seed=7)
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():

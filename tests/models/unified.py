@@ -8,7 +8,7 @@ from torch import Tensor
 from megaptm.batch import IGNORED
 from megaptm.families.unimo import UNIMO
 from megaptm.families.unimo.head_costs import MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
-from megaptm.models.model import Model, build_model
+from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size
 from tests.models.own import OwnCase
 from tests.models.regions import CLASSES, FEATURES, TEXT, VOCABULARY, uniter_batch
@@ -59,7 +59,7 @@ def unimo_batch(rows: int, *, seed: int) -> dict[str, Tensor]:
 
 def unimo_model(*, layers: int = 2, noise: float = 0.1) -> Model:
     """Return a model for tests, as `vit_model`."""
-    return fill_with_noise(build_model(tiny_unimo(layers=layers)), noise)
+    return fill_with_noise(Model(tiny_unimo(layers=layers)), noise)
 
 
 CASES = {"unimo": OwnCase(tiny_unimo, lambda rows, step: unimo_batch(rows, seed=100 + step))}

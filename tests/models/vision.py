@@ -10,7 +10,7 @@ from megaptm.families.clip import CLIP
 from megaptm.families.vit import VIT
 from megaptm.families.vit.spec import CHANNELS, IMAGE, MASKED_PATCH, PATCH
 from megaptm.models.initial import fill
-from megaptm.models.model import Model, build_model
+from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size, change
 from tests.models.own import OwnCase
 
@@ -49,7 +49,7 @@ def vit_batch(rows: int, *, seed: int, both: bool = True) -> dict[str, Tensor]:
 
 def vit_model(*, layers: int = 2, both: bool = True, noise: float = 0.1) -> Model:
     """Return a model in eval mode, with noise added to its weights."""
-    return fill_with_noise(build_model(tiny_vit(layers=layers, both=both)), noise)
+    return fill_with_noise(Model(tiny_vit(layers=layers, both=both)), noise)
 
 
 TEXT = 8
@@ -79,7 +79,7 @@ def clip_batch(rows: int, *, seed: int, all_paired: bool = False) -> dict[str, T
 
 def clip_model(*, layers: int = 4, noise: float = 0.1) -> Model:
     """Return a model for tests, as `vit_model`."""
-    return fill_with_noise(build_model(tiny_clip(layers=layers)), noise)
+    return fill_with_noise(Model(tiny_clip(layers=layers)), noise)
 
 
 def fill_with_noise(model: Model, noise: float) -> Model:

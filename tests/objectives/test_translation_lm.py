@@ -12,7 +12,7 @@ import torch
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
 from megaptm.models.initial import fill
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.objectives import OBJECTIVES, SpecialTokens, build_objective
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.objectives.translation_lm import TranslationLM
@@ -192,7 +192,7 @@ def make_batch(rng: np.random.Generator, **options: bool) -> dict[str, torch.Ten
 
 @pytest.mark.usefixtures("one_thread")
 def test_model_learns_from_the_translation():
-    model = build_model(tiny_spec("bert"))
+    model = Model(tiny_spec("bert"))
     fill(model, seed=1)
     optimizer = torch.optim.Adam(model.parameters())
     rng = np.random.default_rng(1)

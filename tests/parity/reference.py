@@ -17,7 +17,7 @@ from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.huggingface import from_hugging_face, hugging_face_config
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.models.initial import fill
-from megaptm.models.model import Model, build_model
+from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, change
 from tests.models.tiny import last_prefix, tiny_batch, tiny_model
 
@@ -54,7 +54,7 @@ def make_zero_parameters(spec: ModelSpec) -> dict[str, Tensor]:
 
 def build_with_weights(spec: ModelSpec, weights: dict[str, Tensor]) -> Model:
     """Build a model with these weights. A head that the reference lacks is initialized at random."""
-    model = build_model(spec)
+    model = Model(spec)
     fill(model, seed=7)
     parameters = dict(model.named_parameters())
     assert {name for name in parameters if not name.startswith("head.")} <= weights.keys() <= parameters.keys()
@@ -77,7 +77,7 @@ def convert_inputs(family: str, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         inputs["task_type_ids"] = batch["task_ids"][:, None].expand_as(batch["tokens"])
     for prefix in CATALOGUE[family].prefixes.values():
         inputs[f"{prefix}attention_mask"] = (batch[f"{prefix}document_ids"] > 0).long()
-    if "order" in batch and CATALOGUE[family].first_block.query_stream:
+    if "order" in batch and CATALOGUE[family].has_queries:
         # In the content stream of transformers, a position always attends to itself.
         order = batch["order"]
         inputs["perm_mask"] = (order[:, None, :] > order[:, :, None]).float()
@@ -123,7 +123,7 @@ def differences(family: str) -> tuple[float, float]:
         batch, reference = tiny_batch(family, sequence=model.spec.context), reference.train()
     real = batch[f"{last_prefix(family)}document_ids"] > 0
     expected_logits = reference(**convert_inputs(family, batch))[0]
-    if CATALOGUE[family].first_block.query_stream:
+    if CATALOGUE[family].has_queries:
         query_logits = reference(**convert_inputs_with_queries(family, batch))[0]
         expected_loss = F.cross_entropy(query_logits.flatten(0, 1), batch["labels"].flatten())
     else:

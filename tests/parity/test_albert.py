@@ -12,7 +12,7 @@ from megaptm.errors import UserError
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.models.initial import fill
-from megaptm.models.model import Model, build_model
+from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, change
 from tests.models.tiny import mean_losses, tiny_batch, tiny_spec
 from tests.parity.reference import (
@@ -40,7 +40,7 @@ def grouped_spec(groups: int, cycle: int, *, layers: int = 4, **sharing: object)
 
 
 def build_filled(spec: ModelSpec) -> Model:
-    model = build_model(spec)
+    model = Model(spec)
     fill(model, seed=7)
     return model.eval()
 

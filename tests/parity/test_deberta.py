@@ -19,7 +19,7 @@ from megaptm.families.deberta.spec import DisentangledSpec
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.huggingface import describe_config, from_hugging_face, hugging_face_config, to_hugging_face
 from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, export_weights, import_weights, pair
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.spec import Family, ModelSpec, SegmentInput, Size, TokenInput, change
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
 from tests.parity.reference import assert_close, build_with_weights, convert_inputs, replace_mask_decoder
@@ -160,4 +160,4 @@ def test_convolution_stays_within_documents() -> None:
 
 
 def test_last_layer_is_the_mask_decoder() -> None:
-    assert build_model(tiny_spec("deberta-v2")).stack("encoder").decodes
+    assert Model(tiny_spec("deberta-v2")).stack("encoder").decodes

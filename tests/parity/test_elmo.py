@@ -19,7 +19,7 @@ from megaptm.families.elmo import ELMO
 from megaptm.families.elmo.bilm import from_bilm, to_bilm
 from megaptm.families.elmo.every_layer import every_layer
 from megaptm.layers.recurrence_cache import StackCache
-from megaptm.models.model import Model, build_model
+from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size, change
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -75,7 +75,7 @@ def convert_tensors(arrays: Mapping[str, np.ndarray], prefix: str, spec: ModelSp
 
 def build_released(arrays: Mapping[str, np.ndarray], spec: ModelSpec) -> Model:
     """Build a model with the released weights. A head that the file lacks is zero."""
-    model = build_model(spec)
+    model = Model(spec)
     head = {f"{HEAD}.table.weight": torch.zeros(128, spec.size.width), f"{HEAD}.vocabulary.bias": torch.zeros(128)}
     model.load_state_dict(head | convert_tensors(arrays, "weight/", spec))
     return model

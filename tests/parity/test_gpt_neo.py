@@ -9,7 +9,7 @@ import transformers
 
 from megaptm.families.gpt import GPT3_BANDED
 from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, export_weights, pair
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.spec import change
 from tests.models.tiny import VOCABULARY as WORDS
 from tests.models.tiny import tiny_batch, tiny_spec
@@ -37,7 +37,7 @@ RULES = (
 def differences() -> tuple[float, float]:
     """Return the largest absolute difference of logits and loss, and of the gradient of the token table."""
     spec = replace(tiny_spec("gpt3-banded", layers=4), family=NEO)
-    model = build_model(spec).eval()
+    model = Model(spec).eval()
     torch.manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():

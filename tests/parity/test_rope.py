@@ -11,7 +11,7 @@ import transformers
 from megaptm.errors import UserError
 from megaptm.families.gpt import GPT2
 from megaptm.hub.tensor_rules import GATE_AND_VALUE, KV, QKV, VOCABULARY, TensorRule, export_weights
-from megaptm.models.model import Model, build_model
+from megaptm.models.model import Model
 from megaptm.spec import AttentionSpec, Block, FFNSpec, NormSpec, change
 from tests.models.tiny import VOCABULARY as WORDS
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
@@ -58,7 +58,7 @@ def build_pair(kv_heads: int | None = None) -> tuple[Model, transformers.PreTrai
     """Return a model and Hugging Face's with the same random weights."""
     spec = tiny_spec("gpt2")
     spec = replace(spec, family=LLAMA, size=change(spec.size, kv_heads=kv_heads))
-    model = build_model(spec)
+    model = Model(spec)
     torch.manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -126,7 +126,7 @@ def test_kv_heads_that_do_not_divide_heads_are_rejected() -> None:
 def test_odd_head_width_is_rejected() -> None:
     spec = replace(tiny_spec("gpt2"), family=LLAMA)
     with pytest.raises(UserError, match="rope, which rotates pairs of features, but heads have 5"):
-        build_model(replace(spec, size=change(spec.size, head_width=5)))
+        Model(replace(spec, size=change(spec.size, head_width=5)))
 
 
 def test_model_without_rope_ignores_positions() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from megaptm.families import CATALOGUE
 from megaptm.layers.recurrence_cache import StackCache
-from megaptm.models.model import Model, build_model
+from megaptm.models.model import Model
 from megaptm.spec import Family, ModelSpec, Size, change
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -118,7 +118,7 @@ def _convert_tables(released: dict[str, Tensor], config: dict[str, Any]) -> dict
 
 def build_case(case: str) -> Model:
     tensors, config = golden(case)
-    model = build_model(make_spec(config)).eval()
+    model = Model(make_spec(config)).eval()
     weights = convert_tensors(tensors, "weight", config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

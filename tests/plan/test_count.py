@@ -14,7 +14,7 @@ from megaptm.families.bert import BERT
 from megaptm.families.gpt import GPT3
 from megaptm.families.t5 import T5
 from megaptm.models.head_costs import HEADS, MaskedHeadCosts, head_costs
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.plan.count import count_parameters, step_flops
 from megaptm.spec import ModelSpec, Size, change, published
 from tests import ROOT
@@ -119,7 +119,7 @@ ALL = [(family.name, size) for family in CATALOGUE.values() for size in family.s
 def as_built(spec: ModelSpec) -> int:
     """Return the parameters of a model built on the meta device, without vocabulary padding."""
     with torch.device("meta"):
-        model = build_model(spec)
+        model = Model(spec)
     padding = spec.padded_vocabulary - spec.vocabulary
     tables = [p for name, p in model.named_parameters() if name.startswith(("embed.", "head."))]
     padded = [p for p in tables if p.shape[0] == spec.padded_vocabulary]

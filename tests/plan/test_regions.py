@@ -14,7 +14,7 @@ from megaptm.config import Layout, load
 from megaptm.families.uniter.regions import ImageRegions
 from megaptm.families.uniter.spec import RegionInput
 from megaptm.models.initial import fill
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.plan import activations
 from megaptm.plan.count import step_flops
 from megaptm.plan.machine import load_machine
@@ -31,7 +31,7 @@ CONFIGS = Path(__file__).parents[2] / "configs/uniter"
 def test_flops_equal_torch():
     """Features get a gradient, for the vector of masked regions; boxes do not."""
     spec = replace(tiny_uniter(layers=2), family=change(UNITER_ALL_HEADS, heads=("mrfr",)))
-    model, batch = build_model(spec), uniter_batch(3, seed=1)
+    model, batch = Model(spec), uniter_batch(3, seed=1)
     fill(model, seed=1)
     # torch's counter does not know the fused kernel of the CPU.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):

@@ -12,7 +12,7 @@ from megaptm.commands.export import export
 from megaptm.config import dump, load, resolve_model
 from megaptm.errors import UserError
 from megaptm.models.initial import fill
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.tokenizers import train
 
@@ -36,7 +36,7 @@ def run(config, tmp_path):
 @pytest.fixture
 def saved(config, run):
     """Return a run with one checkpoint, at step 7, and its model."""
-    model = build_model(resolve_model(config)).eval()
+    model = Model(resolve_model(config)).eval()
     fill(model, seed=3)
     store = Store(run, fence=lambda: True)
     store.prepare(7)

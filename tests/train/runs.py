@@ -16,7 +16,7 @@ from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import Config, dump, load, resolve_model
 from megaptm.models.initial import fill
-from megaptm.models.model import Model, build_model
+from megaptm.models.model import Model
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SHAPE = [
@@ -90,7 +90,7 @@ def save_initial(config: Config, run: Path, *, step: int = 7) -> Model:
     """Write a run without a tokenizer, with one checkpoint of initial weights; return the model."""
     run.mkdir()
     (run / "config.yaml").write_text(dump(config))
-    model = build_model(resolve_model(config)).eval().requires_grad_(False)
+    model = Model(resolve_model(config)).eval().requires_grad_(False)
     fill(model, seed=3)
     store = Store(run, fence=lambda: True)
     store.prepare(step)

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field, create_model
 
+from megaptm.errors import UserError
 from megaptm.families import contributions
 from megaptm.section import ExtensionSection, Section
 
@@ -15,7 +16,14 @@ Schema = TypeVar("Schema", bound=type[Section])
 def extension_sections() -> dict[str, type[ExtensionSection]]:
     """Return the config sections that extensions add: key -> class. A module `section.py` has `SECTION`, a class with
     its key."""
-    return {section.key: section for section in contributions("section", "SECTION")}
+    sections: dict[str, type[ExtensionSection]] = {}
+    for section in contributions("section", "SECTION"):
+        if (other := sections.setdefault(section.key, section)) is not section:
+            raise UserError(
+                f"{section.key} is a section of both {other.__module__}.{other.__qualname__} and "
+                f"{section.__module__}.{section.__qualname__}: rename one."
+            )
+    return sections
 
 
 def used_sections(config: Any) -> list[ExtensionSection]:
@@ -25,6 +33,12 @@ def used_sections(config: Any) -> list[ExtensionSection]:
 
 def with_extension_sections(schema: Schema) -> Schema:
     """Return the class of a config with a key for each of these sections of extensions; absent by default."""
+    base: type[Section] = schema
+    if taken := sorted(extension_sections().keys() & base.model_fields.keys()):
+        section = extension_sections()[taken[0]]
+        raise UserError(
+            f"{taken[0]} is a section of configs, and of {section.__module__}.{section.__qualname__}: rename that one."
+        )
     fields = {
         key: (section | None, Field(None, description=section.meaning)) for key, section in extension_sections().items()
     }

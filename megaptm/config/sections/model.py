@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, Strict, create_model, field_validator
 
+from megaptm.errors import UserError
 from megaptm.families import contributions
 from megaptm.section import Count, Fraction, Section
 
@@ -86,13 +87,28 @@ class GeneralModelConfig(Shape):
         return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
+def _keys_of_families() -> list[type[Section]]:
+    """Return the classes with keys of families. Raise `UserError` if a key is defined twice."""
+    classes: list[type[Section]] = []
+    owners: dict[str, type[Section]] = dict.fromkeys(GeneralModelConfig.model_fields, GeneralModelConfig)
+    for keys in contributions("config", "MODEL_KEYS"):
+        for key in keys.model_fields:
+            if (owner := owners.setdefault(key, keys)) is not keys:
+                raise UserError(
+                    f"model.{key} is a key of both {owner.__module__}.{owner.__qualname__} and "
+                    f"{keys.__module__}.{keys.__qualname__}: rename one."
+                )
+        classes.append(keys)
+    return classes
+
+
 if TYPE_CHECKING:
     ModelConfig = GeneralModelConfig
 else:
     # The keys of families follow the general ones: pydantic collects fields from the last base class on.
     ModelConfig = create_model(
         "ModelConfig",
-        __base__=(*contributions("config", "MODEL_KEYS"), GeneralModelConfig),
+        __base__=(*_keys_of_families(), GeneralModelConfig),
         __doc__=GeneralModelConfig.__doc__,
         __module__=__name__,
     )

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from megaptm.console import Console
 from megaptm.data import open_mix
-from megaptm.data.manifest import LABELS
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.families.clip.objectives import TEXT, ImageText, text_input
 from megaptm.families.vit.retrieval import MAX_PAIRS, Retrieval, measure_recall, read_batches
 from megaptm.families.vit.spec import IMAGE, PATCH
+from megaptm.families.vit.token_types import LABELS
 from megaptm.inference.encode import check_encode_options
 from megaptm.inference.loaded_model import LoadedModel, Result
 from megaptm.inference.trained_model import TrainedModel

@@ -35,7 +35,7 @@ class LSTMStack(BaseStack):
     ) -> None:
         """Build the stack. `memory`: width of the stack that attention reads."""
         super().__init__(block, size, layers)
-        self["dropout"] = Dropout(dropout, region="residual")
+        self["dropout"] = Dropout(dropout, masks="residual")
         for number in layers:
             [sub] = sublayers(block.at(number), size, memory)
             lstm_class = self.lstm_classes[min(number, len(self.lstm_classes) - 1)]

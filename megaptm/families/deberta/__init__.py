@@ -1,8 +1,8 @@
 """DeBERTa (He et al., 2020), its version 2, and version 3 (2021), which is trained on replaced token detection."""
 
-from megaptm.families.deberta.spec import DisentangledSpec
+from megaptm.families.deberta.spec import DifferenceInput, DisentangledSpec
 from megaptm.families.electra import ELECTRA
-from megaptm.spec import Block, EmbeddingSpec, Family, NormSpec, SampledInput, Size, TokenizerSpec, change
+from megaptm.spec import Block, EmbeddingSpec, Family, NormSpec, Size, TokenizerSpec, change
 
 LAYER = Block(
     attention=DisentangledSpec(bias="no-keys", scale="sqrt-3", mask_decoder=True),
@@ -64,7 +64,8 @@ DEBERTA_V3: Family = change(
     stacks={"generator": LAYER_V3, "discriminator": LAYER_V3.for_encoding},
     heads=("mlm", "replaced-token"),
     reads={"mlm": "generator"},
-    sampled=SampledInput(heads={"discriminator": "mlm"}, tables="gradient-disentangled"),
+    inputs=(*DEBERTA_V2.inputs, DifferenceInput()),
+    sampled=ELECTRA.sampled,
     objectives=ELECTRA.objectives,
     sizes={
         "xsmall": _with_generator(Size(layers=12, width=384, heads=6, ffn=1536)),

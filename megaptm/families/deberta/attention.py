@@ -49,7 +49,7 @@ class DisentangledAttention(SelfAttention):
         self.has_position_projections = "position_key" in costs.linears
         for name in ("position_key", "position_query") if self.has_position_projections else ():
             self.add_module(name, Linear.of(costs.linears[name]))
-        self.position_dropout = Dropout(dropout, region="replicated")
+        self.position_dropout = Dropout(dropout, masks="replicated")
 
     def mix(
         self,

@@ -24,7 +24,7 @@ class Convolution(SequenceHooks, nn.Module):
         super().__init__()
         self.map = Linear.of(convolution_shape(width))
         self.norm = Norm(width, block.norm)
-        self.dropout = Dropout(dropout, region="residual")
+        self.dropout = Dropout(dropout, masks="residual")
 
     def forward(self, x_SBD: Tensor, output_SBD: Tensor, documents_BS: Tensor | None) -> Tensor:
         """Return the output of the convolution [S, B, D] from the input and the output of a layer."""

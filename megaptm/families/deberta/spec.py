@@ -1,12 +1,14 @@
-"""Options of disentangled attention (DeBERTa, arXiv:2006.03654)."""
+"""Options of disentangled attention (DeBERTa, arXiv:2006.03654), and the difference table of DeBERTa-v3
+(arXiv:2111.09543)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal
 
-from megaptm.spec import AttentionSpec, Block, PositiveInt, Size
+from megaptm.spec import AttentionSpec, Block, InputSpec, PositiveInt, Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,3 +49,14 @@ class DisentangledSpec(AttentionSpec):
     def errors(self, block: Block, size: Size) -> Iterator[str]:
         if block.score_bias:
             yield f"position is {block.position}, but disentangled attention encodes distances itself: use none."
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifferenceInput(InputSpec):
+    """Difference between the token table of the discriminator and that of the generator, initially zero
+    (gradient-disentangled embedding sharing, arXiv:2111.09543, section 3.3)."""
+
+    name = "discriminator_difference"
+    module = "megaptm.families.deberta.tables:difference_table"
+    stack = "discriminator"
+    initial_values = MappingProxyType({"weight": 0.0})

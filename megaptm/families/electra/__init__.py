@@ -1,7 +1,8 @@
 """ELECTRA (Clark et al., 2020)."""
 
 from megaptm.families.bert import BERT
-from megaptm.spec import Family, SampledInput, Size, change
+from megaptm.families.electra.spec import GeneratorInput
+from megaptm.spec import Family, Size, change
 
 LAYER = BERT.last_block
 
@@ -26,7 +27,7 @@ ELECTRA: Family = change(
     stacks={"generator": LAYER, "discriminator": LAYER},
     heads=("mlm", "replaced-token"),
     reads={"mlm": "generator"},
-    sampled=SampledInput(heads={"discriminator": "mlm"}),
+    sampled={"discriminator": GeneratorInput(head="mlm")},
     objectives=("replaced-token-detection",),
     # Table 6 of the paper: a quarter, a third and a quarter of the discriminator's width.
     sizes={

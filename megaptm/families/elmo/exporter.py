@@ -10,9 +10,8 @@ from safetensors.torch import save
 
 from megaptm.errors import UserError
 from megaptm.families.elmo.bilm import bilm_options, to_bilm
-from megaptm.families.elmo.hdf5 import write_hdf5
+from megaptm.families.elmo.hdf5 import h5py, write_hdf5
 from megaptm.families.elmo.spec import CharacterInput, ProjectedLSTMSpec
-from megaptm.hub.library import h5py
 from megaptm.run.checkpoint import RunCheckpoint
 from megaptm.storage import write_atomically
 from megaptm.tokenizers import load as load_tokenizer

@@ -13,13 +13,21 @@ import torch
 from torch import Tensor
 
 from megaptm.errors import UserError
-from megaptm.hub.library import h5py
 from megaptm.storage import write_atomically
 
 MAX_COMPRESSION_RATIO = 64
 """Maximum ratio of array size to stored size in an HDF5 file; only zeros compress more with deflate."""
 MAX_CHUNK_ELEMENTS = 1 << 24
 """Maximum number of elements of a chunk of an HDF5 file."""
+
+
+def h5py() -> Any:
+    """Return the module. Raise UserError if it is not installed."""
+    try:
+        import h5py as module
+    except ImportError:
+        raise UserError("HDF5 files need h5py: `pip install 'megaptm[elmo]'`.") from None
+    return module
 
 
 def write_hdf5(path: Path, tensors: Mapping[str, Tensor]) -> None:

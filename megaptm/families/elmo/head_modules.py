@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from megaptm.errors import UserError
+from megaptm.families.elmo.sampled import NegativeSamples, sample_negatives, sampled_cross_entropy
 from megaptm.layers.rng import copy_to_device
 from megaptm.layers.split import Embedding, VocabularyBias
-from megaptm.losses.sampled import NegativeSamples, sample_negatives, sampled_cross_entropy
 from megaptm.models.head_costs import HeadCosts
 from megaptm.models.loss import Loss, count_labels, token_loss
 from megaptm.spec import ModelSpec

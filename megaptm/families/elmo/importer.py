@@ -22,7 +22,7 @@ from megaptm.families.elmo.spelling import NUM_CHARACTERS
 from megaptm.hub.folder import read_tensors
 from megaptm.hub.import_run import RECIPE, refuse_existing_run, refuse_model_overrides, write_run
 from megaptm.hub.imported_weights import ImportedModel
-from megaptm.models.model import build_model
+from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size
 from megaptm.storage import Record, read_json_object, regular_file, validate
 from megaptm.tokenizers import Tokenizer
@@ -134,7 +134,7 @@ def read_model(spec: ModelSpec, files: ElmoFiles) -> ImportedModel:
     """Read the weights of a released ELMo. The softmax is absent if it was not published, as for the released
     models."""
     with torch.device("meta"):
-        parameters = {name: parameter.detach() for name, parameter in build_model(spec).named_parameters()}
+        parameters = {name: parameter.detach() for name, parameter in Model(spec).named_parameters()}
     shapes = {name: tuple(tensor.shape) for name, tensor in to_bilm(parameters, spec).items()}
     if files.weights.suffix == ".hdf5":
         tensors = _check_finite(read_hdf5(files.weights, shapes), files.weights)

@@ -80,19 +80,19 @@ class ProjectedLSTMStack(BaseStack):
         self, block: Block, size: Size, layers: range, *, dropout: float, memory: int | None = None, context: int = 0
     ) -> None:
         super().__init__(block, size, layers)
-        self["dropout"] = Dropout(dropout, region="residual")
+        self["dropout"] = Dropout(dropout, masks="residual")
         for number in layers:
             self[str(number)] = RecurrentLayer(block, size, number=number)
 
     def forward(self, x: Tensor, inputs: StackInputs) -> Tensor:
         """Return the output of ELMo's stack [S, B, D] from [S, B, D]. States start from the recurrence cache, or from
         zero. Padding does not change a state."""
-        mask = inputs.mask
-        valid_SB = None if mask.documents is None else mask.documents[0].t() > 0
+        documents = inputs.mask.documents
+        valid_SB = None if documents is None else documents[0].t() > 0
         for number in self.numbers:
-            x, state = self[str(number)](x, self._initial_state(x, mask.cache, number), valid_SB)
-            if mask.cache is not None:
-                mask.cache.current_states[number] = state.detach()[None]
+            x, state = self[str(number)](x, self._initial_state(x, inputs.cache, number), valid_SB)
+            if inputs.cache is not None:
+                inputs.cache.current_states[number] = state.detach()[None]
             if number in self.read:
                 inputs.outputs[number] = x
             x = self["dropout"](x)

@@ -59,7 +59,7 @@ class HashedAttend(AttentionCore):
         self.layer, self.heads, self.num_heads = 0, range(costs.size.heads), costs.size.heads
         self.key = EVALUATION
         """Seed key of rotations, besides layer and head."""
-        self.dropout = Dropout(costs.attention.dropout_rate(dropout), region="heads")
+        self.dropout = Dropout(costs.attention.dropout_rate(dropout), masks="heads")
         self._sampled: tuple[tuple[Any, ...], Tensor] | None = None
 
     def set_seed_key(self, key: str | None) -> None:

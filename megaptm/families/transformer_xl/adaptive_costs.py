@@ -57,7 +57,7 @@ def cluster_mistakes(spec: ModelSpec) -> Iterator[str]:
         "inputs besides tokens": len(family.inputs) > 1,
         "output.tied=False": not family.output.tied,
         "a norm of the inputs": bool(family.embedding.norm),
-        "a second stream of queries": any(block.query_stream for block in family.stacks.values()),
+        "queries beside the text": family.has_queries,
         "positions at the input": any(block.position in ("learned", "sinusoid") for block in family.stacks.values()),
         "output.bias=False": not family.output.bias,
         "z_loss": bool(family.loss.z_loss),

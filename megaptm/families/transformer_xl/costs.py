@@ -24,13 +24,16 @@ class RelativeAttentionCosts(SelfAttentionCosts):
 
     @classmethod
     def stack_linears(cls, record: RelativeSpec, block: Block, size: Size, layers: range) -> Iterator[LinearShape]:
-        """Yield the query biases of relative attention, and the vectors of segments."""
+        """Yield the query biases of relative attention."""
         bias = LinearShape(size.heads, size.key_width, False, "rows")
-        shared = "attention" in block.sharing.sublayers
-        owners = {block.sharing.owner(layer, size.layers) for layer in layers} if shared else layers
-        yield from [bias] * (2 if record.biases == "stack" else 2 * len(owners))
-        if record.segments:
-            yield from [bias, LinearShape(size.heads, 2 * size.key_width, False, "rows")] * len(owners)
+        yield from [bias] * (2 if record.biases == "stack" else 2 * cls.num_owners(block, size, layers))
+
+    @staticmethod
+    def num_owners(block: Block, size: Size, layers: range) -> int:
+        """Return the number of layers with an attention of their own."""
+        if "attention" not in block.sharing.sublayers:
+            return len(layers)
+        return len({block.sharing.owner(layer, size.layers) for layer in layers})
 
     @property
     def cache_multiply_adds(self) -> int:

@@ -1,5 +1,5 @@
-"""Options of adaptive token tables (arXiv:1809.10853), and of relative attention (Transformer-XL, arXiv:1901.02860;
-XLNet, arXiv:1906.08237)."""
+"""Options of adaptive token tables (arXiv:1809.10853), and of relative attention (Transformer-XL,
+arXiv:1901.02860)."""
 
 from __future__ import annotations
 
@@ -25,14 +25,6 @@ class RelativeSpec(AttentionSpec):
 
     biases: Literal["stack", "layer"] = "stack"
     """Owner of the query biases u and v: the `stack` (Transformer-XL) or each `layer` (XLNet)."""
-    segments: bool = False
-    """Whether scores also encode if query and key share a segment (XLNet, arXiv:1906.08237, 2.5)."""
-    query_stream: bool = False
-    """Whether a query stream runs beside the content stream: one query for each target position, which attends to the
-    positions before it in the factorization order, itself excluded (XLNet, arXiv:1906.08237, 2.3)."""
-    cached: Literal["sequence", "half"] = "sequence"
-    """Part of a sequence that enters the recurrence cache: all of it, or its first `half` (XLNet, whose sequences
-    overlap by half)."""
 
     def errors(self, block: Block, size: Size) -> Iterator[str]:
         if any(record.kind != self.kind for record in block.attentions):

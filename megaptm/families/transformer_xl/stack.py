@@ -1,4 +1,4 @@
-"""Stack of layers with relative attention (Transformer-XL, XLNet): query biases, recurrence cache."""
+"""Stack of layers with relative attention: query biases, recurrence cache."""
 
 # S sequence, B batch, D width
 
@@ -9,9 +9,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from megaptm.errors import UserError
 from megaptm.families.transformer_xl.attention import distance_sines
 from megaptm.families.transformer_xl.spec import RelativeSpec
 from megaptm.layers.layer import AttentionInputs, Stack, StackInputs
+from megaptm.layers.mask import Mask
+from megaptm.layers.recurrence_cache import StackCache
 from megaptm.layers.split import Dropout, HeadTable
 from megaptm.spec import AttentionSpec
 
@@ -22,7 +25,7 @@ class RelativeStack(Stack):
 
     def add_tables(self, *, dropout: float, context: int) -> None:
         super().add_tables(dropout=dropout, context=context)
-        self["place_dropout"] = Dropout(dropout, region="replicated")
+        self["place_dropout"] = Dropout(dropout, masks="replicated")
         for name in ("content_bias", "place_bias") if self._record.biases == "stack" else ():
             self[name] = HeadTable(self.size.key_width, self.size.heads)
 
@@ -31,28 +34,61 @@ class RelativeStack(Stack):
         return cast(RelativeSpec, self.block.attentions[0])
 
     def attention_inputs(self, x: Tensor, inputs: StackInputs) -> dict[AttentionSpec, AttentionInputs]:
-        mask, cache = inputs.mask, inputs.mask.cache
+        attended, cache = self.attended(inputs), inputs.cache
+        if cache is not None:
+            attended = _with_cache(attended, inputs.mask, cache)
+        own = AttentionInputs(attended, self._sines(x.dtype, inputs), self.further_inputs(inputs))
+        return dict.fromkeys(self.block.attentions, own)
+
+    def attended(self, inputs: StackInputs) -> Tensor:
+        """Return the boolean attention mask of the sequence, without the recurrence cache, [B or 1, 1, Q, S]."""
+        return inputs.mask.dense
+
+    def further_inputs(self, inputs: StackInputs) -> tuple[Tensor | None, ...]:
+        """Return the arguments of the attention after those of `Stack.run_attention`: the biases of the stack."""
+        names = ("content_bias", "place_bias")
+        return tuple(cast(HeadTable, self[name]).weight if name in self else None for name in names)
+
+    def cached_positions(self, length: int) -> int:
+        """Return how many positions of a sequence enter its recurrence cache, from its start."""
+        return length
+
+    def run_at(self, number: int, x: Tensor, inputs: StackInputs, attention: AttentionInputs) -> Tensor:
+        cache = inputs.cache
+        if cache is None:
+            return self.run_attention(number, x, inputs, attention)
+        with torch.no_grad():
+            cached = self.gather_sequence(x.detach())[: self.cached_positions(inputs.mask.length[0])]
+        cache.current_states[number] = cached
+        return self.run_attention(number, x, inputs, attention, cached_states=cache.states[number])
+
+    def _sines(self, dtype: torch.dtype, inputs: StackInputs) -> Tensor:
+        mask, cache = inputs.mask, inputs.cache
         sines = distance_sines(
             mask.length[0],
             cache.length if cache else 0,
             width=self.size.width,
             both_sides=not self.block.causal,
             farthest=cache.farthest if cache else None,
-            backward_B=mask.backward,
+            backward_B=inputs.fields.get("backward"),
             device=mask.device,
         )
-        sines = self["place_dropout"](sines.to(x.dtype))
-        names = ("content_bias", "place_bias")
-        biases = [cast(HeadTable, self[name]).weight if name in self else None for name in names]
-        own = AttentionInputs(mask.dense, sines, (*biases, mask.in_other_segment, mask.target_positions))
-        return dict.fromkeys(self.block.attentions, own)
+        dropped: Tensor = self["place_dropout"](sines.to(dtype))
+        return dropped
 
-    def run_at(self, number: int, x: Tensor, inputs: StackInputs, attention: AttentionInputs) -> Tensor:
-        cache = inputs.mask.cache
-        if cache is None:
-            return self.run_attention(number, x, inputs, attention)
-        length = inputs.mask.length[0]
-        with torch.no_grad():
-            cached = self.gather_sequence(x.detach())[: length // 2 if self._record.cached == "half" else length]
-        cache.current_states[number] = cached
-        return self.run_attention(number, x, inputs, attention, cached_states=cache.states[number])
+
+def _with_cache(attended: Tensor, mask: Mask, cache: StackCache) -> Tensor:
+    """Return the attention mask with the recurrence cache, [B, 1, Q, M + S]. Only its last positions may be filled."""
+    if mask.documents is not None:
+        raise UserError(
+            "a recurrence cache (model.memory) cannot be used with document masks: set "
+            "data.document_mask=false, or model.memory=0."
+        )
+    there = torch.arange(cache.length, device=mask.device) >= cache.length - cache.filled[:, None]
+    there = there[:, None, None, :].expand(-1, 1, attended.shape[2], -1)
+    if cache.same_length:
+        # Each query attends to as many positions as the cache holds, its own included.
+        ages = torch.arange(mask.length[0], device=mask.device)[:, None] + cache.length
+        there = there & (ages - torch.arange(cache.length, device=mask.device) < cache.length)
+        attended = attended.tril().triu(1 - cache.length)
+    return torch.cat([there, attended.expand(len(there), -1, -1, -1)], 3)

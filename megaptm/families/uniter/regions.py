@@ -64,7 +64,7 @@ def _check(spec: ModelSpec, record: RegionInput) -> None:
         "less than two segments (inputs)": family.segments < 2 and (has_segments or record.norms == "each"),
         "positions other than learned (position)": family.first_block.position != "learned",
         "tables not as wide as the stream (model.embedding)": spec.size.table_width != spec.size.width,
-        "a query stream": family.first_block.query_stream,
+        "queries beside the text": family.has_queries,
     }
     if named := [word for word, is_so in errors.items() if is_so]:
         raise UserError(

@@ -12,8 +12,6 @@ from megaptm.batch import BatchSpec
 from megaptm.families.vit.spec import MASKED_PATCH
 from megaptm.tokenizers import Tokenizer
 
-NOUN = ("images", "image")
-
 
 def show_image(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: Tokenizer) -> Text | None:
     """Describe an image sample: number of patches, hidden patches, and the label or the colors."""

@@ -1,22 +1,27 @@
 """XLNet (Yang et al., 2019): an encoder that predicts words in a random order, by a query stream."""
 
+from dataclasses import replace
+
+from megaptm.families.albert import ALBERT
 from megaptm.families.transformer_xl import LAYER
-from megaptm.spec import Family, Size, TokenizerSpec, change
+from megaptm.families.xlnet.spec import QueryInput, TwoStreamSpec
+from megaptm.spec import Family, Size, TokenInput, change
 
 XLNET = Family(
     name="xlnet",
     paper="arXiv:1906.08237",
-    tokenizer=TokenizerSpec(kind="unigram", vocabulary=32_000, specials="albert"),
+    tokenizer=replace(ALBERT.tokenizer, vocabulary=32_000),
     context=512,
     stacks={
         "encoder": change(
             LAYER,
             visibility="ordered",
-            attention={"biases": "layer", "segments": True, "query_stream": True, "cached": "half", "dropout": True},
+            attention=TwoStreamSpec(bias=False, biases="layer"),
             norm={"eps": 1e-12},
             ffn={"activation": "gelu"},
         )
     },
+    inputs=(TokenInput(), QueryInput()),
     heads=("permutation-lm",),
     objectives=("permutation-lm",),
     # Appendix A.4: a recurrence cache of 384 positions.

@@ -6,12 +6,14 @@ import random
 import pytest
 
 from data_pipeline.annotate import Annotations
+from data_pipeline.clean.connectives import PairByConnective
 from data_pipeline.corpus.build import build_corpus
 from data_pipeline.recipe import Recipe, TokenizerRecipe
 from data_pipeline.sources import Source
 from megaptm.batch import IGNORED
 from megaptm.data import Corpus, open_mix
 from megaptm.errors import UserError
+from megaptm.objectives.text_questions import QUESTIONS
 from megaptm.tokenizers import load
 
 LABELS = ("clicked", "shown", "random")
@@ -92,3 +94,9 @@ def test_document_with_unknown_label_is_dropped(corpus):
     assert sum(split.samples for split in Corpus.open(folder).manifest.splits.values()) == 60
     with pytest.raises(UserError, match=r"annotate\.labels \(a, a\) contains a label twice"):
         Annotations(labels=("a", "a"))
+
+
+def test_shipped_connectives_fit_the_discourse_question() -> None:
+    labels = PairByConnective().labels()
+    assert len(labels) == 148 <= QUESTIONS["discourse"].num_classes
+    assert {"however", "because", "但是", "因为"} <= {*labels}

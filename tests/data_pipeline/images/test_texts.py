@@ -184,7 +184,7 @@ def test_steps_drop_images_with_their_texts(packed, tmp_path):
         where = f"a.tar:{name}" if packed else f"{name}.jpg"
         assert report.examples[reason] == [(where, text)]
         assert f"{where}: {text}"[:80] in page
-    retained = corpus.manifest.made_from["images"]["steps"]
+    retained = corpus.manifest.made_from["recipe"]["steps"]
     assert [*retained[1]] == ["drop-short"]
     assert "steps" not in ImageRecipe(source="photos", texts=True).for_manifest()  # as in older corpora
 

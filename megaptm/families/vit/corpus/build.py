@@ -125,7 +125,7 @@ def build_images(
             addresses=urls_of_shards(finished.results, shards) if shards else None,
             splits=finished.infos,
             tokenizer=finished.tokenizer.for_manifest(),
-            made_from={"images": recipe.for_manifest(), "megaptm": __version__},
+            made_from={"recipe": recipe.for_manifest(), "megaptm": __version__},
         )
         report = ImageReport.of(
             str(out),

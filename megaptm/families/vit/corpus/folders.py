@@ -11,12 +11,12 @@ from pathlib import Path
 
 from data_pipeline.corpus.work import job_key
 from data_pipeline.document import DropCounts
-from megaptm.data.manifest import LABELS
-from megaptm.data.shards import ShardInfo, ShardWriter, retry_outages
+from megaptm.data.shards import ShardInfo, retry_outages
 from megaptm.errors import UserError, shown
 from megaptm.families.vit.corpus.check import MAX_BYTES, NAMES, ImageLimits, InvalidImage, check_image
 from megaptm.families.vit.corpus.thumbnails import DroppedImages
 from megaptm.families.vit.pixels import SUFFIXES
+from megaptm.families.vit.shards import LabeledShardWriter
 
 FIELDS = ("tokens", *SUFFIXES)
 """Fields in the manifest of an image corpus."""
@@ -132,7 +132,7 @@ def partition_images(files: Sequence[ImageFile], *, seed: int, shard_bytes: int)
 def write_image_shard(job: ImageShardJob) -> ImageShardResult:
     """Check the images of a shard one by one, and write those that are kept."""
     result = ImageShardResult(None, DroppedImages(), Counter(), Counter())
-    writer = ShardWriter(Path(job.folder, f"{job_key(write_image_shard, job)}.tar"), dtype=LABELS, fields=FIELDS)
+    writer = LabeledShardWriter(Path(job.folder, f"{job_key(write_image_shard, job)}.tar"), FIELDS)
     try:
         for number, file in enumerate(job.files, job.first):
             if file.size > MAX_BYTES:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from data_pipeline.corpus.output import CorpusOutput
 from data_pipeline.folders import SHARDS
-from megaptm.data.manifest import LABELS
 from megaptm.data.shards import ShardInfo
 from megaptm.data.table import index_name
 from megaptm.families.vit.corpus.folders import ImageFile, ImageShardResult, hash_name
 from megaptm.families.vit.corpus.recipe import ImageRecipe
 from megaptm.families.vit.corpus.shard_source import ExistingShard
+from megaptm.families.vit.token_types import LABELS
 from megaptm.storage import is_remote
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers.labels import make_label_tokenizer

@@ -22,7 +22,6 @@ from data_pipeline.document import DropCounts
 from data_pipeline.folders import SHARDS
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.data.files import array_from_bytes, npy_bytes, tar_header
-from megaptm.data.manifest import TEXTS, num_text_columns
 from megaptm.data.shards import TOKENS, TOKENS_AT, ShardInfo, retry_outages
 from megaptm.data.table import index_name
 from megaptm.families.vit.corpus.check import (
@@ -36,6 +35,7 @@ from megaptm.families.vit.corpus.check import (
 from megaptm.families.vit.corpus.folders import ImageFile, is_utf8
 from megaptm.families.vit.corpus.text_steps import InvalidTextError, TextSteps
 from megaptm.families.vit.corpus.thumbnails import DroppedImages
+from megaptm.families.vit.token_types import IMAGE_TEXTS
 from megaptm.storage import AtomicFile, file_sha256, write_atomically
 from megaptm.tokenizers import Tokenizer, load
 
@@ -245,7 +245,7 @@ class EncodeJob:
     tokenizer: str
     fingerprint: str
     dtype: str
-    """Data type in the manifest, which matches `TEXTS`."""
+    """Data type in the manifest, one of `IMAGE_TEXTS`."""
     columns: int
     """Number of columns of the first round's index."""
     left_out: tuple[int, ...]
@@ -254,15 +254,14 @@ class EncodeJob:
 
 def encode_shard(job: EncodeJob) -> ShardInfo:
     """Write the index of an image shard with the ids of its texts, under a new name."""
-    tokenizer, record = load(Path(job.tokenizer)), TEXTS.fullmatch(job.dtype)
-    assert record is not None
+    tokenizer, max_ids = load(Path(job.tokenizer)), IMAGE_TEXTS.max_ids(job.dtype)
     content = Path(job.folder, index_name(job.info.name)).read_bytes()
     rows_of_index = array_from_bytes(content, np.dtype("<i8"), (job.columns,)).copy()
     rows_of_index[:, TOKENS_AT] = 0  # this column held the image sketch
-    kind = np.dtype(record[1]).newbyteorder("<")
-    ids = np.zeros((len(rows_of_index), 8 * num_text_columns(job.dtype) // kind.itemsize), kind)
+    kind = IMAGE_TEXTS.id_type(job.dtype)
+    ids = np.zeros((len(rows_of_index), 8 * IMAGE_TEXTS.num_columns(job.dtype) // kind.itemsize), kind)
     for number, encoded in enumerate(tokenizer.encode_batch(read_texts(job.folder, job.info.name))):
-        retained = encoded[: int(record[2])]
+        retained = encoded[:max_ids]
         ids[number, : len(retained)] = retained
         rows_of_index[number, TOKENS] = len(retained)
     rows_of_index[[*job.left_out], TOKENS] = 0

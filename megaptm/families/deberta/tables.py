@@ -1,0 +1,23 @@
+"""Difference table of gradient-disentangled embedding sharing (DeBERTa-v3, arXiv:2111.09543, section 3.3)."""
+
+from __future__ import annotations
+
+from megaptm.errors import UserError
+from megaptm.families.deberta.spec import DifferenceInput
+from megaptm.layers.split import Embedding
+from megaptm.spec import ModelSpec
+
+
+def difference_table(spec: ModelSpec, record: DifferenceInput) -> Embedding:
+    """Return the table. Raise `UserError` if the family has other tables."""
+    family = spec.family
+    if (
+        family.segments
+        or any(other.reads_positions for other in family.inputs)
+        or family.stacks[record.stack].position == "learned"
+    ):
+        raise UserError(
+            f"{family.name}: inputs has DifferenceInput(), which only token tables support; remove segments and "
+            "learned positions, or the input."
+        )
+    return Embedding(spec.padded_vocabulary, spec.size.table_width, split="vocabulary")

@@ -1,0 +1,60 @@
+"""Stack of layers with two-stream attention: masks of content stream and query stream, segments."""
+
+# S sequence, A target positions, Q = S + A queries, M positions of the recurrence cache, K = M + S keys, B batch
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from megaptm.errors import UserError
+from megaptm.families.transformer_xl.stack import RelativeStack
+from megaptm.layers.layer import StackInputs
+from megaptm.layers.mask import Mask
+
+
+class TwoStreamStack(RelativeStack):
+    """Layers of a content stream, and of a query stream if the batch has target positions. The first half of a sequence
+    enters the recurrence cache."""
+
+    def attended(self, inputs: StackInputs) -> Tensor:
+        targets_BA = inputs.fields.get("masked_positions")
+        return inputs.mask.dense if targets_BA is None else attended_by_both(inputs.mask, targets_BA)
+
+    def further_inputs(self, inputs: StackInputs) -> tuple[Tensor | None, ...]:
+        return (*super().further_inputs(inputs), _apart(inputs), inputs.fields.get("masked_positions"))
+
+    def cached_positions(self, length: int) -> int:
+        return length // 2
+
+
+def attended_by_both(mask: Mask, targets_BA: Tensor) -> Tensor:
+    """Return the attention mask of both streams, [B, 1, Q, S]."""
+    of_queries = _mask_of_queries(mask, targets_BA)
+    return torch.cat([mask.dense.expand(len(of_queries), -1, -1, -1), of_queries], 2)
+
+
+def _mask_of_queries(mask: Mask, targets_BA: Tensor) -> Tensor:
+    """Return the attention mask of the query stream, [B, 1, A, S]."""
+    if mask.order is None:
+        raise UserError(
+            "The batch has no `order`, which queries at target positions need: use an objective that provides it."
+        )
+    attended = mask.order[:, None, None, :] < mask.order.gather(1, targets_BA)[:, None, :, None]
+    if mask.documents is None:
+        return attended
+    query, key = mask.documents[0].gather(1, targets_BA)[:, None, :, None], mask.documents[1][:, None, None, :]
+    return attended & ((query == key) | (query == 0))
+
+
+def _apart(inputs: StackInputs) -> Tensor | None:
+    """Return which keys are in another segment than the query, [B, Q, K]. The recurrence cache is in segment 0."""
+    segments_BS, targets_BA = inputs.fields.get("segments"), inputs.fields.get("masked_positions")
+    if segments_BS is None:
+        return None
+    queries = keys = segments_BS
+    if targets_BA is not None:
+        queries = torch.cat([queries, queries.gather(1, targets_BA)], 1)
+    if inputs.cache is not None:
+        keys = torch.cat([keys.new_zeros(len(keys), inputs.cache.length), keys], 1)
+    return queries[:, :, None] != keys[:, None, :]
