@@ -53,6 +53,9 @@ EQUIVALENT_NAMES = {
     **dict.fromkeys(("recompute_granularity", "gradient_checkpointing", "activation_checkpointing"), "recompute"),
     **dict.fromkeys(("recompute_num_layers", "selective_ac_option"), "recompute_every"),
     **dict.fromkeys(("use_distributed_optimizer", "zero"), "distributed_optimizer"),
+    **dict.fromkeys(
+        ("fsdp", "use_fsdp", "use_torch_fsdp2", "use_megatron_fsdp", "zero3", "fully_shard"), "full_sharding"
+    ),
     **dict.fromkeys(("num_workers", "dataloader_num_workers"), "workers"),
     **dict.fromkeys(("dtype", "mixed_precision", "bf16", "fp16"), "precision"),
     **dict.fromkeys(("mlm_probability", "mask_prob", "masked_lm_prob", "noise_density"), "rate"),
@@ -116,10 +119,10 @@ _ADVICE = (
         "time; neither trains.",
     ),
     (
-        "fsdp fsdp_config use_fsdp use_torch_fsdp2 use_megatron_fsdp hsdp zero_stage deepspeed "
-        "data_parallel_shard_degree data_parallel_replicate_degree ddp",
-        "weights are not sharded over data ranks: layout.data copies the model, layout.tensor and layout.pipeline "
-        "shard it, layout.distributed_optimizer=true shards the optimizer state (ZeRO stage 1).",
+        "fsdp_config hsdp zero_stage deepspeed data_parallel_shard_degree data_parallel_replicate_degree ddp",
+        "layout.data copies the model; layout.full_sharding=true shards it over the data ranks (ZeRO stage 3, FSDP), "
+        "layout.distributed_optimizer=true only the optimizer state (ZeRO stage 1), layout.tensor and layout.pipeline "
+        "shard layers.",
     ),
     (
         "context_parallel context_parallel_size context_parallel_degree cp layout.context ulysses ring_attention "

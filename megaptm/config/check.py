@@ -12,7 +12,7 @@ from megaptm.config.model import resolve_model
 from megaptm.config.model_rules import layered_model_errors, model_title, stack_sizes
 from megaptm.config.objective_fit import objective_errors, sequence_lengths
 from megaptm.config.schedule import tasks_without_samples
-from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig
+from megaptm.config.schema import AdafactorConfig, Config, Layout, ModelConfig, OptimizerConfig
 from megaptm.config.sections.extensions import used_sections
 from megaptm.errors import UserError, nearest
 from megaptm.families import FAMILIES, find_family
@@ -265,6 +265,7 @@ def _layout_errors(config: Config) -> Iterator[str]:
     if layers % chunks:
         name = "layout.pipeline" if layout.virtual == 1 else "layout.pipeline x layout.virtual"
         yield f"{name} ({chunks}) must divide the {layers} layers of {title}."
+    yield from _full_sharding_errors(layout, spec)
     if layout.recompute_every > 1 and layout.recompute == "none":
         yield (
             f"layout.recompute_every ({layout.recompute_every}) needs layout.recompute: set it to attention or full, "
@@ -279,6 +280,23 @@ def _layout_errors(config: Config) -> Iterator[str]:
                     f"layout.tensor ({tensor}) must divide the {length} tokens of {sequence} when "
                     "layout.sequence_parallel is on; change data.sequence."
                 )
+
+
+def _full_sharding_errors(layout: Layout, spec: ModelSpec) -> Iterator[str]:
+    if not layout.full_sharding:
+        return
+    if layout.data == 1:
+        yield "layout.full_sharding needs layout.data of at least 2."
+    if layout.pipeline > 1:
+        yield (
+            "layout.full_sharding gathers the weights of each layer for every micro-batch, and layout.pipeline divides "
+            "a batch into many: use layout.distributed_optimizer with stages, or layout.pipeline=1."
+        )
+    if any(not block.residual.saves_activations for block in spec.family.stacks.values()):
+        yield (
+            "layout.full_sharding frees the weights of a layer when it has run, but the parts of the layers of "
+            f"{spec.name} run one by one: use layout.distributed_optimizer."
+        )
 
 
 def _communication_errors(config: Config) -> Iterator[str]:

@@ -58,7 +58,9 @@ class Layout(Section):
     sequence_parallel: bool = False
     """Whether norms and dropout are split along the sequence among the tensor ranks."""
     distributed_optimizer: bool = False
-    """Whether the optimizer's state is split among the data ranks."""
+    """Whether the optimizer's state is split among the data ranks (ZeRO stage 1)."""
+    full_sharding: bool = False
+    """Whether weights, gradients and the optimizer's state are split among the data ranks (ZeRO stage 3, FSDP)."""
     microbatch: Count = 1
     """Number of sequences of one forward pass."""
     recompute: Literal["none", "attention", "full"] = "none"
@@ -71,6 +73,11 @@ class Layout(Section):
     def processes(self) -> int:
         """Return the number of processes of the run."""
         return self.data * self.tensor * self.pipeline
+
+    @property
+    def divides_optimizer(self) -> bool:
+        """Whether each data rank updates a part of the weights."""
+        return self.distributed_optimizer or self.full_sharding
 
     def recomputed(self, layers: range) -> range:
         """Return those of consecutive layers of a stack to which `recompute` applies."""

@@ -222,6 +222,11 @@ def _shared_input_errors(config: Config, student: ModelSpec, teacher: ModelSpec)
 
 
 def _teacher_layout(config: Config, teacher: ModelSpec) -> Iterator[str]:
+    if config.layout.full_sharding:
+        yield (
+            "layout.full_sharding frees weights of layers between passes, which losses of a teacher (distill) read: "
+            "use layout.distributed_optimizer."
+        )
     if config.layout.pipeline > 1:
         yield (
             f"layout.pipeline ({config.layout.pipeline}) must be 1 with a teacher (distill), whose outputs are not "

@@ -10,6 +10,7 @@ from torch import Tensor
 from megaptm.checkpoint.tensors import TensorReader
 from megaptm.errors import UserError
 from megaptm.models.initial import initial_value
+from megaptm.parallel.full_sharding import write
 from megaptm.parallel.stage import Stage
 
 Initializer = Callable[[str, Tensor], Tensor]
@@ -23,7 +24,7 @@ def fill(stage: Stage, *, seed: int, initializer: Initializer | None = None) -> 
         value = initial_value(stage.model.spec, placement.name, placement.shape, seed)
         if initializer is not None:
             value = initializer(placement.name, value)
-        parameter.copy_(placement.local_part(value, tuple(parameter.shape)))
+        write(parameter, placement.local_part(value, tuple(parameter.shape)))
 
 
 def checkpoint_initializer(reader: TensorReader) -> Initializer:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from megaptm.config import CommunicationConfig, Layout
 from megaptm.layers.kernel_choice import AUTO
+from megaptm.parallel.full_sharding import FullySharded, FullyShardedStage
 from megaptm.parallel.groups import Ranks, open_groups
 from megaptm.parallel.hooks import EngineHook
 from megaptm.parallel.stage import Stage, attach_main_grads, build_stages, reduce_untouched, transformer_config
@@ -29,14 +30,16 @@ class ParallelModel:
     ranks: Ranks
     stages: list[Stage]
     """Chunks of this rank in pipeline order."""
-    chunks: list[DistributedDataParallel]
+    chunks: list[DistributedDataParallel] | list[FullyShardedStage]
     """The same chunks with their gradient buffers."""
     tied_parameters: TiedParameters
+    sharded: FullySharded | None = None
+    """Parameters that data ranks divide, with full sharding."""
 
     @property
     def gradient_replicas(self) -> int:
         """Number of data ranks that hold each element of the gradient."""
-        return 1 if self.layout.distributed_optimizer else self.ranks.data_size
+        return 1 if self.layout.divides_optimizer else self.ranks.data_size
 
     def train(self, mode: bool = True) -> None:
         """Switch dropout on or off."""
@@ -46,6 +49,9 @@ class ParallelModel:
     def finalize_gradients(self, chunks: list[Any], num_tokens: Tensor | None = None, **_: Any) -> None:
         """Sum gradients over ranks after the last backward pass of a step. Called by megatron-core's schedules."""
         # `num_tokens` is not used: losses are already divided by the counts of the global batch.
+        if self.sharded is not None:
+            chunks[0].finalize_gradients()
+            return
         for chunk in chunks:
             reduce_untouched(chunk)
         finalize_model_grads(chunks, None)
@@ -85,6 +91,22 @@ def build_parallel_model(
         kernel=attention_kernel,
         hooks=hooks,
     )
+    if layout.full_sharding:
+        [stage] = stages
+        sharded_stage = FullyShardedStage(stage)
+        attach_main_grads(stage.sharded.parameters(), overlaps=False)
+        model = ParallelModel(
+            spec,
+            layout,
+            precision,
+            ranks,
+            stages,
+            [sharded_stage],
+            TiedParameters(stages, layout, ranks),
+            stage.sharded,
+        )
+        config.no_sync_func, config.finalize_model_grads_func = sharded_stage.no_sync, model.finalize_gradients
+        return model
     tied_parameters = TiedParameters(stages, layout, ranks, timeout_minutes=timeout_minutes)
     overlap_grad_reduce = communication.overlap_grad_reduce and ranks.data_size > 1
     data_config = DistributedDataParallelConfig(

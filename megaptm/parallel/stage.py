@@ -22,6 +22,7 @@ from megaptm.layers.rng import RngReplay
 from megaptm.models.chunk import ModelChunk
 from megaptm.models.model import Model, even_chunks
 from megaptm.models.output import ModelOutput
+from megaptm.parallel.full_sharding import FullySharded
 from megaptm.parallel.groups import DTYPES, Ranks, device
 from megaptm.parallel.hooks import EngineHook
 from megaptm.parallel.split import Placement, mark_parameters, split_model
@@ -36,9 +37,16 @@ class Stage(MegatronModule):
     # table of the first and last stage.
     share_embeddings_and_output_weights = False
 
-    def __init__(self, model: Model, config: TransformerConfig, placements: dict[str, Placement], chunk: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        config: TransformerConfig,
+        placements: dict[str, Placement],
+        chunk: int,
+        sharded: FullySharded | None = None,
+    ) -> None:
         super().__init__(config)
-        self.model = model
+        self.model, self.sharded = model, sharded
         self.placements = placements
         self.vp_stage = chunk
         self.hooks: Sequence[EngineHook] = ()
@@ -156,13 +164,16 @@ def _build(
             for name in getattr(module, "in_float32", ()):
                 parameter = getattr(module, name)
                 parameter.data = parameter.data.float()
-    model.to_empty(device=device())
-    mark_parameters(model, config, placements)
     for loss, head in model.head.items() if model.head is not None else ():
         head.requires_grad_(loss in losses)
     for module in model.modules():
         if isinstance(module, AttentionModule):
             module.train_global_projections(global_tokens)
+    sharded = FullySharded(model) if layout.full_sharding else None
+    if sharded is None:
+        model.to_empty(device=device())
+    mark_parameters(model, config, placements)
+    for module in model.modules():
         if isinstance(module, (Stack, PatternAttend)):
             module.kernel = kernel
     for module in model.modules():
@@ -175,7 +186,7 @@ def _build(
                     layer.run_attention = recompute
                 elif layout.recompute == "full":
                     layer.run = recompute
-    return Stage(model, config, placements, index)
+    return Stage(model, config, placements, index, sharded)
 
 
 def recompute(module: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from megaptm.checkpoint.boxes import Box, span_boxes
 from megaptm.checkpoint.tensors import TensorPiece, TensorReader
+from megaptm.parallel.full_sharding import is_sharded
 from megaptm.parallel.groups import Ranks
-from megaptm.parallel.optimizers import UPDATE_RULES, Optimizer, StateTensor, TensorPart, set_steps
+from megaptm.parallel.optimizers import UPDATE_RULES, Optimizer, ShardedOptimizer, StateTensor, TensorPart, set_steps
 
 
 def pieces(optimizer: Optimizer, ranks: Ranks) -> Iterator[TensorPiece]:
@@ -36,16 +37,22 @@ def restore(optimizer: Optimizer, reader: TensorReader, *, step: int) -> None:
     """Restore weights and optimizer state from a checkpoint of any layout, written after `step` updates."""
     with torch.no_grad():
         for part in optimizer.parts:
-            placement = part.placement
-            weight = reader.read(f"weight/{placement.name}", placement.offset, tuple(part.parameter.shape))
-            part.parameter.copy_(weight)
-            if part.master is not None:
-                part.master.copy_(weight if part.span is None else weight.reshape(-1)[slice(*part.span)])
+            if is_sharded(part.parameter):
+                if part.master is not None:
+                    part.master.copy_(_read(reader, part, "weight", StateTensor()))
+            else:
+                placement = part.placement
+                weight = reader.read(f"weight/{placement.name}", placement.offset, tuple(part.parameter.shape))
+                part.parameter.copy_(weight)
+                if part.master is not None:
+                    part.master.copy_(weight if part.span is None else weight.reshape(-1)[slice(*part.span)])
             if step > 0:  # an imported model, at step 0, has only weights
                 for kind, tensor in _state_tensors(optimizer, part).items():
                     if tensor.like != "weight" or part.master is not None:
                         value = _read(reader, part, kind, tensor).to(part.key.device, copy=True)
                         optimizer.rule.state[part.key][kind] = value
+    if isinstance(optimizer.megatron, ShardedOptimizer):
+        optimizer.megatron.reload_model_params()
     if step > 0:
         set_steps(optimizer.rule, optimizer.parts, step)
 

@@ -9,7 +9,7 @@ from math import prod
 from megaptm.models.chunk import ModelChunk
 from megaptm.plan import activations
 from megaptm.plan.optimizer import StateSize
-from megaptm.plan.stages import CountedStage, count_stages
+from megaptm.plan.stages import CountedStage, Parameters, count_stages
 from megaptm.plan.workload import Workload
 
 
@@ -55,6 +55,8 @@ def fullest_stage(stages: list[Memory]) -> int:
 def _rank_memory(work: Workload, number: int, stage: CountedStage) -> Memory:
     chunks, counted = stage.chunks, stage.parameters
     weights, gradients, optimizer = state_bytes(work, counted.trained, counted.frozen, stage.state)
+    if work.layout.full_sharding:
+        weights, gradients = sharded_bytes(work, counted)
     logits = activations.logits_bytes(work) if any(chunk.last or chunk.heads for chunk in chunks) else 0.0
     buffers = activations.buffer_bytes(work) + activations.input_bytes(work)
     workspace = activations.workspace_bytes(work, counted.largest)
@@ -102,4 +104,13 @@ def state_bytes(
     copies = 0 if work.precision == "fp32" else trained
     weights, gradients = float(work.element_bytes * (trained + frozen)), float(work.software.gradient_bytes * trained)
     optimizer, factors = 4.0 * (known.elements + copies), 4.0 * known.factors
-    return weights, gradients, optimizer / (work.layout.data if work.layout.distributed_optimizer else 1) + factors
+    return weights, gradients, optimizer / (work.layout.data if work.layout.divides_optimizer else 1) + factors
+
+
+def sharded_bytes(work: Workload, counted: Parameters) -> tuple[float, float]:
+    """Return the bytes of weights and gradients of a rank with full sharding (`parallel.full_sharding`): its shards,
+    all parameters outside of layers, and two layers: one is gathered or summed while the other is computed."""
+    whole = counted.trained - counted.in_layers + 2 * counted.largest_layer
+    shard = counted.trained / work.layout.data
+    weights = work.element_bytes * (shard + whole + counted.frozen)
+    return weights, work.software.gradient_bytes * (shard + whole)

@@ -88,11 +88,12 @@ def _candidate(machine: Machine, work: Workload, stages: list[CountedStage]) -> 
 
 
 def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]:
-    """Yield sensible layouts: tensor ranks within a node, a distributed optimizer if there are data ranks."""
+    """Yield sensible layouts: tensor ranks within a node, a distributed optimizer if there are data ranks; of a config
+    with full sharding, only layouts with it."""
     work = make_workload(config)
-    layers = work.spec.layers
+    layers, full_sharding = work.spec.layers, config.layout.full_sharding
     for tensor in divisors(min(machine.devices, devices)):
-        for pipeline in divisors(layers):
+        for pipeline in [1] if full_sharding else divisors(layers):
             if devices % (tensor * pipeline):
                 continue
             data = devices // (tensor * pipeline)
@@ -108,7 +109,8 @@ def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]
                             microbatch=microbatch,
                             recompute=recompute,  # type: ignore[arg-type]
                             sequence_parallel=_can_split_sequences(work, tensor),
-                            distributed_optimizer=data > 1,
+                            distributed_optimizer=data > 1 and not full_sharding,
+                            full_sharding=data > 1 and full_sharding,
                         )
 
 

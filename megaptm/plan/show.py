@@ -45,6 +45,7 @@ def format_layout(layout: Layout) -> str:
     words += f" ({layout.virtual} chunks each)" if layout.virtual > 1 else ""
     words += f", micro-batch {layout.microbatch}"
     words += ", sequence parallel" if layout.sequence_parallel else ""
+    words += ", full sharding" if layout.full_sharding else ""
     words += ", distributed optimizer" if layout.distributed_optimizer else ""
     if layout.recompute == "none":
         return words

@@ -23,6 +23,10 @@ class Parameters:
     """Number of parameters that no loss trains: they have no gradients and no moments."""
     largest: int = 0
     """Number of parameters of the largest matrix, whose gradient is held temporarily."""
+    in_layers: int = 0
+    """Number of trained parameters that belong to one layer only, which full sharding frees between uses."""
+    largest_layer: int = 0
+    """Number of parameters of the largest layer."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ def _count_stage(work: Workload, local: list[ModelChunk]) -> CountedStage:
 def count_rank_parameters(work: Workload, local: list[ModelChunk]) -> Parameters:
     """Return the parameters of one tensor rank of a stage with these chunks."""
     spec, tensor = work.spec, work.layout.tensor
-    trained, frozen, tables, largest = 0, 0, 0, 0
+    trained, frozen, tables, largest, in_layers, largest_layer = 0, 0, 0, 0, 0, 0
     tokens = token_costs(spec)
     for chunk in local:
         for name, layers in chunk.layers.items():
@@ -65,6 +69,10 @@ def count_rank_parameters(work: Workload, local: list[ModelChunk]) -> Parameters
             layer_counts = layer_parameters(block, size, layers, memory)
             table = pretraining_table(spec, name, layers)
             trained += layer_counts.divided // tensor + layer_counts.replicated + (table.weights if table else 0)
+            if layers and not block.sharing.sublayers:
+                in_layers += layer_counts.divided // tensor + layer_counts.replicated
+                of_each = [layer_parameters(block, size, range(layer, layer + 1), memory) for layer in layers]
+                largest_layer = max(largest_layer, *(own.divided // tensor + own.replicated for own in of_each))
             subs = [sub for kind in kinds(block, layers) for sub in sublayers(kind, size, memory)]
             largest = max([largest, *(linear.weights for sub in subs for linear in sub.costs.linears.values())])
         trained += sum(final_norm(spec.family.stacks[name], spec.size_of(name)) for name in chunk.final_stacks)
@@ -85,7 +93,7 @@ def count_rank_parameters(work: Workload, local: list[ModelChunk]) -> Parameters
                 trained += head.rank_parameters(tensor)
             else:
                 frozen += head.rank_parameters(tensor)
-    return Parameters(trained, frozen, max(tables, largest // tensor))
+    return Parameters(trained, frozen, max(tables, largest // tensor), in_layers, largest_layer)
 
 
 def table_size(spec: ModelSpec) -> int:

@@ -157,6 +157,8 @@ def _data_seconds(machine: Machine, work: Workload, stage: CountedStage, passes:
     def over_data_ranks(size: float) -> float:
         return collective_seconds(machine, size, ranks=layout.data, stride=layout.tensor)
 
+    if layout.full_sharding:
+        return _sharded_seconds(machine, work, stage, passes)
     weights, gradients = counted.trained * work.element_bytes, counted.trained * software.gradient_bytes
     slowdown = machine.efficiency.overlap_slowdown
     before, after = over_data_ranks(gradients), 0.0
@@ -183,6 +185,21 @@ def _data_seconds(machine: Machine, work: Workload, stage: CountedStage, passes:
     return before + after + tied
 
 
+def _sharded_seconds(machine: Machine, work: Workload, stage: CountedStage, passes: PassTimes) -> float:
+    """Return the seconds that full sharding adds: weights of layers are gathered twice for each micro-batch and their
+    gradients summed once, while other layers are computed; everything else once a step."""
+    counted, software = stage.parameters, work.software
+
+    def over_data_ranks(size: float) -> float:
+        return collective_seconds(machine, size, ranks=work.layout.data, stride=work.layout.tensor)
+
+    layers, others = counted.in_layers, counted.trained - counted.in_layers
+    overlapped = work.microbatches * over_data_ranks(layers * (2 * work.element_bytes + software.gradient_bytes))
+    computed = work.microbatches * passes.total
+    once = over_data_ranks(others * (work.element_bytes + software.gradient_bytes))
+    return exposed_seconds(overlapped, computed, machine.efficiency.overlap_slowdown) + once
+
+
 def _feature_seconds(machine: Machine, work: Workload) -> float:
     """Return the planned seconds to gather float32 features of all samples over data ranks, and to scatter their
     gradient, for contrastive losses."""
@@ -200,7 +217,7 @@ def _optimizer_seconds(machine: Machine, work: Workload, stage: CountedStage) ->
     """Return the planned seconds of the optimizer: norm, clipping and update rule, bytes read and written."""
     trained = stage.parameters.trained
     rule = 4 * (3 + 2 * stage.state.total / max(1, trained))
-    updated = trained / (work.layout.data if work.layout.distributed_optimizer else 1)
+    updated = trained / (work.layout.data if work.layout.divides_optimizer else 1)
     # The norm reads a gradient; clipping reads and writes it. The rule reads it, and reads and writes weights and state
     # (Adam reads four values and writes three). The copy to the model's format reads and writes one value. All
     # gradients are set to zero. Rules that look at full tensors read them once or twice more, which is neglected.

@@ -40,7 +40,9 @@ def layout_title(layout: Mapping[str, Any]) -> str:
     """Return the layout as text: the axes larger than 1, and the switches that are on, `data=2 tensor=4
     sequence_parallel`."""
     axes = [f"{axis}={layout[axis]}" for axis in AXES if layout[axis] > 1] or ["data=1"]
-    return " ".join([*axes, *(name for name in ("sequence_parallel", "distributed_optimizer") if layout[name])])
+    return " ".join(
+        [*axes, *(name for name in ("sequence_parallel", "distributed_optimizer", "full_sharding") if layout.get(name))]
+    )
 
 
 def device_title() -> str:

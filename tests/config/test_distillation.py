@@ -66,6 +66,10 @@ INVALID = {
         ["distill.embeddings=0", "distill.hidden=0", "distill.scores=0", "distill.logits=0", "distill.projection=none"],
         "distill has no loss",
     ),
+    "full sharding": (
+        ["layout.full_sharding=true", "layout.data=2"],
+        r"layout.full_sharding frees weights .* use layout.distributed_optimizer",
+    ),
     "pipeline stages": (["layout.pipeline=2"], r"layout.pipeline \(2\) must be 1 with a teacher"),
     "widths": (
         ["distill.projection=none"],

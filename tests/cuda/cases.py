@@ -46,6 +46,7 @@ class Case:
 
 
 DATA = Layout(data=4, microbatch=2, distributed_optimizer=True)
+SHARDED = Layout(data=4, microbatch=2, full_sharding=True)
 WHOLE = Layout(
     data=2, tensor=2, pipeline=2, virtual=2, sequence_parallel=True, distributed_optimizer=True, recompute="full"
 )
@@ -62,6 +63,7 @@ RULES = {
 CASES = {
     **{family: Case(family, DATA) for family in (*CATALOGUE, *RECURRENT, *VISION)},
     "gpt2": Case("gpt2", DATA, microbatches=2),
+    "gpt2, full sharding": Case("gpt2", SHARDED, microbatches=2),
     "rotation": Case("rope", DATA),
     "pattern": Case("custom-pattern", DATA),
     "contrast": Case("two-towers-contrast", DATA),
@@ -80,7 +82,7 @@ CASES = {
 }
 OFTEN = {
     *("gpt2", "bert", "t5", "deberta-v3", "xlnet", "bigbird", "reformer", "uniter", "elmo"),
-    *("bert, by a teacher", "bert by adafactor"),
+    *("bert, by a teacher", "bert by adafactor", "gpt2, full sharding"),
     *("clip, first stage", "electra, last stage", "longformer, tensor ranks"),
 }
 """Cases of each test run, one of each kind. Drills count the others."""

@@ -24,6 +24,7 @@ pretend.install()
 
 from megaptm.models.model import Model
 from megaptm.distillation import hook
+from megaptm.parallel.full_sharding import FullySharded
 from megaptm.parallel import build, collectives, dry, model, stage
 from tests.cuda.cases import CASES, Case
 from tests.layouts.cases import batch, losses_of
@@ -100,7 +101,16 @@ def build_stages(*args: Any, **kwargs: Any) -> list[stage.Stage]:
                     if parameter is not None:
                         module._parameters[name] = made[id(parameter)]
 
-    with unset_fake_temporarily(), patch.object(Model, "to_empty", to_empty):
+    def shard(sharded: FullySharded, model: Model) -> None:
+        with mode:
+            divide(sharded, model)
+
+    divide = FullySharded.__init__
+    with (
+        unset_fake_temporarily(),
+        patch.object(Model, "to_empty", to_empty),
+        patch.object(FullySharded, "__init__", shard),
+    ):
         return stage.build_stages(*args, **kwargs)
 
 

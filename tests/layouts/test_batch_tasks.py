@@ -27,6 +27,7 @@ LAYOUTS = {
     "alone": Layout(microbatch=2),
     "DP2": Layout(microbatch=2, data=2),
     "DP2 distributed optimizer": Layout(microbatch=2, data=2, distributed_optimizer=True),
+    "DP2 full sharding": Layout(microbatch=2, data=2, full_sharding=True),
     "TP2": Layout(microbatch=2, tensor=2),
     "PP2": Layout(microbatch=2, pipeline=2),
     "PP2xDP2 distributed optimizer": Layout(microbatch=2, pipeline=2, data=2, distributed_optimizer=True),

@@ -64,6 +64,8 @@ LAYOUTS = {
     "DP4 distributed optimizer": Layout(microbatch=1, data=4, distributed_optimizer=True),
     "TP2 + SP, recompute": Layout(microbatch=4, tensor=2, sequence_parallel=True, recompute="full"),
     "DP2 x PP2 interleaved": Layout(microbatch=1, data=2, pipeline=2, virtual=2),
+    "DP2 full sharding": Layout(microbatch=2, data=2, full_sharding=True),
+    "DP4, one micro-batch, full sharding": Layout(microbatch=2, data=4, full_sharding=True),
     "DP4, one micro-batch": Layout(microbatch=2, data=4, distributed_optimizer=True),
     "DP2 x PP2, one micro-batch": Layout(microbatch=4, data=2, pipeline=2),
     "DP2 x TP2 + SP, one micro-batch, recompute": Layout(

@@ -18,6 +18,7 @@ LAYOUTS = {
     "PP2 interleaved": Layout(microbatch=2, pipeline=2, virtual=2),
     "DP2": Layout(microbatch=2, data=2),
     "DP2 distributed optimizer": Layout(microbatch=2, data=2, distributed_optimizer=True),
+    "DP2 full sharding": Layout(microbatch=2, data=2, full_sharding=True),
     "PP2xDP2 distributed optimizer": Layout(microbatch=2, pipeline=2, data=2, distributed_optimizer=True),
 }
 

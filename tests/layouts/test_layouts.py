@@ -28,6 +28,10 @@ LAYOUTS = {
     "PP2 interleaved": Layout(microbatch=2, pipeline=2, virtual=2),
     "DP2": Layout(microbatch=2, data=2),
     "DP2 distributed optimizer": Layout(microbatch=2, data=2, distributed_optimizer=True),
+    "DP2 full sharding": Layout(microbatch=2, data=2, full_sharding=True),
+    "DP2xTP2+SP full sharding recompute": Layout(
+        microbatch=2, data=2, tensor=2, sequence_parallel=True, full_sharding=True, recompute="full"
+    ),
     "TP2xPP2": Layout(microbatch=2, tensor=2, pipeline=2),
     "TP2xDP2": Layout(microbatch=2, tensor=2, data=2),
     "PP4": Layout(microbatch=2, pipeline=4),
@@ -46,8 +50,13 @@ def alone(family):
     return run_ranks(1, train_steps, family, Layout(microbatch=2))[0]
 
 
-LAYOUTS_OF_ALL_FAMILIES = ("DP2 distributed optimizer", "TP2+SPxPP2 recompute", "recompute attention")
-LAYOUTS_OF_RECURRENT = ("one micro-batch", "DP2 distributed optimizer")
+LAYOUTS_OF_ALL_FAMILIES = (
+    "DP2 distributed optimizer",
+    "DP2 full sharding",
+    "TP2+SPxPP2 recompute",
+    "recompute attention",
+)
+LAYOUTS_OF_RECURRENT = ("one micro-batch", "DP2 distributed optimizer", "DP2 full sharding")
 """Recurrent families support only data parallelism."""
 DRILL_LAYOUTS = ("TP2", "TP2+SP", "PP2", "PP2 interleaved", "DP2", "TP2xPP2", "TP2xDP2")
 TIED = ("albert", "deberta-v3", "electra", "bart", "uniter", "unimo")
@@ -56,9 +65,15 @@ LAYOUTS_OF_TIED = ("PP2xDP2 distributed optimizer", "PP2 interleavedxDP2 distrib
 """Each stage reduces its copy over data ranks, which divide it; then stages sum the same part of each copy."""
 
 
+REVERSIBLE = ("reformer", "reformer-novel")
+"""Families whose layers are not run as modules, and which full sharding refuses."""
+
+
 def layouts_of(family):
     if family in KINDS:
         return [*LAYOUTS]
+    if family in REVERSIBLE:
+        return [name for name in (*LAYOUTS_OF_ALL_FAMILIES, *DRILL_LAYOUTS) if not LAYOUTS[name].full_sharding]
     return [*LAYOUTS_OF_ALL_FAMILIES, *DRILL_LAYOUTS, *(LAYOUTS_OF_TIED if family in TIED else ())]
 
 

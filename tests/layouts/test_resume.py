@@ -25,6 +25,9 @@ DP2_DISTRIBUTED = Layout(microbatch=2, data=2, distributed_optimizer=True)
 TP2_DP2_DISTRIBUTED = Layout(microbatch=2, tensor=2, data=2, distributed_optimizer=True)
 PP2_DP2_DISTRIBUTED = Layout(microbatch=2, pipeline=2, data=2, distributed_optimizer=True)
 
+DP2_SHARDED = Layout(microbatch=2, data=2, full_sharding=True)
+TP2_DP2_SHARDED = Layout(microbatch=2, tensor=2, data=2, sequence_parallel=True, full_sharding=True)
+
 # Several steps after the resume: a wrong step count of Adam shows in the second.
 BEFORE, AFTER = 2, 3
 
@@ -46,6 +49,7 @@ LAYOUTS = {
     "TP2+SP": TP2_SP,
     "PP2 interleaved": PP2_INTERLEAVED,
     "DP2 distributed optimizer": DP2_DISTRIBUTED,
+    "DP2 full sharding": DP2_SHARDED,
 }
 
 
@@ -81,7 +85,9 @@ def test_resume_is_bit_identical(tmp_path, family, precision, layout):
 
 @pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.drill), "bf16"])
 @pytest.mark.parametrize(
-    "layout", [ONE, PP2_INTERLEAVED, DP2_DISTRIBUTED], ids=["one", "PP2 interleaved", "DP2 distributed optimizer"]
+    "layout",
+    [ONE, PP2_INTERLEAVED, DP2_DISTRIBUTED, DP2_SHARDED],
+    ids=["one", "PP2 interleaved", "DP2 distributed optimizer", "DP2 full sharding"],
 )
 def test_asynchronous_checkpoint_has_the_state_of_its_step(tmp_path, layout, precision):
     uninterrupted = run("gpt2", layout, tmp_path, start=0, steps=BEFORE, precision=precision, extra_steps=AFTER)
@@ -97,7 +103,18 @@ def test_rank_reads_only_its_optimizer_state(tmp_path):
     assert min(first["exp_avg"], second["exp_avg"]) > 0.3 * first["weight"]
 
 
+def test_rank_of_full_sharding_reads_only_its_shard(tmp_path):
+    run("gpt2", DP2_DISTRIBUTED, tmp_path, start=0, steps=1)
+    first, second = run_ranks(2, count_read_elements, DP2_SHARDED, str(tmp_path), 1)
+    [alone] = run_ranks(1, count_read_elements, ONE, str(tmp_path), 1)
+    for kind in ("weight", "exp_avg"):
+        assert first[kind] + second[kind] == alone[kind]
+        assert min(first[kind], second[kind]) > 0.3 * alone[kind]
+
+
 CHANGES = (
+    (DP2_SHARDED, ONE),
+    (DP2_DISTRIBUTED, DP2_SHARDED),
     (TP2, PP2),
     (ONE, DP2),
     (DP2, ONE),
@@ -105,14 +122,17 @@ CHANGES = (
     (PP2, TP2_SP),
     (ONE, PP2_DP2_DISTRIBUTED),
     (TP2_DP2_DISTRIBUTED, PP2_INTERLEAVED),
+    (PP2_INTERLEAVED, TP2_DP2_SHARDED),
+    (TP2_DP2_SHARDED, PP2),
     (PP2_DP2_DISTRIBUTED, TP2_DP2_DISTRIBUTED),
 )
-"""Layout before and after a restart. Outside the drills: the last four for a decoder, and the last one, in which each
+"""Layout before and after a restart. Outside the drills: the last six for a decoder, and the last one, in which each
 rank reads from four others, for every kind of model."""
 
 
 def name_of(layout):
-    return f"TP{layout.tensor}PP{layout.pipeline}DP{layout.data}{'d' * layout.distributed_optimizer}"
+    divided = "d" if layout.distributed_optimizer else "s" * layout.full_sharding
+    return f"TP{layout.tensor}PP{layout.pipeline}DP{layout.data}{divided}"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +141,7 @@ def name_of(layout):
         pytest.param(
             family,
             *change,
-            marks=[] if change in (CHANGES[4:] if family == "gpt2" else CHANGES[-1:]) else pytest.mark.drill,
+            marks=[] if change in (CHANGES[6:] if family == "gpt2" else CHANGES[-1:]) else pytest.mark.drill,
             id=f"{name_of(change[0])}-{name_of(change[1])}-{family}",
         )
         for family, change in product(KINDS, CHANGES)

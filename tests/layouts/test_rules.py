@@ -45,6 +45,7 @@ LAYOUTS = {
     "DP2 distributed optimizer": Layout(microbatch=2, data=2, distributed_optimizer=True),
     "TP2xPP2": Layout(microbatch=2, tensor=2, pipeline=2),
     "TP2xDP2": Layout(microbatch=2, tensor=2, data=2),
+    "DP2 full sharding": Layout(microbatch=2, data=2, full_sharding=True),
     "TP2xDP2 distributed optimizer": Layout(microbatch=2, tensor=2, data=2, distributed_optimizer=True),
     "PP2xDP2 distributed optimizer": Layout(microbatch=2, pipeline=2, data=2, distributed_optimizer=True),
 }

@@ -8,5 +8,6 @@ from megaptm.parallel.optimizers.build import build_optimizer
 from megaptm.parallel.optimizers.optimizer import Optimizer
 from megaptm.parallel.optimizers.part import TensorPart
 from megaptm.parallel.optimizers.rules import UPDATE_RULES, StateTensor, set_steps
+from megaptm.parallel.optimizers.sharded import ShardedOptimizer
 
-__all__ = ["UPDATE_RULES", "Optimizer", "StateTensor", "TensorPart", "build_optimizer", "set_steps"]
+__all__ = ["UPDATE_RULES", "Optimizer", "ShardedOptimizer", "StateTensor", "TensorPart", "build_optimizer", "set_steps"]

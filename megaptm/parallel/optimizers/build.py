@@ -6,18 +6,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from megatron.core.optimizer import ChainedOptimizer, _get_param_groups, get_megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
-from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 from torch.nn import Parameter
 
 from megaptm.config import OptimizerConfig
+from megaptm.parallel.full_sharding import is_sharded, own_range
 from megaptm.parallel.groups import DTYPES
 from megaptm.parallel.model import ParallelModel
 from megaptm.parallel.optimizers.optimizer import Optimizer
 from megaptm.parallel.optimizers.part import TensorPart
 from megaptm.parallel.optimizers.rules import UPDATE_RULES
+from megaptm.parallel.optimizers.sharded import ShardedOptimizer
 from megaptm.parallel.split import Placement
 
 
@@ -41,7 +43,13 @@ def build_optimizer(model: ParallelModel, settings: OptimizerConfig) -> Optimize
     )
     # By default megatron-core does not decay parameters with one axis (norms, biases); with no overrides all decay.
     overrides: dict[Any, Any] | None = {} if settings.weight_decay_on == "all" else None
-    megatron = get_megatron_optimizer(config, model.chunks, overrides, use_gloo_process_groups=False)
+    megatron: ChainedOptimizer | ShardedOptimizer
+    if model.sharded is not None:
+        groups = _get_param_groups(model.chunks, config, overrides)
+        rates = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
+        megatron = ShardedOptimizer(model.sharded, groups, **rates)
+    else:
+        megatron = get_megatron_optimizer(config, model.chunks, overrides, use_gloo_process_groups=False)
     [inner] = megatron.chained_optimizers
     shards = _shards(inner)
     parts = [
@@ -58,11 +66,9 @@ def build_optimizer(model: ParallelModel, settings: OptimizerConfig) -> Optimize
     else:
         # Built without tensors, which are set afterwards: torch rejects the flat ranges of parameters in the
         # constructor.
-        groups = [
-            {"params": [], "lr_mult": group["lr_mult"], "wd_mult": group["wd_mult"]} for group in adam.param_groups
-        ]
+        bare = [{"params": [], "lr_mult": group["lr_mult"], "wd_mult": group["wd_mult"]} for group in adam.param_groups]
         trained = [part for part in parts if part.parameter.requires_grad]
-        inner.optimizer = build(groups, settings, trained, model.layout.distributed_optimizer)
+        inner.optimizer = build(bare, settings, trained, model.layout.divides_optimizer)
         for group, adam_group in zip(inner.optimizer.param_groups, adam.param_groups, strict=True):
             group["params"] = adam_group["params"]
     return Optimizer(settings, megatron, inner.optimizer, parts)
@@ -71,6 +77,9 @@ def build_optimizer(model: ParallelModel, settings: OptimizerConfig) -> Optimize
 def _part(inner: Any, shards: Mapping[int, Tensor], placement: Placement, parameter: Parameter) -> TensorPart:
     if not parameter.requires_grad:
         return TensorPart(placement, parameter, None)
+    if is_sharded(parameter):
+        own = own_range(parameter)
+        return TensorPart(placement, parameter, own.master if own.master.numel() else None, own.span)
     if not isinstance(inner, DistributedOptimizer):
         return TensorPart(placement, parameter, getattr(parameter, "main_param", parameter))
     if id(parameter) not in shards:

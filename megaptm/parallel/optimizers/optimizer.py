@@ -16,6 +16,7 @@ from megaptm.config import OptimizerConfig
 from megaptm.parallel.collectives import numbers
 from megaptm.parallel.groups import device
 from megaptm.parallel.optimizers.part import TensorPart
+from megaptm.parallel.optimizers.sharded import ShardedOptimizer
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class Optimizer:
     """Update rule of a config over this rank's parameters, run by megatron-core."""
 
     settings: OptimizerConfig
-    megatron: ChainedOptimizer
-    """megatron-core's wrapper of the rule."""
+    megatron: ChainedOptimizer | ShardedOptimizer
+    """megatron-core's wrapper of the rule, or that of a fully sharded model."""
     rule: torch.optim.Optimizer
     parts: Sequence[TensorPart]
     """All parameters of this rank's stages, in order: as many on all data and tensor ranks."""
