@@ -210,8 +210,8 @@ class FullySharded:
         shared |= {id(module) for stack in model.modules() if isinstance(stack, BaseStack) for module in _shared(stack)}
         owners = [[owner for owner in layer if id(owner[0]) not in shared] for layer in owners]
         taken = {id(owner[0]) for layer in owners for owner in layer}
-        rest = [owner for owner in _owners(model) if id(owner[0]) not in taken]
-        self.root = Unit(rest, group)
+        root = [owner for owner in _owners(model) if id(owner[0]) not in taken]
+        self.root = Unit(root, group)
         self._by_layer = [Unit(layer, group) for layer in owners]
         _allocate_frozen(model)
         for number, (layer, unit) in enumerate(zip(layers, self._by_layer, strict=True)):

@@ -110,7 +110,7 @@ def state_bytes(
 def sharded_bytes(work: Workload, counted: Parameters) -> tuple[float, float]:
     """Return the bytes of weights and gradients of a rank with full sharding (`parallel.full_sharding`): its shards,
     all parameters outside of layers, and two layers: one is gathered or summed while the other is computed."""
-    whole = counted.trained - counted.in_layers + 2 * counted.largest_layer
+    gathered = counted.trained - counted.in_layers + 2 * counted.largest_layer
     shard = counted.trained / work.layout.data
-    weights = work.element_bytes * (shard + whole + counted.frozen)
-    return weights, work.software.gradient_bytes * (shard + whole)
+    weights = work.element_bytes * (shard + gathered + counted.frozen)
+    return weights, work.software.gradient_bytes * (shard + gathered)

@@ -193,10 +193,10 @@ def _sharded_seconds(machine: Machine, work: Workload, stage: CountedStage, pass
     def over_data_ranks(size: float) -> float:
         return collective_seconds(machine, size, ranks=work.layout.data, stride=work.layout.tensor)
 
-    layers, others = counted.in_layers, counted.trained - counted.in_layers
+    layers, root = counted.in_layers, counted.trained - counted.in_layers
     overlapped = work.microbatches * over_data_ranks(layers * (2 * work.element_bytes + software.gradient_bytes))
     computed = work.microbatches * passes.total
-    once = over_data_ranks(others * (work.element_bytes + software.gradient_bytes))
+    once = over_data_ranks(root * (work.element_bytes + software.gradient_bytes))
     return exposed_seconds(overlapped, computed, machine.efficiency.overlap_slowdown) + once
 
 

@@ -29,18 +29,18 @@ def bytes_in_step(family: str, layout: Layout, precision: str) -> dict[str, Any]
     flat = [flat for unit in engine.model.sharded.units for flat in unit.flat]
 
     def shards() -> int:
-        return sum(size(one._shard_R) for one in flat)
+        return sum(size(shard._shard_R) for shard in flat)
 
     def full_weights() -> int:
-        return sum(one._full_P.untyped_storage().size() for one in flat)
+        return sum(shard._full_P.untyped_storage().size() for shard in flat)
 
     def full_gradients() -> int:
-        return sum(one._full_gradient_P.untyped_storage().size() for one in flat)
+        return sum(shard._full_gradient_P.untyped_storage().size() for shard in flat)
 
     def allocate_and_count(tensor: Any) -> None:
         allocate(tensor)
         weights.append(shards() + full_weights())
-        gradients.append(sum(size(one.gradient_R) for one in flat) + full_gradients())
+        gradients.append(sum(size(shard.gradient_R) for shard in flat) + full_gradients())
 
     full_sharding._allocate = allocate_and_count
     batches = micro_batches(batch(family, 0), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
