@@ -15,6 +15,8 @@ def layer_layout_errors(layout: Layout, record: LayerSpec, name: str) -> Iterato
             yield f"layout.{key} ({number}) must be 1: {name} {record.reason}, and supports only data parallelism."
     if layout.sequence_parallel:
         yield f"layout.sequence_parallel must be false: {name} {record.reason}, and supports only data parallelism."
+    if layout.full_sharding:
+        yield f"layout.full_sharding must be false: {name} {record.reason}; use layout.distributed_optimizer."
     if layout.recompute != "none":
         yield (
             f"layout.recompute ({layout.recompute}) must be none: {name} {record.reason}, and does not support "

@@ -91,10 +91,10 @@ def build_parallel_model(
         kernel=attention_kernel,
         hooks=hooks,
     )
-    if layout.full_sharding:
+    if (sharded := stages[0].sharded) is not None:
         [stage] = stages
         sharded_stage = FullyShardedStage(stage)
-        attach_main_grads(stage.sharded.parameters(), overlaps=False)
+        attach_main_grads(sharded.parameters(), overlaps=False)
         model = ParallelModel(
             spec,
             layout,

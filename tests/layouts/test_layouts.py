@@ -56,7 +56,7 @@ LAYOUTS_OF_ALL_FAMILIES = (
     "TP2+SPxPP2 recompute",
     "recompute attention",
 )
-LAYOUTS_OF_RECURRENT = ("one micro-batch", "DP2 distributed optimizer", "DP2 full sharding")
+LAYOUTS_OF_RECURRENT = ("one micro-batch", "DP2 distributed optimizer")
 """Recurrent families support only data parallelism."""
 DRILL_LAYOUTS = ("TP2", "TP2+SP", "PP2", "PP2 interleaved", "DP2", "TP2xPP2", "TP2xDP2")
 TIED = ("albert", "deberta-v3", "electra", "bart", "uniter", "unimo")

@@ -34,7 +34,8 @@ class Optimizer:
         """Return the norm of the full gradient; not finite on all processes if the loss or any gradient is not finite
         on one of them. `replicas`: number of processes that hold each gradient."""
         self.megatron.prepare_grads()
-        counted, copies = [], []
+        counted: list[Tensor] = []
+        copies: list[Tensor] = []
         for inner in self.megatron.chained_optimizers:
             own = inner.get_main_grads_for_grad_norm()
             counted += own
