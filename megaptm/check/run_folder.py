@@ -23,6 +23,7 @@ from megaptm.plan.optimizer import checkpoint_bytes
 from megaptm.resilience.lock import RunLock, find_live_holder
 from megaptm.run.folder import describe_folder_error
 from megaptm.storage import sync, write_atomically
+from megaptm.storage.mounts import find_mount
 
 EXPORT_BYTES = 4
 """Bytes per parameter of an exported model."""
@@ -150,19 +151,7 @@ class Disk:
     @classmethod
     def of(cls, folder: Path) -> Disk:
         room = os.statvfs(folder)
-        return cls(_file_system_type(folder), room.f_bavail * room.f_frsize, room.f_favail if room.f_files else None)
-
-
-def _file_system_type(folder: Path) -> str:
-    """Return the type of a file system by device number. A bind mount or subvolume may have another device number than
-    its own line."""
-    device, mounts = folder.stat().st_dev, Path("/proc/self/mountinfo")
-    device_number = f"{os.major(device)}:{os.minor(device)}"
-    for line in reversed(mounts.read_text().splitlines() if mounts.exists() else []):
-        words = line.split()
-        if words[2] == device_number:
-            return words[words.index("-") + 1]
-    return "unknown"
+        return cls(find_mount(folder).kind, room.f_bavail * room.f_frsize, room.f_favail if room.f_files else None)
 
 
 def reserve(folder: Path, size: int, *, piece: int) -> str | None:

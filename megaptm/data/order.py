@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from megaptm.data.lru import LRUCache
+from megaptm.data.manifest import MANIFEST
 from megaptm.data.seeds import generator
 from megaptm.data.shards import TOKENS, Corpus, Shard, ShardInfo, Verify
+from megaptm.data.verdicts import Verdicts
 from megaptm.errors import UserError
 from megaptm.objectives.objective import Piece
 
@@ -38,7 +40,8 @@ a remote one."""
 
 
 class OpenShards:
-    """Shards of a split, opened on demand and verified the first time."""
+    """Shards of a split, opened on demand and verified the first time, by one of the processes that share the checks of
+    a corpus (`Corpus.share`)."""
 
     def __init__(self, corpus: Corpus, split: str, verify: Verify, max_open: int):
         self.corpus = corpus
@@ -50,6 +53,8 @@ class OpenShards:
         # One byte per shard, shared with the forked processes of the loader, so that each shard is hashed by only one
         # of them.
         self._checked = mmap.mmap(-1, len(self.rows))
+        share = corpus.share if verify == "hash" else None
+        self._verdicts = Verdicts(share.folder, corpus.folder / MANIFEST, split) if share else None
         self.get: LRUCache[int, Shard] = LRUCache(self._open, max_open)
 
     def __len__(self) -> int:
@@ -62,16 +67,33 @@ class OpenShards:
         """Return a column of the shard table: int64 [shards]."""
         return self.table.rows[column][self.rows]
 
+    def get_all(self, shards: Sequence[int]) -> list[Shard]:
+        """Return some shards. Processes that share checks verify several of them at a time."""
+        self._verify(shards)
+        return [self.get(shard) for shard in shards]
+
     def _open(self, index: int) -> Shard:
-        verify = "none" if self._checked[index] else self.verify
-        shard = self.corpus.open_shard(self.info(index), verify)
-        vocabulary = self.corpus.manifest.tokenizer["vocabulary"]
-        if self.verify != "hash":
-            shard.vocabulary = vocabulary  # without hashes, each read checks that ids are within the vocabulary
-        elif not self._checked[index]:
-            shard.check_ids(vocabulary)
+        self._verify([index])
+        shard = self.corpus.open_shard(self.info(index), "none" if self._checked[index] else self.verify)
+        if self.verify != "hash":  # without hashes, each read checks that ids are within the vocabulary
+            shard.vocabulary = self.corpus.manifest.tokenizer["vocabulary"]
         self._checked[index] = 1
         return shard
+
+    def _verify(self, shards: Sequence[int]) -> None:
+        """Compare hash and token ids of shards, once."""
+        if self.verify != "hash" or not (new := [shard for shard in shards if not self._checked[shard]]):
+            return
+        if self._verdicts is None:
+            for shard in new:
+                self._check(shard)
+        else:
+            self._verdicts.check({shard: self.corpus.folder / self.info(shard).name for shard in new}, self._check)
+        for shard in new:
+            self._checked[shard] = 1
+
+    def _check(self, shard: int) -> None:
+        self.corpus.open_shard(self.info(shard), "hash").check_ids(self.corpus.manifest.tokenizer["vocabulary"])
 
     def fetch(self, shards: np.ndarray, *, wait: bool) -> None:
         """Fetch remote shards: wait for them, or without `wait` prefetch them in the background."""
@@ -223,7 +245,7 @@ class Order(ABC):
         epoch = self._epoch(number)
         numbers = epoch.shards_of(window)
         self.shards.fetch(numbers, wait=True)
-        opened = [self.shards.get(shard) for shard in numbers.tolist()]
+        opened = self.shards.get_all(numbers.tolist())
         self.shards.fetch(epoch.shards_of(window + 1), wait=False)
         order = self._generator("documents", number, window).permutation(sum(map(len, opened)))
         tokens = np.concatenate([shard.index[:, TOKENS] for shard in opened])[order]

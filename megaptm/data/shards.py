@@ -31,10 +31,12 @@ from megaptm.data.manifest import (
 from megaptm.data.remote import Mirror
 from megaptm.data.table import ShardInfo
 from megaptm.data.token_types import find_token_type
+from megaptm.data.verdicts import ShareOfChecks
 from megaptm.data.writer import ShardWriter
 from megaptm.errors import UserError
 from megaptm.plugins import load_class
 from megaptm.storage import Cache, is_remote, join_path, local_path, regular_file
+from megaptm.storage.mounts import find_mount
 from megaptm.storage.retry import RetryPolicy, retry_call
 
 __all__ = [
@@ -305,6 +307,8 @@ class Corpus:
     folder: Path
     manifest: Manifest
     mirror: Mirror | None = None
+    share: ShareOfChecks | None = None
+    """Part of the checks that this process does; None: all, because it is alone."""
 
     @classmethod
     def open(cls, location: str | os.PathLike[str], cache: Cache | None = None) -> Corpus:
@@ -344,11 +348,13 @@ class Corpus:
         return split
 
     def check(self, split: str, verify: Verify) -> None:
-        """Check every shard of a split of the corpus. Many shards, or remote ones, are checked when they are first
-        opened instead."""
+        """Check every shard of a split of the corpus, or this process's share of them. Many shards, or remote ones, are checked when
+        they are first opened instead."""
         if self.mirror or len(self.split(split).shards) > MAX_CHECKED_SHARDS:
             return
-        for info in self.split(split).shards:
+        share, is_shared = self.share, find_mount(self.folder).is_shared
+        first, step = (share.rank, share.ranks) if share is not None and is_shared else (0, 1)
+        for info in self.split(split).shards[first::step]:
             check_shard(self.folder, info, verify)
 
     def open_shard(self, info: ShardInfo, verify: Verify = "size") -> Shard:

@@ -1,4 +1,4 @@
-"""Heartbeats: each rank writes its current phase to its own file, for watchdogs. Does not import torch."""
+"""Heartbeats: each rank writes its current phase for watchdogs; a few ranks share a file. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -32,6 +32,11 @@ REQUEST = "request"
 STACKS, EXIT = "stacks", "exit"
 END = b"end of the stacks\n"
 RECORD_BYTES = 512
+"""Bytes of a rank's record in its file. A page holds complete records, so a reader gets either the old or the new
+one."""
+RANKS_PER_FILE = 8
+"""Consecutive ranks that write to one file: those of a node with eight GPUs. A watchdog of thousands of ranks opens one
+file per node. On other nodes, two of them may write to one file, or one to two."""
 MAX_READERS = 8
 """Maximum number of stopped data readers that a heartbeat lists."""
 MAX_DURATIONS = 20
@@ -57,6 +62,9 @@ class Beat:
     """Duration of the longest recent step in seconds; 0 before the first."""
     halted_readers: Sequence[int] = ()
     """Process ids of stopped children of a rank that waits for data, which are its data readers."""
+
+
+BEAT_FIELDS = tuple(field.name for field in fields(Beat))
 
 
 class Heartbeat:
@@ -173,8 +181,10 @@ class Heartbeat:
             f'{{{self._process_fields}, "count": {self._count}, "position": {self._position}, '
             f'"phase": "{self._phase}", "step": {self._steps}, "step_seconds": {longest}, "halted_readers": {readers}}}'
         )
+        content = record.encode().ljust(RECORD_BYTES)
+        assert len(content) == RECORD_BYTES  # a longer one would overwrite the next rank's
         with contextlib.suppress(OSError):  # a full disk or an unreachable server; a later beat may succeed
-            os.pwrite(file, record.ljust(RECORD_BYTES).encode(), 0)
+            os.pwrite(file, content, self.rank % RANKS_PER_FILE * RECORD_BYTES)
 
 
 def beat_seconds(hang_seconds: float | None) -> float:
@@ -201,20 +211,37 @@ def is_halted(pid: int) -> bool:
 
 
 def beat_file(folder: Path, rank: int) -> Path:
-    return folder / f"rank-{rank}.json"
+    """Return the file with the beats of a rank and its neighbors."""
+    first = rank - rank % RANKS_PER_FILE
+    return folder / f"ranks-{first}-{first + RANKS_PER_FILE - 1}.beats"
 
 
 def stacks_file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.stacks"
 
 
-def read_beat(folder: Path, rank: int) -> Beat | None:
-    """Return the last heartbeat of a rank; None before its first."""
+def read_beats(folder: Path, ranks: Collection[int]) -> dict[int, Beat]:
+    """Return the last heartbeat of each rank; a rank is absent before its first. Each file is opened once."""
+    beats: dict[int, Beat] = {}
+    for first in sorted({rank - rank % RANKS_PER_FILE for rank in ranks}):
+        try:
+            # Reopened each time, because that makes network file systems check for new data.
+            with beat_file(folder, first).open("rb") as file:
+                content = file.read(RANKS_PER_FILE * RECORD_BYTES)
+        except OSError:
+            continue
+        for rank in range(first, first + RANKS_PER_FILE):
+            start = (rank - first) * RECORD_BYTES
+            if rank in ranks and (beat := _parse_beat(content[start : start + RECORD_BYTES])) is not None:
+                beats[rank] = beat
+    return beats
+
+
+def _parse_beat(record: bytes) -> Beat | None:
     try:
-        # Reopened each time, because that makes network file systems check for new data.
-        content = json.loads(beat_file(folder, rank).read_bytes())
-        return Beat(**{field.name: content[field.name] for field in fields(Beat)})
-    except (OSError, ValueError, KeyError, TypeError):
+        content = json.loads(record)
+        return Beat(**{name: content[name] for name in BEAT_FIELDS})
+    except (ValueError, KeyError, TypeError):
         return None
 
 

@@ -19,7 +19,7 @@ from megaptm.resilience.heartbeat import (
     Beat,
     beat_seconds,
     is_halted,
-    read_beat,
+    read_beats,
     stacks_file,
     write_request,
 )
@@ -260,8 +260,9 @@ class Watchdog:
         return self._find_hang(suspects, ended, stopping=stopping) if suspects else None
 
     def _read_beats(self, elapsed: float) -> None:
+        beats = read_beats(self.folder, self._states.keys())
         for rank, state in self._states.items():
-            beat = read_beat(self.folder, rank) or state.beat
+            beat = beats.get(rank, state.beat)
             same_beat = beat is None or (state.beat is not None and beat.count == state.beat.count)
             same_phase = beat is None or beat.position == state.position
             state.seconds_silent = state.seconds_silent + elapsed if same_beat else 0.0

@@ -4,6 +4,7 @@ launcher uses it, too."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from megaptm.data.manifest import MANIFEST, NoCorpusError
 from megaptm.data.opening import annotations_of, refuse_different_tokenizers
 from megaptm.data.order import check_annotations
 from megaptm.data.statistics import count_tokens, read_texts
+from megaptm.data.verdicts import ShareOfChecks
 from megaptm.errors import UserError
 from megaptm.objectives.composed import tasks_of
 from megaptm.objectives.objective import refuse_missing_tokens
@@ -39,9 +41,10 @@ class RunCorpora:
     The tokenizer of the first corpus must have its recorded fingerprint and fit the model.
     """
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self._corpora = {path: open_corpus(path, config) for path in config.data.mix}
+    def __init__(self, config: Config, share: ShareOfChecks | None = None) -> None:
+        """`share`: part of the checks of shards that this process does; None: all."""
+        self.config, self.share = config, share
+        self._corpora = {path: replace(open_corpus(path, config), share=share) for path in config.data.mix}
         first, corpus = next(iter(self._corpora.items()))
         self.tokenizer = load_corpus_tokenizer(corpus)
         check_vocabulary(config, self.tokenizer, first)

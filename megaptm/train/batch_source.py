@@ -11,7 +11,8 @@ import torch
 from megaptm.batch import BatchSpec, MicroBatch
 from megaptm.config import Config
 from megaptm.data.loader import Loader, read_validation, validation_steps
-from megaptm.data.mix import SampleSource
+from megaptm.data.mix import Mix, SampleSource
+from megaptm.parallel.background import run_on_all_ranks
 from megaptm.parallel.groups import Ranks
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.hooks import run_hooks
@@ -67,7 +68,12 @@ class BatchSource:
         self.config = config
         self.ranks = ranks
         self.tokenizer = corpora.tokenizer
-        self.train, self.validation = corpora.mix("train"), corpora.mix("validation")
+
+        def open_mixes() -> tuple[Mix, Mix]:
+            return corpora.mix("train"), corpora.mix("validation")
+
+        # With a share of the checks, damage that one rank finds is raised on all.
+        self.train, self.validation = run_on_all_ranks(open_mixes) if corpora.share else open_mixes()
         self._read_train = _extended(config, self.train, "train")
         self._read_validation = _extended(config, self.validation, "validation")
         """Samples with the fields of extensions."""

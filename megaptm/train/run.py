@@ -72,6 +72,7 @@ def _run_rank(
     from megaptm.parallel.groups import device, join, leave
     from megaptm.run.corpora import RunCorpora
     from megaptm.train.checkpointer import Checkpointer
+    from megaptm.train.divided_checks import divide_checks
     from megaptm.train.engines import build_engine, build_source
     from megaptm.train.loop import Training, train
     from megaptm.train.metrics import SecondsSpent, StepReport
@@ -96,7 +97,7 @@ def _run_rank(
         watch_each_other(heartbeat, run, config, rank_env)
     log("opening the corpora")
     with stop.interrupt_waits():
-        corpora = RunCorpora(config)
+        corpora = RunCorpora(config, divide_checks(run, rank_env))
     log(f"building the model ({device_title()})")
     for attention, choice in attention_kernels(config, device().type):
         log(f"{attention}: {choice.kernel}, {choice.why}")

@@ -46,7 +46,7 @@ WRITERS = {
     "metrics.jsonl": lambda run: Journal(run).add({"step": 1}),
     "events.jsonl": Events,
     "rank-0.stacks": lambda run: Heartbeat(0).open(run),
-    "rank-0.json": lambda run: Heartbeat(0).open(run),
+    "ranks-0-7.beats": lambda run: Heartbeat(0).open(run),
     "rank-1.log": lambda run: LocalWorkerGroup(["true"], logs=run, out=None, err=None).start({1: dict(os.environ)}),
 }
 
@@ -83,7 +83,7 @@ def test_pipe_as_upload_state_does_not_block(run):
         UploadState.read(run, uri=None, experiment="e")
 
 
-@pytest.mark.parametrize("name", ["logs", "tokenizer", "heartbeats", "submitted"])
+@pytest.mark.parametrize("name", ["logs", "tokenizer", "heartbeats", "verified", "submitted"])
 def test_run_subfolders_must_not_be_links(run, tmp_path, name):
     (tmp_path / "elsewhere").mkdir()
     (run / name).symlink_to(tmp_path / "elsewhere")

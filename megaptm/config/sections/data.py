@@ -36,7 +36,8 @@ class DataConfig(Section):
     """Number of worker processes that prepare samples, per rank that reads data; 0: the training process prepares
     them."""
     verify: Literal["hash", "size", "none"] = "hash"
-    """Check of a shard against the manifest at the first read: every byte (a second per GB), its size, or none."""
+    """Check of a shard against the manifest at the first read: every byte (a second per GB, by one process of the run),
+    its size, or none."""
     cache_dir: str | None = None
     """Local folder for shards of corpora at URLs. Absent: ~/.cache/megaptm."""
     max_cache_bytes: Count = 64 << 30

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -140,7 +140,9 @@ class RetrievedDocuments:
         """Kind -> int64 [shards + 1]: number of documents before each shard."""
         for kind in self.numbers:
             source = header.sources[kind]
-            source_corpus = opened.get(source.id) or _open_corpus(source, self.file, kind, cache)
+            source_corpus = opened.get(source.id) or replace(
+                _open_corpus(source, self.file, kind, cache), share=corpus.share
+            )
             self.shards[kind] = OpenShards(source_corpus, split, verify, max_open=MAX_OPEN)
             self.before[kind] = np.concatenate(([0], np.cumsum(self.shards[kind].sums("samples"))))
             if self.table.num_documents(split, kind) != corpus.split(split).samples:

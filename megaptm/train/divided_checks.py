@@ -1,0 +1,25 @@
+"""Division of the checks of corpora among the ranks of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+from pathlib import Path
+
+from megaptm.data.verdicts import ShareOfChecks
+from megaptm.parallel.collectives import barrier, broadcast_object
+from megaptm.run.folder import VERIFIED
+from megaptm.run.rank import RankEnvironment
+
+
+def divide_checks(run: Path, rank_env: RankEnvironment) -> ShareOfChecks:
+    """Return this rank's share, after rank 0 has made the folder for verdicts of this start and removed earlier ones.
+    All ranks call this."""
+    folder = run / VERIFIED / broadcast_object(secrets.token_hex(4))
+    if rank_env.rank == 0:
+        with contextlib.suppress(OSError):  # without the folder, each rank verifies all shards that it reads
+            shutil.rmtree(folder.parent, ignore_errors=True)
+            folder.mkdir(parents=True)
+    barrier()
+    return ShareOfChecks(folder, rank_env.rank, rank_env.world)
