@@ -1,4 +1,8 @@
-"""Schema of a checkpoint's manifest, which is untrusted input."""
+"""Schema of a checkpoint's manifest and indexes, which are untrusted input.
+
+The manifest stays small for any number of ranks. It has an entry per index, and an index has the files of some ranks. A
+reader of a tensor opens the indexes whose entries name it.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,22 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from megaptm.checkpoint.tensors import DTYPES, FileRecord, StoredPiece
 from megaptm.errors import UserError
-from megaptm.storage import FileName, Record, validate
+from megaptm.storage import FileName, Record, parse_json, validate
 
 REMEDY = "restore it, or continue from another checkpoint"
 MAX_DIMENSIONS = 8
+MAX_INDEX_BYTES = 1 << 30
+"""Maximum bytes of an index, which is read at once. That of 128 ranks takes a few megabytes."""
 
 Number = Annotated[int, Field(ge=0, lt=1 << 53)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Numbers = Annotated[list[Number], Field(max_length=MAX_DIMENSIONS)]
 
 
@@ -38,8 +46,40 @@ class ManifestFile(Record):
 
     name: FileName
     size: Number
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    sha256: Sha256
     tensors: list[ManifestPiece]
+
+
+class CheckpointIndex(Record):
+    """Schema of an index."""
+
+    files: list[ManifestFile]
+
+
+class IndexEntry(Record):
+    """Description of an index in the manifest."""
+
+    name: FileName
+    size: Annotated[int, Field(ge=0, le=MAX_INDEX_BYTES)]
+    sha256: Sha256
+    num_files: Annotated[int, Field(ge=1, lt=1 << 32)]
+    """Number of its files."""
+    num_bytes: Number
+    """Bytes of its files."""
+    tensors: tuple[str, ...] = Field(strict=False)
+    """Names of the tensors of which its files have a piece."""
+
+    @classmethod
+    def of(cls, name: str, content: bytes, files: Sequence[Mapping[str, Any]]) -> IndexEntry:
+        """Describe the index with this content, which has the records `files`."""
+        return cls(
+            name=name,
+            size=len(content),
+            sha256=hashlib.sha256(content).hexdigest(),
+            num_files=len(files),
+            num_bytes=sum(file["size"] for file in files),
+            tensors=tuple(dict.fromkeys(piece["name"] for file in files for piece in file["tensors"])),
+        )
 
 
 class CheckpointManifest(Record):
@@ -47,26 +87,49 @@ class CheckpointManifest(Record):
 
     step: Number
     state: dict[str, Any]
-    files: list[ManifestFile]
+    indexes: Annotated[list[IndexEntry], Field(min_length=1)]
 
 
-def check_manifest(content: Any, path: str | os.PathLike[str], *, step: int) -> tuple[FileRecord, ...]:
-    """Return the files of a manifest; raise `UserError` unless its step matches and every piece is inside its file."""
+def check_manifest(content: Any, path: str | os.PathLike[str], *, step: int) -> tuple[IndexEntry, ...]:
+    """Return the entries of a manifest's indexes; raise `UserError` unless its step matches."""
     manifest = validate(CheckpointManifest, content, path, remedy=REMEDY)
     if manifest.step != step:
         raise UserError(f"{path} is the manifest of step {manifest.step:,}, not of step {step:,}: {REMEDY}.")
-    if len({file.name for file in manifest.files}) < len(manifest.files):
-        raise UserError(f"{path} lists a file twice: {REMEDY}.")
-    for file in manifest.files:
+    if len({index.name for index in manifest.indexes}) < len(manifest.indexes):
+        raise UserError(f"{path} lists an index twice: {REMEDY}.")
+    return tuple(manifest.indexes)
+
+
+def parse_index(content: bytes, path: str | os.PathLike[str], entry: IndexEntry) -> tuple[FileRecord, ...]:
+    """Return the files of an index; raise `UserError` unless it is the one of the entry, and every piece is inside its
+    file."""
+    if len(content) != entry.size or hashlib.sha256(content).hexdigest() != entry.sha256:
+        raise UserError(f"{path} is damaged: its sha256 differs from the manifest's")
+    files = validate(CheckpointIndex, parse_json(content, path, remedy=REMEDY), path, remedy=REMEDY).files
+    refuse_duplicate_files((file.name for file in files), path)
+    for file in files:
         for piece in file.tensors:
             if not _is_inside_file(piece, file.size):
                 raise UserError(
                     f"{path}: the location of {piece.name} in {file.name} is outside the tensor or the file: {REMEDY}."
                 )
+    tensors = {piece.name for file in files for piece in file.tensors}
+    expected = (entry.num_files, entry.num_bytes, {*entry.tensors})
+    if (len(files), sum(file.size for file in files), tensors) != expected:
+        raise UserError(f"{path} has other files or tensors than the manifest says: {REMEDY}.")
     return tuple(
         FileRecord(file.name, file.size, file.sha256, tuple(_to_stored_piece(piece) for piece in file.tensors))
-        for file in manifest.files
+        for file in files
     )
+
+
+def refuse_duplicate_files(names: Iterable[str], path: str | os.PathLike[str]) -> None:
+    """Raise `UserError` if a file is listed twice."""
+    listed: set[str] = set()
+    for name in names:
+        if name in listed:
+            raise UserError(f"{path} lists a file twice: {REMEDY}.")
+        listed.add(name)
 
 
 def content_id(manifest: dict[str, Any]) -> str:

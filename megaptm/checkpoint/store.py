@@ -3,7 +3,8 @@
     run/checkpoints/
         step-00000100/                  committed: has this name and a manifest, and is never modified
             rank-00000.safetensors ...  one file per rank that wrote
-            manifest.json               step, state, size and sha256 of each file, location of each tensor
+            index-00000.json ...        for some ranks: size and sha256 of each file, location of each tensor
+            manifest.json               step, state, size and sha256 of each index, and names of its tensors
         step-00000200.writing-TOKEN/    being written, or left by a job that died
         step-00000150.damaged/          did not match its hashes: kept for inspection
         step-00000180.abandoned/        trained on text that is now skipped (train.skip_batches): kept as well
@@ -11,6 +12,10 @@
         step-00000050.removed-1a2b3c4d/ being removed
 
 Any other name, such as a copy `step-00000100.bak`, belongs to the user and is never touched.
+
+A commit is a tree, so that no rank handles the records of all. Each rank writes its file and then a record of it; one
+of `RANKS_PER_INDEX` ranks turns their records into an index; one rank writes the manifest. A reader opens the manifest
+and the indexes of its tensors. Each level has the hashes of the one below.
 
 A job writes to a folder with its own token. So a job that was considered dead but still runs cannot change the files of
 its successor. It cannot commit either, even if it was suspended after `commit` checked its ownership: the successor
@@ -29,7 +34,8 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +53,29 @@ from megaptm.checkpoint.files import (
     storage_errors,
     write_with_retries,
 )
-from megaptm.checkpoint.manifest import REMEDY, check_manifest, content_id
-from megaptm.checkpoint.tensors import FileRecord, NonFiniteError, TensorPiece, TensorReader, write_pieces
+from megaptm.checkpoint.manifest import (
+    REMEDY,
+    IndexEntry,
+    check_manifest,
+    content_id,
+    parse_index,
+    refuse_duplicate_files,
+)
+from megaptm.checkpoint.tensors import (
+    FileRecord,
+    IndexedReader,
+    NonFiniteError,
+    TensorPiece,
+    TensorReader,
+    write_pieces,
+)
 from megaptm.errors import UserError
 from megaptm.storage import parse_json, shown, sync, write_atomically
 
-FORMAT = "megaptm-checkpoint-1"
+FORMAT = "megaptm-checkpoint-2"
+RANKS_PER_INDEX = 128
+"""Consecutive ranks whose files are in one index: about the root of the largest number of ranks, so that writers of
+indexes and of the manifest have equal work."""
 VERIFYING_THREADS = 4
 TEMPORARY = re.compile(r"(step-\d+)(\.writing-[\w-]+|\.replaced|\.removed-[0-9a-f]+)?")
 """Step, and suffix of a temporary folder, which this module may delete."""
@@ -73,24 +96,67 @@ class Checkpoint:
     step: int
     folder: Path
     state: dict[str, Any]
-    files: tuple[FileRecord, ...]
+    indexes: tuple[IndexEntry, ...]
+    _files: dict[int, tuple[FileRecord, ...]] = field(default_factory=dict, repr=False, compare=False)
+    """Files of the indexes that were read."""
 
     @property
     def reader(self) -> TensorReader:
-        return TensorReader(self.folder, self.files)
+        indexes = [(entry.tensors, partial(self.read_index, number)) for number, entry in enumerate(self.indexes)]
+        return IndexedReader(self.folder, indexes)
 
     @property
     def size(self) -> int:
         """Bytes of all tensor files."""
-        return sum(file.size for file in self.files)
+        return sum(entry.num_bytes for entry in self.indexes)
+
+    @property
+    def files(self) -> list[FileRecord]:
+        """All files, from all indexes. Ranks read only those that they need."""
+        files = [file for number in range(len(self.indexes)) for file in self.read_index(number)]
+        try:
+            refuse_duplicate_files((file.name for file in files), self.folder)
+        except UserError as error:
+            raise DamagedError(str(error)) from None
+        return files
+
+    def read_index(self, number: int) -> tuple[FileRecord, ...]:
+        """Return the files of an index. Raises `DamagedError` if it differs from what the manifest says."""
+        if number not in self._files:
+            entry = self.indexes[number]
+            path = self.folder / entry.name
+            try:
+                with RetriedFile(path) as file:
+                    if (size := file.size()) != entry.size:
+                        raise DamagedError(f"{path} has {size:,} bytes, expected {entry.size:,}")
+                    content = bytearray(size)
+                    file.read_into(memoryview(content), 0)
+                self._files[number] = parse_index(bytes(content), path, entry)
+            except FileNotFoundError:
+                raise DamagedError(f"{path} is missing") from None
+            except StorageError:
+                raise
+            except UserError as error:
+                raise DamagedError(str(error)) from None
+        return self._files[number]
 
     def verify(self, *, part: int = 0, parts: int = 1) -> None:
-        """Compare size and hash of files with the manifest. Each rank may check a part of the files."""
+        """Compare size and hash of files with their indexes, and the indexes with the manifest. Each rank may check a
+        part."""
+        num_files = sum(entry.num_files for entry in self.indexes)
+        first, stop = num_files * part // parts, num_files * (part + 1) // parts
+        files: list[FileRecord] = []
+        start = 0
+        for number, entry in enumerate(self.indexes):
+            end = start + entry.num_files
+            if start < stop and first < end:
+                files += self.read_index(number)[max(0, first - start) : stop - start]
+            start = end
         with ThreadPoolExecutor(VERIFYING_THREADS) as threads:
-            list(threads.map(self.verify_file, self.files[part::parts]))
+            list(threads.map(self.verify_file, files))
 
     def verify_file(self, file: FileRecord, *, hashed: bool = True) -> None:
-        """Compare one file's size and, if `hashed`, its hash with the manifest.
+        """Compare one file's size and, if `hashed`, its hash with its index.
 
         Raises `DamagedError` if it differs, and `UnreadableError` if it cannot be read.
         """
@@ -100,7 +166,7 @@ class Checkpoint:
                 if (size := stored.size()) != file.size:
                     raise DamagedError(f"{path} has {size:,} bytes, expected {file.size:,}")
                 if hashed and stored.sha256() != file.sha256:
-                    raise DamagedError(f"{path} is damaged: its sha256 differs from the manifest's")
+                    raise DamagedError(f"{path} is damaged: its sha256 differs from its index")
         except FileNotFoundError:
             raise DamagedError(f"{path} is missing") from None
 
@@ -147,14 +213,14 @@ class Store:
         def make_folder() -> None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._clean_up()
-            needed = sum(map(self._folder_bytes, self.steps()[:1])) if expected_bytes is None else expected_bytes
+            needed = sum(map(self._num_bytes, self.steps()[:1])) if expected_bytes is None else expected_bytes
             self._make_room(step, needed)
             self._writing_path(step).mkdir()
 
         write_with_retries(f"prepare the checkpoint of step {step}", self.folder, make_folder)
 
     def write(self, step: int, rank: int, pieces: Iterable[TensorPiece]) -> FileRecord:
-        """Write this rank's pieces after `prepare`, and the record that `commit` needs."""
+        """Write this rank's pieces after `prepare`, and the record that its index needs."""
         folder, all_pieces = self._writing_path(step), list(pieces)
         path = folder / f"rank-{rank:05d}.safetensors"
 
@@ -178,29 +244,64 @@ class Store:
             remove_tree(folder)
             raise
 
+    def write_index(self, step: int, rank: int, ranks: int) -> None:
+        """On the first of some ranks, write the index of their files after all have written them. No effect on other
+        ranks."""
+        if rank % RANKS_PER_INDEX:
+            return
+        folder, path = self._writing_path(step), self._index_path(step, rank)
+        action = f"write {path.name} of step {step}"
+        written = [
+            folder / f"rank-{other:05d}.safetensors" for other in range(rank, min(rank + RANKS_PER_INDEX, ranks))
+        ]
+
+        def write_files() -> None:
+            # Records are removed last, so that a repeated attempt finds them.
+            content = json.dumps({"files": records}, separators=(",", ":")).encode()
+            write_atomically(path, content)
+            entry = IndexEntry.of(path.name, content, records)
+            write_atomically(self._record_path(path), entry.model_dump_json().encode())
+            for file in written:
+                self._record_path(file).unlink(missing_ok=True)
+
+        try:
+            records = write_with_retries(action, folder, lambda: [self._read_record(file) for file in written])
+            write_with_retries(action, folder, write_files)
+        except StorageError as error:
+            if not folder.is_dir():
+                raise GoneError(f"{folder} was removed, because another job took over the run {self.run}") from error
+            raise
+
     def commit(self, step: int, state: dict[str, Any], ranks: int) -> Checkpoint:
-        """Commit the checkpoint atomically, on one rank after all have written; then remove the oldest."""
+        """Commit the checkpoint atomically, on one rank after all have written; then remove the oldest.
+
+        Writes the indexes that their ranks have not written (`write_index`).
+        """
         self._require_ownership("commit a checkpoint")
         writing, final = self._writing_path(step), self.folder / f"step-{step:08d}"
         action = f"commit the checkpoint of step {step}"
-
-        def records() -> list[dict[str, Any]]:
-            return [self._read_record(writing / f"rank-{rank:05d}.safetensors") for rank in range(ranks)]
-
+        leaders = range(0, ranks, RANKS_PER_INDEX)
+        records = [self._record_path(self._index_path(step, leader)) for leader in leaders]
+        exist = write_with_retries(action, writing, lambda: [record.exists() for record in records])
+        for leader, exists in zip(leaders, exist, strict=True):
+            if not exists:
+                self.write_index(step, leader, ranks)
         manifest = {
             "format": FORMAT,
             "step": step,
             "saved": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "state": state,
-            "files": write_with_retries(action, writing, records),
+            "indexes": write_with_retries(
+                action, writing, lambda: [json.loads(record.read_bytes()) for record in records]
+            ),
         }
         manifest = json.loads(json.dumps(manifest))
         manifest["id"] = content_id(manifest)
         content = json.dumps(manifest).encode()
 
         def complete() -> None:
-            for path in writing.glob("*.record.json"):
-                path.unlink(missing_ok=True)
+            for record in records:
+                record.unlink(missing_ok=True)
             write_atomically(writing / MANIFEST, content)
 
         def rename() -> None:
@@ -227,7 +328,7 @@ class Store:
         return sorted(find_committed(self.run), reverse=True)
 
     def load(self, step: int) -> Checkpoint:
-        """Return the checkpoint of a step. Its manifest is checked, its files are not."""
+        """Return the checkpoint of a step. Its manifest is checked, its indexes and files are not."""
         folder = find_committed(self.run).get(step)
         if folder is None:
             raise GoneError(f"{self.folder} has no checkpoint of step {step}; its steps are {self.steps() or 'none'}")
@@ -241,8 +342,8 @@ class Store:
             if not isinstance(manifest, dict) or manifest.get("id") != content_id(manifest):
                 raise DamagedError(f"{path} is damaged: its sha256 differs from its id")
             if manifest.get("format") == FORMAT:
-                files = check_manifest(manifest, path, step=step)
-                return Checkpoint(step=step, folder=folder, state=manifest["state"], files=files)
+                indexes = check_manifest(manifest, path, step=step)
+                return Checkpoint(step=step, folder=folder, state=manifest["state"], indexes=indexes)
         except StorageError:
             raise
         except UserError as error:
@@ -348,12 +449,18 @@ class Store:
             return (
                 "a lower checkpoint.keep frees nothing, because the newest checkpoint stays until the next is complete"
             )
-        freed = sum(self._folder_bytes(step) for step in steps[1:])
+        freed = sum(self._num_bytes(step) for step in steps[1:])
         enough = "which is enough" if freed >= missing else "which is not enough"
         return f"checkpoint.keep=2 instead of {self.keep} frees {human_bytes(freed)}, {enough}"
 
-    def _folder_bytes(self, step: int) -> int:
-        return sum(path.stat().st_size for path in find_committed(self.run)[step].iterdir())
+    def _num_bytes(self, step: int) -> int:
+        """Return the bytes of a checkpoint, without a look at each file; 0 for a damaged one."""
+        try:
+            checkpoint = self.load(step)
+        except DamagedError:
+            return 0
+        manifest = (checkpoint.folder / MANIFEST).stat().st_size
+        return manifest + sum(entry.size + entry.num_bytes for entry in checkpoint.indexes)
 
     def _discard(self, folder: Path) -> None:
         """Remove a temporary folder. It is renamed first, so that it stops being a checkpoint at once and is no longer
@@ -409,6 +516,9 @@ class Store:
             raise AssertionError(f"cannot {action}: the store has no fence (RunLock.is_held)")
         if not self._fence():
             raise UserError(f"cannot {action}: another job took over the run {self.run}, so this job ends.")
+
+    def _index_path(self, step: int, leader: int) -> Path:
+        return self._writing_path(step) / f"index-{leader // RANKS_PER_INDEX:05d}.json"
 
     def _writing_path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}.writing-{self._token}"

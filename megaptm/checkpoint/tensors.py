@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -178,17 +178,20 @@ class TensorReader:
     student's loss.
     """
 
-    def __init__(self, folder: Path, files: Iterable[FileRecord]) -> None:
+    def __init__(self, folder: Path, files: Iterable[FileRecord] = ()) -> None:
         self.folder = folder
         self._pieces: dict[str, list[tuple[str, StoredPiece]]] = {}
         self._open: dict[str, RetriedFile] = {}
+        self._add(files)
+
+    def _add(self, files: Iterable[FileRecord]) -> None:
         for file in files:
             for stored in file.tensors:
                 same = self._pieces.setdefault(stored.name, [])
                 if same and (same[0][1].shape, same[0][1].dtype) != (stored.shape, stored.dtype):
                     raise UserError(
-                        f"{folder}: {stored.name} has another shape or dtype in {file.name} than in {same[0][0]}: take "
-                        "another checkpoint."
+                        f"{self.folder}: {stored.name} has another shape or dtype in {file.name} than in {same[0][0]}: "
+                        "take another checkpoint."
                     )
                 same.append((file.name, stored))
 
@@ -298,6 +301,33 @@ class TensorReader:
         if name not in self._pieces:
             raise UserError(f"{self.folder} has no tensor {name}: take a checkpoint of the same model.")
         return self._pieces[name]
+
+
+class IndexedReader(TensorReader):
+    """Reader that learns the pieces of a tensor when it is first read, from the indexes that have some of them."""
+
+    def __init__(
+        self, folder: Path, indexes: Sequence[tuple[Sequence[str], Callable[[], Iterable[FileRecord]]]]
+    ) -> None:
+        """`indexes`: for each, names of its tensors, and a function that reads its files."""
+        super().__init__(folder)
+        self._indexes = [read for _, read in indexes]
+        self._indexes_of: dict[str, list[int]] = {}
+        """Tensor -> indexes with pieces of it."""
+        for number, (names, _) in enumerate(indexes):
+            for name in names:
+                self._indexes_of.setdefault(name, []).append(number)
+        self._read_indexes: set[int] = set()
+
+    def names(self) -> list[str]:
+        return list(self._indexes_of)
+
+    def _find_pieces(self, name: str) -> list[tuple[str, StoredPiece]]:
+        for number in self._indexes_of.get(name, ()):
+            if number not in self._read_indexes:
+                self._add(self._indexes[number]())
+                self._read_indexes.add(number)
+        return super()._find_pieces(name)
 
 
 def _bytes(tensor: Tensor) -> memoryview:

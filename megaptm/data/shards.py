@@ -348,8 +348,8 @@ class Corpus:
         return split
 
     def check(self, split: str, verify: Verify) -> None:
-        """Check every shard of a split of the corpus, or this process's share of them. Many shards, or remote ones, are checked when
-        they are first opened instead."""
+        """Check every shard of a split of the corpus, or this process's share of them. Many shards, or remote ones, are
+        checked when they are first opened instead."""
         if self.mirror or len(self.split(split).shards) > MAX_CHECKED_SHARDS:
             return
         share, is_shared = self.share, find_mount(self.folder).is_shared

@@ -195,11 +195,11 @@ def teacher_id(config: Config) -> str:
 
 
 def checkpoint_id(run: OtherRun) -> str:
-    """Return a hash of the files of a teacher's checkpoint."""
+    """Return a hash of the index hashes of a teacher's checkpoint."""
     from megaptm.checkpoint.store import Store  # imports torch
 
-    files = Store(run.folder).load(run.selected_step).files
-    return hashlib.sha256("".join(sorted(file.sha256 for file in files)).encode()).hexdigest()
+    indexes = Store(run.folder).load(run.selected_step).indexes
+    return hashlib.sha256("".join(sorted(entry.sha256 for entry in indexes)).encode()).hexdigest()
 
 
 def refuse_other_teacher(checkpoint: Checkpoint, teacher: str | None) -> None:

@@ -262,7 +262,7 @@ class Watchdog:
     def _read_beats(self, elapsed: float) -> None:
         beats = read_beats(self.folder, self._states.keys())
         for rank, state in self._states.items():
-            beat = beats.get(rank, state.beat)
+            beat = newer_beat(beats.get(rank), state.beat)
             same_beat = beat is None or (state.beat is not None and beat.count == state.beat.count)
             same_phase = beat is None or beat.position == state.position
             state.seconds_silent = state.seconds_silent + elapsed if same_beat else 0.0
@@ -347,6 +347,14 @@ class Watchdog:
         stacks = [text for number, text in zip(parts[1::2], parts[2::2], strict=True) if int(number, 16) == beat.thread]
         frames = [line for line in stacks[-1].splitlines() if line.startswith("  ")] if stacks else []
         return "\n".join(frames[:STACK_LINES])
+
+
+def newer_beat(read: Beat | None, known: Beat | None) -> Beat | None:
+    """Return the newer beat of a rank. If two machines write to a file, one may write an old record of the other's rank
+    back, with the page of its own."""
+    if read is None or known is None:
+        return read or known
+    return max(known, read, key=lambda beat: (beat.count, beat.position))
 
 
 def find_hanging_rank(stacks: Mapping[int, str]) -> tuple[int, str]:

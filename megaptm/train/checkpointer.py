@@ -141,7 +141,8 @@ class Checkpointer:
             )
 
     def save(self, step: int, *, wait: bool) -> str | None:
-        """Write a checkpoint: rank 0 prepares, all ranks write, rank 0 commits. With `wait`, it is committed on return.
+        """Write a checkpoint: rank 0 prepares, all ranks write, some write indexes, rank 0 commits. With `wait`, it is
+        committed on return.
 
         Without `wait`, training only waits for a copy to host memory, and the commit follows some steps later. If
         storage keeps failing, all ranks abandon the checkpoint and rank 0 logs it. Return the reason of the failure, if
@@ -154,6 +155,7 @@ class Checkpointer:
         self._background.begin(
             lambda: self.store.prepare(step) if self.events else None,
             partial(self.store.write, step, self.rank_env.rank, pieces),
+            partial(self.store.write_index, step, self.rank_env.rank, self.rank_env.world),
             partial(self._commit, step, self._state(step), start_time),
         )
         return self._report_storage_failure(self._background.finish) if wait else None

@@ -32,10 +32,19 @@ def pieces(step, rank):
     ]
 
 
+@pytest.fixture(autouse=True)
+def rank_per_index(monkeypatch):
+    """A checkpoint of two ranks has two indexes."""
+    monkeypatch.setattr(module, "RANKS_PER_INDEX", 1)
+
+
 def save(store, step):
+    module.RANKS_PER_INDEX = 1  # in the process of a writer, too
     store.prepare(step)
     for rank in range(RANKS):
         store.write(step, rank, pieces(step, rank))
+    for rank in range(RANKS):
+        store.write_index(step, rank, RANKS)
     store.commit(step, {"step": step}, RANKS)
 
 
@@ -98,21 +107,31 @@ def die_in_second_save(run, stage):
     torch.set_num_threads(1)
     store = Store(run, keep=1, fence=always)
     save(store, 1)
-    write, rename = module.write_atomically, Path.rename
+    write, rename, unlink = module.write_atomically, Path.rename, Path.unlink
 
     def write_or_die(path, content):
-        die() if stage == ("manifest" if path.name == "manifest.json" else "record") else write(path, content)
+        die() if path.name == stage else write(path, content)
+
+    def unlink_or_die(path, *, missing_ok=False):
+        die() if (stage, path.name) == ("unlink", "rank-00001.record.json") else unlink(path, missing_ok=missing_ok)
 
     def rename_or_die(path, target):
         die() if stage == ("replaced" if path.suffix == "" else "rename") else rename(path, target)
 
-    module.write_atomically, Path.rename = write_or_die, rename_or_die
+    module.write_atomically, Path.rename, Path.unlink = write_or_die, rename_or_die, unlink_or_die
     if stage == "remove":
         module.remove_tree = die
     save(store, 1 if stage in ("replaced", "rename") else 2)
 
 
-@pytest.mark.parametrize("stage", ["record", "manifest", "replaced", "rename", "remove"])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        *("rank-00000.record.json", "rank-00001.record.json"),
+        *("index-00000.json", "index-00000.record.json", "unlink", "index-00001.json", "index-00001.record.json"),
+        *("manifest.json", "replaced", "rename", "remove"),
+    ],
+)
 def test_kill_at_each_stage_of_a_commit(tmp_path, stage):
     writer = PROCESSES.Process(target=die_in_second_save, args=(tmp_path, stage))
     writer.start()

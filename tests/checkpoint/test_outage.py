@@ -56,6 +56,7 @@ def test_temporary_read_errors_are_retried(read):
     [
         ("step-00000020/rank-00001", errno.EIO, "read", 0.2),
         ("step-00000020/manifest.json", errno.EACCES, "open", 600.0),
+        ("step-00000020/index-00000.json", errno.EACCES, "open", 600.0),
     ],
 )
 def test_unreadable_checkpoint_is_reported_and_not_moved(read, path, error_number, call, seconds):

@@ -1,5 +1,6 @@
 """Committed checkpoints are found complete; unfinished and damaged ones are skipped and reported."""
 
+import errno
 import os
 import resource
 import shutil
@@ -10,9 +11,10 @@ import pytest
 import torch
 
 from megaptm.checkpoint.files import StorageError
-from megaptm.checkpoint.store import GoneError, Store
+from megaptm.checkpoint.store import Checkpoint, GoneError, Store
 from megaptm.checkpoint.tensors import NonFiniteError, TensorPiece
 from megaptm.errors import UserError
+from megaptm.storage import RetryPolicy, write_atomically
 
 
 def always() -> bool:
@@ -61,6 +63,7 @@ def test_newest_returns_saved_checkpoint(store):
     assert newest.state == {"step": 10, "cursor": [80]}
     assert torch.equal(newest.reader.read("weight/w"), expected_matrix(10))
     assert sorted(path.name for path in newest.folder.iterdir()) == [
+        "index-00000.json",
         "manifest.json",
         "rank-00000.safetensors",
         "rank-00001.safetensors",
@@ -81,7 +84,7 @@ def test_keep_0_is_rejected(tmp_path):
 
 
 @pytest.mark.parametrize("position", [0, 200, -1])
-@pytest.mark.parametrize("file", ["rank-00001.safetensors", "manifest.json"])
+@pytest.mark.parametrize("file", ["rank-00001.safetensors", "index-00000.json", "manifest.json"])
 def test_changed_byte_is_detected_and_earlier_checkpoint_used(store, tmp_path, file, position):
     save(store, 10)
     save(store, 20)
@@ -108,6 +111,136 @@ def test_truncated_or_missing_file_is_detected(store, caplog):
     assert store.newest().step == 10
     assert "rank-00001.safetensors is missing" in caplog.text
     assert names(store) == ["step-00000010", "step-00000020.damaged", "step-00000020.damaged-1"]
+
+
+def write_all(store, step, ranks):
+    store.prepare(step)
+    for rank in range(ranks):
+        store.write(step, rank, pieces(step, rank, ranks))
+
+
+@pytest.fixture
+def two_per_index(monkeypatch):
+    monkeypatch.setattr("megaptm.checkpoint.store.RANKS_PER_INDEX", 2)
+
+
+def test_indexes_have_the_files_of_some_ranks(store, two_per_index):
+    write_all(store, 10, ranks=3)
+    for rank in range(3):
+        store.write_index(10, rank, ranks=3)
+    assert not [*store._writing_path(10).glob("rank-*.record.json")]
+    checkpoint = store.commit(10, {}, ranks=3)
+    assert [[file.name for file in checkpoint.read_index(number)] for number in (0, 1)] == [
+        ["rank-00000.safetensors", "rank-00001.safetensors"],
+        ["rank-00002.safetensors"],
+    ]
+    assert not [*checkpoint.folder.glob("*.record.json")]
+
+
+def test_commit_writes_missing_indexes(store, two_per_index):
+    write_all(store, 10, ranks=4)
+    store.write_index(10, 2, ranks=4)
+    checkpoint = store.commit(10, {}, ranks=4)
+    assert len(checkpoint.indexes) == 2
+    assert torch.equal(store.newest().reader.read("weight/w"), expected_matrix(10))
+    assert not [*checkpoint.folder.glob("*.record.json")]
+
+
+def test_reader_opens_the_indexes_of_its_tensors(store, two_per_index):
+    store.prepare(10)
+    for rank in range(6):
+        value = torch.full((1,), float(rank))
+        store.write(10, rank, [TensorPiece(f"weight/{rank // 2}", (2,), (rank % 2,), (1,), value)])
+    checkpoint = store.commit(10, {}, ranks=6)
+    reader = checkpoint.reader
+    assert reader.names() == ["weight/0", "weight/1", "weight/2"]
+    assert reader.read("weight/1").tolist() == [2.0, 3.0]
+    assert [*checkpoint._files] == [1]
+    assert reader.shape("weight/2") == (2,)
+    assert [*checkpoint._files] == [1, 2]
+
+
+def test_missing_index_is_detected(store, two_per_index, caplog):
+    for step in (10, 20):
+        save(store, step, ranks=4)
+    (store.folder / "step-00000020" / "index-00001.json").unlink()
+    assert store.newest().step == 10
+    assert "index-00001.json is missing" in caplog.text
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4, 5, 7, 16])
+def test_parts_verify_each_file_and_index_once(store, two_per_index, monkeypatch, parts):
+    write_all(store, 10, ranks=4)
+    store.commit(10, {}, ranks=4)
+    verified, read = [], set()
+    monkeypatch.setattr(Checkpoint, "verify_file", lambda self, file: verified.append(file.name))
+    for part in range(parts):
+        checkpoint = store.load(10)
+        checkpoint.verify(part=part, parts=parts)
+        read |= {*checkpoint._files}
+    assert sorted(verified) == [f"rank-0000{rank}.safetensors" for rank in range(4)]
+    assert read == {0, 1}
+
+
+def test_index_requires_files_of_its_ranks(store, two_per_index):
+    store.prepare(10)
+    for rank in (0, 1, 3):
+        store.write(10, rank, pieces(10, rank, 4))
+    store.write_index(10, 0, ranks=4)
+    with pytest.raises(StorageError, match=r"rank-00002\.safetensors was not written"):
+        store.write_index(10, 2, ranks=4)
+
+
+def test_replaced_job_cannot_write_an_index(tmp_path):
+    old, new = Store(tmp_path, fence=always, token="old"), Store(tmp_path, fence=always, token="new")
+    old.prepare(10)
+    old.write(10, 0, pieces(10, 0, 1))
+    new.take_over()
+    with pytest.raises(GoneError, match="was removed, because another job took over"):
+        old.write_index(10, 0, ranks=1)
+
+
+@pytest.mark.parametrize("name", ["index-00000.json", "index-00000.record.json"])
+def test_full_disk_while_indexes_are_written_keeps_earlier_checkpoint(store, monkeypatch, name):
+    save(store, 10)
+    write_all(store, 20, ranks=2)
+
+    def full(path, content):
+        if path.name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write_atomically(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("megaptm.checkpoint.store.write_atomically", full)
+        with pytest.raises(StorageError, match=r"cannot write index-00000\.json of step 20: no space left on the disk"):
+            store.write_index(20, 0, ranks=2)
+    assert store.newest().step == 10
+    save(store, 20)
+    assert names(store) == ["step-00000010", "step-00000020"]
+
+
+def test_index_is_written_again_after_a_short_failure(store, monkeypatch):
+    write_all(store, 10, ranks=2)
+    failures = iter([errno.EIO, errno.ESTALE])
+
+    def failing(path, content):
+        if path.name == "index-00000.record.json" and (number := next(failures, None)):
+            raise OSError(number, os.strerror(number), str(path))
+        write_atomically(path, content)
+
+    monkeypatch.setattr("megaptm.checkpoint.files.WRITE_RETRY", RetryPolicy(seconds=60.0, pause=0.01))
+    monkeypatch.setattr("megaptm.checkpoint.store.write_atomically", failing)
+    store.write_index(10, 0, ranks=2)
+    assert torch.equal(store.commit(10, {}, ranks=2).reader.read("weight/w"), expected_matrix(10))
+
+
+def test_removed_link_keeps_its_target(store, tmp_path):
+    save(store, 10)
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").touch()
+    (store.folder / "step-00000005.removed-0a1b2c3d").symlink_to(tmp_path / "precious")
+    save(store, 20)
+    assert (tmp_path / "precious" / "file").exists()
 
 
 def test_verify_checks_its_part_of_the_files(store):

@@ -12,12 +12,18 @@ from megaptm.errors import UserError
 from tests.fuzz.mutations import NUMBERS, Random, change_bytes, change_json, change_tree
 from tests.fuzz.target import Command
 
+INDEX = "index-00000.json"
+
 
 def mutate_checkpoint(folder: Path, rng: Random) -> bool:
     path = folder / "checkpoints/step-00000007/manifest.json"
     if rng.random() < 0.3:
         change_json(path, rng)
         return True
+    if rng.random() < 0.5:
+        index = path.with_name(INDEX)
+        _write_index(path.parent, json.dumps(change_tree(json.loads(index.read_text()), rng)).encode())
+        return False
     manifest = change_tree(json.loads(path.read_text()), rng)
     if isinstance(manifest, dict):
         manifest = {**manifest, "id": checkpoint_id(manifest)}
@@ -25,14 +31,21 @@ def mutate_checkpoint(folder: Path, rng: Random) -> bool:
     return False
 
 
+def _write_index(folder: Path, content: bytes, **entry: int) -> None:
+    """Write the index, and its hash and other values of its entry to the manifest."""
+    (folder / INDEX).write_bytes(content)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["indexes"][0] |= {"size": len(content), "sha256": hashlib.sha256(content).hexdigest(), **entry}
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "id": checkpoint_id(manifest)}))
+
+
 def mutate_tensors(folder: Path, rng: Random) -> bool:
     path = folder / "checkpoints/step-00000007/rank-00000.safetensors"
     path.write_bytes(change_bytes(path.read_bytes(), rng))
     if rehashed := rng.random() < 0.5:
-        manifest_path = path.with_name("manifest.json")
-        manifest = json.loads(manifest_path.read_text())
-        manifest["files"][0] |= {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-        manifest_path.write_text(json.dumps({**manifest, "id": checkpoint_id(manifest)}))
+        index = json.loads(path.with_name(INDEX).read_text())
+        index["files"][0] |= {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        _write_index(path.parent, json.dumps(index).encode(), num_bytes=path.stat().st_size)
     return not rehashed
 
 

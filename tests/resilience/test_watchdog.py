@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from megaptm.resilience.heartbeat import END, Beat, stacks_file
-from megaptm.resilience.watchdog import Limits, RankState, Watchdog, find_hanging_rank, format_ranks
+from megaptm.resilience.watchdog import Limits, RankState, Watchdog, find_hanging_rank, format_ranks, newer_beat
 
 HANG = Limits(hang_seconds=4.0, data_timeout=60.0)
 
@@ -92,6 +92,13 @@ def test_format_ranks_as_spans():
     assert format_ranks([1, 0]) == "0, 1"
     assert format_ranks([5, *range(1023, 6, -1)]) == "5, 7-1023"
     assert format_ranks(range(0, 1024, 2)) == "0, 2, 4, 6, 8, 10, 12, 14 and 504 more"
+
+
+def test_beat_that_another_machine_wrote_back_is_ignored():
+    older, newer = (rank_state("step", 0.1, position=position).beat for position in (7, 8))
+    assert newer_beat(older, newer) == newer_beat(newer, older) == newer
+    assert newer_beat(None, older) == newer_beat(older, None) == older
+    assert newer_beat(None, None) is None
 
 
 COLLECTIVE = '  File "/site-packages/torch/distributed/distributed_c10d.py", line 1 in all_reduce\n'

@@ -85,7 +85,7 @@ def test_all_refused_keys_are_listed(tmp_path):
 def test_all_differences_of_the_model_are_listed():
     expected = {"model": {"layers": 2, "width": 32, "heads": 2}, "tokenizer": "one"}
     state = {"model": {"layers": 4, "width": 64, "heads": 2}, "tokenizer": "one"}
-    checkpoint = Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state=state, files=())
+    checkpoint = Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state=state, indexes=())
     with pytest.raises(
         UserError, match="its layers is 4, the config's is 2; its width is 64, the config's is 32; choose"
     ):

@@ -24,7 +24,7 @@ from tests import ROOT
 
 
 def make_checkpoint(state, step=5):
-    return Checkpoint(step=step, folder=Path("run/checkpoints/step-00000005"), state=state, files=())
+    return Checkpoint(step=step, folder=Path("run/checkpoints/step-00000005"), state=state, indexes=())
 
 
 def test_parameter_sharing_must_not_change():

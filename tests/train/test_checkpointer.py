@@ -64,8 +64,8 @@ def test_ranks_verify_their_shares_and_skip_a_damaged_checkpoint(store, tmp_path
     change_byte(store.folder / "step-00000020" / "rank-00003.safetensors", -1)
     results = run_ranks(RANKS, load_newest, str(tmp_path), "")
     assert results == [
-        (10, [f"{step} rank-0000{file}.safetensors" for step in (10, 20) for file in (0, 2)]),
-        (10, [f"{step} rank-0000{file}.safetensors" for step in (10, 20) for file in (1, 3)]),
+        (10, [f"{step} rank-0000{file}.safetensors" for step in (10, 20) for file in (0, 1)]),
+        (10, [f"{step} rank-0000{file}.safetensors" for step in (10, 20) for file in (2, 3)]),
     ]
     assert names(store) == ["step-00000010", "step-00000020.damaged"]
 

@@ -63,10 +63,10 @@ def test_recurrence_cache_resumes_on_other_data_ranks(runs, uninterrupted):
 
 
 def test_checkpoint_has_the_recurrence_cache_of_each_sample(uninterrupted):
-    manifest = json.loads((uninterrupted / "checkpoints/step-00000006/manifest.json").read_text())
+    index = json.loads((uninterrupted / "checkpoints/step-00000006/index-00000.json").read_text())
     [shape] = {
         tuple(tensor["shape"])
-        for file in manifest["files"]
+        for file in index["files"]
         for tensor in file["tensors"]
         if tensor["name"] == "memory/decoder.0"
     }

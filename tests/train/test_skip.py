@@ -68,3 +68,13 @@ def test_skip_before_the_oldest_checkpoint_is_refused(runs, spiked):
     run, output = runs("spiked", "train.skip_batches={1: 1, 2: 3}", code=2)
     assert "train.skip_batches.1: the run would have to return to a checkpoint of that step or an earlier one" in output
     assert checkpoints(run) == [2, 4, 6]
+
+
+def test_data_ranks_share_verdicts_on_shards(spiked):
+    """The folder of the last start has a file per split, and no claim is left."""
+    run, _ = spiked
+    [start] = (run / "verified").iterdir()
+    verdicts = [path.read_bytes() for path in start.iterdir()]
+    assert 1 <= len(verdicts) <= 2
+    assert {*b"".join(verdicts)} <= {0, 1}
+    assert 1 in verdicts[0]
