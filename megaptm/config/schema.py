@@ -158,9 +158,10 @@ class TrainConfig(Section):
     """Dynamic loss scale of precision fp16. Absent: its defaults."""
     deterministic: bool = False
     """Whether GPUs give bit-identical results each time, with slower kernels and collectives; CPUs always do."""
-    attention_kernel: Literal["auto", "fused", "tiles", "flex", "flash-attn", "transformer-engine"] = "auto"
-    """Kernel of attention. auto: torch's fused kernel, or a kernel that skips masked parts if a pattern masks much
-    (docs/configs.md). A kernel that does not support the attention mask is rejected."""
+    attention_kernel: Literal["auto", "fused", "varlen", "tiles", "flex", "flash-attn", "transformer-engine"] = "auto"
+    """Kernel of attention. auto: torch's fused kernel; varlen on GPUs if sequences have several documents or padding;
+    or a kernel that skips masked parts if a pattern masks much (docs/configs.md). A kernel that does not support the
+    attention mask is rejected."""
     stop_at: Count | None = None
     """Save and exit with code 75 after this step, as after a signal. Absent, or if the run is past this step: run to
     the end."""

@@ -17,12 +17,13 @@ from torch._guards import detect_fake_mode
 
 from megaptm.layers.costs import LayerCosts
 from megaptm.layers.custom_pattern import CustomPattern, check_alike
-from megaptm.layers.kernel_choice import AUTO, FUSED, choose
-from megaptm.layers.kernels import attend_by, device_of, for_heads, work_of
+from megaptm.layers.kernel_choice import AUTO, FLEX, FUSED, choose
+from megaptm.layers.kernels import SharedBlocks, attend_by, device_of, for_heads, work_of
 from megaptm.layers.mask import Mask
 from megaptm.layers.positions import rotate
 from megaptm.layers.sparse import Marked
 from megaptm.layers.split import Dropout, HeadBias, Linear
+from megaptm.layers.varlen import attend_by_document
 from megaptm.spec import visibility_of
 
 MIN_SCORE = -100.0
@@ -55,13 +56,19 @@ class Attend(AttentionCore):
     def forward(self, q_SBHK: Tensor, k_MBHK: Tensor, v_MBHK: Tensor, mask: Tensor | None) -> Tensor:
         """Return [S, B, H*K].
 
-        `mask` is boolean or a bias on the scores; it replaces `causal`. Keys and values may have fewer heads than
-        queries; each serves a group of consecutive query heads.
+        `mask` is boolean or a bias on the scores, which replace `causal`, or offsets of documents (`layers.varlen`).
+        Keys and values may have fewer heads than queries; each serves a group of consecutive query heads.
         """
         return self.attend_by_head(q_SBHK, k_MBHK, v_MBHK, mask).flatten(2)
 
     def attend_by_head(self, q_SBHK: Tensor, k_MBHK: Tensor, v_MBHK: Tensor, mask: Tensor | None) -> Tensor:
         """Return the attention output before heads are merged, [S, B, H, K]."""
+        rate = self.dropout.rate if self.dropout.draws else 0.0
+        if mask is not None and are_offsets(mask):
+            with self.dropout.drawing():
+                return attend_by_document(
+                    q_SBHK, k_MBHK, v_MBHK, mask, causal=self.causal, scale=self.scale, dropout=rate
+                )
         heads = q_SBHK.shape[2]
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBHK, for_heads(k_MBHK, heads), for_heads(v_MBHK, heads)))
         with self.dropout.drawing(), sound_kernels(mask):
@@ -70,11 +77,28 @@ class Attend(AttentionCore):
                 k,
                 v,
                 attn_mask=mask if mask is None or not mask.is_floating_point() else mask.to(q.dtype),
-                dropout_p=self.dropout.rate if self.dropout.draws else 0.0,
+                dropout_p=rate,
                 is_causal=self.causal and mask is None,
                 scale=self.scale,
             )
         return mixed_BHSK.permute(2, 0, 1, 3)
+
+
+def are_offsets(mask: Tensor) -> bool:
+    """Whether the mask of an attention module holds offsets of documents."""
+    return mask.dim() < 3
+
+
+def apply_linear(linear: Linear, x_SBD: Tensor, mask: Tensor | None) -> Tensor:
+    """Return [S, B, ...], in memory [B, S, ...] if the mask holds offsets of documents.
+
+    Their kernel needs the positions of a document in a row. This moves the input of a layer, which is narrower than
+    its queries, keys and values.
+    """
+    # With sequence parallelism the layer gathers or divides the first axis.
+    if mask is None or not are_offsets(mask) or linear.sequence_parallel:
+        return linear(x_SBD)
+    return linear(x_SBD.transpose(0, 1).contiguous()).transpose(0, 1)
 
 
 @lru_cache
@@ -133,18 +157,26 @@ class PatternAttend(Attend):
         mask: Tensor | None,
         global_qkv: tuple[Tensor, Tensor, Tensor] | None = None,
         positions_BG: Tensor | None = None,
+        blocks_BHX: Tensor | None = None,
     ) -> Tensor:
         """Return [S, B, H*K].
 
         `global_qkv`: separate queries, keys and values of global attention, if the layer has them. `positions_BG`:
-        global positions, if already computed (`global_positions`).
+        global positions, if already computed (`global_positions`). `blocks_BHX`: result of `shared_blocks`.
         """
-        if mask is not None and (mask.dtype == torch.bool or mask.is_floating_point()):
+        if mask is not None and (mask.dtype == torch.bool or mask.is_floating_point() or are_offsets(mask)):
             return super().forward(q_SBHK, k_SBHK, v_SBHK, mask)
-        made = Mask.of(mask, len(q_SBHK), q_SBHK.device, visibility=self.visibility, pattern=self.pattern)
+        made = Mask.of(
+            mask,
+            len(q_SBHK),
+            q_SBHK.device,
+            visibility=self.visibility,
+            pattern=self.pattern,
+            blocks=blocks_BHX,
+        )
         marked = None if made.marks is None else Marked.of(made.marks, positions_BG)
         rate = self.dropout.rate if self.dropout.draws else 0.0
-        kernel = choose(work_of(q_SBHK, made, marked, rate), device_of(q_SBHK.device), self.kernel).kernel
+        kernel = self._choose(made, q_SBHK.dtype, q_SBHK.shape[3])
         if kernel == FUSED:
             mixed_SBHK = self.attend_by_head(q_SBHK, k_SBHK, v_SBHK, made.scores(None))
         else:
@@ -154,6 +186,17 @@ class PatternAttend(Attend):
             q, k, v = (q_SBHK, k_SBHK, v_SBHK) if global_qkv is None else global_qkv
             mixed_SBHK = marked.put(mixed_SBHK, self.attend_by_head(marked.take(q), k, v, marked.see(made)))
         return mixed_SBHK.flatten(2)
+
+    def _choose(self, mask: Mask, dtype: torch.dtype, key_width: int) -> str:
+        """Return the kernel for a mask with this pattern."""
+        rate = self.dropout.rate if self.dropout.draws else 0.0
+        return choose(work_of(mask, dtype, key_width, rate), device_of(mask.device), self.kernel).kernel
+
+    def shared_blocks(self, mask: Mask, shared: SharedBlocks, dtype: torch.dtype, key_width: int) -> Tensor | None:
+        """Return the blocks of this layer's pattern if FlexAttention computes it, else None. `mask`: of the stack,
+        without a pattern."""
+        mask = mask.within(self.pattern)
+        return shared.of(mask) if self._choose(mask, dtype, key_width) == FLEX else None
 
 
 def score_scale(costs: LayerCosts) -> float:
@@ -201,9 +244,9 @@ class SelfAttention(AttentionModule):
         self.attend: Attend = PatternAttend(costs, dropout=dropout)
         self.output = Linear.of(costs.linears["output"])
 
-    def forward(self, x_SBD: Tensor, *inputs: Any, **options: Any) -> Tensor:
+    def forward(self, x_SBD: Tensor, mask: Tensor | None, *inputs: Any, **options: Any) -> Tensor:
         """Return [S, B, D]; arguments as of `mix`."""
-        return self.output(self.mix(x_SBD, *inputs, **options))
+        return apply_linear(self.output, self.mix(x_SBD, mask, *inputs, **options), mask)
 
     def mix(
         self,
@@ -213,14 +256,17 @@ class SelfAttention(AttentionModule):
         keys: Tensor | None = None,
         cached_states: None = None,
         positions_BG: Tensor | None = None,
+        blocks_BHX: Tensor | None = None,
     ) -> Tensor:
         """Return the values mixed by attention, before the output projection, [S, B, H*K].
 
         `position_state`: rotation of queries and keys (`positions.rotation`), if any. `keys`: input of the key and
-        value projections, if not x. `positions_BG`: as in `PatternAttend.forward`.
+        value projections, if not x. `positions_BG`, `blocks_BHX`: as in `PatternAttend.forward`.
         """
-        read = self._placed(*self._project(x_SBD, keys), position_state)
-        return self.attend(*read, mask) if positions_BG is None else self.attend(*read, mask, None, positions_BG)
+        read = self._placed(*self._project(x_SBD, keys, mask), position_state)
+        if positions_BG is None and blocks_BHX is None:
+            return self.attend(*read, mask)
+        return self.attend(*read, mask, None, positions_BG, blocks_BHX)
 
     def scores(self, x_SBD: Tensor, mask: Tensor | None, position_state: Tensor | None = None) -> Tensor:
         """Return attention scores before the softmax, [B, H, S, S] float32; zero if masked or at most `MIN_SCORE`.
@@ -242,13 +288,16 @@ class SelfAttention(AttentionModule):
         """Apply the rotary position encoding to queries and keys."""
         return (q, k, v) if position_state is None else (rotate(q, position_state), rotate(k, position_state), v)
 
-    def _project(self, x_SBD: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x_SBD: Tensor, keys: Tensor | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, each [S, B, H, K]."""
         if self.grouped:
-            q, kv = self.query(x_SBD), self.kv(x_SBD if keys is None else keys)
+            q, kv = (
+                apply_linear(linear, x, mask)
+                for linear, x in ((self.query, x_SBD), (self.kv, x_SBD if keys is None else keys))
+            )
             q, (k, v) = q.unflatten(-1, (-1, self.key_width)), kv.unflatten(-1, (-1, 2, self.key_width)).unbind(3)
         else:
-            q, k, v = self.qkv(x_SBD).unflatten(-1, (-1, 3, self.key_width)).unbind(3)
+            q, k, v = apply_linear(self.qkv, x_SBD, mask).unflatten(-1, (-1, 3, self.key_width)).unbind(3)
             if keys is not None:
                 _, k, v = self.qkv(keys).unflatten(-1, (-1, 3, self.key_width)).unbind(3)
         if self.biases is not None:
@@ -268,6 +317,8 @@ class CrossAttention(nn.Module):
         self.output = Linear.of(costs.linears["output"])
 
     def forward(self, x_SBD: Tensor, memory_MBD: Tensor, mask: Tensor | None) -> Tensor:
-        q, kv = self.query(x_SBD), self.kv(memory_MBD)
+        # The memory is not copied: every layer would save a copy for its backward pass.
+        q, kv = apply_linear(self.query, x_SBD, mask), self.kv(memory_MBD)
         k, v = kv.view(*kv.shape[:2], -1, 2, self.key_width).unbind(3)
-        return self.output(self.attend(q.view(*q.shape[:2], -1, self.key_width), k, v, mask))
+        mixed_SBA = self.attend(q.view(*q.shape[:2], -1, self.key_width), k, v, mask)
+        return apply_linear(self.output, mixed_SBA, mask)

@@ -16,7 +16,7 @@ from megaptm.layers.layer_costs import kinds, sublayers
 from megaptm.layers.pattern import Pattern, SlidingWindow
 from megaptm.spec import ModelSpec
 
-AUTO, FUSED = "auto", "fused"
+AUTO, FUSED, VARLEN, FLEX = "auto", "fused", "varlen", "flex"
 MODULES = {"flex": "triton", "flash-attn": "flash_attn", "transformer-engine": "transformer_engine"}
 """Kernel -> package that it needs besides torch."""
 WIDEST_HEAD = 256
@@ -40,6 +40,8 @@ class AttentionWork:
     """Attention pattern; None: all pairs."""
     documents: bool = False
     """Whether sequences may hold several documents, or padding."""
+    offsets: bool = False
+    """Whether the offsets of documents are known (`layers.varlen`): not if padding may interrupt one."""
     ordered: bool = False
     """Whether the batch gives an attention order: a prefix, a permutation."""
     marked: bool = False
@@ -72,6 +74,8 @@ class ComputeDevice:
     """Type of the device, such as `cuda`."""
     packages: frozenset[str] = field(default_factory=installed)
     """Installed packages of attention kernels."""
+    flash: bool = True
+    """Whether torch's FlashAttention kernels run on it, if it is a GPU."""
     deterministic: bool = False
     any_length: bool = False
     """Whether sequence lengths vary freely, as in inference."""
@@ -115,10 +119,8 @@ def _windows(kernel: str, work: AttentionWork, device: ComputeDevice) -> str:
     """Return why an attention kernel that only supports windows cannot be used; empty if it can."""
     if why := _needs_gpu(kernel, device):
         return why
-    if work.precision not in ("bf16", "fp16"):
-        return f"train.precision is {work.precision}, and it supports only bf16 and fp16"
-    if work.key_width > WIDEST_HEAD or work.key_width % 8:
-        return f"the width of heads must be a multiple of 8 up to {WIDEST_HEAD}, not {work.key_width}"
+    if why := _unfit_shape(work):
+        return why
     cannot = {
         "it does not support document masks (data.document_mask)": work.documents,
         "it does not support an attention order other than causal": work.ordered,
@@ -128,6 +130,32 @@ def _windows(kernel: str, work: AttentionWork, device: ComputeDevice) -> str:
         "it supports only window patterns": not isinstance(work.pattern, SlidingWindow | None),
     }
     return next((why for why, needed in cannot.items() if needed), "")
+
+
+def _varlen(work: AttentionWork, device: ComputeDevice) -> str:
+    if device.kind != "cuda":
+        return "it trains on GPUs only"
+    if not device.flash:
+        return "this GPU, or this build of torch, has no FlashAttention"
+    if why := _unfit_shape(work):
+        return why
+    cannot = {
+        "a sequence is one document without padding": not work.documents,
+        "the offsets of documents are not known": not work.offsets,
+        "it does not support an attention order other than causal": work.ordered,
+        "it does not support global tokens": work.marked,
+        "it does not support attention patterns": work.pattern is not None,
+    }
+    return next((why for why, needed in cannot.items() if needed), "")
+
+
+def _unfit_shape(work: AttentionWork) -> str:
+    """Return why FlashAttention's kernels cannot compute in this precision and width; empty if they can."""
+    if work.precision not in ("bf16", "fp16"):
+        return f"train.precision is {work.precision}, and it supports only bf16 and fp16"
+    if work.key_width > WIDEST_HEAD or work.key_width % 8:
+        return f"the width of heads must be a multiple of 8 up to {WIDEST_HEAD}, not {work.key_width}"
+    return ""
 
 
 def _flash_attn(work: AttentionWork, device: ComputeDevice) -> str:
@@ -142,13 +170,15 @@ def _transformer_engine(work: AttentionWork, device: ComputeDevice) -> str:
 
 KERNELS: dict[str, Callable[[AttentionWork, ComputeDevice], str]] = {
     FUSED: _fused,
+    VARLEN: _varlen,
     "tiles": _tiles,
     "flex": _flex,
     "flash-attn": _flash_attn,
     "transformer-engine": _transformer_engine,
 }
 """Attention kernel -> function that returns why it cannot be used; empty if it can. `fused` is torch's kernel, with a
-mask of all pairs if needed; `tiles` is `layers.sparse`."""
+mask of all pairs if needed, `varlen` torch's FlashAttention with offsets of documents (`layers.varlen`), `tiles` that
+of `layers.sparse`."""
 OF_SPARSE = ("flash-attn", "transformer-engine", "flex", "tiles")
 """Attention kernels for sparse patterns, in order of preference; the first usable one is chosen."""
 
@@ -164,6 +194,8 @@ def choose(work: AttentionWork, device: ComputeDevice, configured: str = AUTO) -
         return KernelChoice(configured, "set by train.attention_kernel")
     if work.hashed:
         return KernelChoice("chunks", "positions are sorted by hash, and nearby ones compared")
+    if not work.sparse and not _refusal(VARLEN, work, device):
+        return KernelChoice(VARLEN, "a position attends to its own document")
     if not work.sparse:
         return KernelChoice(FUSED, _why_fused(work))
     refused = {}
@@ -213,6 +245,8 @@ def attention_works(spec: ModelSpec, batch: BatchSpec, precision: str) -> Iterat
                     causal=own and kind.causal,
                     pattern=costs.pattern,
                     documents=f"{prefix}document_ids" in batch.fields,
+                    # Positions after a text follow its padding.
+                    offsets=not costs.defines_mask and not batch.num_appended,
                     ordered=own and kind.ordered,
                     marked=own and f"{prefix}global_tokens" in batch.fields,
                     scored=own and (costs.scored or kind.score_bias),

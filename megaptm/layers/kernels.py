@@ -35,17 +35,17 @@ PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp3
 """Type of queries -> `train.precision`."""
 
 
-def work_of(q_SBHK: Tensor, mask: Mask, marked: Marked | None, dropout: float) -> AttentionWork:
-    """Describe the attention computation that a kernel must do."""
+def work_of(mask: Mask, dtype: torch.dtype, key_width: int, dropout: float) -> AttentionWork:
+    """Describe the attention computation that a kernel must do. `dtype`: that of queries."""
     return AttentionWork(
-        queries=len(q_SBHK),
-        key_width=q_SBHK.shape[3],
-        precision=PRECISIONS.get(q_SBHK.dtype, str(q_SBHK.dtype)),
+        queries=mask.length[0],
+        key_width=key_width,
+        precision=PRECISIONS.get(dtype, str(dtype)),
         causal=mask.causal,
         pattern=mask.pattern,
         documents=mask.documents is not None,
         ordered=mask.order is not None,
-        marked=marked is not None,
+        marked=mask.marks is not None,
         dropout=dropout,
     )
 
@@ -54,9 +54,16 @@ def device_of(device: torch.device) -> ComputeDevice:
     """Describe the device on which an attention kernel runs."""
     return ComputeDevice(
         device.type,
+        flash=device.type == "cuda" and has_flash(device),
         deterministic=torch.are_deterministic_algorithms_enabled(),
         any_length=torch.is_inference_mode_enabled(),
     )
+
+
+@cache
+def has_flash(device: torch.device) -> bool:
+    """Whether torch has FlashAttention kernels for a GPU: Ampere or later."""
+    return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def attend_by(
@@ -129,18 +136,65 @@ def block_mask(mask: Mask, marked: Marked | None = None, *, block: int = BLOCK) 
     from torch.nn.attention.flex_attention import BlockMask
 
     length, beside = mask.length[1], 0 if marked is None else marked.positions.shape[1]
-    attended_BHNM = _by_position(mask.pattern, length, block, mask.causal, mask.device) & _by_content(
-        mask, length, block
+    packed_BHX = pack_blocks(mask, beside, block=block) if mask.blocks is None else mask.blocks
+    of_queries, of_keys = -(-length // block), -(-(length + beside) // block)
+    number_BHN, keys_BHX, number_BHM, queries_BHX = packed_BHX.split(
+        [of_queries, of_queries * of_keys, of_keys, of_queries * of_keys], dim=2
     )
+    return BlockMask(
+        seq_lengths=(length, length + beside),
+        kv_num_blocks=number_BHN,
+        kv_indices=keys_BHX.unflatten(2, (of_queries, of_keys)),
+        full_kv_num_blocks=None,
+        full_kv_indices=None,
+        q_num_blocks=number_BHM,
+        q_indices=queries_BHX.unflatten(2, (of_keys, of_queries)),
+        full_q_num_blocks=None,
+        full_q_indices=None,
+        BLOCK_SIZE=(block, block),
+        mask_mod=_mask_mod(mask, marked),
+    )
+
+
+def pack_blocks(mask: Mask, beside: int, content: Tensor | None = None, *, block: int = BLOCK) -> Tensor:
+    """Return which blocks of positions attend to which, int32 [B, H, X]: the number of key blocks of each query block,
+    their indices, and the same of each key block.
+
+    One tensor, so that recomputation can save it. `beside`: number of global keys. `content`: result of `by_content`,
+    if already computed.
+    """
+    length = mask.length[1]
+    content = by_content(mask, block=block) if content is None else content
+    attended_BHNM = _by_position(mask.pattern, length, block, mask.causal, mask.device) & content
     if beside:
         blocks = -(-(length + beside) // block)
         attended_BHNM = F.pad(attended_BHNM, (0, blocks - attended_BHNM.shape[3]), value=True)
         attended_BHNM[..., length // block :] = True
-    number = attended_BHNM.sum(-1, dtype=torch.int32)
-    order = attended_BHNM.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
-    return BlockMask.from_kv_blocks(
-        number, order, BLOCK_SIZE=block, mask_mod=_mask_mod(mask, marked), seq_lengths=(length, length + beside)
-    )
+    parts = []
+    for attended in (attended_BHNM, attended_BHNM.transpose(2, 3)):
+        parts.append(attended.sum(-1, dtype=torch.int32))
+        parts.append(attended.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32).flatten(2))
+    return torch.cat(parts, 2)
+
+
+class SharedBlocks:
+    """Blocks of a micro-batch for the layers of a stack, built once for each pattern."""
+
+    def __init__(self) -> None:
+        self._content: Tensor | None = None
+        self._packed: dict[Pattern | None, Tensor] = {}
+
+    def of(self, mask: Mask) -> Tensor | None:
+        """Return `pack_blocks` of a mask that differs from earlier ones by its pattern only. None if the number of its
+        global tokens is not known."""
+        if mask.marks is not None and mask.global_positions is None:
+            return None
+        if mask.pattern not in self._packed:
+            if self._content is None:
+                self._content = by_content(mask)
+            beside = 0 if mask.marks is None or mask.global_positions is None else mask.global_positions.shape[1]
+            self._packed[mask.pattern] = pack_blocks(mask, beside, self._content)
+        return self._packed[mask.pattern]
 
 
 @lru_cache(maxsize=256)
@@ -149,8 +203,9 @@ def _by_position(pattern: Pattern | None, length: int, block: int, causal: bool,
     return torch.from_numpy(attended_blocks(pattern, length, block, causal=causal)).to(device)[None]
 
 
-def _by_content(mask: Mask, length: int, block: int) -> Tensor:
+def by_content(mask: Mask, *, block: int = BLOCK) -> Tensor:
     """Return the blocks of FlexAttention that documents and order allow, [B or 1, 1, N, N]."""
+    length = mask.length[1]
     attended = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=mask.device)
     if mask.documents is not None:
         (low, high), (low_k, high_k) = (_ends(tensor, length, block) for tensor in mask.documents)

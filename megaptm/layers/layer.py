@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from megaptm.errors import UserError
-from megaptm.layers.attention import AttentionModule, CrossAttention, SelfAttention
+from megaptm.layers.attention import AttentionModule, CrossAttention, PatternAttend, SelfAttention
 from megaptm.layers.feedforward import FeedForward
 from megaptm.layers.feedforward_costs import find_activation
-from megaptm.layers.kernel_choice import AUTO, FUSED
+from megaptm.layers.kernel_choice import AUTO, FUSED, VARLEN, AttentionWork, choose
+from megaptm.layers.kernels import PRECISIONS, SharedBlocks, device_of
 from megaptm.layers.layer_costs import SubLayer, sublayers
 from megaptm.layers.mask import Mask
 from megaptm.layers.norm import FinalNorm, Norm
@@ -232,6 +233,8 @@ class StackInputs:
     """Batch fields that kinds of attention request (`AttentionSpec.fields`), without the prefix of the stack."""
     decode: bool = True
     """Whether layers run as for predictions; False for encoding (mask decoder of DeBERTa)."""
+    blocks: SharedBlocks = field(default_factory=SharedBlocks)
+    """Blocks of FlexAttention, shared by layers of the same pattern."""
     outputs: dict[int, Tensor] = field(default_factory=dict)
     """Dictionary that receives the outputs of the layers in `BaseStack.read`."""
 
@@ -272,7 +275,10 @@ class Stack(SequenceHooks, BaseStack):
         """Build the layers. `memory`: width of the stack that cross-attention reads, if it differs. `context`: number
         of learned positions."""
         super().__init__(block, size, layers)
-        self.own_masks = {sub.costs.attention.kind for sub in _attentions(block, size) if sub.costs.defines_mask}
+        kinds = {sub.costs.attention.kind: sub.costs for sub in _attentions(block, size)}
+        self.own_masks = {kind for kind, costs in kinds.items() if costs.defines_mask}
+        self.scored = block.score_bias or any(costs.scored for costs in kinds.values())
+        """Whether terms are added to the scores of self-attention."""
         self.kernel = AUTO
         """Configured kernel of the stack's attention."""
         self.copy_to_tensor_ranks: Callable[[Tensor], Tensor] = same
@@ -320,6 +326,7 @@ class Stack(SequenceHooks, BaseStack):
         return shared
 
     def forward(self, x: Tensor, inputs: StackInputs) -> Tensor:
+        inputs = self.with_offsets(x, inputs)
         attention = self.attention_inputs(x, inputs)
         for number in self.numbers:
             x = self.run_at(number, x, inputs, attention[self.block.attention_at(number)])
@@ -342,7 +349,11 @@ class Stack(SequenceHooks, BaseStack):
         cached_states: Tensor | None = None,
     ) -> Tensor:
         """Run the attention of one layer of the stack. `keys` and `cached_states` as in `Layer.forward`."""
-        layer = cast(Layer, self[str(number)])
+        layer, further = cast(Layer, self[str(number)]), attention.further
+        attend = layer.attention.attend
+        if isinstance(attend, PatternAttend) and self._reads_numbers(self.block.attention_at(number).kind):
+            blocks = attend.shared_blocks(inputs.mask, inputs.blocks, x.dtype, self.size.key_width)
+            further = further if blocks is None else (*(further or (None,)), blocks)
         return layer.run(
             layer,
             x,
@@ -352,8 +363,34 @@ class Stack(SequenceHooks, BaseStack):
             attention.position_state,
             keys,
             cached_states,
-            *attention.further,
+            *further,
         )
+
+    def with_offsets(self, x: Tensor, inputs: StackInputs) -> StackInputs:
+        """Return the inputs with offsets of documents as masks, where the kernel chosen for x takes them."""
+        if self.kernel not in (AUTO, VARLEN):
+            return inputs
+        mask, memory_mask = inputs.mask, inputs.memory_mask
+        if mask.offsets is not None and not {*self.block.kinds} <= self.own_masks:
+            mask = replace(mask, by_offsets=self._takes_offsets(x, mask, scored=self.scored))
+        if memory_mask is not None and memory_mask.offsets is not None:
+            by_offsets = self._takes_offsets(x, memory_mask, reads_memory=True)
+            memory_mask = replace(memory_mask, by_offsets=by_offsets)
+        return replace(inputs, mask=mask, memory_mask=memory_mask)
+
+    def _takes_offsets(self, x: Tensor, mask: Mask, *, scored: bool = False, reads_memory: bool = False) -> bool:
+        work = AttentionWork(
+            queries=mask.length[0],
+            key_width=self.size.key_width,
+            precision=PRECISIONS.get(x.dtype, str(x.dtype)),
+            causal=mask.causal,
+            documents=True,
+            offsets=True,
+            ordered=mask.order is not None,
+            scored=scored,
+            reads_memory=reads_memory,
+        )
+        return choose(work, device_of(x.device), self.kernel).kernel == VARLEN
 
     def attention_inputs(self, x: Tensor, inputs: StackInputs) -> dict[AttentionSpec, AttentionInputs]:
         """Return the inputs of each kind of attention. `x`: input of the stack."""
@@ -380,12 +417,15 @@ class Stack(SequenceHooks, BaseStack):
         bias = self._score_bias(mask)
         scores: dict[Any, Tensor | None] = {}
         for word in self.block.kinds:
-            # A kernel that reads document ids and order needs no dense mask.
-            if word in self.own_masks or self.kernel not in (AUTO, FUSED):
+            if self._reads_numbers(word):
                 scores[word] = mask.numbers
             else:
                 scores[word] = mask.scores(bias)
         return scores
+
+    def _reads_numbers(self, kind: str) -> bool:
+        """Whether the kernel of a kind of attention reads document ids and order, and needs no dense mask."""
+        return kind in self.own_masks or self.kernel not in (AUTO, FUSED, VARLEN)
 
     def _rotation(self, mask: Mask, positions: Tensor | None) -> Tensor | None:
         """Return the rotation of queries and keys. None without rotary positions."""

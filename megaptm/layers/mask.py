@@ -13,6 +13,7 @@ from torch._guards import detect_fake_mode
 
 from megaptm.errors import UserError
 from megaptm.layers.pattern import Pattern
+from megaptm.layers.varlen import CROSS_OFFSETS, OFFSETS
 from megaptm.spec import visibility_of
 
 GLOBAL_POSITIONS = "global_positions"
@@ -40,6 +41,12 @@ class Mask:
     """Marks [B, S], not 0 at global positions, which attend and are attended to outside the pattern."""
     global_positions: Tensor | None = None
     """Indices of global positions, [B, G] (`layers.sparse.global_positions`). None: not computed yet."""
+    offsets: Tensor | None = None
+    """Offsets of the documents (`layers.varlen`), equivalent to `documents`. None: not known."""
+    by_offsets: bool = False
+    """Whether `scores` returns the offsets. Set if the chosen kernel takes them."""
+    blocks: Tensor | None = None
+    """Blocks of FlexAttention (`layers.kernels.pack_blocks`). None: not computed yet."""
     table: Tensor | None = field(init=False, default=None, compare=False, repr=False)
     """Lookup table of the pattern. Not a cached property: compiled code cannot read one."""
 
@@ -98,11 +105,14 @@ class Mask:
         return self.attends(batch, head, query, key).expand(rows, heads, *self.length)
 
     def scores(self, bias: Tensor | None) -> Tensor | None:
-        """Return the attention mask as kernels take it: boolean, or a bias on the scores.
+        """Return the attention mask as kernels take it: boolean, a bias on the scores, or offsets of documents.
 
         `bias` is [1, H, Q, K]. Returns None if the layer's causality is the whole mask, so that attention can use its
         fast path.
         """
+        if self.by_offsets:
+            assert bias is None, "kernels that take offsets add nothing to the scores"
+            return self.offsets
         special = self.documents is not None or self.order is not None or self.pattern is not None
         if bias is None:
             return self.dense if special else None
@@ -124,11 +134,18 @@ class Mask:
 
     @classmethod
     def of(
-        cls, numbers: Tensor | None, length: int, device: torch.device, *, visibility: str, pattern: Pattern | None
+        cls,
+        numbers: Tensor | None,
+        length: int,
+        device: torch.device,
+        *,
+        visibility: str,
+        pattern: Pattern | None,
+        blocks: Tensor | None = None,
     ) -> Mask:
-        """Build an attention mask from `numbers`, visibility and pattern of a stack."""
+        """Build an attention mask from `numbers`, visibility and pattern of a stack, and `blocks` if computed."""
         causal, ordered = visibility_of(visibility)
-        mask = cls((length, length), device, causal=causal).within(pattern)
+        mask = cls((length, length), device, causal=causal, blocks=blocks).within(pattern)
         if numbers is None:
             return mask
         marks = numbers[1 + ordered] if len(numbers) > 1 + ordered else None
@@ -162,6 +179,7 @@ def self_mask(batch: dict[str, Tensor], prefix: str, visibility: str) -> Mask:
         order=order if ordered else None,
         marks=marks,
         global_positions=batch.get(prefix + GLOBAL_POSITIONS),
+        offsets=batch.get(prefix + OFFSETS),
     )
 
 
@@ -174,4 +192,4 @@ def cross_mask(batch: dict[str, Tensor], queries: str, keys: str) -> Mask:
             f"The batch has document_ids for only one of {queries}tokens and {keys}tokens; provide both or neither."
         )
     both = (numbers[0], numbers[1]) if numbers[0] is not None and numbers[1] is not None else None
-    return Mask((query.shape[1], key.shape[1]), query.device, both)
+    return Mask((query.shape[1], key.shape[1]), query.device, both, offsets=batch.get(queries + CROSS_OFFSETS))

@@ -30,6 +30,8 @@ class Linear(nn.Linear):
     """Linear layer, [..., in] -> [..., out]; `split` is `columns`, `rows`, `shared` or `none`."""
 
     matrices, interleave = 1, 1
+    sequence_parallel = False
+    """Whether tensor ranks hold parts of the sequence of its input or output."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, split: str = "none") -> None:
         super().__init__(inputs, outputs, bias=bias)

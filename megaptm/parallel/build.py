@@ -9,6 +9,7 @@ from megaptm.config import Layout, LossScaleConfig, OptimizerConfig
 from megaptm.errors import UserError
 from megaptm.models.head_costs import HEADS
 from megaptm.parallel.contrast import ContrastHook
+from megaptm.parallel.document_offsets import DocumentOffsetsHook
 from megaptm.parallel.engine import Engine
 from megaptm.parallel.global_tokens import GlobalTokensHook
 from megaptm.parallel.hooks import EngineHook
@@ -53,7 +54,7 @@ def build_engine(
 
 def model_hooks(model: ParallelModel, losses: Iterable[str]) -> list[EngineHook]:
     """Return the hooks that a model and its losses need. Raise UserError if these exclude each other."""
-    hooks: list[EngineHook] = [GlobalTokensHook()]
+    hooks: list[EngineHook] = [GlobalTokensHook(), DocumentOffsetsHook(model.spec.family)]
     contrastive = [name for name in losses if name in HEADS and HEADS[name].contrasts]
     if model.spec.has_recurrence_cache:
         hooks.append(RecurrenceHook([stage.model for stage in model.stages], model.ranks))

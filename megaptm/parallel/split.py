@@ -108,6 +108,7 @@ class SharedLinear(nn.Linear):
 
     def __init__(self, linear_layer: Linear, *, sequence_parallel: bool) -> None:
         super().__init__(linear_layer.in_features, linear_layer.out_features, bias=linear_layer.bias is not None)
+        self.sequence_parallel = sequence_parallel
         self.share = gather_from_sequence_parallel_region if sequence_parallel else copy_to_tensor_model_parallel_region
 
     def forward(self, x: Tensor) -> Tensor:

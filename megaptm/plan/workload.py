@@ -11,6 +11,7 @@ from megaptm.config import Config, Layout, OptimizerConfig, resolve
 from megaptm.config.objective_fit import sequence_lengths
 from megaptm.config.sections.extensions import used_sections
 from megaptm.errors import UserError
+from megaptm.layers.kernel_choice import FUSED, ComputeDevice, attention_works, choose
 from megaptm.models.contrast_costs import ContrastHeadCosts
 from megaptm.models.head_costs import HeadCosts, head_costs
 from megaptm.plan.count import step_flops
@@ -37,7 +38,7 @@ class Workload:
     """Recomputation in the backward pass: none, attention between queries and values (Megatron's selective; not in
     megaptm), attention with its projections, or whole layers."""
     has_mask: bool = False
-    """Whether attention takes a mask (documents, padding), beyond a causal one."""
+    """Whether attention takes a mask of all pairs (documents, padding, an order), beyond a causal one."""
     num_predicted: int | None = None
     """Number of predicted positions of a sequence; None: all."""
     appended: int = 0
@@ -117,6 +118,16 @@ class Workload:
         )
 
 
+def needs_mask(config: Config, spec: ModelSpec) -> bool:
+    """Whether the kernel of any attention reads a mask of all pairs on a GPU, because of documents or an order."""
+    batch, configured, gpu = config.batch_spec, config.train.attention_kernel, ComputeDevice("cuda")
+    return any(
+        FUSED in (configured, choose(work, gpu).kernel)
+        for work in attention_works(spec, batch, config.train.precision)
+        if work.documents or work.ordered
+    )
+
+
 def make_workload(config: Config) -> Workload:
     """Return the workload of a training config, as megaptm runs it."""
     spec = resolve(config)
@@ -135,7 +146,7 @@ def make_workload(config: Config) -> Workload:
         batch=config.train.batch,
         precision=config.train.precision,
         recompute=config.layout.recompute,
-        has_mask=batch.needs_attention_mask,
+        has_mask=needs_mask(config, spec),
         num_predicted=batch.num_predicted,
         appended=batch.num_appended,
         trained_heads=tuple(objective.losses),

@@ -24,6 +24,8 @@ class Case:
     taught: str = ""
     """`by a teacher` that reads the same batches, or `by kept logits`."""
     microbatches: int = 1
+    documents: bool = True
+    """Whether sequences hold several documents and padding."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -64,6 +66,7 @@ CASES = {
     **{family: Case(family, DATA) for family in (*CATALOGUE, *RECURRENT, *VISION)},
     "gpt2": Case("gpt2", DATA, microbatches=2),
     "gpt2, full sharding": Case("gpt2", SHARDED, microbatches=2),
+    **{f"{family}, whole sequences": Case(family, DATA, documents=False) for family in ("gpt2", "bert", "bart")},
     "rotation": Case("rope", DATA),
     "pattern": Case("custom-pattern", DATA),
     "contrast": Case("two-towers-contrast", DATA),
@@ -83,6 +86,7 @@ CASES = {
 OFTEN = {
     *("gpt2", "bert", "t5", "deberta-v3", "xlnet", "bigbird", "reformer", "uniter", "elmo"),
     *("bert, by a teacher", "bert by adafactor", "gpt2, full sharding"),
+    *("bart", *(f"{family}, whole sequences" for family in ("gpt2", "bert", "bart"))),
     *("clip, first stage", "electra, last stage", "longformer, tensor ranks"),
 }
 """Cases of each test run, one of each kind. Drills count the others."""

@@ -55,12 +55,16 @@ messages: Counter[str] = Counter()
 refused: Counter[str] = Counter()
 """Operation of `ANY_ORDER` and location -> number of calls."""
 kernels: Counter[str] = Counter()
-"""Operation on the device -> number of calls. For attention: the operations that stand for fused kernels."""
+"""Operation on the device -> number of calls. For attention with a mask: the operations of its plain form."""
+pairs: Counter[str] = Counter()
+"""Location -> number of tensors on the device with an element for each pair of positions."""
+num_positions = 0
+"""Length of the sequences whose pairs are counted."""
 
 
 def clear() -> None:
     """Reset all counters."""
-    for counter in (waits, messages, refused, kernels):
+    for counter in (waits, messages, refused, kernels, pairs):
         counter.clear()
 
 
@@ -185,6 +189,8 @@ class Waits(TorchDispatchMode):
         launches = on_device or _is_on_device(result) or any(map(_is_on_device, _in_lists(args)))
         if launches and not (func.is_view or name in NO_KERNELS):
             kernels[name] += 1
+        if _is_on_device(result) and result.shape[-2:] == (num_positions, num_positions):
+            pairs[location()] += 1
         if name in ("_to_copy", "copy_"):
             source, target = (args[1], args[0]) if name == "copy_" else (args[0], result)
             at_once = kwargs.get("non_blocking", args[2] if name == "copy_" and len(args) > 2 else False)
@@ -216,6 +222,26 @@ def _indexes_by_flags(name: str, args: tuple[Any, ...]) -> bool:
         return False
     flags = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     return flags and (name == "index" or args[2].numel() != 1)
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Attend by one kernel without a mask, as a GPU does, and otherwise by the operations of torch for any device."""
+    if attn_mask is not None or q.dtype == torch.float32:
+        return plain_attention(q, k, v, attn_mask, dropout_p, is_causal, scale=scale)
+    flash = torch.ops.aten._scaled_dot_product_flash_attention
+    mixed: torch.Tensor = flash(q, k, v, dropout_p, is_causal, scale=scale)[0]
+    return mixed
+
+
+plain_attention = torch.nn.functional.scaled_dot_product_attention
 
 
 def _counted(name: str) -> Any:
@@ -253,6 +279,9 @@ def install() -> None:
     cuda.current_device = lambda: 0
     cuda.device_count = lambda: 1
     cuda.get_device_capability = lambda *args, **kwargs: (9, 0)
+    torch.backends.cuda.is_flash_attention_available = lambda: True
+    functional: Any = torch.nn.functional
+    functional.scaled_dot_product_attention = _attend
     cuda.is_current_stream_capturing = lambda: False
     cuda.synchronize = lambda *args, **kwargs: wait("synchronize")
     cuda._lazy_call = lambda function, **kwargs: function()

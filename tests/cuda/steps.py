@@ -25,9 +25,9 @@ pretend.install()
 from megaptm.models.model import Model
 from megaptm.distillation import hook
 from megaptm.parallel.full_sharding import FullySharded
-from megaptm.parallel import build, collectives, dry, model, stage
+from megaptm.parallel import build, collectives, document_offsets, dry, model, stage
 from tests.cuda.cases import CASES, Case
-from tests.layouts.cases import batch, losses_of
+from tests.layouts.cases import LENGTH, batch, losses_of
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ def second_step(case: Case) -> dict[str, dict[str, int]]:
             built.set_loss_weights(losses_of(case.family))
             built.train_step(batches, step=step, lr=1e-3)
             collectives.any_rank(False)
-    return {name: dict(getattr(pretend, name)) for name in ("waits", "messages", "refused", "kernels")}
+    return {name: dict(getattr(pretend, name)) for name in ("waits", "messages", "refused", "kernels", "pairs")}
 
 
 def hooks_of(case: Case) -> list[hook.DistillationHook]:
@@ -76,6 +76,8 @@ def hooks_of(case: Case) -> list[hook.DistillationHook]:
 def fields_of(case: Case) -> dict[str, torch.Tensor]:
     """Return a batch, with teacher logits if they are cached."""
     fields = batch(case.family, 0)
+    if not case.documents:
+        fields = {name: field for name, field in fields.items() if not name.endswith("document_ids")}
     if case.taught != "by kept logits":
         return fields
     shape = (*fields[f"{[*case.spec.family.prefixes.values()][-1]}tokens"].shape, 3)
@@ -118,6 +120,11 @@ def gather_nothing(out: list[Any], value: Any, group: Any = None) -> None:
     out[:] = [[] for _ in out]
 
 
+def offsets_of(documents: torch.Tensor, *memory: torch.Tensor) -> torch.Tensor:
+    """Return memory for the offsets of four documents a sequence: the host has no numbers to compute them from."""
+    return torch.empty(*(2,) * len(memory), 4 * len(documents) + 1, dtype=torch.int32)
+
+
 def run_in_this_thread(work: Callable[[], T]) -> T:
     return work()
 
@@ -128,9 +135,12 @@ def patch_models() -> None:
         replaced.build_stages = build_stages
     patched: Any = hook
     patched.run_on_all_ranks = run_in_this_thread  # tensors are fake in this thread only
+    patched = document_offsets
+    patched.document_offsets = patched.cross_offsets = offsets_of
     dist.all_gather_object = gather_nothing
 
 
 if __name__ == "__main__":
     patch_models()
+    pretend.num_positions = LENGTH
     print(json.dumps({name: second_step(CASES[name]) for name in sys.argv[1:]}))

@@ -70,3 +70,18 @@ def test_adafactor_launches_few_kernels(guard):
     """At most as many as a pass of the model: a kernel for each operation and tensor would keep a GPU waiting."""
     kernels = {name: sum(count_steps(guard, True)[name]["kernels"].values()) for name in ("bert", "bert by adafactor")}
     assert kernels["bert by adafactor"] - kernels["bert"] < 350
+
+
+@pytest.mark.parametrize(
+    ("family", "attentions", "microbatches", "moved"), [("gpt2", 2, 2, 2), ("bert", 2, 1, 2), ("bart", 3, 1, 9)]
+)
+def test_documents_need_no_mask_of_pairs(guard, family, attentions, microbatches, moved):
+    """Each attention is one kernel forward and one backward, as without documents. `moved`: fields to the device, and
+    keys and values of cross-attention with their gradients."""
+    steps, calls = count_steps(guard, True), attentions * microbatches
+    kernels, unpacked = (steps[name]["kernels"] for name in (family, f"{family}, whole sequences"))
+    assert steps[family]["pairs"] == {}
+    assert kernels["_flash_attention_forward"] == kernels["_flash_attention_backward"] == calls
+    assert unpacked["_scaled_dot_product_flash_attention"] * microbatches == calls
+    # The input of an attention, and its gradient, are copied so that the positions of a document are in a row.
+    assert sum(kernels.values()) <= (sum(unpacked.values()) + 2 * attentions + moved) * microbatches

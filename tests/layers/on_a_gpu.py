@@ -35,13 +35,45 @@ def work_on_gpu(
         both = (documents, documents) if packed else None
         mask = Mask((4096, 4096), query.device, both, causal=True, pattern=pattern)
         assert device_of(query.device).kind == "cuda"
-        return work_of(query, mask, None, 0.0)
+        return work_of(mask, query.dtype, key_width, 0.0)
 
 
 BAND = SlidingWindow(255, 0)
 CHOICES: dict[str, tuple[dict[str, Any], dict[str, Any], frozenset[str], str]] = {
     "nothing is hidden": ({"pattern": None}, {}, ALL_PACKAGES, "fused"),
-    "documents alone": ({"pattern": None, "packed": True}, {}, ALL_PACKAGES, "fused"),
+    "documents alone": ({"pattern": None, "packed": True}, {"offsets": True}, ALL_PACKAGES, "varlen"),
+    "documents, dropout": ({"pattern": None, "packed": True}, {"offsets": True, "dropout": 0.1}, frozenset(), "varlen"),
+    "documents of a memory": (
+        {"pattern": None, "packed": True},
+        {"offsets": True, "reads_memory": True},
+        frozenset(),
+        "varlen",
+    ),
+    "documents, no offsets": ({"pattern": None, "packed": True}, {}, ALL_PACKAGES, "fused"),
+    "documents, float32": (
+        {"pattern": None, "packed": True, "dtype": torch.float32},
+        {"offsets": True},
+        ALL_PACKAGES,
+        "fused",
+    ),
+    "documents, wide heads": (
+        {"pattern": None, "packed": True, "key_width": 264},
+        {"offsets": True},
+        ALL_PACKAGES,
+        "fused",
+    ),
+    "documents, a prefix": (
+        {"pattern": None, "packed": True},
+        {"offsets": True, "ordered": True},
+        ALL_PACKAGES,
+        "fused",
+    ),
+    "documents, biased scores": (
+        {"pattern": None, "packed": True},
+        {"offsets": True, "scored": True},
+        ALL_PACKAGES,
+        "fused",
+    ),
     "a band": ({"pattern": BAND}, {}, ALL_PACKAGES, "flash-attn"),
     "a band, no flash-attn": ({"pattern": BAND}, {}, ALL_PACKAGES - {"flash_attn"}, "transformer-engine"),
     "a band, only triton": ({"pattern": BAND}, {}, frozenset({"triton"}), "flex"),

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.attention import flex_attention as flex_module
-from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from megaptm.errors import UserError
 from megaptm.families.reformer.pattern import ChunkPairs
-from megaptm.layers import kernels
+from megaptm.layers import attention, kernel_choice, kernels
 from megaptm.layers.attention import PatternAttend
 from megaptm.layers.kernel_choice import KERNELS, AttentionWork, ComputeDevice, choose
 from megaptm.layers.kernels import attend_by, block_mask, device_of, kernel_window
@@ -24,9 +26,12 @@ from megaptm.layers.mask import Mask
 from megaptm.layers.pattern import Pattern
 from megaptm.layers.sparse import Marked
 from megaptm.models.model import Model
+from megaptm.parallel.global_tokens import GlobalTokensHook
 from tests import ROOT
 from tests.layers.on_a_gpu import ALL_PACKAGES, CHOICES
 from tests.layers.test_sparse import HEADS, LENGTHS, PATTERNS, SCALE, dense_attention, document_ids_of, random_qkv
+from tests.layers.test_varlen import losses_and_gradients
+from tests.layouts.cases import batch, tiny
 from tests.models.tiny import tiny_batch, tiny_model
 
 ALL_PATTERNS: dict[str, tuple[Pattern | None, bool]] = {
@@ -105,6 +110,51 @@ def test_block_mask_equals_torch(name: str, block: int) -> None:
         assert (blocks == expected).all()
 
 
+@pytest.mark.parametrize(("name", "content"), CASES)
+def test_blocks_of_keys_are_those_of_queries(name: str, content: str) -> None:
+    """The backward pass reads them."""
+    mask = mask_of(name, LENGTHS[1], **dict.fromkeys(content.split(), True))
+    blocks = block_mask(mask, None if mask.marks is None else Marked.of(mask.marks), block=8)
+    by_torch = BlockMask.from_kv_blocks(blocks.kv_num_blocks, blocks.kv_indices, BLOCK_SIZE=8)
+    assert torch.equal(blocks.q_num_blocks, by_torch.q_num_blocks)
+    used = torch.arange(blocks.q_indices.shape[-1]) < blocks.q_num_blocks[..., None]
+    assert torch.equal(blocks.q_indices[used], by_torch.q_indices[used])
+
+
+@pytest.mark.usefixtures("flex_backward_on_cpu")
+@pytest.mark.parametrize(("family", "patterns"), [("gpt2", 1), ("longformer", 2), ("bigbird", 4)])
+def test_layers_of_a_pattern_share_blocks(family: str, patterns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents are compared once for all layers. Longformer has two windows here, each layer of BigBird its blocks."""
+    calls: Counter[str] = Counter()
+
+    def counted(name: str) -> Callable[..., Any]:
+        function = getattr(kernels, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            calls[name] += 1
+            return function(*args, **options)
+
+        return call
+
+    fields = GlobalTokensHook().prepare_batch(batch(family, 0))
+    model = Model(tiny(family))
+    torch.manual_seed(0)
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, 0, 0.1)
+    expected = losses_and_gradients(model, fields)
+    with_kernel(model, "flex")
+    monkeypatch.setattr(attention, "device_of", lambda device: ComputeDevice("cuda", frozenset({"triton"})))
+    monkeypatch.setattr(kernel_choice, "NARROWEST_HEAD", 1)
+    for name in ("pack_blocks", "by_content"):
+        monkeypatch.setattr(kernels, name, counted(name))
+    choose.cache_clear()
+    by_flex = losses_and_gradients(model, fields)
+    choose.cache_clear()
+    assert calls == {"pack_blocks": patterns, "by_content": 1}
+    for result, expected_result in zip(by_flex, expected, strict=True):
+        assert (result - expected_result).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize(("name", "content"), [case for case in CASES if case[1]])
 def test_block_mask_covers_packed_and_ordered_batches(name: str, content: str) -> None:
     length, block = LENGTHS[1], 8
@@ -142,7 +192,7 @@ def test_gpu_takes_the_first_suitable_kernel(case: str) -> None:
     kernel, why, on_cpu = run_on_gpu()["choices"][case]
     assert kernel == CHOICES[case][-1]
     assert why
-    assert on_cpu == ("fused" if kernel == "fused" else "tiles")
+    assert on_cpu == ("fused" if kernel in ("fused", "varlen") else "tiles")
 
 
 def test_compiled_flex_is_compiled_once() -> None:
@@ -155,6 +205,15 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], ComputeDevice, str]] = {
     "not installed": ("flash-attn", {}, ComputeDevice("cuda", frozenset()), "flash_attn is not installed"),
     "dropout": ("flex", {"dropout": 0.1}, ComputeDevice("cuda", ALL_PACKAGES), "it has no dropout"),
     "documents": ("flash-attn", {"documents": True}, ComputeDevice("cuda", ALL_PACKAGES), "it does not support doc"),
+    "whole sequences": ("varlen", {}, ComputeDevice("cuda", ALL_PACKAGES), "a sequence is one document without padd"),
+    "interrupted documents": (
+        *("varlen", {"documents": True}, ComputeDevice("cuda", ALL_PACKAGES)),
+        "the offsets of documents are not known",
+    ),
+    "no FlashAttention": (
+        *("varlen", {"documents": True}, ComputeDevice("cuda", ALL_PACKAGES, flash=False)),
+        "this GPU, or this build of torch, has no FlashAttention",
+    ),
     "order": ("transformer-engine", {"ordered": True}, ComputeDevice("cuda", ALL_PACKAGES), "it does not support an"),
     "any length": (
         "flex",

@@ -10,6 +10,7 @@ from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
 from megaptm.layers.kernel_choice import attention_works
 from megaptm.plan.kernels import attention_kernels
+from megaptm.plan.workload import make_workload
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -59,3 +60,28 @@ def test_attention_work_of_a_config() -> None:
     assert not work.scored
     assert (work.queries, work.key_width, work.precision) == (config.data.sequence, 64, "bf16")
     assert work.dropout == 0.1
+
+
+def test_documents_need_no_mask_in_bf16() -> None:
+    """On a GPU; float32, biased scores and image regions after a padded text do."""
+    assert {*kernels("gpt2/small", "train.precision=bf16", device="cuda").values()} == {"varlen"}
+    assert {*kernels("gpt2/small", "train.precision=fp32", device="cuda").values()} == {"fused"}
+    assert kernels("t5/small", "train.precision=bf16", device="cuda") == {
+        "dot attention of 6 layers of the encoder": "fused",
+        "dot attention of 6 layers of the decoder": "fused",
+        "cross attention of 6 layers of the decoder": "varlen",
+    }
+    assert {*kernels("uniter/base", "train.precision=bf16", device="cuda").values()} == {"fused"}
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "has_mask"),
+    [
+        ("gpt2/small", ("train.precision=bf16",), False),
+        ("gpt2/small", ("train.precision=fp32",), True),
+        ("gpt2/small", ("train.precision=bf16", "train.attention_kernel=fused"), True),
+        ("unilm/base", ("train.precision=bf16",), True),
+    ],
+)
+def test_plan_counts_a_mask_where_the_kernel_reads_one(name: str, words: tuple[str, ...], has_mask: bool) -> None:
+    assert make_workload(load(CONFIGS / f"{name}.yaml", [*words])).has_mask == has_mask

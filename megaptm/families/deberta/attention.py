@@ -59,6 +59,7 @@ class DisentangledAttention(SelfAttention):
         keys: Tensor | None = None,
         cached_states: None = None,
         rows_SS: Tensor | None = None,
+        blocks_BHX: Tensor | None = None,
     ) -> Tensor:
         """Return the output of disentangled attention, [S, B, H*K]. `position_state`: the distance table. `rows_SS`:
         result of `distance_rows`, if already computed."""

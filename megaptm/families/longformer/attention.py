@@ -34,6 +34,7 @@ class WindowAttention(SelfAttention):
         keys: Tensor | None = None,
         cached_states: None = None,
         positions_BG: Tensor | None = None,
+        blocks_BHX: Tensor | None = None,
     ) -> Tensor:
         """Return the output of window attention, [S, B, H*K]. `mask`: numbers of a batch (`Mask.numbers`)."""
         q, k, v = self._placed(*self._project(x_SBD, keys), position_state)
@@ -41,4 +42,4 @@ class WindowAttention(SelfAttention):
         if self.attend.marks(mask):
             gq, gk, gv = self.global_qkv(x_SBD).unflatten(-1, (-1, 3, self.key_width)).unbind(3)
             global_qkv = self._placed(gq, gk, gv, position_state)
-        return self.attend(q, k, v, mask, global_qkv, positions_BG)
+        return self.attend(q, k, v, mask, global_qkv, positions_BG, blocks_BHX)

@@ -1,0 +1,91 @@
+"""Attention within documents by FlashAttention's kernels for sequences of different lengths, which torch includes.
+
+The documents of all sequences are concatenated, and offsets say where each starts: no mask of all pairs is built, and
+pairs of different documents are not computed. Padding is a document of its own. The host knows the documents of a
+micro-batch, so no device is asked for their number.
+"""
+
+# B batch, S sequence, M memory sequence, H heads, G heads of keys, K head width, T = B x S, N documents
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+OFFSETS = "document_offsets"
+"""Batch field with `document_offsets` of a stream, added by the engine."""
+CROSS_OFFSETS = "cross_offsets"
+"""Batch field with `cross_offsets` of a stream and the stream that it attends to, added by the engine."""
+
+
+def attend_by_document(
+    q_SBHK: Tensor,
+    k_MBGK: Tensor,
+    v_MBGK: Tensor,
+    offsets: Tensor,
+    *,
+    causal: bool,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    """Return the attention output [S, B, H, K]. A position attends to its own document only.
+
+    `offsets`: result of `document_offsets` or `cross_offsets` on the device.
+    """
+    # Copies, unless sequences come first in memory, as after `layers.attention.apply_linear`.
+    q, k, v = (x.transpose(0, 1).flatten(0, 1) for x in (q_SBHK, k_MBGK, v_MBGK))
+    queries, keys = (offsets, offsets) if offsets.dim() == 1 else offsets.unbind()
+    # The lengths only bound the grid of the kernel: blocks after the end of a document return at once.
+    mixed_THK: Tensor = torch.ops.aten._flash_attention_forward(
+        q, k, v, queries, keys, len(q_SBHK), len(k_MBGK), dropout, causal, False, scale=scale
+    )[0]
+    return mixed_THK.unflatten(0, (q_SBHK.shape[1], -1)).transpose(0, 1)
+
+
+def document_offsets(documents_BS: Tensor) -> Tensor | None:
+    """Return the first position of each document in the concatenated sequences, and the end: int32 [N + 1].
+
+    `documents_BS`: ids on the host, 0 for padding. None if a document is interrupted by another or by padding.
+    """
+    ids = documents_BS.numpy()
+    is_start = np.ones(ids.shape, dtype=bool)
+    np.not_equal(ids[:, 1:], ids[:, :-1], out=is_start[:, 1:])
+    (starts,) = is_start.ravel().nonzero()
+    owners = np.stack([starts // ids.shape[1], ids.ravel()[starts]])[:, ids.ravel()[starts] > 0]
+    if np.unique(owners, axis=1).shape != owners.shape:
+        return None
+    return torch.from_numpy(_filled(starts, ids.size))
+
+
+def cross_offsets(documents_BS: Tensor, memory_BM: Tensor) -> Tensor | None:
+    """Return the offsets of the same documents in both streams, int32 [2, N + 1]. Padding of one attends to padding of
+    the other.
+
+    None unless the ids of each sequence ascend, with padding only at its end.
+    """
+    streams = [documents_BS.numpy(), memory_BM.numpy()]
+    last = int(max(ids.max() for ids in streams)) + 1
+    if last > sum(ids.shape[1] for ids in streams):
+        return None
+    counts = []
+    for ids in streams:
+        padding_last = np.where(ids == 0, last, ids)
+        if (padding_last[:, 1:] < padding_last[:, :-1]).any():
+            return None
+        cells = padding_last + np.arange(len(ids))[:, None] * (last + 1)
+        counts.append(np.bincount(cells.ravel(), minlength=len(ids) * (last + 1)))
+    lengths = np.stack(counts)
+    ends = lengths[:, lengths.any(0)].cumsum(1)
+    starts = np.pad(ends[:, :-1], ((0, 0), (1, 0)))
+    return torch.from_numpy(np.stack([_filled(row, ids.size) for row, ids in zip(starts, streams, strict=True)]))
+
+
+def _filled(starts: np.ndarray, end: int) -> np.ndarray:
+    """Return the starts, followed by the end and by empty documents up to a power of two of documents.
+
+    Compiled code and recorded graphs then see few shapes. The number is a function of the micro-batch alone, because
+    the random numbers of dropout depend on it.
+    """
+    number = 1 << (len(starts) - 1).bit_length()
+    return np.concatenate([starts, np.full(number + 1 - len(starts), end)]).astype(np.int32)
