@@ -1,11 +1,12 @@
 """Attention over the tiles of a pattern: time and memory grow with the number of allowed pairs.
 
-Tiles are computed one after the other, for all sequences and heads at once. Only the scores of one tile are in memory.
-Queries, keys and values are saved for the backward pass, which recomputes scores. Only products, softmax and slices are
-used, which run on every device: FlexAttention has no backward pass on CPUs and no dropout.
+Tiles are computed one after the other, for all sequences and heads at once; on a GPU consecutive tiles of blocks
+together, up to `MAX_SCORES`. Only the scores of these tiles are in memory. Queries, keys and values are saved for the
+backward pass, which recomputes scores. Only products, softmax and slices are used, which run on every device:
+FlexAttention has no backward pass on CPUs and no dropout.
 """
 
-# S sequence, B batch, H heads, K head width, N = B x H, q queries of a tile, k its keys, G global positions
+# S sequence, B batch, H heads, K head width, N = B x H, R tiles, q queries of a tile, k its keys, G global positions
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,8 +24,11 @@ from torch.autograd.function import once_differentiable
 
 from megaptm.layers.accumulate import sum_dtype
 from megaptm.layers.mask import Mask
-from megaptm.layers.pattern import Pattern
+from megaptm.layers.pattern import Pattern, Tile
 from megaptm.layers.rng import next_seed
+
+MAX_SCORES = 1 << 27
+"""Largest number of scores that a GPU computes at once: 256 MiB in bf16."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class Marked:
     def keys_attended(self, mask: Mask, query: Tensor) -> Tensor:
         """Return whether queries [q, 1] attend to the global positions, [B, 1, q, G]."""
         rows, slots = (torch.arange(number, device=self.positions.device) for number in self.positions.shape)
-        return self.attended(mask, rows[:, None, None, None], query, slots)
+        return self.attended(mask, rows.view(-1, *(1,) * (query.dim() + 1)), query, slots)
 
     def attended(self, mask: Mask, batch: Tensor, query: Tensor, slot: Tensor) -> Tensor:
         """Return whether queries attend to global positions, for broadcastable batch, query and slot indices."""
@@ -99,33 +104,90 @@ def attend_by_tiles(
     return mixed
 
 
+def max_scores(device: torch.device) -> int:
+    """Return the largest number of scores for which consecutive tiles are computed at once. A GPU would wait for the
+    launches of single tiles; on a CPU single tiles fit into the cache."""
+    return MAX_SCORES if device.type == "cuda" else 0
+
+
 @dataclass(frozen=True, eq=False)
 class _Tile:
-    """`Tile` of the pattern with block indices on the device."""
+    """R consecutive tiles of the pattern with block indices on the device."""
 
     queries: slice
+    """Queries of all R tiles."""
     keys: slice | Tensor
+    """Positions (R is 1), or block indices [H, R, blocks]."""
     exact: bool
+    number: int = 1
+    """R."""
+    used: Tensor | None = None
+    """False for keys of indices that only fill up the shorter tiles, [1, H, R, 1, keys]. None if there are none."""
+
+    def divide(self, x_SNK: Tensor) -> Tensor:
+        """Return the queries of the tiles, [N x R, q, K]."""
+        x_NSK = x_SNK[self.queries].transpose(0, 1)
+        return x_NSK if self.number == 1 else x_NSK.unflatten(1, (self.number, -1)).flatten(0, 1)
+
+    def join(self, x: Tensor) -> Tensor:
+        """Return the reverse of `divide`, to be assigned to the queries."""
+        x_NSK = x if self.number == 1 else x.unflatten(0, (-1, self.number)).flatten(1, 2)
+        return x_NSK.transpose(0, 1)
 
 
-def _tiles_of(mask: Mask) -> list[_Tile]:
+def _tiles_of(mask: Mask, rows: int) -> list[_Tile]:
+    """Return the tiles of a mask. `rows`: number of sequences and heads."""
     assert mask.pattern is not None
     # Tensors of a dry run have no values, so they are cached apart.
-    return _tiles_on(mask.pattern, mask.length[0], mask.device, detect_fake_mode())
+    mode = detect_fake_mode()
+    return _tiles_on(mask.pattern, mask.length[0], mask.device, mode, max_scores(mask.device) // rows)
 
 
 @lru_cache(maxsize=256)
-def _tiles_on(pattern: Pattern, length: int, device: torch.device, mode: object) -> list[_Tile]:
+def _tiles_on(pattern: Pattern, length: int, device: torch.device, mode: object, limit: int) -> list[_Tile]:
     """Return the tiles of a pattern with block indices on the device; cached, because copies in each layer of each step
-    would synchronize."""
-    return [
-        _Tile(
-            tile.queries,
-            tile.keys if isinstance(tile.keys, slice) else torch.from_numpy(tile.keys).to(device),
-            tile.exact,
+    would synchronize. `limit`: scores of a sequence and head that are computed at once."""
+    return [_on_device(group, pattern.tile_block, device) for group in _groups(pattern, length, limit)]
+
+
+def _on_device(tiles: list[Tile], block: int, device: torch.device) -> _Tile:
+    first, queries = tiles[0], slice(tiles[0].queries.start, tiles[-1].queries.stop, tiles[0].queries.step)
+    if isinstance(first.keys, slice):
+        return _Tile(queries, first.keys, first.exact)
+    keys = [np.asarray(tile.keys) for tile in tiles]
+    widths = np.array([each.shape[1] for each in keys])
+    missing = widths.max() - widths
+    filled = np.stack([np.pad(each, ((0, 0), (0, number))) for each, number in zip(keys, missing, strict=True)], 1)
+    used = None
+    if missing.any():
+        positions = np.repeat(np.arange(widths.max()) < widths[:, None], block, axis=1)
+        used = torch.from_numpy(positions[None, None, :, None]).to(device)
+    return _Tile(queries, torch.from_numpy(filled).to(device), first.exact, len(tiles), used)
+
+
+def _groups(pattern: Pattern, length: int, limit: int) -> Iterator[list[Tile]]:
+    """Yield consecutive tiles of block indices that have equally many queries and nearly equally many keys."""
+    group: list[Tile] = []
+    widest = total = 0
+    for tile in pattern.tiles(length):
+        width = 0 if isinstance(tile.keys, slice) else tile.keys.shape[1]
+        widest, total = max(widest, width), total + width
+        filled = (len(group) + 1) * widest
+        queries = tile.queries.stop - tile.queries.start
+        joins = (
+            bool(group)
+            and width > 0
+            and not isinstance(group[0].keys, slice)
+            and group[0].queries.stop - group[0].queries.start == queries
+            and filled * queries * pattern.tile_block <= limit
+            and 4 * filled <= 5 * total
         )
-        for tile in pattern.tiles(length)
-    ]
+        if group and not joins:
+            yield group
+            group, widest, total = [], width, width
+        group.append(tile)
+    if group:
+        yield group
 
 
 @dataclass(frozen=True)
@@ -157,7 +219,7 @@ class _ByTiles(torch.autograd.Function):
         mixed_SNK = mixed_SBHK.flatten(1, 2)
         for tile, _, _, weights, drop in _weights(q_SBHK, keys, work):
             used = weights if drop is None else weights * drop
-            mixed_SNK[tile.queries] = torch.bmm(used, values.take(tile)).transpose(0, 1)
+            mixed_SNK[tile.queries] = tile.join(torch.bmm(used, values.take(tile)))
         return mixed_SBHK
 
     @staticmethod
@@ -169,14 +231,14 @@ class _ByTiles(torch.autograd.Function):
         grad_q_SBHK = torch.empty(q_SBHK.shape, dtype=q_SBHK.dtype, device=q_SBHK.device)
         grad_q_SNK, grad_SNK = grad_q_SBHK.flatten(1, 2), grad_SBHK.flatten(1, 2)
         for tile, q, k, weights, drop in _weights(q_SBHK, keys, work):
-            grad = grad_SNK[tile.queries].transpose(0, 1)
+            grad = tile.divide(grad_SNK)
             used = weights if drop is None else weights * drop
             values.add(tile, torch.bmm(used.transpose(1, 2), grad))
             grad_weights = torch.bmm(grad, values.take(tile).transpose(1, 2))
             if drop is not None:
                 grad_weights *= drop
             grad_scores = torch._softmax_backward_data(grad_weights, weights, 2, weights.dtype)
-            grad_q_SNK[tile.queries] = torch.bmm(grad_scores, k).transpose(0, 1) * work.scale
+            grad_q_SNK[tile.queries] = tile.join(torch.bmm(grad_scores, k)) * work.scale
             keys.add(tile, torch.bmm(grad_scores.transpose(1, 2), q))
         (grad_k, grad_marked_k), (grad_v, grad_marked_v) = keys.gradients(), values.gradients()
         return grad_q_SBHK, grad_k, grad_v, grad_marked_k, grad_marked_v, None
@@ -189,11 +251,12 @@ def _weights(
     dropout factors."""
     q_SNK, tile_masks = q_SBHK.flatten(1, 2), _TileMask(work, q_SBHK)
     generator = torch.Generator(q_SBHK.device).manual_seed(work.seed) if work.dropout else None
-    for tile in _tiles_of(work.mask):
-        q, k = q_SNK[tile.queries].transpose(0, 1) * work.scale, keys.take(tile)
+    for tile in _tiles_of(work.mask, q_SNK.shape[1]):
+        q, k = tile.divide(q_SNK) * work.scale, keys.take(tile)
         scores = torch.bmm(q, k.transpose(1, 2))
         if (visible := tile_masks.of(tile)) is not None:
-            scores.unflatten(0, (q_SBHK.shape[1], -1)).masked_fill_(~visible, float("-inf"))
+            rows = (q_SBHK.shape[1], -1) if visible.dim() == 4 else (q_SBHK.shape[1], -1, tile.number)
+            scores.unflatten(0, rows).masked_fill_(~visible, float("-inf"))
         weights = torch.softmax(scores, dim=2)  # accumulates in float32
         drop = None
         if generator is not None:
@@ -208,43 +271,48 @@ class _TileMask:
     def __init__(self, work: _TileInputs, q_SBHK: Tensor) -> None:
         self.mask, self.marked = work.mask, work.marked
         self.positions = torch.arange(len(q_SBHK), device=q_SBHK.device)
-        self.rows = torch.arange(q_SBHK.shape[1], device=q_SBHK.device)[:, None, None, None]
+        self.rows = torch.arange(q_SBHK.shape[1], device=q_SBHK.device)
         self.windows: dict[tuple[int, int, int], Tensor] = {}
 
     def of(self, tile: _Tile) -> Tensor | None:
-        """Return the attention mask of a tile as booleans that broadcast to [B, H, q, k + G]. None if nothing is
-        masked."""
+        """Return the attention mask of a tile as booleans that broadcast to [B, H, q, k + G], or of R tiles of block
+        indices to [B, H, R, q, k + G]. None if nothing is masked."""
         query, key = self.positions[tile.queries][:, None], self._keys(tile)
+        if not isinstance(tile.keys, slice):
+            query = query.unflatten(0, (tile.number, -1))
+        rows = self.rows.view(-1, *(1,) * (query.dim() + 1))
         attended = self._by_position(tile, query, key)
         key = key.clamp(max=len(self.positions) - 1)
         if self.mask.documents is not None or self.mask.order is not None:
-            allowed = self.mask.by_content(self.rows, query, key)
+            allowed = self.mask.by_content(rows, query, key)
             attended = allowed if attended is None else attended & allowed
         if self.marked is None or self.mask.marks is None:
             return attended
         # Global keys are compared once, beside the tile's own keys.
-        without_global_tokens = self.mask.marks[self.rows, key] == 0
+        without_global_tokens = self.mask.marks[rows, key] == 0
         own, beside = (
             without_global_tokens if attended is None else attended & without_global_tokens,
             self.marked.keys_attended(self.mask, query),
         )
-        shape = (*own.shape[:2], len(query))
-        return torch.cat([own.expand(*shape, -1), beside.expand(*shape, -1)], dim=3)
+        shape = (*own.shape[:2], *query.shape[:-1])
+        return torch.cat([own.expand(*shape, -1), beside.expand(*shape, -1)], dim=-1)
 
     def _keys(self, tile: _Tile) -> Tensor:
-        """Return the key positions of a tile that broadcast to [B, H, q, k]."""
+        """Return the key positions of a tile that broadcast to [B, H, q, k] or [B, H, R, q, k]."""
         if isinstance(tile.keys, slice):
             return self.positions[tile.keys]
         assert self.mask.pattern is not None
         block = self.mask.pattern.tile_block
         starts = tile.keys * block
-        return (starts[:, :, None] + torch.arange(block, device=starts.device)).flatten(1)[None, :, None]
+        return (starts[..., None] + torch.arange(block, device=starts.device)).flatten(2)[None, :, :, None]
 
     def _by_position(self, tile: _Tile, query: Tensor, key: Tensor) -> Tensor | None:
         zero = query.new_zeros(())
         if not isinstance(tile.keys, slice):
-            ragged = len(self.positions) % (key.shape[-1] // tile.keys.shape[1])
-            within = (key < len(self.positions)).expand(1, -1, len(query), -1) if ragged else None
+            ragged = len(self.positions) % (key.shape[-1] // tile.keys.shape[-1])
+            within = (key < len(self.positions)).expand(1, -1, *query.shape[:-1], -1) if ragged else None
+            if tile.used is not None:
+                within = tile.used if within is None else within & tile.used
             if tile.exact:
                 return within
             attended = self.mask.without_global_tokens.by_position(
@@ -275,13 +343,13 @@ class _KeysOrValues:
         self.grad_NGK: Tensor | None = None
 
     def take(self, tile: _Tile) -> Tensor:
-        """Return the keys or values of a tile, [N, k + G, K]."""
+        """Return the keys or values of a tile, [N x R, k + G, K]."""
         if isinstance(tile.keys, slice):
             x_NkK = self.x_NSK[:, tile.keys]
         else:
             blocks = self.x_NSK.view(-1, self.block * self.x_NSK.shape[2])
-            x_NkK = blocks[self._blocks(tile.keys)].view(len(self.x_NSK), -1, self.x_NSK.shape[2])
-        return x_NkK if self.x_NGK is None else torch.cat([x_NkK, self.x_NGK], dim=1)
+            x_NkK = blocks[self._blocks(tile.keys)].view(len(self.x_NSK) * tile.number, -1, self.x_NSK.shape[2])
+        return x_NkK if self.x_NGK is None else torch.cat([x_NkK, _repeated(self.x_NGK, tile.number)], dim=1)
 
     def add(self, tile: _Tile, grad_NkK: Tensor) -> None:
         """Add to the gradients of the keys or values that `take` returned."""
@@ -296,7 +364,7 @@ class _KeysOrValues:
         if self.x_NGK is not None:
             marked = self.x_NGK.shape[1]
             self.grad_NGK = self._zeros_like(self.x_NGK) if self.grad_NGK is None else self.grad_NGK
-            self.grad_NGK += grad_NkK[:, grad_NkK.shape[1] - marked :]
+            self.grad_NGK += _summed(grad_NkK[:, grad_NkK.shape[1] - marked :], tile.number)
             grad_NkK = grad_NkK[:, : grad_NkK.shape[1] - marked]
         if isinstance(tile.keys, slice):
             self.grad_NSK[:, tile.keys] += grad_NkK
@@ -318,7 +386,17 @@ class _KeysOrValues:
         return torch.zeros(x.shape, dtype=sum_dtype(x.dtype), device=x.device)
 
     def _blocks(self, keys: Tensor) -> Tensor:
-        """Return block indices [N x blocks] among the blocks of all sequences and heads."""
+        """Return block indices [N x R x blocks] among the blocks of all sequences and heads."""
         each = self.x_NSK.shape[1] // self.block
         first = torch.arange(len(self.x_NSK), device=keys.device) * each
-        return (first.view(-1, len(keys), 1) + keys).flatten()
+        return (first.view(-1, len(keys), 1, 1) + keys).flatten()
+
+
+def _repeated(x_NGK: Tensor, number: int) -> Tensor:
+    """Return x for each of R tiles, [N x R, G, K]."""
+    return x_NGK if number == 1 else x_NGK[:, None].expand(-1, number, -1, -1).flatten(0, 1)
+
+
+def _summed(x: Tensor, number: int) -> Tensor:
+    """Return the sum over R tiles, [N, G, K] from [N x R, G, K]."""
+    return x if number == 1 else x.unflatten(0, (-1, number)).sum(1, dtype=sum_dtype(x.dtype))

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from megaptm.families.bigbird.pattern import SparseBlocks
+from megaptm.layers import sparse
 from megaptm.layers.mask import Mask
 from megaptm.layers.pattern import Pattern, SlidingWindow
 from megaptm.layers.sparse import Marked, attend_by_tiles
@@ -229,3 +230,58 @@ def test_gradients_of_tile_keys_and_global_keys() -> None:
     gradients = (torch.autograd.grad(result, x, back) for result in (mixed, expected))
     for gradient, expected_gradient in zip(*gradients, strict=True):
         assert (gradient - expected_gradient).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("content", ["", "packed", "marking", "packed marking ordered"])
+@pytest.mark.parametrize("length", [64, 61])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        SparseBlocks(4, 1, heads=range(HEADS)),
+        SparseBlocks(4, 1, edges=False, heads=range(HEADS)),
+        replace(NEAR_OR_FIRST, block=4),
+    ],
+    ids=["edges", "no edges", "custom"],
+)
+def test_tiles_at_once_equal_single_tiles(
+    pattern: Pattern, length: int, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU consecutive tiles are computed at once, shorter ones with unused keys."""
+    documents = document_ids_of("packed" if "packed" in content else "one document", length)
+    marks = None
+    if "marking" in content:
+        marks = torch.zeros(2, length, dtype=torch.long)
+        marks[0, [0, 7]] = marks[1, 30] = 1
+    order = (torch.arange(length) - 20).clamp(min=0).expand(2, -1) if "ordered" in content else None
+    both = None if documents is None else (documents, documents)
+    mask = Mask((length, length), torch.device("cpu"), both, order=order, pattern=pattern, marks=marks)
+    x, results = random_qkv(length), []
+    for limit in (0, sparse.MAX_SCORES, 2 * HEADS * 400):
+        monkeypatch.setattr(sparse, "max_scores", lambda device, limit=limit: limit)
+        mixed = attend_by_tiles(*x, mask, None if marks is None else Marked.of(marks), scale=SCALE, dropout=0.0)
+        back = torch.randn(mixed.shape, dtype=mixed.dtype, generator=torch.Generator().manual_seed(1))
+        results.append((mixed.detach(), *torch.autograd.grad(mixed, x, back)))
+    for single, *at_once in zip(*results, strict=True):
+        assert max((single - result).abs().max() for result in at_once) < 1e-12
+
+
+def test_dropout_of_tiles_at_once_is_the_same_in_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparse, "max_scores", lambda device: sparse.MAX_SCORES)
+    mask = Mask((10, 10), torch.device("cpu"), pattern=SparseBlocks(2, 1, edges=False, heads=range(HEADS)))
+
+    def attend(*x: Tensor) -> Tensor:
+        torch.manual_seed(5)
+        return attend_by_tiles(*x, mask, None, scale=SCALE, dropout=0.25)
+
+    assert torch.autograd.gradcheck(attend, random_qkv(10))
+
+
+def test_scores_at_once_are_limited() -> None:
+    """BigBird-base, four sequences of 4,096: the first and last block attend to all, the other 62 are computed at
+    once."""
+    pattern, device, rows = SparseBlocks(64, 3, heads=range(12)), torch.device("cpu"), 4 * 12
+    numbers = [tile.number for tile in sparse._tiles_on(pattern, 4096, device, None, sparse.MAX_SCORES // rows)]
+    assert numbers == [1, 62, 1]
+    limited = sparse._tiles_on(pattern, 4096, device, None, 10 * 64 * 8 * 64)
+    assert [tile.number for tile in limited] == [1, *[10] * 6, 2, 1]
+    assert sparse.max_scores(torch.device("cpu")) == 0
