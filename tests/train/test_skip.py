@@ -41,6 +41,16 @@ def test_skip_equals_a_run_that_never_read_the_batches(runs, spiked):
     assert [expected[step] == before[step] for step in (1, 2, 3)] == [True, True, False]
 
 
+def test_data_ranks_share_verdicts_on_shards(runs):
+    """The folder of a start has a file per split with a byte per shard, and no claim is left."""
+    run, _ = runs("shared", "layout.data=2", "layout.microbatch=2")
+    [start] = (run / "verified").iterdir()
+    verdicts = [path.read_bytes() for path in start.iterdir()]
+    assert 1 <= len(verdicts) <= 2
+    assert all(verdicts), "a claim has no bytes"
+    assert {1} <= {*b"".join(verdicts)} <= {0, 1}
+
+
 def test_check_uses_the_checkpoint_before_the_skip(runs, real_corpus):
     run, _ = runs("checked")
     result = CliRunner().invoke(main, ["check", *arguments("gpt2", run, real_corpus("byte-bpe"), *EVERY, SKIP)])
@@ -68,13 +78,3 @@ def test_skip_before_the_oldest_checkpoint_is_refused(runs, spiked):
     run, output = runs("spiked", "train.skip_batches={1: 1, 2: 3}", code=2)
     assert "train.skip_batches.1: the run would have to return to a checkpoint of that step or an earlier one" in output
     assert checkpoints(run) == [2, 4, 6]
-
-
-def test_data_ranks_share_verdicts_on_shards(spiked):
-    """The folder of the last start has a file per split, and no claim is left."""
-    run, _ = spiked
-    [start] = (run / "verified").iterdir()
-    verdicts = [path.read_bytes() for path in start.iterdir()]
-    assert 1 <= len(verdicts) <= 2
-    assert {*b"".join(verdicts)} <= {0, 1}
-    assert 1 in verdicts[0]
