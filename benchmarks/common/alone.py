@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import tempfile
 
 
 def join_alone() -> None:
-    """Join a process group of one, and tune the process as a run does.
+    """Join a process group of one until the process ends, and tune the process as a run does.
 
     The rendezvous is a file, because concurrent benchmarks could use the same port.
     """
     from megaptm import cpu_tuning
-    from megaptm.parallel.groups import device, join
+    from megaptm.parallel.groups import device, join, leave
 
     rendezvous = os.path.join(tempfile.mkdtemp(), "rendezvous")
     join(rank=0, world=1, local_rank=0, init_method=f"file://{rendezvous}")
+    atexit.register(leave)
     if device().type == "cpu":
         cpu_tuning.install()

@@ -1,13 +1,18 @@
 """Initial values of parameters, functions of the seed and the parameter's name.
 
-A model therefore starts equal on any layout, and a layer starts equal in any model.
+A model therefore starts equal on any layout and any device, and a layer starts equal in any model. Values are sampled
+on the host, because a ziggurat cannot be entered at an index and a device's logarithm differs in the last bit. Threads
+sample several parameters at once: NumPy releases Python's lock.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from math import prod
 
 import numpy as np
 import torch
@@ -112,6 +117,8 @@ INITIAL_RULES: dict[str, InitialRules] = {
 BY_INIT_STD = (_normal, _residual)
 """Rules that `InitSpec.std` scales."""
 ONES = re.compile(r"(.*norm|.*\.final)\.weight")
+MAX_SAMPLED_BYTES = 2 << 30
+"""Limit of host memory for values that are sampled ahead of their use; a single parameter may be larger."""
 ZEROS = re.compile(r".*\.bias")
 VOCABULARY_TABLE = re.compile(r"(embed\.token|head\.[^.]+\.table)\.weight")
 """Tables with a row per vocabulary entry."""
@@ -131,7 +138,7 @@ def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int)
     sampled = generator.standard_normal(shape, dtype=np.float32)
     if spec.family.init.rule == "truncated-normal":
         _draw_again_beyond_two(sampled.reshape(-1), generator)
-    value = torch.from_numpy(sampled).mul_(std)
+    value = torch.from_numpy(np.multiply(sampled, np.asarray(std, np.float32), out=sampled))
     if name in {f"embed.{record.name}.{table}" for record in spec.family.inputs for table in record.zero_first}:
         value[0] = 0.0
     if VOCABULARY_TABLE.fullmatch(name):
@@ -139,10 +146,34 @@ def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int)
     return value
 
 
+def initial_values(spec: ModelSpec, parameters: Iterable[tuple[str, tuple[int, ...]]], seed: int) -> Iterator[Tensor]:
+    """Yield `initial_value` of each parameter (name, complete shape) in order. As many threads as torch uses sample
+    those ahead."""
+    threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="initial-values")
+    waiting: deque[tuple[Future[Tensor], int]] = deque()
+    ahead = 0
+    try:
+        for name, shape in parameters:
+            size = 4 * prod(shape)
+            while waiting and (len(waiting) == 2 * threads or ahead + size > MAX_SAMPLED_BYTES):
+                value, value_size = waiting.popleft()
+                ahead -= value_size
+                yield value.result()
+            waiting.append((pool.submit(initial_value, spec, name, shape, seed), size))
+            ahead += size
+        while waiting:
+            yield waiting.popleft()[0].result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 def _draw_again_beyond_two(sampled: np.ndarray, generator: np.random.Generator) -> None:
     """Resample values beyond two standard deviations, in place."""
-    while len(beyond := np.flatnonzero(np.abs(sampled) > 2)):
-        sampled[beyond] = generator.standard_normal(len(beyond), dtype=np.float32)
+    beyond = np.flatnonzero(np.abs(sampled) > 2)
+    while len(beyond):
+        sampled[beyond] = again = generator.standard_normal(len(beyond), dtype=np.float32)
+        beyond = beyond[np.abs(again) > 2]
 
 
 def _constant_value(spec: ModelSpec, name: str) -> float | None:
@@ -183,5 +214,6 @@ def _scaled(std: Std, ratio: float) -> Std:
 @torch.no_grad()
 def fill(model: Model, seed: int) -> None:
     """Set every parameter of an unsplit model or chunk to its initial value."""
-    for name, parameter in model.named_parameters():
-        parameter.copy_(initial_value(model.spec, name, tuple(parameter.shape), seed))
+    parameters = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    for parameter, value in zip(model.parameters(), initial_values(model.spec, parameters.items(), seed), strict=True):
+        parameter.copy_(value)

@@ -55,9 +55,11 @@ def join(
 
     Raise UserError if another program uses the port.
     """
+    own_gpu = None
     if torch.cuda.is_available():
         # If each process has only its own GPU visible (Slurm's --gpus-per-task), its index is 0.
-        torch.cuda.set_device(local_rank if torch.cuda.device_count() > 1 else 0)
+        own_gpu = torch.device("cuda", local_rank if torch.cuda.device_count() > 1 else 0)
+        torch.cuda.set_device(own_gpu)
     timeout = timedelta(minutes=timeout_minutes)
     store = None if listener is None else _serve(listener, world, timeout)
     try:
@@ -68,6 +70,8 @@ def join(
             rank=rank,
             world_size=world,
             timeout=timeout,
+            # NCCL connects here, not in the first collective, and barriers need not guess the device.
+            device_id=own_gpu,
         )
     except dist.DistNetworkError as error:
         if errno.errorcode[errno.EADDRINUSE] not in str(error):

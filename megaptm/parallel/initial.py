@@ -9,7 +9,7 @@ from torch import Tensor
 
 from megaptm.checkpoint.tensors import TensorReader
 from megaptm.errors import UserError
-from megaptm.models.initial import initial_value
+from megaptm.models.initial import initial_values
 from megaptm.parallel.full_sharding import write
 from megaptm.parallel.stage import Stage
 
@@ -20,8 +20,9 @@ Initializer = Callable[[str, Tensor], Tensor]
 @torch.no_grad()
 def fill(stage: Stage, *, seed: int, initializer: Initializer | None = None) -> None:
     """Set every parameter to its initial value, or to the result of `initializer` for it."""
-    for placement, parameter in stage.placed_parameters():
-        value = initial_value(stage.model.spec, placement.name, placement.shape, seed)
+    placed = list(stage.placed_parameters())
+    values = initial_values(stage.model.spec, ((each.name, each.shape) for each, _ in placed), seed)
+    for (placement, parameter), value in zip(placed, values, strict=True):
         if initializer is not None:
             value = initializer(placement.name, value)
         write(parameter, placement.local_part(value, tuple(parameter.shape)))

@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from megaptm.errors import UserError
 from megaptm.families.bert import BERT
 from megaptm.families.gpt import GPT2
 from megaptm.families.palm import PALM
 from megaptm.families.roberta import ROBERTA
 from megaptm.families.t5 import T5, T5_V1_1
-from megaptm.models.initial import fill, initial_value
+from megaptm.models import initial
+from megaptm.models.initial import fill, initial_value, initial_values
 from megaptm.models.model import Model, even_chunks
 from megaptm.spec import Family, ModelSpec, Size, change
 from tests.models.tiny import FAMILIES, tiny_spec
@@ -120,6 +122,27 @@ def test_initial_values_differ_by_seed_and_name() -> None:
     names = ("decoder.0.ffn.up.weight", "decoder.1.ffn.up.weight")
     values = [initial_value(spec, name, (64, 32), seed) for seed in (0, 1) for name in names]
     assert all(not a.equal(b) for i, a in enumerate(values) for b in values[:i])
+
+
+@pytest.mark.parametrize("max_bytes", [0, 2 << 30])
+def test_values_sampled_by_threads_equal_each_sampled_alone(max_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 0 bytes, each waits for the one before; otherwise more parameters are sampled ahead than there are
+    threads."""
+    monkeypatch.setattr(initial, "MAX_SAMPLED_BYTES", max_bytes)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    spec = tiny_spec("bert")
+    parameters = [(f"encoder.{layer}.ffn.up.weight", (64 + layer, 32)) for layer in range(20)]
+    values = list(initial_values(spec, parameters, seed=5))
+    expected = [initial_value(spec, name, shape, seed=5) for name, shape in parameters]
+    assert [value.shape for value in values] == [shape for _, shape in parameters]
+    assert all(map(torch.equal, values, expected))
+
+
+def test_initial_values_raise_the_error_of_a_parameter() -> None:
+    spec = tiny_spec("gpt2")
+    unknown = replace(spec, family=change(spec.family, init={"rule": "gpt-2"}))
+    with pytest.raises(UserError, match=r"init\.rule is 'gpt-2', which is unknown"):
+        list(initial_values(unknown, [("decoder.0.ffn.up.weight", (4, 4))], seed=0))
 
 
 def test_init_std_is_an_option() -> None:
