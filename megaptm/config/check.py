@@ -45,6 +45,7 @@ def config_errors(config: Config) -> Iterator[str]:
             _data_errors,
             _batch_errors,
             _schedule_errors,
+            _profile_errors,
         )
     else:
         all_rules = (
@@ -54,6 +55,7 @@ def config_errors(config: Config) -> Iterator[str]:
             _data_errors,
             _batch_errors,
             _schedule_errors,
+            _profile_errors,
         )
     for rules in all_rules:
         yield from rules(config)
@@ -388,6 +390,23 @@ def _schedule_errors(config: Config) -> Iterator[str]:
         )
     yield from _update_rule_errors(optimizer)
     yield from _skip_errors(config)
+
+
+def _profile_errors(config: Config) -> Iterator[str]:
+    profile = config.train.profile
+    if profile is None:
+        return
+    first, last = profile.steps
+    if not first <= last <= config.train.steps:
+        yield (
+            f"train.profile.steps ({first}, {last}) must be the first and the last step of a trace, in ascending order "
+            f"and at most train.steps ({config.train.steps})."
+        )
+    if late := [rank for rank in profile.ranks if rank >= config.layout.processes]:
+        yield (
+            f"train.profile.ranks has {late[0]}, and the layout has {config.layout.processes} processes: the last rank "
+            f"is {config.layout.processes - 1}."
+        )
 
 
 def _skip_errors(config: Config) -> Iterator[str]:

@@ -66,6 +66,7 @@ RESUME_RULES = {
     "train.log_every": OnResume.YES,
     "train.validate_every": OnResume.YES,
     "train.validate_batches": OnResume.YES,
+    "train.profile": OnResume.YES,
     "train.threads": OnResume.YES,
     "train.hang_seconds": OnResume.YES,
     "checkpoint": OnResume.YES,

@@ -130,6 +130,15 @@ class LossScaleConfig(Section):
     """Minimum of the loss scale. A step with infinite gradients at this scale ends the run."""
 
 
+class ProfileConfig(Section):
+    """Trace of a few steps by torch's profiler. Traced steps are slower; their losses stay the same."""
+
+    steps: Annotated[list[Count], Field(min_length=2, max_length=2)]
+    """First and last traced step, counted from 1 as in the log."""
+    ranks: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [0]
+    """Ranks that write a trace."""
+
+
 class TrainConfig(Section):
     """Length, batch, and logging of the run."""
 
@@ -171,6 +180,8 @@ class TrainConfig(Section):
     """Steps between two measurements of the validation loss. Absent: only after the last step."""
     validate_batches: Count = 8
     """Number of batches of a validation."""
+    profile: ProfileConfig | None = None
+    """Trace of a few steps, written into the folder `profile` of the run. Absent: no trace."""
     threads: Count | None = None
     """Number of CPU threads of each process. Absent: the machine's cores are divided equally."""
     hang_seconds: Annotated[float, Field(ge=1.0)] | None = 300.0

@@ -53,6 +53,8 @@ class Machine(Section):
 
     name: str
     """Name of the machine in plans."""
+    device_name: str | None = None
+    """Name of the device that torch reports (`torch.cuda.get_device_name`), so that a run knows its peak."""
     devices: Count
     """Number of GPUs of a node; of processes if the device is a CPU."""
     memory_gib: Positive
@@ -120,6 +122,12 @@ def load_machine(name: str) -> Machine:
             f"({machine.memory_gib:g}): it is the part of a device's memory that no job can use."
         )
     return machine
+
+
+def machine_of_device(device_name: str) -> Machine | None:
+    """Return the machine in `configs/machines` with this name of the device."""
+    machines = map(load_machine, known_machines())
+    return next((machine for machine in machines if machine.device_name == device_name), None)
 
 
 def known_machines() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,9 @@ def report(run: str | Path, *, console: Console | None = None, send: bool = Fals
         console.print(line, no_wrap=True)
     console.print()
     console.print(_metric_table(records, skipped=sum(event["kind"] == "skipped-step" for event in events)))
+    traces = [event.get("files", ()) for event in events if event["kind"] == "profile"]
+    for file in dict.fromkeys(chain.from_iterable(traces)):
+        console.print(f"Trace:   {run / file}", soft_wrap=True, highlight=False)
     if jobs:
         console.print(_time_table(time_spent(jobs)))
     picture = run / PICTURE
@@ -87,11 +91,15 @@ def _metric_table(records: list[dict[str, Any]], *, skipped: int) -> Table:
         ("validation/loss", "{:.4f}", "validation loss, last"),
         ("tokens_per_second", "{:,.0f}", "tokens/s, median"),
         ("model_flops_per_second", "{:.3g}", "model FLOP/s, median"),
+        ("mfu", "{:.1%}", "MFU, median"),
+        ("gpu_idle_share", "{:.1%}", "time without work for the GPU, last trace"),
     )
     for key, form, label in rows:
         if points := curve(records, key):
             values = sorted(value for _, value in points) if label.endswith("median") else [points[-1][1]]
             table.add_row(label, form.format(values[len(values) // 2]))
+    if peaks := curve(records, "peak_memory_bytes"):
+        table.add_row("peak memory of rank 0", f"{max(peak for _, peak in peaks) / 2**30:.2f} GiB")
     if skipped:
         table.add_row("steps skipped by the loss scale", f"{skipped:,}")
     return table

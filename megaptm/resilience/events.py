@@ -170,6 +170,18 @@ class AbandonedCheckpointEvent(Event, kind="abandoned-checkpoint"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProfileEvent(Event, kind="profile"):
+    """Steps `first` to `last` were traced, into files of the run folder. Records the share of that time in which the
+    GPU had no work, if there is one, and why ranks could not write theirs."""
+
+    first: int
+    last: int
+    files: Sequence[str]
+    gpu_idle_share: float | None
+    problems: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class StopSignalEvent(Event, kind="stop-signal"):
     """The run was asked to stop."""
 

@@ -23,6 +23,7 @@ from megaptm.resilience.signals import GRACE_SECONDS, StopError, StopRequest
 from megaptm.train.checkpointer import Checkpointer
 from megaptm.train.lost_loader import explain_loss
 from megaptm.train.metrics import SecondsSpent, StepReport
+from megaptm.train.profiler import StepProfiler
 from megaptm.train.training_engine import TrainingEngine
 
 SPENT_ON = {"step": "productive", "saving": "checkpoint"}
@@ -51,6 +52,7 @@ class Training:
     report: StepReport | None
     """Report of each step, only on rank 0."""
     heartbeat: Heartbeat
+    profiler: StepProfiler
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
@@ -91,6 +93,8 @@ def train(run: Training, *, start: int) -> int:
         if is_last or (config.validate_every is not None and done % config.validate_every == 0):
             read_error = _validate(run, done, read_error)
         stopping = any_rank(run.stop.requested or config.stop_at == done or read_error is not None)
+        if run.profiler.ends(done, stopping=stopping):
+            _write_trace(run, done)
         not_saved = None
         if is_last or stopping or done % run.config.checkpoint.every == 0:
             not_saved = _save_checkpoint(run, done, wait=is_last or stopping or not run.config.checkpoint.asynchronous)
@@ -152,11 +156,18 @@ def _report_stop(run: Training, step: int) -> None:
 
 def _train_step(run: Training, batches: Any, step: int, rate: float) -> StepResult:
     try:
-        with run.during("step"):
+        with run.during("step"), run.profiler.step(step + 1):
             return run.engine.train_step(batches, step=step, lr=rate)
     except DivergedError:
         _finish_saving(run)
         raise
+
+
+def _write_trace(run: Training, step: int) -> None:
+    with run.heartbeat.during("saving"):
+        trace = run.profiler.finish(step)
+    if run.report is not None:
+        run.report.trace(step, trace)
 
 
 def _finish_saving(run: Training) -> None:

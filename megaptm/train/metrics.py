@@ -20,6 +20,7 @@ from megaptm.resilience.events import (
     EpochEvent,
     Events,
     FirstStepEvent,
+    ProfileEvent,
     SkippedStepEvent,
     WeightsEvent,
     seconds_since_launch,
@@ -28,9 +29,11 @@ from megaptm.run.folder import CONFIG
 from megaptm.spec import LayerlessSpec, ModelSpec
 from megaptm.track import Tracker, view_instructions
 from megaptm.train.batch_source import Samples
+from megaptm.train.device_use import peak_memory_bytes
 
 if TYPE_CHECKING:
     from megaptm.parallel.step_result import StepResult
+    from megaptm.train.profiler import StepTrace
 
 
 @dataclass
@@ -76,9 +79,11 @@ class StepReport:
         *,
         start: int,
         fence: Callable[[], None] = lambda: None,
+        peak_flops: float | None = None,
     ) -> None:
         """Create the report. `fence` is called before metrics are recorded, and raises if another job has taken over
-        the run."""
+        the run. `peak_flops`: of all devices, if known."""
+        self.peak_flops = peak_flops
         self._fence = fence
         self.run, self.config, self.samples, self.events = run, config, samples, events
         self.seconds = SecondsSpent()
@@ -146,11 +151,8 @@ class StepReport:
             **({} if result.gradient_norm is None or result.is_skipped else {"gradient_norm": result.gradient_norm}),
             **({} if result.loss_scale is None else {"loss_scale": result.loss_scale}),
             "tokens_per_second": num_samples * self.tokens_per_sample / seconds,
-            **(
-                {}
-                if (flops := self.flops_per_sample) is None
-                else {"model_flops_per_second": num_samples * flops / seconds}
-            ),
+            **self._model_flops(num_samples / seconds),
+            "peak_memory_bytes": float(peak_memory_bytes()),
             "data_wait_seconds": waited / steps,
             "step_seconds": seconds / steps,
             "samples": float(samples),
@@ -161,6 +163,16 @@ class StepReport:
         else:
             self._screen.step_metrics(step, metrics, self._seconds_left(step, seconds / steps))
         self._since_step, self._since = step, SecondsSpent(**asdict(self.seconds))
+
+    def _model_flops(self, samples_per_second: float) -> dict[str, float]:
+        """Return FLOP/s by the formula of the model, and their share of the devices' peak, if both are known."""
+        if self.flops_per_sample is None:
+            return {}
+        speed = samples_per_second * self.flops_per_sample
+        return {
+            "model_flops_per_second": speed,
+            **({} if self.peak_flops is None else {"mfu": speed / self.peak_flops}),
+        }
 
     def _seconds_left(self, step: int, step_seconds: float) -> float:
         """Return the remaining seconds of the run at the pace since the first step, including time between steps."""
@@ -207,6 +219,18 @@ class StepReport:
         """Report a committed checkpoint in the terminal, journal and MLflow. May be called from any thread."""
         self._screen.saved(step, seconds)
 
+    def trace(self, step: int, trace: StepTrace) -> None:
+        """Record the files of a trace."""
+        share = trace.gpu_idle_share
+        self.events.write(
+            ProfileEvent(
+                first=trace.first, last=trace.last, files=trace.files, gpu_idle_share=share, problems=trace.problems
+            )
+        )
+        if share is not None:
+            self.tracker.log_metrics(step, {"gpu_idle_share": share})
+        self._screen.trace(step, _trace_text(trace))
+
     def report_stop(self, step: int, rank: int, name: str) -> None:
         """Report a stop by a signal that only another rank received."""
         self._screen.stopped(step, rank, name)
@@ -219,6 +243,20 @@ class StepReport:
         self.tracker.close()
         if self.config.track.enabled and (look := view_instructions(self.run)):
             print(f"curves: {', then '.join(look)}", flush=True)
+
+
+def _trace_text(trace: StepTrace) -> str:
+    parts = [f"trace of steps {trace.first} to {trace.last}: {', '.join(trace.files) or 'not written'}"]
+    if trace.gpu_idle_share is not None:
+        parts.append(f"the GPU had no work for {trace.gpu_idle_share:.1%} of the time")
+    return "; ".join([*parts, *trace.problems])
+
+
+def _device_text(metrics: Mapping[str, float]) -> str:
+    """Return MFU and peak memory of the GPU, if its peak is known."""
+    if "mfu" not in metrics:
+        return ""
+    return f"  MFU {metrics['mfu']:.1%}  {metrics['peak_memory_bytes'] / 2**30:.1f} GiB"
 
 
 def _loss_list(metrics: Mapping[str, float], prefix: str) -> str:
@@ -245,7 +283,7 @@ class _LogLines:
         print(
             f"step {step}/{self.steps}  loss {metrics['loss']:.4f}{_loss_list(metrics, 'loss/')}  "
             f"lr {metrics['learning_rate']:.2e}  {'' if norm is None else f'gradient {norm:.3f}  '}"
-            f"{metrics['tokens_per_second']:,.0f} tokens/s  {format_duration(left)} left",
+            f"{metrics['tokens_per_second']:,.0f} tokens/s{_device_text(metrics)}  {format_duration(left)} left",
             flush=True,
         )
 
@@ -264,6 +302,9 @@ class _LogLines:
 
     def saved(self, step: int, seconds: float) -> None:
         print(f"step {step}/{self.steps}  saved in {seconds:.1f} s", flush=True)
+
+    def trace(self, step: int, text: str) -> None:
+        print(f"step {step}/{self.steps}  {printable(text)}", flush=True)
 
     def stopped(self, step: int, rank: int, name: str) -> None:
         print(f"step {step}/{self.steps}  stopped: rank {rank} received {name}", flush=True)
@@ -298,7 +339,7 @@ class _ProgressBar:
             self._progress.console.print(f"step {step}: done {seconds:.1f} s after the command", highlight=False)
 
     def step_metrics(self, step: int, metrics: Mapping[str, float], left: float) -> None:
-        speed = f"{metrics['tokens_per_second']:,.0f} tokens/s"
+        speed = f"{metrics['tokens_per_second']:,.0f} tokens/s{_device_text(metrics)}"
         self._progress.update(self._task, completed=step, loss=f"{metrics['loss']:.3f}", speed=speed)
 
     def skipped(self, step: int, scale: float) -> None:
@@ -322,6 +363,9 @@ class _ProgressBar:
 
     def saved(self, step: int, seconds: float) -> None:
         self._progress.console.print(f"step {step}: saved in {seconds:.1f} s")
+
+    def trace(self, step: int, text: str) -> None:
+        self._progress.console.print(f"step {step}: {printable(text)}", highlight=False)
 
     def stopped(self, step: int, rank: int, name: str) -> None:
         self._progress.console.print(f"step {step}: stopped: rank {rank} received {name}")

@@ -72,11 +72,13 @@ def _run_rank(
     from megaptm.parallel.groups import device, join, leave
     from megaptm.run.corpora import RunCorpora
     from megaptm.train.checkpointer import Checkpointer
+    from megaptm.train.device_use import peak_flops
     from megaptm.train.divided_checks import divide_checks
     from megaptm.train.engines import build_engine, build_source
     from megaptm.train.loop import Training, train
     from megaptm.train.metrics import SecondsSpent, StepReport
     from megaptm.train.peer_watch import watch_each_other
+    from megaptm.train.profiler import StepProfiler
 
     spec = resolve(config)
     events = Events(run, fence=lock.require_held) if lock else None
@@ -122,7 +124,9 @@ def _run_rank(
     if events:
         source.tokenizer.save(run / "tokenizer")
         fence = lock.require_held if lock else lambda: None
-        report = StepReport(run, config, spec, source.train, events, start=start, fence=fence)
+        report = StepReport(
+            run, config, spec, source.train, events, start=start, fence=fence, peak_flops=peak_flops(config)
+        )
         checkpointer.on_commit = report.saved
     training = Training(
         config=config,
@@ -135,6 +139,7 @@ def _run_rank(
         seconds=report.seconds if report else SecondsSpent(),
         report=report,
         heartbeat=heartbeat,
+        profiler=StepProfiler(run, config.train.profile, rank=rank_env.rank),
     )
     code = EXIT_FAILURE
     try:

@@ -1,0 +1,127 @@
+"""Trace of a few steps (`train.profile`), in files of the run folder."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from torch.profiler import profile, record_function
+
+from megaptm.config.schema import ProfileConfig
+from megaptm.parallel.collectives import all_gather_object
+from megaptm.storage import write_atomically
+from megaptm.train.trace import STEP_NAME, gpu_idle_share
+
+FOLDER = "profile"
+MAX_ALLOCATIONS = 1_000_000
+"""Newest allocations and frees in a memory snapshot; each has a stack."""
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """Files of one rank."""
+
+    files: Sequence[str] = ()
+    """Relative to the run folder."""
+    gpu_idle_share: float | None = None
+    problem: str | None = None
+    """Why the files could not be written."""
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """Trace of the steps `first` to `last`, of all ranks that wrote one."""
+
+    first: int
+    last: int
+    ranks: Sequence[RankTrace]
+
+    @property
+    def files(self) -> list[str]:
+        return [file for rank in self.ranks for file in rank.files]
+
+    @property
+    def gpu_idle_share(self) -> float | None:
+        """Mean over the ranks; None without a GPU."""
+        shares = [rank.gpu_idle_share for rank in self.ranks if rank.gpu_idle_share is not None]
+        return fmean(shares) if shares else None
+
+    @property
+    def problems(self) -> list[str]:
+        return [rank.problem for rank in self.ranks if rank.problem is not None]
+
+
+class StepProfiler:
+    """Profiler of one rank. All ranks call the same methods at the same steps; steps are counted from 1."""
+
+    def __init__(self, run: Path, config: ProfileConfig | None, *, rank: int) -> None:
+        self.run, self.config, self.rank = run, config, rank
+        self._first: int | None = None
+        """First traced step of this job, after it has begun."""
+        self._profile: profile | None = None
+
+    @contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        """Context of a training step, which is traced if the config says so."""
+        if self.config is None or not self.config.steps[0] <= step <= self.config.steps[1]:
+            yield
+            return
+        if self._first is None:
+            self._first = step
+            self._start()
+        with record_function(f"{STEP_NAME} {step}"):
+            yield
+
+    def ends(self, step: int, *, stopping: bool) -> bool:
+        """Whether the trace ends after this step: it is the last, or the run stops before that."""
+        return self.config is not None and self._first is not None and (stopping or step == self.config.steps[1])
+
+    def finish(self, step: int) -> StepTrace:
+        """Write the files, after a step with which the trace ends."""
+        assert self._first is not None
+        first, self._first = self._first, None
+        own = None if self._profile is None else self._write(self._profile, first, step)
+        self._profile = None
+        return StepTrace(first, step, [trace for trace in all_gather_object(own) if trace is not None])
+
+    def _start(self) -> None:
+        assert self.config is not None
+        if self.rank not in self.config.ranks:
+            return
+        if torch.cuda.is_available():
+            torch.cuda.memory._record_memory_history(max_entries=MAX_ALLOCATIONS)
+        self._profile = profile()
+        self._profile.start()
+
+    def _write(self, profiled: profile, first: int, last: int) -> RankTrace:
+        """Write the trace, and on a GPU the memory snapshot. A failing disk costs the trace, not the run."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        profiled.stop()
+        folder, name = self.run / FOLDER, f"steps-{first}-{last}-rank-{self.rank}"
+        unfinished = folder / f".{name}.unfinished"
+        try:
+            folder.mkdir(exist_ok=True)
+            profiled.export_chrome_trace(str(unfinished))
+            content = unfinished.read_bytes()
+            write_atomically(folder / f"{name}.json.gz", gzip.compress(content, compresslevel=4))
+            files = [f"{FOLDER}/{name}.json.gz"]
+            if torch.cuda.is_available():
+                torch.cuda.memory._dump_snapshot(str(unfinished))
+                os.replace(unfinished, folder / f"{name}-memory.pickle")
+                files.append(f"{FOLDER}/{name}-memory.pickle")
+            return RankTrace(files, gpu_idle_share(json.loads(content)))
+        except (OSError, RuntimeError) as error:  # torch reports a file that it cannot open as a RuntimeError
+            return RankTrace(problem=f"rank {self.rank}: {error}")
+        finally:
+            if torch.cuda.is_available():
+                torch.cuda.memory._record_memory_history(enabled=None)
+            with suppress(OSError):
+                unfinished.unlink()

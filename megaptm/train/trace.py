@@ -1,0 +1,61 @@
+"""Traces of torch's profiler (Chrome's JSON): the work of a GPU, and the share of time in which it had none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
+"""Categories of work on the GPU. Its annotations have others, and last while it waits, too."""
+STEP_NAME = "megaptm step"
+"""Name of the span of a step, followed by its number."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Event of a trace, in microseconds."""
+
+    name: str
+    start: float
+    end: float
+
+
+def gpu_work(trace: Mapping[str, Any]) -> list[Span]:
+    """Return the kernels and copies of a trace."""
+    return list(_spans(event for event in trace["traceEvents"] if event.get("cat") in GPU_CATEGORIES))
+
+
+def traced_steps(trace: Mapping[str, Any]) -> list[Span]:
+    """Return the spans of the steps on the host."""
+    events = (event for event in trace["traceEvents"] if event.get("cat") == "user_annotation")
+    return [span for span in _spans(events) if span.name.startswith(STEP_NAME)]
+
+
+def _spans(events: Iterable[Mapping[str, Any]]) -> Iterator[Span]:
+    for event in events:
+        if event.get("ph") == "X":
+            yield Span(str(event["name"]), event["ts"], event["ts"] + event["dur"])
+
+
+def gpu_idle_share(trace: Mapping[str, Any]) -> float | None:
+    """Return the share of the time of the traced steps, and of the time between them, in which no kernel and no copy
+    ran on the GPU. None without a GPU.
+
+    The profiler slows the host, so this is an upper limit for steps that are bound by the host.
+    """
+    work, steps = gpu_work(trace), traced_steps(trace)
+    if not work or not steps:
+        return None
+    start = min(step.start for step in steps)
+    end = max(max(step.end for step in steps), max(span.end for span in work))
+    return 1.0 - busy_time(work, start=start) / (end - start)
+
+
+def busy_time(work: Iterable[Span], *, start: float) -> float:
+    """Return the time after `start` that at least one span covers; kernels of several streams overlap."""
+    busy, covered = 0.0, start
+    for span in sorted(work, key=lambda span: span.start):
+        busy += max(0.0, span.end - max(span.start, covered))
+        covered = max(covered, span.end)
+    return busy
