@@ -68,8 +68,8 @@ site: $(READY)  ## build the documentation in build/site; broken links fail
 	@$(VENV)/uv pip install --quiet --python $(VENV)/python '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/python -m mkdocs build --quiet && echo 'build/site/index.html'
 
-bench: $(READY)  ## run the benchmarks
-	@for file in benchmarks/*.py; do echo "== $$file" && $(VENV)/python $$file || exit 1; done
+bench: $(READY)  ## run the benchmarks, besides that of a GPU (python benchmarks/gpu.py)
+	@for file in $(filter-out benchmarks/gpu.py,$(wildcard benchmarks/*.py)); do echo "== $$file" && $(VENV)/python $$file || exit 1; done
 
 clean:  ## remove the environment and caches, but no runs and corpora
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
