@@ -352,14 +352,14 @@ def compare_restarted(folder: Path, corpus: Path, settings: Settings, clock: Clo
         *(f"train.steps={steps}", "track.enabled=false", f"data.mix={json.dumps({str(corpus): 1})}"),
         *("optimizer.max_warmup_ratio=null", "train.validate_batches=1"),
     ]
-    whole, parts = folder / "whole", folder / "parts"
-    megaptm("train", config, f"run={whole}", *keys, timeout=clock.left)
-    megaptm("train", config, f"run={parts}", *keys, f"train.stop_at={steps // 2}", code=75, timeout=clock.left)
-    megaptm("train", config, f"run={parts}", *keys, timeout=clock.left)
-    expected, restarted = losses_of_run(whole), losses_of_run(parts)
+    uninterrupted, restarted = folder / "uninterrupted", folder / "restarted"
+    megaptm("train", config, f"run={uninterrupted}", *keys, timeout=clock.left)
+    megaptm("train", config, f"run={restarted}", *keys, f"train.stop_at={steps // 2}", code=75, timeout=clock.left)
+    megaptm("train", config, f"run={restarted}", *keys, timeout=clock.left)
+    expected, losses = losses_of_run(uninterrupted), losses_of_run(restarted)
     if expected.keys() != set(range(1, steps + 1)):
-        raise RuntimeError(f"{whole} has losses of the steps {sorted(expected)}, expected 1 to {steps}")
-    return steps, sum(restarted.get(step) != loss for step, loss in expected.items())
+        raise RuntimeError(f"{uninterrupted} has losses of the steps {sorted(expected)}, expected 1 to {steps}")
+    return steps, sum(losses.get(step) != loss for step, loss in expected.items())
 
 
 def command_speed(folder: Path, corpus: Path, settings: Settings, clock: Clock) -> dict[str, float]:
@@ -424,8 +424,8 @@ def cell(shape: Shape, result: Mapping[str, Any] | None, peak: float | None) -> 
 
 def peers_of(shape: Shape, peers: Mapping[str, Mapping[str, Any]]) -> list[float]:
     """Return the seconds of a step of the peers that were measured."""
-    found = [results.get(shape.name, {}) for results in peers.values()]
-    return [result["seconds"] for result in found if "seconds" in result]
+    measured = [results.get(shape.name, {}) for results in peers.values()]
+    return [result["seconds"] for result in measured if "seconds" in result]
 
 
 def step_metrics(
@@ -467,6 +467,14 @@ def class_table(shapes: list[Shape], results: Mapping[str, Mapping[str, Any]]) -
     return lines
 
 
+def batch_title(shape: Shape, contenders: Mapping[str, Mapping[str, dict[str, Any]]]) -> str:
+    """Return the batch that was measured, as rows x positions."""
+    results = (results.get(shape.name, {}) for results in contenders.values())
+    measured = next((result for result in results if "rows" in result), None)
+    rows = shape.rows if measured is None else measured["rows"]
+    return f"{rows} x {shape.length if measured is None else measured['tokens'] // rows}"
+
+
 def entry_lines(
     title: str,
     notes: list[str],
@@ -483,7 +491,7 @@ def entry_lines(
         lines.append(f"|---|{'---|' * len(names)}")
         for shape in shapes:
             cells = " | ".join(cell(shape, contenders[name].get(shape.name), peak) for name in names)
-            lines.append(f"| {shape.name}, {shape.rows} x {shape.length} | {cells} |")
+            lines.append(f"| {shape.name}, {batch_title(shape, contenders)} | {cells} |")
         lines += class_table(shapes, contenders.get("megaptm", {}))
     return lines
 
@@ -491,8 +499,10 @@ def entry_lines(
 def add_entry(page: Path, lines: list[str]) -> None:
     """Insert an entry before the first one of a page."""
     text = page.read_text(encoding="utf-8")
-    head, heading, rest = text.partition("\n## ")
-    page.write_text(head + "\n" + "\n".join(lines) + "\n" + (heading + rest if heading else ""), encoding="utf-8")
+    introduction, heading, entries = text.partition("\n## ")
+    page.write_text(
+        introduction + "\n" + "\n".join(lines) + "\n" + (heading + entries if heading else ""), encoding="utf-8"
+    )
 
 
 def record() -> None:

@@ -51,8 +51,7 @@ def report(run: str | Path, *, console: Console | None = None, send: bool = Fals
         console.print(line, no_wrap=True)
     console.print()
     console.print(_metric_table(records, skipped=sum(event["kind"] == "skipped-step" for event in events)))
-    traces = [event.get("files", ()) for event in events if event["kind"] == "profile"]
-    for file in dict.fromkeys(chain.from_iterable(traces)):
+    for file in _trace_files(events):
         console.print(f"Trace:   {run / file}", soft_wrap=True, highlight=False)
     if jobs:
         console.print(_time_table(time_spent(jobs)))
@@ -69,6 +68,13 @@ def _read_run_config(run: Path) -> Config:
     # An unchecked config: the report needs no code of the user, which may be absent here or not allowed.
     written = UncheckedConfig.read_run(run / CONFIG)
     return written.draft().config or written.load()
+
+
+def _trace_files(events: list[dict[str, Any]]) -> list[str]:
+    """Return the files of all traces, relative to the run folder. A repeated trace replaces its files."""
+    lists = [event.get("files") for event in events if event["kind"] == "profile"]
+    files = chain.from_iterable(each for each in lists if isinstance(each, list))
+    return list(dict.fromkeys(file for file in files if isinstance(file, str)))
 
 
 def _objective(config: Config) -> str:

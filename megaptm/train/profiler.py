@@ -96,7 +96,7 @@ class StepProfiler:
         if self.rank not in self.config.ranks:
             return
         if torch.cuda.is_available():
-            torch.cuda.memory._record_memory_history(max_entries=MAX_ALLOCATIONS)
+            torch.cuda.memory._record_memory_history(max_entries=MAX_ALLOCATIONS, stacks="python")
         self._profile = profile()
         self._profile.start()
 
@@ -117,7 +117,7 @@ class StepProfiler:
                 torch.cuda.memory._dump_snapshot(str(unfinished))
                 os.replace(unfinished, folder / f"{name}-memory.pickle")
                 files.append(f"{FOLDER}/{name}-memory.pickle")
-            return RankTrace(files, gpu_idle_share(json.loads(content)))
+            return RankTrace(files, _idle_share(content))
         except (OSError, RuntimeError) as error:  # torch reports a file that it cannot open as a RuntimeError
             return RankTrace(problem=f"rank {self.rank}: {error}")
         finally:
@@ -125,3 +125,11 @@ class StepProfiler:
                 torch.cuda.memory._record_memory_history(enabled=None)
             with suppress(OSError):
                 unfinished.unlink()
+
+
+def _idle_share(content: bytes) -> float | None:
+    """Return the idle share of the GPU; None also if torch wrote invalid JSON."""
+    try:
+        return gpu_idle_share(json.loads(content))
+    except ValueError:
+        return None

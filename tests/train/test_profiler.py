@@ -16,7 +16,7 @@ from megaptm.errors import UserError
 from megaptm.resilience.events import read_events
 from megaptm.track import read_metrics
 from megaptm.train import device_use
-from megaptm.train.profiler import RankTrace, StepTrace
+from megaptm.train.profiler import RankTrace, StepTrace, _idle_share
 from megaptm.train.trace import gpu_idle_share, traced_steps
 from tests.drills.program import arguments
 from tests.forked import megaptm
@@ -105,7 +105,8 @@ def gpu_event(start: float, duration: float, *, category: str = "kernel") -> dic
 
 
 def test_gpu_is_idle_where_no_stream_has_work() -> None:
-    """Of 100 microseconds, 10 to 40 and 70 to 90 are busy; annotations and the time before the first step are not."""
+    """The GPU is busy from 10 to 40 and from 70 to 90 of 100 microseconds. Annotations, and work before the first step,
+    do not count."""
     events = [
         {"ph": "X", "cat": "user_annotation", "name": "megaptm step 7", "ts": 1000.0, "dur": 50.0},
         {"ph": "X", "cat": "user_annotation", "name": "megaptm step 8", "ts": 1060.0, "dur": 40.0},
@@ -126,6 +127,10 @@ def test_last_kernel_may_end_after_the_last_step() -> None:
         gpu_event(50.0, 50.0),
     ]
     assert gpu_idle_share({"traceEvents": events}) == pytest.approx(0.5)
+
+
+def test_invalid_json_has_no_idle_share() -> None:
+    assert _idle_share(b'{"traceEvents": [') is None
 
 
 def test_idle_share_of_a_trace_is_the_mean_of_its_ranks() -> None:
@@ -186,4 +191,4 @@ def test_memory_snapshot_is_written_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tm
     (trace,) = steps.finish(1).ranks
     assert trace.files == ["profile/steps-1-1-rank-0.json.gz", "profile/steps-1-1-rank-0-memory.pickle"]
     assert (tmp_path / trace.files[1]).read_bytes() == b"snapshot"
-    assert calls == [{"max_entries": 1_000_000}, "synchronize", {"enabled": None}]
+    assert calls == [{"max_entries": 1_000_000, "stacks": "python"}, "synchronize", {"enabled": None}]
