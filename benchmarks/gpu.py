@@ -15,7 +15,8 @@ exit code 2. `--short` measures tiny models on the CPU, to test that the command
 - `compiled`: transformers with torch.compile. Only by name: a shape takes 40 to 200 s.
 
 Each step is measured in a process of its own. Processes load in parallel and take turns on the GPU. `--entry` adds a
-dated entry with card and commit to a page. `--record` computes `recorded_families.json` again, on the CPU.
+dated entry with card and commit to a page. `--record` computes `recorded_families.json` again, on the CPU. `--list`
+prints the shapes with their FLOPs and goals.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ sys.path.insert(0, str(ROOT))  # for the tiny models of the tests
 
 from common.gpu_shapes import PEER_GOAL, SHAPES, Shape  # noqa: E402
 from common.options import Options  # noqa: E402
+
+from megaptm.plan.machine import load_machine, machine_of_device  # noqa: E402
 
 RECORDED = Path(__file__).parent / "recorded_families.json"
 PARTS = ("families", "resume", "command", "steps", "peers", "compiled")
@@ -118,7 +121,8 @@ def spec_and_batch(shape: Shape, settings: Settings) -> tuple[Any, tuple[str, ..
         spec = family_benchmark.make_spec(shape.family, layers=2, width=64, length=length)
     else:
         size = table.sizes[shape.size]
-        spec = ModelSpec(table, size, vocabulary=table.tokenizer.vocabulary, context=length, dropout=shape.dropout)
+        vocabulary = table.tokenizer.vocabulary
+        spec = ModelSpec(family=table, size=size, vocabulary=vocabulary, context=length, dropout=shape.dropout)
     try:
         model = find_counterpart(replace(spec, dropout=0.0)).model
     except UserError:
@@ -385,8 +389,6 @@ def card() -> tuple[str, float | None]:
     """Return the name of the GPU, and its peak FLOP/s in bf16 if a machine file has it."""
     import torch
 
-    from megaptm.plan.machine import machine_of_device
-
     if not torch.cuda.is_available():
         return "CPU", None
     name = torch.cuda.get_device_name()
@@ -513,6 +515,21 @@ def record() -> None:
     RECORDED.write_text(json.dumps(results, indent=1) + "\n")
 
 
+def list_shapes(shapes: list[Shape], settings: Settings) -> None:
+    """Print each shape with the peer, the FLOPs of a step, and the goal with its MFU on an H100."""
+    peak = load_machine("h100-80g").peak("bf16")
+    print(f"{'':<24}{'batch':>12}{'TFLOP':>8}{'goal':>20}{'MFU':>7}  peer")
+    for shape in shapes:
+        spec, _, model, batch = spec_and_batch(shape, settings)
+        size = _size(spec, len(batch["tokens"]), batch)
+        seconds = (size["tokens"] if shape.unit == "tokens" else size["rows"]) / shape.goal
+        print(
+            f"{shape.name:<24}{f'{shape.rows} x {shape.length}':>12}{size['flops'] / 1e12:>8.1f}"
+            f"{f'{shape.goal:,} {shape.unit}/s':>20}{size['flops'] / seconds / peak:>7.1%}  {model or '-'}",
+            flush=True,
+        )
+
+
 def main() -> int:
     arguments = Options(__doc__)
     arguments.add("--minutes", default=9.0, short=60.0)
@@ -522,6 +539,7 @@ def main() -> int:
     arguments.add_argument("--processes", type=int, default=3, help="processes that load at the same time")
     arguments.add_argument("--entry", type=Path, help="page to which a dated entry is added")
     arguments.add_argument("--record", action="store_true", help="compute recorded_families.json on the CPU, and end")
+    arguments.add_argument("--list", action="store_true", help="print the shapes, and end")
     arguments.add_argument("--measure", help="used by the command itself: run one job in this process")
     options = arguments.read()
     settings = Settings(options.device, options.short)
@@ -529,6 +547,12 @@ def main() -> int:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is loaded, also in processes
     if options.record:
         record()
+        return 0
+    if unknown := set(options.shapes) - {shape.name for shape in SHAPES}:
+        arguments.error(f"--shapes: unknown {', '.join(sorted(unknown))}; known: {', '.join(s.name for s in SHAPES)}")
+    shapes = [shape for shape in SHAPES if shape.name in options.shapes]
+    if options.list:
+        list_shapes(shapes, settings)
         return 0
     import torch
 
@@ -541,15 +565,12 @@ def main() -> int:
     if options.measure:
         print(MARK + json.dumps(measure(options.measure, settings)), flush=True)
         return 0
-    if unknown := set(options.shapes) - {shape.name for shape in SHAPES}:
-        arguments.error(f"--shapes: unknown {', '.join(sorted(unknown))}; known: {', '.join(s.name for s in SHAPES)}")
-    return compare(options, settings)
+    return compare(options, shapes, settings)
 
 
-def compare(options: Any, settings: Settings) -> int:
+def compare(options: Any, shapes: list[Shape], settings: Settings) -> int:
     """Run the parts, and print tables and metrics. Return the exit code: 1 if something failed."""
     clock = Clock(options.minutes)
-    shapes = [shape for shape in SHAPES if shape.name in options.shapes]
     name, peak = card()
     metrics: list[str] = []
     notes: list[str] = []

@@ -41,7 +41,7 @@ SHAPES = (
     Shape("vit-l16", "vit", "l-16", 197, 128, goal=1_150, unit="images"),
     Shape("clip-b16", "clip", "b-16", 197, 256, goal=2_650, unit="pairs"),
     Shape("bart-large", "bart", "large", 1024, 8, goal=216_000),
-    Shape("electra-base", "electra", "base", 512, 48, goal=844_000),
+    Shape("electra-base", "electra", "base", 512, 48, goal=444_000),
     Shape("deberta-base", "deberta", "base", 512, 32, goal=285_000),
     Shape("xlnet-base", "xlnet", "base", 512, 16, goal=283_000),
     Shape("longformer-base", "longformer", "base", 4096, 4, goal=390_000),

@@ -49,6 +49,16 @@ def test_shapes_are_published_sizes() -> None:
         assert re.fullmatch("[a-z0-9_]+", shape.metric)
 
 
+def test_batches_of_all_shapes_can_be_built() -> None:
+    """The goals are plausible shares of the peak of an H100."""
+    command = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--list"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    shares = {line.split()[0]: float(re.findall(r" ([\d.]+)%", line)[0]) for line in done.stdout.splitlines()[1:]}
+    assert list(shares) == [shape.name for shape in SHAPES]
+    assert 20 < min(shares.values()) <= max(shares.values()) < 60
+
+
 def test_without_a_gpu_one_sentence_and_exit_code_2() -> None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(ROOT / "benchmarks/gpu.py")]
