@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from megaptm.train.trace import Span
+from megaptm.train.trace import TraceSpan
 
 CLASSES = {
     "communication": r"nccl",
@@ -29,7 +29,7 @@ def kernel_class(name: str) -> str:
     return next((label for label, pattern in CLASSES.items() if re.search(pattern, name.lower())), "other")
 
 
-def milliseconds_by_class(work: Iterable[Span], *, steps: int) -> dict[str, float]:
+def milliseconds_by_class(work: Iterable[TraceSpan], *, steps: int) -> dict[str, float]:
     """Return the milliseconds of a step by class, longest first."""
     total: Counter[str] = Counter()
     for span in work:

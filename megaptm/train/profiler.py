@@ -16,7 +16,6 @@ from torch.profiler import profile, record_function
 
 from megaptm.config.schema import ProfileConfig
 from megaptm.parallel.collectives import all_gather_object
-from megaptm.storage import write_atomically
 from megaptm.train.trace import STEP_NAME, gpu_idle_share
 
 FOLDER = "profile"
@@ -111,7 +110,8 @@ class StepProfiler:
             folder.mkdir(exist_ok=True)
             profiled.export_chrome_trace(str(unfinished))
             content = unfinished.read_bytes()
-            write_atomically(folder / f"{name}.json.gz", gzip.compress(content, compresslevel=4))
+            unfinished.write_bytes(gzip.compress(content, compresslevel=4))
+            os.replace(unfinished, folder / f"{name}.json.gz")
             files = [f"{FOLDER}/{name}.json.gz"]
             if torch.cuda.is_available():
                 torch.cuda.memory._dump_snapshot(str(unfinished))

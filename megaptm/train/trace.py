@@ -13,7 +13,7 @@ STEP_NAME = "megaptm step"
 
 
 @dataclass(frozen=True)
-class Span:
+class TraceSpan:
     """Event of a trace, in microseconds."""
 
     name: str
@@ -21,21 +21,21 @@ class Span:
     end: float
 
 
-def gpu_work(trace: Mapping[str, Any]) -> list[Span]:
+def gpu_work(trace: Mapping[str, Any]) -> list[TraceSpan]:
     """Return the kernels and copies of a trace."""
     return list(_spans(event for event in trace["traceEvents"] if event.get("cat") in GPU_CATEGORIES))
 
 
-def traced_steps(trace: Mapping[str, Any]) -> list[Span]:
+def traced_steps(trace: Mapping[str, Any]) -> list[TraceSpan]:
     """Return the spans of the steps on the host."""
     events = (event for event in trace["traceEvents"] if event.get("cat") == "user_annotation")
     return [span for span in _spans(events) if span.name.startswith(STEP_NAME)]
 
 
-def _spans(events: Iterable[Mapping[str, Any]]) -> Iterator[Span]:
+def _spans(events: Iterable[Mapping[str, Any]]) -> Iterator[TraceSpan]:
     for event in events:
         if event.get("ph") == "X":
-            yield Span(str(event["name"]), event["ts"], event["ts"] + event["dur"])
+            yield TraceSpan(str(event["name"]), event["ts"], event["ts"] + event["dur"])
 
 
 def gpu_idle_share(trace: Mapping[str, Any]) -> float | None:
@@ -52,7 +52,7 @@ def gpu_idle_share(trace: Mapping[str, Any]) -> float | None:
     return 1.0 - busy_time(work, start=start) / (end - start)
 
 
-def busy_time(work: Iterable[Span], *, start: float) -> float:
+def busy_time(work: Iterable[TraceSpan], *, start: float) -> float:
     """Return the time after `start` that at least one span covers; kernels of several streams overlap."""
     busy, covered = 0.0, start
     for span in sorted(work, key=lambda span: span.start):

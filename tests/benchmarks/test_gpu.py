@@ -14,7 +14,7 @@ from benchmarks.common.gpu_shapes import SHAPES
 from benchmarks.common.kernel_classes import kernel_class, milliseconds_by_class
 from megaptm.config import Layout
 from megaptm.families import FAMILIES
-from megaptm.train.trace import Span
+from megaptm.train.trace import TraceSpan
 from tests import ROOT
 from tests.families.groups import LAYERED
 from tests.layouts.cases import KINDS, train_steps
@@ -93,5 +93,9 @@ def test_kernels_have_classes(name: str, label: str) -> None:
 
 
 def test_milliseconds_by_class_are_of_one_step() -> None:
-    work = [Span("nvjet_a", 0.0, 3000.0), Span("Memset (Device)", 3000.0, 4000.0), Span("gemm", 5000.0, 8000.0)]
+    work = [
+        TraceSpan("nvjet_a", 0.0, 3000.0),
+        TraceSpan("Memset (Device)", 3000.0, 4000.0),
+        TraceSpan("gemm", 5000.0, 8000.0),
+    ]
     assert milliseconds_by_class(work, steps=2) == {"products": 3.0, "copies": 0.5}
