@@ -32,7 +32,12 @@ def test_every_key_has_a_meaning():
 
 
 def test_find_sections_and_keys():
-    assert [section.name for section in find_sections("train")] == ["train", "train.ramp", "train.loss_scale"]
+    assert [section.name for section in find_sections("train")] == [
+        "train",
+        "train.ramp",
+        "train.loss_scale",
+        "train.profile",
+    ]
     [section] = find_sections("train.steps")
     assert [key.path for key in section.keys] == ["train.steps"]
     with pytest.raises(UserError, match=r"no key train\.stpes; did you mean train\.steps\?"):
