@@ -71,7 +71,7 @@ def test_divided_hidden_states_are_split_by_stream() -> None:
     spec = tiny_spec("t5")
     batch = tiny_batch("t5", target=8)
     middle = Model(spec, even_chunks(spec, 4)[3])
-    encoder, decoder = middle._divide(batch, torch.zeros(10, 3, 32)).values()
+    encoder, decoder = middle._split_stream(batch, torch.zeros(10, 3, 32)).values()
     assert (len(encoder), len(decoder)) == (6, 4)
 
 
