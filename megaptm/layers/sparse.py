@@ -1,6 +1,6 @@
 """Attention over the tiles of a pattern: time and memory grow with the number of allowed pairs.
 
-Tiles are computed one after the other, for all sequences and heads at once; on a GPU consecutive tiles of blocks
+Tiles are computed one after the other, for all sequences and heads at once; on a GPU consecutive tiles of equal form
 together, up to `MAX_SCORES`. Only the scores of these tiles are in memory. Queries, keys and values are saved for the
 backward pass, which recomputes scores. Only products, softmax and slices are used, which run on every device:
 FlexAttention has no backward pass on CPUs and no dropout.
@@ -117,12 +117,28 @@ class _Tile:
     queries: slice
     """Queries of all R tiles."""
     keys: slice | Tensor
-    """Positions (R is 1), or block indices [H, R, blocks]."""
+    """Positions of the first tile, or block indices [H, R, blocks]. The keys of the next tile are as many positions
+    later as its queries."""
     exact: bool
     number: int = 1
     """R."""
     used: Tensor | None = None
     """False for keys of indices that only fill up the shorter tiles, [1, H, R, 1, keys]. None if there are none."""
+
+    @property
+    def num_queries(self) -> int:
+        """Queries of one tile."""
+        return len(range(self.queries.start, self.queries.stop, self.queries.step or 1)) // self.number
+
+    def windows(self, x: Tensor, dim: int, first: int = 0, last: int | None = None) -> Tensor:
+        """Return a view of the keys of all R tiles, positions `first` to `last` of each: R in place of the dimension of
+        all positions, and the keys behind all dimensions."""
+        assert isinstance(self.keys, slice)
+        step = self.keys.step or 1
+        number = len(range(self.keys.start, self.keys.stop, step)) if last is None else last
+        start, until = self.keys.start + first * step, (self.number - 1) * self.num_queries + number - first
+        positions = slice(start, start + (until - 1) * step + 1, step)
+        return x[(slice(None),) * dim + (positions,)].unfold(dim, number - first, self.num_queries)
 
     def divide(self, x_SNK: Tensor) -> Tensor:
         """Return the queries of the tiles, [N x R, q, K]."""
@@ -153,7 +169,7 @@ def _tiles_on(pattern: Pattern, length: int, device: torch.device, mode: object,
 def _on_device(tiles: list[Tile], block: int, device: torch.device) -> _Tile:
     first, queries = tiles[0], slice(tiles[0].queries.start, tiles[-1].queries.stop, tiles[0].queries.step)
     if isinstance(first.keys, slice):
-        return _Tile(queries, first.keys, first.exact)
+        return _Tile(queries, first.keys, first.exact, len(tiles))
     keys = [np.asarray(tile.keys) for tile in tiles]
     widths = np.array([each.shape[1] for each in keys])
     missing = widths.max() - widths
@@ -166,28 +182,46 @@ def _on_device(tiles: list[Tile], block: int, device: torch.device) -> _Tile:
 
 
 def _groups(pattern: Pattern, length: int, limit: int) -> Iterator[list[Tile]]:
-    """Yield consecutive tiles of block indices that have equally many queries and nearly equally many keys."""
+    """Yield consecutive tiles of equally many queries: of equal windows, or of block indices and nearly equally many
+    keys."""
     group: list[Tile] = []
     widest = total = 0
     for tile in pattern.tiles(length):
-        width = 0 if isinstance(tile.keys, slice) else tile.keys.shape[1]
+        width = _num_keys(tile) if isinstance(tile.keys, slice) else tile.keys.shape[1] * pattern.tile_block
         widest, total = max(widest, width), total + width
         filled = (len(group) + 1) * widest
-        queries = tile.queries.stop - tile.queries.start
-        joins = (
-            bool(group)
-            and width > 0
-            and not isinstance(group[0].keys, slice)
-            and group[0].queries.stop - group[0].queries.start == queries
-            and filled * queries * pattern.tile_block <= limit
-            and 4 * filled <= 5 * total
-        )
-        if group and not joins:
+        fits = filled * _num_queries(tile) <= limit and 4 * filled <= 5 * total
+        if group and not (fits and _continues(group[-1], tile)):
             yield group
             group, widest, total = [], width, width
         group.append(tile)
     if group:
         yield group
+
+
+def _continues(last: Tile, tile: Tile) -> bool:
+    """Whether a tile has the form of the last one."""
+    if _num_queries(tile) != _num_queries(last):
+        return False
+    if isinstance(tile.keys, slice) and isinstance(last.keys, slice):
+        step = tile.queries.step or 1
+        moved = tile.queries.start - last.queries.start
+        return (
+            moved == _num_queries(tile) * step
+            and step == (tile.keys.step or 1)
+            and tile.keys.start - last.keys.start == moved
+            and _num_keys(tile) == _num_keys(last)
+        )
+    return not isinstance(tile.keys, slice) and not isinstance(last.keys, slice) and tile.exact == last.exact
+
+
+def _num_queries(tile: Tile) -> int:
+    return len(range(tile.queries.start, tile.queries.stop, tile.queries.step or 1))
+
+
+def _num_keys(tile: Tile) -> int:
+    assert isinstance(tile.keys, slice)
+    return len(range(tile.keys.start, tile.keys.stop, tile.keys.step or 1))
 
 
 @dataclass(frozen=True)
@@ -275,10 +309,10 @@ class _TileMask:
         self.windows: dict[tuple[int, int, int], Tensor] = {}
 
     def of(self, tile: _Tile) -> Tensor | None:
-        """Return the attention mask of a tile as booleans that broadcast to [B, H, q, k + G], or of R tiles of block
-        indices to [B, H, R, q, k + G]. None if nothing is masked."""
+        """Return the attention mask of a tile as booleans that broadcast to [B, H, q, k + G], or to [B, H, R, q, k + G]
+        of several tiles and of block indices. None if nothing is masked."""
         query, key = self.positions[tile.queries][:, None], self._keys(tile)
-        if not isinstance(tile.keys, slice):
+        if tile.number > 1 or not isinstance(tile.keys, slice):
             query = query.unflatten(0, (tile.number, -1))
         rows = self.rows.view(-1, *(1,) * (query.dim() + 1))
         attended = self._by_position(tile, query, key)
@@ -300,7 +334,7 @@ class _TileMask:
     def _keys(self, tile: _Tile) -> Tensor:
         """Return the key positions of a tile that broadcast to [B, H, q, k] or [B, H, R, q, k]."""
         if isinstance(tile.keys, slice):
-            return self.positions[tile.keys]
+            return self.positions[tile.keys] if tile.number == 1 else tile.windows(self.positions, 0)[:, None]
         assert self.mask.pattern is not None
         block = self.mask.pattern.tile_block
         starts = tile.keys * block
@@ -322,10 +356,12 @@ class _TileMask:
         if tile.exact:
             return None
         # The mask of a window depends only on relative positions.
-        at = (tile.queries.start - tile.keys.start, len(query), len(key))
+        at = (tile.queries.start - tile.keys.start, query.shape[-2], key.shape[-1])
         if at not in self.windows:
-            self.windows[at] = self.mask.without_global_tokens.by_position(zero, zero, query, key)[None, None]
-        return self.windows[at]
+            first_query, first_key = (query, key) if tile.number == 1 else (query[0], key[0, 0])
+            attended = self.mask.without_global_tokens.by_position(zero, zero, first_query, first_key)
+            self.windows[at] = attended[None, None]
+        return self.windows[at] if tile.number == 1 else self.windows[at][None]
 
 
 class _KeysOrValues:
@@ -344,8 +380,10 @@ class _KeysOrValues:
 
     def take(self, tile: _Tile) -> Tensor:
         """Return the keys or values of a tile, [N x R, k + G, K]."""
-        if isinstance(tile.keys, slice):
+        if isinstance(tile.keys, slice) and tile.number == 1:
             x_NkK = self.x_NSK[:, tile.keys]
+        elif isinstance(tile.keys, slice):
+            x_NkK = tile.windows(self.x_NSK, 1).transpose(2, 3).flatten(0, 1)
         else:
             blocks = self.x_NSK.view(-1, self.block * self.x_NSK.shape[2])
             x_NkK = blocks[self._blocks(tile.keys)].view(len(self.x_NSK) * tile.number, -1, self.x_NSK.shape[2])
@@ -366,8 +404,15 @@ class _KeysOrValues:
             self.grad_NGK = self._zeros_like(self.x_NGK) if self.grad_NGK is None else self.grad_NGK
             self.grad_NGK += _summed(grad_NkK[:, grad_NkK.shape[1] - marked :], tile.number)
             grad_NkK = grad_NkK[:, : grad_NkK.shape[1] - marked]
-        if isinstance(tile.keys, slice):
+        if isinstance(tile.keys, slice) and tile.number == 1:
             self.grad_NSK[:, tile.keys] += grad_NkK
+        elif isinstance(tile.keys, slice):
+            # The windows of neighbors overlap; parts as long as the distance between them do not.
+            grad_NRKk, size = grad_NkK.unflatten(0, (-1, tile.number)).transpose(2, 3), tile.num_queries
+            for first in range(0, grad_NkK.shape[1], size):
+                last = min(first + size, grad_NkK.shape[1])
+                part = tile.windows(self.grad_NSK, 1, first, last)
+                part += grad_NRKk[..., first:last]
         else:
             blocks = self.grad_NSK.view(-1, self.block * self.grad_NSK.shape[2])
             rows = self._blocks(tile.keys)

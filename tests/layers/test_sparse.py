@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from megaptm.families.bigbird.pattern import SparseBlocks
+from megaptm.families.reformer.pattern import ChunkPairs
 from megaptm.layers import sparse
 from megaptm.layers.mask import Mask
 from megaptm.layers.pattern import Pattern, SlidingWindow
@@ -240,13 +241,17 @@ def test_gradients_of_tile_keys_and_global_keys() -> None:
         SparseBlocks(4, 1, heads=range(HEADS)),
         SparseBlocks(4, 1, edges=False, heads=range(HEADS)),
         replace(NEAR_OR_FIRST, block=4),
+        SlidingWindow(3, 2),
+        SlidingWindow(4, 0),
+        SlidingWindow(2, 5, dilation=2),
+        ChunkPairs(8),
     ],
-    ids=["edges", "no edges", "custom"],
+    ids=["edges", "no edges", "custom", "window", "causal window", "dilated window", "chunks"],
 )
 def test_tiles_at_once_equal_single_tiles(
     pattern: Pattern, length: int, content: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU consecutive tiles are computed at once, shorter ones with unused keys."""
+    """On a GPU consecutive tiles are computed at once, shorter ones of blocks with unused keys."""
     documents = document_ids_of("packed" if "packed" in content else "one document", length)
     marks = None
     if "marking" in content:
@@ -254,7 +259,15 @@ def test_tiles_at_once_equal_single_tiles(
         marks[0, [0, 7]] = marks[1, 30] = 1
     order = (torch.arange(length) - 20).clamp(min=0).expand(2, -1) if "ordered" in content else None
     both = None if documents is None else (documents, documents)
-    mask = Mask((length, length), torch.device("cpu"), both, order=order, pattern=pattern, marks=marks)
+    mask = Mask(
+        (length, length),
+        torch.device("cpu"),
+        both,
+        causal=pattern == SlidingWindow(4, 0),
+        order=order,
+        pattern=pattern,
+        marks=marks,
+    )
     x, results = random_qkv(length), []
     for limit in (0, sparse.MAX_SCORES, 2 * HEADS * 400):
         monkeypatch.setattr(sparse, "max_scores", lambda device, limit=limit: limit)
@@ -284,4 +297,6 @@ def test_scores_at_once_are_limited() -> None:
     assert numbers == [1, 62, 1]
     limited = sparse._tiles_on(pattern, 4096, device, None, 10 * 64 * 8 * 64)
     assert [tile.number for tile in limited] == [1, *[10] * 6, 2, 1]
+    windows = sparse._tiles_on(SlidingWindow(256, 256), 4096, device, None, sparse.MAX_SCORES // rows)
+    assert [tile.number for tile in windows] == [1, 1, 28, 1, 1]
     assert sparse.max_scores(torch.device("cpu")) == 0
