@@ -141,13 +141,13 @@ def _forget_engines() -> None:
     """
     import torch.distributed as dist
 
+    from megaptm.parallel.gradients import ChunkGradients
     from megaptm.parallel.groups import close_groups
-    from megaptm.parallel.model import DistributedDataParallel
 
     close_groups()
     for group in [group for group in dist.distributed_c10d._world.pg_map if group is not dist.group.WORLD]:
         dist.destroy_process_group(group)
-    for chunk in [held for held in gc.get_objects() if type(held) is DistributedDataParallel]:
+    for chunk in [held for held in gc.get_objects() if type(held) is ChunkGradients]:
         for parameter in chunk.parameters():
             vars(parameter).pop("main_param", None)
     gc.collect()

@@ -37,7 +37,7 @@ from megaptm.distillation.section import distill_section
 from megaptm.errors import UserError
 from megaptm.inference.trained_model import open_run
 from megaptm.losses.token import Projected
-from megaptm.losses.token_costs import ROWS_PROJECTED
+from megaptm.losses.token_costs import LOGIT_BYTES, num_rows_projected
 from megaptm.models.model import Model
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.other_run import CONFIG, OtherRun
@@ -207,8 +207,11 @@ def _teacher_logits(
             target_BS = compared_positions(tensors, stream_prefix(model.spec, manifest.head), manifest.positions)
             # Projected positions are in the order (S, B).
             indices = torch.arange(target_BS.numel(), device=device).view(*reversed(target_BS.shape)).t()[target_BS]
+            rows_projected = num_rows_projected(
+                len(indices), len(projected.weight), LOGIT_BYTES[projected.hidden.element_size()]
+            )
             best = [
-                _largest(projected.select(chunk), model.spec, manifest.top) for chunk in indices.split(ROWS_PROJECTED)
+                _largest(projected.select(chunk), model.spec, manifest.top) for chunk in indices.split(rows_projected)
             ]
         ids, logits = (torch.cat(parts).cpu().numpy() for parts in zip(*best, strict=True))
         targets_BS = target_BS.cpu().numpy()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from megaptm.distillation.spec import Distillation
+from megaptm.distillation.spec import SOFT_LOGIT_BYTES, Distillation
 from megaptm.layers.layer_costs import sublayers
-from megaptm.losses.token_costs import ROWS_PROJECTED
+from megaptm.losses.token_costs import num_rows_projected
 from megaptm.models.head_costs import head_costs
 from megaptm.plan import costs
 from megaptm.plan.costs import OperationTime
@@ -62,7 +62,8 @@ class TeacherCosts(ExtraCosts):
                 total += pairs * (6 * len(distillation.layers[stack]) + 12)
         if distillation.has_weight("logits"):
             words = work.spec.padded_vocabulary / work.layout.tensor
-            total += min(positions, ROWS_PROJECTED) * words * 4 * 4 + 4 * words * work.spec.size.table_width
+            rows = num_rows_projected(positions, words, SOFT_LOGIT_BYTES)
+            total += rows * words * SOFT_LOGIT_BYTES + 4 * words * work.spec.size.table_width
         return total
 
     def flops(self, work: Workload) -> int:

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from megaptm.distillation.spec import SOFT_LOGIT_BYTES
 from megaptm.layers.accumulate import gradient_sum_of
 from megaptm.layers.split import TensorRanks, UsesTensorRanks
 from megaptm.layers.table_gradient import TableGradient, scaled
 from megaptm.losses.token import Projected, drops_unlabeled
-from megaptm.losses.token_costs import ROWS_PROJECTED
+from megaptm.losses.token_costs import num_rows_projected
 
 
 class LargestLogits(NamedTuple):
@@ -129,10 +130,11 @@ class _SoftTargets(torch.autograd.Function):
         student, total_ranks = Projected(hidden_ND, weight_VD, bias_V), module.ranks.sum
         loss = hidden_ND.new_zeros((), dtype=torch.float32)
         d_hidden = torch.zeros_like(hidden_ND)
-        d_weight = TableGradient(weight_VD, rows=len(hidden_ND), chunk=ROWS_PROJECTED)
+        rows_projected = num_rows_projected(len(hidden_ND), len(weight_VD), SOFT_LOGIT_BYTES)
+        d_weight = TableGradient(weight_VD, rows=len(hidden_ND), chunk=rows_projected)
         d_bias = torch.zeros_like(bias_V, dtype=torch.float32) if bias_V is not None else None
-        for start in range(0, len(hidden_ND), ROWS_PROJECTED):
-            rows = slice(start, start + ROWS_PROJECTED)
+        for start in range(0, len(hidden_ND), rows_projected):
+            rows = slice(start, start + rows_projected)
             is_target_C1 = is_target_N[rows, None]
             losses_C1, d_CV = module.chunk(student.select(rows).logits(), teacher.select(rows).logits())
             loss += (losses_C1 * is_target_C1).sum()
@@ -149,13 +151,13 @@ class _SoftTargets(torch.autograd.Function):
             total_ranks(d_hidden)
         ctx.gradients = (d_hidden, d_weight, d_bias)
         ctx.weight, ctx.bias_dtype = weight_VD, bias_V.dtype if bias_V is not None else None
-        # For a split table megatron-core's modules take the gradient instead of the engine's buffer.
-        ctx.gradient_sum = gradient_sum_of(weight_VD) if total_ranks is None else None
         return loss
 
     @staticmethod
     def backward(ctx: Any, *d_losses: Tensor) -> tuple[Tensor | None, ...]:
         (d_loss,) = d_losses
-        gradients = scaled(*ctx.gradients, d_loss=d_loss, bias_dtype=ctx.bias_dtype, gradient_sum=ctx.gradient_sum)
+        gradients = scaled(
+            *ctx.gradients, d_loss=d_loss, bias_dtype=ctx.bias_dtype, gradient_sum=gradient_sum_of(ctx.weight)
+        )
         del ctx.gradients
         return *gradients, *[None] * 4

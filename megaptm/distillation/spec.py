@@ -14,6 +14,8 @@ LOSS = "distill-"
 """Prefix of the names of distillation losses."""
 WORDS = ("lm", "mlm")
 """Heads that predict tokens."""
+SOFT_LOGIT_BYTES = 16
+"""Bytes of a compared logit: those of student and teacher, and their probabilities, in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)

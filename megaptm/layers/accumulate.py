@@ -5,20 +5,57 @@ as the table, half of a small model. Autograd would write it once for the lookup
 and add the sum to the buffer. These functions add each part to the buffer directly.
 """
 
-# N looked up rows, V rows of the table, D width
+# N looked up or multiplied rows, V rows of the table, D width, I inputs, O outputs
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype for sums of many gradients: at least float32."""
     return torch.promote_types(dtype, torch.float32)
+
+
+HAS_MIXED_SUM = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
+"""Whether torch can add a product to a sum in a longer format. torch 2.9 has the argument, but requires one format."""
+
+
+def adds_products_in_float32(factor: Tensor) -> bool:
+    """Whether torch can add a product of factors in a shorter format to a float32 sum: on GPUs."""
+    return factor.is_cuda and HAS_MIXED_SUM
+
+
+def can_add_products(weight: Tensor) -> bool:
+    """Whether the gradient of a weight can be added to its sum in one kernel."""
+    return weight.dtype == torch.float32 or adds_products_in_float32(weight)
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add `a @ b` to a sum of at least float32, in one kernel where possible.
+
+    Otherwise the product is rounded to the format of its factors first.
+    """
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    elif adds_products_in_float32(a):
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        total += a @ b
+
+
+def product_in_float32(a: Tensor, b: Tensor) -> Tensor:
+    """Return `a @ b` in at least float32. Only on GPUs it is not rounded before."""
+    dtype = sum_dtype(a.dtype)
+    if a.is_cuda and dtype != a.dtype:
+        return torch.mm(a, b, out_dtype=dtype)
+    return (a @ b).to(dtype)
 
 
 class GradientSum(Protocol):
@@ -36,6 +73,85 @@ def gradient_sum_of(parameter: Tensor) -> GradientSum | None:
     """Return the engine's gradient buffer of a parameter. None without an engine."""
     gradient_sum: GradientSum | None = getattr(parameter, "gradient_sum", None)
     return gradient_sum
+
+
+def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    """Return `F.linear(x, weight, bias)`. The backward pass adds the gradient of the weight to the engine's buffer in
+    one kernel, if the engine allows it (`allow_direct_sum`).
+    """
+    if not getattr(weight_OI, "adds_products", False) or not torch.is_grad_enabled():
+        return F.linear(x, weight_OI, bias_O)
+    function = _CompiledLinear if torch.compiler.is_compiling() else _Linear
+    product: Tensor = function.apply(x, weight_OI, bias_O)
+    return product
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight = weight_OI
+        return F.linear(x, weight_OI, bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        (x,), weight_OI = ctx.saved_tensors, ctx.weight
+        d_output_NO = d_outputs[0].flatten(0, -2)
+        d_x = (d_output_NO @ weight_OI).view(x.shape) if ctx.needs_input_grad[0] else None
+        gradient_sum = gradient_sum_of(weight_OI)
+        assert gradient_sum is not None
+        add_product(gradient_sum.total, d_output_NO.t(), x.flatten(0, -2))
+        return d_x, gradient_sum.added(), d_output_NO.sum(0) if ctx.needs_input_grad[2] else None
+
+
+class _CompiledLinear(torch.autograd.Function):
+    """The same for code that torch compiles, for which the addition is one opaque operation."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight_OI)
+        ctx.has_bias = bias_O is not None
+        return F.linear(x, weight_OI, bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight_OI = ctx.saved_tensors
+        d_output_NO = d_outputs[0].flatten(0, -2)
+        d_x = (d_output_NO @ weight_OI).view(x.shape)
+        placeholder = torch.ops.megaptm.add_weight_gradient(d_output_NO, x.flatten(0, -2), weight_OI)
+        return d_x, placeholder, d_output_NO.sum(0) if ctx.has_bias else None
+
+
+_PARAMETERS: dict[int, weakref.ref[Tensor]] = {}
+"""Address -> parameter, for compiled code, which passes other tensor objects of the same memory."""
+
+torch.library.define("megaptm::add_weight_gradient", "(Tensor d_output, Tensor x, Tensor weight) -> Tensor")
+
+
+@torch.library.impl("megaptm::add_weight_gradient", "CompositeExplicitAutograd")
+def _add_weight_gradient(d_output_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
+    """Add the gradient of a weight to the engine's buffer. Return a placeholder of the gradient."""
+    parameter: Any = _PARAMETERS[weight_OI.data_ptr()]()
+    parameter.has_placeholder = True
+    gradient_sum: GradientSum = parameter.gradient_sum
+    add_product(gradient_sum.total, d_output_NO.t(), x_NI)
+    added = gradient_sum.added()
+    return torch.empty_like(weight_OI) if added is None else added
+
+
+@torch.library.register_fake("megaptm::add_weight_gradient")
+def _(d_output_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
+    return torch.empty_like(weight_OI)
+
+
+def allow_direct_sum(weight: Tensor, *, is_exclusive: bool) -> bool:
+    """Let `linear` add the gradient of a weight to its `gradient_sum`, if torch can add products to it, and if no other
+    function uses the weight. Return whether it does."""
+    allowed = is_exclusive and weight.requires_grad and can_add_products(weight)
+    weight.adds_products = allowed  # type: ignore[attr-defined]
+    if allowed and not is_fake(weight):
+        _PARAMETERS[weight.data_ptr()] = weakref.ref(weight)
+    return allowed
 
 
 class EmbeddingLookup(torch.autograd.Function):

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megaptm.layers.accumulate import EmbeddingLookup
+from megaptm.layers.accumulate import EmbeddingLookup, linear
 from megaptm.layers.costs import LinearShape
 
 
@@ -32,6 +32,8 @@ class Linear(nn.Linear):
     matrices, interleave = 1, 1
     sequence_parallel = False
     """Whether tensor ranks hold parts of the sequence of its input or output."""
+    adds_products = True
+    """Whether its weight is used by `layers.accumulate.linear` only, so that an engine may bypass autograd."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, split: str = "none") -> None:
         super().__init__(inputs, outputs, bias=bias)
@@ -48,7 +50,7 @@ class Linear(nn.Linear):
         """Do nothing: `models.initial` computes initial values from the seed and the parameter's name."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 def same(x: Tensor) -> Tensor:
@@ -74,6 +76,8 @@ class TensorRanks:
     """Hook that sums over tensor ranks, in place. None: a single rank."""
     largest: Callable[[Tensor], None] | None = None
     """Hook that takes the maximum over tensor ranks, in place."""
+    begin_sum: Callable[[Tensor], Callable[[], None]] | None = None
+    """Hook that begins to sum over tensor ranks, in place, and returns a function that waits for the end."""
     reduce: Callable[[Tensor], Tensor] = same
     """Hook that sums over tensor ranks, with a gradient."""
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from megaptm.layers.accumulate import GradientSum, sum_dtype
+from megaptm.layers.accumulate import GradientSum, add_product, adds_products_in_float32, product_in_float32
 from megaptm.layers.table_gradient_costs import keeps_factors
 
 NUMBERS_MULTIPLIED = 2**26
@@ -36,14 +36,13 @@ class TableGradient:
         afterwards."""
         if self._keeps_factors:
             self._factors = (left_CV, right_CD)
-        elif self._total is None:
-            product = left_CV.t() @ right_CD
+        elif self._total is not None:
+            add_product(self._total, left_CV.t(), right_CD)
+        elif self._several or adds_products_in_float32(left_CV):
             # bfloat16 would lose small terms of the sum.
-            self._total = product.to(sum_dtype(product.dtype)) if self._several else product
-        elif self._total.dtype == left_CV.dtype:
-            self._total.addmm_(left_CV.t(), right_CD)
+            self._total = product_in_float32(left_CV.t(), right_CD)
         else:
-            self._total += left_CV.t() @ right_CD
+            self._total = left_CV.t() @ right_CD
 
     def times(self, d_loss: Tensor) -> Tensor:
         """Return the gradient [V, D] of the table in its dtype, times a factor. Can be called once: it works in
@@ -58,9 +57,16 @@ class TableGradient:
     def add_to(self, gradient_sum: GradientSum, d_loss: Tensor) -> Tensor | None:
         """Add the table's gradient to the engine's buffer. Return the value that the backward pass returns for the
         table."""
-        d_loss = d_loss.to(gradient_sum.total.dtype)
+        total = gradient_sum.total
+        if self._factors is not None and (
+            self._factors[0].dtype == total.dtype or adds_products_in_float32(self._factors[0])
+        ):
+            left, right_factor = self._factors
+            add_product(total, left.t(), right_factor * d_loss.to(right_factor.dtype))
+            return gradient_sum.added()
+        d_loss = d_loss.to(total.dtype)
         for rows, gradient in self._parts():
-            gradient_sum.total[rows].addcmul_(gradient.to(gradient_sum.total.dtype), d_loss)
+            total[rows].addcmul_(gradient.to(total.dtype), d_loss)
         return gradient_sum.added()
 
     def _parts(self) -> Iterator[tuple[slice, Tensor]]:

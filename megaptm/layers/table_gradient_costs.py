@@ -9,7 +9,7 @@ def keeps_factors(rows: int, width: int) -> bool:
     return rows <= 2 * width
 
 
-def table_gradient_bytes(rows: int, inputs: int, outputs: int, element: int, *, chunk: int) -> int:
+def table_gradient_bytes(rows: int, inputs: int, outputs: float, element: int, *, chunk: int) -> float:
     """Return the bytes saved for the gradient of a table [outputs, inputs] until the backward pass. `chunk`: rows that
     are projected at once.
 

@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
-from megaptm.layers.accumulate import gradient_sum_of
+from megaptm.layers.accumulate import gradient_sum_of, sum_dtype
 from megaptm.layers.table_gradient import TableGradient, scaled
-from megaptm.losses.token_costs import ROWS_PROJECTED
+from megaptm.losses.cross_entropy import ALONE, CrossEntropy, is_fused
+from megaptm.losses.token_costs import LOGIT_BYTES, num_rows_projected
 
-SAMPLING_CHUNK = 256
-"""Samples whose tokens are sampled at once: 100 MB at vocabulary 30,522 and fp32."""
+SAMPLED_LOGIT_BYTES = 26
+"""Bytes of a logit while tokens are sampled: itself, its float32 copy and exponential, and int64 shares and sums."""
 
 
 class Projected(NamedTuple):
@@ -44,6 +45,9 @@ class TokenLoss(nn.Module):
     Projection and loss are one module, because they are split over ranks together.
     """
 
+    ranks = ALONE
+    """Tensor ranks that divide the vocabulary."""
+
     def __init__(self, vocabulary: int, *, z_loss: float = 0.0, label_smoothing: float = 0.0) -> None:
         """`z_loss`: weight of the squared log-normalizer. `label_smoothing`: probability mass spread evenly over the
         vocabulary. Both apply in training only."""
@@ -57,8 +61,9 @@ class TokenLoss(nn.Module):
             if len(counted) < len(labels_N):
                 hidden_ND, labels_N = hidden_ND[counted], labels_N[counted]
         z_loss, smoothing = (self.z_loss, self.label_smoothing) if self.training else (0.0, 0.0)
+        cross_entropy = CrossEntropy(self.vocabulary, z_loss, smoothing, self.ranks)
         loss: Tensor = _ProjectedCrossEntropy.apply(
-            hidden_ND, weight_VD, bias_V, labels_N, self.vocabulary, z_loss, smoothing, torch.is_grad_enabled()
+            hidden_ND, weight_VD, bias_V, labels_N, cross_entropy, torch.is_grad_enabled()
         )
         return loss
 
@@ -66,7 +71,8 @@ class TokenLoss(nn.Module):
     def sample(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, draws_N: Tensor) -> Tensor:
         """Sample a token for each hidden state, [N], by inverse transform of a number in [0, 1)."""
         tokens = []
-        for hidden_CD, draws_C in zip(hidden_ND.split(SAMPLING_CHUNK), draws_N.split(SAMPLING_CHUNK), strict=True):
+        rows = num_rows_projected(len(hidden_ND), len(weight_VD), SAMPLED_LOGIT_BYTES)
+        for hidden_CD, draws_C in zip(hidden_ND.split(rows), draws_N.split(rows), strict=True):
             logits_CV = self.logits(hidden_CD, weight_VD, bias_V).float()
             tokens.append(pick(cumulative_shares(logits_CV, logits_CV.amax(-1, keepdim=True)), draws_C))
         return torch.cat(tokens)
@@ -79,6 +85,12 @@ class TokenLoss(nn.Module):
 
 class ReplicatedTokenLoss(TokenLoss):
     """Token loss for a table that is replicated on tensor ranks."""
+
+
+def bytes_per_logit(hidden: Tensor) -> int:
+    """Return the bytes of a logit: with triton its gradient replaces it; else there is a float32 softmax, and its
+    float32 input in other formats."""
+    return hidden.element_size() if is_fused(hidden) else LOGIT_BYTES[hidden.element_size()]
 
 
 def drops_unlabeled(hidden_ND: Tensor) -> bool:
@@ -106,7 +118,7 @@ def pick(shares_CV: Tensor, draws_C: Tensor) -> Tensor:
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
-    """Compute the gradient while a chunk's probabilities are in memory; `backward` only scales it.
+    """Compute the gradient while a chunk's logits are in memory; `backward` only scales it.
 
     Memory is one chunk of logits plus the gradients; plain cross-entropy holds N x V values three times.
     """
@@ -118,53 +130,41 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor | None,
         labels_N: Tensor,
-        vocabulary: int,
-        z_loss: float,
-        smoothing: float,
+        cross_entropy: CrossEntropy,
         wants_gradient: bool,
     ) -> Tensor:
+        rows_projected = num_rows_projected(len(hidden_ND), len(weight_VD), bytes_per_logit(hidden_ND))
         ctx.weight, ctx.bias_dtype = weight_VD, bias_V.dtype if bias_V is not None else None
-        d_weight = TableGradient(weight_VD, rows=len(hidden_ND), chunk=ROWS_PROJECTED)
-        loss = hidden_ND.new_zeros((), dtype=torch.float32)
+        d_weight = TableGradient(weight_VD, rows=len(hidden_ND), chunk=rows_projected)
         d_hidden = torch.empty_like(hidden_ND)
-        d_bias = torch.zeros_like(bias_V, dtype=torch.float32) if bias_V is not None else None
-        for start in range(0, len(hidden_ND), ROWS_PROJECTED):
-            rows = slice(start, start + ROWS_PROJECTED)
-            hidden_CD, labels_C1 = hidden_ND[rows], labels_N[rows].clamp(min=0)[:, None]
-            counted_C1 = (labels_N[rows] != IGNORED)[:, None]
+        d_bias: Tensor | None = None
+        terms, unfinished = [hidden_ND.new_zeros(0, dtype=torch.float32)], []
+        for start in range(0, len(hidden_ND), rows_projected):
+            rows = slice(start, start + rows_projected)
+            hidden_CD = hidden_ND[rows]
             logits_CV = F.linear(hidden_CD, weight_VD, bias_V)
-            logits_CV[:, vocabulary:] = float("-inf")
-            d_CV = torch.softmax(logits_CV, -1, dtype=torch.float32)
-            # The normalizer follows from the largest probability, which is at least 1/V: no second pass of
-            # exponentials, and no logarithm of a probability that underflowed.
-            largest_C1, at_C1 = logits_CV.max(-1, keepdim=True)
-            normalizer_C1 = largest_C1.float() - d_CV.gather(1, at_C1).log()
-            terms_C1 = normalizer_C1 - (1 - smoothing) * logits_CV.gather(1, labels_C1).float()
-            if smoothing:
-                real_CV = logits_CV[:, :vocabulary]
-                terms_C1 -= smoothing / vocabulary * real_CV.sum(-1, keepdim=True, dtype=torch.float32)
-            if z_loss:
-                terms_C1 += z_loss * normalizer_C1.square()
-            loss += (terms_C1 * counted_C1).sum()
-            if not wants_gradient:
+            terms_C, d_CV = cross_entropy(logits_CV, labels_N[rows], gradient=wants_gradient)
+            terms.append(terms_C)
+            if d_CV is None:
                 continue
-            # Gradient of the logits: probabilities minus targets. In place, because each pass over C x V values costs
-            # time.
-            if z_loss:
-                d_CV.mul_(1 + 2 * z_loss * normalizer_C1)
-            d_CV.scatter_add_(1, labels_C1, d_CV.new_full((), smoothing - 1.0).expand(len(labels_C1), 1))
-            if smoothing:
-                d_CV[:, :vocabulary] -= smoothing / vocabulary
-            if logits_CV.dtype != d_CV.dtype:
-                d_CV = logits_CV.copy_(d_CV)
-            # Samples without a label are masked on the narrow side of each product.
-            torch.mul(d_CV @ weight_VD, counted_C1, out=d_hidden[rows])
-            d_weight.add(d_CV, hidden_CD * counted_C1)
-            if d_bias is not None:
-                d_bias += (d_CV.t() @ counted_C1.to(d_CV.dtype)).squeeze(1)
+            if d_CV.is_cuda:
+                torch.mm(d_CV, weight_VD, out=d_hidden[rows])
+            else:
+                d_hidden[rows] = d_CV @ weight_VD  # kernels of `cpu_tuning` have no `out`
+            if cross_entropy.ranks.begin_sum is not None:
+                unfinished.append(cross_entropy.ranks.begin_sum(d_hidden[rows]))
+            d_weight.add(d_CV, hidden_CD)
+            if bias_V is not None:
+                d_bias_of_chunk = d_CV.sum(0, dtype=sum_dtype(d_CV.dtype))
+                d_bias = d_bias_of_chunk if d_bias is None else d_bias.add_(d_bias_of_chunk)
+            del logits_CV, d_CV  # the next chunk takes their memory
+        for wait in unfinished:
+            wait()
         if wants_gradient:
+            if bias_V is not None and d_bias is None:
+                d_bias = torch.zeros_like(bias_V, dtype=torch.float32)
             ctx.gradients = (d_hidden, d_weight, d_bias)
-        return loss
+        return torch.cat(terms).sum()
 
     @staticmethod
     def backward(ctx: Any, *d_losses: Tensor) -> tuple[Tensor | None, ...]:
@@ -173,4 +173,4 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             *ctx.gradients, d_loss=d_loss, bias_dtype=ctx.bias_dtype, gradient_sum=gradient_sum_of(ctx.weight)
         )
         del ctx.gradients
-        return *gradients, *[None] * 5
+        return *gradients, *[None] * 3

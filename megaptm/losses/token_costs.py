@@ -6,11 +6,27 @@ from dataclasses import dataclass
 
 from megaptm.layers.table_gradient_costs import keeps_factors, table_gradient_bytes
 
-ROWS_PROJECTED = 1024
-"""Maximum number of positions that are projected on the vocabulary at once (`losses.token`): at vocabulary 50,304 they
-hold 300 MB of logits in bfloat16 and float32. Fewer positions mean more additions to the gradient of the table.
-Measured on two cores in bfloat16, 1024 positions of width 768, forward and backward: 0.42 s in chunks of 1024, 0.49 of
-512, 0.59 of 256, 0.84 of 128; plain `F.cross_entropy` 0.52 s."""
+CHUNK_BYTES = 2**29
+"""Bytes of the logits that are computed at once (`losses.token`).
+
+Fewer positions mean more additions to the gradient of the table, and more kernels. Measured on two cores in bfloat16,
+1024 positions of width 768 and vocabulary 50,304, forward and backward: 0.42 s in chunks of 1024, 0.49 of 512, 0.59 of
+256, 0.84 of 128; plain `F.cross_entropy` 0.52 s.
+"""
+ALIGNMENT = 128
+"""Positions of a chunk are a multiple of this number, the rows of a tile in products on GPUs."""
+LOGIT_BYTES = {2: 2 + 8, 4: 8}
+"""Element size -> bytes of a logit by operations of torch: with its softmax in float32, and its float32 input in other
+formats."""
+
+
+def num_rows_projected(positions: int, vocabulary: float, logit_bytes: int) -> int:
+    """Return the number of positions that are projected on the vocabulary at once: chunks of about equal size, within
+    `CHUNK_BYTES`."""
+    largest = max(ALIGNMENT, CHUNK_BYTES // int(vocabulary * logit_bytes))
+    if positions <= largest:
+        return max(1, positions)
+    return -(-positions // -(-positions // largest) // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -24,23 +40,26 @@ class LossBytes:
 
 
 def projection_bytes(
-    positions: int, width: int, vocabulary: int, element: int, *, tensor: int, chunked: bool
+    positions: int, width: int, vocabulary: float, element: int, *, tensor: int, logit_bytes: int | None
 ) -> LossBytes:
     """Return the bytes of projection and token loss for hidden states of `positions` and a table [vocabulary, width],
-    on one of `tensor` ranks. `chunked`: with `losses.token`, on one tensor rank."""
-    if chunked and tensor == 1:
-        several = positions > ROWS_PROJECTED
-        numbers = min(positions, ROWS_PROJECTED) * vocabulary
-        # Softmax in float32. Other formats also need its float32 input. Later neither: the gradient of the table
-        # comes afterwards, and the first positions do not have one yet.
-        logits = numbers * (8 if element == 4 else element + 8)
-        saved = table_gradient_bytes(positions, width, vocabulary, element, chunk=ROWS_PROJECTED)
-        if not several and keeps_factors(positions, width):
-            logits -= numbers * element  # one of the two factors
-        elif element != 4 and not several:
-            logits = max(numbers * element, logits - saved)
-        return LossBytes(saved, logits)
-    # Float32 logits, which become their softmax and its gradient in place; beside them logits, then gradient, in
-    # the model's format.
-    scores = positions * vocabulary / tensor
-    return LossBytes(scores * 4, 0.0 if element == 4 else scores * element)
+    on one of `tensor` ranks.
+
+    `logit_bytes`: bytes of a logit of a chunk with its temporary copies: `element` if the gradient replaces the logit.
+    None: the logits of all positions are computed at once.
+    """
+    columns = vocabulary / tensor
+    if logit_bytes is None:
+        # Float32 logits, which become their softmax and its gradient in place; beside them logits, then gradient, in
+        # the model's format.
+        scores = positions * columns
+        return LossBytes(scores * 4, 0.0 if element == 4 else scores * element)
+    rows = num_rows_projected(positions, columns, logit_bytes)
+    logits, several = rows * columns * logit_bytes, positions > rows
+    saved = table_gradient_bytes(positions, width, columns, element, chunk=rows)
+    if not several and keeps_factors(positions, width):
+        logits -= rows * columns * element  # one of the two factors
+    elif element != 4 and not several:
+        # The gradient of the table comes after the softmax.
+        logits = max(rows * columns * element, logits - saved)
+    return LossBytes(saved, logits)

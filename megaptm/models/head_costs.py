@@ -159,14 +159,14 @@ class HeadCosts(ABC):
         products = self.num_transformed_positions(positions) * sum(linear.weights for linear in self.linears.values())
         return products + positions * sum(inputs * outputs for inputs, outputs in self.projections)
 
-    def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
+    def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, logit_bytes: int | None) -> LossBytes:
         """Return the bytes of the head's loss for `positions` of a micro-batch on one of `tensor` ranks: gathered input
-        and its gradient, and the projection. `chunked`: with `losses.token`, on one tensor rank."""
+        and its gradient, and the projection. `logit_bytes`: as for `losses.token_costs.projection_bytes`."""
         hidden = 2 * positions * self.width * element
         if not self.projects:
             return LossBytes(hidden)
         projected = projection_bytes(
-            positions, self.table_width, self.spec.padded_vocabulary, element, tensor=tensor, chunked=chunked
+            positions, self.table_width, self.spec.padded_vocabulary, element, tensor=tensor, logit_bytes=logit_bytes
         )
         return LossBytes(hidden + projected.saved, projected.transient)
 

@@ -68,7 +68,8 @@ class LanguageHead(nn.Module):
         return None if self.vocabulary is None else self.vocabulary.bias
 
     def _read(self, x_SBD: Tensor) -> Tensor:
-        return (x_SBD if self.narrow is None else self.narrow(x_SBD)) * self.scale
+        read_SBD = x_SBD if self.narrow is None else self.narrow(x_SBD)
+        return read_SBD if self.scale == 1.0 else read_SBD * self.scale
 
     def _weight(self, tied: Tensor | None) -> Tensor:
         weight = tied if self.table is None else self.table.weight

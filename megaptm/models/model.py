@@ -19,6 +19,7 @@ from megaptm.layers.layer import BaseStack, Stack, StackInputs, same, stack_clas
 from megaptm.layers.layer_costs import memory_width
 from megaptm.layers.mask import cross_mask, self_mask
 from megaptm.layers.recurrence_cache import StackCache
+from megaptm.layers.split import Linear
 from megaptm.models.chunk import ModelChunk, chunks
 from megaptm.models.contrast import ContrastHead
 from megaptm.models.embed import Embed
@@ -106,6 +107,8 @@ class Model(nn.Module):
         projects = family.output.tied and any(HEADS[name].projects for name in self.chunk.heads)
         if self.chunk.embedded_stacks or projects or tied_inputs:
             self.embed = Embed(spec, self.chunk.embedded_stacks, tied_inputs=tied_inputs)
+            for name in tied_inputs:
+                cast(Linear, getattr(self.embed, name).project).adds_products = False
         for name, block in family.stacks.items():
             if layers := self.chunk.layers[name]:
                 self.add_module(name, _stack(spec, name, block, layers))

@@ -6,16 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.distributed.finalize_model_grads import finalize_model_grads
 from torch import Tensor
 
 from megaptm.config import CommunicationConfig, Layout
 from megaptm.layers.kernel_choice import AUTO
 from megaptm.parallel.full_sharding import FullySharded, FullyShardedStage
+from megaptm.parallel.gradients import ChunkGradients, attach_main_grads
 from megaptm.parallel.groups import Ranks, open_groups
 from megaptm.parallel.hooks import EngineHook
-from megaptm.parallel.stage import Stage, attach_main_grads, build_stages, reduce_untouched, transformer_config
+from megaptm.parallel.stage import Stage, build_stages, transformer_config
 from megaptm.parallel.tied_parameters import TiedParameters
 from megaptm.spec import ModelSpec
 
@@ -30,7 +31,7 @@ class ParallelModel:
     ranks: Ranks
     stages: list[Stage]
     """Chunks of this rank in pipeline order."""
-    chunks: list[DistributedDataParallel] | list[FullyShardedStage]
+    chunks: list[ChunkGradients] | list[FullyShardedStage]
     """The same chunks with their gradient buffers."""
     tied_parameters: TiedParameters
     sharded: FullySharded | None = None
@@ -53,7 +54,7 @@ class ParallelModel:
             chunks[0].finalize_gradients()
             return
         for chunk in chunks:
-            reduce_untouched(chunk)
+            chunk.reduce_untouched()
         finalize_model_grads(chunks, None)
         self.tied_parameters.sum_gradients()
 
@@ -115,13 +116,11 @@ def build_parallel_model(
         overlap_grad_reduce=overlap_grad_reduce,
     )
     chunks = [
-        DistributedDataParallel(config, data_config, stage, disable_bucketing=index > 0)
-        for index, stage in enumerate(stages)
+        ChunkGradients(config, data_config, stage, disable_bucketing=index > 0) for index, stage in enumerate(stages)
     ]
     # Otherwise gradients would be summed over data ranks after as many micro-batches as in the first step.
     no_sync = [chunk.no_sync for chunk in chunks]
     config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
-    attach_main_grads((parameter for stage in stages for parameter in stage.parameters()), overlaps=overlap_grad_reduce)
     model = ParallelModel(spec, layout, precision, ranks, stages, chunks, tied_parameters)
     config.finalize_model_grads_func = model.finalize_gradients
     return model

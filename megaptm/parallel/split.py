@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,12 +22,10 @@ from megatron.core.tensor_parallel import (
     reduce_from_tensor_model_parallel_region,
     scatter_to_sequence_parallel_region,
     set_tensor_model_parallel_attributes,
-    vocab_parallel_cross_entropy,
 )
-from megatron.core.tensor_parallel.layers import linear_with_grad_accumulation_and_async_allreduce
 from torch import Tensor, nn
 
-from megaptm.batch import IGNORED
+from megaptm.layers.accumulate import EmbeddingLookup, linear
 from megaptm.layers.attention import AttentionCore
 from megaptm.layers.layer import Stack
 from megaptm.layers.split import (
@@ -40,7 +39,8 @@ from megaptm.layers.split import (
     UsesTensorRanks,
     VocabularyBias,
 )
-from megaptm.losses.token import SAMPLING_CHUNK, ReplicatedTokenLoss, TokenLoss, cumulative_shares, pick
+from megaptm.losses.token import SAMPLED_LOGIT_BYTES, ReplicatedTokenLoss, TokenLoss, cumulative_shares, pick
+from megaptm.losses.token_costs import num_rows_projected
 from megaptm.models.model import Model
 from megaptm.parallel.groups import OWN_STREAM
 
@@ -77,6 +77,7 @@ class ColumnSplit(ColumnParallelLinear):
             init_method=nn.init.zeros_,
             bias=linear_layer.bias is not None,
         )
+        self.adds_products = linear_layer.adds_products
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(x)[0]
@@ -95,6 +96,7 @@ class RowSplit(RowParallelLinear):
             input_is_parallel=True,
             skip_bias_add=False,
         )
+        self.adds_products = linear_layer.adds_products
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x)[0]
@@ -109,55 +111,35 @@ class SharedLinear(nn.Linear):
     def __init__(self, linear_layer: Linear, *, sequence_parallel: bool) -> None:
         super().__init__(linear_layer.in_features, linear_layer.out_features, bias=linear_layer.bias is not None)
         self.sequence_parallel = sequence_parallel
+        self.adds_products = linear_layer.adds_products
         self.share = gather_from_sequence_parallel_region if sequence_parallel else copy_to_tensor_model_parallel_region
 
     def forward(self, x: Tensor) -> Tensor:
-        shared: Tensor = self.share(super().forward(x))
+        shared: Tensor = self.share(linear(x, self.weight, self.bias))
         return shared
 
 
-class VocabularySplitTokenLoss(nn.Module):
+class VocabularySplitEmbedding(VocabParallelEmbedding):
+    """Embedding table whose rows are divided. As `EmbeddingLookup`, it adds its gradient to the engine's buffer,
+    because the token loss adds that of the same table there."""
+
+    def __init__(self, embedding: Embedding, config: ModelParallelConfig) -> None:
+        super().__init__(embedding.rows, embedding.width, init_method=nn.init.zeros_, config=config)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        inside = (ids >= self.vocab_start_index) & (ids < self.vocab_end_index)
+        local_ids = torch.where(inside, ids - self.vocab_start_index, 0)
+        looked_up: Tensor = EmbeddingLookup.apply(local_ids, self.weight)
+        total: Tensor = reduce_from_tensor_model_parallel_region(looked_up.masked_fill(~inside[..., None], 0.0))
+        return total
+
+
+class VocabularySplitTokenLoss(TokenLoss):
     """`TokenLoss` where each rank holds a slice of the vocabulary."""
 
-    def __init__(self, loss: TokenLoss, rank: int) -> None:
-        super().__init__()
-        self.vocabulary, self.z_loss, self.label_smoothing = loss.vocabulary, loss.z_loss, loss.label_smoothing
-        self.rank = rank
-
-    def local_logits(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
-        logits_NV = linear_with_grad_accumulation_and_async_allreduce(
-            hidden_ND,
-            weight_VD,
-            bias_V,
-            gradient_accumulation_fusion=False,
-            allreduce_dgrad=True,
-            sequence_parallel=False,
-        )
-        # Padding is at the end of the table, so on the last ranks. In-place is safe: the backward pass of a product
-        # does not need its output.
-        columns = weight_VD.shape[0]
-        logits_NV[..., max(0, self.vocabulary - self.rank * columns) :] = -torch.inf
-        return logits_NV
-
-    def forward(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_N: Tensor) -> Tensor:
-        counted = labels_N != IGNORED
-        logits_NV = self.local_logits(hidden_ND, weight_VD, bias_V)
-        z_loss, smoothing = (self.z_loss, self.label_smoothing) if self.training else (0.0, 0.0)
-        # Before the cross-entropy, which overwrites the logits.
-        normalizer_N = _normalizer(logits_NV) if z_loss or smoothing else None
-        sums_N = self._sums(logits_NV) if smoothing else None
-        losses_N = vocab_parallel_cross_entropy(logits_NV.unsqueeze(1), labels_N.clamp(min=0).unsqueeze(1)).squeeze(1)
-        if normalizer_N is not None and sums_N is not None:
-            losses_N = (1 - smoothing) * losses_N + smoothing * (normalizer_N - sums_N / self.vocabulary)
-        if normalizer_N is not None and z_loss:
-            losses_N = losses_N + z_loss * normalizer_N.square()
-        return (losses_N * counted).sum()
-
-    def _sums(self, logits_NV: Tensor) -> Tensor:
-        """Return the sum [N] of the logits of all tokens over ranks, without vocabulary padding."""
-        real = max(0, self.vocabulary - self.rank * logits_NV.shape[-1])
-        total_N: Tensor = reduce_from_tensor_model_parallel_region(logits_NV[:, :real].sum(-1, dtype=torch.float32))
-        return total_N
+    def __init__(self, loss: TokenLoss, ranks: TensorRanks) -> None:
+        super().__init__(loss.vocabulary, z_loss=loss.z_loss, label_smoothing=loss.label_smoothing)
+        self.ranks = ranks
 
     @torch.no_grad()
     def sample(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, draws_N: Tensor) -> Tensor:
@@ -165,9 +147,10 @@ class VocabularySplitTokenLoss(nn.Module):
         token."""
         group, columns = get_tensor_model_parallel_group(), weight_VD.shape[0]
         tokens = []
-        for hidden_CD, draws_C in zip(hidden_ND.split(SAMPLING_CHUNK), draws_N.split(SAMPLING_CHUNK), strict=True):
+        rows = num_rows_projected(len(hidden_ND), columns, SAMPLED_LOGIT_BYTES)
+        for hidden_CD, draws_C in zip(hidden_ND.split(rows), draws_N.split(rows), strict=True):
             logits_CV = F.linear(hidden_CD, weight_VD, bias_V).float()
-            logits_CV[:, max(0, self.vocabulary - self.rank * columns) :] = -torch.inf
+            logits_CV[:, max(0, self.vocabulary - self.ranks.rank * columns) :] = -torch.inf
             largest_C1 = logits_CV.max(-1, keepdim=True).values
             dist.all_reduce(largest_C1, dist.ReduceOp.MAX, group=group)
             shares_CV = cumulative_shares(logits_CV, largest_C1)
@@ -175,22 +158,13 @@ class VocabularySplitTokenLoss(nn.Module):
             dist.all_gather_into_tensor(ends, shares_CV[:, -1].contiguous(), group=group)
             ends_CR = ends.view(group.size(), -1).t().cumsum(-1).contiguous()
             owner_C = pick(ends_CR, draws_C)
-            before_C = ends_CR[:, self.rank] - shares_CV[:, -1]
+            before_C = ends_CR[:, self.ranks.rank] - shares_CV[:, -1]
             thresholds_C1 = ((draws_C.double() * ends_CR[:, -1]).long() - before_C)[:, None]
             token_C = torch.searchsorted(shares_CV, thresholds_C1, right=True).squeeze(1).clamp(max=columns - 1)
-            token_C = torch.where(owner_C == self.rank, token_C + self.rank * columns, 0)
+            token_C = torch.where(owner_C == self.ranks.rank, token_C + self.ranks.rank * columns, 0)
             dist.all_reduce(token_C, group=group)
             tokens.append(token_C.clamp(max=self.vocabulary - 1))
         return torch.cat(tokens)
-
-
-def _normalizer(logits_NV: Tensor) -> Tensor:
-    """Return the logarithm [N] of the sum of exponentials over all ranks."""
-    largest_N = logits_NV.detach().amax(-1).float()
-    dist.all_reduce(largest_N, dist.ReduceOp.MAX, group=get_tensor_model_parallel_group())
-    sums_N = (logits_NV.float() - largest_N[:, None]).exp().sum(-1)
-    total_N: Tensor = reduce_from_tensor_model_parallel_region(sums_N)
-    return largest_N + total_N.log()
 
 
 def split_model(model: Model, config: ModelParallelConfig, *, ranks: int, rank: int) -> dict[str, Placement]:
@@ -204,11 +178,25 @@ def split_model(model: Model, config: ModelParallelConfig, *, ranks: int, rank: 
             model.gather_sequence = _gather_for_replicated_heads
         for module in model.modules():
             if isinstance(module, UsesTensorRanks):
-                module.ranks = TensorRanks(
-                    rank, _sum_over_tensor_ranks, _largest_of_tensor_ranks, reduce_from_tensor_model_parallel_region
-                )
+                module.ranks = _tensor_ranks(rank)
         _set_stacks(model, sequence_parallel=config.sequence_parallel, ranks=ranks, rank=rank)
     return placements
+
+
+def _tensor_ranks(rank: int) -> TensorRanks:
+    return TensorRanks(
+        rank,
+        _sum_over_tensor_ranks,
+        _largest_of_tensor_ranks,
+        _begin_sum_over_tensor_ranks,
+        reduce_from_tensor_model_parallel_region,
+    )
+
+
+def _begin_sum_over_tensor_ranks(x: Tensor) -> Callable[[], None]:
+    work = dist.all_reduce(x, group=get_tensor_model_parallel_group(), async_op=True)
+    assert work is not None
+    return lambda: work.wait() and None
 
 
 def _sum_over_tensor_ranks(x: Tensor) -> None:
@@ -278,9 +266,7 @@ def _swap(model: Model, config: ModelParallelConfig, ranks: int, rank: int) -> N
                 case Linear(split="shared"):
                     parent._modules[name] = SharedLinear(child, sequence_parallel=config.sequence_parallel)
                 case Embedding(split="vocabulary"):
-                    parent._modules[name] = VocabParallelEmbedding(
-                        child.rows, child.width, init_method=nn.init.zeros_, config=config
-                    )
+                    parent._modules[name] = VocabularySplitEmbedding(child, config)
                 case HeadTable():
                     buckets, heads = child.weight.shape
                     child.weight = nn.Parameter(child.weight.new_empty(buckets, heads // ranks))
@@ -291,7 +277,7 @@ def _swap(model: Model, config: ModelParallelConfig, ranks: int, rank: int) -> N
                 case ReplicatedTokenLoss():
                     pass
                 case TokenLoss():
-                    parent._modules[name] = VocabularySplitTokenLoss(child, rank)
+                    parent._modules[name] = VocabularySplitTokenLoss(child, _tensor_ranks(rank))
 
 
 def _mark_tensor_parallel(model: Model, placements: dict[str, Placement]) -> None:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from megatron.core.distributed import DistributedDataParallel
 from megatron.core.enums import ModelType
 from megatron.core.tensor_parallel import checkpoint as recompute_in_backward
 from megatron.core.tensor_parallel import random
@@ -205,39 +204,3 @@ def save_rng_state() -> RngReplay:
             yield
 
     return again
-
-
-class MainGrad:
-    """`gradient_sum` of a parameter (`layers.accumulate`): megatron-core's `main_grad`, a float32 tensor to which the
-    gradients of all micro-batches are added."""
-
-    def __init__(self, parameter: nn.Parameter, *, overlaps: bool) -> None:
-        self._parameter, self._overlaps = parameter, overlaps
-
-    @property
-    def total(self) -> Tensor:
-        return self._parameter.main_grad  # type: ignore[attr-defined]
-
-    def added(self) -> Tensor | None:
-        """Mark the gradient as added. With overlap, megatron-core waits for a gradient of every parameter: return a
-        placeholder whose values are not used."""
-        self._parameter.grad_added_to_main_grad = True  # type: ignore[attr-defined]
-        return torch.empty_like(self._parameter) if self._overlaps else None
-
-
-def attach_main_grads(parameters: Iterable[nn.Parameter], *, overlaps: bool) -> None:
-    """Let the modules of these parameters add to their `main_grad`. `overlaps`: gradients are reduced during the
-    backward pass."""
-    for parameter in parameters:
-        parameter.gradient_sum = MainGrad(parameter, overlaps=overlaps)  # type: ignore[attr-defined]
-
-
-def reduce_untouched(chunk: DistributedDataParallel) -> None:
-    """Reduce buckets that still wait for parameters that this step did not use; their gradient is zero. Only if
-    gradients are reduced during the backward pass.
-
-    All data ranks use the same parameters and therefore reduce in the same order.
-    """
-    for group in chunk.bucket_groups if chunk.ddp_config.overlap_grad_reduce else ():
-        for parameter in {*group.params} - group.per_param_grad_ready_counts.keys():
-            group.register_grad_ready(parameter)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from megaptm.layers.costs import LayerCosts
 from megaptm.layers.feedforward_costs import ROWS_FED
 from megaptm.layers.layer_costs import SubLayer, kinds, memory_width, runs, sublayers
-from megaptm.losses.token_costs import LossBytes
+from megaptm.losses.token_costs import LOGIT_BYTES, LossBytes
 from megaptm.models.chunk import ModelChunk
 from megaptm.models.embed_costs import inputs_read
 from megaptm.models.head_costs import HeadCosts
@@ -154,7 +154,7 @@ def input_bytes(work: Workload) -> float:
 
 
 def logits_bytes(work: Workload) -> float:
-    """Return the peak bytes of logits, projection and loss, on the last stage (losses/token.py, parallel/split.py)."""
+    """Return the peak bytes of logits, projection and loss, on the last stage (losses/token.py)."""
     losses = {head: _loss_bytes(work, head) for head in work.heads.values()}
     if not losses:  # output and gradient of the final norm
         last = next(reversed(work.spec.family.stacks))
@@ -165,8 +165,11 @@ def logits_bytes(work: Workload) -> float:
 
 def _loss_bytes(work: Workload, head: HeadCosts) -> LossBytes:
     positions = work.layout.microbatch * head.positions_read(work.lengths[head.stack], work.num_predicted)
-    chunked = work.software.chunked_logits
-    return head.loss_bytes(positions, work.element_bytes, tensor=work.layout.tensor, chunked=chunked)
+    element, software = work.element_bytes, work.software
+    logit_bytes = element if software.fused_loss else LOGIT_BYTES[element]
+    return head.loss_bytes(
+        positions, element, tensor=work.layout.tensor, logit_bytes=logit_bytes if software.chunked_logits else None
+    )
 
 
 def comparison_bytes(work: Workload) -> float:

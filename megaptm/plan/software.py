@@ -10,7 +10,7 @@ from typing import Literal
 class Software:
     """Properties of training software that determine its speed and memory.
 
-    The defaults describe megaptm. Other values are used for published runs (`benchmarks/published`), which test the
+    `MEGAPTM` describes this engine. Other values are used for published runs (`benchmarks/published`), which test the
     formulas; one formula with a switch is easier to check than two.
     """
 
@@ -35,8 +35,10 @@ class Software:
     boundary_overlap: bool = False
     """Whether messages between stages overlap with products."""
     chunked_logits: bool = True
-    """Whether logits are computed for a chunk of positions at a time, if there is one tensor rank."""
+    """Whether logits are computed for a chunk of positions at a time."""
+    fused_loss: bool = True
+    """Whether the gradient of chunked logits replaces them, as on GPUs with triton."""
 
 
-# parallel/engine.py, parallel/stage.py, parallel/optimizers, losses/token.py
-MEGAPTM = Software()
+# parallel/engine.py, parallel/gradients.py, parallel/optimizers, layers/accumulate.py, losses/token.py
+MEGAPTM = Software(fused_gradient_sum=True)

@@ -1,5 +1,6 @@
 """Replacement of the CUDA driver."""
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -27,3 +28,19 @@ def guard(tmp_path_factory):
         [compiler, "-shared", "-fPIC", "-O0", "-std=c++20", abi, *headers, source, *libraries, "-o", guard], check=True
     )
     return guard
+
+
+@pytest.fixture(scope="session")
+def triton_path(tmp_path_factory) -> list[str]:
+    """Return the folder of triton. torch for CPUs does not include it, and the test environment need not have its
+    gigabyte."""
+    if importlib.util.find_spec("triton") is not None:
+        return []
+    program, folder = Path(sys.executable).with_name("uv"), tmp_path_factory.mktemp("triton")
+    if not program.exists():
+        pytest.skip("needs the package triton, or uv to install it")
+    words = ("pip", "install", "--quiet", f"--python={sys.executable}", f"--target={folder}", "triton")
+    done = subprocess.run([program, *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"needs the package triton, which no registry gave: {done.stderr.strip().splitlines()[-1]}")
+    return [str(folder)]

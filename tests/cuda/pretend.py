@@ -188,7 +188,7 @@ class Waits(TorchDispatchMode):
             result = _pinned(result)
         launches = on_device or _is_on_device(result) or any(map(_is_on_device, _in_lists(args)))
         if launches and not (func.is_view or name in NO_KERNELS):
-            kernels[name] += 1
+            kernels[name] += _launches(name, args)
         if _is_on_device(result) and result.shape[-2:] == (num_positions, num_positions):
             pairs[location()] += 1
         if name in ("_to_copy", "copy_"):
@@ -199,6 +199,14 @@ class Waits(TorchDispatchMode):
             elif source.is_cuda != target.is_cuda and not getattr(target if source.is_cuda else source, PINNED, False):
                 wait("copy of memory that is not pinned")
         return result
+
+
+def _launches(name: str, args: tuple[Any, ...]) -> int:
+    """Return the number of kernels of an operation. One on lists of tensors launches a kernel for each if their dtypes
+    differ, unless it copies."""
+    tensors = [[*value] for value in args if name.startswith("_foreach") and isinstance(value, list | tuple)]
+    dtypes = {tensor.dtype for part in tensors for tensor in part if isinstance(tensor, torch.Tensor)}
+    return 1 if len(dtypes) < 2 or name == "_foreach_copy_" else len(tensors[0])
 
 
 def _pinned(tensor: Any) -> Any:

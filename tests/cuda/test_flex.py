@@ -1,6 +1,5 @@
 """FlexAttention kernels of attention patterns are compiled for GPUs on a machine without one."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -11,22 +10,6 @@ import pytest
 
 pytestmark = pytest.mark.drill
 PATTERNS = ("window of documents", "dilated window, causal", "chunks", "custom, documents")
-
-
-@pytest.fixture(scope="module")
-def triton_path(tmp_path_factory) -> list[str]:
-    """Return the folder of triton. torch for CPUs does not include it, and the test environment need not have its
-    gigabyte."""
-    if importlib.util.find_spec("triton") is not None:
-        return []
-    program, folder = Path(sys.executable).with_name("uv"), tmp_path_factory.mktemp("triton")
-    if not program.exists():
-        pytest.skip("needs the package triton, or uv to install it")
-    words = ("pip", "install", "--quiet", f"--python={sys.executable}", f"--target={folder}", "triton")
-    done = subprocess.run([program, *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"needs the package triton, which no registry gave: {done.stderr.strip().splitlines()[-1]}")
-    return [str(folder)]
 
 
 def test_pattern_kernels_compile_for_a100_and_h100(guard, triton_path, tmp_path):

@@ -29,7 +29,7 @@ def test_token_loss_equals_cross_entropy(
     smoothing: float,
 ) -> None:
     monkeypatch.setattr(token, "drops_unlabeled", lambda hidden: drops_unlabeled)
-    monkeypatch.setattr(token, "ROWS_PROJECTED", chunk)
+    monkeypatch.setattr(token, "num_rows_projected", lambda *_: chunk)
     torch.manual_seed(0)
     hidden, weight, bias = torch.randn(20, 8), torch.randn(ROWS, 8), torch.randn(ROWS)
     inputs = [

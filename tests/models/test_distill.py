@@ -181,7 +181,7 @@ def test_losses_are_zero_if_student_equals_teacher(family: str) -> None:
 def test_soft_target_gradients_equal_plain_torch(soft: str, drops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients of hidden states, table and bias are compared, with a padded vocabulary, in several chunks."""
     monkeypatch.setattr("megaptm.distillation.soft_targets.drops_unlabeled", lambda hidden: drops)
-    monkeypatch.setattr("megaptm.distillation.soft_targets.ROWS_PROJECTED", 2)
+    monkeypatch.setattr("megaptm.distillation.soft_targets.num_rows_projected", lambda *_: 2)
     torch.manual_seed(0)
     hidden, table, bias = (torch.randn(*shape, requires_grad=True) for shape in ((5, 4), (8, 4), (8,)))
     teacher, is_target = (

@@ -230,7 +230,13 @@ def test_memory_of_losses_equals_torch(monkeypatch: pytest.MonkeyPatch, name: st
     size = Size(layers=1, width=32, heads=4, ffn=64)
     spec = ModelSpec(family=change(CATALOGUE[name], dropout=0.0), size=size, vocabulary=20_480, context=64, dropout=0.0)
     work = Workload(
-        spec=spec, lengths={"encoder": 64}, layout=Layout(microbatch=3), batch=3, precision=precision, num_predicted=12
+        spec=spec,
+        lengths={"encoder": 64},
+        layout=Layout(microbatch=3),
+        batch=3,
+        precision=precision,
+        num_predicted=12,
+        software=Software(fused_loss=False),
     )
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     fields = tiny_batch(name, rows=3, sequence=64)

@@ -7,10 +7,10 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from megaptm.families.deberta.spec import DisentangledSpec
+from megaptm.layers.accumulate import linear
 from megaptm.layers.attention import SelfAttention
 from megaptm.layers.costs import LayerCosts
 from megaptm.layers.positions import ROUNDING
@@ -88,10 +88,10 @@ class DisentangledAttention(SelfAttention):
         It uses the weights directly: a tensor-parallel module would treat the table as a sequence.
         """
         if not self.has_position_projections:
-            qkv = F.linear(table_RD, self.qkv.weight, self.qkv.bias).unflatten(-1, (-1, 3, self.key_width))
+            qkv = linear(table_RD, self.qkv.weight, self.qkv.bias).unflatten(-1, (-1, 3, self.key_width))
             return qkv[:, :, 1], qkv[:, :, 0]
         key, query = (
-            F.linear(table_RD, linear.weight, linear.bias).unflatten(-1, (-1, self.key_width))
-            for linear in (self.position_key, self.position_query)
+            linear(table_RD, module.weight, module.bias).unflatten(-1, (-1, self.key_width))
+            for module in (self.position_key, self.position_query)
         )
         return key, query

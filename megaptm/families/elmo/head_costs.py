@@ -43,11 +43,11 @@ class BidirectionalHeadCosts(HeadCosts):
         words = self.spec.family.loss.negatives or self.spec.vocabulary
         return [(self.spec.size.table_width, words)] * 2
 
-    def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
+    def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, logit_bytes: int | None) -> LossBytes:
         """Return the bytes of the loss of ELMo's head. With sampled tokens: logits, two float32 copies of them, and
         vectors of labels and samples."""
         if not (num_negatives := self.spec.family.loss.negatives):
-            return super().loss_bytes(2 * positions, element, tensor=tensor, chunked=chunked)
+            return super().loss_bytes(2 * positions, element, tensor=tensor, logit_bytes=logit_bytes)
         width = self.spec.size.table_width
         return LossBytes(
             2 * positions * (num_negatives * (element + 8) + 3 * width * element) + 2 * num_negatives * width * element

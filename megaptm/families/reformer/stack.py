@@ -4,18 +4,26 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from megaptm.families.reformer.reversible import LayerInputs, run_reversible
+from megaptm.layers.feedforward import FeedForward
 from megaptm.layers.layer import Layer, Stack, StackInputs
 
 
 class ReversibleStack(Stack):
     """Stack of reversible layers. Both residual streams start as x and are concatenated along the sequence, [2S, B, D],
     between chunks. The final norm reads them along the width, [S, B, 2D]."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        for module in self.modules():
+            if isinstance(module, FeedForward):
+                # `run_reversible` asks autograd for the gradients of their weights.
+                module.up.adds_products = module.down.adds_products = False
 
     def forward(self, x: Tensor, inputs: StackInputs) -> Tensor:
         x1, x2 = (x, x) if 0 in self.numbers else x.chunk(2)

@@ -8,6 +8,8 @@ counting rows would synchronize with the host. On CPUs rows without a label in a
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -51,6 +53,8 @@ class AdaptiveTokens(nn.Module):
         # The softmax has its own projection instead of the first.
         skipped = 0 if embeds or self.shared_map else 1
         self.maps = nn.ModuleDict({str(n): Linear.of(cluster) for n, cluster in enumerate(linears) if n >= skipped})
+        for module in self.maps.values():
+            cast(Linear, module).adds_products = False
 
     @property
     def weight(self) -> Tensor:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from megaptm.families.transformer_xl.spec import cutoffs_of, division_of
 from megaptm.layers.costs import LinearShape
-from megaptm.layers.table_gradient_costs import table_gradient_bytes
-from megaptm.losses.token_costs import ROWS_PROJECTED, LossBytes
+from megaptm.losses.token_costs import LossBytes, projection_bytes
 from megaptm.models.embed_costs import TokenCosts
 from megaptm.models.head_costs import LanguageHeadCosts
 from megaptm.spec import ModelSpec
@@ -154,16 +153,14 @@ class AdaptiveHeadCosts(LanguageHeadCosts):
         bias per cluster after the first."""
         return self.spec.vocabulary + len(cutoffs_of(self.spec.size)) * (self.spec.size.table_width + 1)
 
-    def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
+    def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, logit_bytes: int | None) -> LossBytes:
         """Return the bytes of the adaptive softmax's loss for all clusters, with the gradients of all their tables."""
-        products = projections(self.spec)
-        saved = sum(
-            table_gradient_bytes(positions, inputs, outputs, element, chunk=ROWS_PROJECTED)
-            for inputs, outputs in products
-        )
-        largest = max(outputs for _, outputs in products)
+        losses = [
+            projection_bytes(positions, inputs, outputs, element, tensor=1, logit_bytes=logit_bytes)
+            for inputs, outputs in projections(self.spec)
+        ]
         hidden = 2 * positions * self.width * element
-        return LossBytes(hidden + saved, min(positions, ROWS_PROJECTED) * largest * (element + 4))
+        return LossBytes(hidden + sum(loss.saved for loss in losses), max(loss.transient for loss in losses))
 
     @property
     def projections(self) -> list[tuple[int, int]]:

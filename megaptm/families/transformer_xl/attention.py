@@ -60,6 +60,7 @@ class RelativeAttention(AttentionModule):
         record, size = costs.attention, costs.size
         self.key_width = size.key_width
         self.qkv, self.place, self.output = (Linear.of(costs.linears[name]) for name in ("qkv", "place", "output"))
+        self.qkv.adds_products = self.place.adds_products = False
         self.attend = Attend(causal=False, scale=score_scale(costs), dropout=record.dropout_rate(dropout))
         if record.biases == "layer":
             for name in ("content_bias", "place_bias"):

@@ -93,10 +93,10 @@ class WordRegionHeadCosts(HeadCosts):
     def linears(self) -> Mapping[str, LinearShape]:
         return {}
 
-    def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
+    def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, logit_bytes: int | None) -> LossBytes:
         """Return the bytes of the word-region loss: the input, its normalized vectors and their gradients in
         float32."""
-        read = super().loss_bytes(positions, element, tensor=tensor, chunked=chunked)
+        read = super().loss_bytes(positions, element, tensor=tensor, logit_bytes=logit_bytes)
         return LossBytes(read.saved + 2 * positions * self.width * 4, read.transient)
 
 

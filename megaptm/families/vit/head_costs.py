@@ -40,10 +40,10 @@ class ImageLabelHeadCosts(HeadCosts):
         """Return the multiply-adds of image classification; one position is projected."""
         return super().multiply_adds(1)
 
-    def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
+    def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, logit_bytes: int | None) -> LossBytes:
         """Return the bytes of the loss of image classification. One position per image is projected, but all are
         gathered."""
-        linear = super().loss_bytes(1, element, tensor=tensor, chunked=chunked)
+        linear = super().loss_bytes(1, element, tensor=tensor, logit_bytes=logit_bytes)
         return LossBytes(linear.saved + 2 * (positions - 1) * self.width * element, linear.transient)
 
 

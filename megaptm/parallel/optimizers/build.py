@@ -4,8 +4,10 @@ ranks."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+import torch
 from megatron.core.optimizer import ChainedOptimizer, _get_param_groups, get_megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
@@ -50,6 +52,7 @@ def build_optimizer(model: ParallelModel, settings: OptimizerConfig) -> Optimize
         megatron = ShardedOptimizer(model.sharded, groups, **rates)
     else:
         megatron = get_megatron_optimizer(config, model.chunks, overrides, use_gloo_process_groups=False)
+        _copy_together(megatron.chained_optimizers[0])
     [inner] = megatron.chained_optimizers
     shards = _shards(inner)
     parts = [
@@ -72,6 +75,37 @@ def build_optimizer(model: ParallelModel, settings: OptimizerConfig) -> Optimize
         for group, adam_group in zip(inner.optimizer.param_groups, adam.param_groups, strict=True):
             group["params"] = adam_group["params"]
     return Optimizer(settings, megatron, inner.optimizer, parts)
+
+
+def _copy_together(inner: Any) -> None:
+    """Let an optimizer with float32 copies of the weights copy them to the model by `_copy_to_model`."""
+    if hasattr(inner, "_copy_main_params_to_model_params"):
+        inner._copy_main_params_to_model_params = partial(_copy_to_model, inner)
+
+
+@torch.no_grad()
+def _copy_to_model(inner: Any) -> None:
+    """Copy the updated float32 weights to the model, by one kernel for many tensors. megatron-core copies them one by
+    one."""
+    if not isinstance(inner, DistributedOptimizer):
+        torch._foreach_copy_(*inner._get_model_and_main_params_data_float16())
+        return
+    for shard_groups, parameter_groups in (
+        (inner.shard_fp32_from_float16_groups, inner.model_float16_groups),
+        (inner.shard_fp32_groups, inner.model_fp32_groups),
+    ):
+        shards = [shard for group in shard_groups for shard in group]
+        targets = [_slice_in_model(inner, parameter) for group in parameter_groups for parameter in group]
+        if shards:
+            torch._foreach_copy_(targets, shards)
+
+
+def _slice_in_model(inner: Any, parameter: Parameter) -> Tensor:
+    """Return this data rank's slice of a parameter, in the buffer that data ranks gather."""
+    span = inner._get_model_param_range_map(parameter)["gbuf_world_in_bucket"]
+    buffer, _, bucket = inner.model_param_gbuf_map[parameter]
+    weights: Tensor = inner.buffers[buffer].buckets[bucket].param_data.view(-1)
+    return weights[span.start : span.end]
 
 
 def _part(inner: Any, shards: Mapping[int, Tensor], placement: Placement, parameter: Parameter) -> TensorPart:
