@@ -48,6 +48,17 @@ EQUIVALENT_NAMES = {
     **dict.fromkeys(
         ("pipeline_model_parallel_size", "pipeline_parallel_degree", "pipeline_parallel", "pp"), "pipeline"
     ),
+    **dict.fromkeys(
+        (
+            "pipeline_model_parallel_layout",
+            "num_layers_in_first_pipeline_stage",
+            "num_layers_in_last_pipeline_stage",
+            "decoder_first_pipeline_num_layers",
+            "decoder_last_pipeline_num_layers",
+            "pipeline_split",
+        ),
+        "layers_per_stage",
+    ),
     **dict.fromkeys(("data_parallel_size", "data_parallel_degree", "dp"), "data"),
     **dict.fromkeys(("num_layers_per_virtual_pipeline_stage", "virtual_pipeline_model_parallel_size", "vp"), "virtual"),
     **dict.fromkeys(("recompute_granularity", "gradient_checkpointing", "activation_checkpointing"), "recompute"),

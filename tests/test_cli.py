@@ -130,7 +130,7 @@ def test_bash_completion():
     [
         (["train.stpes=1"], "unknown key train.stpes; did you mean train.steps?"),
         (["layout.tensor=3"], "layout.tensor (3) must divide the 4 attention heads of gpt2/custom."),
-        (["layout.pipeline=3"], "layout.pipeline (3) must divide the 4 layers of gpt2/custom."),
+        (["layout.pipeline=5"], "layout.pipeline (5) must be at most the 4 layers of gpt2/custom."),
     ],
 )
 def test_config_error_leaves_no_run_folder(tmp_path, overrides, message):

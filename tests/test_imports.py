@@ -47,6 +47,7 @@ MAY_IMPORT = {
         "objectives",
         "families",
         "config",
+        "plan",
         "storage",
         "tokenizers",
         "data",

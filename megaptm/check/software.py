@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from megaptm.check.finding import CheckInput, Finding
+from megaptm.plan.local_machine import nvidia_smi
 
 TOPIC = "software"
 OPTIONAL = ("ray", "transformers")
@@ -25,7 +26,6 @@ BROKEN = "broken: "
 IMPORT_SECONDS = 45
 """Timeout of importing a library, possibly from a network disk. Shorter than that of a node in `check.nodes`, so that
 the node reports it itself."""
-NVIDIA_SMI_SECONDS = 30
 
 
 def check_software(case: CheckInput) -> Iterator[Finding]:
@@ -199,16 +199,6 @@ def torch_cuda() -> str | None:
     text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
     built = re.search(r"^cuda\b.*=\s*'([\d.]+)'", text, re.MULTILINE)
     return built[1] if built else None
-
-
-def nvidia_smi(*arguments: str) -> str:
-    """Return the output of nvidia-smi; empty if it is missing or fails."""
-    try:
-        command = ["nvidia-smi", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return "" if done.returncode else done.stdout
 
 
 def major(version: str) -> int:

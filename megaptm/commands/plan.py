@@ -92,7 +92,10 @@ def plan(
 
         show(made, Console())
         if layout_overrides:
-            echo(f"\nThe fastest layout, to paste after the config:\n  {' '.join(layout_overrides)}")
+            from shlex import quote
+
+            pasted = " ".join(map(quote, layout_overrides))
+            echo(f"\nThe fastest layout, to paste after the config:\n  {pasted}")
         if dry:
             show_dry(dry, Console())
     if dry and not dry.agrees_with_plan:
@@ -100,11 +103,17 @@ def plan(
 
 
 def _config(path: Path, overrides: tuple[str, ...], machine: Machine, nodes: int | None) -> Config:
-    from megaptm.config import load
+    from megaptm.config import UncheckedConfig
 
-    if nodes is None:
-        return load(path, overrides)
-    return load(path, [*overrides, f"devices={_devices(machine, nodes)}"])
+    written = UncheckedConfig.read(path, overrides)
+    if nodes is not None:
+        written = written.with_override(f"devices={_devices(machine, nodes)}")
+    if written.plans_layout:
+        from megaptm.plan.auto import plan_layout
+
+        written, reason = plan_layout(written, machine=machine, environ={})
+        echo(reason, err=True)
+    return written.load()
 
 
 def _devices(machine: Machine, nodes: int) -> int:
@@ -148,7 +157,8 @@ def _layout_overrides(config: Config) -> list[str]:
     """Return all keys of the layout as overrides, so that they replace all keys of the file."""
     import json
 
-    return [f"layout.{key}={json.dumps(value).strip(chr(34))}" for key, value in config.layout.model_dump().items()]
+    values = config.layout.model_dump().items()
+    return [f"layout.{key}={json.dumps(value, separators=(',', ':')).strip(chr(34))}" for key, value in values]
 
 
 def _configured_devices(path: Path, overrides: tuple[str, ...]) -> int:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
+from megaptm.config.cut import cut_errors
 from megaptm.config.layer_rules import layer_layout_errors
 from megaptm.config.learning_rate import schedule_restarts
 from megaptm.config.model import resolve_model
@@ -260,13 +261,7 @@ def _layout_errors(config: Config) -> Iterator[str]:
         if count % tensor:
             yield f"layout.tensor ({tensor}) must divide the {count} {unit} of {title}."
             break  # a value that divides this one may also divide the others
-    layers = spec.layers
-    chunks = layout.pipeline * layout.virtual
-    if layout.virtual > 1 and layout.pipeline == 1:
-        yield f"layout.virtual ({layout.virtual}) needs layout.pipeline of at least 2."
-    if layers % chunks:
-        name = "layout.pipeline" if layout.virtual == 1 else "layout.pipeline x layout.virtual"
-        yield f"{name} ({chunks}) must divide the {layers} layers of {title}."
+    yield from cut_errors(layout, spec, title)
     yield from _full_sharding_errors(layout, spec)
     if layout.recompute_every > 1 and layout.recompute == "none":
         yield (

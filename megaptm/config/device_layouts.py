@@ -33,6 +33,26 @@ def select_layout(
     return {**without_devices, "layout": {**defaults, **explicit}}, devices if devices_level >= data_level else None
 
 
+def without_stale_cut(values: Mapping[str, Any], levels: Sequence[Sequence[ConfigLayer]]) -> dict[str, Any]:
+    """Return `values` without a list in `layout.layers_per_stage` that a file or override sets before a later one
+    changes the number of stages."""
+    layout = values.get("layout")
+    cut = layout.get("layers_per_stage") if isinstance(layout, dict) else None
+    if not isinstance(layout, dict) or not isinstance(cut, (list, tuple)):
+        return {**values}
+
+    def sets(layer: dict[str, Any], *keys: str) -> bool:
+        own = layer.get("layout")
+        return isinstance(own, dict) and not own.keys().isdisjoint(keys)
+
+    stages_level = _latest(levels, lambda layer: sets(layer, "pipeline", "virtual"))
+    cut_level = _latest(levels, lambda layer: sets(layer, "layers_per_stage") or "layouts" in layer)
+    counts = [layout.get(key, 1) for key in ("pipeline", "virtual")]
+    if stages_level <= cut_level or counts[0] * counts[1] == len(cut):
+        return {**values}
+    return {**values, "layout": {key: value for key, value in layout.items() if key != "layers_per_stage"}}
+
+
 def device_errors(config: Config, devices: int) -> Iterator[str]:
     """Yield an error if the layout cannot use this number of devices."""
     layout = config.layout

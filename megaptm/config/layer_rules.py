@@ -17,6 +17,8 @@ def layer_layout_errors(layout: Layout, record: LayerSpec, name: str) -> Iterato
         yield f"layout.sequence_parallel must be false: {name} {record.reason}, and supports only data parallelism."
     if layout.full_sharding:
         yield f"layout.full_sharding must be false: {name} {record.reason}; use layout.distributed_optimizer."
+    if layout.layers_per_stage is not None:
+        yield f"layout.layers_per_stage must be absent: {name} {record.reason}, and supports only data parallelism."
     if layout.recompute != "none":
         yield (
             f"layout.recompute ({layout.recompute}) must be none: {name} {record.reason}, and does not support "

@@ -37,6 +37,7 @@ RULE_MEANINGS = {
 
 RESUME_RULES = {
     "run": OnResume.MOVED,
+    "machine": OnResume.YES,
     "devices": OnResume.YES,
     "layouts": OnResume.YES,
     "objective": OnResume.LATER,

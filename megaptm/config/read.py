@@ -14,7 +14,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from megaptm.config.check import config_errors, model_errors
-from megaptm.config.device_layouts import device_errors, select_layout, with_all_devices
+from megaptm.config.cut import with_cut
+from megaptm.config.device_layouts import device_errors, select_layout, with_all_devices, without_stale_cut
 from megaptm.config.errors import error_messages
 from megaptm.config.model import model_spec, with_resolved_model
 from megaptm.config.schedule import with_limited_warmup
@@ -33,6 +34,8 @@ MAX_MESSAGES = 20
 REPLACED_KEYS = frozenset({"data.mix", "data.size_limits", "layouts", "objective"}) | {
     f"{key}.{name}" for key, section in extension_sections().items() for name in section.replaced
 }
+AUTO = "auto"
+"""Value of `layout`."""
 PYTHON_CONFIG = "the given config"
 """Location of a config from Python in error messages."""
 
@@ -138,19 +141,42 @@ class UncheckedConfig:
         mistakes += [*config_errors(config), *unfit]
         if not mistakes:
             config = with_resolved_model(config)
+            try:
+                config = with_cut(config)
+            except UserError as error:
+                return Draft(config, (str(error),))
             for section in used_sections(config):
                 config = section.with_resolved_sizes(config)
         return Draft(config, tuple(mistakes))
 
     def _validated(self, values: dict[str, Any]) -> tuple[Config, int | None]:
         """Return the validated config, and the number of devices that determines its data ranks, if any."""
-        if DeviceLayout.model_fields.keys().isdisjoint(values):
+        devices = None
+        if self.plans_layout:
+            DeviceLayout.model_validate({key: values[key] for key in DeviceLayout.model_fields if key in values})
+            values = {key: value for key, value in values.items() if key not in (*DeviceLayout.model_fields, "layout")}
             return Config.model_validate(values), None
-        chosen, devices = select_layout(values, self.levels)
-        return Config.model_validate(chosen), devices
+        if not DeviceLayout.model_fields.keys().isdisjoint(values):
+            values, devices = select_layout(values, self.levels)
+        return Config.model_validate(without_stale_cut(values, self.levels)), devices
+
+    @property
+    def plans_layout(self) -> bool:
+        """Whether `layout` is `auto`: see `plan.auto.plan_layout`."""
+        return bool(self.values.get("layout") == AUTO)
 
     def load(self) -> Config:
-        """Return the checked config with all model sizes filled in. Mistakes raise `UserError`."""
+        """Return the checked config with all model sizes filled in. Mistakes, and a layout that is still to be planned,
+        raise `UserError`."""
+        config = self.load_without_plan()
+        if self.plans_layout:
+            raise UserError(
+                f"{self.path}: layout (auto) is chosen by `megaptm train`, `launch`, `check` and `plan`; set a layout."
+            )
+        return config
+
+    def load_without_plan(self) -> Config:
+        """Load the config; a layout that is still to be planned has one process."""
         draft = self.draft()
         if draft.config is None or draft.mistakes:
             raise _joined_error(draft.mistakes)

@@ -44,8 +44,12 @@ __all__ = [
 ]
 
 
+LayersPerStage = Literal["auto"] | Annotated[tuple[Annotated[int, Field(ge=0)], ...], Strict(False)]
+"""`layout.layers_per_stage`."""
+
+
 class Layout(Section):
-    """Distribution of a run over processes."""
+    """Distribution of a run over processes. `layout: auto` is the fastest planned one (docs/configs.md)."""
 
     data: Count = 1
     """Data parallelism: copies of the model, each of which reads its part of the batch."""
@@ -55,6 +59,10 @@ class Layout(Section):
     """Pipeline parallelism: number of stages."""
     virtual: Count = 1
     """Number of virtual stages per pipeline rank; more than 1 is the interleaved schedule."""
+    layers_per_stage: LayersPerStage | None = None
+    """Layers of each stage, as in [10, 12, 12, 8], over all stacks; with virtual stages, of each chunk in the order of
+    the model. The last may be 0: heads alone. auto: by FLOPs, so that the slowest stage is as fast as possible
+    (docs/configs.md). Absent: equal numbers; auto if there are none."""
     sequence_parallel: bool = False
     """Whether norms and dropout are split along the sequence among the tensor ranks."""
     distributed_optimizer: bool = False
@@ -69,6 +77,17 @@ class Layout(Section):
     recompute_every: Count = 1
     """Recompute every n-th layer of each stack: layers 0, n, 2n ..."""
 
+    @field_validator("layers_per_stage", mode="before")
+    @classmethod
+    def _is_auto_or_list(cls, value: Any) -> Any:
+        """Raise one error for an invalid value, instead of one per type of the field."""
+        is_list = isinstance(value, (list, tuple)) and all(type(layers) is int and layers >= 0 for layers in value)
+        if not is_list and value not in ("auto", None):
+            raise PydanticCustomError(
+                "layers_per_stage", "must be auto, or the layers of each stage, as in [10, 12, 12, 8]"
+            )
+        return value
+
     @property
     def processes(self) -> int:
         """Return the number of processes of the run."""
@@ -78,6 +97,12 @@ class Layout(Section):
     def divides_optimizer(self) -> bool:
         """Whether each data rank updates a part of the weights."""
         return self.distributed_optimizer or self.full_sharding
+
+    @property
+    def layers_by_chunk(self) -> tuple[int, ...] | None:
+        """Layers of each chunk in the order of the model; None: equal numbers. In a loaded config, `auto` has been
+        replaced."""
+        return None if isinstance(self.layers_per_stage, str) else self.layers_per_stage
 
     def recomputed(self, layers: range) -> range:
         """Return those of consecutive layers of a stack to which `recompute` applies."""
@@ -98,6 +123,8 @@ class CommunicationConfig(Section):
 class DeviceLayout(Section):
     """Layouts for machines of several sizes, in a config file; the resolved config has one `layout`."""
 
+    machine: str | None = None
+    """Machine for `layout: auto`: a name in configs/machines, or a YAML file. Absent: the GPUs of this computer."""
     devices: Count | None = None
     """Number of processes, each on one device. Absent: that of the smallest layout in layouts."""
     layouts: dict[Annotated[Count, Strict(False)], Layout] = {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from megaptm.errors import UserError
 from megaptm.models.head_costs import head_costs
@@ -27,19 +29,24 @@ class ModelChunk:
     """Heads in this chunk: next to the layers that they read; heads that read whole stacks are in the last chunk."""
 
 
-def chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
-    """Divide the chain of layers into `number` chunks for pipeline stages. Middle chunks get the remainder, away from
-    embedding and heads."""
-    share, more = divmod(spec.layers, number)
+def even_layers(layers: int, number: int) -> list[int]:
+    """Return the layers of `number` chunks. Middle chunks get the remainder, away from embedding and heads."""
+    share, more = divmod(layers, number)
     middle = (number - more) // 2
-    cut, start = [], 0
-    for index in range(number):
-        stop = start + share + (middle <= index < middle + more)
+    return [share + (middle <= index < middle + more) for index in range(number)]
+
+
+def chunks(spec: ModelSpec, number: int, layers: Sequence[int] | None = None) -> list[ModelChunk]:
+    """Return `number` chunks of the chain. `layers`: number of layers of each; None: as equal as possible. The last
+    chunk may have none, only heads (`allows_heads_alone`)."""
+    counts = even_layers(spec.layers, number) if layers is None else layers
+    cut = []
+    for index, (start, stop) in enumerate(pairwise(accumulate(counts, initial=0))):
         spans, offset = {}, 0
         for name in spec.family.stacks:
-            layers = spec.size_of(name).layers
-            spans[name] = range(min(max(start - offset, 0), layers), min(max(stop - offset, 0), layers))
-            offset += layers
+            depth = spec.size_of(name).layers
+            spans[name] = range(min(max(start - offset, 0), depth), min(max(stop - offset, 0), depth))
+            offset += depth
         final_stacks = tuple(name for name, span in spans.items() if spec.size_of(name).layers - 1 in span)
         last = index == number - 1
         heads = tuple(head for head in spec.family.heads if _is_here(spec, head, spans, final_stacks, last))
@@ -56,14 +63,29 @@ def chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
                 heads=heads,
             )
         )
-        start = stop
     head_costs(spec)  # raises errors of heads first, which would otherwise be reported as errors of `number`
     if lost := [head for head in spec.family.heads if not any(head in chunk.heads for chunk in cut)]:
         raise UserError(
             f"{spec.name}: head {lost[0]} reads layers that lie in several of {number} pipeline chunks: lower "
-            "layout.pipeline or layout.virtual."
+            "layout.pipeline or layout.virtual, or set layout.layers_per_stage."
         )
     return cut
+
+
+def sampling_heads(spec: ModelSpec) -> set[str]:
+    """Return the heads from which the input of another stack is sampled."""
+    return {record.head for record in spec.family.sampled.values()}
+
+
+def allows_heads_alone(spec: ModelSpec) -> bool:
+    """Whether the last chunk may have no layers: a head reads a whole stack, and the outputs of stacks are as wide as
+    the stream between chunks (reversible stacks join two streams)."""
+    if any(spec.output_width(name) > spec.size_of(name).width for name in spec.family.stacks):
+        return False
+    sampling = sampling_heads(spec)
+    return any(
+        layer is None for head in spec.family.heads if head not in sampling for _, layer in spec.head_inputs(head)
+    )
 
 
 def _embeds(spec: ModelSpec, stack: str, final_stacks: tuple[str, ...], *, first: bool) -> bool:
@@ -72,6 +94,6 @@ def _embeds(spec: ModelSpec, stack: str, final_stacks: tuple[str, ...], *, first
 
 def _is_here(spec: ModelSpec, head: str, layers: dict[str, range], final_stacks: tuple[str, ...], last: bool) -> bool:
     """Whether a chunk with these layers has everything that a head of the model reads."""
-    if head in {record.head for record in spec.family.sampled.values()}:
+    if head in sampling_heads(spec):
         return spec.head_inputs(head)[0].stack in final_stacks
     return all(last if layer is None else layer in layers.get(stack, ()) for stack, layer in spec.head_inputs(head))

@@ -21,11 +21,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from megaptm.batch import BatchSpec
 from megaptm.config import CommunicationConfig, Layout
 from megaptm.layers.split import Dropout
-from megaptm.models.model import Model, even_chunks, stream_lengths
+from megaptm.models.model import Model, stream_lengths
 from megaptm.parallel.groups import Ranks, close_groups, open_groups
 from megaptm.parallel.recurrence_cache import RecurrenceCache
 from megaptm.parallel.split import mark_parameters, split_model
-from megaptm.parallel.stage import Stage, transformer_config
+from megaptm.parallel.stage import Stage, rank_chunks, transformer_config
 from megaptm.spec import ModelSpec
 
 
@@ -101,15 +101,15 @@ def _without_memory(layout: Layout) -> AbstractContextManager[object]:
 def _stages(spec: ModelSpec, layout: Layout, precision: str, ranks: Ranks) -> list[Stage]:
     """Build this rank's chunks as `parallel.stage.build_stages` does, without values."""
     config = transformer_config(spec, layout, CommunicationConfig(), precision)
-    chunks, made = even_chunks(spec, layout.pipeline * layout.virtual), []
+    made = []
     standard = torch.get_default_dtype()
     torch.set_default_dtype(config.params_dtype)
     try:
-        for chunk in range(layout.virtual):
-            model = Model(spec, chunks[chunk * layout.pipeline + ranks.pipeline])
+        for index, chunk in enumerate(rank_chunks(spec, layout, ranks)):
+            model = Model(spec, chunk)
             placements = split_model(model, config, ranks=ranks.tensor_size, rank=ranks.tensor)
             mark_parameters(model, config, placements)
-            made.append(Stage(_without_randomness(model), config, placements, chunk))
+            made.append(Stage(_without_randomness(model), config, placements, index))
     finally:
         torch.set_default_dtype(standard)
     return made

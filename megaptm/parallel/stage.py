@@ -18,7 +18,7 @@ from megaptm.layers.attention import AttentionModule, PatternAttend
 from megaptm.layers.kernel_choice import AUTO
 from megaptm.layers.layer import Layer, Stack
 from megaptm.layers.rng import RngReplay
-from megaptm.models.chunk import ModelChunk
+from megaptm.models.chunk import ModelChunk, chunks
 from megaptm.models.model import Model, even_chunks
 from megaptm.models.output import ModelOutput
 from megaptm.parallel.full_sharding import FullySharded
@@ -123,11 +123,10 @@ def build_stages(
 
     Chunk c of stage p is chunk c * pipeline + p of the model; with one chunk per stage, chunk p.
     """
-    chunks = even_chunks(spec, layout.pipeline * layout.virtual)
     return [
         _build(
             spec,
-            chunks[index * layout.pipeline + ranks.pipeline],
+            chunk,
             layout,
             ranks,
             config,
@@ -137,8 +136,16 @@ def build_stages(
             kernel,
             hooks,
         )
-        for index in range(layout.virtual)
+        for index, chunk in enumerate(rank_chunks(spec, layout, ranks))
     ]
+
+
+def rank_chunks(spec: ModelSpec, layout: Layout, ranks: Ranks) -> list[ModelChunk]:
+    """Return the chunks of this rank. Raises `UserError` if the layout has no cut and its chunks do not divide the
+    layers."""
+    number, layers = layout.pipeline * layout.virtual, layout.layers_by_chunk
+    cut = even_chunks(spec, number) if layers is None else chunks(spec, number, layers)
+    return cut[ranks.pipeline :: layout.pipeline]
 
 
 def _build(

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaptm.layers.layer_costs import final_norm, layer_parameters, memory_width, pretraining_table, runs, sublayers
-from megaptm.models.embed_costs import embedding_tables, inputs_read, token_costs, widening_projections
+from megaptm.layers.layer_costs import final_norm, layer_parameters, memory_width, pretraining_table, runs
+from megaptm.models.embed_costs import embedding_tables, token_costs
 from megaptm.models.head_costs import head_costs
+from megaptm.models.stage_costs import MultiplyAdds, input_multiply_adds, layer_multiply_adds
 from megaptm.spec import LayerlessSpec, ModelSpec
 
 
@@ -48,29 +49,11 @@ def step_flops(
     table, once per pass, are not counted. `num_predicted`: target positions per sequence for heads that read only
     these; None: all. `appended`: positions after the text of a sequence.
     """
-    multiply_adds, cache_multiply_adds, input_products, hashing = 0, 0, 0, 0
+    total = input_multiply_adds(spec, lengths, appended)
     for name, block in spec.family.stacks.items():
-        memory = lengths[block.cross] if block.cross else 0
         size = spec.size_of(name)
         for kind, layers in runs(block, size, range(size.layers)).items():
-            for sub in sublayers(kind, size, memory_width(spec, name)):
-                own, keys = lengths[name], memory if sub.name == "cross" else lengths[name]
-                linears = [
-                    linear
-                    for linear in sub.costs.linears.values()
-                    if not (linear.reads_distances or linear.global_only)
-                ]
-                products = sum((keys if linear.reads_memory else own) * linear.weights for linear in linears)
-                multiply_adds += layers * (products + 2 * sub.costs.pairs(own, keys) * sub.costs.features)
-                cache_multiply_adds += layers * sub.costs.cache_multiply_adds
-                hashing += layers * sub.costs.hash_multiply_adds(own)
-    multiply_adds += sum(lengths[name] * linear.weights for name, linear in widening_projections(spec).items())
-    for costs, positions in inputs_read(spec, lengths, appended):
-        with_gradient, without = costs.multiply_adds(positions)
-        multiply_adds += with_gradient
-        input_products += without
+            total += layer_multiply_adds(spec, name, kind, lengths) * layers
     for head in head_costs(spec).values():
-        multiply_adds += head.multiply_adds(head.positions_read(lengths[head.stack], num_predicted))
-    # Keys and values of the recurrence cache, and some inputs, have weight gradients but no input gradients. Hashes
-    # have no gradients.
-    return 2 * rows * (3 * multiply_adds + 2 * (cache_multiply_adds + input_products) + hashing)
+        total += MultiplyAdds(head.multiply_adds(head.positions_read(lengths[head.stack], num_predicted)))
+    return 2 * rows * total.step

@@ -38,7 +38,8 @@ def _candidates(config: Config, room: Callable[[int], int]) -> Iterator[Layout]:
     other_layouts = [
         _with_sizes(layout, tensor=tensor, pipeline=pipeline, data=data)
         for tensor in divisors(spec.size.heads, limit=room(1))
-        for pipeline in divisors(spec.layers, limit=room(tensor) // tensor)
+        for pipeline in sorted({*divisors(spec.layers), layout.pipeline})
+        if tensor * pipeline <= room(tensor)
         for data in divisors(config.train.batch, limit=room(tensor) // (tensor * pipeline))
     ]
     yield from sorted(other_layouts, key=lambda candidate: (-candidate.processes, _distance(candidate, layout)))
@@ -52,6 +53,7 @@ def _with_sizes(layout: Layout, *, tensor: int, pipeline: int, data: int) -> Lay
             "pipeline": pipeline,
             "data": data,
             "virtual": layout.virtual if same_pipeline else 1,
+            "layers_per_stage": layout.layers_per_stage if same_pipeline else None,
             "sequence_parallel": layout.sequence_parallel and tensor > 1,
         }
     )

@@ -104,13 +104,13 @@ class Machine(Section):
         return (self.memory_gib - self.reserved_gib) * 2**30
 
 
-def load_machine(name: str) -> Machine:
-    """Load a machine from a YAML file, or by its name in `configs/machines`."""
+def load_machine(name: str, *, where: str = "--machine") -> Machine:
+    """Load a machine from a YAML file, or by its name in `configs/machines`. `where`: option or key of the name."""
     path = Path(name)
     if path.suffix not in (".yaml", ".yml") and not path.exists():
         path = FOLDER / f"{name}.yaml"
         if not path.exists():
-            raise UserError(_unknown(name))
+            raise UserError(_unknown(name, where))
     layer = read_file(path)
     try:
         machine = Machine.model_validate(layer.values)
@@ -135,9 +135,9 @@ def known_machines() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def _unknown(name: str) -> str:
+def _unknown(name: str, where: str) -> str:
     hint = nearest(name, known_machines(), "use one of {}, or the path of a YAML file.")
-    return f"--machine {name}: no such machine; {hint}"
+    return f"{where} {name}: no such machine; {hint}"
 
 
 def _error_sentence(error: ValidationError, origins: dict[str, str], path: str) -> str:

@@ -97,6 +97,7 @@ class Plan:
                 "hfu": self.step.hfu,
                 "tokens_per_second": work.tokens / self.step.seconds,
             },
+            "stage_seconds": [*self.step.stages],
             "run": {
                 "steps": self.steps,
                 "days": self.days,

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
 
 from megaptm.config import Config, Layout
 from megaptm.config.check import check
+from megaptm.config.cut import cut_layout, is_evenly_cut
 from megaptm.errors import UserError
 from megaptm.plan.machine import Machine
 from megaptm.plan.memory import estimate_memory, fullest_stage
@@ -48,7 +51,9 @@ def search_layouts(config: Config, machine: Machine, devices: int) -> Search:
     too_large: list[Candidate] = []
     refused = Counter[str]()
     base = make_workload(config)
-    known: dict[tuple[int, int, int], list[CountedStage]] = {}  # independent of micro-batch and recomputation
+    known: dict[
+        tuple[int, int, int, tuple[int, ...] | None], list[CountedStage]
+    ] = {}  # independent of micro-batch and recomputation
     for layout in _layouts(config, machine, devices):
         try:
             check(config.model_copy(update={"layout": layout}))
@@ -56,7 +61,7 @@ def search_layouts(config: Config, machine: Machine, devices: int) -> Search:
             refused[_short_reason(str(error))] += 1
             continue
         work = replace(base, layout=layout, recompute=layout.recompute)
-        split = (layout.tensor, layout.pipeline, layout.virtual)
+        split = (layout.tensor, layout.pipeline, layout.virtual, layout.layers_by_chunk)
         if split not in known:
             known[split] = count_stages(work)
         candidate = _candidate(machine, work, known[split])
@@ -73,11 +78,13 @@ def fastest_layout(result: Search, config: Config, machine: Machine, devices: in
     where = f"{config.model.family}/{config.model.size} on {devices:,} x {machine.name}"
     if not result.too_large:
         reasons = "; ".join(f"{reason} ({number})" for reason, number in result.refused.most_common(2))
-        raise UserError(f"{where}: no layout is possible: {reasons}; change --nodes or train.batch.")
+        raise UserError(
+            f"{where}: no layout is possible: {reasons}; use another number of devices, or change train.batch."
+        )
     smallest, room = result.too_large[0].bytes / 2**30, MAX_MEMORY_SHARE * machine.usable_bytes / 2**30
     raise UserError(
-        f"{where}: no layout fits: the smallest needs {smallest:.1f} GiB of a device's {room:.1f}; use more nodes "
-        "(--nodes) or larger devices (--machine)."
+        f"{where}: no layout fits: the smallest needs {smallest:.1f} GiB of a device's {room:.1f}; use more "
+        "devices, or larger ones."
     )
 
 
@@ -92,26 +99,51 @@ def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]
     with full sharding, only layouts with it."""
     work = make_workload(config)
     layers, full_sharding = work.spec.layers, config.layout.full_sharding
+
+    @cache
+    def cuts(pipeline: int, virtual: int, recompute: str) -> list[tuple[int, ...] | None]:
+        """Return equal numbers of layers, if possible, and the cut by FLOPs."""
+        even = [None] if is_evenly_cut(work.spec, pipeline * virtual) else []
+        layout = Layout(pipeline=pipeline, virtual=virtual, layers_per_stage="auto", recompute=recompute)  # type: ignore[arg-type]
+        try:
+            by_cost = cut_layout(layout, work.spec, replace(work, layout=layout).chain_costs).layers_by_chunk
+        except UserError:  # heads read layers that must stay together
+            return [*even]
+        return [*even, *([] if by_cost is None else [by_cost])]
+
     for tensor in divisors(min(machine.devices, devices)):
-        for pipeline in [1] if full_sharding else divisors(layers):
+        for pipeline in divisors(devices // tensor, limit=1 if full_sharding else layers):
             if devices % (tensor * pipeline):
                 continue
             data = devices // (tensor * pipeline)
             samples = config.train.batch // data  # `check` rejects batches that data ranks do not divide
-            for virtual in divisors(layers // pipeline) if pipeline > 1 else [1]:
-                for microbatch in [divisor for divisor in divisors(samples) if divisor <= 64] or [1]:
-                    for recompute in ("none", "attention", "full"):
-                        yield Layout(
-                            data=data,
-                            tensor=tensor,
-                            pipeline=pipeline,
-                            virtual=virtual,
-                            microbatch=microbatch,
-                            recompute=recompute,  # type: ignore[arg-type]
-                            sequence_parallel=_can_split_sequences(work, tensor),
-                            distributed_optimizer=data > 1 and not full_sharding,
-                            full_sharding=data > 1 and full_sharding,
-                        )
+            microbatches = [divisor for divisor in divisors(samples) if divisor <= 64] or [1]
+            for virtual, recompute in product(_virtuals(layers, pipeline), ("none", "attention", "full")):
+                for cut, microbatch in product(cuts(pipeline, virtual, recompute), microbatches):
+                    yield Layout(
+                        data=data,
+                        tensor=tensor,
+                        pipeline=pipeline,
+                        virtual=virtual,
+                        layers_per_stage=cut,
+                        microbatch=microbatch,
+                        recompute=recompute,  # type: ignore[arg-type]
+                        sequence_parallel=_can_split_sequences(work, tensor),
+                        distributed_optimizer=data > 1 and not full_sharding,
+                        full_sharding=data > 1 and full_sharding,
+                    )
+
+
+def _virtuals(layers: int, pipeline: int) -> list[int]:
+    """Return the numbers of virtual stages to try: those that divide the layers of a stage, or else the smallest one
+    for each size of the largest chunk."""
+    if pipeline == 1:
+        return [1]
+    share = layers // pipeline
+    if layers % pipeline == 0:
+        return divisors(share)
+    sizes = range(1, share + 2)
+    return sorted({number for size in sizes if (number := -(-layers // (pipeline * size))) <= share})
 
 
 def _can_split_sequences(work: Workload, tensor: int) -> bool:

@@ -43,6 +43,8 @@ def format_layout(layout: Layout) -> str:
     """Return a layout as text: `data 8 x tensor 8 x pipeline 16 (3 chunks each), micro-batch 1, ...`."""
     words = f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline}"
     words += f" ({layout.virtual} chunks each)" if layout.virtual > 1 else ""
+    if layout.layers_by_chunk is not None:
+        words += f" of {', '.join(map(str, layout.layers_by_chunk))} layers"
     words += f", micro-batch {layout.microbatch}"
     words += ", sequence parallel" if layout.sequence_parallel else ""
     words += ", full sharding" if layout.full_sharding else ""
@@ -96,6 +98,13 @@ def _print_step(plan: Plan, console: Console) -> None:
             table.add_row(PARTS[part], format_seconds(seconds), f"{seconds / step.seconds:.1%}")
     table.add_row("a step", format_seconds(step.seconds), "", style="bold")
     console.print(table)
+    if len(step.stages) > 1:
+        slowest, fastest = max(step.stages), min(step.stages)
+        console.print(
+            f"A micro-batch takes {format_seconds(slowest)} on the slowest stage ({step.stages.index(slowest)}), "
+            f"{format_seconds(fastest)} on the fastest ({step.stages.index(fastest)})",
+            highlight=False,
+        )
     console.print(
         f"{plan.work.tokens / step.seconds:,.0f} tokens/s; {step.mfu:.1%} of peak FLOP/s (MFU), {step.hfu:.1%} "
         "including recomputation (HFU)\n"
@@ -151,6 +160,8 @@ def show_search(result: Search, console: Console, *, usable: float) -> None:
     num_legal = len(result.fitting) + len(result.too_large)
     console.print(f"{num_legal:,} legal layouts, {len(result.fitting):,} fit; the fastest:", highlight=False)
     console.print(_candidate_table(result.fitting[:10]))
+    if any(candidate.layout.layers_by_chunk is not None for candidate in result.fitting[:10]):
+        console.print("* layers cut by FLOPs (layout.layers_per_stage=auto)", highlight=False)
     best = result.fitting[0].step.seconds if result.fitting else float("inf")
     faster = sorted(
         (candidate for candidate in result.too_large if candidate.step.seconds < best),
@@ -191,7 +202,9 @@ def _candidate_table(candidates: Iterable[Candidate]) -> Table:
     for candidate in candidates:
         layout = candidate.layout
         table.add_row(
-            *(str(value) for value in (layout.data, layout.tensor, layout.pipeline, layout.virtual)),
+            *(str(value) for value in (layout.data, layout.tensor)),
+            f"{layout.pipeline}{'' if layout.layers_by_chunk is None else '*'}",
+            str(layout.virtual),
             str(layout.microbatch),
             "-" if layout.recompute == "none" else layout.recompute,
             format_seconds(candidate.step.seconds),

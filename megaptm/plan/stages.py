@@ -40,10 +40,10 @@ class CountedStage:
 
 def stage_chunks(work: Workload) -> list[list[ModelChunk]]:
     """Return the chunks of each stage: chunk c of stage p is chunk c * pipeline + p of the model
-    (`parallel.stage.build_stages`)."""
+    (`parallel.stage.rank_chunks`)."""
     layout = work.layout
-    cut = chunks(work.spec, layout.pipeline * layout.virtual)
-    return [[cut[c * layout.pipeline + p] for c in range(layout.virtual)] for p in range(layout.pipeline)]
+    cut = chunks(work.spec, layout.pipeline * layout.virtual, layout.layers_by_chunk)
+    return [cut[stage :: layout.pipeline] for stage in range(layout.pipeline)]
 
 
 def count_stages(work: Workload) -> list[CountedStage]:

@@ -38,6 +38,8 @@ class StepTime:
     """FLOPs of a step including recomputation and extra costs."""
     devices: int
     peak: float
+    stages: tuple[float, ...]
+    """Seconds of a micro-batch on each stage, forward and backward."""
 
     @property
     def seconds(self) -> float:
@@ -93,6 +95,7 @@ def estimate_step(machine: Machine, work: Workload, stages: Sequence[CountedStag
         hardware_flops=work.flops + recomputed_flops(work) + sum(extra.flops(work) for extra in work.extra_costs),
         devices=layout.processes,
         peak=machine.peak(work.precision),
+        stages=tuple(totals),
     )
 
 

@@ -14,6 +14,7 @@ from megaptm.errors import UserError
 from megaptm.layers.kernel_choice import FUSED, ComputeDevice, attention_works, choose
 from megaptm.models.contrast_costs import ContrastHeadCosts
 from megaptm.models.head_costs import HeadCosts, head_costs
+from megaptm.models.stage_costs import ChainCosts, count_chain
 from megaptm.plan.count import step_flops
 from megaptm.plan.extra_costs import ExtraCosts
 from megaptm.plan.software import MEGAPTM, Software
@@ -109,6 +110,18 @@ class Workload:
     def samples_per_rank(self) -> int:
         """Return the number of samples of a data rank."""
         return self.batch // self.layout.data
+
+    def chain_costs(self) -> ChainCosts:
+        """Return the costs by which its layers are cut into stages."""
+        return count_chain(
+            self.spec,
+            self.lengths,
+            num_predicted=self.num_predicted,
+            appended=self.appended,
+            heads=self.spec.family.heads if self.trained_heads is None else self.trained_heads,
+            recompute=self.layout.recompute,
+            recompute_every=self.layout.recompute_every,
+        )
 
     @property
     def flops(self) -> int:

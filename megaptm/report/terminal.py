@@ -40,6 +40,8 @@ def layout_title(layout: Mapping[str, Any]) -> str:
     """Return the layout as text: the axes larger than 1, and the switches that are on, `data=2 tensor=4
     sequence_parallel`."""
     axes = [f"{axis}={layout[axis]}" for axis in AXES if layout[axis] > 1] or ["data=1"]
+    if cut := layout.get("layers_per_stage"):  # runs of older versions do not have it
+        axes.append(f"layers_per_stage=[{','.join(map(str, cut))}]")
     return " ".join(
         [*axes, *(name for name in ("sequence_parallel", "distributed_optimizer", "full_sharding") if layout.get(name))]
     )

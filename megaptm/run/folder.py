@@ -25,6 +25,7 @@ from megaptm.config import Config, Draft, UncheckedConfig, dump, load_run
 from megaptm.config.schedule import with_initial_warmup
 from megaptm.errors import PATH_ERRORS, UserError, describe_path_error
 from megaptm.objectives.compose import map_files
+from megaptm.plan.auto import plan_layout
 from megaptm.resilience.attempt import Attempt
 from megaptm.resilience.events import FILE as EVENTS
 from megaptm.resilience.events import (
@@ -68,7 +69,8 @@ def require_run(run: Path) -> None:
 
 def read_config(config: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     """Read the config of a command: a YAML file, the folder of a run, or the content of such a file."""
-    loaded = absolute_paths(_with_vocabulary(_read_unchecked(config, overrides)).load())
+    written = _with_planned_layout(_with_vocabulary(_read_unchecked(config, overrides)))
+    loaded = absolute_paths(written.load())
     trust_typed_uri(overrides, loaded.track.uri)
     return loaded
 
@@ -79,6 +81,11 @@ def read_draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
     with contextlib.suppress(UserError):  # a corpus that cannot be opened is not an error of the config
         written = _with_vocabulary(written)
     draft = written.draft()
+    if written.plans_layout and not draft.mistakes:
+        try:
+            draft = _with_planned_layout(written).draft()
+        except UserError as error:
+            draft = replace(draft, mistakes=(str(error),))
     if draft.config is None:
         return draft
     trust_typed_uri(overrides, draft.config.track.uri)
@@ -130,6 +137,17 @@ def _with_vocabulary(written: UncheckedConfig) -> UncheckedConfig:
         return written
     vocabulary = corpus_vocabulary(config)
     return written if vocabulary is None else written.with_override(f"model.vocabulary={vocabulary}")
+
+
+def _with_planned_layout(written: UncheckedConfig) -> UncheckedConfig:
+    """Replace `layout: auto` by the planner's fastest layout, or by that of the run so far, and print why."""
+    if not written.plans_layout:
+        return written
+    previous = _saved_config(Path(written.load_without_plan().run))
+    planned, reason = plan_layout(written, None if previous is None else previous.layout)
+    if os.environ.get("RANK", "0") == "0":
+        print(reason, file=sys.stderr, flush=True)
+    return planned
 
 
 def absolute_paths(config: Config) -> Config:

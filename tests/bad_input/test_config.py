@@ -17,8 +17,8 @@ from tests.bad_input.commands import CONFIGS, user_error
         ("gpt2", "train.steps=many", "override 'train.steps=many': train.steps must be an integer, not 'many'."),
         ("gpt2", "layout.tensor=3", "layout.tensor (3) must divide the 4 attention heads of gpt2/custom."),
         ("bert", "layout.tensor=8", "layout.tensor (8) must divide the 2 attention heads of bert/custom."),
-        ("gpt2", "layout.pipeline=3", "layout.pipeline (3) must divide the 4 layers of gpt2/custom."),
-        ("t5", "layout.pipeline=3", "layout.pipeline (3) must divide the 4 layers of t5/custom."),
+        ("gpt2", "layout.pipeline=5", "layout.pipeline (5) must be at most the 4 layers of gpt2/custom."),
+        ("t5", "layout.pipeline=5", "layout.pipeline (5) must be at most the 4 layers of t5/custom."),
         (
             "gpt2",
             "layout.data=3",

@@ -147,7 +147,7 @@ FAULTS = [
         arguments_only("layout.data=2", "--nodes=1", *MACHINE),
         r"processes: 2 processes on each node are more than the 1 device of",
     ),
-    (arguments_only("layout.pipeline=3"), r"config: layout.pipeline \(3\) must divide the 4 layers of gpt2/custom"),
+    (arguments_only("layout.pipeline=5"), r"config: layout.pipeline \(5\) must be at most the 4 layers of gpt2/custom"),
     (
         arguments_only("train.stpes=20"),
         r"config: override 'train.stpes=20': unknown key train.stpes; did you mean train.steps\?",

@@ -155,12 +155,46 @@ def test_processes_and_microbatches():
             "model.cutoffs ([5]) is not used by gpt2/small, which has no adaptive token table",
         ),
         ("vit/tiny", ["objective.image-labels.size=9"], "`size`, the side length of an image in pixels, must be 8"),
-        ("gpt2/small", ["layout.pipeline=5"], "layout.pipeline (5) must divide the 12 layers of gpt2/small."),
-        ("t5/base", ["layout.pipeline=5"], "layout.pipeline (5) must divide the 24 layers of t5/base."),
+        ("gpt2/small", ["layout.pipeline=13"], "layout.pipeline (13) must be at most the 12 layers of gpt2/small."),
         (
             "gpt2/small",
-            ["layout.pipeline=4", "layout.virtual=2"],
-            "layout.pipeline x layout.virtual (8) must divide the 12 layers",
+            ["layout.pipeline=4", "layout.virtual=4"],
+            "layout.pipeline x layout.virtual (16) must be at most the 12 layers",
+        ),
+        (
+            "gpt2/small",
+            ["layout.pipeline=4", "layout.layers_per_stage=[4,4,4]"],
+            "layout.layers_per_stage must have 4 entries (layout.pipeline), not 3; auto cuts by FLOPs.",
+        ),
+        (
+            "t5/base",
+            ["layout.pipeline=2", "layout.virtual=2", "layout.layers_per_stage=[8,8]"],
+            "layout.layers_per_stage must have 4 entries (layout.pipeline x layout.virtual), not 2; auto",
+        ),
+        (
+            "t5/base",
+            ["layout.pipeline=2", "layout.layers_per_stage=[12,13]"],
+            "layout.layers_per_stage must have the 24 layers of t5/base in all, not 25.",
+        ),
+        (
+            "gpt2/small",
+            ["layout.pipeline=4", "layout.layers_per_stage=[4,0,4,4]"],
+            "layout.layers_per_stage: only the last stage, which has the heads, may have 0 layers.",
+        ),
+        (
+            "reformer/enwik8",
+            ["layout.pipeline=2", "layout.layers_per_stage=[12,0]"],
+            "layout.layers_per_stage: the last stage of reformer/enwik8 needs a layer; its heads cannot be alone.",
+        ),
+        (
+            "gpt2/small",
+            ["layout.layers_per_stage=[12]"],
+            "layout.layers_per_stage needs layout.pipeline of at least 2; remove it.",
+        ),
+        (
+            "gpt2/small",
+            ["layout.layers_per_stage=even"],
+            "layout.layers_per_stage must be auto, or the layers of each stage, as in [10, 12, 12, 8], not 'even'.",
         ),
         ("gpt2/small", ["layout.virtual=2"], "layout.virtual (2) needs layout.pipeline of at least 2."),
         (
@@ -478,7 +512,7 @@ def test_stack_with_its_own_sizes():
         (["model.stacks.decoder={heads: 3}"], r"model.stacks.decoder.heads \(3\) must divide the width 64"),
         (["model.stacks.decoder={layer: 4}"], r"did you mean model.stacks.decoder.layers\?"),
         (["model.stacks.decoder={heads: 1, head_width: 8}", "layout.tensor=2"], "must divide the 1 attention heads"),
-        (["model.stacks.decoder={layers: 3}", "layout.pipeline=2", "train.batch=16"], "must divide the 5 layers"),
+        (["model.stacks.decoder={layers: 3}", "layout.pipeline=6", "train.batch=16"], "must be at most the 5 layers"),
     ],
 )
 def test_invalid_stack_sizes(overrides, expected):

@@ -383,3 +383,40 @@ def test_with_override_adds_an_override_without_reading_again(minimal):
     minimal.unlink()
     assert written.with_override("model.vocabulary=300").load() == expected
     assert not written.sets_key("model.vocabulary")
+
+
+FIVE_STAGES = ["layout.pipeline=5", "devices=5", "train.batch=60", "layout.microbatch=1"]
+
+
+def test_indivisible_layers_are_cut_by_flops():
+    assert load("gpt2/small", FIVE_STAGES).layout.layers_per_stage == (3, 3, 3, 3, 0)
+    assert load("palm/540b", ["devices=768", "layout.pipeline=12"]).layout.layers_per_stage == (*[10] * 11, 8)
+
+
+def test_equal_stages_are_the_default():
+    assert load("gpt2/small", ["layout.pipeline=4"]).layout.layers_per_stage is None
+    by_flops = load("gpt2/small", ["layout.pipeline=4", "layout.layers_per_stage=auto"])
+    assert by_flops.layout.layers_per_stage == (4, 4, 4, 0)
+    assert load("gpt2/small", ["layout.layers_per_stage=auto"]).layout.layers_per_stage is None
+
+
+def test_saved_config_keeps_its_cut(tmp_path):
+    config = load("gpt2/small", ["layout.pipeline=4", "layout.layers_per_stage=[5,4,2,1]"])
+    saved = tmp_path / "config.yaml"
+    saved.write_text(dump(config))
+    assert load(saved) == config
+    assert load(saved, ["layout.pipeline=4"]).layout.layers_per_stage == (5, 4, 2, 1)
+
+
+@pytest.mark.parametrize(("pipeline", "expected"), [(1, None), (2, None), (8, (1, 1, 2, 2, 2, 2, 2, 0))])
+def test_another_number_of_stages_has_another_cut(tmp_path, pipeline, expected):
+    saved = tmp_path / "config.yaml"
+    saved.write_text(dump(load("gpt2/small", FIVE_STAGES)))
+    assert load(saved, [f"layout.pipeline={pipeline}", "train.batch=64"]).layout.layers_per_stage == expected
+
+
+def test_cut_of_a_table_of_layouts_follows_its_stages(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("extends: gpt2/small\nlayouts: {8: {pipeline: 2, layers_per_stage: [7, 5], microbatch: 1}}\n")
+    assert load(path).layout.layers_per_stage == (7, 5)
+    assert load(path, ["layout.pipeline=4"]).layout.layers_per_stage is None

@@ -36,6 +36,10 @@ LAYOUTS = {
     "TP2xDP2": Layout(microbatch=2, tensor=2, data=2),
     "PP4": Layout(microbatch=2, pipeline=4),
     "TP2+SPxPP2 recompute": Layout(microbatch=4, tensor=2, pipeline=2, sequence_parallel=True, recompute="full"),
+    "PP3 1+3+0": Layout(microbatch=2, pipeline=3, layers_per_stage=(1, 3, 0)),
+    "TP2+SPxPP2 3+1": Layout(microbatch=4, tensor=2, pipeline=2, sequence_parallel=True, layers_per_stage=(3, 1)),
+    "PP2 interleaved 1+2+1+0": Layout(microbatch=2, pipeline=2, virtual=2, layers_per_stage=(1, 2, 1, 0)),
+    "TP2xPP2 interleaved 1+1+2+0": Layout(microbatch=2, tensor=2, pipeline=2, virtual=2, layers_per_stage=(1, 1, 2, 0)),
     "PP2xDP2 distributed optimizer": Layout(microbatch=2, pipeline=2, data=2, distributed_optimizer=True),
     "PP2 interleavedxDP2": Layout(microbatch=2, pipeline=2, virtual=2, data=2),
     "PP2 interleavedxDP2 distributed optimizer": Layout(
@@ -58,6 +62,8 @@ LAYOUTS_OF_ALL_FAMILIES = (
 )
 LAYOUTS_OF_RECURRENT = ("one micro-batch", "DP2 distributed optimizer")
 """Recurrent families support only data parallelism."""
+UNEVEN_LAYOUTS = ("PP3 1+3+0", "TP2+SPxPP2 3+1", "PP2 interleaved 1+2+1+0", "TP2xPP2 interleaved 1+1+2+0")
+"""Cuts by hand. A stage of an encoder-decoder has the end of one and the start of the other; a stage has only heads."""
 DRILL_LAYOUTS = ("TP2", "TP2+SP", "PP2", "PP2 interleaved", "DP2", "TP2xPP2", "TP2xDP2")
 TIED = ("albert", "deberta-v3", "electra", "bart", "uniter", "unimo")
 """Families whose stages share tables or layers, in addition to KINDS."""
@@ -74,7 +80,7 @@ def layouts_of(family):
         return [*LAYOUTS]
     if family in REVERSIBLE:
         return [name for name in (*LAYOUTS_OF_ALL_FAMILIES, *DRILL_LAYOUTS) if not LAYOUTS[name].full_sharding]
-    return [*LAYOUTS_OF_ALL_FAMILIES, *DRILL_LAYOUTS, *(LAYOUTS_OF_TIED if family in TIED else ())]
+    return [*LAYOUTS_OF_ALL_FAMILIES, *DRILL_LAYOUTS, *(LAYOUTS_OF_TIED + UNEVEN_LAYOUTS if family in TIED else ())]
 
 
 CASES = [

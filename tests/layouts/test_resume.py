@@ -24,6 +24,9 @@ DP2 = Layout(microbatch=2, data=2)
 DP2_DISTRIBUTED = Layout(microbatch=2, data=2, distributed_optimizer=True)
 TP2_DP2_DISTRIBUTED = Layout(microbatch=2, tensor=2, data=2, distributed_optimizer=True)
 PP2_DP2_DISTRIBUTED = Layout(microbatch=2, pipeline=2, data=2, distributed_optimizer=True)
+UNEVEN_PP3 = Layout(microbatch=2, pipeline=3, layers_per_stage=(1, 3, 0))
+UNEVEN_PP2_INTERLEAVED = Layout(microbatch=2, pipeline=2, virtual=2, layers_per_stage=(1, 2, 1, 0))
+UNEVEN_PP2_DP2_DISTRIBUTED = PP2_DP2_DISTRIBUTED.model_copy(update={"layers_per_stage": (3, 1)})
 
 DP2_SHARDED = Layout(microbatch=2, data=2, full_sharding=True)
 TP2_DP2_SHARDED = Layout(microbatch=2, tensor=2, data=2, sequence_parallel=True, full_sharding=True)
@@ -48,6 +51,7 @@ LAYOUTS = {
     "one": ONE,
     "TP2+SP": TP2_SP,
     "PP2 interleaved": PP2_INTERLEAVED,
+    "PP2 interleaved 1+2+1+0": UNEVEN_PP2_INTERLEAVED,
     "DP2 distributed optimizer": DP2_DISTRIBUTED,
     "DP2 full sharding": DP2_SHARDED,
 }
@@ -124,15 +128,18 @@ CHANGES = (
     (TP2_DP2_DISTRIBUTED, PP2_INTERLEAVED),
     (PP2_INTERLEAVED, TP2_DP2_SHARDED),
     (TP2_DP2_SHARDED, PP2),
+    (UNEVEN_PP2_DP2_DISTRIBUTED, UNEVEN_PP2_INTERLEAVED),
     (PP2_DP2_DISTRIBUTED, TP2_DP2_DISTRIBUTED),
+    (UNEVEN_PP2_INTERLEAVED, UNEVEN_PP3),
 )
-"""Layout before and after a restart. Outside the drills: the last six for a decoder, and the last one, in which each
-rank reads from four others, for every kind of model."""
+"""Layout before and after a restart. Outside the drills: the last eight for a decoder, and the last two for every kind
+of model. In the first of these each rank reads from four others; in the second only the cut of the layers changes."""
 
 
 def name_of(layout):
+    cut = "-".join(map(str, layout.layers_by_chunk or ()))
     divided = "d" if layout.distributed_optimizer else "s" * layout.full_sharding
-    return f"TP{layout.tensor}PP{layout.pipeline}DP{layout.data}{divided}"
+    return f"TP{layout.tensor}PP{layout.pipeline}{cut}DP{layout.data}{divided}"
 
 
 @pytest.mark.parametrize(
@@ -141,7 +148,7 @@ def name_of(layout):
         pytest.param(
             family,
             *change,
-            marks=[] if change in (CHANGES[6:] if family == "gpt2" else CHANGES[-1:]) else pytest.mark.drill,
+            marks=[] if change in (CHANGES[6:] if family == "gpt2" else CHANGES[-2:]) else pytest.mark.drill,
             id=f"{name_of(change[0])}-{name_of(change[1])}-{family}",
         )
         for family, change in product(KINDS, CHANGES)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
+from megaptm.models.chunk import allows_heads_alone, chunks
 from megaptm.models.head_costs import head_costs
 from megaptm.models.heads import build_heads
 from megaptm.models.initial import fill
@@ -27,13 +28,28 @@ def test_parts_equal_the_model(family: str, num_parts: int) -> None:
     assert_parts_equal_model(model, batch, num_parts)
 
 
-def assert_parts_equal_model(full_model: Model, batch: dict[str, Tensor], num_parts: int) -> None:
+@pytest.mark.parametrize(
+    ("family", "layers"),
+    [
+        *((family, (3, 1)) for family in FAMILIES),
+        *((family, (1, 1, 2, 0)) for family in FAMILIES if allows_heads_alone(tiny_spec(family))),
+    ],
+)
+def test_uneven_parts_equal_the_model(family: str, layers: tuple[int, ...]) -> None:
+    """A part has layers of two stacks; the last one may have only heads."""
+    model = tiny_model(family, layers=4 // len(CATALOGUE[family].stacks))
+    assert_parts_equal_model(model, tiny_batch(family), len(layers), layers)
+
+
+def assert_parts_equal_model(
+    full_model: Model, batch: dict[str, Tensor], num_parts: int, layers: tuple[int, ...] | None = None
+) -> None:
     """Compare losses and gradients. Gradients of a parameter are summed over the parts that hold it."""
     expected = mean_losses(full_model(batch).losses)
     expected.backward()
     weights = dict(full_model.named_parameters())
 
-    chain = [Model(full_model.spec, part).eval() for part in even_chunks(full_model.spec, num_parts)]
+    chain = [Model(full_model.spec, part).eval() for part in chunks(full_model.spec, num_parts, layers)]
     for model in chain:
         with torch.no_grad():
             for name, parameter in model.named_parameters():

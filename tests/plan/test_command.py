@@ -49,6 +49,27 @@ def test_json_parts_add_up():
     assert numbers["fits"] is True
 
 
+def test_stages_of_palm_540b():
+    """Its 118 layers cannot be divided by 12."""
+    options = ("devices=768", "layout.pipeline=12", "layout.recompute=attention")
+    numbers = json.loads(run_plan(CONFIGS / "palm/540b.yaml", *options, "--json"))
+    assert numbers["fits"]
+    assert sum(numbers["layout"]["layers_per_stage"]) == 118
+    assert len(numbers["stage_seconds"]) == len(numbers["memory"]["stages"]) == 12
+    assert max(numbers["stage_seconds"]) < 1.15 * min(numbers["stage_seconds"])
+    text = run_plan(CONFIGS / "palm/540b.yaml", *options)
+    assert "pipeline 12 of 9, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 9 layers" in " ".join(text.split())
+    assert "on the slowest stage" in text
+
+
+def test_planned_layout_of_a_machine():
+    result = CliRunner().invoke(
+        main, ["plan", str(CONFIGS / "gpt2/small.yaml"), "layout=auto", "--machine", "h100-80g"]
+    )
+    assert result.exit_code == 0
+    assert "layout auto: data 8 x tensor 1 x pipeline 1" in " ".join(result.stderr.split())
+
+
 def test_nodes_set_data_ranks():
     numbers = json.loads(run_plan(CONFIGS / "gpt3/13b.yaml", "--nodes", "8", "--json"))
     assert (numbers["devices"], numbers["nodes"]) == (64, 8)

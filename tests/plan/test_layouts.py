@@ -71,7 +71,7 @@ def test_layouts_for_8_and_64_devices():
 def test_layouts_for_1024_devices():
     for path in PATHS:
         train, data = load(path).train, load(path).data
-        # The 118 layers of PaLM 540B have no such layout. Batches of 64 sequences would use 1% of the devices.
+        # Batches of 64 sequences would use 1% of the devices.
         large = train.batch > 64 and train.batch * data.sequence > 256 * 512
         expected = large and fastest(path, 1024) is not None
         assert (1024 in UncheckedConfig.read(path).offered_devices) == expected

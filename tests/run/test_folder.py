@@ -111,6 +111,24 @@ def test_resume_with_another_layout(config, override):
     assert load(prepare(config(override)) / "config.yaml") == config(override)
 
 
+def test_planned_layout_is_written_and_reused(tmp_path, capsys):
+    run = tmp_path / "run"
+    overrides = [f"run={run}", f"data.mix={{{tmp_path / 'corpus'}: 1}}", "layout=auto", "machine=h100-80g", "devices=2"]
+    planned = read_config(TINY, overrides)
+    assert planned.layout.processes == 2
+    assert capsys.readouterr().err.startswith("layout auto: data ")
+    changed = planned.model_copy(update={"layout": planned.layout.model_copy(update={"microbatch": 1})})
+    record_checkpoint(prepare(changed))
+    assert read_config(TINY, overrides).layout == changed.layout
+    assert read_config(run).layout == changed.layout
+    assert capsys.readouterr().err == "layout auto: as before in this run\n"
+
+
+def test_draft_reports_a_machine_that_is_not_known(tmp_path):
+    overrides = [f"run={tmp_path / 'run'}", "layout=auto", "machine=h100"]
+    assert read_draft(TINY, overrides).mistakes == ("machine h100: no such machine; did you mean h100-80g?",)
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

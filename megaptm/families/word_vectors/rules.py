@@ -10,7 +10,15 @@ from megaptm.families.word_vectors import FAMILIES, LANES, WordFamily
 
 COMMON_KEYS = ("family", "size", "vocabulary")
 """Keys of `model` that all families of word vectors use."""
-OTHER_PARALLELISM_KEYS = ("tensor", "pipeline", "virtual", "sequence_parallel", "distributed_optimizer", "recompute")
+OTHER_PARALLELISM_KEYS = (
+    "tensor",
+    "pipeline",
+    "virtual",
+    "layers_per_stage",
+    "sequence_parallel",
+    "distributed_optimizer",
+    "recompute",
+)
 SCHEDULE_KEYS = (
     "name",
     "lr",

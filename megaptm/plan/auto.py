@@ -1,0 +1,76 @@
+"""`layout: auto`: the planner's fastest layout of a config for a machine, and the reason."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from megaptm.config import Config, Layout, UncheckedConfig
+from megaptm.errors import UserError
+from megaptm.plan.local_machine import find_local_machine
+from megaptm.plan.machine import Machine, load_machine
+from megaptm.plan.search import Candidate, Search, fastest_layout, search_layouts
+from megaptm.plan.show import PARTS, format_layout, format_seconds
+
+GIB = 2**30
+REUSED = "layout auto: as before in this run"
+
+
+def plan_layout(
+    written: UncheckedConfig,
+    previous: Layout | None = None,
+    *,
+    machine: Machine | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[UncheckedConfig, str]:
+    """Return a config whose layout is `auto` with the fastest layout that fits, and a line with the reason.
+
+    The machine and the number of devices are those of the config's keys, or else `machine`, or this computer's GPUs;
+    under torchrun or srun there is a device for each process. `previous`: layout of the run so far, which is kept on as
+    many devices.
+    Raises `UserError` for mistakes of the config, for an unknown machine, and if no layout fits.
+    """
+    config, values = written.load_without_plan(), written.values
+    devices = values.get("devices") or environ.get("WORLD_SIZE")
+    if values.get("machine"):
+        machine = load_machine(values["machine"], where="machine")
+    try:
+        machine = find_local_machine() if machine is None else machine
+    except UserError:
+        if previous is None or devices not in (None, previous.processes):
+            raise
+        return _with_layout(written, previous), REUSED
+    devices = machine.devices if devices is None else int(devices)
+    if previous is not None and previous.processes == devices:
+        return _with_layout(written, previous), REUSED
+    result = search_layouts(config, machine, devices)
+    chosen = fastest_layout(result, config, machine, devices)
+    return _with_layout(written, chosen.layout), describe_choice(chosen, result, config, machine)
+
+
+def _with_layout(written: UncheckedConfig, layout: Layout) -> UncheckedConfig:
+    return written.with_override(f"layout={layout.model_dump_json()}")
+
+
+def describe_choice(chosen: Candidate, result: Search, config: Config, machine: Machine) -> str:
+    """Return one line: the chosen layout, the fastest other one, and where that loses time."""
+    layout = chosen.layout
+    needed, usable = chosen.bytes / GIB, machine.usable_bytes / GIB
+    line = (
+        f"layout auto: {format_layout(layout)} on {layout.processes:,} x {machine.name}: "
+        f"{format_seconds(chosen.step.seconds)} a step, {needed:.1f} of {usable:.1f} GiB"
+    )
+
+    def axes(candidate: Candidate) -> tuple[int, int, int]:
+        return candidate.layout.data, candidate.layout.tensor, candidate.layout.pipeline
+
+    other = next((candidate for candidate in result.fitting if axes(candidate) != axes(chosen)), None)
+    if other is None:
+        return f"{line}; no other data x tensor x pipeline fits"
+    parts, slower = chosen.step.parts(), other.step.seconds / chosen.step.seconds - 1
+    more = {name: seconds - parts[name] for name, seconds in other.step.parts().items()}
+    part = max(more, key=lambda name: more[name])
+    return (
+        f"{line}; runner-up {format_layout(other.layout)}: {slower:.1%} slower, with {format_seconds(more[part])} more "
+        f"for {PARTS[part]}"
+    )

@@ -1,0 +1,52 @@
+"""Machine of this computer: its GPUs, listed by nvidia-smi, and their description in `configs/machines`."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+from megaptm.errors import UserError
+from megaptm.plan.machine import Machine, known_machines, load_machine
+
+NVIDIA_SMI_SECONDS = 30
+TOLERANCE = 0.05
+"""Largest difference of the memory of a GPU from that of its description."""
+
+
+def nvidia_smi(*arguments: str) -> str:
+    """Return the output of nvidia-smi; empty if it is missing or fails."""
+    try:
+        command = ["nvidia-smi", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if done.returncode else done.stdout
+
+
+def find_local_machine() -> Machine:
+    """Return the machine with the number of this computer's GPUs. Raises `UserError` if it has none, or if
+    none of `configs/machines` describes them."""
+    listed = nvidia_smi("--query-gpu=name,memory.total", "--format=csv,noheader,nounits").splitlines()
+    gpus = [(name.strip(), int(mebibytes)) for name, _, mebibytes in (line.rpartition(",") for line in listed)]
+    known = ", ".join(known_machines())
+    if not gpus:
+        raise UserError(
+            f"layout (auto): nvidia-smi lists no GPU here; set machine to one of {known}, or a YAML file, and devices."
+        )
+    if len({name for name, _ in gpus}) > 1:
+        names = ", ".join(dict.fromkeys(name for name, _ in gpus))
+        raise UserError(f"layout (auto): this computer has several kinds of GPUs ({names}); set machine and devices.")
+    name, gibibytes = gpus[0][0], min(mebibytes for _, mebibytes in gpus) / 1024
+    for machine in map(load_machine, known_machines()):
+        if _is_model(machine, name) and abs(gibibytes / machine.memory_gib - 1) <= TOLERANCE:
+            return machine.model_copy(update={"devices": len(gpus)})
+    raise UserError(
+        f"layout (auto): no machine is known for {name} with {gibibytes:.0f} GiB; set machine to one of {known}, or a "
+        "YAML file like those in configs/machines."
+    )
+
+
+def _is_model(machine: Machine, gpu: str) -> bool:
+    """Whether a machine with a name such as `RTX 4090 24 GB` has GPUs such as `NVIDIA GeForce RTX 4090`."""
+    *model, _, _ = machine.name.split()
+    return {*model} <= {*re.split(r"[\s-]+", gpu)}
