@@ -366,20 +366,27 @@ def compare_restarted(folder: Path, corpus: Path, settings: Settings, clock: Clo
     return steps, sum(losses.get(step) != loss for step, loss in expected.items())
 
 
+def command_arguments(run: Path, corpus: Path, settings: Settings) -> tuple[Path, list[str]]:
+    """Return config and overrides of the run as shipped."""
+    name, steps, every = ("tiny", 4, 2) if settings.short else ("small", 60, 20)
+    keys = [f"run={run}", f"train.steps={steps}", f"train.log_every={every}", "track.enabled=false"]
+    keys += [f"data.mix={json.dumps({str(corpus): 1})}", "train.validate_batches=1", "checkpoint.every=1000000"]
+    if not settings.short:
+        rows = SHAPES[0].rows
+        # The ids are those of a small tokenizer; the model has the published vocabulary.
+        keys += ["devices=1", f"train.batch={rows}", f"layout.microbatch={rows}", "model.dropout=0.0"]
+        keys += ["model.vocabulary=50257", "optimizer.max_warmup_ratio=0.1"]
+    return ROOT / f"configs/gpt2/{name}.yaml", keys
+
+
 def command_speed(folder: Path, corpus: Path, settings: Settings, clock: Clock) -> dict[str, float]:
     """Return tokens/s of `megaptm train` as shipped, and the seconds from the command to the first step."""
     from megaptm.resilience.events import read_events
     from megaptm.track import read_metrics
 
-    run, shape = folder / "command", SHAPES[0]
-    name, steps, every = ("tiny", 4, 2) if settings.short else ("small", 60, 20)
-    keys = [f"run={run}", f"train.steps={steps}", f"train.log_every={every}", "track.enabled=false"]
-    keys += [f"data.mix={json.dumps({str(corpus): 1})}", "train.validate_batches=1", "checkpoint.every=1000000"]
-    if not settings.short:
-        # The ids are those of a small tokenizer; the model has the published vocabulary.
-        keys += [f"train.batch={shape.rows}", f"layout.microbatch={shape.rows}", "model.dropout=0.0"]
-        keys += ["model.vocabulary=50257", "optimizer.max_warmup_ratio=0.1"]
-    megaptm("train", ROOT / f"configs/gpt2/{name}.yaml", *keys, timeout=clock.left)
+    run = folder / "command"
+    config, keys = command_arguments(run, corpus, settings)
+    megaptm("train", config, *keys, timeout=clock.left)
     last = [record for record in read_metrics(run) if "tokens_per_second" in record][-1]
     first = next(event["seconds"] for event in read_events(run) if event["kind"] == "first-step")
     return {"tokens_per_second": last["tokens_per_second"], "first_step_seconds": first}
@@ -516,7 +523,11 @@ def record() -> None:
 
 
 def list_shapes(shapes: list[Shape], settings: Settings) -> None:
-    """Print each shape with the peer, the FLOPs of a step, and the goal with its MFU on an H100."""
+    """Print each shape with the peer, the FLOPs of a step, and the goal with its MFU on an H100. Check the config of
+    the part `command`."""
+    from megaptm.config import load
+
+    load(*command_arguments(Path("run"), Path("corpus"), settings))
     peak = load_machine("h100-80g").peak("bf16")
     print(f"{'':<24}{'batch':>12}{'TFLOP':>8}{'goal':>20}{'MFU':>7}  peer")
     for shape in shapes:
