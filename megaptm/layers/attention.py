@@ -95,10 +95,26 @@ def apply_linear(linear: Linear, x_SBD: Tensor, mask: Tensor | None) -> Tensor:
     Their kernel needs the positions of a document in a row. This moves the input of a layer, which is narrower than
     its queries, keys and values.
     """
-    # With sequence parallelism the layer gathers or divides the first axis.
-    if mask is None or not are_offsets(mask) or linear.sequence_parallel:
+    if not _moves(linear, mask):
         return linear(x_SBD)
     return linear(x_SBD.transpose(0, 1).contiguous()).transpose(0, 1)
+
+
+def project_heads(
+    linear: Linear, x_SBD: Tensor, mask: Tensor | None, matrices: int, key_width: int
+) -> tuple[Tensor, ...]:
+    """Return the products with the interleaved matrices of a layer, each [S, B, H, K], in memory as of
+    `apply_linear`."""
+    moves = _moves(linear, mask)
+    x = x_SBD.transpose(0, 1).contiguous() if moves else x_SBD
+    # Divided before they are moved back, so that their gradients are joined in the order of the product.
+    parts: tuple[Tensor, ...] = linear(x).unflatten(-1, (-1, matrices, key_width)).unbind(3)
+    return tuple(part.transpose(0, 1) for part in parts) if moves else parts
+
+
+def _moves(linear: Linear, mask: Tensor | None) -> bool:
+    # With sequence parallelism the layer gathers or divides the first axis.
+    return mask is not None and are_offsets(mask) and not linear.sequence_parallel
 
 
 @lru_cache
@@ -291,13 +307,10 @@ class SelfAttention(AttentionModule):
     def _project(self, x_SBD: Tensor, keys: Tensor | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, each [S, B, H, K]."""
         if self.grouped:
-            q, kv = (
-                apply_linear(linear, x, mask)
-                for linear, x in ((self.query, x_SBD), (self.kv, x_SBD if keys is None else keys))
-            )
-            q, (k, v) = q.unflatten(-1, (-1, self.key_width)), kv.unflatten(-1, (-1, 2, self.key_width)).unbind(3)
+            (q,) = project_heads(self.query, x_SBD, mask, 1, self.key_width)
+            k, v = project_heads(self.kv, x_SBD if keys is None else keys, mask, 2, self.key_width)
         else:
-            q, k, v = apply_linear(self.qkv, x_SBD, mask).unflatten(-1, (-1, 3, self.key_width)).unbind(3)
+            q, k, v = project_heads(self.qkv, x_SBD, mask, 3, self.key_width)
             if keys is not None:
                 _, k, v = self.qkv(keys).unflatten(-1, (-1, 3, self.key_width)).unbind(3)
         if self.biases is not None:
