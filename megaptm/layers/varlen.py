@@ -52,8 +52,9 @@ def document_offsets(documents_BS: Tensor) -> Tensor | None:
     is_start = np.ones(ids.shape, dtype=bool)
     np.not_equal(ids[:, 1:], ids[:, :-1], out=is_start[:, 1:])
     (starts,) = is_start.ravel().nonzero()
-    owners = np.stack([starts // ids.shape[1], ids.ravel()[starts]])[:, ids.ravel()[starts] > 0]
-    if np.unique(owners, axis=1).shape != owners.shape:
+    owners = ids.ravel()[starts]
+    documents = (starts // ids.shape[1] * (ids.max() + 1) + owners)[owners > 0]
+    if len(np.unique(documents)) != len(documents):
         return None
     return torch.from_numpy(_filled(starts, ids.size))
 
