@@ -137,12 +137,16 @@ def _run_dry(config: Config, work: Workload, ranks: str | None) -> DryRunReport:
 def _search_layout(
     path: Path, overrides: tuple[str, ...], machine: Machine, nodes: int | None, *, silent: bool
 ) -> Config:
-    """Return the config with the fastest layout. The layout of the config itself need not be valid."""
-    from megaptm.config import Layout, load
+    """Return the config with the fastest layout; with full sharding if the config has it. The layout of the config
+    itself need not be valid."""
+    from megaptm.config import Layout, draft, load
     from megaptm.plan.search import fastest_layout, search_layouts
 
     devices = _configured_devices(path, overrides) if nodes is None else _devices(machine, nodes)
     config = load(path, [*overrides, f"layout={Layout().model_dump_json()}", "devices=1"])
+    configured = draft(path, overrides).config
+    if configured is not None and configured.layout.full_sharding:
+        config = config.model_copy(update={"layout": Layout(full_sharding=True)})
     candidates = search_layouts(config, machine, devices)
     chosen = fastest_layout(candidates, config, machine, devices)
     if not silent:

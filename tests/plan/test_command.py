@@ -107,6 +107,13 @@ def test_search_of_a_config_with_an_illegal_layout():
     assert numbers["fits"] is True
 
 
+def test_search_of_a_config_with_full_sharding_keeps_it():
+    words = ("layout.full_sharding=true", "--nodes", "4", "--search", "--json")
+    layout = json.loads(run_plan(CONFIGS / "gpt3/6.7b.yaml", *words))["layout"]
+    assert layout["full_sharding"]
+    assert (layout["pipeline"], layout["distributed_optimizer"]) == (1, False)
+
+
 def test_search_without_nodes_keeps_the_number_of_devices():
     layout = "layout={data: 3, tensor: 8, pipeline: 1, virtual: 1, microbatch: 7, sequence_parallel: false}"
     numbers = json.loads(run_plan(CONFIGS / "gpt3/13b.yaml", layout, "train.batch=768", "--search", "--json"))
