@@ -1,24 +1,27 @@
 """CPU replacements of the CUDA functions that megatron-core calls, for machines without a GPU.
 
 megatron-core names CUDA in hundreds of places, but uses only a few things: the current device, streams and events, the
-generator's state, `device="cuda"` in tensor factories, and type names. `install()` replaces those, and does nothing if
-CUDA is available. It must run before megatron is imported; `parallel/__init__` does that, and no other module knows
-about it.
+generator's state, `device="cuda"` in tensor factories, and type names. `install()` lets megatron-core's modules see
+them on the CPU, and does nothing if CUDA is available. torch itself stays as it is, but for three methods: its compiler
+reads `torch.cuda` too. `install()` must run before megatron is imported; `parallel/__init__` does that, and no other
+module knows about it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils._device import _device_constructors
 
 _FACTORIES = ("tensor", "zeros", "empty", "ones", "full", "arange", "rand", "randn", "randint", "as_tensor", "eye")
 _LIKE = ("zeros_like", "empty_like", "ones_like", "full_like", "rand_like")
-_installed = False
 
 
 class _Stream:
@@ -95,58 +98,91 @@ def _cuda_type_name(original: Callable[..., Any]) -> Callable[..., Any]:
     return type_name
 
 
-def _nothing(name: str) -> Callable[..., None]:
-    """Return a new no-op function. torch's compiler keeps a table of functions and rejects one function under two
-    names."""
+def _nothing(*args: Any, **kwargs: Any) -> None: ...
 
-    def nothing(*args: Any, **kwargs: Any) -> None: ...
 
-    nothing.__name__ = name
-    return nothing
+class _Overlay(ModuleType):
+    """Module with some names replaced."""
+
+    def __init__(self, module: ModuleType, replaced: dict[str, Any]) -> None:
+        super().__init__(module.__name__)
+        self._module = module
+        vars(self).update(replaced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def _cuda_on_cpu() -> _Overlay:
+    """Return `torch.cuda` of a machine whose only device is the CPU."""
+    # megatron's random tracker saves and restores the CUDA generator around a region; a CPU has one generator.
+    cpu, stream, generator = torch.device("cpu"), _Stream(), torch.default_generator
+    random = {
+        "get_rng_state": lambda *args, **kwargs: generator.get_state(),
+        "set_rng_state": lambda state, *args, **kwargs: generator.set_state(state),
+        "manual_seed": lambda seed: generator.manual_seed(seed),
+    }
+    kinds = ("Float", "Half", "BFloat16", "Double", "Int", "Long", "Byte", "Bool")
+    return _Overlay(
+        torch.cuda,
+        {
+            "Stream": _Stream,
+            "Event": _Event,
+            "current_stream": lambda *args, **kwargs: stream,
+            "default_stream": lambda *args, **kwargs: stream,
+            "stream": lambda *args, **kwargs: contextlib.nullcontext(),
+            "current_device": lambda: cpu,
+            "device_count": lambda: 1,
+            "is_current_stream_capturing": lambda: False,
+            "get_device_capability": lambda *args, **kwargs: (0, 0),
+            "default_generators": _OneGenerator(),
+            "random": _Overlay(torch.cuda.random, random),
+            "_lazy_call": lambda function, **kwargs: function(),
+            **dict.fromkeys(("synchronize", "empty_cache", "set_device", "_lazy_init"), _nothing),
+            **{f"{kind}Tensor": getattr(torch, f"{kind}Tensor") for kind in kinds},
+            **random,
+        },
+    )
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finder of megatron-core's modules. After its execution a module's global names refer to the CPU's torch."""
+
+    def __init__(self) -> None:
+        cuda = _cuda_on_cpu()
+        factories = {name: _on_cpu(getattr(torch, name)) for name in (*_FACTORIES, *_LIKE)}
+        self._torch = _Overlay(torch, {"cuda": cuda} | factories)
+        lazy = {id(getattr(torch.cuda, name)): vars(cuda)[name] for name in ("_lazy_call", "_lazy_init")}
+        self._replaced = {id(torch): self._torch, id(torch.cuda): cuda} | lazy
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not fullname.startswith("megatron."):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            loader.exec_module = functools.partial(self._execute, loader.exec_module)
+        return spec
+
+    def _execute(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+        execute(module)
+        for name, value in list(vars(module).items()):
+            if id(value) in self._replaced:
+                setattr(module, name, self._replaced[id(value)])
 
 
 def install() -> None:
-    """Replace CUDA functions by CPU ones, once, if CUDA is not available."""
-    global _installed
-    if _installed or torch.cuda.is_available():
+    """Let megatron-core's modules see CUDA functions on the CPU, once, if CUDA is not available."""
+    if torch.cuda.is_available() or any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
-    _installed = True
-    cuda: Any = torch.cuda
-    cpu = torch.device("cpu")
-
-    # `with torch.device("meta")` recognizes factories by identity, in a table that is built at first use. It must hold
-    # the original ones, which the wrappers call; it would ignore wrappers.
-    _device_constructors()
-    for name in (*_FACTORIES, *_LIKE):
-        setattr(torch, name, _on_cpu(getattr(torch, name)))
+    sys.meta_path.insert(0, _Finder())
     tensor: Any = torch.Tensor
     tensor.cuda = lambda self, *args, **kwargs: self
     tensor.type = _cuda_type_name(tensor.type)
     module: Any = torch.nn.Module
     module.cuda = lambda self, *args, **kwargs: self
-
-    cuda.Stream = _Stream
-    cuda.Event = _Event
-    stream = _Stream()
-    cuda.current_stream = cuda.default_stream = lambda *args, **kwargs: stream
-    cuda.stream = lambda *args, **kwargs: contextlib.nullcontext()
-    cuda.current_device = lambda: cpu
-    cuda.device_count = lambda: 1
-    for name in ("synchronize", "empty_cache", "set_device", "_lazy_init"):
-        setattr(cuda, name, _nothing(name))
-    cuda._lazy_call = lambda function, **kwargs: function()
-    cuda.is_current_stream_capturing = lambda: False
-    cuda.get_device_capability = lambda *args, **kwargs: (0, 0)
-
-    # megatron's random tracker saves and restores the CUDA generator around a region; a CPU has one generator.
-    generator = torch.default_generator
-    cuda.default_generators = _OneGenerator()
-    for namespace in (cuda, cuda.random):
-        namespace.get_rng_state = lambda *args, **kwargs: generator.get_state()
-        namespace.set_rng_state = lambda state, *args, **kwargs: generator.set_state(state)
-        namespace.manual_seed = lambda seed: generator.manual_seed(seed)
-    for kind in ("Float", "Half", "BFloat16", "Double", "Int", "Long", "Byte", "Bool"):
-        setattr(cuda, f"{kind}Tensor", getattr(torch, f"{kind}Tensor"))
 
 
 @contextlib.contextmanager

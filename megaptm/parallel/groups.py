@@ -144,7 +144,8 @@ def seed_step(seed: int, step: int, ranks: Ranks) -> None:
     tensor rank. No generator state is stored to resume bitwise on the same layout. Another layout has other dropout
     masks: fused attention takes one seed for all samples of a micro-batch, so masks cannot depend on the sample.
     """
-    torch.cuda.manual_seed(stream_seed(seed, step, ranks.data, ranks.pipeline))
+    generator = torch.cuda if torch.cuda.is_available() else torch.default_generator
+    generator.manual_seed(stream_seed(seed, step, ranks.data, ranks.pipeline))
     # megatron-core's own function adds the tensor rank to one seed, so streams of neighbors would coincide.
     tracker = get_cuda_rng_tracker()
     tracker.reset()

@@ -7,7 +7,6 @@ distributed optimizer. One family of each kind of model runs in all layouts. The
 from functools import cache
 
 import pytest
-import torch
 
 from megaptm.config import Layout
 from megaptm.families import CATALOGUE
@@ -130,13 +129,3 @@ def test_bf16_is_close_to_fp32(family, name):
     single_process = run_ranks(1, train_steps, family, Layout(microbatch=2), 3, "bf16")[0]
     for result in run_ranks(layout.processes, train_steps, family, layout, 3, "bf16"):
         assert result["losses"] == pytest.approx(single_process["losses"], rel=5e-3)
-
-
-def test_cuda_stand_in_keeps_default_devices():
-    assert run_ranks(1, devices_under_meta) == [{"meta"}]
-
-
-def devices_under_meta():
-    with torch.device("meta"):
-        made = [torch.empty(2), torch.zeros(2), torch.arange(2), torch.full((2,), 1.0), torch.tensor([1])]
-    return {tensor.device.type for tensor in made}
