@@ -75,6 +75,7 @@ EQUIVALENT_NAMES = {
     **dict.fromkeys(
         ("attn_implementation", "use_flash_attn", "use_flash_attention", "attention_backend"), "attention_kernel"
     ),
+    **dict.fromkeys(("torch_compile", "use_compile", "use_torch_compile", "compile_model"), "compile"),
     **dict.fromkeys(("optim", "optimizer_type"), "name"),
     **dict.fromkeys(("experiment_name", "wandb_project"), "experiment"),
     **dict.fromkeys(("max_new_tokens", "num_tokens"), "tokens"),
@@ -148,10 +149,6 @@ _ADVICE = (
     (
         "lora qlora peft adapter adapters",
         "there are no adapters: all weights are trained.",
-    ),
-    (
-        "compile torch_compile use_compile use_torch_compile",
-        "models are not compiled with torch.compile; train.attention_kernel chooses the attention kernel.",
     ),
     (
         "wandb use_wandb wandb_entity tensorboard tensorboard_dir enable_tensorboard report_to logger loggers "

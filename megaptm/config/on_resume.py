@@ -63,6 +63,7 @@ RESUME_RULES = {
     "train.loss_scale": OnResume.YES,
     "train.deterministic": OnResume.YES,
     "train.attention_kernel": OnResume.YES,
+    "train.compile": OnResume.YES,
     "train.stop_at": OnResume.YES,
     "train.log_every": OnResume.YES,
     "train.validate_every": OnResume.YES,

@@ -160,7 +160,8 @@ def _type(field: dict[str, Any]) -> str:
     if "$ref" in field:
         return "section"
     if "enum" in field or "const" in field:
-        return ", ".join(map(str, field.get("enum", [field.get("const")])))
+        values = field.get("enum", [field.get("const")])
+        return ", ".join(value if isinstance(value, str) else json.dumps(value) for value in values)
     if field["type"] == "object":
         return f"mapping to {_type(_values(field))}" if _values(field) else "mapping"
     if field["type"] == "array":

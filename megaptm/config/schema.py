@@ -198,6 +198,8 @@ class TrainConfig(Section):
     """Kernel of attention. auto: torch's fused kernel; varlen on GPUs if sequences have several documents or padding;
     or a kernel that skips masked parts if a pattern masks much (docs/configs.md). A kernel that does not support the
     attention mask is rejected."""
+    compile: Literal["auto", True, False] = "auto"
+    """Whether torch.compile compiles the layers in the first step (docs/configs.md). auto: on GPUs."""
     stop_at: Count | None = None
     """Save and exit with code 75 after this step, as after a signal. Absent, or if the run is past this step: run to
     the end."""

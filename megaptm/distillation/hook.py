@@ -20,6 +20,7 @@ from megaptm.models.loss import Loss
 from megaptm.models.model import Model
 from megaptm.models.output import ModelOutput
 from megaptm.parallel.background import run_on_all_ranks
+from megaptm.parallel.compiled import compile_layers, should_compile
 from megaptm.parallel.groups import Ranks
 from megaptm.parallel.hooks import EngineHook
 from megaptm.parallel.initial import Initializer
@@ -36,6 +37,7 @@ def build_hook(config: Config, rank_env: RankEnvironment) -> DistillationHook:
         verified_reader(teacher_run(config), rank_env) if needs_weights(config) else None,
         global_tokens=config.batch_spec.has_global_tokens,
         attention_kernel=config.train.attention_kernel,
+        compiles=should_compile(config.train.compile),
     )
 
 
@@ -52,11 +54,16 @@ class DistillationHook(EngineHook):
         *,
         global_tokens: bool = False,
         attention_kernel: str = AUTO,
+        compiles: bool = False,
     ) -> None:
         """Create the losses. `reader`: the teacher's checkpoint; None if its logits are cached. The options are those
         of the student."""
         self._distillation, self._reader = distillation, reader
-        self._options: dict[str, Any] = {"global_tokens": global_tokens, "attention_kernel": attention_kernel}
+        self._options: dict[str, Any] = {
+            "global_tokens": global_tokens,
+            "attention_kernel": attention_kernel,
+            "compiles": compiles,
+        }
 
     def extend_model(self, model: Model) -> None:
         self._losses = add_losses(model, self._distillation)
@@ -101,6 +108,7 @@ def build_teacher(
     reader: TensorReader,
     global_tokens: bool = False,
     attention_kernel: str = AUTO,
+    compiles: bool = False,
 ) -> Model:
     """Build this rank's part of the teacher, frozen, with the weights of a checkpoint of any layout."""
     spec, layout = distillation.teacher, layout.model_copy(update={"recompute": "none"})
@@ -118,6 +126,8 @@ def build_teacher(
     run_on_all_ranks(read)  # a failure to read on one rank is raised on all
     teacher: Model = stage.model
     teacher.keep_layers(distillation.compared_teacher_layers())
+    if compiles:
+        compile_layers(teacher, lambda line: None)
     return teacher.requires_grad_(False).eval()
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from megaptm.layers.costs import LayerCosts
 from megaptm.layers.custom_pattern import CustomPattern, check_alike
@@ -28,6 +29,8 @@ from megaptm.spec import visibility_of
 
 MIN_SCORE = -100.0
 """Scores at or below this count as masked in `scores`. The released code of TinyBERT adds -10,000 to masked scores."""
+SOUND = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Attention kernels of torch that are right with any mask."""
 MAX_COMPARED = 256
 """Largest number of positions at which the two forms of a custom pattern are compared."""
 
@@ -124,21 +127,26 @@ def _compare_torch_and_numpy_once(pattern: CustomPattern) -> None:
     check_alike(pattern, *torch.meshgrid(positions, positions, indexing="ij"))
 
 
-@contextmanager
-def sound_kernels(mask: Tensor | None) -> Iterator[None]:
+def sound_kernels(mask: Tensor | None) -> AbstractContextManager[None]:
     """Disable attention kernels of torch that are known to be wrong with such a mask.
 
     On H100 and later torch 2.13 may choose cuDNN's kernel for a mask. Its backward pass gives NaN if all scores of a
     query are low and the length is 64 more than a multiple of 128 (github.com/pytorch/pytorch/issues/196678).
     """
-    without = mask is not None and torch.backends.cuda.cudnn_sdp_enabled()
-    if without:
-        torch.backends.cuda.enable_cudnn_sdp(False)
+    if mask is None:
+        return nullcontext()
+    # Compiled code can name kernels, but not read which are enabled.
+    return sdpa_kernel(SOUND) if torch.compiler.is_compiling() else _without_cudnn()
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
     try:
         yield
     finally:
-        if without:
-            torch.backends.cuda.enable_cudnn_sdp(True)
+        torch.backends.cuda.enable_cudnn_sdp(enabled)
 
 
 class PatternAttend(Attend):
@@ -180,6 +188,8 @@ class PatternAttend(Attend):
         `global_qkv`: separate queries, keys and values of global attention, if the layer has them. `positions_BG`:
         global positions, if already computed (`global_positions`). `blocks_BHX`: result of `shared_blocks`.
         """
+        if mask is None and self.pattern is None and self.kernel in (AUTO, FUSED):
+            return super().forward(q_SBHK, k_SBHK, v_SBHK, None)
         if mask is not None and (mask.dtype == torch.bool or mask.is_floating_point() or are_offsets(mask)):
             return super().forward(q_SBHK, k_SBHK, v_SBHK, mask)
         made = Mask.of(

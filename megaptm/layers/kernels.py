@@ -56,7 +56,8 @@ def device_of(device: torch.device) -> ComputeDevice:
         device.type,
         flash=device.type == "cuda" and has_flash(device),
         deterministic=torch.are_deterministic_algorithms_enabled(),
-        any_length=torch.is_inference_mode_enabled(),
+        # Compiled code cannot ask for the inference mode, and is never run in it.
+        any_length=not torch.compiler.is_compiling() and torch.is_inference_mode_enabled(),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -242,6 +242,9 @@ class StackInputs:
 class BaseStack(nn.ModuleDict):
     """Stack of consecutive layers of an encoder or decoder, under their global indices. Base class of all kinds."""
 
+    eager_because: ClassVar[str] = "they are not transformer layers"
+    """Reason why torch.compile cannot compile the layers; empty if all run as `Layer.run`."""
+
     def __init__(self, block: Block, size: Size, layers: range) -> None:
         super().__init__()
         check_block(block, size)
@@ -261,6 +264,8 @@ class Stack(SequenceHooks, BaseStack):
     (shared sub-layers, by index of the first layer that uses them), `0` ... `L-1`, and `final` after the last layer of
     a pre-norm stack. A pipeline chunk holds some of these children, under the same names.
     """
+
+    eager_because = ""
 
     def __init__(
         self,

@@ -113,8 +113,12 @@ class _Rotate(torch.autograd.Function):
 
 
 def _rotate_pairs(x_SBHF: Tensor, cos: Tensor, sin: Tensor, *, sign: int) -> Tensor:
+    first, second = x_SBHF.chunk(2, dim=-1)
+    if torch.compiler.is_compiling():  # it fuses this, and cannot write into parts of a tensor
+        halves = first * cos - sign * second * sin, second * cos + sign * first * sin
+        return torch.cat(halves, dim=-1).to(x_SBHF.dtype)
     turned = torch.empty_like(x_SBHF)
-    (first, second), (low, high) = x_SBHF.chunk(2, dim=-1), turned.chunk(2, dim=-1)
+    low, high = turned.chunk(2, dim=-1)
     torch.addcmul(first * cos, second, sin, value=-sign, out=low)
     torch.addcmul(second * cos, first, sin, value=sign, out=high)
     return turned

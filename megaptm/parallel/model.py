@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from megaptm.config import CommunicationConfig, Layout
 from megaptm.layers.kernel_choice import AUTO
+from megaptm.parallel.compiled import compile_layers
 from megaptm.parallel.full_sharding import FullySharded, FullyShardedStage
 from megaptm.parallel.gradients import ChunkGradients, attach_main_grads
 from megaptm.parallel.groups import Ranks, open_groups
@@ -69,6 +70,8 @@ def build_parallel_model(
     timeout_minutes: float = 30.0,
     global_tokens: bool = False,
     attention_kernel: str = AUTO,
+    compiles: bool = False,
+    log: Callable[[str], None] = lambda line: None,
     hooks: Sequence[EngineHook] = (),
 ) -> ParallelModel:
     """Open the process groups of the layout and build this rank's part of the model, without values of its weights.
@@ -77,6 +80,8 @@ def build_parallel_model(
     - `timeout_minutes`: time limit of collectives, the same as for `groups.join`.
     - `global_tokens`: whether batches mark global tokens. If not, the projections of global tokens are frozen.
     - `attention_kernel`: one of `layers.kernel_choice.KERNELS`, or `auto`.
+    - `compiles`: whether torch.compile compiles the layers.
+    - `log`: receives a line for each kind of layer that cannot be compiled.
     - `hooks`: hooks that may extend the model.
     """
     ranks = open_groups(layout, timeout_minutes=timeout_minutes)
@@ -92,6 +97,9 @@ def build_parallel_model(
         kernel=attention_kernel,
         hooks=hooks,
     )
+    if compiles:
+        for stage in stages:
+            compile_layers(stage.model, log)
     if (sharded := stages[0].sharded) is not None:
         [stage] = stages
         sharded_stage = FullyShardedStage(stage)

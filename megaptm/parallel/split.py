@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -302,4 +303,10 @@ def _set_random_streams(model: Model, *, sequence_parallel: bool) -> None:
         if isinstance(module, Dropout) and (
             module.masks == "heads" or (module.masks == "residual" and sequence_parallel)
         ):
-            module.stream = lambda: get_cuda_rng_tracker().fork(OWN_STREAM)
+            module.stream = own_stream
+
+
+def own_stream() -> AbstractContextManager[None]:
+    """Return a context that samples from the stream that differs between tensor ranks."""
+    forked: AbstractContextManager[None] = get_cuda_rng_tracker().fork(OWN_STREAM)
+    return forked

@@ -32,14 +32,18 @@ def build_engine(
     rank_env: RankEnvironment,
     *,
     timeout_minutes: float,
+    log: Callable[[str], None],
 ) -> TrainingEngine:
     """Build the training engine of a config without weights; a checkpoint or `fill` sets them. Sampling values of a
-    large model takes minutes."""
+    large model takes minutes. `log` receives a line for each notable property of the engine."""
     if isinstance(spec, LayerlessSpec):
         engine: TrainingEngine = spec.family.build_engine(config, spec, corpora, timeout_minutes=timeout_minutes)
         return engine
     from megaptm.parallel.build import build_engine as build_parallel_engine
+    from megaptm.parallel.compiled import should_compile
 
+    if compiles := should_compile(config.train.compile):
+        log("layers are compiled in the first step, which takes longer")
     hooks = [section.build_hook(config, rank_env) for section in used_sections(config)]
     return build_parallel_engine(
         spec,
@@ -55,6 +59,8 @@ def build_engine(
         timeout_minutes=timeout_minutes,
         global_tokens=config.batch_spec.has_global_tokens,
         attention_kernel=config.train.attention_kernel,
+        compiles=compiles,
+        log=log,
     )
 
 

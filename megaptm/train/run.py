@@ -103,7 +103,7 @@ def _run_rank(
     log(f"building the model ({device_title()})")
     for attention, choice in attention_kernels(config, device().type):
         log(f"{attention}: {choice.kernel}, {choice.why}")
-    engine = build_engine(config, spec, corpora, rank_env, timeout_minutes=minutes)
+    engine = build_engine(config, spec, corpora, rank_env, timeout_minutes=minutes, log=log)
     if isinstance(spec, ModelSpec):
         batch = config.batch_spec
         refuse_other_patterns(spec, sequence_lengths(batch, spec.family))

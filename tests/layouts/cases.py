@@ -222,6 +222,7 @@ def train_and_save(
     dropout: float = 0.0,
     extra_steps: int = 0,
     optimizer: OptimizerConfig = ADAM,
+    compiles: bool = False,
 ) -> dict[str, Any]:
     """Resume from the checkpoint of step `start` in `folder` (0: start anew), train `steps` steps, save.
 
@@ -234,7 +235,7 @@ def train_and_save(
     from megaptm.parallel.collectives import barrier
 
     spec, losses = tiny(family, dropout=dropout), losses_of(family)
-    engine = build_engine(spec, layout, optimizer, losses=losses, seed=7, precision=precision)
+    engine = build_engine(spec, layout, optimizer, losses=losses, seed=7, precision=precision, compiles=compiles)
     store = Store(Path(folder), keep=9, fence=lambda: True)
     if start:
         engine.restore(store.load(start).reader, step=start)

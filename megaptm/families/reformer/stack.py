@@ -18,6 +18,8 @@ class ReversibleStack(Stack):
     """Stack of reversible layers. Both residual streams start as x and are concatenated along the sequence, [2S, B, D],
     between chunks. The final norm reads them along the width, [S, B, 2D]."""
 
+    eager_because = "they are reversible, and recompute their inputs"
+
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         for module in self.modules():

@@ -1,0 +1,206 @@
+"""Layers compiled by torch.compile: one graph for each kind of layer, which all layers of that kind run.
+
+Operations that stay eager divide a layer into several graphs: linear layers of tensor ranks, whose collectives
+overlap with products; sparse attention, which has kernels of its own; recomputed attention; and dropout that samples
+from another stream than the rest of the layer.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from types import FunctionType
+from typing import Any, Literal, cast
+
+import torch
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from torch import Tensor, nn
+
+from megaptm.errors import UserError
+from megaptm.layers.attention import Attend, PatternAttend, are_offsets
+from megaptm.layers.kernels import MAX_COMPILED
+from megaptm.layers.layer import BaseStack, Layer, run
+from megaptm.layers.split import Dropout
+from megaptm.models.model import Model
+from megaptm.parallel.groups import device
+from megaptm.parallel.split import SharedLinear, own_stream
+
+BACKEND = "inductor"
+"""Compiler of graphs; tests use one that only captures them."""
+
+Log = Callable[[str], None]
+
+
+def should_compile(configured: Literal["auto", True, False]) -> bool:
+    """Return whether this process compiles layers, by `train.compile`."""
+    return device().type == "cuda" and _is_reproducible() if configured == "auto" else configured
+
+
+def _is_reproducible() -> bool:
+    """Whether torch compiles the same kernels each time, if deterministic ones are required."""
+    import torch._inductor.config
+
+    return not torch.are_deterministic_algorithms_enabled() or hasattr(torch._inductor.config, "deterministic")
+
+
+def compile_layers(model: Model, log: Log) -> None:
+    """Let the layers of a model run compiled, starting with their first pass. Called after their hooks are set.
+
+    `log` receives a line for each stack and each kind of layer that stays eager.
+    """
+    _configure()
+    layers = []
+    for path, stack in model.named_modules():
+        if not isinstance(stack, BaseStack):
+            continue
+        if stack.eager_because:
+            log(f"the layers of the {path} are not compiled: {stack.eager_because}")
+            continue
+        kinds: dict[Any, _Kind] = {}
+        for number in stack.numbers:
+            layer, block = cast(Layer, stack[str(number)]), stack.block.at(number)
+            if block not in kinds:
+                kinds[block] = _Kind(f"{path}.{number}", log)
+            layers.append((layer, kinds[block]))
+    stream = _common_stream([layer for layer, _ in layers])
+    for layer, kind in layers:
+        _prepare(layer)
+        _compile(layer, kind, stream)
+
+
+def _configure() -> None:
+    import torch._dynamo
+    import torch._functorch.config
+
+    if not _is_reproducible():
+        raise UserError(
+            f"train.compile is true, but kernels compiled by torch {torch.__version__} depend on measured times, which "
+            "train.deterministic does not allow: set train.compile=false, or install torch 2.10 or newer."
+        )
+    _check_cache()
+    torch._dynamo.config.recompile_limit = max(MAX_COMPILED, torch._dynamo.config.recompile_limit)
+    # With the forward pass, so that a failure is known before anything is computed.
+    torch._functorch.config.force_non_lazy_backward_lowering = True
+
+
+def _check_cache() -> None:
+    """Create torch's folder of generated code, for this user alone. Raise UserError if others can write to it: torch
+    executes what it finds there, and in /tmp anybody can create a folder of its name."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & stat.S_IWOTH:
+        problem = "can be written by all users" if status.st_uid == os.getuid() else "belongs to another user"
+        raise UserError(
+            f"{folder}, in which torch.compile keeps generated code, {problem}: set TORCHINDUCTOR_CACHE_DIR to a local "
+            "folder of your own, or train.compile=false."
+        )
+
+
+class _Compiled:
+    """Compiled call of a module. Eager, after a line in the log, if a module cannot be compiled."""
+
+    def __init__(self, name: str, log: Log) -> None:
+        self._name, self._log, self._is_eager = name, log, False
+        # torch keeps the graphs of a function's code in one list, which is searched and has a maximum length.
+        function = FunctionType(_call.__code__.replace(co_name=name.replace(".", "_")), _call.__globals__)
+        self._call: Callable[..., Tensor] = torch.compile(function, dynamic=False, backend=BACKEND)
+
+    def __call__(self, module: nn.Module, *tensors: Any) -> Tensor:
+        if self._is_eager:
+            return _call(module, *tensors)
+        try:
+            return self._call(module, *tensors)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            self._is_eager = True
+            cause = getattr(error, "inner_exception", error)  # of a failed backend
+            reason = next(filter(None, map(str.strip, str(cause).splitlines())), "")
+            self._log(f"{self._name} is not compiled: {type(cause).__name__}: {reason}")
+            return _call(module, *tensors)
+
+
+def _call(module: nn.Module, *tensors: Any) -> Tensor:
+    # Hooks of the module run before and after this: collectives of full sharding cannot be compiled.
+    output: Tensor = type(module).forward(module, *tensors)
+    return output
+
+
+class _Kind:
+    """Compiled calls of the layers of one kind."""
+
+    def __init__(self, name: str, log: Log) -> None:
+        self.layer = _Compiled(f"layer {name}", log)
+        self._attention = _Compiled(f"attention of layer {name}", log)
+        self._recomputed: dict[Callable[..., Tensor], Callable[..., Tensor]] = {}
+
+    def recomputed(self, hook: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Return the hook, with which layers recompute their attention, for compiled attention. One function for all
+        layers: a graph is only valid for the functions that it was compiled with."""
+
+        def run_attention(module: nn.Module, *tensors: Any) -> Tensor:
+            return hook(partial(self._attention, module), *tensors)
+
+        if hook not in self._recomputed:
+            self._recomputed[hook] = torch.compiler.disable(run_attention)
+        return self._recomputed[hook]
+
+
+def _compile(layer: Layer, kind: _Kind, stream: Callable[[], AbstractContextManager[None]] | None) -> None:
+    compiled = partial(kind.layer, layer)
+    if layer.run_attention is not run:
+        layer.run_attention = kind.recomputed(layer.run_attention)
+
+    def forward(*tensors: Any) -> Tensor:
+        for mask in tensors[1:4:2]:
+            if mask is not None and are_offsets(mask):  # their number varies, and only an attention kernel reads it
+                torch._dynamo.maybe_mark_dynamic(mask, mask.dim() - 1)
+        with stream() if stream is not None and layer.training else nullcontext():
+            return compiled(*tensors)
+
+    vars(layer)["forward"] = forward
+
+
+def _common_stream(layers: Iterable[Layer]) -> Callable[[], AbstractContextManager[None]] | None:
+    """Let each layer as a whole sample from a random stream, if all its dropouts do, and return that stream. Compiled
+    code cannot change streams."""
+    dropouts = {dropout for layer in layers for dropout in _dropouts(layer)}
+    if not dropouts or any(dropout.stream is not own_stream for dropout in dropouts):
+        return None
+    for dropout in dropouts:
+        dropout.stream = nullcontext
+    return own_stream
+
+
+def _dropouts(module: nn.Module) -> Iterator[Dropout]:
+    return (child for child in module.modules() if isinstance(child, Dropout) and child.rate > 0)
+
+
+def _prepare(layer: Layer) -> None:
+    """Let modules run eagerly that cannot be compiled."""
+    for module in list(layer.modules()):
+        dropout = module.dropout if isinstance(module, Attend) else module
+        if (
+            isinstance(module, ColumnParallelLinear | RowParallelLinear | SharedLinear)
+            or (isinstance(module, PatternAttend) and module.pattern is not None)
+            or (isinstance(dropout, Dropout) and dropout.rate > 0 and dropout.stream is not nullcontext)
+        ):
+            # By class: torch would compile a graph for each instance with a function of its own.
+            module.__class__ = _eager_class(type(module))
+
+
+_EAGER: dict[type[nn.Module], type[nn.Module]] = {}
+"""Class -> the same with an eager `forward`."""
+
+
+def _eager_class(cls: type[nn.Module]) -> type[nn.Module]:
+    if cls in _EAGER.values():
+        return cls
+    if cls not in _EAGER:
+        _EAGER[cls] = type(cls.__name__, (cls,), {"forward": torch.compiler.disable(cls.forward)})
+    return _EAGER[cls]
