@@ -17,6 +17,8 @@ def run_command(command: click.Command, *words: object) -> str:
 
 def all_commands(group: click.Group, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     """Yield each command with its words, including groups."""
+    if not above:
+        group.list_commands(click.Context(group))  # adds the commands of extensions
     for name, command in group.commands.items():
         yield (*above, name), command
         if isinstance(command, click.Group):
