@@ -41,7 +41,7 @@ def layout_title(layout: Mapping[str, Any]) -> str:
     sequence_parallel`."""
     axes = [f"{axis}={layout[axis]}" for axis in AXES if layout[axis] > 1] or ["data=1"]
     if cut := layout.get("layers_per_stage"):  # runs of older versions do not have it
-        axes.append(f"layers_per_stage=[{','.join(map(str, cut))}]")
+        axes.append(f"layers_per_stage={cut if isinstance(cut, str) else '[' + ','.join(map(str, cut)) + ']'}")
     return " ".join(
         [*axes, *(name for name in ("sequence_parallel", "distributed_optimizer", "full_sharding") if layout.get(name))]
     )

@@ -143,11 +143,17 @@ def _differing_skips(checkpoint: Checkpoint, skip: Mapping[int, int]) -> list[in
     return sorted({step for step, _ in skipped.items() ^ skip.items() if step < checkpoint.step})
 
 
-def recorded_layout(checkpoint: Checkpoint) -> dict[str, int]:
+def recorded_layout(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the layout that wrote a checkpoint, as far as it is recorded. It is only displayed."""
     config = checkpoint.state.get("config")
     layout = config.get("layout") if isinstance(config, dict) else None
-    return {name: size for name, size in layout.items() if isinstance(size, int)} if isinstance(layout, dict) else {}
+    if not isinstance(layout, dict):
+        return {}
+    sizes: dict[str, Any] = {name: size for name, size in layout.items() if isinstance(size, int)}
+    cut = layout.get("layers_per_stage")
+    if isinstance(cut, list) and all(isinstance(layers, int) for layers in cut):
+        sizes["layers_per_stage"] = cut
+    return sizes
 
 
 def read_state(checkpoint: Checkpoint, name: str) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class Checkpointer:
         )
         self.on_commit: Callable[[int, float], object] = lambda step, seconds: None
         """Callback on rank 0, in a thread: step of a committed checkpoint, and the seconds it took."""
-        self.layout_before: Mapping[str, int] = {}
+        self.layout_before: Mapping[str, Any] = {}
         """Layout of the restored checkpoint."""
         self.has_restored = False
         """Whether there was a checkpoint to restore; that of an imported model has step 0."""

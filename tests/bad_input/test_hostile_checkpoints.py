@@ -153,7 +153,14 @@ def test_index_must_not_be_a_pipe(store):
 
 @pytest.mark.parametrize(
     ("config", "layout"),
-    [(None, {}), ([], {}), ({"layout": 7}, {}), ({"layout": {"data": "2", "tensor": 2}}, {"tensor": 2})],
+    [
+        (None, {}),
+        ([], {}),
+        ({"layout": 7}, {}),
+        ({"layout": {"data": "2", "tensor": 2}}, {"tensor": 2}),
+        ({"layout": {"layers_per_stage": ["a", 2]}}, {}),
+        ({"layout": {"layers_per_stage": [3, 1]}}, {"layers_per_stage": [3, 1]}),
+    ],
 )
 def test_invalid_layout_is_not_shown(config, layout):
     assert recorded_layout(Checkpoint(10, Path("step-00000010"), {"config": config}, ())) == layout

@@ -66,6 +66,9 @@ def test_resume_line_names_step_and_layout():
     config = load(CONFIGS / "gpt2/tiny.yaml", ["layout.pipeline=2"])
     assert describe_resume(20, {"data": 2}, config) == "continues from step 20, layout data=2 -> pipeline=2"
     assert describe_resume(20, {"pipeline": 2}, config) == "continues from step 20, layout pipeline=2"
+    assert describe_resume(20, {"pipeline": 2, "layers_per_stage": [3, 1]}, config) == (
+        "continues from step 20, layout pipeline=2 layers_per_stage=[3,1] -> pipeline=2"
+    )
     assert describe_resume(300, {"data": 2}, config) == (
         "all 300 steps are done; train.steps=600 optimizer.decay_steps=300 continues the run"
     )
