@@ -65,6 +65,7 @@ class StepProfiler:
         self._first: int | None = None
         """First traced step of this job, after it has begun."""
         self._profile: profile | None = None
+        self._is_recording = False
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
@@ -77,6 +78,8 @@ class StepProfiler:
             self._start()
         with record_function(f"{STEP_NAME} {step}"):
             yield
+        if step == self.config.steps[1]:
+            self._stop()  # before a validation
 
     def ends(self, step: int, *, stopping: bool) -> bool:
         """Whether the trace ends after this step: it is the last, or the run stops before that."""
@@ -86,6 +89,7 @@ class StepProfiler:
         """Write the files, after a step with which the trace ends."""
         assert self._first is not None
         first, self._first = self._first, None
+        self._stop()
         own = None if self._profile is None else self._write(self._profile, first, step)
         self._profile = None
         return StepTrace(first, step, [trace for trace in all_gather_object(own) if trace is not None])
@@ -98,12 +102,19 @@ class StepProfiler:
             torch.cuda.memory._record_memory_history(max_entries=MAX_ALLOCATIONS, stacks="python")
         self._profile = profile()
         self._profile.start()
+        self._is_recording = True
+
+    def _stop(self) -> None:
+        """Stop recording, after the GPU has finished the last step."""
+        if self._profile is None or not self._is_recording:
+            return
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self._profile.stop()
+        self._is_recording = False
 
     def _write(self, profiled: profile, first: int, last: int) -> RankTrace:
         """Write the trace, and on a GPU the memory snapshot. A failing disk costs the trace, not the run."""
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        profiled.stop()
         folder, name = self.run / FOLDER, f"steps-{first}-{last}-rank-{self.rank}"
         unfinished = folder / f".{name}.unfinished"
         try:

@@ -15,7 +15,7 @@ from megaptm.config.schema import ProfileConfig
 from megaptm.errors import UserError
 from megaptm.resilience.events import read_events
 from megaptm.track import read_metrics
-from megaptm.train import device_use
+from megaptm.train import device_use, profiler
 from megaptm.train.profiler import RankTrace, StepTrace, _idle_share
 from megaptm.train.trace import gpu_idle_share, traced_steps
 from tests.drills.program import arguments
@@ -73,6 +73,20 @@ def test_trace_is_chrome_json_with_the_steps(runs) -> None:
     assert [span.name for span in traced_steps(trace)] == ["megaptm step 2", "megaptm step 3"]
     names = {event["name"] for event in trace["traceEvents"] if event.get("cat") == "cpu_op"}
     assert {"aten::embedding", "aten::mm"} <= names
+
+
+def test_trace_ends_before_the_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiler, "all_gather_object", lambda value: [value])
+    steps = profiler.StepProfiler(tmp_path, ProfileConfig(steps=[1, 2]), rank=0)
+    for step in (1, 2):
+        with steps.step(step):
+            torch.ones(3).sum()
+    torch.ones(3).cumsum(0)
+    (trace,) = steps.finish(2).ranks
+    events = json.loads(gzip.decompress((tmp_path / trace.files[0]).read_bytes()))["traceEvents"]
+    names = {event["name"] for event in events if event.get("cat") == "cpu_op"}
+    assert "aten::sum" in names
+    assert "aten::cumsum" not in names
 
 
 def test_report_names_traces_and_peak_memory(runs) -> None:
@@ -176,8 +190,6 @@ def test_peak_is_known_by_the_name_of_the_gpu(
 
 def test_memory_snapshot_is_written_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Calls of torch's memory history are recorded; there is no GPU here."""
-    from megaptm.train import profiler
-
     calls: list[Any] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("synchronize"))
