@@ -174,13 +174,16 @@ def _unpack_documents(rows: Tensor, documents: int, fill: int) -> Tensor:
     return torch.nn.functional.pad(unpacked, (0, rows.shape[1] - unpacked.shape[1]), value=fill)
 
 
-def megaptm_step(spec: ModelSpec, heads: tuple[str, ...], precision: str, batch: Fields) -> Callable[[], object]:
+def megaptm_step(
+    spec: ModelSpec, heads: tuple[str, ...], precision: str, batch: Fields, *, compiles: bool = False
+) -> Callable[[], object]:
     from megaptm.config import Layout, OptimizerConfig
     from megaptm.parallel.build import build_engine
 
     layout = Layout(microbatch=len(batch["tokens"]))
     optimizer = OptimizerConfig(lr=1e-4, clip=1.0, weight_decay=0.1)
-    engine = build_engine(spec, layout, optimizer, losses=dict.fromkeys(heads, 1.0), seed=0, precision=precision)
+    losses = dict.fromkeys(heads, 1.0)
+    engine = build_engine(spec, layout, optimizer, losses=losses, seed=0, precision=precision, compiles=compiles)
     engine.fill()
     steps = iter(range(10**9))
     return lambda: engine.train_step([dict(batch)], step=next(steps), lr=1e-4)
