@@ -5,7 +5,7 @@
 
 Both models have the family's layers at width 768 and its vocabulary. They train on the same ids and labels with the
 losses of the Hugging Face model, fused AdamW and gradient clipping, without dropout. megaptm runs its complete engine.
-Rounds alternate, and ratios are of medians.
+The two libraries train in alternating rounds; a ratio compares the median times of their steps.
 
 - bf16: megaptm has fp32 master weights. The peer is measured with fp32 weights under autocast, which uses as much
   memory, and completely in bf16. The first counts, unless it fails (DeBERTa).

@@ -402,7 +402,7 @@ def card() -> tuple[str, float | None]:
         return "CPU", None
     name = torch.cuda.get_device_name()
     machine = machine_of_device(name)
-    return name, None if machine is None or "bf16" not in machine.teraflops else machine.peak("bf16")
+    return name, None if machine is None or "bf16" not in machine.teraflops else machine.peak_flops("bf16")
 
 
 def commit() -> str:
@@ -530,7 +530,7 @@ def list_shapes(shapes: list[Shape], settings: Settings) -> None:
     from megaptm.config import load
 
     load(*command_arguments(Path("run"), Path("corpus"), settings))
-    peak = load_machine("h100-80g").peak("bf16")
+    peak = load_machine("h100-80g").peak_flops("bf16")
     print(f"{'':<24}{'batch':>12}{'TFLOP':>8}{'goal':>20}{'MFU':>7}  peer")
     for shape in shapes:
         spec, _, model, batch = spec_and_batch(shape, settings)

@@ -67,7 +67,7 @@ def attend_hashes(heads: int) -> Attention:
     """Return the LSH attention of the third layer of Reformer on enwik8. Queries are also the keys."""
     block, size = CATALOGUE["reformer"].last_block.at(2), Size(layers=1, width=heads * KEY, heads=heads, ffn=1)
     attend = HashedAttend(HashedAttentionCosts(block, size, size.width), dropout=0.0)
-    return lambda q, k, v: attend.forward(q, v, None, attend.buckets(q))
+    return lambda q, k, v: attend.forward(q, v, None, attend.hash_buckets(q))
 
 
 def attend_segments(heads: int) -> Attention:

@@ -43,7 +43,7 @@ def html(report: CorpusReport) -> str:
     body = [
         f"<h1>Corpus {escape(report.folder)}</h1>",
         f"<p class=faint>id <code>{report.id}</code>; {escape(_tokenizer(report))}</p>",
-        tiles({column: f"{report.total(column):,}" for column in ("documents", "tokens", "bytes", "shards")}),
+        tiles({column: f"{report.sum_over_splits(column):,}" for column in ("documents", "tokens", "bytes", "shards")}),
         *(f"<p class=note>{escape(note)}</p>" for note in report.notes),
         "<h2>Splits</h2>",
         table(
@@ -51,7 +51,8 @@ def html(report: CorpusReport) -> str:
             ([name, *(f"{counts[column]:,}" for column in COUNTS)] for name, counts in report.splits.items()),
         ),
         "<h2>From files to documents</h2>",
-        f"<p>{report.read:,} documents in {report.files:,} files; {report.total('documents'):,} in the corpus.</p>",
+        f"<p>{report.read:,} documents in {report.files:,} files; {report.sum_over_splits('documents'):,} in the "
+        "corpus.</p>",
         bars(report.dropped, share_of=report.read, lost=True) if report.dropped else "<p>No document was dropped.</p>",
         *_examples(report.examples, report.messages),
         *titled_bars("Languages", report.languages),

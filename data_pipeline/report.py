@@ -57,14 +57,14 @@ class CorpusReport:
     seconds: dict[str, float]
     """Stage -> wall time in seconds."""
 
-    def total(self, column: str) -> int:
+    def sum_over_splits(self, column: str) -> int:
         """Return the sum of `documents`, `tokens`, `bytes` or `shards` over all splits of the corpus."""
         return sum(counts[column] for counts in self.splits.values())
 
     @property
     def read(self) -> int:
         """Return the number of documents that the build read, kept or dropped."""
-        return self.total("documents") + sum(self.dropped.values())
+        return self.sum_over_splits("documents") + sum(self.dropped.values())
 
     @property
     def executor(self) -> str:
@@ -72,10 +72,10 @@ class CorpusReport:
 
     @property
     def tokens_per_byte(self) -> float:
-        return self.total("tokens") / self.total("bytes")
+        return self.sum_over_splits("tokens") / self.sum_over_splits("bytes")
 
     def save(self, folder: Path) -> None:
-        totals = {column: self.total(column) for column in ("documents", "tokens", "bytes")}
+        totals = {column: self.sum_over_splits(column) for column in ("documents", "tokens", "bytes")}
         content = {**asdict(self), **totals, "tokens_per_byte": self.tokens_per_byte}
         (folder / REPORT).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -157,7 +157,7 @@ MEMORY_LIMIT = re.compile(
     "|bad_?alloc|storage size calculation overflowed",
     re.IGNORECASE,
 )
-"""Messages of the system, numpy and torch for memory that a process cannot get; CUDA's is about a device."""
+"""Messages of the operating system, numpy and torch about too little host memory. CUDA's message differs."""
 
 
 @contextmanager
@@ -172,7 +172,8 @@ def resource_errors_as_user_errors() -> Iterator[None]:
 
 
 def require_address_space() -> None:
-    """Raise `UserError` if a limit leaves less than compiled libraries need: they abort, and nothing could be said."""
+    """Raise `UserError` if a limit leaves less address space than compiled libraries need: they abort without a
+    message."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and limit < MIN_ADDRESS_SPACE:
         raise UserError(

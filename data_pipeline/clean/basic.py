@@ -116,9 +116,9 @@ class CutLong:
 
 
 def cut_piece(document: Document, start: int, end: int) -> Document:
-    """Return a piece of a long document, named by its offset. Turns that start in the part are retained."""
-    part = with_text(document, document.text[start:end])
+    """Return a piece of a long document, named by its offset. Turns that start in the piece are retained."""
+    piece = with_text(document, document.text[start:end])
     if "turns" in document.notes:
         turns = [[first - start, *role] for first, *role in document.notes["turns"] if start <= first < end]
-        part = replace(part, notes={**part.notes, "turns": turns})
-    return replace(part, source=f"{document.source}@{start}")
+        piece = replace(piece, notes={**piece.notes, "turns": turns})
+    return replace(piece, source=f"{document.source}@{start}")

@@ -77,7 +77,7 @@ class _TextBuffer:
         self.source, self.offset = source, offset
         self.text, self.at = "", 0
 
-    def more(self, size: int = 1) -> bool:
+    def read_more(self, size: int = 1) -> bool:
         """Read at least `size` more characters of the file of JSON. Return False at the end."""
         added = []
         while size > 0 and (text := next(self.source, None)) is not None:
@@ -87,37 +87,37 @@ class _TextBuffer:
         self.at = 0
         return bool(added)
 
-    def move(self, at: int) -> None:
+    def move_to(self, at: int) -> None:
         self.offset += len(self.text[self.at : at].encode())
         self.at = at
 
-    def sign(self) -> str:
+    def next_character(self) -> str:
         """Skip white space and return the next character; empty at the end."""
         while True:
             match = SPACE.match(self.text, self.at)
             assert match is not None
-            self.move(match.end())
+            self.move_to(match.end())
             if self.at < len(self.text):
                 return self.text[self.at]
-            if not self.more():
+            if not self.read_more():
                 return ""
 
 
 def _parse_values(text: _TextBuffer, source: Source) -> Iterator[Value]:
     in_array, comma = False, False
-    while character := text.sign():
+    while character := text.next_character():
         if not in_array and character == "[":
             in_array, comma = True, False
-            text.move(text.at + 1)
+            text.move_to(text.at + 1)
         elif in_array and character == "]":
             in_array = False
-            text.move(text.at + 1)
+            text.move_to(text.at + 1)
         elif in_array and comma:
             if character != ",":
                 yield text.offset, _not_json_error("a comma is missing")
                 return
             comma = False
-            text.move(text.at + 1)
+            text.move_to(text.at + 1)
         else:
             offset, value = text.offset, _parse_value(text, source)
             yield offset, line_too_long_error(source) if text.offset - offset > max_line_bytes(source) else value
@@ -137,14 +137,14 @@ def _parse_value(text: _TextBuffer, source: Source) -> Any:
             if len(text.text) - text.at > max_line_bytes(source):
                 return line_too_long_error(source)
             # The buffer doubles each time, so that a long value is not parsed again for each chunk.
-            if not may_continue or not text.more(len(text.text) - text.at):
+            if not may_continue or not text.read_more(len(text.text) - text.at):
                 return _not_json_error(error.msg)
         except RecursionError:
             return too_deep_error()
         else:
-            if end == len(text.text) and isinstance(value, int | float) and text.more():
+            if end == len(text.text) and isinstance(value, int | float) and text.read_more():
                 continue  # the number may have more digits
-            text.move(end)
+            text.move_to(end)
             return value
 
 

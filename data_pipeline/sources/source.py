@@ -83,9 +83,11 @@ class Source:
         if unknown := sorted(set(self.leave_out) - set(MARKUP)):
             raise UserError(f"source {self.path}: leave_out ({unknown[0]}) must be one of {', '.join(MARKUP)}.")
         if len(self.parts) == 1 or len({*self.parts}) < len(self.parts):
-            raise UserError(f"source {self.path}: parts ({', '.join(self.parts)}) must be several different fields.")
+            raise UserError(
+                f"source {self.path}: parts ({', '.join(self.parts)}) must be two or more different fields."
+            )
         if sum((bool(self.parts), self.messages is not None, self.aligned is not None)) > 1:
-            raise UserError(f"source {self.path}: parts, messages and aligned exclude each other: set only one.")
+            raise UserError(f"source {self.path}: set only one of parts, messages and aligned.")
         if self.aligned is not None and not re.fullmatch(r"\.[^./\\]+", self.aligned):
             raise UserError(f"source {self.path}: aligned ({self.aligned}) must be a suffix, such as .de.")
         if self.prefix and not self.has_parts:

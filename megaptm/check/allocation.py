@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megaptm.check.finding import CheckInput, Finding, ResourceRequest, counted
+from megaptm.check.finding import CheckInput, Finding, ResourceRequest, number_with_noun
 from megaptm.errors import UserError
 from megaptm.schedulers.slurm.options import option_value
 
@@ -47,10 +47,13 @@ def check_processes(case: CheckInput) -> Iterator[Finding]:
     allocation, layout, machine = allocate(case), case.config.layout, case.machine
     if allocation is None:
         return
-    nodes, processes = counted(allocation.nodes, "node", "nodes"), counted(allocation.per_node, "process", "processes")
+    nodes, processes = (
+        number_with_noun(allocation.nodes, "node", "nodes"),
+        number_with_noun(allocation.per_node, "process", "processes"),
+    )
     if machine is not None and allocation.per_node > machine.devices:
         raise UserError(
-            f"{processes} on each node are more than the {counted(machine.devices, 'device', 'devices')} of "
+            f"{processes} on each node are more than the {number_with_noun(machine.devices, 'device', 'devices')} of "
             f"{machine.name}: use --per-node {machine.devices} and more nodes, or another --machine."
         )
     _refuse_other_gpus(case.request, allocation.per_node)
@@ -70,7 +73,7 @@ def check_processes(case: CheckInput) -> Iterator[Finding]:
 
 
 def _refuse_other_gpus(request: ResourceRequest, per_node: int) -> None:
-    """Refuse another number of GPUs in --sbatch, whose options may only name their type."""
+    """Refuse a number of GPUs in --sbatch that differs from --gpus-per-node; --sbatch may only add the GPU type."""
     written, gpus = option_value(request.slurm_options or (), "gpus-per-node"), request.gpus_on_node(per_node)
     kind, _, num_gpus = (written or f":{gpus}").rpartition(":")
     if num_gpus != str(gpus) or (written and not kind):

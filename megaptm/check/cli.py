@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from megaptm.check.api import CHECKS
-from megaptm.check.finding import Check, CheckInput, Finding, ResourceRequest, Severity, counted, run_checks
+from megaptm.check.finding import Check, CheckInput, Finding, ResourceRequest, Severity, number_with_noun, run_checks
 from megaptm.console import Console
 from megaptm.errors import UserError
 from megaptm.plan.machine import load_machine
@@ -120,9 +120,11 @@ def print_findings(findings: Iterable[Finding], console: Console) -> bool:
         counts[finding.state] += 1
         before = finding.topic
     details = [
-        counted(counts[state], state, plural) for state, plural in PLURALS.items() if counts[state] and state != "fault"
+        number_with_noun(counts[state], state, plural)
+        for state, plural in PLURALS.items()
+        if counts[state] and state != "fault"
     ]
-    verdict = Text(counted(counts["fault"], "fault", PLURALS["fault"]) if counts["fault"] else "no faults")
+    verdict = Text(number_with_noun(counts["fault"], "fault", PLURALS["fault"]) if counts["fault"] else "no faults")
     verdict.stylize(MARKS["fault" if counts["fault"] else "ok"].style)
     console.print(Text.assemble("\n", verdict, *(f", {number}" for number in details), "."))
     return bool(counts["fault"])

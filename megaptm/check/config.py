@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaptm.check.finding import CheckInput, Finding, counted
+from megaptm.check.finding import CheckInput, Finding, number_with_noun
 from megaptm.config import resolve
 from megaptm.config.schedule import config_warnings
 from megaptm.plan.count import count_parameters
@@ -17,7 +17,7 @@ def check_config(case: CheckInput) -> Iterator[Finding]:
         return
     config, layout = case.config, case.config.layout
     parameters = count_parameters(resolve(config))
-    processes = counted(layout.processes, "process", "processes")
+    processes = number_with_noun(layout.processes, "process", "processes")
     yield Finding(
         "config",
         "ok",

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from megaptm.check.finding import CheckInput, Finding, counted
+from megaptm.check.finding import CheckInput, Finding, number_with_noun
 from megaptm.config import Config
 from megaptm.data import Corpus
 from megaptm.data.files import npy_bytes
@@ -227,7 +227,7 @@ def _shards_finding(corpus: Corpus, shards: Sequence[ShardInfo], hashed: Sequenc
     }
     hashed_shards = "all" if len(hashed) == len(shards) else f"{len(hashed):,}"
     bytes_ = f"{hashed_shards} hashed ({read / 2**20:,.1f} MiB)" if hashed else "none hashed"
-    shard = counted(len(shards), "shard", "shards")
+    shard = number_with_noun(len(shards), "shard", "shards")
     message = f"{corpus.name}: {shard} with {details['tokens']:,} tokens, all of the right size; {bytes_}."
     return Finding("data", "ok", message, details)
 

@@ -84,7 +84,7 @@ def run_checks(checks: Iterable[tuple[str, Check]], case: CheckInput) -> Iterato
             yield Finding(topic, "fault", str(error))
 
 
-def counted(count: int, singular: str, plural: str) -> str:
+def number_with_noun(count: int, singular: str, plural: str) -> str:
     """Return a number with its noun: `1 node`, `2 nodes`."""
     return f"{count:,} {singular if count == 1 else plural}"
 

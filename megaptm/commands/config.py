@@ -68,7 +68,7 @@ def show(config: Path, overrides: tuple[str, ...]) -> None:
       megaptm config show configs/gpt3/175b.yaml devices=1024
       megaptm config show runs/gpt2-tiny
     """
-    from megaptm.config import dump
+    from megaptm.config import config_to_yaml
     from megaptm.run.folder import read_config
 
-    click.echo(dump(read_config(config, overrides)), nl=False)
+    click.echo(config_to_yaml(read_config(config, overrides)), nl=False)

@@ -62,7 +62,7 @@ def slurm(
       megaptm launch slurm configs/gpt3/175b.yaml --machine h100-80g --sbatch=--account=PROJECT
       megaptm launch slurm configs/bert/large.yaml devices=32 --jobs 3 --dry-run
     """
-    from megaptm.check.finding import counted
+    from megaptm.check.finding import number_with_noun
     from megaptm.errors import UserError
     from megaptm.launch.slurm.request import JobRequest, make_submission
 
@@ -83,7 +83,7 @@ def slurm(
         echo(submission.script, nl=False)
         echo(f"{submission.jobs} consecutive jobs." if submission.jobs > 1 else "1 job.", err=True)
         if submission.faults:
-            count = counted(len(submission.faults), "fault", "faults")
+            count = number_with_noun(len(submission.faults), "fault", "faults")
             raise UserError(f"this script would not be submitted ({count}):", *submission.faults)
         return
     submission.prepare()

@@ -1,7 +1,7 @@
 """Configs: from YAML to a typed and checked `Config`. Does not import torch."""
 
 from megaptm.config.model import resolve, resolve_model
-from megaptm.config.read import Draft, UncheckedConfig, draft, dump, load, load_run, read_model
+from megaptm.config.read import Draft, UncheckedConfig, config_to_yaml, draft, load, load_run, read_model
 from megaptm.config.schema import (
     CheckpointConfig,
     CommunicationConfig,

@@ -234,7 +234,7 @@ def _without_unknown(values: dict[str, Any], error: ValidationError) -> dict[str
     return known
 
 
-def dump(config: Config) -> str:
+def config_to_yaml(config: Config) -> str:
     """Return the config as YAML, from which `load` gives an equal config."""
     content = _written_values(config, config.model_dump(mode="json"))
     return yaml.dump(content, Dumper=YamlDumper, sort_keys=False, allow_unicode=True)

@@ -94,8 +94,8 @@ prints one section in the terminal, and `megaptm config show CONFIG` prints a co
 
 A file can extend another file (`extends: ../defaults.yaml`) or a config that is installed with megaptm
 (`extends: gpt2/tiny`); then it contains only the differences. Each key can be set on the command line
-(`train.steps=100`). The default *absent* is no value; the meaning describes its effect. `null` removes a value of an
-extended file.
+(`train.steps=100`). A key with the default *absent* has no value; `Default:` in its meaning tells what then applies.
+`null` removes a value of an extended file.
 
 The column `on resume` tells which values a run with a saved checkpoint can be continued with:
 

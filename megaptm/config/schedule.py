@@ -118,7 +118,7 @@ def _stage_warnings(config: Config) -> Iterator[str]:
         later = _next_change(value, steps)
         if later is None:
             continue
-        if kind == "share" and not any(share for _, share in value.until(steps)):
+        if kind == "share" and not any(share for _, share in value.changes_before(steps)):
             yield (
                 f"objective.{name} starts at step {later:,}, the end of the run: only a following phase "
                 f"(train.phase_start={later}) has samples of it."

@@ -62,7 +62,7 @@ class Layout(Section):
     layers_per_stage: LayersPerStage | None = None
     """Layers of each stage, as in [10, 12, 12, 8], over all stacks; with virtual stages, of each chunk in the order of
     the model. The last may be 0: heads alone. auto: by FLOPs, so that the slowest stage is as fast as possible
-    (docs/configs.md). Absent: equal numbers; auto if there are none."""
+    (docs/configs.md). Default: equal numbers; auto if there are none."""
     sequence_parallel: bool = False
     """Whether norms and dropout are split along the sequence among the tensor ranks."""
     distributed_optimizer: bool = False
@@ -124,9 +124,9 @@ class DeviceLayout(Section):
     """Layouts for machines of several sizes, in a config file; the resolved config has one `layout`."""
 
     machine: str | None = None
-    """Machine for `layout: auto`: a name in configs/machines, or a YAML file. Absent: the GPUs of this computer."""
+    """Machine for `layout: auto`: a name in configs/machines, or a YAML file. Default: the GPUs of this computer."""
     devices: Count | None = None
-    """Number of processes, each on one device. Absent: that of the smallest layout in layouts."""
+    """Number of processes, each on one device. Default: the smallest number in `layouts`."""
     layouts: dict[Annotated[Count, Strict(False)], Layout] = {}
     """Number of devices -> layout for this many and more, without `data`, which follows. Keys of `layout` take
     precedence."""
@@ -187,11 +187,11 @@ class TrainConfig(Section):
     """Folder of another run of this model that provides the initial weights, at step 0 and without moments. Parameters
     that it lacks, such as a head, are initialized as usual."""
     init_step: Annotated[int, Field(ge=0)] | None = None
-    """Step of the checkpoint in init_from. Absent: the newest when the run starts."""
+    """Step of the checkpoint in init_from. Default: the newest when the run starts."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Type of weights and activations in the model; the optimizer always keeps fp32. fp16 is for GPUs without bf16."""
     loss_scale: LossScaleConfig | None = None
-    """Dynamic loss scale of precision fp16. Absent: its defaults."""
+    """Dynamic loss scale of precision fp16. Default: that of each of its keys."""
     deterministic: bool = False
     """Whether GPUs give bit-identical results each time, with slower kernels and collectives; CPUs always do."""
     attention_kernel: Literal["auto", "fused", "varlen", "tiles", "flex", "flash-attn", "transformer-engine"] = "auto"
@@ -201,25 +201,25 @@ class TrainConfig(Section):
     compile: Literal["auto", True, False] = "auto"
     """Whether torch.compile compiles the layers in the first step (docs/configs.md). auto: on GPUs."""
     stop_at: Count | None = None
-    """Save and exit with code 75 after this step, as after a signal. Absent, or if the run is past this step: run to
+    """Save and exit with code 75 after this step, as after a signal. Default, and if the run is past this step: run to
     the end."""
     log_every: Count = 1
     """Steps between two records of metrics; the first and last step are always recorded."""
     validate_every: Count | None = None
-    """Steps between two measurements of the validation loss. Absent: only after the last step."""
+    """Steps between two measurements of the validation loss. Default: only after the last step."""
     validate_batches: Count = 8
     """Number of batches of a validation."""
     profile: ProfileConfig | None = None
-    """Trace of a few steps, written into the folder `profile` of the run. Absent: no trace."""
+    """Trace of a few steps, written into the folder `profile` of the run. Default: no trace."""
     threads: Count | None = None
-    """Number of CPU threads of each process. Absent: the machine's cores are divided equally."""
+    """Number of CPU threads of each process. Default: the machine's cores are divided equally."""
     hang_seconds: Annotated[float, Field(ge=1.0)] | None = 300.0
     """Seconds without progress (and ten step times) after which a run counts as hung: it is ended, and started again.
     Start-up (at least five minutes), validation and saving may take 20 times as long. null: never."""
 
 
 class CheckpointConfig(Section):
-    """Checkpoints of a run. The last step and a signal always save one."""
+    """Checkpoints of a run. A run always saves one after its last step, and when a signal stops it."""
 
     every: Count = 1000
     """Number of steps between two checkpoints."""
@@ -237,7 +237,7 @@ class TrackConfig(Section):
     enabled: bool = True
     """Whether metrics are sent to MLflow."""
     uri: str | None = None
-    """MLflow tracking URI, without a password. Absent: mlflow.db beside the run folder, for all runs there."""
+    """MLflow tracking URI, without a password. Default: mlflow.db beside the run folder, for all runs there."""
     experiment: str = "megaptm"
     """Name of the MLflow experiment."""
 
@@ -279,7 +279,8 @@ class Config(Section):
     """Folder of the run: config, checkpoints, events, metrics."""
     objective: str | dict[str, Any]
     """Pre-training objective: the name of one of the family's, your own `Objective` (package.module:NAME), or composed
-    of tasks, as in {masked-lm: {rate: 0.2}, sentence-order: {}} (docs/objectives.md). Absent: the family's first."""
+    of tasks, as in {masked-lm: {rate: 0.2}, sentence-order: {}} (docs/objectives.md). Default: the family's first
+    objective."""
     model: ModelConfig
     data: DataConfig
     layout: Layout = Layout()

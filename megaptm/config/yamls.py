@@ -189,7 +189,7 @@ def _parse(text: str, *, where: str) -> tuple[Any, dict[str, int]]:
 class _KeyLineCollector:
     """Collector of the line of each key below a YAML node, which rejects valid YAML that is a mistake in a config.
 
-    Rejected are duplicate keys, of which YAML keeps the last; recursive values; few lines that expand to billions of
+    Rejected are duplicate keys (YAML keeps the last of them); recursive values; few lines that expand to billions of
     values through aliases; characters that no name or path can contain.
     """
 

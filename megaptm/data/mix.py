@@ -76,7 +76,7 @@ class Mix:
     other."""
 
     block = BLOCK
-    """Samples per block, of which each source has exactly its share."""
+    """Samples per block. Each source has exactly its share of every block."""
 
     def __init__(
         self,

@@ -117,7 +117,7 @@ class Epoch:
     window: int
     """Number of shards per window. The last window may have fewer."""
     measures: np.ndarray
-    """int64 [windows + 1]: cumulative measure (see `Order.measure`) before each window."""
+    """int64 [windows + 1]: cumulative measure (see `Order.measure_documents`) before each window."""
     samples: np.ndarray
     """int64 [windows + 1]: number of samples that start before each window."""
 
@@ -211,12 +211,12 @@ class Order(ABC):
 
     @abstractmethod
     def measure_documents(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the measure of documents, by which an epoch is divided into samples, from their number of tokens:
-        positions in the stream, or chunks."""
+        """Return the measure of each document from its number of tokens: its positions in the stream, or its chunks.
+        Samples of an epoch have equal shares of the measure."""
 
     @abstractmethod
     def _shard_measures(self) -> np.ndarray:
-        """Return the measure of each shard, by which an epoch is divided into samples, int64 [shards]."""
+        """Return the measure of each shard, the sum over its documents, int64 [shards]."""
 
     @abstractmethod
     def _samples_before(self, measures: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from megaptm.config import Config, dump, resolve_model
+from megaptm.config import Config, config_to_yaml, resolve_model
 from megaptm.data.loader import as_tensors, stack_samples, validation_steps
 from megaptm.data.mix import Mix
 from megaptm.distillation.cached_logits import (
@@ -188,7 +188,7 @@ def _write_description(folder: Path, manifest: TeacherLogitsManifest, teacher: O
     """Write the description of the teacher to the folder of its logits."""
     write_atomically(folder / UNFINISHED, json.dumps(manifest.model_dump()).encode())
     # From here on the folder does not need the teacher's run.
-    write_atomically(folder / CONFIG, dump(teacher.config).encode())
+    write_atomically(folder / CONFIG, config_to_yaml(teacher.config).encode())
     load_tokenizer(teacher.folder / "tokenizer").save(folder / "tokenizer")
     (folder / MANIFEST).unlink(missing_ok=True)
 

@@ -93,7 +93,7 @@ class TeacherCosts(ExtraCosts):
         run = not self.distillation.cached
         passes = costs.time_stage(machine, taught, local).forward * (work.microbatches * run)
         more = (self.flops(work) - taught.flops // 3 * run) / work.layout.processes
-        return passes + OperationTime(products=more / (machine.peak(work.precision) * machine.efficiency.matmul))
+        return passes + OperationTime(products=more / (machine.peak_flops(work.precision) * machine.efficiency.matmul))
 
     def summary(self, work: Workload) -> str:
         """Return the teacher's name, parameters and FLOPs for the head of a plan."""

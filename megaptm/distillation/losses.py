@@ -33,7 +33,7 @@ class StudentAndTeacher(NamedTuple):
     teacher_states: States
     batch: dict[str, Tensor]
 
-    def ends(self, stack: str) -> tuple[Tensor, Tensor]:
+    def stack_outputs(self, stack: str) -> tuple[Tensor, Tensor]:
         """Return the gathered outputs of a stack of student and teacher."""
         return (
             self.student.gather_sequence(self.student_states.streams[stack]),
@@ -142,19 +142,19 @@ class DistillationLosses(UsesTensorRanks, nn.Module):
             yield torch.where(both.batch[HEADS[name].label_field] != IGNORED, losses_B, 0.0).sum()
 
     def _cosine(self, both: StudentAndTeacher) -> Iterator[Tensor]:
-        student_states, teacher_states = both.ends(self.last)
+        student_states, teacher_states = both.stack_outputs(self.last)
         apart_SB = 1 - F.cosine_similarity(student_states.float(), teacher_states.float(), dim=-1)
         yield self._sum_over_positions(apart_SB, self.last, both.batch)
 
     def _embeddings(self, both: StudentAndTeacher) -> Iterator[Tensor]:
         for stack in self.spec.family.stacks:
-            apart_SB = self.apart("embeddings", *both.states(stack, EMBEDDED, EMBEDDED))
+            apart_SB = self.squared_error("embeddings", *both.states(stack, EMBEDDED, EMBEDDED))
             yield self._sum_over_positions(apart_SB, stack, both.batch)
 
     def _hidden(self, both: StudentAndTeacher) -> Iterator[Tensor]:
         for stack, layers in self.distillation.layers.items():
             for student_layer, layer in enumerate(layers):
-                apart_SB = self.apart(
+                apart_SB = self.squared_error(
                     "hidden", *both.states(stack, student_layer, layer)
                 ) * self.distillation.weight_of(student_layer)
                 yield self._sum_over_positions(apart_SB, stack, both.batch)
@@ -177,7 +177,7 @@ class DistillationLosses(UsesTensorRanks, nn.Module):
                 )
                 yield self.ranks.reduce(self._sum_over_positions(apart_BS.t(), stack, batch))
 
-    def apart(self, hook: str, student_SBD: Tensor, teacher_SBD: Tensor) -> Tensor:
+    def squared_error(self, hook: str, student_SBD: Tensor, teacher_SBD: Tensor) -> Tensor:
         """Return the mean squared error between projected student states and teacher states, [S, B]."""
         if hook in self.maps:
             student_SBD = cast(Linear, self._modules[self.maps[hook]])(student_SBD)

@@ -62,12 +62,12 @@ class DistillationRun(RunHook):
         train = config.train
         held_out = min(train.validate_batches, mixes["validation"].fresh_batches(train.batch)) * train.batch
         for split, samples in (("train", config.batch_schedule.first_sample(train.steps)), ("validation", held_out)):
-            extended = self.samples(config, mixes[split], split)
+            extended = self.with_added_fields(config, mixes[split], split)
             if extended is not mixes[split]:
                 for sample in (0, samples - 1):
                     extended.sample(sample)
 
-    def samples(self, config: Config, samples: SampleSource, split: str) -> SampleSource:
+    def with_added_fields(self, config: Config, samples: SampleSource, split: str) -> SampleSource:
         """Return the samples of a split with the teacher's cached logits, if any."""
         distill = distill_section(config)
         if distill is None or distill.cached_logits is None:

@@ -29,9 +29,9 @@ class DistillConfig(ExtensionSection):
     teacher: str
     """Folder of the teacher's run; `megaptm import hf` makes one from a Hugging Face model."""
     step: Annotated[int, Field(ge=0)] | None = None
-    """Step of the teacher's checkpoint. Absent: the newest when the run starts."""
+    """Step of the teacher's checkpoint. Default: the newest when the run starts."""
     model: dict[str, Any] = {}  # noqa: RUF012
-    """Keys of a section `model` that describe the teacher. Absent: those of its run, if it exists."""
+    """Keys of a section `model` that describe the teacher. Default: those of its run, if it exists."""
     cached_logits: str | None = None
     """Folder of the teacher's largest logits for all samples of the run (`megaptm cache-logits`), used instead of
     running the teacher."""
@@ -57,16 +57,16 @@ class DistillConfig(ExtensionSection):
     positions: Literal["all", "target"] = "all"
     """Positions whose logits are compared: all except padding, or target positions of the objective."""
     layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Strict(False)] = ()
-    """Teacher layer (0 is the first) for each student layer of a stack, for hidden and scores. Absent: the last layer
-    of each of as many equal groups."""
+    """Teacher layer (0 is the first) for each student layer of a stack, for hidden and scores. Default: with n student
+    layers, the last of each of n equal groups of teacher layers."""
     layer_weights: Annotated[tuple[Weight, ...], Strict(False)] = ()
-    """Weight of each student layer of a stack in its losses. Absent: 1."""
+    """Weight of each student layer of a stack in its losses. Default: 1."""
     projection: Literal["none", "shared", "by-kind"] = "none"
     """Learned projections from the student's width to the teacher's: one for all, or one each for embeddings and hidden
     states."""
     initial_layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Strict(False)] = ()
     """Teacher layers (0 is the first) that initialize the student's layers of a stack, along with tables and heads.
-    Absent: the usual initialization."""
+    Default: the usual initialization."""
 
     def with_filled_values(self, config: Any) -> Any:
         from megaptm.distillation.rules import with_teacher

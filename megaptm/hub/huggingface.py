@@ -27,7 +27,7 @@ from megaptm.hub.counterparts import find_counterpart, find_counterparts, import
 from megaptm.hub.folder import CONFIG, REMEDY, check_folder, read_weights
 from megaptm.hub.imported_weights import ImportedModel, heads_missing_in_hf_class, imported_model
 from megaptm.hub.labels import label_names
-from megaptm.hub.library import quiet, transformers
+from megaptm.hub.library import suppress_messages, transformers
 from megaptm.hub.stacks import join_specs, join_weights, rename_to_full, split_stack
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.hub.tokenizer import export_tokenizer
@@ -66,7 +66,7 @@ class ExportedModel:
     """Warnings about cases in which those classes compute something else."""
 
 
-@quiet()
+@suppress_messages()
 def to_hugging_face(
     spec: ModelSpec,
     weights: Mapping[str, Tensor],
@@ -178,7 +178,7 @@ def _convert(
     return config, generation, {name: tensor.to("cpu", dtype) for name, tensor in hf_weights.items()}
 
 
-@quiet()
+@suppress_messages()
 def from_hugging_face(
     source: Path | PreTrainedModel,
     *,

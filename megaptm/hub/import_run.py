@@ -15,7 +15,7 @@ from torch import Tensor
 from megaptm import __version__
 from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tensors import TensorPiece
-from megaptm.config import Config, UncheckedConfig, dump, load, resolve_model
+from megaptm.config import Config, UncheckedConfig, config_to_yaml, load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, FAMILIES
 from megaptm.hub.config_fields import SHARING_VALUES
@@ -132,7 +132,7 @@ def _counterpart(spec: ModelSpec) -> Counterpart:
 def _with_mask_decoder(model: ImportedModel) -> tuple[ImportedModel, tuple[str, ...]]:
     """Return the imported model with its family's mask decoders, and the modules of these that it lacks."""
     spec, table = model.spec, TABLES[model.spec.name]
-    stacks = {name: block.for_pretraining(table.stacks[name]) for name, block in spec.family.stacks.items()}
+    stacks = {name: block.with_pretraining_components(table.stacks[name]) for name, block in spec.family.stacks.items()}
     spec = replace(spec, family=change(spec.family, stacks=stacks))
     if spec == model.spec:
         return model, ()
@@ -150,7 +150,7 @@ def _parse_context(text: str) -> int:
 
 
 def refuse_existing_run(run: Path) -> None:
-    """Raise UserError if the folder of the run to create is not empty."""
+    """Raise UserError if the run folder into which a model is imported is not empty."""
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise UserError(f"{run} exists and is not empty: import to a new folder.")
 
@@ -158,7 +158,7 @@ def refuse_existing_run(run: Path) -> None:
 def refuse_model_overrides(
     overrides: Sequence[str], source: str, *, settable: Iterable[str] = (), also: str = ""
 ) -> None:
-    """Raise UserError if an override of the import contradicts the model's files.
+    """Raise UserError if a config override contradicts the files of the model that is imported.
 
     `settable`: keys that the files do not determine; `also`: end of the message.
     """
@@ -186,7 +186,7 @@ def write_run(
         path.write_text(yaml.safe_dump(dict(values)))
         config = absolute_paths(load(path, overrides))
         refuse_larger_corpora(config, model.spec.vocabulary)
-        path.write_text(dump(config), encoding="utf-8")
+        path.write_text(config_to_yaml(config), encoding="utf-8")
         if tokenizer is not None:
             tokenizer.save(unfinished / "tokenizer")
         if model.unused:

@@ -41,7 +41,8 @@ class ImportedModel:
     """Parameters in the files that megaptm's model does not have, by name; with the prefix `STACK/` for stacks that are
     separate models. An export writes them again."""
     text_end: int | None = None
-    """Id by which the class of `transformers` finds the end of a text, or `LEGACY_END_ID`; None if it needs none."""
+    """Token id that marks the end of a text for the class of `transformers`, or `LEGACY_END_ID`. None if the class
+    needs no such id."""
     differing_dropouts: tuple[str, ...] = ()
     """Dropout rates that megaptm cannot represent, as `attention_dropout 0.0`."""
     settable_keys: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from typing import Any
 
 from megaptm.credentials import brief_message
 from megaptm.errors import UserError
-from megaptm.hub.library import quiet, transformers
+from megaptm.hub.library import suppress_messages, transformers
 from megaptm.objectives import BaseObjective, SpecialTokens
 from megaptm.spec import ModelSpec
 from megaptm.tokenizers import Tokenizer
@@ -39,7 +39,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     library = transformers()
     with tempfile.TemporaryDirectory() as converted:
         try:
-            with quiet():
+            with suppress_messages():
                 library.AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(converted)
         # Every family's class raises other types.
         except Exception as error:

@@ -71,18 +71,18 @@ class Evaluation:
     bytes_per_token: float | None
     """UTF-8 bytes of text per label, if every token is a label (causal-lm)."""
 
-    def total(self, predictor: str) -> float:
+    def total_loss(self, predictor: str) -> float:
         """Return the weighted sum of the losses of `model`, `unigram` or `uniform`, as the objective weights them in
         training."""
         return sum(self.weights[name] * getattr(loss, predictor) for name, loss in self.losses.items())
 
     def bits_per_byte(self, predictor: str) -> float | None:
-        return None if self.bytes_per_token is None else bits_per_byte(self.total(predictor), self.bytes_per_token)
+        return None if self.bytes_per_token is None else bits_per_byte(self.total_loss(predictor), self.bytes_per_token)
 
     def to_json(self) -> dict[str, Any]:
         """Return the evaluation as JSON values."""
         bits = {name: self.bits_per_byte(name) for name in PREDICTORS} if self.bytes_per_token is not None else None
-        return {**asdict(self), "loss": {name: self.total(name) for name in PREDICTORS}, "bits_per_byte": bits}
+        return {**asdict(self), "loss": {name: self.total_loss(name) for name in PREDICTORS}, "bits_per_byte": bits}
 
 
 def evaluate(
@@ -193,11 +193,13 @@ def record(config: Config, evaluation: Evaluation) -> Path:
     run = Path(evaluation.run)
     write_atomically(run / FILE, json.dumps(evaluation.to_json(), indent=1).encode() + b"\n")
     metrics = {f"evaluation/{name}": loss.model for name, loss in evaluation.losses.items()}
-    metrics |= {f"baseline/{name}": evaluation.total(name) for name in ("unigram", "uniform")}
+    metrics |= {f"baseline/{name}": evaluation.total_loss(name) for name in ("unigram", "uniform")}
     if (bits := evaluation.bits_per_byte("model")) is not None:
         metrics["evaluation/bits_per_byte"] = bits
     with Events(run) as events:
-        events.write(EvaluationEvent(step=evaluation.step, samples=evaluation.rows, loss=evaluation.total("model")))
+        events.write(
+            EvaluationEvent(step=evaluation.step, samples=evaluation.rows, loss=evaluation.total_loss("model"))
+        )
     tracker = Tracker(run, uri=config.track.uri, experiment=config.track.experiment, enabled=config.track.enabled)
     tracker.log_metrics(evaluation.step, metrics)
     tracker.close()

@@ -20,7 +20,8 @@ QUICK = 1.702
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """Return x sigmoid(1.702 x), the sigmoid approximation of GELU (arXiv:1606.08415, section 2; CLIP)."""
+    """Activation `quick_gelu` of the feed-forward: return x sigmoid(1.702 x), the sigmoid approximation of GELU
+    (arXiv:1606.08415, section 2)."""
     return F.silu(QUICK * x) / QUICK
 
 

@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 
 from megaptm.batch import BatchSpec
 from megaptm.errors import UserError
-from megaptm.layers.layer_costs import kinds, sublayers
+from megaptm.layers.layer_costs import layers_by_kind, sublayers
 from megaptm.layers.pattern import Pattern, SlidingWindow
 from megaptm.spec import ModelSpec
 
@@ -193,9 +193,9 @@ def choose(work: AttentionWork, device: ComputeDevice, configured: str = AUTO) -
             )
         return KernelChoice(configured, "set by train.attention_kernel")
     if work.hashed:
-        return KernelChoice("chunks", "positions are sorted by hash, and nearby ones compared")
+        return KernelChoice("chunks", "positions are sorted by hash and attend to nearby ones")
     if not work.sparse and not _refusal(VARLEN, work, device):
-        return KernelChoice(VARLEN, "a position attends to its own document")
+        return KernelChoice(VARLEN, "attention is restricted to the documents of packed sequences")
     if not work.sparse:
         return KernelChoice(FUSED, _why_fused(work))
     refused = {}
@@ -212,7 +212,7 @@ def choose(work: AttentionWork, device: ComputeDevice, configured: str = AUTO) -
 
 def _refusal(kernel: str, work: AttentionWork, device: ComputeDevice) -> str:
     if work.hashed:
-        return "it does not support pairs chosen by hashes, for which there is another kernel"
+        return "it does not support pairs defined by hashes, which only the kernel chunks computes"
     if work.scored and kernel != FUSED:
         return "it does not support terms added to attention scores"
     return KERNELS[kernel](work, device)
@@ -231,7 +231,7 @@ def attention_works(spec: ModelSpec, batch: BatchSpec, precision: str) -> Iterat
     lengths = batch.lengths(spec.family.prefixes)
     for stack, block in spec.family.stacks.items():
         size, prefix = spec.size_of(stack), spec.family.prefixes[stack]
-        for kind, number in kinds(block, range(size.layers)).items() if block.layer is None else ():
+        for kind, number in layers_by_kind(block, range(size.layers)).items() if block.layer is None else ():
             for sub in sublayers(kind, size):
                 if sub.name == "ffn":
                     continue

@@ -24,7 +24,7 @@ from megaptm.layers.norm import FinalNorm, Norm
 from megaptm.layers.positions import rotation, score_bias
 from megaptm.layers.recurrence_cache import StackCache
 from megaptm.layers.rng import RngReplay, save_rng_state
-from megaptm.layers.split import Dropout, HeadTable, SequenceHooks, same
+from megaptm.layers.split import Dropout, HeadTable, SequenceHooks, identity
 from megaptm.plugins import load_class
 from megaptm.spec import BIAS_BUCKETS, AttentionSpec, Block, LayerSpec, Size, value_errors
 
@@ -286,7 +286,7 @@ class Stack(SequenceHooks, BaseStack):
         """Whether terms are added to the scores of self-attention."""
         self.kernel = AUTO
         """Configured kernel of the stack's attention."""
-        self.copy_to_tensor_ranks: Callable[[Tensor], Tensor] = same
+        self.copy_to_tensor_ranks: Callable[[Tensor], Tensor] = identity
         """Hook for tensors that every tensor rank has and uses with its own heads."""
         self.save_rng_state: Callable[[], RngReplay] = save_rng_state
         """Hook with which recomputed layers repeat their dropout masks."""
@@ -400,7 +400,7 @@ class Stack(SequenceHooks, BaseStack):
     def attention_inputs(self, x: Tensor, inputs: StackInputs) -> dict[AttentionSpec, AttentionInputs]:
         """Return the inputs of each kind of attention. `x`: input of the stack."""
         mask = inputs.mask
-        scores, turned = self._scores(mask), self._rotation(mask, inputs.positions)
+        scores, turned = self._masks_by_kind(mask), self._rotation(mask, inputs.positions)
         # Every kind but those without global tokens takes their positions.
         marked = () if mask.global_positions is None else (mask.global_positions,)
         return {
@@ -416,9 +416,9 @@ class Stack(SequenceHooks, BaseStack):
         attention = cast(SelfAttention, layer.attention)
         return attention.scores(read, mask.scores(self._score_bias(mask)), self._rotation(mask, positions))
 
-    def _scores(self, mask: Mask) -> dict[Any, Tensor | None]:
-        """Return kind of attention -> mask or bias of its scores, or the numbers from which the module builds its own
-        mask."""
+    def _masks_by_kind(self, mask: Mask) -> dict[Any, Tensor | None]:
+        """Return kind of attention -> its mask with the score bias added or, if its kernel needs no dense mask,
+        document ids and attention order (`Mask.numbers`)."""
         bias = self._score_bias(mask)
         scores: dict[Any, Tensor | None] = {}
         for word in self.block.kinds:

@@ -67,16 +67,16 @@ def sublayers(block: Block, size: Size, memory: int | None = None) -> tuple[SubL
 
 
 @lru_cache(maxsize=4096)
-def kinds(block: Block, layers: Sequence[int]) -> dict[Block, int]:
+def layers_by_kind(block: Block, layers: Sequence[int]) -> dict[Block, int]:
     """Return the distinct kinds of blocks among these layers, and the number of layers of each."""
     return dict(Counter(block.at(layer) for layer in layers))
 
 
-def runs(block: Block, size: Size, layers: Sequence[int]) -> dict[Block, int]:
+def passes_by_kind(block: Block, size: Size, layers: Sequence[int]) -> dict[Block, int]:
     """Return the distinct kinds of blocks among these layers, and how often a pass runs each."""
     repeated = (costs_class(record).repeated_layers(record, size) for record in {*block.attentions})
     more = Counter(block.at(layer) for layer in {*chain.from_iterable(repeated)} if layer in layers)
-    return {kind: count + more[kind] for kind, count in kinds(block, layers).items()}
+    return {kind: count + more[kind] for kind, count in layers_by_kind(block, layers).items()}
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-def same(x: Tensor) -> Tensor:
+def identity(x: Tensor) -> Tensor:
     """Return x: default of hooks that move tensors between ranks."""
     return x
 
@@ -61,9 +61,9 @@ def same(x: Tensor) -> Tensor:
 class SequenceHooks:
     """Mixin of modules that need the full sequence of a tensor of which a rank may hold a part."""
 
-    scatter_sequence: Callable[[Tensor], Tensor] = staticmethod(same)
+    scatter_sequence: Callable[[Tensor], Tensor] = staticmethod(identity)
     """Hook that returns this rank's part of a tensor along the sequence."""
-    gather_sequence: Callable[[Tensor], Tensor] = staticmethod(same)
+    gather_sequence: Callable[[Tensor], Tensor] = staticmethod(identity)
     """Hook that returns the full sequence from this rank's part."""
 
 
@@ -78,7 +78,7 @@ class TensorRanks:
     """Hook that takes the maximum over tensor ranks, in place."""
     begin_sum: Callable[[Tensor], Callable[[], None]] | None = None
     """Hook that begins to sum over tensor ranks, in place, and returns a function that waits for the end."""
-    reduce: Callable[[Tensor], Tensor] = same
+    reduce: Callable[[Tensor], Tensor] = identity
     """Hook that sums over tensor ranks, with a gradient."""
 
 

@@ -20,7 +20,7 @@ class InputCosts:
 
     @property
     def linears(self) -> tuple[LinearShape, ...]:
-        """Return all linear layers of the input; a table counts as one from its width to its rows."""
+        """Return all linear layers of the input. A table is listed as a linear layer from its width to its rows."""
         return ()
 
     @property
@@ -78,7 +78,7 @@ class TokenCosts(InputCosts):
         """Return the number of the token table's parameters on one of `tensor` ranks."""
         return self.spec.padded_vocabulary * self.spec.token_width // tensor
 
-    def largest(self, tensor: int) -> int:
+    def largest_table(self, tensor: int) -> int:
         """Return the number of elements of the largest token table on one of `tensor` ranks."""
         return self.rank_parameters(tensor, embeds=True)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from megaptm.errors import UserError
 from megaptm.layers.attention import AttentionCore
-from megaptm.layers.layer import BaseStack, Stack, StackInputs, same, stack_class
+from megaptm.layers.layer import BaseStack, Stack, StackInputs, identity, stack_class
 from megaptm.layers.layer_costs import memory_width
 from megaptm.layers.mask import cross_mask, self_mask
 from megaptm.layers.recurrence_cache import StackCache
@@ -89,9 +89,9 @@ class Model(nn.Module):
         super().__init__()
         self.spec, self.chunk = spec, chunk or chunks(spec, 1)[0]
         family = spec.family
-        self.scatter_sequence: Callable[[Tensor], Tensor] = same
+        self.scatter_sequence: Callable[[Tensor], Tensor] = identity
         """Hook applied to each stream after embedding; splits the sequence over ranks."""
-        self.gather_sequence: Callable[[Tensor], Tensor] = same
+        self.gather_sequence: Callable[[Tensor], Tensor] = identity
         """Hook applied to streams before the heads; gathers the sequence."""
 
         self.add_losses: Callable[[Tensor, dict[str, Loss]], Tensor] = _no_engine
@@ -202,7 +202,7 @@ class Model(nn.Module):
                 begin_step(seed=seed, step=step)
 
     def with_sampled_labels(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the batch with labels that depend on sampling. The model must be complete."""
+        """Return the batch with labels that depend on tokens sampled by the model, which must have all layers."""
         return self._with_sampled_labels(batch, self._run(batch, None)[0])
 
     def logits(

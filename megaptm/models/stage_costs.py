@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from math import inf
 
 from megaptm.errors import UserError
-from megaptm.layers.layer_costs import memory_width, runs, sublayers
+from megaptm.layers.layer_costs import memory_width, passes_by_kind, sublayers
 from megaptm.models.chunk import allows_heads_alone, sampling_heads
 from megaptm.models.embed_costs import inputs_read, widening_projections
 from megaptm.models.head_costs import head_costs
@@ -108,7 +108,7 @@ def count_chain(
         size = spec.size_of(name)
         for number in range(size.layers):
             kind = block.at(number)
-            repeats = runs(block, size, (number,))[kind]
+            repeats = passes_by_kind(block, size, (number,))[kind]
             own = layer_multiply_adds(spec, name, kind, lengths)
             again = MultiplyAdds()
             if recompute != "none" and number % recompute_every == 0:

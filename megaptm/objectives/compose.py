@@ -98,7 +98,7 @@ def is_continuation(before: str | Mapping[str, Any], after: str | Mapping[str, A
         return False
     old, new = (values_by_step(compose(_as_tasks(objective))) for objective in (before, after))
     return all(
-        old.get(key, CONSTANT_ONE).until(step) == new.get(key, CONSTANT_ONE).until(step)
+        old.get(key, CONSTANT_ONE).changes_before(step) == new.get(key, CONSTANT_ONE).changes_before(step)
         for key in old.keys() | new.keys()
     )
 

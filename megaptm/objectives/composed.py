@@ -29,7 +29,7 @@ class StepValue:
     def at(self, step: int) -> float:
         return self.values[bisect_right(self.steps, step) - 1]
 
-    def until(self, step: int) -> tuple[tuple[int, float], ...]:
+    def changes_before(self, step: int) -> tuple[tuple[int, float], ...]:
         """Return the pairs (first step, value) of the function before a step."""
         return tuple(pair for pair in zip(self.steps, self.values, strict=True) if pair[0] < step)
 

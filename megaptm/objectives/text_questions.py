@@ -141,7 +141,7 @@ _QUESTIONS = {
 QUESTIONS: Registry[Question] = Registry(
     _QUESTIONS, lambda: (entry for questions in contributions("questions", "QUESTIONS") for entry in questions.items())
 )
-"""Questions by name, which is also the name of their head, a `models.head_costs.RowClassHeadCosts`."""
+"""Questions by name. The head of a question has the same name; its costs are a `RowClassHeadCosts`."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from megaptm.layers.costs import LayerCosts
 from megaptm.layers.feedforward_costs import ROWS_FED
-from megaptm.layers.layer_costs import SubLayer, kinds, memory_width, runs, sublayers
+from megaptm.layers.layer_costs import SubLayer, layers_by_kind, memory_width, passes_by_kind, sublayers
 from megaptm.losses.token_costs import LOGIT_BYTES, LossBytes
 from megaptm.models.chunk import ModelChunk
 from megaptm.models.embed_costs import inputs_read
@@ -45,7 +45,7 @@ def _sublayer_bytes(work: Workload, stack: str, block: Block, sub: SubLayer, rec
         work.element_bytes,
         1 if work.spec.dropout else 0,
     )
-    # Input and output of the norm (the latter is the next linear layer's input), and the dropout mask.
+    # Input of the norm, its output (which is the next linear layer's input), and the dropout mask.
     saved = tokens * work.spec.size_of(stack).width * (2 * element + mask_bytes) / work.sequence_parts
     if recompute == "attention" and sub.is_attention:
         return saved
@@ -98,7 +98,7 @@ def chunk_bytes(work: Workload, model_chunk: ModelChunk) -> float:
         total += sum(
             number * layer_bytes(work, name, kind, recompute=recompute)
             for recompute, part in work.by_recompute(layers).items()
-            for kind, number in runs(block, spec.size_of(name), part).items()
+            for kind, number in passes_by_kind(block, spec.size_of(name), part).items()
         )
         if layers and block.score_bias:
             total += rows * work.lengths[name] ** 2 * spec.size_of(name).heads / work.layout.tensor * element
@@ -186,7 +186,7 @@ def workspace_bytes(work: Workload, largest: int) -> float:
     longest = max(work.lengths, key=lambda name: work.lengths[name])
     tokens = work.layout.microbatch * work.lengths[longest]
     size = spec.size_of(longest)
-    blocks = kinds(spec.family.stacks[longest], range(size.layers))
+    blocks = layers_by_kind(spec.family.stacks[longest], range(size.layers))
     inner = [sub.costs for block in blocks for sub in sublayers(block, size) if sub.name in ("ffn", "layer")]
     outputs = max(linear.outputs for costs in inner for linear in costs.linears.values() if linear.split != "rows")
     gradients = tokens * element * (2 * outputs / work.layout.tensor + 2 * size.width)

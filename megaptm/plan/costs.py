@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megaptm.layers.costs import LayerCosts
-from megaptm.layers.layer_costs import SubLayer, memory_width, runs, sublayers
+from megaptm.layers.layer_costs import SubLayer, memory_width, passes_by_kind, sublayers
 from megaptm.models.chunk import ModelChunk
 from megaptm.models.embed_costs import input_costs
 from megaptm.models.head_costs import HeadCosts
@@ -74,7 +74,7 @@ class PassTimes:
 
 def time_product(machine: Machine, work: Workload, rows: float, inputs: float, outputs: float) -> float:
     """Return the planned seconds of the matrix product [rows, inputs] @ [inputs, outputs]."""
-    operations = 2 * rows * inputs * outputs / (machine.peak(work.precision) * machine.efficiency.matmul)
+    operations = 2 * rows * inputs * outputs / (machine.peak_flops(work.precision) * machine.efficiency.matmul)
     traffic = work.element_bytes * (rows * inputs + inputs * outputs + rows * outputs) / machine.bandwidth
     return operations + traffic + machine.efficiency.kernel_microseconds * 1e-6
 
@@ -94,7 +94,9 @@ def time_stage(
     for chunk in chunks:
         for name, span in chunk.layers.items():
             for recompute, part in work.by_recompute(span).items():
-                for kind, number in runs(work.spec.family.stacks[name], work.spec.size_of(name), part).items():
+                for kind, number in passes_by_kind(
+                    work.spec.family.stacks[name], work.spec.size_of(name), part
+                ).items():
                     if (name, kind, recompute) not in layers:
                         layers[name, kind, recompute] = time_layer(machine, work, name, kind, recompute=recompute)
                     total += layers[name, kind, recompute] * number
@@ -125,7 +127,7 @@ def time_layer(
         if sub.costs.features:
             attention = _attention_seconds(machine, work, sub.costs, stack, keys)
             if hashing := sub.costs.hash_multiply_adds(work.lengths[stack]):
-                seconds = 2 * work.layout.microbatch * hashing / work.layout.tensor / machine.peak(work.precision)
+                seconds = 2 * work.layout.microbatch * hashing / work.layout.tensor / machine.peak_flops(work.precision)
                 own += PassTimes(OperationTime(attention=seconds / machine.efficiency.matmul), OperationTime())
             own += attention
             if sub.name == "attention":
@@ -170,7 +172,7 @@ def _attention_seconds(machine: Machine, work: Workload, costs: LayerCosts, quer
     is_unmasked = not (work.has_mask or costs.masked(query_positions) or costs.computes_only_tiles(query_positions))
     causal = costs.block.causal and queries == keys and is_unmasked
     operations = 4 * pairs * size.key_width * (0.5 if causal else 1.0)
-    rate = machine.peak(work.precision) * machine.efficiency.attention
+    rate = machine.peak_flops(work.precision) * machine.efficiency.attention
     # The first fused kernels had half the rate of their successors (arXiv:2307.08691, abstract).
     seconds = operations / (rate if work.software.attention == "fused" else rate / 2)
     kernel = machine.efficiency.kernel_microseconds * 1e-6
@@ -180,7 +182,7 @@ def _attention_seconds(machine: Machine, work: Workload, costs: LayerCosts, quer
 
 def _materialized(machine: Machine, work: Workload, pairs: float, key: int, *, drops: bool) -> PassTimes:
     element = work.element_bytes
-    rate = machine.peak(work.precision) * machine.efficiency.matmul
+    rate = machine.peak_flops(work.precision) * machine.efficiency.matmul
     products = 4 * pairs * key / rate
     # Softmax, and dropout with its mask, read and write the scores; the product with values reads them.
     dropped = (2 * element + 1) if drops else 0
@@ -306,7 +308,7 @@ def time_head(machine: Machine, work: Workload, costs: HeadCosts) -> PassTimes:
 def time_comparison(machine: Machine, work: Workload) -> OperationTime:
     """Return the planned seconds of a step's contrastive losses, in float32: each data rank compares its samples with
     all samples, forward and backward."""
-    rate = machine.peak("fp32" if "fp32" in machine.teraflops else work.precision) * machine.efficiency.matmul
+    rate = machine.peak_flops("fp32" if "fp32" in machine.teraflops else work.precision) * machine.efficiency.matmul
     operations = sum(
         3 * 2 * head.compare_multiply_adds(work.samples_per_rank, work.batch) for head in work.contrastive_heads
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaptm.layers.layer_costs import final_norm, layer_parameters, memory_width, pretraining_table, runs
+from megaptm.layers.layer_costs import final_norm, layer_parameters, memory_width, passes_by_kind, pretraining_table
 from megaptm.models.embed_costs import embedding_tables, token_costs
 from megaptm.models.head_costs import head_costs
 from megaptm.models.stage_costs import MultiplyAdds, input_multiply_adds, layer_multiply_adds
@@ -52,7 +52,7 @@ def step_flops(
     total = input_multiply_adds(spec, lengths, appended)
     for name, block in spec.family.stacks.items():
         size = spec.size_of(name)
-        for kind, layers in runs(block, size, range(size.layers)).items():
+        for kind, layers in passes_by_kind(block, size, range(size.layers)).items():
             total += layer_multiply_adds(spec, name, kind, lengths) * layers
     for head in head_costs(spec).values():
         total += MultiplyAdds(head.multiply_adds(head.positions_read(lengths[head.stack], num_predicted)))

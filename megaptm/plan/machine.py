@@ -83,7 +83,7 @@ class Machine(Section):
     sources: Annotated[list[str], Field(min_length=1)]
     """Data sheets and measurements behind the numbers."""
 
-    def peak(self, precision: str) -> float:
+    def peak_flops(self, precision: str) -> float:
         """Return the peak FLOP/s of one device of the machine in a number format. Raises `UserError` if the format is
         not listed."""
         if precision not in self.teraflops:

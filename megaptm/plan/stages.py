@@ -6,7 +6,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megaptm.layers.layer_costs import final_norm, kinds, layer_parameters, memory_width, pretraining_table, sublayers
+from megaptm.layers.layer_costs import (
+    final_norm,
+    layer_parameters,
+    layers_by_kind,
+    memory_width,
+    pretraining_table,
+    sublayers,
+)
 from megaptm.models.chunk import ModelChunk, chunks
 from megaptm.models.embed_costs import embedding_tables, input_costs, token_costs
 from megaptm.plan.optimizer import StateSize, count_state
@@ -73,7 +80,7 @@ def count_rank_parameters(work: Workload, local: list[ModelChunk]) -> Parameters
                 in_layers += layer_counts.divided // tensor + layer_counts.replicated
                 of_each = [layer_parameters(block, size, range(layer, layer + 1), memory) for layer in layers]
                 largest_layer = max(largest_layer, *(own.divided // tensor + own.replicated for own in of_each))
-            subs = [sub for kind in kinds(block, layers) for sub in sublayers(kind, size, memory)]
+            subs = [sub for kind in layers_by_kind(block, layers) for sub in sublayers(kind, size, memory)]
             largest = max([largest, *(linear.weights for sub in subs for linear in sub.costs.linears.values())])
         trained += sum(final_norm(spec.family.stacks[name], spec.size_of(name)) for name in chunk.final_stacks)
         local_heads = {name: head for name, head in work.heads.items() if name in chunk.heads}
@@ -87,7 +94,7 @@ def count_rank_parameters(work: Workload, local: list[ModelChunk]) -> Parameters
         tied_inputs = {head.tied_input for head in local_heads.values()} - {""}
         trained += sum(input_costs(spec)[name].tied_linear.weights for name in tied_inputs if not chunk.embedded_stacks)
         if (chunk.embedded_stacks or projects) and tokens is not None:
-            tables = tokens.largest(tensor)
+            tables = tokens.largest_table(tensor)
         for name, head in local_heads.items():
             if work.trained_heads is None or name in work.trained_heads:
                 trained += head.rank_parameters(tensor)

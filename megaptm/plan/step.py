@@ -94,7 +94,7 @@ def estimate_step(machine: Machine, work: Workload, stages: Sequence[CountedStag
         flops=work.flops,
         hardware_flops=work.flops + recomputed_flops(work) + sum(extra.flops(work) for extra in work.extra_costs),
         devices=layout.processes,
-        peak=machine.peak(work.precision),
+        peak=machine.peak_flops(work.precision),
         stages=tuple(totals),
     )
 

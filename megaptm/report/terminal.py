@@ -58,8 +58,8 @@ def device_title() -> str:
 
 
 def describe_start(config: Config, *, imported: bool) -> str:
-    """Describe the initial weights of a run at step 0; `imported`: they are a checkpoint of that step in the run's
-    folder."""
+    """Describe the initial weights of a run at step 0. `imported`: the run folder has a checkpoint of step 0, written
+    by `megaptm import`."""
     if imported:
         return "starts at step 0 with the imported weights in the run folder"
     if config.train.init_from is not None:

@@ -141,7 +141,8 @@ class RunLock:
             os.close(file)
 
     def _wait_for_other_host(self) -> None:
-        """Return if the holder of the run's lock on another host shows no beats; raise `UserError` if it does."""
+        """Wait for a heartbeat of the process on another host that holds the run's lock. Raise `UserError` if there is
+        one; return if there is none, because the process has ended."""
         holder = _read_holder(self.path)
         if holder.get("host") in (None, socket.gethostname()) or self._follows(holder):
             return

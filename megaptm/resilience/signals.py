@@ -36,7 +36,7 @@ class StopRequest:
     A signal may reach ranks in different steps, or only some of them, so ranks must agree before they act.
 
     A second Ctrl-C raises KeyboardInterrupt. Repeated SIGTERM does not, because schedulers repeat it and have SIGKILL.
-    A forked worker of the data loader ignores a stop, except SIGTERM, by which its parent ends it.
+    A forked worker of the data loader ignores these signals except SIGTERM, which its parent sends to end it.
     """
 
     _entered: StopRequest | None = None

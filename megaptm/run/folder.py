@@ -21,7 +21,7 @@ from typing import Any
 
 from megaptm import __version__
 from megaptm.checkpoint.committed import newest_step
-from megaptm.config import Config, Draft, UncheckedConfig, dump, load_run
+from megaptm.config import Config, Draft, UncheckedConfig, config_to_yaml, load_run
 from megaptm.config.schedule import with_initial_warmup
 from megaptm.errors import PATH_ERRORS, UserError, describe_path_error
 from megaptm.objectives.compose import map_files
@@ -225,14 +225,17 @@ def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
             with Events(run) as events:
                 for event in resumption.events:
                     events.write(event)
-        write_atomically(run / CONFIG, dump(config).encode())
+        write_atomically(run / CONFIG, config_to_yaml(config).encode())
     return run
 
 
 def config_variables(config: Config) -> dict[str, str]:
     """Return the environment variables by which ranks identify the launcher's config."""
     typed = os.environ.get(TYPED_URI)
-    return {CONFIG_HASH: hashlib.sha256(dump(config).encode()).hexdigest(), **({TYPED_URI: typed} if typed else {})}
+    return {
+        CONFIG_HASH: hashlib.sha256(config_to_yaml(config).encode()).hexdigest(),
+        **({TYPED_URI: typed} if typed else {}),
+    }
 
 
 def refuse_other_config(run: Path) -> None:
@@ -280,7 +283,7 @@ def discard_unused(run: Path) -> None:
 def wait_until_prepared(config: Config, *, seconds: float = WAIT_SECONDS) -> Path:
     """Wait until the run folder contains this command's config. Under torchrun or srun, rank 0 prepares it and the
     others wait."""
-    path, expected = Path(config.run) / CONFIG, dump(config)
+    path, expected = Path(config.run) / CONFIG, config_to_yaml(config)
     deadline, pause = time.monotonic() + seconds, 0.1
     while time.monotonic() < deadline:
         if path.exists() and path.read_text(encoding="utf-8") == expected:

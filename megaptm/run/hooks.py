@@ -19,29 +19,29 @@ class RunHook:
     methods change nothing. They get the config of the run."""
 
     def with_absolute_paths(self, config: Config, previous: Callable[[], Config | None]) -> Config:
-        """Return the config of a run with the extension's paths absolute, and the steps of other runs. `previous`:
-        config of the run's start."""
+        """Run hook: return the config with the extension's paths absolute, and with the steps of other runs filled in.
+        `previous`: config of the run's start."""
         return config
 
     def check(self, config: Config, tokenizer: Tokenizer) -> tuple[str, dict[str, Any]] | None:
-        """Raise `UserError` if the config names something of the extension that a run cannot use. Else return a
-        sentence with the result, and its facts."""
+        """Run hook: raise `UserError` if the config names something of the extension that a run cannot use. Else return
+        a sentence with the result, and its facts."""
         return None
 
     def check_samples(self, config: Config, mixes: Mapping[str, Mix]) -> None:
-        """Raise `UserError` if something of the extension is missing for samples that the run reads. `mixes`: split ->
-        its samples."""
+        """Run hook: raise `UserError` if something of the extension is missing for samples that the run reads. `mixes`:
+        split -> its samples."""
 
-    def samples(self, config: Config, samples: SampleSource, split: str) -> SampleSource:
-        """Return the samples of a split with the fields that the extension adds."""
+    def with_added_fields(self, config: Config, samples: SampleSource, split: str) -> SampleSource:
+        """Run hook: return the samples of a split with the fields that the extension adds, such as cached logits."""
         return samples
 
     def state(self, config: Config) -> dict[str, Any]:
-        """Return the extension's entries of the state in the manifests of checkpoints."""
+        """Run hook: return the extension's entries of the state in the manifests of checkpoints."""
         return {}
 
     def refuse_changes(self, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:
-        """Raise `UserError` if the checkpoint was written with another `state` of the extension."""
+        """Run hook: raise `UserError` if the checkpoint was written with another `state` of the extension."""
 
 
 def run_hooks(config: Config) -> list[RunHook]:

@@ -6,7 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from megaptm.config import Config, dump
+from megaptm.config import Config, config_to_yaml
 from megaptm.errors import UserError
 from megaptm.schedulers.slurm.command import run_slurm
 from megaptm.storage import write_atomically
@@ -20,14 +20,14 @@ overwritten."""
 
 def submitted_config(config: Config) -> Path:
     """Return the file with the config of a submitted job."""
-    return Path(config.run) / SUBMITTED / f"{_digest(dump(config).encode())}.yaml"
+    return Path(config.run) / SUBMITTED / f"{_digest(config_to_yaml(config).encode())}.yaml"
 
 
 def write_submission(config: Config, script: str) -> None:
     """Write the config and the script of a submission to the run folder."""
     path = submitted_config(config)
     path.parent.mkdir(exist_ok=True)
-    write_atomically(path, dump(config).encode())
+    write_atomically(path, config_to_yaml(config).encode())
     write_atomically(path.parents[1] / SCRIPT, script.encode())
 
 

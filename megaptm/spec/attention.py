@@ -68,9 +68,9 @@ class AttentionSpec:
         decoder."""
         return self
 
-    def for_pretraining(self, table: AttentionSpec) -> AttentionSpec:
-        """Return the attention record with the pre-training components of `table`, the same layer's record in the
-        family."""
+    def with_pretraining_components(self, published: AttentionSpec) -> AttentionSpec:
+        """Return the attention record of an imported model with the components that only pre-training uses, as in
+        `published`, the same layer's record in the family's table."""
         return self
 
 

@@ -193,10 +193,11 @@ class Block:
         records = tuple(record.for_encoding() for record in self.attentions)
         return replace(self, attention=records[0] if isinstance(self.attention, AttentionSpec) else records)
 
-    def for_pretraining(self, table: Block) -> Block:
-        """Return the block with the pre-training components of `table`, the same stack's block in the family."""
-        pairs = zip(self.attentions, table.attentions, strict=True)
-        records = tuple(record.for_pretraining(other) for record, other in pairs)
+    def with_pretraining_components(self, published: Block) -> Block:
+        """Return the block of an imported model with the components that only pre-training uses, as in `published`,
+        the same stack's block in the family's table."""
+        pairs = zip(self.attentions, published.attentions, strict=True)
+        records = tuple(record.with_pretraining_components(other) for record, other in pairs)
         return replace(self, attention=records[0] if isinstance(self.attention, AttentionSpec) else records)
 
     @property

@@ -112,8 +112,8 @@ class Family:
     heads: tuple[str, ...] = ("lm",)
     """Heads of the model, keys of `models.head_costs.HEADS`. `reads` gives the stack or layer that each reads."""
     reads: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
-    """Head -> the stack, or stacks, whose output it reads. Absent: the last stack. `decoder.3` is the output of layer 3
-    of the decoder, before the final norm."""
+    """Head -> the stack, or stacks, whose output it reads. Default: the last stack. `decoder.3` is the output of layer
+    3 of the decoder, before the final norm."""
     sampled: Mapping[str, SampledInput] = field(default_factory=dict)
     """Stack -> the record of its input, if it reads tokens sampled from a head of an earlier stack. The stack reads the
     batch fields of the stack that the head reads."""

@@ -29,7 +29,7 @@ class LayerlessFamily(ABC):
     name: str
     paper: str
     tokenizer: TokenizerSpec
-    """Published tokenizer of the family; a config takes the vocabulary size of its own."""
+    """Published tokenizer of the family. A config whose corpus has another tokenizer uses that vocabulary size."""
     objectives: tuple[str, ...]
     """Names of the family's objectives; the first is the default of a config."""
     sizes: Mapping[str, Any]

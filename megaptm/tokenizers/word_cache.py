@@ -32,7 +32,7 @@ MAX_WORD_BYTES = 40
 # Separators of bytes.split(). Form feeds and vertical tabs are spaces for some tokenizers and ignored by others.
 SPACES = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 RARE_SPACES = (b"\v", b"\f")
-# Words that may be divided further, and their parts, of which far fewer are distinct.
+# Words that may be divided further, and their parts. Far fewer parts than words are distinct.
 ASCII_WORD = re.compile(rb"[!-~]+")
 PARTS = re.compile(rb"[0-9A-Za-z]+|[^0-9A-Za-z]")
 WIDE_SPACES = "\u00a0\u1680\u2003\u2028\u2029\u202f\u205f\u3000"

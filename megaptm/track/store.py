@@ -47,7 +47,7 @@ INFINITE_TAG = "infinite."
 INVALID_CHARACTERS = re.compile(r"[^\w.\-/ :]")
 """Characters that MLflow does not allow in keys."""
 MAX_KEY_LENGTH = 240
-"""Maximum length of an MLflow key. MLflow allows 250 characters, of which a tag's prefix needs some."""
+"""Maximum length of an MLflow key. MLflow allows 250 characters; tags need some of them for a prefix."""
 REJECTION_CODES = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 METRICS_PER_CALL = 1000
 PARAMS_PER_CALL = 100

@@ -127,5 +127,5 @@ class BatchSource:
 def _extended(config: Config, samples: SampleSource, split: str) -> SampleSource:
     """Return the samples of a split with the fields that extensions add."""
     for hook in run_hooks(config):
-        samples = hook.samples(config, samples, split)
+        samples = hook.with_added_fields(config, samples, split)
     return samples

@@ -23,4 +23,4 @@ def peak_flops(config: Config) -> float | None:
     machine = machine_of_device(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
     if machine is None or config.train.precision not in machine.teraflops:
         return None
-    return machine.peak(config.train.precision) * config.layout.processes
+    return machine.peak_flops(config.train.precision) * config.layout.processes

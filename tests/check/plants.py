@@ -21,7 +21,7 @@ import yaml
 
 from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tensors import TensorPiece
-from megaptm.config import dump, resolve_model
+from megaptm.config import config_to_yaml, resolve_model
 from megaptm.data import read_manifest, write_manifest
 from megaptm.data.files import npy_bytes
 from megaptm.plan.machine import FOLDER
@@ -195,7 +195,7 @@ def save_run(bench, *, steps=(10,), config=True, corpora=None):
             store.commit(step, state, ranks=1)
             events.write(CheckpointEvent(step=step, bytes=16, seconds=0.0))
     if config:
-        (bench.run / "config.yaml").write_text(dump(run_config))
+        (bench.run / "config.yaml").write_text(config_to_yaml(run_config))
 
 
 def another_config(bench, _):

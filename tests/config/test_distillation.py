@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.config import dump, load
+from megaptm.config import config_to_yaml, load
 from megaptm.distillation.rules import resolve_distillation
 from megaptm.distillation.section import distill_section
 from megaptm.errors import UserError
@@ -52,7 +52,7 @@ def test_distilbert_losses_and_initial_layers() -> None:
 
 def test_teacher_model_is_read_from_its_run(tmp_path: Path) -> None:
     config = load(CONFIGS / "bert/tiny.yaml", ["model.vocabulary=300"])
-    (tmp_path / "config.yaml").write_text(dump(config))
+    (tmp_path / "config.yaml").write_text(config_to_yaml(config))
     words = [f"distill={{teacher: {tmp_path}, hidden: 1}}", "model.width=64", "model.vocabulary=300"]
     teacher = resolve_distillation(load("bert/tiny", words)).teacher
     assert teacher.size.layers == 2

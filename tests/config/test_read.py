@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.config import UncheckedConfig, dump, load
+from megaptm.config import UncheckedConfig, config_to_yaml, load
 from megaptm.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -52,7 +52,7 @@ def test_saved_objective_has_numeric_steps(minimal, tmp_path):
         "{'5': {task: causal-lm, share: {0: 1, 10: 2, 1000000000000000000000000: 3}}, '²': {task: causal-lm, share: 1}}"
     )
     config = load(minimal, [f"objective={tasks}"])
-    (tmp_path / "written.yaml").write_text(dump(config))
+    (tmp_path / "written.yaml").write_text(config_to_yaml(config))
     again = load(tmp_path / "written.yaml")
     assert (again, again.built_objective.name) == (config, "5+²")
     assert again.built_objective.tasks[0].share.at(10) == 2
@@ -165,14 +165,14 @@ def test_layouts_replace_inherited_layouts(layouts, tmp_path):
 def test_devices_set_data_ranks_without_layouts(minimal, tmp_path):
     config = load(minimal, ["devices=4", "layout.pipeline=2"])
     assert (config.layout.data, config.layout.pipeline) == (2, 2)
-    (tmp_path / "dumped.yaml").write_text(dump(config))
+    (tmp_path / "dumped.yaml").write_text(config_to_yaml(config))
     assert load(tmp_path / "dumped.yaml", ["devices=8"]).layout.data == 4
 
 
 def test_dumped_config_has_one_layout(layouts, tmp_path):
     config = load(layouts, ["devices=64"])
-    assert "devices" not in dump(config)
-    (tmp_path / "dumped.yaml").write_text(dump(config))
+    assert "devices" not in config_to_yaml(config)
+    (tmp_path / "dumped.yaml").write_text(config_to_yaml(config))
     assert load(tmp_path / "dumped.yaml") == config
 
 
@@ -208,7 +208,7 @@ def test_invalid_devices_or_layouts(layouts, overrides, expected):
 
 def test_dump_and_load_are_inverse(minimal, tmp_path):
     config = load(minimal, ["layout.tensor=2", "layout.sequence_parallel=true", "train.stop_at=5"])
-    (tmp_path / "dumped.yaml").write_text(dump(config))
+    (tmp_path / "dumped.yaml").write_text(config_to_yaml(config))
     assert load(tmp_path / "dumped.yaml") == config
 
 
@@ -366,7 +366,7 @@ def test_nan_infinite_and_ambiguous_numbers_are_rejected(minimal, override, expe
 @pytest.mark.parametrize("word", ["010", "1e5", "1:30", "no", "2026-01-01", "0o17", ".inf", "12", "true", "~"])
 def test_string_that_looks_like_another_type_stays_a_string(minimal, tmp_path, word):
     config = load(minimal, [f"track.experiment='{word}'"])
-    (tmp_path / "dumped.yaml").write_text(dump(config))
+    (tmp_path / "dumped.yaml").write_text(config_to_yaml(config))
     assert load(tmp_path / "dumped.yaml") == config
 
 
@@ -403,7 +403,7 @@ def test_equal_stages_are_the_default():
 def test_saved_config_keeps_its_cut(tmp_path):
     config = load("gpt2/small", ["layout.pipeline=4", "layout.layers_per_stage=[5,4,2,1]"])
     saved = tmp_path / "config.yaml"
-    saved.write_text(dump(config))
+    saved.write_text(config_to_yaml(config))
     assert load(saved) == config
     assert load(saved, ["layout.pipeline=4"]).layout.layers_per_stage == (5, 4, 2, 1)
 
@@ -411,7 +411,7 @@ def test_saved_config_keeps_its_cut(tmp_path):
 @pytest.mark.parametrize(("pipeline", "expected"), [(1, None), (2, None), (8, (1, 1, 2, 2, 2, 2, 2, 0))])
 def test_another_number_of_stages_has_another_cut(tmp_path, pipeline, expected):
     saved = tmp_path / "config.yaml"
-    saved.write_text(dump(load("gpt2/small", FIVE_STAGES)))
+    saved.write_text(config_to_yaml(load("gpt2/small", FIVE_STAGES)))
     assert load(saved, [f"layout.pipeline={pipeline}", "train.batch=64"]).layout.layers_per_stage == expected
 
 

@@ -183,9 +183,10 @@ def test_export_matches_transformers(finished: FinishedImageRun, tmp_path: Path)
 def label_logits(loaded: LoadedModel, images: list[Path]) -> Tensor:
     """Return the logits, [images, labels]."""
     task: Any = loaded.config.built_objective
-    grid, rng = task.grid(loaded.spec.context), np.random.default_rng(0)
+    grid, rng = task.patches_per_side(loaded.spec.context), np.random.default_rng(0)
     patches = [
-        task.for_validation().patches(path.read_bytes(), grid, rng, source=str(path), remedy="") for path in images
+        task.for_validation().decode_patches(path.read_bytes(), grid, rng, source=str(path), remedy="")
+        for path in images
     ]
     tokens = torch.full((len(images), loaded.spec.context), PATCH)
     tokens[:, 0] = IMAGE

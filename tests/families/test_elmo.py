@@ -16,7 +16,7 @@ from megaptm.errors import UserError
 from megaptm.families.elmo import ELMO
 from megaptm.families.elmo.every_layer import ScalarMix, TaskWithLayers, every_layer, reversed_texts
 from megaptm.families.elmo.sampled import sample_negatives, sampled_cross_entropy
-from megaptm.families.elmo.spelling import character_ids, spellings
+from megaptm.families.elmo.spelling import character_ids, vocabulary_spellings
 from megaptm.models.initial import fill
 from megaptm.models.model import Model
 from megaptm.objectives.vocabulary import SpecialTokens
@@ -112,7 +112,7 @@ def test_samples_hold_both_directions(mix):
         for row in lane:
             for prefix in ("", "backwards_"):
                 assert (row[f"{prefix}labels"][:-1] == row[f"{prefix}tokens"][1:]).all()
-                assert (row[f"{prefix}characters"] == spellings(mix.special)[row[f"{prefix}tokens"]]).all()
+                assert (row[f"{prefix}characters"] == vocabulary_spellings(mix.special)[row[f"{prefix}tokens"]]).all()
         # Documents are separated by an end and a begin token, also across samples.
         separators = np.flatnonzero(forward == 1)
         assert len(separators) > 1

@@ -81,7 +81,7 @@ def model_output(model: Model, objective: dict[str, Any]) -> torch.Tensor:
     """Return megaptm's output [1, ...] for the photo."""
     content = encoded(PHOTO, "PNG")
     task: Any = build_objective(objective).for_validation()
-    patches = task.patches(content, GRID, np.random.default_rng(0), source="photo", remedy="")
+    patches = task.decode_patches(content, GRID, np.random.default_rng(0), source="photo", remedy="")
     tokens = torch.full((1, GRID**2 + 1), PATCH)
     tokens[:, 0] = IMAGE
     batch = {"tokens": tokens, "patches": torch.from_numpy(patches)[None]}

@@ -18,7 +18,7 @@ from benchmarks.common.memory import peak_bytes
 from megaptm.config import Layout
 from megaptm.errors import UserError
 from megaptm.families.reformer import stack as reversible_stack
-from megaptm.families.reformer.attention import HashedAttend, rotations
+from megaptm.families.reformer.attention import HashedAttend, hash_rotations
 from megaptm.families.reformer.reversible import LayerInputs
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.tensor_rules import export_weights
@@ -78,7 +78,7 @@ def test_logits_and_gradients_match_hugging_face() -> None:
 def test_one_chunk_equals_full_attention() -> None:
     attend = build_model_with_large_weights(chunk_length=64).decoder["2"].attention.attend
     q, v = torch.randn(2, 20, 3, 4, 8).unbind()
-    assert attend.buckets(q) is None
+    assert attend.hash_buckets(q) is None
     scores = torch.einsum("sbhk,tbhk->bhst", q, F.normalize(q, dim=-1))
     is_attended = torch.ones(20, 20, dtype=torch.bool).tril(-1)
     is_attended[0, 0] = True  # the first position attends to itself, since it has no other
@@ -200,11 +200,11 @@ def test_nothing_comes_from_the_future_or_another_document() -> None:
 
 def test_rotations_depend_on_seed_step_layer_and_head() -> None:
     shape = (4, 2, 8)
-    values = rotations("7:3", 2, range(4), shape)
-    assert values[2:].equal(rotations("7:3", 2, range(2, 4), shape))  # the heads of a tensor-parallel rank
+    values = hash_rotations("7:3", 2, range(4), shape)
+    assert values[2:].equal(hash_rotations("7:3", 2, range(2, 4), shape))  # the heads of a tensor-parallel rank
     assert values.std() == pytest.approx(1, abs=0.15)
-    different = [rotations("7:4", 2, range(4), shape), rotations("8:3", 2, range(4), shape), values.flip(0)]
-    assert all((values != other).all() for other in [*different, rotations("7:3", 1, range(4), shape)])
+    different = [hash_rotations("7:4", 2, range(4), shape), hash_rotations("8:3", 2, range(4), shape), values.flip(0)]
+    assert all((values != other).all() for other in [*different, hash_rotations("7:3", 1, range(4), shape)])
 
 
 def train_at_once_and_resumed(folder: str) -> list[dict[str, Any]]:

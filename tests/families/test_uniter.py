@@ -18,7 +18,7 @@ from megaptm.batch import IGNORED
 from megaptm.config import load, resolve_model
 from megaptm.config.model import with_resolved_model
 from megaptm.errors import UserError
-from megaptm.families.bert.huggingface import MASKED, encoder
+from megaptm.families.bert.huggingface import MASKED, encoder_rules
 from megaptm.families.uniter import UNITER
 from megaptm.families.uniter.spec import MASKED_REGION, RegionInput
 from megaptm.hub.huggingface import from_hugging_face
@@ -46,7 +46,7 @@ CONFIGS = Path(__file__).parents[2] / "configs/uniter"
 GOLDEN = Path(__file__).parents[1] / "golden/uniter_losses.safetensors"
 IMAGES = "uniter.img_embeddings"
 RULES = (
-    *encoder("uniter"),
+    *encoder_rules("uniter"),
     *MASKED,
     *pair("embed.region.project", f"{IMAGES}.img_linear"),
     *pair("embed.region.project_norm", f"{IMAGES}.img_layer_norm"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import yaml
 
-from megaptm.config import dump, load
+from megaptm.config import config_to_yaml, load
 from megaptm.families.unimo.corpus.meanings import read_meanings, write_meanings
 from megaptm.families.uniter.corpus.region_shapes import DETECTOR, write_region_shapes
 from megaptm.hub.huggingface import to_hugging_face
@@ -122,4 +122,4 @@ def _write_configs(folder: Path, corpora: dict[str, Path], meanings: Path) -> No
         vocabulary = load_tokenizer(corpora[family] / "tokenizer").vocabulary
         words = [*SMALL, *FAMILY_OPTIONS[family], f"model.vocabulary={vocabulary}"]
         smaller = load(config_folder / f"{family}.yaml", words)
-        (config_folder / f"{family}.yaml").write_text(dump(smaller))
+        (config_folder / f"{family}.yaml").write_text(config_to_yaml(smaller))

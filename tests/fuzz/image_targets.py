@@ -271,7 +271,7 @@ def mutate_config(folder: Path, rng: Random) -> bool:
 
 def read_config(folder: Path) -> Any:
     """Read configs as `megaptm train` does before it starts processes."""
-    from megaptm.config import dump, resolve_model
+    from megaptm.config import config_to_yaml, resolve_model
     from megaptm.config.yamls import flatten
     from megaptm.plan.count import count_parameters
     from megaptm.run.corpora_checks import check_corpora
@@ -282,7 +282,7 @@ def read_config(folder: Path) -> Any:
         config = absolute_paths(read(path, []))
         flatten(config.model_dump())
         count_parameters(resolve_model(config))
-        dump(config)
+        config_to_yaml(config)
         check_corpora(config)
 
 

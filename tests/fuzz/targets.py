@@ -151,7 +151,7 @@ def mutate_yaml(folder: Path, rng: Random) -> bool:
 
 
 def read_config(folder: Path) -> Any:
-    from megaptm.config import draft, dump, load, resolve_model
+    from megaptm.config import config_to_yaml, draft, load, resolve_model
     from megaptm.config.yamls import flatten
     from megaptm.plan.count import count_parameters
     from megaptm.run.folder import absolute_paths
@@ -160,7 +160,7 @@ def read_config(folder: Path) -> Any:
     config = absolute_paths(load(folder / "it.yaml"))
     flatten(config.model_dump())
     count_parameters(resolve_model(config))
-    dump(config)
+    config_to_yaml(config)
 
 
 def config_commands(folder: Path) -> list[Command]:

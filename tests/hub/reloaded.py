@@ -23,7 +23,7 @@ from transformers.models.reformer.modeling_reformer import LSHSelfAttention, Ref
 
 from megaptm.batch import IGNORED
 from megaptm.families.bigbird.pattern import SparseBlocks
-from megaptm.families.reformer.attention import EVALUATION, rotations
+from megaptm.families.reformer.attention import EVALUATION, hash_rotations
 from megaptm.losses.token import cumulative_shares, pick
 from megaptm.spec import Family, ModelSpec
 from tests.parity.reference import convert_inputs_with_queries, scatter_labels
@@ -67,7 +67,7 @@ def use_own_random_values(model: PreTrainedModel) -> PreTrainedModel:
     def buckets(self: LSHSelfAttention, *args: Any, **kwargs: Any) -> Tensor:
         factors = [self.num_buckets] if isinstance(self.num_buckets, int) else self.num_buckets
         shape = (self.attention_head_size, self.num_hashes, sum(factors) // 2)
-        own_rotations = rotations(EVALUATION, self.layer_idx, range(self.num_attention_heads), shape)
+        own_rotations = hash_rotations(EVALUATION, self.layer_idx, range(self.num_attention_heads), shape)
         with patch.object(torch, "randn", lambda *_, dtype, **__: own_rotations.to(dtype)):
             return type(self)._hash_vectors(self, *args, **kwargs)
 

@@ -223,7 +223,7 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], ComputeDevice, str]] = {
     ),
     "scores": ("tiles", {"scored": True}, ComputeDevice("cuda", ALL_PACKAGES), "it does not support terms added"),
     "cross": ("tiles", {"reads_memory": True}, ComputeDevice("cpu"), "it does not support keys from another stack"),
-    "hashes": ("fused", {"hashed": True}, ComputeDevice("cpu"), "it does not support pairs chosen by hashes"),
+    "hashes": ("fused", {"hashed": True}, ComputeDevice("cpu"), "it does not support pairs defined by hashes"),
     "bits": (
         *("transformer-engine", {}, ComputeDevice("cuda", ALL_PACKAGES, deterministic=True)),
         "it sums in a random order, and train.deterministic is set",

@@ -16,7 +16,7 @@ from megaptm.distillation.losses import DistillationLosses, add_losses
 from megaptm.distillation.soft_targets import LargestLogits, SoftTargetLoss, soft_class_loss
 from megaptm.distillation.spec import Distillation
 from megaptm.families.bert import BERT
-from megaptm.families.bert.huggingface import encoder
+from megaptm.families.bert.huggingface import encoder_rules
 from megaptm.hub.tensor_rules import import_weights
 from megaptm.losses.token import Projected
 from megaptm.models.initial import fill
@@ -88,7 +88,7 @@ def golden_encoder(name: str, width: int, layers: int, ffn: int) -> tuple[ModelS
     size = Size(layers=layers, width=width, heads=3, ffn=ffn)
     spec = ModelSpec(family=change(BERT, heads=("mlm",)), size=size, vocabulary=41, context=12, dropout=0.0)
     encoder_weights = {name: tensor for name, tensor in golden_weights.items() if "pooler" not in name}
-    return spec, import_weights(encoder("bert"), spec, encoder_weights)[0]
+    return spec, import_weights(encoder_rules("bert"), spec, encoder_weights)[0]
 
 
 def model_with(spec: ModelSpec, weights: Mapping[str, Tensor], distillation: Distillation | None = None) -> Model:

@@ -41,7 +41,7 @@ def make_sample(objective, content: bytes, *, seed: int = 0, label: int = 3):
 @pytest.mark.parametrize("content", [huge(), picture()[:200], b""])
 def test_undecodable_image_names_its_source(content):
     with pytest.raises(UserError, match=r"photo cannot be decoded .*: give another"):
-        ImageLabels(size=8).patches(content, 4, np.random.default_rng(0), source="photo", remedy="give another")
+        ImageLabels(size=8).decode_patches(content, 4, np.random.default_rng(0), source="photo", remedy="give another")
 
 
 def test_patches_round_trip():

@@ -41,7 +41,7 @@ def test_kernel_of_each_kind_of_attention() -> None:
     [
         ("gpt2/tiny", "flex", "cpu", "it trains on GPUs only"),
         ("t5/small", "tiles", "cpu", "it does not support terms added to attention scores"),
-        ("reformer/enwik8", "tiles", "cpu", "it does not support pairs chosen by hashes"),
+        ("reformer/enwik8", "tiles", "cpu", "it does not support pairs defined by hashes"),
         ("bart/base", "tiles", "cpu", "it does not support keys from another stack"),
     ],
 )

@@ -80,7 +80,9 @@ def test_plan_counts_region_features():
     assert work.flops - bare.flops == work.batch * 100 * 768 * (6 * 2048 + 4 * 7)
     machine = load_machine("a100-80g")
     with_regions, without_regions = estimate_step(machine, work), estimate_step(machine, bare)
-    min_seconds = (work.flops - bare.flops) / work.layout.processes / (machine.peak("bf16") * machine.efficiency.matmul)
+    min_seconds = (
+        (work.flops - bare.flops) / work.layout.processes / (machine.peak_flops("bf16") * machine.efficiency.matmul)
+    )
     assert min_seconds < with_regions.seconds - without_regions.seconds < 2 * min_seconds
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.commands.export import export
-from megaptm.config import dump, load, resolve_model
+from megaptm.config import config_to_yaml, load, resolve_model
 from megaptm.errors import UserError
 from megaptm.models.initial import fill
 from megaptm.models.model import Model
@@ -29,7 +29,7 @@ def config():
 def run(config, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
-    (run / "config.yaml").write_text(dump(config))
+    (run / "config.yaml").write_text(config_to_yaml(config))
     return run
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megaptm.checkpoint.committed import FOLDER, MANIFEST
-from megaptm.config import Config, dump, load
+from megaptm.config import Config, config_to_yaml, load
 from megaptm.distillation.cached_logits import FORMAT, TeacherLogitsManifest
 from megaptm.distillation.cached_logits import MANIFEST as KEPT
 from megaptm.distillation.run import check_teacher
@@ -25,7 +25,7 @@ def save_checkpoint(run: Path, step: int, config: Config) -> Path:
     folder = run / FOLDER / f"step-{step:08d}"
     folder.mkdir(parents=True)
     (folder / MANIFEST).write_text("{}")
-    (run / "config.yaml").write_text(dump(config))
+    (run / "config.yaml").write_text(config_to_yaml(config))
     return run
 
 

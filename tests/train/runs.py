@@ -14,7 +14,7 @@ from data_pipeline.recipe import Recipe, TokenizerRecipe
 from data_pipeline.sources import Source
 from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tensors import TensorPiece
-from megaptm.config import Config, dump, load, resolve_model
+from megaptm.config import Config, config_to_yaml, load, resolve_model
 from megaptm.models.initial import fill
 from megaptm.models.model import Model
 
@@ -89,7 +89,7 @@ def save_untrained(family: str, run: Path, corpus: Path, *more: str, step: int =
 def save_initial(config: Config, run: Path, *, step: int = 7) -> Model:
     """Write a run without a tokenizer, with one checkpoint of initial weights; return the model."""
     run.mkdir()
-    (run / "config.yaml").write_text(dump(config))
+    (run / "config.yaml").write_text(config_to_yaml(config))
     model = Model(resolve_model(config)).eval().requires_grad_(False)
     fill(model, seed=3)
     store = Store(run, fence=lambda: True)

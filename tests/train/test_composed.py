@@ -80,6 +80,6 @@ def test_composed_run_is_evaluated(uninterrupted, monkeypatch):
     evaluated = load_model(uninterrupted).evaluate(rows=8)
     assert {*evaluated.losses} == {"mlm", "sentence-order"}
     assert evaluated.losses["sentence-order"].uniform == pytest.approx(math.log(2))
-    assert evaluated.total("model") == pytest.approx(
+    assert evaluated.total_loss("model") == pytest.approx(
         0.5 * evaluated.losses["mlm"].model + 2 * evaluated.losses["sentence-order"].model
     )

@@ -57,7 +57,7 @@ def build_engine(corpus: str, *more: str) -> PairEngine:
     config = load(CONFIG, settings("unused", corpus, *more))
     corpora = RunCorpora(config)
     engine = PairEngine(replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
-    engine.count()
+    engine.count_words_and_pairs()
     engine.fill()
     return engine
 

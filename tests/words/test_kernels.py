@@ -13,7 +13,14 @@ from megaptm.checkpoint.tensors import TensorPiece, TensorReader, write_pieces
 from megaptm.errors import UserError
 from megaptm.families.word_vectors.compiled import kernels
 from megaptm.families.word_vectors.compiled.decorator import compiled
-from megaptm.families.word_vectors.vocabulary import COUNTS, alias_table, huffman, read_counts, thresholds, word_tables
+from megaptm.families.word_vectors.vocabulary import (
+    COUNTS,
+    alias_table,
+    huffman_code,
+    read_counts,
+    subsampling_thresholds,
+    word_tables,
+)
 from megaptm.families.word_vectors.windows import SkipGram
 from tests import ROOT
 
@@ -54,7 +61,7 @@ def train_task(task, inputs, outputs, text, documents, *, rate, exact=False, sta
 
 
 def test_huffman_tree_matches_gensim():
-    points, codes = huffman(GOLDEN["counts"])
+    points, codes = huffman_code(GOLDEN["counts"])
     assert (points == GOLDEN["huffman_points"]).all()
     assert (np.where(points < 0, -1, codes) == GOLDEN["huffman_codes"]).all()
 
@@ -70,7 +77,7 @@ def test_updates_of_a_sentence_match_gensim(name):
         outputs,
         cbow="cbow" in name,
         window=SETTINGS["window"],
-        tree=huffman(GOLDEN["counts"]),
+        tree=huffman_code(GOLDEN["counts"]),
         rate=SETTINGS["alpha"],
     )
     assert np.abs(inputs - GOLDEN[f"{name}.in_before"]).max() > 1e-3
@@ -85,7 +92,7 @@ def test_binary_update_matches_autograd(cbow, output):
     rng = np.random.default_rng(5)
     inputs, outputs = (rng.normal(0, 0.4, (4, 6)).astype(np.float32) for _ in range(2))
     counts = np.array([5, 4, 3, 2])
-    noise, tree = (np.array([0.0, 0.0, 0.0, 1.0]), None) if output == "noise" else (None, huffman(counts))
+    noise, tree = (np.array([0.0, 0.0, 0.0, 1.0]), None) if output == "noise" else (None, huffman_code(counts))
     text = np.array([0, 1])
     before = [table.copy() for table in (inputs, outputs)]
     rate, expected = 0.05, [torch.from_numpy(table).double() for table in before]
@@ -188,20 +195,20 @@ def test_sigmoid_table_matches_word2vec():
 
 def test_subsampling_matches_word2vec():
     counts = np.array([0, 100_000, 10_000, 10])
-    probabilities = thresholds(counts, 1e-3) / 2**32
+    probabilities = subsampling_thresholds(counts, 1e-3) / 2**32
     ratios = 1e-3 / (counts[1:3] / counts.sum())
     assert probabilities[1:3] == pytest.approx(np.minimum(1.0, np.sqrt(ratios) + ratios), rel=1e-6)
     assert probabilities[0] == 0
     assert probabilities[3] == 1
     text = np.full(20_000, 1)
     words, documents = np.empty_like(text), np.empty_like(text)
-    count, _ = kernels.subsample(text, np.ones_like(text), thresholds(counts, 1e-3), 9, words, documents)
+    count, _ = kernels.subsample(text, np.ones_like(text), subsampling_thresholds(counts, 1e-3), 9, words, documents)
     assert count / len(text) == pytest.approx(probabilities[1], abs=0.005)
 
 
 def test_windows_stay_within_documents():
     inputs, outputs = np.full((4, 2), 0.5, np.float32), np.full((4, 2), 0.5, np.float32)
-    tree = huffman(np.array([4, 3, 2, 1]))
+    tree = huffman_code(np.array([4, 3, 2, 1]))
     task = kernels.WindowTask(False, 3, False, 0, *alias_table(np.zeros(0)), *tree, EMPTY, EMPTY, EMPTY)
     text, documents = np.array([0, 1, 2, 3]), np.array([1, 1, 2, 2])
     _, predictions = train_task(task, inputs, outputs, text, documents, rate=0.1)

@@ -17,20 +17,20 @@ class DataConfig(Section):
     """Corpus folder or URL -> weight. Weights count tokens and need not sum to one."""
     size_exponent: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     """Exponent of a corpus's number of documents, which multiplies its weight; weights then count documents. 1:
-    proportional to size (T5); else 1 / temperature, such as mT5's 0.3. Absent: weights count tokens, independent of
+    proportional to size (T5); else 1 / temperature, such as mT5's 0.3. Default: weights count tokens, independent of
     size."""
     size_limits: dict[str, Count] = {}
     """Corpus -> maximum number of documents that size_exponent uses (T5's artificial limit)."""
     sequence: SequenceLength
     """Number of tokens of one sequence (T5: of the encoder's sequence)."""
     epochs: Count | None = None
-    """Maximum number of times that any text is read; a run with too many steps is rejected at the start. Absent: no
+    """Maximum number of times that any text is read; a run with too many steps is rejected at the start. Default: no
     limit."""
     dupe_factor: Count | None = None
     """Epochs after which the same sequences repeat with the same noise: 1 for static masks, 10 for BERT's data, which
-    were written in ten copies. Absent: each epoch has its own order and noise (RoBERTa's dynamic masks)."""
+    were written in ten copies. Default: each epoch has its own order and noise (RoBERTa's dynamic masks)."""
     document_mask: bool = True
-    """Whether attention is restricted to the documents of a packed sequence. Absent: true, unless sequences continue
+    """Whether attention is restricted to the documents of a packed sequence. Default: true, unless sequences continue
     from step to step."""
     workers: Annotated[int, Field(ge=0, le=1024)] = 1
     """Number of worker processes that prepare samples, per rank that reads data; 0: the training process prepares
@@ -39,7 +39,7 @@ class DataConfig(Section):
     """Check of a shard against the manifest at the first read: every byte (a second per GB, by one process of the run),
     its size, or none."""
     cache_dir: str | None = None
-    """Local folder for shards of corpora at URLs. Absent: ~/.cache/megaptm."""
+    """Local folder for shards of corpora at URLs. Default: ~/.cache/megaptm."""
     max_cache_bytes: Count = 64 << 30
     """Maximum bytes of the cache; the least recently used shards are removed."""
     timeout_seconds: Annotated[float, Field(gt=0.0, le=1500.0)] = 600.0

@@ -16,24 +16,24 @@ class Shape(Section):
 
     # Limits the number of layers, which are iterated over: a plan for this many takes a second.
     layers: Annotated[int, Field(ge=1, le=1 << 16)] | None = None
-    """Number of layers of each stack. Absent: the size's."""
+    """Number of layers of each stack. Default: that of `size`."""
     width: Count | None = None
-    """Width of the residual stream. Absent: the size's."""
+    """Width of the residual stream. Default: that of `size`."""
     heads: Count | None = None
-    """Number of attention heads. Absent: the size's."""
+    """Number of attention heads. Default: that of `size`."""
     ffn: Count | None = None
-    """Inner width of the feed-forward, or width of a recurrent layer's cell. Absent: the size's."""
+    """Inner width of the feed-forward, or width of a recurrent layer's cell. Default: that of `size`."""
     head_width: Count | None = None
-    """Width of one head. Absent: the size's, or width / heads."""
+    """Width of one head. Default: that of `size`, or width / heads."""
     kv_heads: Count | None = None
-    """Number of heads of keys and values, each shared by several query heads. Absent: the size's, or heads."""
+    """Number of heads of keys and values, each shared by several query heads. Default: that of `size`, or `heads`."""
     band: Count | None = None
-    """Banded attention: positions attended to on each side. Absent: the size's, or 256."""
+    """Banded attention: positions attended to on each side. Default: that of `size`, or 256."""
     memory: Annotated[int, Field(ge=0, le=1 << 24)] | None = None
     """Relative attention: length of the recurrence cache, in positions before the sequence. Recurrent families: 1 to
-    keep the state between steps, or 0. Absent: the size's, or 0."""
+    keep the state between steps, or 0. Default: that of `size`, or 0."""
     context: Count | None = None
-    """Longest sequence with learned positions, if it differs from other stacks. Absent: the size's."""
+    """Longest sequence with learned positions, if it differs from other stacks. Default: that of `size`."""
 
 
 class GeneralModelConfig(Shape):
@@ -44,41 +44,42 @@ class GeneralModelConfig(Shape):
     size: str
     """Row of the family's table of sizes, or `custom`, which requires layers, width, heads and ffn."""
     vocabulary: Count | None = None
-    """Vocabulary size; at least that of the corpus's tokenizer. Absent: that of the corpus or, without a corpus, the
-    published one."""
+    """Vocabulary size; at least that of the corpus's tokenizer. Default: that of the corpus or, without a corpus, that
+    of the paper."""
     context: Count | None = None
-    """Longest sequence with learned positions. Absent: the published one of the size."""
+    """Longest sequence with learned positions. Default: that of `size`."""
     dropout: Fraction | None = None
-    """Dropout rate everywhere in the model. Absent: the published one."""
+    """Dropout rate everywhere in the model. Default: that of the paper."""
     z_loss: Annotated[float, Field(ge=0.0)] | None = None
-    """Weight of the z-loss, the squared logarithm of the softmax's normalizer, in a token's loss. Absent: the published
-    one."""
+    """Weight of the z-loss, the squared logarithm of the softmax's normalizer, in a token's loss. Default: that of
+    the paper."""
     label_smoothing: Fraction | None = None
-    """Label smoothing in training: share of the probability spread over all tokens. Absent: the published one."""
+    """Label smoothing in training: share of the probability spread over all tokens. Default: that of the paper."""
     init_std: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """Standard deviation of normal initial weights, if the family uses one for all. Absent: the published one, 0.02.
+    """Standard deviation of normal initial weights, if the family uses one for all. Default: that of the paper, 0.02.
     Narrow models learn faster with about 1 / sqrt(width)."""
     embedding: Count | None = None
-    """Width of the token table, if it differs from the residual stream. Absent: the size's."""
+    """Width of the token table, if it differs from the residual stream. Default: that of `size`."""
     word_vectors: str | None = None
     """Text file of word vectors, one per line (text formats of GloVe and word2vec). They initialize the words of the
-    vocabulary that the file has. Absent: all words are initialized alike."""
+    vocabulary that the file has. Default: all words are initialized alike."""
     negatives: Annotated[int, Field(ge=0, le=1 << 24)] | None = None
     """Sampled softmax in training: number of negative words per step, sampled by rank (ELMo: 8,192); 0 for the full
-    softmax. Absent: the published number."""
+    softmax. Default: that of the paper."""
     stacks: dict[str, Shape] = {}
     """Stack (encoder, decoder) -> its values that differ from the above."""
     share: Annotated[tuple[Literal["attention", "cross", "ffn"], ...], Strict(False)] | None = None
-    """Sublayers whose weights are shared among layers: any of attention, cross, ffn, or []. Absent: the family's."""
+    """Sublayers whose weights are shared among layers: any of attention, cross, ffn, or []. Default: that of
+    `family`."""
     groups: Count | None = None
-    """Number of consecutive groups of layers; weights are shared within a group. Absent: the family's."""
+    """Number of consecutive groups of layers; weights are shared within a group. Default: that of `family`."""
     cycle: Count | None = None
-    """Number of distinct layers in a group, which are repeated in turn. Absent: the family's."""
+    """Number of distinct layers in a group, which are repeated in turn. Default: that of `family`."""
     attention: dict[str, Any] = {}
     """Options of the family's kinds of attention: option -> value, or a list of values that layers use in turn. All
     kinds have `dropout` (whether attention weights have the model's dropout, or a rate of their own). Further options
     are those of the kind: `window` and `dilation` (Longformer, LED); `block_size`, `num_random_blocks`, `seed` and
-    `edge_blocks` (BigBird); `chunk_length`, `num_hashes` and `num_buckets` (Reformer). Absent: the family's."""
+    `edge_blocks` (BigBird); `chunk_length`, `num_hashes` and `num_buckets` (Reformer). Default: that of `family`."""
 
     @field_validator("size", mode="before")
     @classmethod

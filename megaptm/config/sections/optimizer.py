@@ -47,11 +47,11 @@ class OptimizerConfig(Section):
     weight_decay_on: Literal["matrices", "all"] = "matrices"
     """Parameters that decay: all except norms and biases, or all. lamb updates the others like adamw."""
     clip: Annotated[float, Field(gt=0.0)] | None = None
-    """Maximum norm of the full gradient. Absent: no clipping."""
+    """Maximum norm of the full gradient. Default: no clipping."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps in which the rate rises linearly from zero to its peak; triangular: from min_lr_ratio."""
     max_warmup_ratio: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """Maximum share of the run for the warm-up, so that a short run has fewer than warmup_steps. Absent: always
+    """Maximum share of the run for the warm-up, so that a short run has fewer than warmup_steps. Default: always
     warmup_steps."""
     restarts: Annotated[tuple[Annotated[int, Field(ge=1, le=10**18)], ...], Strict(False)] = ()
     """Steps of the run, of any size, at which the schedule starts again, for runs in stages. Steps that count from the
@@ -71,8 +71,8 @@ class OptimizerConfig(Section):
     min_lr_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Minimum rate as a share of the peak; decays with an end reach it there."""
     decay_steps: Count | None = None
-    """Step, counted from the start of the run, at which the decay ends. Absent: train.steps. inverse: steps after which
-    the rate is half; halving: steps after which it is halved again, those of an epoch."""
+    """Step, counted from the start of the run, at which the decay ends. Default: train.steps. inverse: steps after
+    which the rate is half; halving: steps after which it is halved again, those of an epoch."""
     step_unit: Literal["batches", "steps"] = "batches"
     """Unit of these steps, except restarts, with a batch ramp: full batches by number of samples, or steps of any
     size."""

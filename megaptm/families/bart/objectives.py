@@ -156,8 +156,8 @@ class BartDenoising(Objective):
 
 
 def permuted_sentences(starts: np.ndarray, length: int, share: float, rng: np.random.Generator) -> np.ndarray:
-    """Return the token order after a share of the sentences, which start at `starts`, is permuted uniformly, int64
-    [length]."""
+    """BART's sentence permutation: return the token order after a share of the sentences, which start at `starts`, is
+    permuted uniformly, int64 [length]."""
     order = np.arange(len(starts))
     moved = rng.permutation(len(starts))[: math.ceil(share * len(starts))]
     order[moved] = rng.permutation(moved)
@@ -166,7 +166,7 @@ def permuted_sentences(starts: np.ndarray, length: int, share: float, rng: np.ra
 
 
 def span_lengths(total: int, *, poisson_lambda: float, rng: np.random.Generator) -> np.ndarray:
-    """Sample Poisson lengths of masked spans that sum to `total`, the last truncated, some 0, int64 [at most
+    """Sample Poisson lengths of BART's masked spans that sum to `total`, the last truncated, some 0, int64 [at most
     `total`]."""
     lengths = np.zeros(0, dtype=np.int64)
     while lengths.sum() < total:

@@ -4,7 +4,7 @@ from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, pair
 
 
-def encoder(prefix: str) -> tuple[TensorRule, ...]:
+def encoder_rules(prefix: str) -> tuple[TensorRule, ...]:
     """Return all tensor rules except heads, for a model whose encoder is BERT's under another name."""
     layer = f"{prefix}.encoder.layer.{{n}}"
     attention = tuple(f"{layer}.attention.self.{name}" for name in ("query", "key", "value"))
@@ -30,10 +30,10 @@ MASKED = (
 
 
 def pretraining_rules(prefix: str, classifier: str) -> tuple[TensorRule, ...]:
-    """Return all tensor rules of a model with a masked-token head and a classifier of two texts, with megaptm's name of
-    the latter."""
+    """Return all tensor rules of a model with BERT's masked-token head and classifier of two texts. `classifier`: name
+    of the classifier's head in megaptm."""
     return (
-        *encoder(prefix),
+        *encoder_rules(prefix),
         *MASKED,
         *pair(f"head.{classifier}.pooler", f"{prefix}.pooler.dense"),
         *pair(f"head.{classifier}.classify", "cls.seq_relationship"),

@@ -3,7 +3,7 @@ sequences longer than (5 + 2 x random blocks) x block tokens, outputs of the sam
 
 from dataclasses import replace
 
-from megaptm.families.bert.huggingface import BERT, MASKED, encoder
+from megaptm.families.bert.huggingface import BERT, MASKED, encoder_rules
 from megaptm.families.roberta.huggingface import ROBERTA
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.tensor_rules import Conversion
@@ -20,7 +20,7 @@ BIGBIRD = Counterpart(
         "use_bias": True,
         "rescale_embeddings": False,
     },
-    rules=(*encoder("bert"), *MASKED),
+    rules=(*encoder_rules("bert"), *MASKED),
     tied=BERT.tied,
     prefix="bert.",
     special_ids={"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},

@@ -39,7 +39,8 @@ class SparseBlocks(Pattern):
     def for_heads(self, *, layer: int | None = None, heads: range | None = None) -> SparseBlocks:
         return replace(self, layer=self.layer if layer is None else layer, heads=self.heads if heads is None else heads)
 
-    def count(self, length: int) -> int:
+    def num_blocks(self, length: int) -> int:
+        """Return the number of BigBird's blocks in a sequence."""
         return -(-length // self.block)
 
     def attends_to_all(self, length: int) -> bool:
@@ -52,15 +53,15 @@ class SparseBlocks(Pattern):
 
     def table(self, length: int) -> np.ndarray:
         """Return the block table [H, N, N] of block-sparse attention."""
-        attended = np.zeros((len(self.heads), self.count(length), self.count(length)), dtype=bool)
-        for row, keys in enumerate(_block_rows(self, self.count(length))):
+        attended = np.zeros((len(self.heads), self.num_blocks(length), self.num_blocks(length)), dtype=bool)
+        for row, keys in enumerate(_block_rows(self, self.num_blocks(length))):
             np.put_along_axis(attended[:, row], keys, True, axis=1)
         return attended
 
     def tiles(self, length: int) -> Iterator[Tile]:
-        for row, keys in enumerate(_block_rows(self, self.count(length))):
+        for row, keys in enumerate(_block_rows(self, self.num_blocks(length))):
             queries = slice(row * self.block, min(length, (row + 1) * self.block))
-            if keys.shape[1] == self.count(length):
+            if keys.shape[1] == self.num_blocks(length):
                 yield Tile(queries, slice(0, length), exact=True)
             else:
                 yield Tile(queries, keys, exact=True)

@@ -37,7 +37,7 @@ TEMPLATES = ("a photo of a {}.",)
 
 
 def text_vectors(loaded: TrainedModel, texts: Sequence[str], *, batch: int = 64) -> Tensor:
-    """Return the normalized vectors of texts [N, E], float32 on the CPU, in the joint space with images."""
+    """Return CLIP's normalized vectors of texts [N, E], float32 on the CPU, in the joint space with images."""
     task = image_text_task(loaded)
     special, length = loaded.tokenizer.special, min(task.text_length, loaded.spec.longest or task.text_length)
     rows = [text_input(ids, special, length) for ids in loaded.tokenizer.encode_batch(list(texts))]
@@ -47,7 +47,7 @@ def text_vectors(loaded: TrainedModel, texts: Sequence[str], *, batch: int = 64)
 
 
 def image_vectors(loaded: TrainedModel, images: Sequence[Image], *, batch: int = 64) -> Tensor:
-    """Return the normalized vectors of images [N, E], float32 on the CPU, from files or their bytes. Raise UserError
+    """Return CLIP's normalized vectors of images [N, E], float32 on the CPU, from files or their bytes. Raise UserError
     for a file that is no image."""
     task = image_text_task(loaded).for_validation()
     assert isinstance(task, ImageText)
@@ -58,9 +58,9 @@ def image_vectors(loaded: TrainedModel, images: Sequence[Image], *, batch: int =
     vectors = []
     for start in range(0, len(images), batch):
         patches = [
-            task.patches(
+            task.decode_patches(
                 _content(image),
-                task.grid(loaded.spec.context),
+                task.patches_per_side(loaded.spec.context),
                 np.random.default_rng(0),
                 source=f"images[{number}]",
                 remedy="give a JPEG, PNG, WebP, GIF, BMP or TIFF",
@@ -72,7 +72,7 @@ def image_vectors(loaded: TrainedModel, images: Sequence[Image], *, batch: int =
 
 
 def class_vectors(loaded: TrainedModel, names: Sequence[str], templates: str | Sequence[str] = TEMPLATES) -> Tensor:
-    """Return a vector for each class name, [C, E]: the normalized mean of the vectors of its texts."""
+    """Return CLIP's vector for each class name, [C, E]: the normalized mean of the vectors of its texts."""
     templates = [templates] if isinstance(templates, str) else templates
     if not templates:
         raise UserError("templates is empty: give at least one, such as 'a photo of a {}.'")
@@ -94,18 +94,19 @@ class ZeroShot:
 
     @property
     def predictions(self) -> list[str]:
-        """Return the most likely class name of each image."""
+        """Return the most likely class name of each image in zero-shot classification."""
         return [self.names[index] for index in self.cosines.argmax(-1).tolist()]
 
     def accuracy(self, top: int = 1) -> float:
-        """Return the share of images whose label is among the `top` most likely class names."""
+        """Zero-shot classification: return the share of images whose label is among the `top` most likely class
+        names."""
         assert self.labels is not None, "accuracy needs a corpus with labels"
         best = self.cosines.topk(min(top, len(self.names))).indices
         return float((best == torch.from_numpy(self.labels)[:, None]).any(-1).float().mean())
 
     @property
     def chance(self) -> float:
-        """Return the accuracy of predicting the most frequent label for every image."""
+        """Zero-shot classification: return the accuracy of predicting the most frequent label for every image."""
         assert self.labels is not None
         return float(np.bincount(self.labels).max() / len(self.labels))
 

@@ -64,8 +64,8 @@ class ImageText(ImageObjective):
 
 
 def text_input(ids: np.ndarray, special: SpecialTokens, length: int) -> tuple[np.ndarray, int]:
-    """Return the tokens of an image's text, int64 [T], and its end position. Padding is never attended to, so any id
-    serves."""
+    """Return the tokens of an image's text for CLIP, int64 [T], and its end position. Padding is never attended to, so
+    any id serves."""
     assert special.begin is not None
     assert special.end is not None
     content = ids[: length - 2].astype(np.int64)

@@ -26,7 +26,8 @@ class LSTMCosts(LayerCosts):
         }
 
     def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
-        """Return the bytes that an LSTM saves: four gates and their inputs, the cell and its tanh, and the output."""
+        """Return the bytes that CoVe's LSTM saves: four gates and their inputs, the cell and its tanh, and the
+        output."""
         return SavedBytes(own=self.directions * 11 * self.size.ffn * element)
 
     def memory_traffic(self, element: int) -> MemoryTraffic:

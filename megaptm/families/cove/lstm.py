@@ -27,7 +27,7 @@ class LSTM(nn.Module):
         return zeros_BF, zeros_BF
 
     def advance(self, input_BG: Tensor, state: LSTMState) -> LSTMState:
-        """Advance the state of the LSTM by one position. `input_BG`: output of the `input` projection at this
+        """Advance the state of CoVe's LSTM by one position. `input_BG`: output of the `input` projection at this
         position."""
         output_BF, cell_BF = state
         input_gate, forget_gate, new, output_gate = (input_BG + self.state(output_BF)).chunk(4, -1)
@@ -35,8 +35,8 @@ class LSTM(nn.Module):
         return torch.sigmoid(output_gate) * torch.tanh(cell_BF), cell_BF
 
     def forward(self, x_SBD: Tensor, continues_SB1: Tensor | None, *, backward: bool = False) -> Tensor:
-        """Return the output of the LSTM, [S, B, F]. The state carries over from the previous position where `continues`
-        is 1."""
+        """Return the output of CoVe's LSTM, [S, B, F]. The state carries over from the previous position where
+        `continues` is 1."""
         inputs, state, outputs = self.input(x_SBD), self.initial_state(x_SBD), []
         positions = range(len(inputs) - 1, -1, -1) if backward else range(len(inputs))
         for position in positions:
@@ -52,8 +52,8 @@ def masked_state(state: LSTMState, continues_B1: Tensor) -> LSTMState:
 
 
 def continues_document(documents_BS: Tensor | None, like: Tensor, *, backward: bool = False) -> Tensor | None:
-    """Return whether an LSTM's state continues, [S, B, 1]: 1 for a position in the same document as the position read
-    before it."""
+    """Return whether the state of CoVe's LSTM continues, [S, B, 1]: 1 for a position in the same document as the
+    position read before it."""
     if documents_BS is None:
         return None
     same_BS = documents_BS[:, 1:] == documents_BS[:, :-1]
@@ -70,7 +70,7 @@ class BidirectionalLSTM(nn.Module):
         self.ahead, self.back = LSTM(costs, "ahead."), LSTM(costs, "back.")
 
     def forward(self, x_SBD: Tensor, documents_BS: Tensor | None) -> Tensor:
-        """Return the outputs of both directions of the LSTM, [S, B, 2 F]."""
+        """Return the outputs of both directions of CoVe's LSTM, [S, B, 2 F]."""
         forward = self.ahead(x_SBD, continues_document(documents_BS, x_SBD))
         backward = self.back(x_SBD, continues_document(documents_BS, x_SBD, backward=True), backward=True)
         return torch.cat([forward, backward], -1)
@@ -88,7 +88,7 @@ class Attention(nn.Module):
         )
 
     def forward(self, state_BF: Tensor, memory_MBD: Tensor, attended_BM: Tensor | None) -> Tensor:
-        """Return the attention output of the decoder, [B, width of the decoder]."""
+        """Return the attention output of CoVe's decoder, [B, width of the decoder]."""
         scores_BM = torch.einsum("bd,mbd->bm", self.query(state_BF), memory_MBD)
         if attended_BM is not None:
             scores_BM = scores_BM.masked_fill(~attended_BM, float("-inf"))

@@ -42,7 +42,7 @@ class LSTMStack(BaseStack):
             self[str(number)] = LSTMLayer(lstm_class(sub.costs))
 
     def lstm(self, number: int) -> nn.Module:
-        """Return the LSTM of a layer of the stack."""
+        """Return the LSTM of a layer of CoVe's stack."""
         return cast(LSTMLayer, self[str(number)]).recurrent
 
 

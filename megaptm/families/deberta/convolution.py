@@ -27,7 +27,7 @@ class Convolution(SequenceHooks, nn.Module):
         self.dropout = Dropout(dropout, masks="residual")
 
     def forward(self, x_SBD: Tensor, output_SBD: Tensor, documents_BS: Tensor | None) -> Tensor:
-        """Return the output of the convolution [S, B, D] from the input and the output of a layer."""
+        """Return the output of DeBERTa's convolution [S, B, D] from the input and the output of a layer."""
         full_SBD = self.gather_sequence(x_SBD)
         before, after = F.pad(full_SBD[:-1], (0, 0, 0, 0, 1, 0)), F.pad(full_SBD[1:], (0, 0, 0, 0, 0, 1))
         if documents_BS is not None:

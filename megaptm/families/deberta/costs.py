@@ -27,7 +27,7 @@ class DisentangledAttentionCosts(SelfAttentionCosts):
 
     @classmethod
     def stack_linears(cls, record: DisentangledSpec, block: Block, size: Size, layers: range) -> Iterator[LinearShape]:
-        """Yield the distance table and the convolution beside the first layer."""
+        """Yield DeBERTa's distance table, and its convolution beside the first layer."""
         yield LinearShape(size.width, record.table_rows, False)
         if record.convolution and 0 in layers:
             yield convolution_shape(size.width)
@@ -40,12 +40,12 @@ class DisentangledAttentionCosts(SelfAttentionCosts):
 
     @classmethod
     def repeated_layers(cls, record: DisentangledSpec, size: Size) -> tuple[int, ...]:
-        """Return the last layer, which a mask decoder runs twice."""
+        """Return the last layer, which DeBERTa's mask decoder runs twice."""
         return (size.layers - 1,) if record.mask_decoder else ()
 
     @classmethod
     def position_table(cls, record: DisentangledSpec, size: Size, layers: range, positions: int) -> LinearShape | None:
-        """Return the position table of a mask decoder."""
+        """Return the position table of DeBERTa's mask decoder."""
         return LinearShape(size.width, positions, False) if record.mask_decoder and size.layers - 1 in layers else None
 
     def pairs(self, queries: int, keys: int) -> int:

@@ -43,8 +43,8 @@ class DisentangledSpec(AttentionSpec):
     def for_encoding(self) -> DisentangledSpec:
         return replace(self, mask_decoder=False)
 
-    def for_pretraining(self, table: AttentionSpec) -> DisentangledSpec:
-        return replace(self, mask_decoder=isinstance(table, DisentangledSpec) and table.mask_decoder)
+    def with_pretraining_components(self, published: AttentionSpec) -> DisentangledSpec:
+        return replace(self, mask_decoder=isinstance(published, DisentangledSpec) and published.mask_decoder)
 
     def errors(self, block: Block, size: Size) -> Iterator[str]:
         if block.score_bias:

@@ -9,7 +9,7 @@ from megaptm.spec import ModelSpec
 
 
 def difference_table(spec: ModelSpec, record: DifferenceInput) -> Embedding:
-    """Return the table. Raise `UserError` if the family has other tables."""
+    """Return the difference table of DeBERTa-v3's discriminator. Raise `UserError` if the family has other tables."""
     family = spec.family
     if (
         family.segments

@@ -21,7 +21,8 @@ class ReplacedTokenSampler(InputSampler):
     def sample(
         head: SamplingHead, x_SBD: Tensor, batch: dict[str, Tensor], tokens_BS: Tensor, tied: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Without uniform numbers in the batch nothing is sampled."""
+        """Return the tokens with ELECTRA's replacements at masked positions, and marks of the changed ones. Without
+        uniform numbers in the batch nothing is sampled."""
         if UNIFORMS not in batch:
             return tokens_BS, torch.zeros_like(tokens_BS, dtype=torch.bool)
         labels_BA = batch["labels"]

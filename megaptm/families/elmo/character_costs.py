@@ -12,7 +12,7 @@ from megaptm.models.embed_costs import InputCosts
 from megaptm.spec import Size
 
 
-def features(size: Size) -> int:
+def num_convolution_features(size: Size) -> int:
     """Return the number of convolution features of a word in ELMo."""
     return sum(filters for _, filters in character_sizes(size).filters)
 
@@ -24,8 +24,8 @@ def convolution_shapes(size: Size) -> list[LinearShape]:
 
 
 def word_shapes(size: Size) -> Iterator[LinearShape]:
-    """Yield the linear layers of a character-based word embedding: two per highway layer, and a projection."""
-    wide = features(size)
+    """Yield the linear layers of ELMo's character-based word embedding: two per highway layer, and a projection."""
+    wide = num_convolution_features(size)
     yield from [LinearShape(wide, wide, True)] * (2 * character_sizes(size).highway)
     yield LinearShape(wide, size.table_width, True)
 
@@ -35,8 +35,8 @@ class CharacterCosts(InputCosts):
 
     @property
     def linears(self) -> tuple[LinearShape, ...]:
-        """Return all linear layers of character-based word embeddings. The character table counts as one from its width
-        to its rows."""
+        """Return all linear layers of ELMo's character-based word embeddings. The character table counts as one from
+        its width to its rows."""
         size = self.spec.size
         return (
             LinearShape(character_sizes(size).width, NUM_CHARACTERS, False),

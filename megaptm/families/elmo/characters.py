@@ -48,7 +48,7 @@ class CharacterWords(nn.Module):
         self.out = Linear.of(out)
 
     def forward(self, characters_BSC: Tensor, ids_SB: Tensor) -> Tensor:
-        """Return the word embeddings [S, B, D] of character ids [B, S, C]."""
+        """Return ELMo's word embeddings [S, B, D] of character ids [B, S, C]."""
         ids_SBC = characters_BSC.transpose(0, 1)
         x_NWC = self.characters(ids_SBC.long().flatten(0, -2)).transpose(1, 2)
         outputs = [

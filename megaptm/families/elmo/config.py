@@ -13,11 +13,11 @@ class CharacterKeys(Section):
     """Keys of the convolutions over characters."""
 
     filters: Annotated[tuple[Annotated[tuple[Count, Count], Strict(False)], ...], Strict(False)] | None = None
-    """Character convolutions: [characters, filters] of each. Absent: the size's."""
+    """Character convolutions: [characters, filters] of each. Default: that of `size`."""
     highway: Annotated[int, Field(ge=0, le=1 << 10)] | None = None
-    """Highway layers after the character convolutions. Absent: the size's."""
+    """Highway layers after the character convolutions. Default: that of `size`."""
     character_width: Count | None = None
-    """Width of a character's vector. Absent: the size's."""
+    """Width of a character's vector. Default: that of `size`."""
 
 
 MODEL_KEYS = CharacterKeys

@@ -18,7 +18,7 @@ FORWARDS, BACKWARDS = "forwards", "backwards"
 
 
 def reversed_texts(field_BS: Tensor, lengths_B: Tensor) -> Tensor:
-    """Reverse each text of [B, S, ...]; padding stays in place."""
+    """Reverse each text of [B, S, ...] for ELMo's backward direction; padding stays in place."""
     positions_S = torch.arange(field_BS.shape[1], device=field_BS.device)
     lengths_B1 = lengths_B[:, None]
     from_BS = torch.where(positions_S < lengths_B1, lengths_B1 - 1 - positions_S, positions_S)
@@ -97,8 +97,8 @@ class TaskWithLayers(nn.Module):
         self.mixes = nn.ModuleDict({end: ScalarMix(layers, norm=norm, dropout=dropout) for end in at})
 
     def forward(self, x_BSI: Tensor, layers_LBSD: Tensor, here_BS: Tensor) -> Tensor:
-        """Return the output of the task model, [B, S, O + D] with a mix at the output, otherwise [B, S, O]. `here_BS`
-        as in `ScalarMix`."""
+        """Return the output of a task model on ELMo's layers, [B, S, O + D] with a mix at the output, otherwise [B, S,
+        O]. `here_BS` as in `ScalarMix`."""
         output_BSO = self.task(self._with_mix("input", x_BSI, layers_LBSD, here_BS))
         return self._with_mix("output", output_BSO, layers_LBSD, here_BS)
 
@@ -108,7 +108,7 @@ class TaskWithLayers(nn.Module):
         return torch.cat([x_BSI, self.mixes[end](layers_LBSD, here_BS)], -1)
 
     def penalty(self, strength: float) -> Tensor:
-        """Return the sum of the penalties of all mixes of the task model."""
+        """Return the sum of the penalties of all mixes of ELMo's layers in the task model."""
         return torch.stack([mix.penalty(strength) for mix in self.mixes.values() if isinstance(mix, ScalarMix)]).sum()
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import save
 
 from megaptm.errors import UserError
 from megaptm.families.elmo.bilm import bilm_options, to_bilm
-from megaptm.families.elmo.hdf5 import h5py, write_hdf5
+from megaptm.families.elmo.hdf5 import import_h5py, write_hdf5
 from megaptm.families.elmo.spec import CharacterInput, ProjectedLSTMSpec
 from megaptm.run.checkpoint import RunCheckpoint
 from megaptm.storage import write_atomically
@@ -25,7 +25,7 @@ def export_elmo(checkpoint: RunCheckpoint, folder: Path, *, hdf5: bool = False) 
     file; also `options.json`, `vocabulary.txt` with one word per line, the tokenizer, and `softmax.safetensors` with
     `W` and `b`. Return the path of the weights."""
     if hdf5:
-        h5py()  # raises UserError before anything is written
+        import_h5py()  # raises UserError before anything is written
     spec = checkpoint.spec
     record = spec.family.find_input(CharacterInput)
     if record is None or not isinstance(spec.family.first_block.layer, ProjectedLSTMSpec):

@@ -21,8 +21,8 @@ MAX_CHUNK_ELEMENTS = 1 << 24
 """Maximum number of elements of a chunk of an HDF5 file."""
 
 
-def h5py() -> Any:
-    """Return the module. Raise UserError if it is not installed."""
+def import_h5py() -> Any:
+    """Return the module h5py, for ELMo's HDF5 files. Raise UserError if it is not installed."""
     try:
         import h5py as module
     except ImportError:
@@ -31,9 +31,9 @@ def h5py() -> Any:
 
 
 def write_hdf5(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write each tensor of a model as a float32 data set of an HDF5 file, atomically. A `/` in a name separates
+    """Write each tensor of an ELMo as a float32 data set of an HDF5 file, atomically. A `/` in a name separates
     groups."""
-    library, content = h5py(), io.BytesIO()
+    library, content = import_h5py(), io.BytesIO()
     with library.File(content, "w") as file:
         for name, tensor in tensors.items():
             file.create_dataset(name, data=tensor.to(torch.float32).numpy())
@@ -41,9 +41,9 @@ def write_hdf5(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_hdf5(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Read tensors of these names and shapes from an HDF5 file in float32. Raise UserError if one is missing, has
-    another shape, or is stored outside the file."""
-    library = h5py()
+    """Read ELMo's tensors of these names and shapes from an HDF5 file in float32. Raise UserError if one is missing,
+    has another shape, or is stored outside the file."""
+    library = import_h5py()
     try:
         with library.File(path, "r") as file:
             return {name: _read(library, file, name, shape, path) for name, shape in shapes.items()}

@@ -68,14 +68,14 @@ class CharacterModel(LoadedModel):
         return model.spec.family.find_input(CharacterInput) is not None
 
     def encode(self, texts: str | Sequence[str], *, pool: str = "mean", batch: int = 16) -> Tensor:
-        """Return a vector of each text, as `LoadedModel.encode`, from the mean of all layers, with one vector per word
-        and none for begin and end marks."""
+        """Return ELMo's vector of each text, as `LoadedModel.encode`, from the mean of all layers, with one vector per
+        word and none for begin and end marks."""
         check_encode_options(pool, batch)
         return pool_states([layers_LSD.mean(0) for layers_LSD in self.layers(texts, batch=batch)], pool)
 
     def layers(self, texts: str | Sequence[str], *, batch: int = 16) -> list[Tensor]:
-        """Return the outputs of every layer for the words of each text, float32 [layers + 1, words, 2 x width] on the
-        CPU.
+        """Return the outputs of every layer of ELMo for the words of each text, float32 [layers + 1, words, 2 x width]
+        on the CPU.
 
         The first layer holds character-based word embeddings. `megaptm.families.elmo.every_layer.ScalarMix` is a
         trainable weighted sum of layers.

@@ -11,7 +11,7 @@ import numpy as np
 from megaptm.batch import BatchSpec, Field, fields
 from megaptm.errors import UserError
 from megaptm.families.elmo.spec import MAX_WORD_LENGTH
-from megaptm.families.elmo.spelling import spellings
+from megaptm.families.elmo.spelling import vocabulary_spellings
 from megaptm.objectives.objective import (
     DocumentSlice,
     Objective,
@@ -65,7 +65,7 @@ class BidirectionalLM(Objective):
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)
-        if spellings(special) is None:
+        if vocabulary_spellings(special) is None:
             raise UserError(
                 f"objective {self.name} reads words by their characters, but the tokens of this tokenizer are not "
                 "words: build the corpus with tokenizer.kind=words, or use another objective."
@@ -73,7 +73,7 @@ class BidirectionalLM(Objective):
 
     def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
-        special, characters_VC = context.special, spellings(context.special)
+        special, characters_VC = context.special, vocabulary_spellings(context.special)
         assert characters_VC is not None
         texts = (
             _text([part for part in piece if not part.backward], special),

@@ -27,13 +27,14 @@ class NegativeSamples:
     vocabulary: int
 
     def log_expected(self, ids: Tensor) -> Tensor:
-        """Return the logarithm of the probability that an id is among the negative samples of `num_trials` trials."""
+        """ELMo's sampled softmax: return the logarithm of the probability that an id is among the negative samples of
+        `num_trials` trials."""
         share = ((ids.double() + 2) / (ids.double() + 1)).log() / math.log(self.vocabulary + 1)
         return (-torch.expm1(self.num_trials * torch.log1p(-share))).log().float()
 
 
 def sample_negatives(num_samples: int, vocabulary: int, *, key: str) -> NegativeSamples:
-    """Sample distinct negative ids for a softmax with a generator seeded by `key`."""
+    """Sample distinct negative ids for ELMo's softmax with a generator seeded by `key`."""
     digest = hashlib.sha256(key.encode()).digest()
     rng = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
     samples, first = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
@@ -54,7 +55,7 @@ def sampled_cross_entropy(
     ids_K: Tensor,
     negatives: NegativeSamples,
 ) -> Tensor:
-    """Return the float32 sum of sampled softmax losses over samples whose label is not `IGNORED`.
+    """Return the float32 sum of ELMo's sampled softmax losses over samples whose label is not `IGNORED`.
 
     `positive`: vectors [N, D] and biases [N] of the labels. `negative`: vectors [K, D] and biases [K] of the negative
     samples. A negative that equals the label is masked.

@@ -54,7 +54,7 @@ class CharacterSizes(NamedTuple):
 
 
 def character_sizes(size: Size) -> CharacterSizes:
-    """Return the sizes of a model's character-based word embeddings."""
+    """Return the sizes of ELMo's character-based word embeddings."""
     return CharacterSizes(*({**CharacterInput.size_defaults, **size.inputs}[key] for key in CharacterInput.size_keys))
 
 

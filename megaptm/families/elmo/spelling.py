@@ -19,8 +19,8 @@ TEXT_START, TEXT_END, WORD_START, WORD_END, NO_CHARACTER = range(NUM_CHARACTERS 
 
 
 def character_ids(words: Iterable[str], marks: Mapping[str, int] | None = None) -> np.ndarray:
-    """Return the character ids of words, int16 [V, C]: UTF-8 bytes between two marks. `marks`: words that are a single
-    character id (`TEXT_START`, `TEXT_END`)."""
+    """Return ELMo's character ids of words, int16 [V, C]: UTF-8 bytes between two marks. `marks`: words that are a
+    single character id (`TEXT_START`, `TEXT_END`)."""
     words, marks = list(words), marks or {}
     table = np.full((len(words), MAX_WORD_LENGTH), NO_CHARACTER, dtype=np.int16)
     table[:, 0] = WORD_START
@@ -31,8 +31,8 @@ def character_ids(words: Iterable[str], marks: Mapping[str, int] | None = None) 
     return table
 
 
-def spellings(special: SpecialTokens) -> np.ndarray | None:
-    """Return the character ids of each word of a vocabulary, int16 [V, C]. None if tokens are not words."""
+def vocabulary_spellings(special: SpecialTokens) -> np.ndarray | None:
+    """Return ELMo's character ids of each word of a vocabulary, int16 [V, C]. None if tokens are not words."""
     return special.compute_once(_spellings)
 
 

@@ -37,8 +37,8 @@ class ProjectedLSTM(nn.Module):
         self.cell_clip, self.projection_clip = record.cell_clip, record.projection_clip
 
     def forward(self, x_SBD: Tensor, state: Tensor, valid_SB: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the output of the projected LSTM at each position [S, B, D], and the last state [B, D + F]: output and
-        cell state.
+        """Return the output of ELMo's projected LSTM at each position [S, B, D], and the last state [B, D + F]: output
+        and cell state.
 
         Positions outside `valid` keep the state.
         """

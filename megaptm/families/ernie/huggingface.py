@@ -3,7 +3,7 @@ without classification heads."""
 
 from dataclasses import replace
 
-from megaptm.families.bert.huggingface import BERT, MASKED, encoder, pretraining_rules
+from megaptm.families.bert.huggingface import BERT, MASKED, encoder_rules, pretraining_rules
 from megaptm.hub.tensor_rules import TensorRule, pair
 
 TIED_NAMES = {
@@ -29,7 +29,7 @@ ERNIE_2 = replace(
     fields={**ERNIE.fields, "task_type_vocab_size": "tasks"},
     fixed={**ERNIE.fixed, "hidden_act": "gelu", "type_vocab_size": 4, "use_task_id": True},
     rules=(
-        *encoder("ernie"),
+        *encoder_rules("ernie"),
         TensorRule("embed.task.weight", ("ernie.embeddings.task_type_embeddings.weight",)),
         *MASKED,
         *(rule for name in ("capitalization", "token-document") for rule in pair(f"head.{name}.classify")),

@@ -14,9 +14,9 @@ from megaptm.objectives.text_questions import LabeledTexts, Question, fit_length
 
 
 def sentence_distance_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
-    """Return a text pair for sentence-distance: two stretches that are adjacent (label 0), apart in one document (1),
-    or of two documents (2), equally often if the group has enough sentences (arXiv:1907.12412, 4.2.2). Lengths do not
-    reveal the label."""
+    """Return ERNIE 2.0's text pair for sentence-distance: two stretches that are adjacent (label 0), apart in one
+    document (1), or of two documents (2), equally often if the group has enough sentences (arXiv:1907.12412, 4.2.2).
+    Lengths do not reveal the label."""
     sentences = take_sentences(group.sentences, length)
     count = len(sentences)
     distances = [0, 1, 2] if count > 2 else [0, 2] if count > 1 else [2]
@@ -39,8 +39,8 @@ MAX_STRETCHES = 3
 
 
 def reordered_stretches(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
-    """Return the texts for sentence-reordering: up to three shuffled stretches of a group; the label is one of 1! + 2!
-    + 3! orders (arXiv:1907.12412, 4.2.2)."""
+    """Return ERNIE 2.0's texts for sentence-reordering: up to three shuffled stretches of a group; the label is one of
+    1! + 2! + 3! orders (arXiv:1907.12412, 4.2.2)."""
     sentences = take_sentences(group.sentences, length)
     stretches = int(rng.integers(1, min(MAX_STRETCHES, len(sentences)), endpoint=True))
     cuts = np.sort(rng.choice(len(sentences) - 1, stretches - 1, replace=False)) + 1
@@ -52,14 +52,15 @@ def reordered_stretches(group: SentenceGroup, rng: np.random.Generator, length: 
 
 
 def order_label(order: list[int]) -> int:
-    """Return the label of an order of reordered sentences: its index, lexicographic, orders of fewer elements first."""
+    """Return ERNIE 2.0's label of an order of reordered sentences: its index, lexicographic, orders of fewer elements
+    first."""
     fewer = sum(factorial(count) for count in range(1, len(order)))
     return fewer + list(permutations(range(len(order)))).index(tuple(order))
 
 
 def labeled_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
-    """Return the labeled text pair for discourse and relevance: the two parts of a document, with its label. The longer
-    part is truncated first."""
+    """Return ERNIE 2.0's labeled text pair for discourse and relevance: the two parts of a document, with its label.
+    The longer part is truncated first."""
     texts = group.sentences[:2]
     if len(texts) < 2:  # part of a document that is longer than a sequence
         return LabeledTexts([texts[0][:length]], [0], IGNORED)
@@ -73,7 +74,7 @@ FOREIGN_TURN_PROB = 0.5
 
 
 def dialogue_turns(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
-    """Return the texts for the question `dialogue`: up to three consecutive turns; label 1 if one was replaced by a
+    """Return ERNIE's texts for the question `dialogue`: up to three consecutive turns; label 1 if one was replaced by a
     turn of another dialogue. Segment ids are roles: 0 is the first speaker (arXiv:1904.09223, 3.3).
 
     The last mark of a turn is its role. A single turn has no label.

@@ -18,5 +18,5 @@ class TaskTable(Embedding):
         super().__init__(record.rows, spec.size.table_width)
 
     def forward(self, task_ids_B: Tensor | None, ids_SB: Tensor) -> Tensor:  # type: ignore[override]
-        """Return the embedding of each sequence's task id, [B, D]. Without task ids all sequences have id 0."""
+        """Return ERNIE 2.0's embedding of each sequence's task id, [B, D]. Without task ids all sequences have id 0."""
         return super().forward(ids_SB.new_zeros(ids_SB.shape[1]) if task_ids_B is None else task_ids_B)

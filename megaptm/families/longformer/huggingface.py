@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from megaptm.errors import UserError
-from megaptm.families.bert.huggingface import encoder
+from megaptm.families.bert.huggingface import encoder_rules
 from megaptm.families.longformer.spec import WindowSpec
 from megaptm.families.roberta.huggingface import ROBERTA
 from megaptm.hub.counterpart import EVEN_NUMBERS, Counterpart, is_list
@@ -14,7 +14,7 @@ from megaptm.spec import ModelSpec
 
 
 def _window_values(spec: ModelSpec) -> dict[str, Any]:
-    """Return the values of the windows of all layers of Longformer's first stack."""
+    """Return `window` -> the window of each layer of Longformer's first stack."""
     stack, block = next(iter(spec.family.stacks.items()))
     records = (block.attention_at(layer) for layer in range(spec.size_of(stack).layers))
     return {"window": [record.window for record in records if isinstance(record, WindowSpec)]}
@@ -44,7 +44,7 @@ LONGFORMER = Counterpart(
     fields={**ROBERTA.fields, "attention_window": "window"},
     fixed={"hidden_act": "gelu", "type_vocab_size": 1, "tie_word_embeddings": True},
     rules=(
-        *encoder("longformer"),
+        *encoder_rules("longformer"),
         *pair(
             "encoder.{n}.attention.global_qkv",
             *(f"{ATTENTION}.{name}_global" for name in ("query", "key", "value")),

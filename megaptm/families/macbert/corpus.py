@@ -21,7 +21,7 @@ BLOCK = 256
 
 
 def write_similar_words(words: WordTable, tokenizer: Tokenizer, out: Path) -> int:
-    """Write the table of similar words to a file; return the number of words that have similar words with as many
+    """Write MacBERT's table of similar words to a file; return the number of words that have similar words with as many
     tokens.
 
     Each word is tokenized both at the start of a text and after a space, because some tokenizers distinguish the two.
@@ -50,8 +50,8 @@ def _tokens(word: str, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def read_table(path: Path) -> dict[str, list[str]]:
-    """Read similar words from lines of `word<TAB>similar similar ...`, the most similar first. Blank lines and lines
-    that start with # are ignored."""
+    """Read MacBERT's similar words from lines of `word<TAB>similar similar ...`, the most similar first. Blank lines
+    and lines that start with # are ignored."""
     words: dict[str, list[str]] = {}
     for number, line in _lines(path):
         if not line.strip() or line.startswith("#"):
@@ -64,8 +64,8 @@ def read_table(path: Path) -> dict[str, list[str]]:
 
 
 def read_vectors(path: Path, tokenizer: Tokenizer, *, top: int) -> dict[str, list[str]]:
-    """Find similar words by word vectors: return for each word the `most` words with as many tokens and the largest
-    cosine similarity.
+    """Find MacBERT's similar words by word vectors: return for each word the `most` words with as many tokens and the
+    largest cosine similarity.
 
     Lines have a word and its vector, as in word2vec and GloVe files. A header line is skipped.
     """
@@ -129,7 +129,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 def similar_words(
     source: str, tokenizer: str, out: str, *, vectors: bool = False, top: int = 10, console: Console | None = None
 ) -> None:
-    """Write the table of similar words that `show: similar-words` reads."""
+    """Write MacBERT's table of similar words, which `show: similar-words` reads."""
     file, known, path = output_file(out), load(Path(tokenizer)), Path(source)
     arguments = read_vectors(path, known, top=top) if vectors else read_table(path)
     count = write_similar_words(arguments, known, file)

@@ -19,7 +19,7 @@ class SimilarWordReplacement:
     """Replacement of masked words by similar ones."""
 
     def check(self, objective: MaskedLM, special: SpecialTokens) -> None:
-        """Raise `UserError` unless the objective has similar words of this tokenizer."""
+        """Raise `UserError` unless MacBERT's objective has similar words of this tokenizer."""
         if objective.similar is None:
             raise UserError(
                 f"objective {objective.name} needs a table of similar words: set the option `similar` to a file; "

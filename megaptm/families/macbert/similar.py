@@ -58,7 +58,7 @@ def _check_ids(words: np.ndarray, similar: np.ndarray) -> None:
 
 @lru_cache(maxsize=4)
 def load_similar_words(name: str) -> Similar:
-    """Load the table of similar words from a file (cached), or a custom function, package.module:NAME."""
+    """Load MacBERT's table of similar words from a file (cached), or a custom function, package.module:NAME."""
     if is_plugin(name):
         function: Similar = load_plugin(name, "similar", "function")
         if not callable(function):
@@ -79,7 +79,7 @@ def _read(path: Path) -> SimilarWords:
 
 
 def write_similar(words: Mapping[tuple[int, ...], list[tuple[int, ...]]], path: Path) -> None:
-    """Write a table of similar words to a file: word -> similar words of as many tokens."""
+    """Write MacBERT's table of similar words to a file: word -> similar words of as many tokens."""
     tables: dict[str, np.ndarray] = {}
     for length in sorted({len(word) for word in words}):
         of_length = {word: like for word, like in words.items() if len(word) == length}

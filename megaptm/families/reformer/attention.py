@@ -39,7 +39,7 @@ EVALUATION = "evaluation"
 """Seed key of rotations outside of training steps."""
 
 
-def rotations(key: str, layer: int, heads: range, shape: tuple[int, ...]) -> Tensor:
+def hash_rotations(key: str, layer: int, heads: range, shape: tuple[int, ...]) -> Tensor:
     """Sample the hash rotations of LSH attention, [H, *shape], float32 on the host. A function of key, layer and head,
     so that all ranks and recomputations agree."""
     made = []
@@ -68,7 +68,7 @@ class HashedAttend(AttentionCore):
     def assign(self, *, layer: int | None = None, heads: range | None = None) -> None:
         self.layer, self.heads = self.layer if layer is None else layer, self.heads if heads is None else heads
 
-    def buckets(self, q_SBHK: Tensor) -> Tensor | None:
+    def hash_buckets(self, q_SBHK: Tensor) -> Tensor | None:
         """Return the hash buckets of LSH attention, [B, H, R, S]. None if the sequence is a single chunk."""
         if not self.costs.chunks(len(q_SBHK)):
             return None
@@ -105,7 +105,7 @@ class HashedAttend(AttentionCore):
         by = (self.key, self.layer, self.heads, q_SBHK.device)
         if self._sampled is None or self._sampled[0] != by:
             shape = (q_SBHK.shape[-1], self.costs.hashes, sum(self.costs.factors) // 2)
-            sampled = rotations(self.key, self.layer, self.heads, shape)
+            sampled = hash_rotations(self.key, self.layer, self.heads, shape)
             self._sampled = by, copy_to_device(sampled, q_SBHK.device)
         return self._sampled[1]
 
@@ -156,7 +156,7 @@ class HashedAttention(AttentionModule):
         """
         q, v = self.qv(x_SBD).unflatten(-1, (-1, 2, self.key_width)).unbind(3)
         q = q if position_state is None else rotate(q, position_state)
-        buckets_BHRS = self.attend.buckets(q) if choice is None else choice
+        buckets_BHRS = self.attend.hash_buckets(q) if choice is None else choice
         return self.output(self.attend(q, v, mask, buckets_BHRS)), buckets_BHRS
 
 

@@ -13,8 +13,8 @@ class AxialKeys(Section):
     """Keys of axial positions in the section `model`."""
 
     axial: Annotated[tuple[Count, Count], Strict(False)] | None = None
-    """Axial positions: rows and columns of the grid of positions. Absent: the family's; for another context, nearly a
-    square."""
+    """Axial positions: rows and columns of the grid of positions. Default: that of `family`; for another context,
+    nearly a square."""
 
 
 MODEL_KEYS = AxialKeys

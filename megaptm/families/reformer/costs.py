@@ -39,7 +39,7 @@ class HashedAttentionCosts(SelfAttentionCosts):
         return -(-queries // self.chunk) if queries > self.chunk else 0
 
     def pairs(self, queries: int, keys: int) -> int:
-        """Return the number of pairs of all hash rounds: each chunk with itself and the previous one."""
+        """Return LSH attention's number of pairs of all hash rounds: each chunk with itself and the previous one."""
         chunks = self.chunks(queries)
         return self.hashes * chunks * 2 * self.chunk**2 if chunks else queries * keys
 

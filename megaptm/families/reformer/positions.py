@@ -25,7 +25,7 @@ class AxialPositions(nn.Module):
         self.row, self.column = Embedding(rows, widths[0]), Embedding(self.columns, widths[1])
 
     def forward(self, positions: Tensor) -> Tensor:
-        """Return the axial embedding of positions, [..., D]."""
+        """Return Reformer's axial embedding of positions, [..., D]."""
         known = self.row.rows * self.columns
         if len(positions) > known:
             raise UserError(f"A sequence of {len(positions)} has no axial positions; the model has {known}.")

@@ -38,8 +38,8 @@ class LayerInputs:
 def run_reversible(
     x1_SBD: Tensor, x2_SBD: Tensor, layers: Sequence[LayerInputs], remember: Callable[[], RngReplay]
 ) -> list[Tensor]:
-    """Run reversible layers: return both residual streams after them. Streams are float32, because rounding errors
-    would not be invertible; layers receive the model's dtype."""
+    """Run Reformer's reversible layers: return both residual streams after them. Streams are float32, because rounding
+    errors would not be invertible; layers receive the model's dtype."""
     precise = torch.promote_types(x1_SBD.dtype, torch.float32)
     y1, y2 = _Reversible.apply(x1_SBD.to(precise), x2_SBD.to(precise), layers, remember, x1_SBD.dtype)
     return [y1, y2]

@@ -47,7 +47,7 @@ class LSHSpec(LocalSpec):
 
     @property
     def bucket_factors(self) -> tuple[int, ...]:
-        """Return the factors of the number of hash buckets."""
+        """Return the factors of LSH attention's number of hash buckets."""
         return (self.num_buckets,) if isinstance(self.num_buckets, int) else self.num_buckets
 
     def errors(self, block: Block, size: Size) -> Iterator[str]:
@@ -98,8 +98,8 @@ class AxialInput(InputSpec):
 
 
 def grid_of(spec: ModelSpec) -> tuple[int, int]:
-    """Return rows and columns of the grid of axial positions: the size's, or the factorization of the context nearest
-    to a square."""
+    """Return rows and columns of Reformer's grid of axial positions: the size's, or the factorization of the context
+    nearest to a square."""
     if (grid := spec.size.inputs.get("axial")) is not None:
         rows, columns = grid
         return rows, columns
@@ -108,8 +108,8 @@ def grid_of(spec: ModelSpec) -> tuple[int, int]:
 
 
 def widths_of(spec: ModelSpec) -> tuple[int, int]:
-    """Return the widths of the row and column embeddings of axial positions: one to three, as in the released
-    models."""
+    """Return the widths of the row and column embeddings of Reformer's axial positions: one to three, as in the
+    released models."""
     rows = spec.size.table_width // 4
     return rows, spec.size.table_width - rows
 

@@ -1,6 +1,6 @@
 """Counterpart of RoBERTa: `RobertaForMaskedLM`."""
 
-from megaptm.families.bert.huggingface import BERT, encoder
+from megaptm.families.bert.huggingface import BERT, encoder_rules
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, pair
 
@@ -13,7 +13,7 @@ ROBERTA = Counterpart(
     },
     fixed={**BERT.fixed, "type_vocab_size": 1},
     rules=(
-        *encoder("roberta"),
+        *encoder_rules("roberta"),
         *pair("head.mlm.transform", "lm_head.dense"),
         *pair("head.mlm.norm", "lm_head.layer_norm"),
         TensorRule("head.mlm.vocabulary.bias", ("lm_head.bias",), VOCABULARY),

@@ -44,8 +44,8 @@ class SpanBoundaryHead(nn.Module):
         return self.project(read.flatten(0, 1), tied, self.vocabulary.bias, labels.reshape(-1)), count_labels(labels)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return the logits [B, S, V] of the span boundary head for each position as a span of length 1 between its
-        neighbors."""
+        """Return the logits [B, S, V] of SpanBERT's span boundary head for each position as a span of length 1 between
+        its neighbors."""
         x_BSD = x_SBD.transpose(0, 1)
         before, after = torch.cat([x_BSD[:, :1], x_BSD[:, :-1]], 1), torch.cat([x_BSD[:, 1:], x_BSD[:, -1:]], 1)
         assert tied is not None

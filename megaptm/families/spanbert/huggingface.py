@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from megaptm.families.bert.huggingface import BERT, MASKED, encoder
+from megaptm.families.bert.huggingface import BERT, MASKED, encoder_rules
 from megaptm.hub.tensor_rules import TensorRule, pair
 
 BOUNDARY = "head.span-boundary"
@@ -13,7 +13,7 @@ SPANBERT = replace(
     model="BertForMaskedLM",
     model_type="bert",
     rules=(
-        *encoder("bert"),
+        *encoder_rules("bert"),
         *MASKED,
         TensorRule(f"{BOUNDARY}.offset.weight", ()),
         *(rule for name in ("first", "first_norm", "second", "second_norm") for rule in pair(f"{BOUNDARY}.{name}")),

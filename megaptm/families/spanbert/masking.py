@@ -15,9 +15,9 @@ GEOMETRIC_WEIGHTS = tuple(0.2 * 0.8**n for n in range(10))
 
 
 def spans(*, rate: float, max_masked: int, unit_starts: np.ndarray, length_weights: Sequence[float] = ()) -> Hide:
-    """Mask spans of complete words that start anywhere, until ceil(rate x ordinary tokens) are masked; the last span is
-    truncated. `length_weights`: relative frequencies of 1, 2 ... words; empty: geometric, p = 0.2, up to ten (SpanBERT,
-    arXiv:1907.10529, 3.1). Spans may touch or overlap; they then count as one."""
+    """Mask SpanBERT's spans of complete words, which start anywhere, until ceil(rate x ordinary tokens) are masked; the
+    last span is truncated. `length_weights`: relative frequencies of 1, 2 ... words; empty: geometric, p = 0.2, up to
+    ten (SpanBERT, arXiv:1907.10529, 3.1). Spans may touch or overlap; they then count as one."""
     weights = np.asarray(length_weights or GEOMETRIC_WEIGHTS, dtype=float)
     probabilities = weights / weights.sum()
 
@@ -48,7 +48,7 @@ def spans(*, rate: float, max_masked: int, unit_starts: np.ndarray, length_weigh
 
 
 def replace_spans(*, mask_token_prob: float, random_token_prob: float) -> Show:
-    """Replace masked spans as `replace_tokens` does, with one choice for each run of masked tokens."""
+    """SpanBERT: replace masked spans as `replace_tokens` does, with one choice for each run of masked tokens."""
 
     def show(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         first = first_of_spans(hidden)

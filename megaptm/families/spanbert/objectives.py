@@ -56,8 +56,8 @@ class SpanBoundary(MaskedLM):
 
 
 def span_boundaries(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the boundaries of masked spans: for each masked position the position before its span, the position after
-    it, and the offset in the span, int64 each."""
+    """Return the boundaries of SpanBERT's masked spans: for each masked position the position before its span, the
+    position after it, and the offset in the span, int64 each."""
     gap = np.diff(positions) > 1
     first, last = np.concatenate(([True], gap))[: len(positions)], np.concatenate((gap, [True]))[: len(positions)]
     span = np.cumsum(first) - 1

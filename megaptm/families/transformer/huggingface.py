@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def _deinterleave(weight: Tensor, axis: int) -> Tensor:
-    """Reorder an axis of width from megaptm's order of position features to Hugging Face's: even features, then odd
-    ones."""
+    """Reorder the position features along an axis from megaptm's order to Hugging Face's: all even features, then
+    all odd ones."""
     return weight.unflatten(axis, (-1, 2)).transpose(axis, axis + 1).flatten(axis, axis + 1)
 
 
 def _interleave(weight: Tensor, axis: int) -> Tensor:
-    """Reorder an axis of width from Hugging Face's order of position features to megaptm's: the inverse of
+    """Reorder the position features along an axis from Hugging Face's order to megaptm's: the inverse of
     `_deinterleave`."""
     return weight.unflatten(axis, (2, -1)).transpose(axis, axis + 1).flatten(axis, axis + 1)
 

@@ -24,7 +24,8 @@ from megaptm.spec import ModelSpec
 
 
 class ClusterTable(nn.Module):
-    """Embedding table of a cluster, replicated on ranks. Several gradients reach it, so none bypasses autograd."""
+    """Embedding table of a cluster of Transformer-XL's vocabulary, replicated on ranks. Input and softmax read the
+    table, and autograd adds their gradients."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
@@ -58,16 +59,16 @@ class AdaptiveTokens(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Return the weight of the first cluster's table."""
-        return self.table(0)
+        """Return the weight of the first cluster's table of an adaptive vocabulary."""
+        return self.cluster_table(0)
 
-    def table(self, cluster: int) -> Tensor:
+    def cluster_table(self, cluster: int) -> Tensor:
         weight = self.tables[cluster].weight
         assert isinstance(weight, Tensor)
         return weight
 
-    def map(self, cluster: int) -> Tensor | None:
-        """Return the projection of a cluster [D, width of the cluster], if there is one."""
+    def cluster_projection(self, cluster: int) -> Tensor | None:
+        """Return the projection of a cluster of an adaptive vocabulary [D, width of the cluster], if there is one."""
         if not len(self.maps):
             return None
         weight = self.maps["0" if self.shared_map else str(cluster)].weight
@@ -75,12 +76,12 @@ class AdaptiveTokens(nn.Module):
         return weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the adaptive embeddings [..., D] of ids [...]."""
+        """Return Transformer-XL's adaptive embeddings [..., D] of ids [...]."""
         total: Tensor | None = None
         for number, cluster in enumerate(self.clusters):
             inside = (ids >= cluster.first) & (ids < cluster.first + cluster.rows)
-            rows = F.embedding((ids - cluster.first).clamp(0, cluster.rows - 1), self.table(number))
-            if (weight := self.map(number)) is not None:
+            rows = F.embedding((ids - cluster.first).clamp(0, cluster.rows - 1), self.cluster_table(number))
+            if (weight := self.cluster_projection(number)) is not None:
                 rows = F.linear(rows, weight)
             rows = rows * inside[..., None]
             total = rows if total is None else total + rows
@@ -120,7 +121,7 @@ class AdaptiveHead(nn.Module):
         return total, labeled.sum().float()
 
     def logits(self, x_SBD: Tensor, tied: AdaptiveTokens) -> Tensor:
-        """Return the log-probabilities of the adaptive softmax, [B, S, V]."""
+        """Return the log-probabilities of Transformer-XL's adaptive softmax, [B, S, V]."""
         x_BSD = x_SBD.transpose(0, 1)
         first = self.clusters[0].rows
         head = self._log_probabilities(0, x_BSD, tied)
@@ -140,9 +141,9 @@ class AdaptiveHead(nn.Module):
         assert isinstance(bias, Tensor)
         if number == 0:
             hidden = x if self.narrow is None else self.narrow(x)
-            weight = torch.cat([tied.table(0), self.cluster.weight])
+            weight = torch.cat([tied.cluster_table(0), self.cluster.weight])
             return hidden, weight, torch.cat([bias, self.cluster_bias.bias])
-        to_stream, table = tied.map(number), tied.table(number)
+        to_stream, table = tied.cluster_projection(number), tied.cluster_table(number)
         # A view of the parameter: the loss would otherwise add its gradient to the engine's buffer, bypassing autograd,
         # which has another part of it.
         return x if to_stream is None else F.linear(x, to_stream.t()), table.view_as(table), bias

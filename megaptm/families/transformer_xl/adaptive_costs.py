@@ -26,7 +26,7 @@ class Cluster:
 
 
 def clusters(spec: ModelSpec) -> list[Cluster]:
-    """Return the clusters of the adaptive vocabulary; empty if it has one table."""
+    """Return the clusters of Transformer-XL's adaptive vocabulary; empty if it has one table."""
     cutoffs, size = cutoffs_of(spec.size), spec.size
     if not cutoffs:
         return []
@@ -38,7 +38,7 @@ def clusters(spec: ModelSpec) -> list[Cluster]:
 
 
 def cluster_mistakes(spec: ModelSpec) -> Iterator[str]:
-    """Yield an error message for each setting of a model that adaptive clusters do not support."""
+    """Yield an error message for each setting of a model that Transformer-XL's adaptive clusters do not support."""
     family, cutoffs, size = spec.family, cutoffs_of(spec.size), spec.size
     edges = [0, *cutoffs, spec.vocabulary]
     if edges != sorted(set(edges)):
@@ -67,15 +67,15 @@ def cluster_mistakes(spec: ModelSpec) -> Iterator[str]:
 
 
 def cluster_projections(spec: ModelSpec) -> list[LinearShape]:
-    """Return the projections from cluster tables to the hidden states: one each if their widths differ, else one or
-    none."""
+    """Return the projections from an adaptive vocabulary's cluster tables to the hidden states: one each if their
+    widths differ, else one or none."""
     if division_of(spec.size) > 1:
         return [LinearShape(linear.width, spec.width, False) for linear in clusters(spec)]
     return [LinearShape(spec.size.table_width, spec.width, False)] if spec.size.table_width != spec.width else []
 
 
 def token_parameters(spec: ModelSpec, *, embeds: bool = True) -> int:
-    """Return the number of parameters of cluster tables and projections.
+    """Return the number of parameters of an adaptive vocabulary's cluster tables and projections.
 
     A chunk that only has the tied output (`embeds=False`) does not need the first of several projections: the softmax
     has another one instead.
@@ -123,8 +123,10 @@ class AdaptiveTokenCosts(TokenCosts):
             return super().rank_parameters(tensor, embeds=embeds)
         return token_parameters(self.spec, embeds=embeds)
 
-    def largest(self, tensor: int) -> int:
-        return max((cluster.rows * cluster.width for cluster in clusters(self.spec)), default=super().largest(tensor))
+    def largest_table(self, tensor: int) -> int:
+        return max(
+            (cluster.rows * cluster.width for cluster in clusters(self.spec)), default=super().largest_table(tensor)
+        )
 
     def matrices(self, *, embeds: bool, projects: bool) -> list[LinearShape]:
         if not (of_clusters := clusters(self.spec)):

@@ -27,7 +27,8 @@ def distance_sines(
     backward_B: Tensor | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Return the sinusoid encodings of the distances from a query back to a key, largest first, [L, 1 or B, D].
+    """Return Transformer-XL's sinusoid encodings of the distances from a query back to a key, largest first, [L, 1 or
+    B, D].
 
     Distances go from M + S - 1 to -1, or to -S if keys are on both sides. Sequences that are read backward have
     distances of opposite sign.
@@ -76,23 +77,23 @@ class RelativeAttention(AttentionModule):
         content_bias_FH: Tensor | None = None,
         position_bias_FH: Tensor | None = None,
     ) -> Tensor:
-        """Return the output of relative attention, [S, B, D].
+        """Return the output of Transformer-XL's relative attention, [S, B, D].
 
         `mask`: [B or 1, 1, S, K]. The biases are the stack's, if shared.
         """
         assert keys is None, "queries and keys are projected from the same hidden states"
         if content_bias_FH is None or position_bias_FH is None:
             content_bias_FH, position_bias_FH = self.content_bias.weight, self.place_bias.weight
-        q, k, v = self.project(x_SBD, cached_MBD)
+        q, k, v = self.project_with_cache(x_SBD, cached_MBD)
         scores = shifted(self.by_distance(q + position_bias_FH.t(), sines_LXD), len(k))
         scores = (scores * self.attend.scale).masked_fill(~mask, -math.inf)
         return self.output(self.attend(q + content_bias_FH.t(), k, v, scores))
 
-    def project(
+    def project_with_cache(
         self, x_QBD: Tensor, cached_MBD: Tensor | None, *, length: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries [Q, B, H, F], and keys and values [K, B, H, F] of the cache and of the first `length`
-        positions (None: all)."""
+        """Project the input of Transformer-XL's attention and its recurrence cache: return queries [Q, B, H, F], and
+        keys and values [K, B, H, F] of the cache and of the first `length` positions (None: all)."""
         q, k, v = self.qkv(x_QBD).unflatten(-1, (-1, 3, self.key_width)).unbind(3)
         k, v = k[:length], v[:length]
         if cached_MBD is not None:
@@ -112,7 +113,7 @@ class RelativeAttention(AttentionModule):
         return k, v
 
     def by_distance(self, q_QBHF: Tensor, sines_LXD: Tensor) -> Tensor:
-        """Return the attention scores of queries and distances, [B, H, Q, L]."""
+        """Return Transformer-XL's attention scores of queries and distances, [B, H, Q, L]."""
         r_LXHF = F.linear(sines_LXD.to(q_QBHF.dtype), self.place.weight).unflatten(-1, (-1, self.key_width))
         if r_LXHF.shape[1] == 1:
             return torch.einsum("sbhf,lhf->bhsl", q_QBHF, r_LXHF[:, 0])
@@ -120,8 +121,8 @@ class RelativeAttention(AttentionModule):
 
 
 def shifted(of_distances_BHSL: Tensor, keys: int) -> Tensor:
-    """Shift relative attention scores: return [B, H, S, K] from scores by distance, largest first; each query's row
-    starts one later than the next query's.
+    """Shift Transformer-XL's relative attention scores: return [B, H, S, K] from scores by distance, largest first;
+    each query's row starts one later than the next query's.
 
     The result is a view: reading rows with a stride that is one shorter than stored shifts each row by one position.
     """

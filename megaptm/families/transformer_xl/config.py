@@ -14,9 +14,9 @@ class ClusterKeys(Section):
 
     cutoffs: Annotated[tuple[Count, ...], Strict(False)] | None = None
     """Adaptive input and softmax: first id of each further cluster, with ids sorted by frequency; [] for one cluster.
-    Absent: the size's."""
+    Default: that of `size`."""
     division: Count | None = None
-    """Factor by which the table width decreases from cluster to cluster. Absent: the size's."""
+    """Factor by which the table width decreases from cluster to cluster. Default: that of `size`."""
 
 
 MODEL_KEYS = ClusterKeys

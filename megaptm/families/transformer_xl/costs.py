@@ -30,7 +30,7 @@ class RelativeAttentionCosts(SelfAttentionCosts):
 
     @staticmethod
     def num_owners(block: Block, size: Size, layers: range) -> int:
-        """Return the number of layers with an attention of their own."""
+        """Return the number of layers with their own relative attention."""
         if "attention" not in block.sharing.sublayers:
             return len(layers)
         return len({block.sharing.owner(layer, size.layers) for layer in layers})

@@ -41,16 +41,17 @@ class RelativeStack(Stack):
         return dict.fromkeys(self.block.attentions, own)
 
     def attended(self, inputs: StackInputs) -> Tensor:
-        """Return the boolean attention mask of the sequence, without the recurrence cache, [B or 1, 1, Q, S]."""
+        """Return Transformer-XL's boolean attention mask of the sequence, without the recurrence cache, [B or 1, 1, Q,
+        S]."""
         return inputs.mask.dense
 
     def further_inputs(self, inputs: StackInputs) -> tuple[Tensor | None, ...]:
-        """Return the arguments of the attention after those of `Stack.run_attention`: the biases of the stack."""
+        """Return the arguments of relative attention after those of `Stack.run_attention`: the biases of the stack."""
         names = ("content_bias", "place_bias")
         return tuple(cast(HeadTable, self[name]).weight if name in self else None for name in names)
 
     def cached_positions(self, length: int) -> int:
-        """Return how many positions of a sequence enter its recurrence cache, from its start."""
+        """Return how many positions of a sequence enter Transformer-XL's recurrence cache, from its start."""
         return length
 
     def run_at(self, number: int, x: Tensor, inputs: StackInputs, attention: AttentionInputs) -> Tensor:

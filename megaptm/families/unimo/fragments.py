@@ -64,14 +64,14 @@ class FragmentOptions:
         return max(1, math.ceil(self.rate * tokens / ((self.min_length + self.max_length) / 2)))
 
     def max_predictions(self, tokens: int) -> int:
-        """Return the maximum number of target positions: tokens of fragments, and a `sep` after each."""
+        """Return the maximum number of target positions: tokens of UNIMO's fragments, and a `sep` after each."""
         return max(1, round(self.rate * tokens)) + self.max_fragments(tokens)
 
     def remove_fragments(
         self, texts: Sequence[np.ndarray], special: SpecialTokens, rng: np.random.Generator
     ) -> FragmentedText:
-        """Remove fragments from texts enclosed by special tokens, which fragments never contain. Fragments are sampled
-        until the share is reached; the last one is truncated."""
+        """Remove UNIMO's fragments from texts enclosed by special tokens, which fragments never contain. Fragments are
+        sampled until the share is reached; the last one is truncated."""
         joined = np.concatenate(texts)
         fragments = self._sample(~special.is_special[joined], rng)
         token_pieces, order_pieces = [], []

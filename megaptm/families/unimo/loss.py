@@ -20,7 +20,7 @@ def cross_modal_contrast(
     *,
     temperature: float,
 ) -> Tensor:
-    """Return the loss of the samples `own`, [R] (equation 1).
+    """Return UNIMO's contrastive loss of the samples `own`, [R] (equation 1).
 
     Positives are the pairs of a sample's image with its positive texts, and of its caption with its similar images.
     Candidates are all pairs of its image with a text of the batch, and of its caption with an image of the batch.

@@ -34,18 +34,18 @@ class MeaningTable:
     """Largest token id in the table."""
 
     def words(self, tokens: np.ndarray) -> Text:
-        """Return the words of a caption's text."""
+        """Return the words of a caption for UNIMO's rewriting."""
         return _words(tokens.tolist(), self.continuations)
 
 
 def write_meanings(meanings: Meanings, continuations: Sequence[int], path: Path) -> None:
-    """Write a table of phrases by meaning to a file."""
+    """Write UNIMO's table of phrases by meaning to a file."""
     path.write_text(json.dumps({"continuations": [*continuations], "meanings": meanings}) + "\n")
 
 
 @lru_cache(maxsize=4)
 def load_meanings(name: str) -> MeaningTable:
-    """Load a table of phrases by meaning from a file; cached."""
+    """Load UNIMO's table of phrases by meaning from a file; cached."""
     return read_named_file("meanings", name, _read, kind="table of meanings", remedy=REMEDY)
 
 

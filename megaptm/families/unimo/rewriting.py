@@ -77,7 +77,7 @@ class Rewriter:
         self._longest = max(map(len, self._meanings), default=0)
 
     def find(self, text: Text) -> list[PhraseMatch]:
-        """Find the phrases of a caption from left to right, the longest at each position."""
+        """Find the phrases of a caption (UNIMO) from left to right, the longest at each position."""
         matches, at = [], 0
         while at < len(text):
             for stop in range(min(at + self._longest, len(text)), at, -1):
@@ -90,7 +90,7 @@ class Rewriter:
         return matches
 
     def parse(self, text: Text) -> list[Hashable]:
-        """Return the meaning of a caption: meanings of its phrases, and all other words."""
+        """Return the meaning of a caption (UNIMO): the meanings of its phrases, and all other words."""
         parsed: list[Hashable] = []
         at = 0
         for match in self.find(text):
@@ -99,8 +99,8 @@ class Rewriter:
         return [*parsed, *text[at:]]
 
     def paraphrases(self, text: Text, rng: np.random.Generator, *, number: int = 1) -> list[Text]:
-        """Return up to `number` different paraphrases of a caption: each phrase is replaced by a random one with the
-        same meaning."""
+        """Return up to `number` different paraphrases of a caption (UNIMO): each phrase is replaced by a random one
+        with the same meaning."""
 
         def sample() -> Text:
             return _replace(text, {match: _choose(self._phrases(match.meaning), rng) for match in self.find(text)})
@@ -168,14 +168,14 @@ class Rewriter:
 
 
 def split_words(tokens: np.ndarray, starts: np.ndarray) -> Text:
-    """Split tokens [T] of a caption into words [n], each a tuple of ids. `starts` [T] is 1 at the first token of each
-    word."""
+    """Split tokens [T] of a caption (UNIMO) into words [n], each a tuple of ids. `starts` [T] is 1 at the first token
+    of each word."""
     stops = [*np.flatnonzero(starts[1:]) + 1, len(tokens)]
     return tuple(tuple(tokens[first:stop].tolist()) for first, stop in pairwise([0, *stops]) if first < stop)
 
 
 def join_words(words: Sequence[Any]) -> np.ndarray:
-    """Join the words of a caption to tokens, int64 [T]."""
+    """Join the words of a caption (UNIMO) to tokens, int64 [T]."""
     return np.array([token for word in words for token in word], dtype=np.int64)
 
 

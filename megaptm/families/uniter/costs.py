@@ -51,8 +51,8 @@ class RegionCosts(InputCosts):
 
     @property
     def linears(self) -> tuple[LinearShape, ...]:
-        """Return all linear layers of image regions; a table counts as one from its width to its rows. The mask table
-        has two rows, as in the released code: row 0, for visible regions, is zero."""
+        """Return all linear layers of image regions; a table is listed as a linear layer from its width to its
+        rows. The mask table has two rows, as in the released code: row 0, for visible regions, is zero."""
         self._check("boxes", BOXES)
         self._check("hidden", HIDDEN)
         box = LinearShape(self.record.boxes, self.spec.size.table_width, True)

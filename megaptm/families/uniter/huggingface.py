@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from megaptm.errors import UserError
-from megaptm.families.bert.huggingface import BERT, MASKED, encoder
+from megaptm.families.bert.huggingface import BERT, MASKED, encoder_rules
 from megaptm.families.uniter.costs import detector_of
 from megaptm.hub.counterpart import ImportOption
 from megaptm.hub.imported_weights import ImportedModel
@@ -67,7 +67,7 @@ UNITER = replace(
     model_type="bert",
     import_only=True,
     rules=(
-        *encoder("bert"),
+        *encoder_rules("bert"),
         *MASKED,
         *pair("head.itm.pooler", "bert.pooler.dense"),
         *pair("head.itm.classify"),

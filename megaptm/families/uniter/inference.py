@@ -47,13 +47,13 @@ def task_retrieval(
 
 
 def find_task(loaded: TrainedModel, kind: type[RegionObjective]) -> Task | None:
-    """Return the first task of a class that a model was trained with, if any."""
+    """Return the first task of a class that a model of images and texts was trained with, if any."""
     tasks = tasks_of(loaded.config.built_objective)
     return next((task for task in tasks if isinstance(task.objective, kind)), None)
 
 
 def open_pairs(loaded: TrainedModel, task: Task, corpora: dict[str, float] | None) -> Mix:
-    """Return held-out samples of images and texts, with only a text and its own image."""
+    """Return UNITER's held-out samples of images and texts, with only a text and its own image."""
     config, trained = loaded.config, task.objective
     assert isinstance(trained, RegionObjective)
     single_pair = trained.single_pair

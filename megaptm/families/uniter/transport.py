@@ -19,7 +19,7 @@ MIN_LENGTH = 1e-5
 
 
 def cosine_costs(words_BTD: Tensor, regions_BRD: Tensor) -> Tensor:
-    """Return the transport cost of each pair of token and region, 1 minus their cosine, [B, T, R] in 0 to 2."""
+    """Return UNITER's transport cost of each pair of token and region, 1 minus their cosine, [B, T, R] in 0 to 2."""
     words_BTD, regions_BRD = (F.normalize(x, dim=-1, eps=MIN_LENGTH) for x in (words_BTD, regions_BRD))
     return 1 - words_BTD @ regions_BRD.transpose(1, 2)
 
@@ -28,8 +28,8 @@ def cosine_costs(words_BTD: Tensor, regions_BRD: Tensor) -> Tensor:
 def transport_plan(
     costs_BTR: Tensor, valid_words_BT: Tensor, valid_regions_BR: Tensor, *, step: float = STEP, rounds: int = ROUNDS
 ) -> Tensor:
-    """Return the transport plan [B, T, R]: mass moved from each token to each region. Zero at padding; the sum is 1 per
-    sample.
+    """Return UNITER's transport plan [B, T, R]: mass moved from each token to each region. Zero at padding; the sum is
+    1 per sample.
 
     Tokens have equal mass, and so have regions. Row sums are exact after any number of rounds; column sums converge.
     """
@@ -49,7 +49,7 @@ def transport_plan(
 def transport_distance(
     words_BTD: Tensor, regions_BRD: Tensor, valid_words_BT: Tensor, valid_regions_BR: Tensor
 ) -> Tensor:
-    """Return the cost of the transport plan, [B] float32. No gradient flows through the plan."""
+    """Return the cost of UNITER's transport plan, [B] float32. No gradient flows through the plan."""
     exact = torch.promote_types(words_BTD.dtype, torch.float32)
     costs_BTR = cosine_costs(words_BTD.to(exact), regions_BRD.to(exact))
     plan_BTR = transport_plan(costs_BTR.detach(), valid_words_BT, valid_regions_BR)

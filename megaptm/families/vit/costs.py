@@ -13,13 +13,13 @@ class PatchCosts(InputCosts):
 
     @property
     def project(self) -> LinearShape:
-        """Return the projection of a patch's pixels, with all channels, to the hidden states."""
+        """Return the projection of an image patch's pixels, with all channels, to the hidden states."""
         width = self.spec.table_width(next(iter(self.spec.family.stacks)))
         return LinearShape(CHANNELS * patch_side(self.spec) ** 2, width, self.record.bias)
 
     @property
     def has_mask(self) -> bool:
-        """Whether the model predicts masked patches, and so has a mask vector."""
+        """Whether the model predicts masked image patches, and so has a mask vector."""
         return "masked-patch" in self.spec.family.heads
 
     @property

@@ -84,7 +84,7 @@ class ImageProcessor:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the options of an objective that differ from its defaults, for this preprocessing."""
+        """Return the options of an image objective that differ from its defaults, for this preprocessing."""
         defaults = {
             "resample": ImageObjective.resample,
             "validation_crop": "center",
@@ -169,8 +169,8 @@ class ProcessorFields:
         return ImageProcessor(*self.parse_pixels(), RESAMPLINGS[resample], crop, crop_side / scaled_side)
 
     def parse_pixels(self) -> tuple[Channels, Channels]:
-        """Parse the pixel statistics: return the mean and standard deviation that give the same normalization for
-        pixels scaled to [0, 1]."""
+        """Parse an image processor's pixel statistics: return the mean and standard deviation that give the same
+        normalization for pixels scaled to [0, 1]."""
         factor = self.values["rescale_factor"] if self.parse_flag("do_rescale") else 1
         if type(factor) not in (int, float) or not 1 / MAX_PIXEL_STATISTIC <= factor <= MAX_PIXEL_STATISTIC:
             self.refuse("rescale_factor", f"a number from {1 / MAX_PIXEL_STATISTIC:g} to {MAX_PIXEL_STATISTIC:,.0f}")
@@ -187,7 +187,8 @@ class ProcessorFields:
         return mean, std  # type: ignore[return-value]
 
     def parse_channels(self, name: str, minimum: float) -> tuple[float, ...]:
-        """Parse a value per color channel: return three numbers from a list, or from one number for all channels."""
+        """Parse an image processor's value per color channel: return three numbers from a list, or from one number for
+        all channels."""
         value = self.values[name]
         numbers = value if isinstance(value, list) else [value] * CHANNELS
         if len(numbers) != CHANNELS or not all(
@@ -197,7 +198,7 @@ class ProcessorFields:
         return tuple(map(float, numbers))
 
     def parse_size(self) -> tuple[str, int]:
-        """Parse the size: return the crop mode and the side in pixels after scaling."""
+        """Parse an image processor's size: return the crop mode and the side in pixels after scaling."""
         size = self.values["size"]
         if type(size) is int and self.kind in KEEP_ASPECT_RATIO:
             size = {"shortest_edge": size}
@@ -206,7 +207,7 @@ class ProcessorFields:
         return "none", self.parse_square("size", None)
 
     def parse_square(self, name: str, default: int | None) -> int:
-        """Parse a square: return its side, from one number or from height and width."""
+        """Parse an image processor's square: return its side, from one number or from height and width."""
         side = self.values.get(name, default)
         if isinstance(side, Mapping) and {*side} == {"height", "width"} and side["height"] == side["width"]:
             side = side["height"]
@@ -239,7 +240,7 @@ def apply_processor(model: ImportedModel, folder: Path | None) -> ImportedModel:
 
 
 def complete_config(model: ImportedModel, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a run's config with the objective's options for these images."""
+    """Return the values of a run's config with the options of the image objective for these images."""
     spec = model.spec
     options: dict[str, Any] = {"size": grid_of(spec) * patch_side(spec), **model.objective_options}
     options |= {"text_length": spec.longest} if spec.family.has_tokens else {}

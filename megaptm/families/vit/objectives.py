@@ -62,7 +62,7 @@ class ImageObjective(Objective):
     flip: bool = True
     """Whether every second training image is flipped horizontally."""
     validation_crop: Literal["center", "none"] | None = None
-    """Crop of validation images and prompts. Absent: `none` if `crop` is `none`, otherwise `center`."""
+    """Crop of validation images and prompts. Default: `none` if `crop` is `none`, otherwise `center`."""
     crop_fraction: Area = 1.0
     """Share of each side that is kept, centered, for `center` and `none`."""
     resample: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] = "bilinear"
@@ -99,12 +99,12 @@ class ImageObjective(Objective):
     def sequence_window(self, sequence: int, document_mask: bool) -> SequenceWindow:
         return SequenceWindow(stride=1, max_document_length=1)
 
-    def grid(self, sequence: int) -> int:
+    def patches_per_side(self, sequence: int) -> int:
         """Return the number of patches per side, for a sequence length that `check` accepts."""
         return max(1, isqrt(max(sequence - 1, 0)))
 
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
-        pixels = CHANNELS * (self.size // self.grid(sequence)) ** 2
+        pixels = CHANNELS * (self.size // self.patches_per_side(sequence)) ** 2
         fields = {"tokens": Field((sequence,)), "patches": Field((sequence - 1, pixels), "uint8", is_input=True)}
         return BatchSpec({"": sequence} | self.other_streams, fields | self.label_fields(sequence - 1))
 
@@ -119,7 +119,7 @@ class ImageObjective(Objective):
             )
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
-        grid = self.grid(sequence)
+        grid = self.patches_per_side(sequence)
         if grid**2 + 1 != sequence:
             raise UserError(
                 f"data.sequence ({sequence}) must be a square number plus one, for the patches and the class token: "
@@ -133,7 +133,7 @@ class ImageObjective(Objective):
 
     @property
     def other_streams(self) -> dict[str, int]:
-        """Return the lengths of streams besides that of the image: prefix -> length."""
+        """Return the lengths of an image objective's streams besides that of the image: prefix -> length."""
         return {}
 
     def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
@@ -141,7 +141,7 @@ class ImageObjective(Objective):
         [document] = piece
         tokens = np.full(context.sequence, PATCH)
         tokens[0] = IMAGE
-        patches = self._patches(document, self.grid(context.sequence), context.rng)
+        patches = self._patches(document, self.patches_per_side(context.sequence), context.rng)
         return self.add_labels({"tokens": tokens, "patches": patches}, document, context)
 
     @abstractmethod
@@ -157,11 +157,13 @@ class ImageObjective(Objective):
         content = next(iter(document.blobs.values()), None)
         if content is None:
             raise UserError("a document of the corpus has no image: build the corpus with `megaptm corpus images`.")
-        return self.patches(
+        return self.decode_patches(
             content, grid, rng, source=f"the image of {document.location or 'a document'}", remedy=DAMAGED_FILE_REMEDY
         )
 
-    def patches(self, content: bytes, grid: int, rng: np.random.Generator, *, source: str, remedy: str) -> np.ndarray:
+    def decode_patches(
+        self, content: bytes, grid: int, rng: np.random.Generator, *, source: str, remedy: str
+    ) -> np.ndarray:
         """Decode an image file to patches, uint8 [N, channels x pixels], `grid` per side. Raises `UserError` with
         `source` and `remedy` if it is damaged."""
         try:

@@ -31,7 +31,7 @@ class Retrieval:
     images_of_texts: dict[int, float]
 
     def to_json(self) -> dict[str, object]:
-        """Return the result of retrieval as JSON values."""
+        """Return the result of retrieval between images and texts as JSON values."""
         return {"retrieval": asdict(self)}
 
     def show(self, console: Console) -> None:
@@ -46,7 +46,8 @@ class Retrieval:
 
 
 def measure_recall(scores_NN: Tensor) -> Retrieval:
-    """Measure the recall of retrieval from similarities [N, N]; correct pairs are on the diagonal."""
+    """Measure the recall of retrieval between images and texts from similarities [N, N]; correct pairs are on the
+    diagonal."""
     recalls = []
     for scores in (scores_NN, scores_NN.t()):
         better = (scores > scores.diagonal()[:, None] + TIE).sum(-1)

@@ -74,7 +74,7 @@ def patches_of(family: Family) -> PatchInput:
 
 
 def patch_side(spec: ModelSpec) -> int:
-    """Return the side length of a patch in pixels. Raise UserError if the size has none."""
+    """Return the side length of an image patch in pixels. Raise UserError if the size has none."""
     if (side := spec.size.inputs.get("patch")) is None:
         raise UserError(f"{spec.name} reads images, and its size has no patch: give model.patch.")
     return int(side)

@@ -144,7 +144,7 @@ class WordSpec(LayerlessSpec):
 
     @property
     def output_width(self) -> int:
-        """Return the width of a next-word network's output weights: the hidden units and, with direct connections, the
+        """Return the width of NNLM's output weights: the hidden units and, with direct connections, the
         vectors of the window."""
         return self.size.hidden + self.size.direct * self.window * self.size.width
 

@@ -87,7 +87,7 @@ class WordEngine:
         self.losses = {name: weights[name] for name in self.losses}
 
     def fill(self) -> None:
-        """Count the words of the corpora and set the initial vectors."""
+        """Count the words of the corpora and set the initial word vectors."""
         self._set_counts(self._count_words(self.exchange))
         self._in.fill(self.seed, self.spec.family.init_bound / self.spec.size.width)
         self._out.held[:] = 0.0

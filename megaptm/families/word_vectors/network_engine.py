@@ -51,11 +51,11 @@ class NetworkEngine:
         """Word ids, most frequent first; and those of the step's dictionary."""
 
     def set_loss_weights(self, weights: Mapping[str, float]) -> None:
-        """Change the weight of the network's loss, starting with the next step."""
+        """Change the weight of the loss of NNLM or C&W, starting with the next step."""
         self.losses = {name: weights[name] for name in self.losses}
 
     def fill(self) -> None:
-        """Count the words of the corpora and set the initial weights."""
+        """Count the words of the corpora and set the initial weights of NNLM or C&W."""
         counts = self.corpora.word_counts(
             self.spec.vocabulary, self.ranks.data, self.ranks.data_size, _all_reduce_counts
         )
@@ -63,7 +63,7 @@ class NetworkEngine:
         self.network.fill(self.config.train.seed, self.spec.family.init_bound)
 
     def pieces(self) -> Iterator[TensorPiece]:
-        """Yield this rank's share of the rows of the network's weights; all ranks have the same values."""
+        """Yield this rank's share of the rows of the weights of NNLM or C&W; all ranks have the same values."""
         tensors = {f"weight/{name}": parameter.detach() for name, parameter in self.network.named_parameters()}
         rank, ranks = self.ranks.data, self.ranks.data_size
         for name, tensor in {**tensors, COUNTS: torch.from_numpy(self.counts)}.items():
@@ -80,7 +80,7 @@ class NetworkEngine:
                 parameter.copy_(reader.read(f"weight/{name}"))
 
     def train_step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
-        """Train the network on this rank's sequences. Raise DivergedError on every process, before any update, if a
+        """Train NNLM or C&W on this rank's sequences. Raise DivergedError on every process, before any update, if a
         value is not finite."""
         assert microbatches is not None
         self._set_dictionary(step)

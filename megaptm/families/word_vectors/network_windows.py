@@ -28,7 +28,7 @@ def outside_token(special: SpecialTokens) -> int:
 
 
 def next_words(batch: dict[str, Tensor], spec: WordSpec, outside: int) -> LabeledWindows:
-    """Return windows of words and the next words for `causal-lm` sequences."""
+    """Return NNLM's windows of words and the next words for `causal-lm` sequences."""
     tokens_BS, labels_BS = batch["tokens"], batch["labels"]
     windows_BSW = _windows(tokens_BS, _documents(batch), spec.window - 1, 0, outside)
     labeled = labels_BS != IGNORED
@@ -38,7 +38,7 @@ def next_words(batch: dict[str, Tensor], spec: WordSpec, outside: int) -> Labele
 def ranked_windows(
     batch: dict[str, Tensor], spec: WordSpec, outside: int, dictionary: Tensor, unknown: int
 ) -> LabeledWindows:
-    """Return the windows around words of the dictionary (int64 ids), and another word of it for each, for
+    """Return C&W's windows around words of the dictionary (int64 ids), and another word of it for each, for
     `window-ranking` sequences.
 
     Words that are not in the dictionary become `unknown`.
@@ -51,7 +51,7 @@ def ranked_windows(
 
 
 def tagged_words(batch: dict[str, Tensor], outside: int, dictionary: Tensor, unknown: int) -> LabeledWindows:
-    """Return the windows around each word and its tag, for `window-ranking` sequences."""
+    """Return C&W's windows around each word, and its tag, for `window-ranking` sequences."""
     tokens_BS = torch.where(torch.isin(batch["tokens"], dictionary), batch["tokens"], unknown)
     reach = TAG_DISTANCES // 2 + TAG_FILTER // 2
     windows_BSW = _windows(tokens_BS, _documents(batch), reach, reach, outside)

@@ -28,23 +28,24 @@ class Network(nn.Module):
         self.inner = nn.Linear(spec.window * size.width, size.hidden) if size.hidden else None
 
     def fill(self, seed: int, initial: float) -> None:
-        """Set uniform values between minus and plus `initial` times `bound`, a function of the seed and the name;
-        biases are 0."""
+        """Set the initial values of the network of word vectors: uniform between minus and plus `initial` times
+        `initial_bound`, a function of the seed and the name; biases are 0."""
         for name, parameter in self.named_parameters():
             with torch.no_grad():
                 if parameter.ndim == 1:
                     parameter.zero_()
                     continue
                 uniform = generator(seed, "network", name).random(tuple(parameter.shape), dtype="float32")
-                bound = initial * self.bound(name, parameter.shape[1])
+                bound = initial * self.initial_bound(name, parameter.shape[1])
                 parameter.copy_(torch.from_numpy(uniform * (2 * bound) - bound))
 
-    def bound(self, name: str, inputs: int) -> float:
-        """Return the bound of the initial values of a parameter with so many inputs; for vectors, their width."""
+    def initial_bound(self, name: str, inputs: int) -> float:
+        """Return the bound of the initial values of a network parameter from its number of inputs (NNLM). The inputs of
+        word vectors are their width."""
         return float(inputs**-0.5)
 
     def embed(self, windows_NW: Tensor) -> Tensor:
-        """Return the concatenated word vectors of windows, [N, W D]."""
+        """Return the concatenated word vectors of windows of words, [N, W D]."""
         return F.embedding(windows_NW, self.vectors).flatten(1)
 
 
@@ -67,12 +68,12 @@ class NextWord(Network):
         return {"lm": self.loss}
 
     def loss(self, windows_NW: Tensor, labels_N: Tensor) -> Tensor:
-        """Return the summed cross-entropy of the next words."""
+        """Return NNLM's summed cross-entropy of the next words."""
         loss: Tensor = self.project(self._features(windows_NW), self.output, self.bias, labels_N)
         return loss
 
     def logits(self, windows_NW: Tensor) -> Tensor:
-        """Return the logits of the next word, [N, V]."""
+        """Return NNLM's logits of the next word, [N, V]."""
         return F.linear(self._features(windows_NW), self.output, self.bias)
 
     def _features(self, windows_NW: Tensor) -> Tensor:
@@ -93,12 +94,12 @@ class Ranking(Network):
 
     @property
     def losses(self) -> Mapping[str, WindowLoss]:
-        """Return the loss functions of the ranking network by the objective's names."""
+        """Return the loss functions of the C&W network by the objective's names."""
         return {"ranking": self.loss} | ({"tags": self.tag_loss} if self.tagger else {})
 
-    def bound(self, name: str, inputs: int) -> float:
-        """Return the bound of initial values: a variance of one over the root of the inputs, 1 for the vectors
-        (arXiv:1103.0398, 4.1).
+    def initial_bound(self, name: str, inputs: int) -> float:
+        """Return the bound of the initial values of a C&W network: a variance of one over the root of the inputs, 1 for
+        the vectors (arXiv:1103.0398, 4.1).
 
         With smaller values hard tanh would be linear, and the network would learn only word frequencies. Layers after a
         maximum over many values, which is large, get the usual smaller bound, or all hidden units would saturate.
@@ -109,19 +110,19 @@ class Ranking(Network):
         return float(inputs ** (-0.5 if name.startswith("tagger") else -0.25))
 
     def scores(self, windows_NW: Tensor) -> Tensor:
-        """Return the score of each window, [N]."""
+        """Return C&W's score of each window of words, [N]."""
         assert self.inner is not None
         scores_N1: Tensor = self.score(F.hardtanh(self.inner(self.embed(windows_NW))))
         return scores_N1.squeeze(1)
 
     def loss(self, windows_NW: Tensor, others_N: Tensor) -> Tensor:
-        """Return the summed hinge loss of each window against the same with another middle word."""
+        """Return C&W's summed hinge loss of each window of words against the same with another middle word."""
         replaced_NW = windows_NW.clone()
         replaced_NW[:, self.middle] = others_N
         return F.relu(1 - self.scores(windows_NW) + self.scores(replaced_NW)).sum()
 
     def tag_loss(self, windows_NW: Tensor, tags_N: Tensor) -> Tensor:
-        """Return the summed cross-entropy of the tags of middle words."""
+        """Return C&W's summed cross-entropy of the tags of middle words."""
         assert self.tagger is not None
         logits_NC = self.tagger(F.embedding(windows_NW, self.vectors))
         return F.cross_entropy(logits_NC, tags_N, reduction="sum")
@@ -140,8 +141,8 @@ class TagNetwork(nn.Module):
         self.output = nn.Linear(hidden, 1 + spec.tags)
 
     def forward(self, x_NWD: Tensor) -> Tensor:
-        """Return the logits of the middle word's tag, [N, 1 + labels]. The window must be wider than the distances by a
-        filter's width - 1."""
+        """Return C&W's logits of the middle word's tag, [N, 1 + labels]. The window must be wider than the distances by
+        a filter's width - 1."""
         read_NPX = x_NWD.unfold(1, TAG_FILTER, 1).transpose(2, 3).flatten(2)
         largest_NH = (self.filters(read_NPX) + self.distances).amax(1)
         logits_NC: Tensor = self.output(F.hardtanh(self.inner(largest_NH)))

@@ -58,8 +58,8 @@ class PairEngine:
         """Change the weight of GloVe's loss. It does not affect updates: AdaGrad is invariant to it."""
         self.losses = {name: weights[name] for name in self.losses}
 
-    def count(self) -> None:
-        """Count words and the co-occurring pairs of those that take part. All ranks call this together."""
+    def count_words_and_pairs(self) -> None:
+        """Count words and their co-occurring pairs for GloVe. All ranks call this together."""
         exchange, corpora = self.exchange, self.corpora
         self.counts = corpora.word_counts(self.spec.vocabulary, exchange.rank, exchange.ranks, exchange.all_reduce)
         takes_part = np.zeros(self.spec.vocabulary, bool)

@@ -38,14 +38,14 @@ class PairSource:
         self.config, self.engine = config, engine
         self.tokenizer, self.train = corpora.tokenizer, PairSamples(config, corpora, engine)
 
-    def count(self) -> None:
-        self.engine.count()
+    def count_words_and_pairs(self) -> None:
+        self.engine.count_words_and_pairs()
 
     def steps(self, start: int) -> Iterator[list[Any]]:
         return repeat([])
 
     def held_out(self) -> Iterator[list[int]]:
-        """Return the indices of the steps that the held-out pairs would take."""
+        """Return the indices of the steps that GloVe's held-out pairs would take."""
         return iter([[number] for number in range(min(self.config.train.validate_batches, self.engine.held_out.steps))])
 
     def close(self) -> None: ...

@@ -70,30 +70,30 @@ class PairSum:
         self._num_pending += len(counted.keys)
         # Merged only when the new counts are as many as the old ones, so each pair is moved only a few times.
         if self._num_pending >= len(self._merged.keys):
-            self.total()
+            self.summed_counts()
 
-    def total(self) -> PairCounts:
+    def summed_counts(self) -> PairCounts:
         self._merged = PairCounts.add_up(self._merged, *self._pending)
         self._pending, self._num_pending = [NO_PAIRS], 0
         return self._merged
 
 
 def units_per_count(task: GloVe) -> int:
-    """Return the number of units per co-occurrence count of 1, such that each 1/distance is an integer number of
-    units."""
+    """Return the number of units per co-occurrence count of 1 (GloVe), such that each 1/distance is an integer number
+    of units."""
     return math.lcm(*range(1, task.window + 1)) if task.distance_weighting else 1
 
 
 def count_texts(texts: Sequence[np.ndarray], takes_part: np.ndarray, task: GloVe) -> PairCounts:
-    """Count the co-occurrence pairs of some documents. Words that do not take part (`takes_part`, bool [V]) are removed
-    without a gap."""
+    """Count GloVe's co-occurrence pairs of some documents. Words that do not take part (`takes_part`, bool [V]) are
+    removed without a gap."""
     documents = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
     tokens = np.concatenate([NO_PAIRS.keys, *texts]).astype(np.int64)
     selected = takes_part[tokens]
     tokens, documents, counts = tokens[selected], documents[selected], PairSum()
     for start in range(0, len(tokens), WORDS_PER_PASS):
         counts.add(_count_pass(tokens[start:], documents[start:], len(takes_part), task))
-    return counts.total()
+    return counts.summed_counts()
 
 
 def _count_pass(tokens: np.ndarray, documents: np.ndarray, vocabulary: int, task: GloVe) -> PairCounts:
@@ -112,7 +112,7 @@ def _count_pass(tokens: np.ndarray, documents: np.ndarray, vocabulary: int, task
 
 
 def count_pairs(texts: CorpusTexts, takes_part: np.ndarray, task: GloVe, exchange: Exchange) -> PairCounts:
-    """Count the co-occurrence pairs of all ranks' texts, for words of this rank. All ranks call this together."""
+    """Count GloVe's co-occurrence pairs of all ranks' texts, for words of this rank. All ranks call this together."""
     owners, total = lane_owners(exchange.ranks), PairSum()
     for weight, corpus in texts:
         held = PairSum()
@@ -123,11 +123,11 @@ def count_pairs(texts: CorpusTexts, takes_part: np.ndarray, task: GloVe, exchang
             received = (exchange.all_to_all([array[rows] for rows in sent]) for array in (counted.keys, counted.counts))
             for keys, counts in zip(*received, strict=True):
                 held.add(PairCounts(keys, counts))
-        sums = held.total()
+        sums = held.summed_counts()
         # Counts of all ranks are rounded once, after summing, so that the result does not depend on their number.
         weighted = sums.counts if weight == 1.0 else np.rint(sums.counts * weight).astype(np.int64)
         total.add(PairCounts(sums.keys[weighted > 0], weighted[weighted > 0]))
-    return total.total()
+    return total.summed_counts()
 
 
 def _read_in_lockstep(corpus: Iterator[Sequence[np.ndarray]], exchange: Exchange) -> Iterator[Sequence[np.ndarray]]:
@@ -163,11 +163,11 @@ class PairTable:
 
     @property
     def steps(self) -> int:
-        """Return the number of steps of an epoch of pairs."""
+        """Return the number of steps of an epoch of GloVe's pairs."""
         return max(1, round(self.pairs / self.per_step))
 
     def select(self, step: int) -> Pairs:
-        """Select this rank's co-occurrence pairs of a step, by rounds, in random order within each."""
+        """Select this rank's GloVe pairs of a step, by rounds, in random order within each."""
         epoch, step_of_epoch = divmod(step, self.steps)
         if epoch != self._epoch:
             self._shuffle(epoch)

@@ -50,7 +50,7 @@ class WindowRanking(PlainTextObjective):
             raise UserError(f"dictionary has steps {steps}: the first must be 0, and they must be ascending.")
 
     def dictionary_size(self, step: int) -> int | None:
-        """Return the size of the dictionary at a step. None: the full vocabulary."""
+        """Return the size of C&W's dictionary at a step. None: the full vocabulary."""
         return next((words for first, words in reversed(self.dictionary) if first <= step), None)
 
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:

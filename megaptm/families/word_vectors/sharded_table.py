@@ -22,7 +22,7 @@ from megaptm.parallel.groups import Ranks
 
 @dataclass(frozen=True)
 class Exchange:
-    """Communication between data ranks, in host memory."""
+    """Communication between the data ranks that train word vectors, in host memory."""
 
     rank: int
     ranks: int
@@ -31,7 +31,8 @@ class Exchange:
 
     @classmethod
     def open(cls, ranks: Ranks, timeout_minutes: float) -> Exchange:
-        """Open the process group of the data ranks. It uses gloo even with GPUs, because tables are in host memory."""
+        """Open the process group of the data ranks that train word vectors. It uses gloo even with GPUs, because tables
+        are in host memory."""
         if ranks.data_size == 1:
             return cls(0, 1, None)
         group = dist.group.WORLD
@@ -40,16 +41,17 @@ class Exchange:
         return cls(ranks.data, ranks.data_size, group)
 
     def all_to_all(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Exchange arrays [n, ...] between all ranks, of equal shape except n: return what each rank sends to this one,
-        given what this one sends to each."""
+        """Exchange arrays of word vectors, one from each rank to each: `parts[r]` [n, ...] is sent to rank r, of equal
+        shape except n. Return the array from each rank."""
         if self.group is None:
             return [*parts]
-        received, sizes = self.swap(np.concatenate(parts), [len(part) for part in parts])
+        received, sizes = self.all_to_all_single(np.concatenate(parts), [len(part) for part in parts])
         return np.split(received, np.cumsum(sizes)[:-1])
 
-    def swap(self, sent: np.ndarray, sizes: Sequence[int]) -> tuple[np.ndarray, Sequence[int]]:
-        """Exchange one array [n, ...] between all ranks, whose first `sizes[0]` elements are for rank 0 and so on.
-        Return the received elements in rank order, and their number per rank. Large arrays are copied at most once."""
+    def all_to_all_single(self, sent: np.ndarray, sizes: Sequence[int]) -> tuple[np.ndarray, Sequence[int]]:
+        """Exchange one array [n, ...] of word vectors between all ranks, whose first `sizes[0]` elements are for rank 0
+        and so on. Return the received elements in rank order, and their number per rank. Large arrays are copied at
+        most once."""
         if self.group is None:
             return sent, sizes
         received_sizes = torch.empty(self.ranks, dtype=torch.int64)
@@ -59,7 +61,7 @@ class Exchange:
         return received.numpy(), received_sizes.tolist()
 
     def send_to_previous(self, values: np.ndarray) -> np.ndarray:
-        """Send an array to the previous rank and return that of the next rank, of equal shape."""
+        """Send an array of word vectors to the previous rank and return that of the next rank, of equal shape."""
         if self.group is None:
             return values
         return send_to_previous(
@@ -67,12 +69,12 @@ class Exchange:
         ).numpy()
 
     def all_reduce(self, values: np.ndarray) -> np.ndarray:
-        """Return the sum of all ranks' arrays of one shape, in rank order."""
+        """Return the sum of all ranks' arrays in the training of word vectors, in rank order."""
         total: np.ndarray = self.all_gather(values).sum(axis=0)
         return total
 
     def all_gather(self, values: np.ndarray) -> np.ndarray:
-        """Return [ranks, ...]: the arrays of all ranks, of one shape."""
+        """Return the arrays of all ranks in the training of word vectors, which have one shape, [ranks, ...]."""
         if self.group is None:
             return values[None]
         sent = torch.from_numpy(np.ascontiguousarray(values))
@@ -94,12 +96,13 @@ class RowChange:
 
 
 def lane_edges(ranks: int) -> np.ndarray:
-    """Return the first lane of each rank in a sharded table, then the number of lanes, int64 [ranks + 1]."""
+    """Return the first lane of each rank in a sharded table of word vectors, then the number of lanes, int64 [ranks +
+    1]."""
     return np.array([LANES * rank // ranks for rank in range(ranks + 1)])
 
 
 def lane_owners(ranks: int) -> np.ndarray:
-    """Return the rank that holds each lane of a sharded table, int64 [LANES]."""
+    """Return the rank that holds each lane of a sharded table of word vectors, int64 [LANES]."""
     return np.repeat(np.arange(ranks), np.diff(lane_edges(ranks)))
 
 
@@ -117,33 +120,33 @@ class ShardedTable:
 
     @property
     def first_lane(self) -> int:
-        """Return the first lane of the table that this rank holds."""
+        """Return the first lane of the word vectors' table that this rank holds."""
         return int(self._edges[self.exchange.rank])
 
     @cached_property
     def flat(self) -> np.ndarray:
-        """Return the rows of the table that this rank holds, float32 [R, D]; on a single rank, row v of the table is
-        row v."""
+        """Return the rows of the word vectors' table that this rank holds, float32 [R, D]. On a single rank, row v of
+        the table is row v."""
         return self.held.reshape(-1, self.width)
 
     def row_ids(self) -> np.ndarray:
-        """Return the index in the full table of each row that this rank holds, int64 [R]."""
+        """Return the index in the full table of word vectors of each row that this rank holds, int64 [R]."""
         groups, lanes, _ = self.held.shape
         return (np.arange(groups)[:, None] * LANES + self.first_lane + np.arange(lanes)).reshape(-1)
 
     def fill(self, seed: int, bound: float) -> None:
-        """Fill the sharded table with U(-bound, bound), independent of the number of ranks; rows after the last stay
-        0."""
+        """Fill the sharded table of word vectors with U(-bound, bound), independent of the number of ranks; rows after
+        the last stay 0."""
         row_ids = self.row_ids()
         fill_uniform(self.flat, row_ids, seed, bound)
         self.flat[row_ids >= self.rows] = 0.0
 
     def fetch(self, rows: np.ndarray) -> np.ndarray:
-        """Fetch copies of some rows of the table from the ranks that hold them, float32 [U, D]; `rows` ascend. All
-        ranks call this together."""
+        """Fetch copies of some rows of the word vectors' table from the ranks that hold them, float32 [U, D]; `rows`
+        ascend. All ranks call this together."""
         order, sizes = self._by_owner(rows)
-        requested, requested_sizes = self.exchange.swap(rows[order], sizes)
-        received, _ = self.exchange.swap(self.flat[self._flat_index(requested)], requested_sizes)
+        requested, requested_sizes = self.exchange.all_to_all_single(rows[order], sizes)
+        received, _ = self.exchange.all_to_all_single(self.flat[self._flat_index(requested)], requested_sizes)
         if self.exchange.ranks == 1:
             return received
         fetched = np.empty_like(received)
@@ -151,8 +154,8 @@ class ShardedTable:
         return fetched
 
     def add(self, changes: Sequence[RowChange], rate: float) -> None:
-        """Add the changes of sequences to the sharded table one after the other, first those of rank 0, then of rank 1
-        and so on.
+        """Add the changes of sequences to the sharded table of word vectors one after the other, first those of rank 0,
+        then of rank 1 and so on.
 
         All ranks call this together. A row is the sum of the same values in the same order for any number of ranks: see
         `kernels.add_rows`.
@@ -161,16 +164,16 @@ class ShardedTable:
         joined = [arrays[0] if len(changes) == 1 else np.concatenate(arrays) for arrays in fields]
         # Stable, so that each rank's rows stay in the order of their changes.
         order, sizes = self._by_owner(joined[0])
-        rows, num_updates, values = (self.exchange.swap(array[order], sizes)[0] for array in joined)
+        rows, num_updates, values = (self.exchange.all_to_all_single(array[order], sizes)[0] for array in joined)
         add_rows(self.flat, self._flat_index(rows), num_updates, values, rate)
 
     def piece(self) -> TensorPiece:
-        """Return this rank's part of the table for a checkpoint."""
+        """Return this rank's part of the word vectors' table for a checkpoint."""
         at = (0, self.first_lane, 0)
         return TensorPiece(f"weight/{self.name}", self.shape, at, self.held.shape, torch.from_numpy(self.held))
 
     def restore(self, reader: TensorReader) -> None:
-        """Restore the sharded table from a checkpoint of any number of ranks."""
+        """Restore the sharded table of word vectors from a checkpoint of any number of ranks."""
         self.held[:] = reader.read(f"weight/{self.name}", (0, self.first_lane, 0), self.held.shape).numpy()
 
     def _by_owner(self, rows: np.ndarray) -> tuple[np.ndarray | slice, list[int]]:
@@ -197,8 +200,8 @@ class RotatingTable(ShardedTable):
     """
 
     def rotate(self, round_: int) -> None:
-        """Rotate the lanes of the table after round `round_`, 0 to `LANES` - 1; after the last one all lanes are back.
-        All ranks call this together."""
+        """Rotate the lanes of GloVe's table between ranks after round `round_`, 0 to `LANES` - 1; after the last one
+        all lanes are back. All ranks call this together."""
         lanes = self.held.shape[1]
         slot = round_ % lanes
         self.held[:, slot] = self.exchange.send_to_previous(self.held[:, slot])

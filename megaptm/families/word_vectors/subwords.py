@@ -43,8 +43,8 @@ def _write_buckets(text, starts, shortest, longest, num_buckets, buckets, ends):
 
 
 def subword_buckets(words: Sequence[str], ngrams: tuple[int, int], num_buckets: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the buckets of words' subwords: int64 [V + 1], the start index of each word's subwords, and int64 [R],
-    their buckets.
+    """Return the buckets of words' subwords (fastText): int64 [V + 1], the start index of each word's subwords, and
+    int64 [R], their buckets.
 
     A subword is `ngrams` characters of `<word>`; the whole word with its borders is one too if it is short enough.
     """
@@ -58,8 +58,8 @@ def subword_buckets(words: Sequence[str], ngrams: tuple[int, int], num_buckets: 
 
 
 def subword_rows(words: Sequence[str], ngrams: tuple[int, int], num_buckets: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of words and their subwords: int64 [V + 1], the start index of each word's rows, and int64 [R],
-    the rows: its own, then those of its subwords, which follow the rows of all words."""
+    """Return the rows of words and their subwords (fastText): int64 [V + 1], the start index of each word's rows, and
+    int64 [R], the rows: its own, then those of its subwords, which follow the rows of all words."""
     starts, buckets = subword_buckets(words, ngrams, num_buckets)
     own_rows = np.arange(len(words))
     return starts + np.arange(len(starts)), np.insert(buckets + len(words), starts[:-1], own_rows)

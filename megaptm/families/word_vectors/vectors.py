@@ -49,7 +49,7 @@ class WordVectors:
 
     @cached_property
     def rows(self) -> dict[str, int]:
-        """Return the row of each word."""
+        """Return word -> row of the word vectors."""
         return {word: row for row, word in enumerate(self.words)}
 
     @cached_property
@@ -58,7 +58,7 @@ class WordVectors:
         return self.vectors / np.maximum(np.linalg.norm(self.vectors, axis=1, keepdims=True), 1e-12)
 
     def vector(self, word: str) -> np.ndarray:
-        """Return the vector of a word, float32 [D]; for an unknown word the mean of its subwords' vectors. Raise
+        """Return the word vector of a word, float32 [D]; for an unknown word the mean of its subwords' vectors. Raise
         UserError if there are none."""
         if word not in self.rows and self.pieces is not None:
             _, buckets = subword_buckets([word], self.pieces.ngrams, len(self.pieces.vectors))
@@ -67,16 +67,17 @@ class WordVectors:
         return self.vectors[self._row(word)]
 
     def nearest(self, word: str, number: int = 10) -> list[tuple[str, float]]:
-        """Return the words with the most similar vectors, with their cosine similarity."""
+        """Return the words with the most similar word vectors, with their cosine similarity."""
         return self._near(_direction(self.vector(word)), [word], number)
 
     def analogy(self, first: str, second: str, third: str, number: int = 1) -> list[tuple[str, float]]:
-        """Return the words nearest to second - first + third (arXiv:1301.3781, section 4)."""
+        """Solve an analogy by word vectors: return the words nearest to second - first + third (arXiv:1301.3781,
+        section 4)."""
         a, b, c = (_direction(self.vector(word)) for word in (first, second, third))
         return self._near(_direction(b - a + c), [first, second, third], number)
 
     def count_solved_analogies(self, questions: Iterable[tuple[str, str, str, str]]) -> tuple[int, int]:
-        """Return how many analogies of four words are solved, and how many have only known words."""
+        """Return how many analogies of four words the word vectors solve, and how many have only known words."""
         known = [question for question in questions if all(word in self.rows for word in question)]
         solved = sum(fourth in dict(self.analogy(first, second, third)) for first, second, third, fourth in known)
         return solved, len(known)
@@ -104,7 +105,8 @@ def _direction(vector: np.ndarray) -> np.ndarray:
 
 
 def read_questions(path: Path) -> list[tuple[str, str, str, str]]:
-    """Read analogies, four words per line; lines that start with `:` are headings, as in questions-words.txt."""
+    """Read analogies for the evaluation of word vectors, four words per line; lines that start with `:` are headings,
+    as in questions-words.txt."""
     questions = []
     try:
         text = path.read_text(encoding="utf-8")

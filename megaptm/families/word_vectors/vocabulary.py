@@ -25,7 +25,7 @@ ALWAYS = 1 << 32
 
 
 def counts_piece(counts: np.ndarray) -> TensorPiece:
-    """Return the checkpoint piece of the counts, which one rank writes."""
+    """Return the checkpoint piece of the word counts of word vectors, which one rank writes."""
     return TensorPiece(COUNTS, counts.shape, (0,), counts.shape, torch.from_numpy(counts))
 
 
@@ -66,11 +66,11 @@ def word_tables(counts: np.ndarray, special: Sequence[int], task: WordWindows) -
     counted[[*special]] = 0
     counted[counted < task.min_count] = 0
     tree = task.output == HUFFMAN
-    points, codes = huffman(counted) if tree else (np.zeros((1, 0), np.int64), np.zeros((1, 0), np.float32))
+    points, codes = huffman_code(counted) if tree else (np.zeros((1, 0), np.int64), np.zeros((1, 0), np.float32))
     noise = np.where(counted > 0, counted.astype(np.float64) ** task.noise_power, 0.0)
     accept, alias = alias_table(noise if task.output not in (HUFFMAN, SOFTMAX) else np.zeros(0))
     words = np.flatnonzero(counted) if task.output == SOFTMAX else np.zeros(0, np.int64)
-    return WordTables(thresholds(counted, task.subsample), accept, alias, points, codes, words)
+    return WordTables(subsampling_thresholds(counted, task.subsample), accept, alias, points, codes, words)
 
 
 def frequent_words(counts: np.ndarray, special: Iterable[int], min_count: int) -> np.ndarray:
@@ -104,8 +104,8 @@ def words_to_learn(spec: WordSpec, counts: np.ndarray, special: Iterable[int], t
     return words
 
 
-def thresholds(counts: np.ndarray, subsample: float) -> np.ndarray:
-    """Return the thresholds of subsampling, uint64 [V]: probabilities of keeping a word of relative frequency f,
+def subsampling_thresholds(counts: np.ndarray, subsample: float) -> np.ndarray:
+    """Return word2vec's thresholds of subsampling, uint64 [V]: probabilities of keeping a word of relative frequency f,
     (sqrt(f / t) + 1) t / f, in units of 2^-32.
 
     This is the formula of the released code; the paper has sqrt(t / f).
@@ -119,8 +119,8 @@ def thresholds(counts: np.ndarray, subsample: float) -> np.ndarray:
 
 
 def alias_table(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the alias table of a distribution, uint32 [V] and int32 [V]: sample an index uniformly; keep it if 32 bits
-    are below the first table, else take the second.
+    """Return the alias table of word2vec's noise distribution, uint32 [V] and int32 [V]: sample an index uniformly;
+    keep it if 32 bits are below the first table, else take the second.
 
     Walker's method with Vose's construction: sampling takes constant time.
     """
@@ -150,8 +150,9 @@ class _Node:
         return self.count < other.count
 
 
-def huffman(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the Huffman code of each counted word, int64 and float32 [V, P]: its path from the root, and its turns.
+def huffman_code(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the Huffman code of each word for hierarchical softmax (word2vec), int64 and float32 [V, P]: its path from
+    the root, and its turns.
 
     Nodes are numbered in the order of their creation, rarest first; of two nodes the rarer one is turns 0.
     """

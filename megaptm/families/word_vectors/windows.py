@@ -51,7 +51,7 @@ class PlainTextObjective(Objective):
 
     @staticmethod
     def text_sample(parts: list[DocumentSlice], document_mask: bool) -> Sample:
-        """Return a plain text sample, `tokens` and `document_ids`, int64 [S] each."""
+        """Return a plain text sample for word vectors, `tokens` and `document_ids`, int64 [S] each."""
         lengths = [len(part.tokens) for part in parts]
         text = np.concatenate([part.tokens for part in parts]).astype(np.int64)
         documents, _ = documents_and_positions(lengths if document_mask else [len(text)], len(text))

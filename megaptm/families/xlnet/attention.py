@@ -25,7 +25,7 @@ class QueryTable(Embedding):
         super().__init__(record.rows, spec.size.table_width)
 
     def forward(self, targets_BA: Tensor) -> Tensor:
-        """Return the embeddings of queries, [A, B, D]."""
+        """Return the embeddings of XLNet's query stream, [A, B, D]."""
         return super().forward(torch.zeros_like(targets_BA.t()))
 
 
@@ -65,7 +65,7 @@ class TwoStreamAttention(RelativeAttention):
         if content_bias_FH is None or position_bias_FH is None:
             content_bias_FH, position_bias_FH = self.content_bias.weight, self.place_bias.weight
         length = None if targets_BA is None else mask.shape[2] - targets_BA.shape[1]
-        q, k, v = self.project(x_QBD, cached_MBD, length=length)
+        q, k, v = self.project_with_cache(x_QBD, cached_MBD, length=length)
         of_distances = self.by_distance(q + position_bias_FH.t(), sines_LXD)
         scores = shifted(of_distances, len(k)) if targets_BA is None else _at(of_distances, len(k), targets_BA)
         if apart_BQK is not None:

@@ -174,8 +174,9 @@ class PermutationLM(Objective):
 
 
 def choose_spans(is_start: np.ndarray, candidates: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Choose the target spans of permutation language modeling: return a boolean mask with `count` positions, or all
-    candidates if fewer: spans of complete words, each in a window of its own, then single tokens to reach the count."""
+    """Choose the target spans of XLNet's permutation language modeling: return a boolean mask with `count` positions,
+    or all candidates if fewer: spans of complete words, each in a window of its own, then single tokens to reach the
+    count."""
     length = len(is_start)
     chosen = np.zeros(length, dtype=bool)
     starts = np.flatnonzero(is_start)
@@ -199,9 +200,9 @@ def choose_spans(is_start: np.ndarray, candidates: np.ndarray, count: int, rng: 
 
 
 def attention_order(ordered: np.ndarray, *permutations: np.ndarray) -> np.ndarray:
-    """Return the attention order of permutation language modeling, int64 [S]: a position attends to those whose order
-    is at most its own. In each part, as long as its permutation, positions that are not `ordered` come first, at once,
-    then the others by the permutation."""
+    """Return the attention order of XLNet's permutation language modeling, int64 [S]: a position attends to those whose
+    order is at most its own. In each part, as long as its permutation, positions that are not `ordered` come first, at
+    once, then the others by the permutation."""
     order, first = np.zeros(len(ordered), dtype=np.int64), 0
     for number, permutation in enumerate(permutations):
         part = slice(first, first + len(permutation))

@@ -29,7 +29,7 @@ class TwoStreamStack(RelativeStack):
 
 
 def attended_by_both(mask: Mask, targets_BA: Tensor) -> Tensor:
-    """Return the attention mask of both streams, [B, 1, Q, S]."""
+    """Return the attention mask of XLNet's two streams, [B, 1, Q, S]."""
     of_queries = _mask_of_queries(mask, targets_BA)
     return torch.cat([mask.dense.expand(len(of_queries), -1, -1, -1), of_queries], 2)
 

@@ -81,8 +81,9 @@ class StartRetries:
         time.sleep(min(PAUSE_SECONDS, left))
 
 
-def main(options: list[str]) -> int:
-    """Start Ray and return the exit code of `ray start`. With --block, that is when Ray ends on this node.
+def start_ray(options: list[str]) -> int:
+    """Run `ray start` with these options, retried until Ray runs; return its exit code. With --block, that is when Ray
+    ends on this node.
 
     One line goes to standard output when Ray runs; all output of Ray goes to standard error.
     """
@@ -159,7 +160,7 @@ class _StartAttempt:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(sys.argv[1:]))
+        sys.exit(start_ray(sys.argv[1:]))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)

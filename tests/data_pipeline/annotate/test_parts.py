@@ -94,8 +94,8 @@ def test_missing_aligned_file_is_rejected(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"parts": ("en",)}, "several different fields"),
-        ({"parts": ("en", "de"), "aligned": ".de"}, "parts, messages and aligned exclude each other"),
+        ({"parts": ("en",)}, "two or more different fields"),
+        ({"parts": ("en", "de"), "aligned": ".de"}, "set only one of parts, messages and aligned"),
         ({"prefix": "summarize: "}, "prefix needs parts or aligned: set one of them"),
         ({"aligned": "de"}, r"aligned \(de\) must be a suffix, such as \.de"),
     ],

@@ -153,7 +153,7 @@ def test_limit_bytes_samples_documents(built, recipe, tmp_path):
     everything = {text for split in ("train", "validation") for text in texts_of(built, split)}
     retained = {text for split in ("train", "validation") for text in texts_of(tmp_path / "corpus", split)}
     assert retained < everything
-    assert report.total("bytes") <= 200_000
+    assert report.sum_over_splits("bytes") <= 200_000
     assert report.dropped["beyond limit_bytes"] == len(everything) - len(retained)
 
 
@@ -222,7 +222,7 @@ def small_files(folder: Path, count: int, words: int) -> Path:
 def test_small_corpus_holds_out_a_batch(tmp_path):
     report = build_corpus(Recipe(sources=(Source(str(small_files(tmp_path / "mine", 50, 250))),)), tmp_path / "corpus")
     assert report.splits["validation"]["tokens"] > 2048
-    assert report.splits["validation"]["bytes"] < 0.3 * report.total("bytes")
+    assert report.splits["validation"]["bytes"] < 0.3 * report.sum_over_splits("bytes")
     assert not any("validation" in note for note in report.notes)
 
 
@@ -256,7 +256,7 @@ def test_giant_document_in_validation_suggests_seed(tmp_path):
         note,
     )
     again = build_corpus(replace(recipe, seed=int(match[1])), tmp_path / "corpus", overwrite=True)
-    assert again.splits["validation"]["bytes"] < 0.2 * again.total("bytes")
+    assert again.splits["validation"]["bytes"] < 0.2 * again.sum_over_splits("bytes")
     assert not any("is held out" in note for note in again.notes)
 
 

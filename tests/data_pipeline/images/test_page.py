@@ -86,6 +86,7 @@ def test_thumbnails_match_examples_after_merge():
         second.add_image("small", str(number), picture(seed=number))
     first.merge(second)
     assert [source for source, _ in first.examples["small"]] == ["a", "b", "0", "1", "2"]
-    assert [bool(first.picture("small", number)) for number in range(EXAMPLES)] == [False, True, True, True, True]
-    assert first.picture("small", 2) == make_thumbnail(picture(seed=0))
+    shown = [bool(first.example_thumbnail("small", number)) for number in range(EXAMPLES)]
+    assert shown == [False, True, True, True, True]
+    assert first.example_thumbnail("small", 2) == make_thumbnail(picture(seed=0))
     assert first.counts["small"] == 2 + EXAMPLES

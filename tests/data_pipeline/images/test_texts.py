@@ -352,7 +352,7 @@ def test_duplicate_images_are_dropped(tmp_path, duplicates, retained, reason):
     [
         ({"duplicates": "near"}, "duplicates applies to images with texts: add texts=true"),
         ({"tokenizer": SMALL}, "tokenizer applies to images with texts"),
-        ({"texts": True, "classes": "names.txt"}, "classes names labels"),
+        ({"texts": True, "classes": "names.txt"}, "classes applies to images with labels"),
         ({"texts": True, "duplicates": "near", "check": "header"}, "needs pixels"),
         ({"steps": (DropShort(),)}, "steps applies to images with texts"),
         ({"texts": True, "steps": (CutLong(),)}, "step cut-long may make several texts of one.*: remove the step"),

@@ -19,8 +19,8 @@ PhrasesByKind = Mapping[str, list[list[str]]]
 
 
 def read_meanings(path: Path) -> dict[str, list[list[str]]]:
-    """Read synonymous phrases from lines of `kind<TAB>phrase<TAB>phrase ...`, one per meaning. Blank lines and lines
-    that start with # are ignored."""
+    """Read UNIMO's synonymous phrases from lines of `kind<TAB>phrase<TAB>phrase ...`, one per meaning. Blank lines and
+    lines that start with # are ignored."""
     meanings: dict[str, list[list[str]]] = {}
     try:
         lines = regular_file(path).read_text(encoding="utf-8").split("\n")
@@ -42,7 +42,7 @@ def read_meanings(path: Path) -> dict[str, list[list[str]]]:
 
 
 def write_meanings(phrases: PhrasesByKind, tokenizer: Tokenizer, out: Path) -> tuple[int, int]:
-    """Write the table of synonymous phrases to a file; return the number of meanings and of phrases.
+    """Write UNIMO's table of synonymous phrases to a file; return the number of meanings and of phrases.
 
     Phrases are tokenized as they occur within a text, with a space before. A phrase with an unknown part or one that
     occurred earlier is omitted.

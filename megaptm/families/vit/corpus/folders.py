@@ -32,7 +32,7 @@ class ImageFile:
     label: int
     size: int
     modified: int
-    """Modification time of the image, by which a continued build detects a changed file."""
+    """Modification time of the image. A continued build compares it to detect a changed file."""
     group: str = ""
     """Name in a file that holds many images; empty for other files."""
 
@@ -97,7 +97,7 @@ def list_images(folder: Path, labels: Sequence[str], dropped: DropCounts) -> Ite
 
 
 def is_utf8(name: str) -> bool:
-    """Whether a file name is valid UTF-8. On Linux it may contain any bytes."""
+    """Whether the name of an image file is valid UTF-8. On Linux it may contain any bytes."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -106,7 +106,8 @@ def is_utf8(name: str) -> bool:
 
 
 def require_utf8(path: Path) -> None:
-    """Raise `UserError` if the name of a file or folder is not UTF-8, since the manifest or the report contains it."""
+    """Raise `UserError` if the name of an image file or folder is not UTF-8, since the manifest or the report contains
+    it."""
     if not is_utf8(str(path)):
         raise UserError(f"{shown(str(path), max_length=300)} has a name that is not UTF-8: rename it.")
 

@@ -77,7 +77,7 @@ def _body(report: ImageReport, valid_pictures: Sequence[Picture], dropped: Dropp
     yield bars(by_number, share_of=pictures, lost=True) if by_number else "<p>No image was dropped.</p>"
     for reason in by_number:
         few = [
-            Picture(f"{source}: {text}" if text else source, dropped.picture(reason, number))
+            Picture(f"{source}: {text}" if text else source, dropped.example_thumbnail(reason, number))
             for number, (source, text) in enumerate(report.examples.get(reason, ()))
         ]
         if few:

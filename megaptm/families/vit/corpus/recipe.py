@@ -109,10 +109,14 @@ class ImageRecipe:
         if not self.texts and (text_only := [name for name in TEXT_SETTINGS if getattr(self, name) != defaults[name]]):
             raise UserError(f"{text_only[0]} applies to images with texts: add texts=true, or remove it.")
         if self.texts and self.classes is not None:
-            raise UserError("classes names labels, but images with texts have none: remove classes or texts=true.")
+            raise UserError(
+                "classes applies to images with labels, and texts=true to images with texts: remove one of them."
+            )
         check_text_steps(self.steps)
         if self.duplicates == "near" and self.check == "header":
-            raise UserError("duplicates=near needs pixels, which check=header does not read: remove one of them.")
+            raise UserError(
+                "duplicates=near needs pixels, and check=header does not read them: remove one of the two settings."
+            )
 
     def write_generated(self, source: str, folder: Path) -> None:
         """Write the files of a generated image source."""
@@ -140,7 +144,7 @@ def _names(kind: type[ImageRecipe]) -> set[str]:
 
 
 def read_image_recipe(source: str, words: Sequence[str]) -> ImageRecipe:
-    """Return the image recipe of a source and words of a command."""
+    """Return the recipe of an image corpus from its source and the `KEY=VALUE` arguments of a command."""
     settings = read_image_settings(words)
     kind = recipe_class(settings)
     ready = {"steps": LIST_READERS["steps"](settings["steps"], "images")} if "steps" in settings else {}

@@ -31,7 +31,7 @@ class ExistingShard:
     """Path or URL of the shard."""
     size: int
     version: str
-    """Version of the shard, by which a continued build detects a change."""
+    """Version of the shard. A continued build compares it to detect a change."""
 
     @classmethod
     def at(cls, path: Path) -> ExistingShard:

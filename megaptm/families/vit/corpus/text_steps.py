@@ -43,7 +43,8 @@ class TextSteps:
         documents = [*run_steps(self.steps, [Document(text, source)], dropped, "skip")]
         if len(documents) > 1:
             raise UserError(
-                f"steps made {len(documents)} texts of the text of {source}, but an image has one text: correct them."
+                f"steps split the text of {source} into {len(documents)} texts, but an image has one text: use other "
+                "steps."
             )
         if any(not isinstance(document, Document) or not isinstance(document.text, str) for document in documents):
             raise UserError(f"steps did not return a `Document` for the text of {source}: correct them.")

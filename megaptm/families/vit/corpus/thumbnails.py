@@ -67,7 +67,7 @@ class DroppedImages(DropCounts):
             for reason, thumbnails in own.items():
                 thumbnails.extend(other._thumbnails_of(reason)[: EXAMPLES - len(thumbnails)])
 
-    def picture(self, reason: str, number: int) -> str:
+    def example_thumbnail(self, reason: str, number: int) -> str:
         """Return the thumbnail of an example of a dropped image."""
         return (self.pictures.get(reason, []) + [""] * EXAMPLES)[number]
 

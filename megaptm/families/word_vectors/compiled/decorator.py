@@ -24,8 +24,8 @@ class CompiledCache(FunctionCache):  # type: ignore[misc]  # numba has no types
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that compiles a loop with numba. If nothing can be cached, as in a read-only container, each
-    start compiles for half a minute."""
+    """Return a decorator that compiles a loop over word vectors with numba. If nothing can be cached, as in a read-only
+    container, each start compiles for half a minute."""
 
     def compile_(function: Callable[..., Any]) -> Callable[..., Any]:
         dispatcher: Any = njit(nogil=True, **options)(function)

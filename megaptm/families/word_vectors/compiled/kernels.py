@@ -45,8 +45,8 @@ class WindowTask(NamedTuple):
 
 
 def sigmoid_tables() -> tuple[np.ndarray, np.ndarray]:
-    """Return tables of the sigmoid, float32 [1000] twice: its value at the lower end of each interval of ±6, and the
-    logarithm."""
+    """Return tables of the sigmoid for word vectors, float32 [1000] twice: its value at the lower end of each interval
+    of ±6, and the logarithm."""
     scores = (np.arange(TABLE_SIZE) / TABLE_SIZE * 2 - 1) * SCORE_LIMIT
     return (1 / (1 + np.exp(-scores))).astype(np.float32), -np.log1p(np.exp(-scores)).astype(np.float32)
 
@@ -63,8 +63,8 @@ def _next_random(state):
 
 @compiled()
 def fill_uniform(table_RD, row_ids, seed, bound):
-    """Fill table rows with U(-bound, bound), a function of the seed and of each row's index in the full table,
-    `row_ids[r]`."""
+    """Fill rows of a word vector table with U(-bound, bound), a function of the seed and of each row's index in the
+    full table, `row_ids[r]`."""
     for r in range(table_RD.shape[0]):
         state = np.uint64(seed) ^ (np.uint64(row_ids[r] + 1) * np.uint64(0xD1342543DE82EF95))
         for d in range(table_RD.shape[1]):
@@ -74,8 +74,8 @@ def fill_uniform(table_RD, row_ids, seed, bound):
 
 @compiled()
 def subsample(tokens, document_ids, thresholds, seed, words, documents):
-    """Subsample frequent words: write the words of a sequence that survive, and their documents; return their number
-    and the next state.
+    """Subsample frequent words, as word2vec does: write the words of a sequence that survive, and their documents;
+    return their number and the next state.
 
     A word survives if 32 random bits are below its threshold. Words that never survive use no random bits.
     """
@@ -234,7 +234,7 @@ def _update_word_rows(in_RD, word, starts, pieces, in_index, error):
 
 @compiled(fastmath=FAST)
 def train_words(task, in_RD, out_RD, words, documents, state, rate, sigmoid, log_sigmoid, exact, in_index, out_index):
-    """Train on the words of a sequence, position by position; return loss and number of predictions.
+    """Train word vectors on the words of a sequence, position by position; return loss and number of predictions.
 
     - `exact`: compute sigmoids instead of reading the tables.
     - `in_index`, `out_index`: row -> index in partial tables of updated rows; empty: full tables.
