@@ -15,7 +15,7 @@ Fewer positions mean more additions to the gradient of the table, and more kerne
 """
 ALIGNMENT = 128
 """Positions of a chunk are a multiple of this number, the rows of a tile in products on GPUs."""
-LOGIT_BYTES = {2: 2 + 8, 4: 8}
+LOGIT_BYTES = {2: 2 + 8, 4: 8, 8: 8 + 8}
 """Element size -> bytes of a logit by operations of torch: with its softmax in float32, and its float32 input in other
 formats."""
 

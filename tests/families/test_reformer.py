@@ -186,11 +186,11 @@ def test_nothing_comes_from_the_future_or_another_document() -> None:
         buckets: dict[int, Tensor | None] = {}
 
         def with_fixed_buckets(module: HashedAttend) -> Callable[[Tensor], Tensor | None]:
-            compute = module.buckets
+            compute = module.hash_buckets
             return lambda q: buckets.setdefault(module.layer, compute(q))
 
         for module in modules:
-            module.buckets = with_fixed_buckets(module)
+            module.hash_buckets = with_fixed_buckets(module)
         torch.testing.assert_close(model.logits(batch)["lm"], before, rtol=0, atol=0)
         batch["tokens"] = batch["tokens"].index_fill(1, torch.tensor([33]), 5)
         after = model.logits(batch)["lm"]
