@@ -288,8 +288,6 @@ class FullySharded:
             for flat in unit.flat:
                 flat.gradient_R.zero_()
         self.root.each(FlatParameters.open_gradient)
-        for parameter in self.parameters():
-            parameter.grad_added_to_main_grad = False  # type: ignore[attr-defined]
 
     def finish_step(self, *, sequence_parallel: bool) -> None:
         """Sum the gradients that have not been summed yet."""
@@ -368,8 +366,8 @@ def _call_after_backward(function: Callable[[], None], inputs: tuple[Any, ...]) 
 
 
 def _add_to_main_grad(parameter: Tensor) -> None:
-    """Add the gradient of a backward pass to the float32 gradient, unless its module has done so."""
-    if not parameter.grad_added_to_main_grad:  # type: ignore[attr-defined]
+    """Add the gradient of a backward pass to the float32 gradient. What modules have added themselves is not in it."""
+    if parameter.grad is not None:
         parameter.main_grad.add_(parameter.grad)  # type: ignore[attr-defined]
     parameter.grad = None
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from megaptm.config import Layout, load
 from megaptm.errors import UserError
+from megaptm.parallel.full_sharding import _add_to_main_grad
+from megaptm.parallel.gradients import MainGrad
 from megaptm.plan.memory import estimate_memory
 from megaptm.plan.workload import Workload
 from tests import ROOT
@@ -65,6 +68,16 @@ def test_memory_is_freed_as_planned(family: str, precision: str, layout: Layout)
         assert measured["left"] == 0
         assert measured["weights"] == pytest.approx(planned.weights, rel=0.02)
         assert measured["gradients"] == pytest.approx(planned.gradients, rel=0.02)
+
+
+def test_gradient_of_autograd_is_added_to_that_of_a_module() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.main_grad = torch.full((2,), 3.0)  # type: ignore[attr-defined]
+    MainGrad(parameter, overlaps=False).added()
+    parameter.register_post_accumulate_grad_hook(_add_to_main_grad)
+    parameter.sum().backward()
+    assert parameter.main_grad.tolist() == [4.0, 4.0]  # type: ignore[attr-defined]
+    assert parameter.grad is None
 
 
 @pytest.mark.parametrize(
