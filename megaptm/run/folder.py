@@ -49,7 +49,9 @@ from megaptm.track.uri import TYPED_URI, default_uri, trust_typed_uri
 CONFIG = "config.yaml"
 VERIFIED = "verified"
 """Folder of verdicts on shards, with a folder for the current start."""
-OWN_NAMES = ("logs", f"logs/{HEARTBEATS}", HEARTBEATS, VERIFIED, SUBMITTED, "tokenizer", EVENTS, METRICS)
+TRACES = "profile"
+"""Folder of traces (`train.profile`)."""
+OWN_NAMES = ("logs", f"logs/{HEARTBEATS}", HEARTBEATS, VERIFIED, TRACES, SUBMITTED, "tokenizer", EVENTS, METRICS)
 """Folders and files of a run that must not be links. The folder of checkpoints may be a link to a larger disk."""
 HUGGING_FACE = "config.json"
 """File that a Hugging Face model folder has instead."""

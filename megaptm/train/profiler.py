@@ -16,9 +16,9 @@ from torch.profiler import profile, record_function
 
 from megaptm.config.schema import ProfileConfig
 from megaptm.parallel.collectives import all_gather_object
+from megaptm.run.folder import TRACES
 from megaptm.train.trace import STEP_NAME, gpu_idle_share
 
-FOLDER = "profile"
 MAX_ALLOCATIONS = 1_000_000
 """Newest allocations and frees in a memory snapshot; each has a stack."""
 
@@ -115,19 +115,20 @@ class StepProfiler:
 
     def _write(self, profiled: profile, first: int, last: int) -> RankTrace:
         """Write the trace, and on a GPU the memory snapshot. A failing disk costs the trace, not the run."""
-        folder, name = self.run / FOLDER, f"steps-{first}-{last}-rank-{self.rank}"
+        folder, name = self.run / TRACES, f"steps-{first}-{last}-rank-{self.rank}"
         unfinished = folder / f".{name}.unfinished"
         try:
             folder.mkdir(exist_ok=True)
+            unfinished.unlink(missing_ok=True)  # torch would write through a link
             profiled.export_chrome_trace(str(unfinished))
             content = unfinished.read_bytes()
             unfinished.write_bytes(gzip.compress(content, compresslevel=4))
             os.replace(unfinished, folder / f"{name}.json.gz")
-            files = [f"{FOLDER}/{name}.json.gz"]
+            files = [f"{TRACES}/{name}.json.gz"]
             if torch.cuda.is_available():
                 torch.cuda.memory._dump_snapshot(str(unfinished))
                 os.replace(unfinished, folder / f"{name}-memory.pickle")
-                files.append(f"{FOLDER}/{name}-memory.pickle")
+                files.append(f"{TRACES}/{name}-memory.pickle")
             return RankTrace(files, _idle_share(content))
         except (OSError, RuntimeError) as error:  # torch reports a file that it cannot open as a RuntimeError
             return RankTrace(problem=f"rank {self.rank}: {error}")

@@ -83,7 +83,7 @@ def test_pipe_as_upload_state_does_not_block(run):
         UploadState.read(run, uri=None, experiment="e")
 
 
-@pytest.mark.parametrize("name", ["logs", "tokenizer", "heartbeats", "verified", "submitted"])
+@pytest.mark.parametrize("name", ["logs", "tokenizer", "heartbeats", "verified", "profile", "submitted"])
 def test_run_subfolders_must_not_be_links(run, tmp_path, name):
     (tmp_path / "elsewhere").mkdir()
     (run / name).symlink_to(tmp_path / "elsewhere")
