@@ -139,11 +139,11 @@ def _search_layout(
 ) -> Config:
     """Return the config with the fastest layout; with full sharding if the config has it. The layout of the config
     itself need not be valid."""
-    from megaptm.config import Layout, draft, load
+    from megaptm.config import Layout, UncheckedConfig, draft
     from megaptm.plan.search import fastest_layout, search_layouts
 
     devices = _configured_devices(path, overrides) if nodes is None else _devices(machine, nodes)
-    config = load(path, [*overrides, f"layout={Layout().model_dump_json()}", "devices=1"])
+    config = UncheckedConfig.read(path, [*overrides, "layout=auto"]).load_without_plan()
     configured = draft(path, overrides).config
     if configured is not None and configured.layout.full_sharding:
         config = config.model_copy(update={"layout": Layout(full_sharding=True)})

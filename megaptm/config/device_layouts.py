@@ -48,6 +48,8 @@ def without_stale_cut(values: Mapping[str, Any], levels: Sequence[Sequence[Confi
     stages_level = _latest(levels, lambda layer: sets(layer, "pipeline", "virtual"))
     cut_level = _latest(levels, lambda layer: sets(layer, "layers_per_stage") or "layouts" in layer)
     counts = [layout.get(key, 1) for key in ("pipeline", "virtual")]
+    if not all(isinstance(count, int) for count in counts):  # reported by the validation
+        return {**values}
     if stages_level <= cut_level or counts[0] * counts[1] == len(cut):
         return {**values}
     return {**values, "layout": {key: value for key, value in layout.items() if key != "layers_per_stage"}}

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from megaptm.config import Config, Layout, UncheckedConfig
-from megaptm.errors import UserError
+from megaptm.errors import UserError, read_integer
 from megaptm.plan.local_machine import find_local_machine
 from megaptm.plan.machine import Machine, load_machine
 from megaptm.plan.search import Candidate, Search, fastest_layout, search_layouts
@@ -31,7 +31,9 @@ def plan_layout(
     Raises `UserError` for mistakes of the config, for an unknown machine, and if no layout fits.
     """
     config, values = written.load_without_plan(), written.values
-    devices = values.get("devices") or environ.get("WORLD_SIZE")
+    devices: int | None = values.get("devices")
+    if devices is None and environ.get("WORLD_SIZE"):
+        devices = read_integer(environ, "WORLD_SIZE")
     if values.get("machine"):
         machine = load_machine(values["machine"], where="machine")
     try:
@@ -40,7 +42,7 @@ def plan_layout(
         if previous is None or devices not in (None, previous.processes):
             raise
         return _with_layout(written, previous), REUSED
-    devices = machine.devices if devices is None else int(devices)
+    devices = machine.devices if devices is None else devices
     if previous is not None and previous.processes == devices:
         return _with_layout(written, previous), REUSED
     result = search_layouts(config, machine, devices)

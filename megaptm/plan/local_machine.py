@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 
@@ -27,7 +28,9 @@ def find_local_machine() -> Machine:
     """Return the machine with the number of this computer's GPUs. Raises `UserError` if it has none, or if
     none of `configs/machines` describes them."""
     listed = nvidia_smi("--query-gpu=name,memory.total", "--format=csv,noheader,nounits").splitlines()
-    gpus = [(name.strip(), int(mebibytes)) for name, _, mebibytes in (line.rpartition(",") for line in listed)]
+    # Of GPUs that share the memory of the processor, nvidia-smi writes `[N/A]`.
+    sizes = ((name.strip(), mebibytes.strip()) for name, _, mebibytes in (line.rpartition(",") for line in listed))
+    gpus = _visible([(name, int(size) if size.isdecimal() else 0) for name, size in sizes])
     known = ", ".join(known_machines())
     if not gpus:
         raise UserError(
@@ -44,6 +47,16 @@ def find_local_machine() -> Machine:
         f"layout (auto): no machine is known for {name} with {gibibytes:.0f} GiB; set machine to one of {known}, or a "
         "YAML file like those in configs/machines."
     )
+
+
+def _visible(gpus: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves to processes: by their numbers, or as many as it has names."""
+    if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
+        return gpus
+    names = [name.strip() for name in chosen.split(",") if name.strip()]
+    if all(name.isdecimal() for name in names):
+        return [gpus[int(name)] for name in names if int(name) < len(gpus)]
+    return gpus[: len(names)]
 
 
 def _is_model(machine: Machine, gpu: str) -> bool:

@@ -420,3 +420,11 @@ def test_cut_of_a_table_of_layouts_follows_its_stages(tmp_path):
     path.write_text("extends: gpt2/small\nlayouts: {8: {pipeline: 2, layers_per_stage: [7, 5], microbatch: 1}}\n")
     assert load(path).layout.layers_per_stage == (7, 5)
     assert load(path, ["layout.pipeline=4"]).layout.layers_per_stage is None
+
+
+@pytest.mark.parametrize("override", ["layout.pipeline=two", "layout.virtual=null"])
+def test_number_of_stages_of_a_cut_must_be_an_integer(tmp_path, override):
+    path = tmp_path / "config.yaml"
+    path.write_text("extends: gpt2/small\nlayout: {pipeline: 2, layers_per_stage: [7, 5]}\n")
+    with pytest.raises(UserError, match=f"{override.partition('=')[0]} must be an integer"):
+        load(path, [override])

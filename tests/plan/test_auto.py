@@ -22,6 +22,7 @@ def planned(*overrides, config=SMALL, previous=None, environ=None):
 @pytest.fixture
 def gpus(monkeypatch):
     """Replace the list of this computer's GPUs."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def set_gpus(*lines):
         monkeypatch.setattr(local_machine, "nvidia_smi", lambda *_: "\n".join(lines))
@@ -51,6 +52,7 @@ def test_gpus_are_recognized(gpus, line, machine):
     [
         ([], r"layout \(auto\): nvidia-smi lists no GPU here; set machine to one of a100-40g, .*, and devices\.$"),
         (["NVIDIA L4, 23034"], r"no machine is known for NVIDIA L4 with 22 GiB; set machine to one of a100-40g, "),
+        (["NVIDIA GB10, [N/A]"], r"no machine is known for NVIDIA GB10 with 0 GiB"),
         (["NVIDIA H100 NVL, 95830"], r"no machine is known for NVIDIA H100 NVL with 94 GiB"),
         (["NVIDIA H200, 143771", "NVIDIA L4, 23034"], r"several kinds of GPUs \(NVIDIA H200, NVIDIA L4\); set machine"),
     ],
@@ -106,6 +108,27 @@ def test_run_keeps_its_layout_where_no_machine_is_known(gpus):
     gpus()
     before = load(SMALL, ["layout.data=4", "layout.pipeline=2"]).layout
     assert planned("layout=auto", previous=before)[0] == before
+
+
+def test_run_keeps_its_layout_on_as_many_processes_of_torchrun(gpus):
+    gpus()
+    before = load(SMALL, ["layout.data=4", "layout.pipeline=2"]).layout
+    assert planned("layout=auto", previous=before, environ={"WORLD_SIZE": "8"})[0] == before
+
+
+@pytest.mark.parametrize(("visible", "devices"), [("2,3", 2), ("GPU-1,GPU-2,GPU-3", 3), ("0", 1)])
+def test_only_visible_gpus_count(gpus, monkeypatch, visible, devices):
+    gpus(*["NVIDIA H200, 143771"] * 8)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert planned("layout=auto")[0].processes == devices
+
+
+def test_traced_ranks_are_checked_in_the_planned_layout():
+    profile = "train.profile={{steps: [1, 2], ranks: [0, {}]}}"
+    assert planned(*H100, profile.format(7))[0].processes == 8
+    written, _ = plan_layout(UncheckedConfig.read(SMALL, [*H100, profile.format(8)]), environ={})
+    with pytest.raises(UserError, match=r"train\.profile\.ranks has 8, and the layout has 8 processes"):
+        written.load()
 
 
 def test_config_that_is_not_planned_is_refused():
