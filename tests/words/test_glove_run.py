@@ -202,6 +202,7 @@ def test_word_counts_of_several_corpora_do_not_depend_on_ranks(corpus, tmp_path)
         ("data.document_mask=false", "data.document_mask must be true for glove"),
         ("objective=skip-gram", r"objective \(skip-gram\) does not fit glove"),
         ("layout.tensor=2", r"layout.tensor \(2\) is not used by glove"),
+        ("layout.full_sharding=true", r"layout.full_sharding \(True\) is not used by glove"),
     ],
 )
 def test_unsupported_config_is_rejected(option, message):

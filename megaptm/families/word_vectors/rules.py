@@ -17,7 +17,9 @@ OTHER_PARALLELISM_KEYS = (
     "layers_per_stage",
     "sequence_parallel",
     "distributed_optimizer",
+    "full_sharding",
     "recompute",
+    "recompute_every",
 )
 SCHEDULE_KEYS = (
     "name",
