@@ -56,6 +56,8 @@ EQUIVALENT_NAMES = {
             "decoder_first_pipeline_num_layers",
             "decoder_last_pipeline_num_layers",
             "pipeline_split",
+            "account_for_embedding_in_pipeline_split",
+            "account_for_loss_in_pipeline_split",
         ),
         "layers_per_stage",
     ),
@@ -76,6 +78,10 @@ EQUIVALENT_NAMES = {
         ("attn_implementation", "use_flash_attn", "use_flash_attention", "attention_backend"), "attention_kernel"
     ),
     **dict.fromkeys(("torch_compile", "use_compile", "use_torch_compile", "compile_model"), "compile"),
+    **dict.fromkeys(
+        ("profile_step_start", "profile_step_end", "profile_ranks", "use_pytorch_profiler", "enable_profiling"),
+        "profile",
+    ),
     **dict.fromkeys(("optim", "optimizer_type"), "name"),
     **dict.fromkeys(("experiment_name", "wandb_project"), "experiment"),
     **dict.fromkeys(("max_new_tokens", "num_tokens"), "tokens"),
@@ -131,7 +137,8 @@ _ADVICE = (
         "time; neither trains.",
     ),
     (
-        "fsdp_config hsdp zero_stage deepspeed data_parallel_shard_degree data_parallel_replicate_degree ddp",
+        "fsdp_config hsdp zero_stage data_parallel_sharding_strategy deepspeed data_parallel_shard_degree "
+        "data_parallel_replicate_degree ddp",
         "layout.data copies the model; layout.full_sharding=true shards it over the data ranks (ZeRO stage 3, FSDP), "
         "layout.distributed_optimizer=true only the optimizer state (ZeRO stage 1), layout.tensor and layout.pipeline "
         "shard layers.",

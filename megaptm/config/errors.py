@@ -65,6 +65,8 @@ def _sentence(details: ErrorDetails, origins: dict[str, str], source: str) -> st
         return f"{where}: unknown key {key}{_nearest(path, numbered=True)}"
     if details["type"] == "dict_type" and key == "data.mix" and (corpora := _suggested_mix(details["input"])):
         return f"{where}: data.mix is a mapping of corpora to weights: write 'data.mix={{{corpora}}}'."
+    if details["type"] == "model_type" and key == "layout":
+        return f"{where}: layout must be auto, or a section (a mapping), not {shown_value(details['input'])}."
     return f"{where}: {key} {describe_invalid_value(details)}"
 
 

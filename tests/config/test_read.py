@@ -199,7 +199,7 @@ def test_dumped_config_has_one_layout(layouts, tmp_path):
             "layouts.8.data: the number of data ranks follows from the number of devices; remove it.",
         ),
         (["layouts=8"], "layouts must be a mapping, not 8."),
-        (["layout=8"], "layout must be a section (a mapping), not 8."),
+        (["layout=8"], "layout must be auto, or a section (a mapping), not 8."),
     ],
 )
 def test_invalid_devices_or_layouts(layouts, overrides, expected):

@@ -67,6 +67,11 @@ def test_nearest_name(name: str, expected: str | None) -> None:
     assert suggest(name, ["heads", "layers", "width", "masked-lm"]) == expected
 
 
+@pytest.mark.parametrize("name", ["profile_step_start", "use_pytorch_profiler", "profile_ranks"])
+def test_profiler_suggests_profile(name: str) -> None:
+    assert suggest(name, ["phase_start", "profile", "precision"]) == "profile"
+
+
 @pytest.mark.parametrize("name", ["schedule", "lr_schedule", "lr_scheduler_type"])
 def test_lr_scheduler_suggests_decay(name: str) -> None:
     assert suggest(name, ["decay", "decay_steps", "warmup_steps"]) == "decay"
