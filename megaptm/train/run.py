@@ -94,7 +94,8 @@ def _run_rank(
         listener=rank_env.listener,
     )
     if not isinstance(spec, ModelSpec) or (device().type == "cpu" and config.train.compile is not True):
-        install_cpu_tuning()  # CPUs train word vectors; compiled code checks shapes of results that the tuning leaves out
+        # CPUs train word vectors; compiled code checks shapes of results that the tuning leaves out.
+        install_cpu_tuning()
     if VARIABLE not in os.environ:
         watch_each_other(heartbeat, run, config, rank_env)
     log("opening the corpora")
