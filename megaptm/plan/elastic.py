@@ -34,7 +34,7 @@ def _candidates(config: Config, room: Callable[[int], int]) -> Iterator[Layout]:
     layout, spec = config.layout, resolve_model(config)
     model_ranks = layout.tensor * layout.pipeline
     for data in range(min(layout.data, room(layout.tensor) // model_ranks), 0, -1):
-        yield layout.model_copy(update={"data": data})
+        yield layout.model_copy(update={"data": data, "full_sharding": layout.full_sharding and data > 1})
     other_layouts = [
         _with_sizes(layout, tensor=tensor, pipeline=pipeline, data=data)
         for tensor in divisors(spec.size.heads, limit=room(1))
@@ -55,6 +55,7 @@ def _with_sizes(layout: Layout, *, tensor: int, pipeline: int, data: int) -> Lay
             "virtual": layout.virtual if same_pipeline else 1,
             "layers_per_stage": layout.layers_per_stage if same_pipeline else None,
             "sequence_parallel": layout.sequence_parallel and tensor > 1,
+            "full_sharding": layout.full_sharding and data > 1,
         }
     )
 

@@ -31,6 +31,8 @@ OVERRIDES = ["train.batch=32", "layout.microbatch=1"]
         ("layout.tensor=4 layout.data=2", [3, 3], (2, 1, 2)),  # no node has 4
         ("layout.tensor=4 layout.pipeline=4", [4, 4], (4, 2, 1)),
         ("layout.pipeline=4 layout.virtual=1", [1], (1, 1, 1)),
+        ("layout.full_sharding=true layout.data=4", [2], (1, 1, 2)),
+        ("layout.full_sharding=true layout.data=2", [1], (1, 1, 1)),  # one data rank has nothing to divide
         ("layout.data=2", [], None),
     ],
 )
