@@ -95,9 +95,11 @@ def cross_entropy_kernel(
         if GRADIENT:
             _write_zeros(row, width, BLOCK)
     else:
+        # First, because a warp may write the gradient while others still read. `_statistics` has a barrier.
+        label_logit = _label_logit(row, label, vocabulary)
         largest, total, sum_ = _statistics(row, vocabulary, BLOCK)
         normalizer = largest + tl.log(total)
-        loss = normalizer - (1.0 - smoothing) * _label_logit(row, label, vocabulary)
+        loss = normalizer - (1.0 - smoothing) * label_logit
         loss += z_loss * normalizer * normalizer - smoothing / vocabulary * sum_
         tl.store(terms + sample, loss)
         if GRADIENT:

@@ -41,10 +41,10 @@ SIGNATURES: dict[str, dict[str, str]] = {
 }
 
 
-def compiled_sizes() -> dict[str, int]:
-    """Return kernel and GPU -> bytes of machine code."""
+def compiled() -> dict[str, dict[str, int]]:
+    """Return kernel and GPU -> bytes of machine code, and loads and stores after the last barrier."""
     options = kernels.launch_options(WIDTH)
-    sizes = {}
+    counts = {}
     for name, signature in SIGNATURES.items():
         constants: dict[str, Any] = {"BLOCK": options["BLOCK"]}
         if name == "cross_entropy_kernel":
@@ -56,8 +56,13 @@ def compiled_sizes() -> dict[str, int]:
         )
         for gpu, target in TARGETS.items():
             made: Any = triton.compile(source, target=target, options={"num_warps": options["num_warps"]})
-            sizes[f"{name} on {gpu}"] = len(made.asm["cubin"])
-    return sizes
+            last = made.asm["ptx"].rpartition("bar.sync")[2]
+            counts[f"{name} on {gpu}"] = {
+                "bytes": len(made.asm["cubin"]),
+                "loads": last.count("ld.global"),
+                "stores": last.count("st.global"),
+            }
+    return counts
 
 
 def exact(logits: Tensor, labels: Tensor, z_loss: float, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -118,4 +123,4 @@ def error(result: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(dict(errors()) if os.environ.get("TRITON_INTERPRET") else compiled_sizes()))
+    print(json.dumps(dict(errors()) if os.environ.get("TRITON_INTERPRET") else compiled()))
