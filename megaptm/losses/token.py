@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 
 from megaptm.batch import IGNORED
 from megaptm.layers.accumulate import gradient_sum_of, sum_dtype
@@ -97,8 +98,9 @@ def drops_unlabeled(hidden_ND: Tensor) -> bool:
     """Whether samples without a label are dropped before the product.
 
     Not on GPUs, where counting them would synchronize with the host; there they are computed and multiplied by zero.
+    Fake tensors (`parallel.dry`) have no values to count.
     """
-    return hidden_ND.device.type == "cpu"
+    return hidden_ND.device.type == "cpu" and not is_fake(hidden_ND)
 
 
 def cumulative_shares(logits_CV: Tensor, largest_C1: Tensor) -> Tensor:

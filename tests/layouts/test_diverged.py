@@ -1,12 +1,16 @@
 """A step whose loss or gradient is not finite on one process is rejected on all, before it changes anything."""
 
 import math
+from contextlib import contextmanager, nullcontext
 from itertools import product
+from unittest.mock import patch
 
 import pytest
 
 from megaptm.batch import IGNORED
 from megaptm.config import Layout
+from megaptm.layers import accumulate
+from megaptm.parallel import gradients
 from tests.engines import filled_engine
 from tests.layouts.cases import ADAM, batch, losses_of, micro_batches, tiny
 from tests.ranks import run_ranks
@@ -46,18 +50,34 @@ def train(layout, precision, poisons):
 
     for number in range(3):
         for name, poison in poisons if number == 1 else []:
-            handle = None
-            if engine.ranks.world == layout.processes - 1:
-                handle = parameters[name].register_hook(lambda gradient, poison=poison: poisoned(gradient, poison))
-            try:
-                step(number)
-            except DivergedError as error:
-                messages.append(str(error))
-            if handle is not None:
-                handle.remove()
+            is_last = engine.ranks.world == layout.processes - 1
+            with poisoned_gradient(parameters[name], poison) if is_last else nullcontext():
+                try:
+                    step(number)
+                except DivergedError as error:
+                    messages.append(str(error))
         result = step(number)
         results.append((result.loss, result.gradient_norm))
     return results, messages
+
+
+@contextmanager
+def poisoned_gradient(parameter, poison):
+    """Replace an element of each gradient of a parameter, whether autograd computes it or its module adds it."""
+    add_product = accumulate.add_product
+
+    def add_and_poison(total, *factors):
+        add_product(total, *factors)
+        if total.data_ptr() == parameter.main_grad.data_ptr():
+            total.view(-1)[3] = poison
+
+    handle = parameter.register_hook(lambda gradient: None if gradient is None else poisoned(gradient, poison))
+    with (
+        patch.object(accumulate, "add_product", add_and_poison),
+        patch.object(gradients, "add_product", add_and_poison),
+    ):
+        yield
+    handle.remove()
 
 
 def poisoned(gradient, poison):

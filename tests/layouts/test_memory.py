@@ -12,6 +12,7 @@ from megaptm.checkpoint.store import Store
 from megaptm.config import Layout
 from tests.engines import filled_engine
 from tests.layouts.cases import ADAM, batch, losses_of, micro_batches, tiny, train_and_save, train_steps
+from tests.layouts.test_diverged import poisoned_gradient
 from tests.layouts.test_resume import DP2, DP2_DISTRIBUTED, ONE, PP2_INTERLEAVED, TP2_SP
 from tests.ranks import run_ranks
 
@@ -100,10 +101,9 @@ def train_with_interruptions(layout):
         if number == 2:
             evaluated.append(engine.evaluate(local_batches(7)).loss)
             evaluated.append(engine.evaluate(local_batches(7)).loss)
-            handle = parameters["decoder.3.ffn.down.weight"].register_hook(lambda gradient: gradient * float("nan"))
-            with pytest.raises(DivergedError):
+            weight = parameters["decoder.3.ffn.down.weight"]
+            with poisoned_gradient(weight, float("nan")), pytest.raises(DivergedError):
                 engine.train_step(local_batches(9), step=number, lr=ADAM.lr)
-            handle.remove()
         losses.append(engine.train_step(local_batches(number), step=number, lr=ADAM.lr).loss)
     return losses, evaluated
 
