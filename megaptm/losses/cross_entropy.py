@@ -14,6 +14,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 
 from megaptm.batch import IGNORED
 from megaptm.layers.split import TensorRanks
@@ -129,8 +130,8 @@ class CrossEntropy:
 
 
 def _are_all(flags: Tensor) -> bool:
-    """Whether all flags are set, where asking does not wait for a device."""
-    return flags.device.type == "cpu" and bool(flags.all())
+    """Whether all flags are set, where asking does not wait for a device. False for fake tensors (`parallel.dry`)."""
+    return flags.device.type == "cpu" and not is_fake(flags) and bool(flags.all())
 
 
 def is_fused(logits_CV: Tensor) -> bool:

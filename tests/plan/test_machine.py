@@ -22,7 +22,7 @@ def test_machine_by_name_and_by_path():
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"memory": 80}, "unknown key memory; a machine has name, devices"),
+        ({"memory": 80}, "unknown key memory; a machine has name, device_name, devices"),
         ({"devices": 0}, "devices must be at least 1, not 0."),
         (
             {"intra_node": {"gigabytes_per_second": 1.0, "efficiency": 2.0, "microseconds": 1.0}},
