@@ -101,3 +101,9 @@ int unlinkat(int folder, const char *path, int flags) {
     if (!real) real = (int (*)(int, const char *, int))dlsym(RTLD_NEXT, "unlinkat");
     return fails("unlink", path) ? -1 : real(folder, path, flags);
 }
+
+int unlink(const char *path) {
+    static int (*real)(const char *);
+    if (!real) real = (int (*)(const char *))dlsym(RTLD_NEXT, "unlink");
+    return fails("unlink", path) ? -1 : real(path);
+}

@@ -229,7 +229,7 @@ def test_scalar_mix_at_input_and_output(at):
 
 @pytest.mark.parametrize("at", [(), ("middle",)])
 def test_unknown_mix_location_is_refused(at):
-    with pytest.raises(UserError, match="a mix of layers is at the input, the output, or both"):
+    with pytest.raises(UserError, match="must name the ends of the task model: input, output, or both"):
         TaskWithLayers(torch.nn.Identity(), 3, at=at)
 
 
