@@ -152,7 +152,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             if d_CV.is_cuda:
                 torch.mm(d_CV, weight_VD, out=d_hidden[rows])
             else:
-                d_hidden[rows] = d_CV @ weight_VD  # kernels of `cpu_tuning` have no `out`
+                d_hidden[rows] = d_CV @ weight_VD  # products tuned for CPUs have no `out`
             if cross_entropy.ranks.begin_sum is not None:
                 unfinished.append(cross_entropy.ranks.begin_sum(d_hidden[rows]))
             d_weight.add(d_CV, hidden_CD)

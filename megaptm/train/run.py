@@ -66,7 +66,7 @@ def _run_rank(
         log(f"warning: {warning}")
     log("loading PyTorch and megatron-core")
     # Imported late: torch and megatron-core take seconds, and errors above should not wait for them.
-    from megaptm.cpu_tuning import install as install_cpu_tuning
+    from megaptm import cpu_tuning
     from megaptm.parallel.custom_patterns import refuse_other_patterns
     from megaptm.parallel.deterministic import use_deterministic_kernels
     from megaptm.parallel.groups import device, join, leave
@@ -95,7 +95,7 @@ def _run_rank(
     )
     if not isinstance(spec, ModelSpec) or (device().type == "cpu" and config.train.compile is not True):
         # CPUs train word vectors; compiled code checks shapes of results that the tuning leaves out.
-        install_cpu_tuning()
+        cpu_tuning.install()
     if VARIABLE not in os.environ:
         watch_each_other(heartbeat, run, config, rank_env)
     log("opening the corpora")

@@ -77,7 +77,9 @@ def test_start_that_fails_too_long_names_the_node(folder):
 def test_dead_head_is_not_tried_longer_than_the_limit(folder):
     """Ray itself tries to reach the head for a quarter of an hour."""
     address = f"127.0.0.1:{free_port()}"
-    source = "import sys; from megaptm.schedulers.ray import start; start.ATTEMPT_SECONDS = 3; start.main(sys.argv[1:])"
+    source = (
+        "import sys; from megaptm.schedulers.ray import start; start.ATTEMPT_SECONDS = 3; start.start_ray(sys.argv[1:])"
+    )
     environment = {**os.environ, VARIABLE: "3", "SLURMD_NODENAME": "node7"}
     words = [sys.executable, "-c", source, f"--address={address}", "--num-cpus=1", f"--temp-dir={folder}"]
     done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
