@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
 from megaptm.batch import IGNORED
+from megaptm.layers.accumulate import sum_dtype
 from megaptm.layers.split import TensorRanks
 
 ALONE = TensorRanks()
@@ -91,22 +92,23 @@ class CrossEntropy:
 
     def _by_torch(self, logits_CV: Tensor, labels_C: Tensor, *, gradient: bool) -> tuple[Tensor, Tensor | None]:
         real, first = self._columns(logits_CV)
+        dtype = sum_dtype(logits_CV.dtype)
         counted_C1 = (labels_C != IGNORED)[:, None]
         logits_CV[:, real:] = -torch.inf
         column_C1 = labels_C[:, None] - first
         inside_C1 = (column_C1 >= 0) & (column_C1 < logits_CV.shape[1]) & counted_C1
         column_C1 = torch.where(inside_C1, column_C1, 0)
-        label_logit_C1 = torch.where(inside_C1, logits_CV.gather(1, column_C1).float(), 0.0)
-        sum_C1 = logits_CV[:, :real].sum(-1, keepdim=True, dtype=torch.float32) if self.smoothing else None
+        label_logit_C1 = torch.where(inside_C1, logits_CV.gather(1, column_C1).to(dtype), 0.0)
+        sum_C1 = logits_CV[:, :real].sum(-1, keepdim=True, dtype=dtype) if self.smoothing else None
         if self.ranks.sum is None:
-            d_CV = torch.softmax(logits_CV, -1, dtype=torch.float32)
+            d_CV = torch.softmax(logits_CV, -1, dtype=dtype)
             # The normalizer follows from the largest probability, which is at least 1/V: no second pass of
             # exponentials, and no logarithm of a probability that underflowed.
             largest_C1, at_C1 = logits_CV.max(-1, keepdim=True)
-            normalizer_C1 = largest_C1.float() - d_CV.gather(1, at_C1).log()
+            normalizer_C1 = largest_C1.to(dtype) - d_CV.gather(1, at_C1).log()
         else:
             # A rank may hold padding only.
-            largest_C1 = logits_CV.amax(-1, keepdim=True).float().clamp_(min=torch.finfo(torch.float32).min)
+            largest_C1 = logits_CV.amax(-1, keepdim=True).to(dtype).clamp_(min=torch.finfo(dtype).min)
             largest_C1 = self._largest(largest_C1)
             d_CV = (logits_CV - largest_C1).exp_()
             sums_C1 = [d_CV.sum(-1, keepdim=True), label_logit_C1, *([] if sum_C1 is None else [sum_C1])]
@@ -123,7 +125,7 @@ class CrossEntropy:
         factor_C1 = counted_C1 * (1 + 2 * self.z_loss * normalizer_C1) if self.z_loss else counted_C1
         if self.z_loss or not _are_all(counted_C1):
             d_CV.mul_(factor_C1)
-        d_CV.scatter_add_(1, column_C1, inside_C1 * (self.smoothing - 1.0))
+        d_CV.scatter_add_(1, column_C1, inside_C1.to(dtype) * (self.smoothing - 1.0))
         if self.smoothing:
             d_CV[:, :real] -= counted_C1 * (self.smoothing / self.vocabulary)
         return terms_C, d_CV if logits_CV.dtype == d_CV.dtype else logits_CV.copy_(d_CV)

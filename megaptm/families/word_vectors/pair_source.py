@@ -38,7 +38,7 @@ class PairSource:
         self.config, self.engine = config, engine
         self.tokenizer, self.train = corpora.tokenizer, PairSamples(config, corpora, engine)
 
-    def count_words_and_pairs(self) -> None:
+    def count(self) -> None:
         self.engine.count_words_and_pairs()
 
     def steps(self, start: int) -> Iterator[list[Any]]:
