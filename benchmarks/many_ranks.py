@@ -32,8 +32,9 @@ from unittest.mock import patch
 
 from common.options import Options
 
+from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.checkpoint.files import remove_tree
-from megaptm.checkpoint.store import RANKS_PER_INDEX, Checkpoint, Store
+from megaptm.checkpoint.store import RANKS_PER_INDEX, Store
 from megaptm.checkpoint.tensors import FileRecord, StoredPiece
 from megaptm.data.verdicts import Verdicts
 from megaptm.resilience.heartbeat import Heartbeat, beat_file

@@ -19,7 +19,7 @@ from megaptm.run.folder import CONFIG, check_phase, has_checkpoint
 from megaptm.run.submission import SCRIPT, refuse_queued
 
 if TYPE_CHECKING:
-    from megaptm.checkpoint.store import Checkpoint
+    from megaptm.checkpoint.checkpoint import Checkpoint
 
 SAMPLE_BYTES = 1 << 30
 """Bytes read of a checkpoint without --full."""

@@ -33,16 +33,13 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.checkpoint.committed import FOLDER, MANIFEST, find_committed, find_without_manifest
 from megaptm.checkpoint.files import (
     DamagedError,
-    RetriedFile,
     StorageError,
     free_bytes,
     human_bytes,
@@ -58,15 +55,11 @@ from megaptm.checkpoint.manifest import (
     IndexEntry,
     check_manifest,
     content_id,
-    parse_index,
-    refuse_duplicate_files,
 )
 from megaptm.checkpoint.tensors import (
     FileRecord,
-    IndexedReader,
     NonFiniteError,
     TensorPiece,
-    TensorReader,
     write_pieces,
 )
 from megaptm.errors import UserError
@@ -76,7 +69,6 @@ FORMAT = "megaptm-checkpoint-2"
 RANKS_PER_INDEX = 128
 """Consecutive ranks whose files are in one index: about the root of the largest number of ranks, so that writers of
 indexes and of the manifest have equal work."""
-VERIFYING_THREADS = 4
 TEMPORARY = re.compile(r"(step-\d+)(\.writing-[\w-]+|\.replaced|\.removed-[0-9a-f]+)?")
 """Step, and suffix of a temporary folder, which this module may delete."""
 
@@ -87,88 +79,6 @@ log = logging.getLogger(__name__)
 
 class GoneError(StorageError):
     """Raised if a folder that is written or read has been removed, usually by another job."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Committed checkpoint: `state` is the trainer's, `reader` reads the tensors."""
-
-    step: int
-    folder: Path
-    state: dict[str, Any]
-    indexes: tuple[IndexEntry, ...]
-    _files: dict[int, tuple[FileRecord, ...]] = field(default_factory=dict, repr=False, compare=False)
-    """Files of the indexes that were read."""
-
-    @property
-    def reader(self) -> TensorReader:
-        indexes = [(entry.tensors, partial(self.read_index, number)) for number, entry in enumerate(self.indexes)]
-        return IndexedReader(self.folder, indexes)
-
-    @property
-    def size(self) -> int:
-        """Bytes of all tensor files."""
-        return sum(entry.num_bytes for entry in self.indexes)
-
-    @property
-    def files(self) -> list[FileRecord]:
-        """All files, from all indexes. Ranks read only those that they need."""
-        files = [file for number in range(len(self.indexes)) for file in self.read_index(number)]
-        try:
-            refuse_duplicate_files((file.name for file in files), self.folder)
-        except UserError as error:
-            raise DamagedError(str(error)) from None
-        return files
-
-    def read_index(self, number: int) -> tuple[FileRecord, ...]:
-        """Return the files of an index. Raises `DamagedError` if it differs from what the manifest says."""
-        if number not in self._files:
-            entry = self.indexes[number]
-            path = self.folder / entry.name
-            try:
-                with RetriedFile(path) as file:
-                    if (size := file.size()) != entry.size:
-                        raise DamagedError(f"{path} has {size:,} bytes, expected {entry.size:,}")
-                    content = bytearray(size)
-                    file.read_into(memoryview(content), 0)
-                self._files[number] = parse_index(bytes(content), path, entry)
-            except FileNotFoundError:
-                raise DamagedError(f"{path} is missing") from None
-            except StorageError:
-                raise
-            except UserError as error:
-                raise DamagedError(str(error)) from None
-        return self._files[number]
-
-    def verify(self, *, part: int = 0, parts: int = 1) -> None:
-        """Compare size and hash of files with their indexes, and the indexes with the manifest. Each rank may check a
-        part."""
-        num_files = sum(entry.num_files for entry in self.indexes)
-        first, stop = num_files * part // parts, num_files * (part + 1) // parts
-        files: list[FileRecord] = []
-        start = 0
-        for number, entry in enumerate(self.indexes):
-            end = start + entry.num_files
-            if start < stop and first < end:
-                files += self.read_index(number)[max(0, first - start) : stop - start]
-            start = end
-        with ThreadPoolExecutor(VERIFYING_THREADS) as threads:
-            list(threads.map(self.verify_file, files))
-
-    def verify_file(self, file: FileRecord, *, hashed: bool = True) -> None:
-        """Compare one file's size and, if `hashed`, its hash with its index.
-
-        Raises `DamagedError` if it differs, and `UnreadableError` if it cannot be read.
-        """
-        path = self.folder / file.name
-        try:
-            with RetriedFile(path) as stored:
-                if (size := stored.size()) != file.size:
-                    raise DamagedError(f"{path} has {size:,} bytes, expected {file.size:,}")
-                if hashed and stored.sha256() != file.sha256:
-                    raise DamagedError(f"{path} is damaged: its sha256 differs from its index")
-        except FileNotFoundError:
-            raise DamagedError(f"{path} is missing") from None
 
 
 class Store:

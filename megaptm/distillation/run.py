@@ -24,7 +24,7 @@ from megaptm.storage import shown
 from megaptm.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
-    from megaptm.checkpoint.store import Checkpoint
+    from megaptm.checkpoint.checkpoint import Checkpoint
 
 
 LOGITS_SEPARATOR = ", of logits kept with "

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from megaptm.checkpoint.store import Checkpoint, Store
+from megaptm.checkpoint.checkpoint import Checkpoint
+from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tensors import TensorReader
 from megaptm.config import Config, load_run, resolve_model
 from megaptm.errors import UserError

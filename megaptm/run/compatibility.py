@@ -13,7 +13,8 @@ from megaptm.spec import LayerlessSpec, ModelSpec
 from megaptm.storage import regular_file, shown
 
 if TYPE_CHECKING:
-    from megaptm.checkpoint.store import Checkpoint, Store
+    from megaptm.checkpoint.checkpoint import Checkpoint
+    from megaptm.checkpoint.store import Store
     from megaptm.config import Config
 
 
@@ -115,7 +116,7 @@ def find_abandoned(store: Store, skip: Mapping[int, int]) -> dict[int, int]:
 
     Raises `UserError` if no other checkpoint is left to go back to.
     """
-    from megaptm.checkpoint.store import Checkpoint  # imports torch
+    from megaptm.checkpoint.checkpoint import Checkpoint  # imports torch
 
     abandoned = {}
     for step in (steps := store.steps()):

@@ -11,7 +11,7 @@ from megaptm.data.mix import Mix, SampleSource
 from megaptm.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
-    from megaptm.checkpoint.store import Checkpoint
+    from megaptm.checkpoint.checkpoint import Checkpoint
 
 
 class RunHook:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from megaptm import __version__
+from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.checkpoint.committed import FOLDER
 from megaptm.checkpoint.files import NotSavedError
 from megaptm.checkpoint.host_staging import HostStaging
-from megaptm.checkpoint.store import Checkpoint, Store
+from megaptm.checkpoint.store import Store
 from megaptm.config import Config
 from megaptm.errors import UserError
 from megaptm.parallel.background import Background, run_on_all_ranks

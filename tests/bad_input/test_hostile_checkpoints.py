@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.checkpoint.files import DamagedError
 from megaptm.checkpoint.manifest import content_id
-from megaptm.checkpoint.store import Checkpoint, Store
+from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.errors import UserError
 from megaptm.run.compatibility import recorded_layout

@@ -10,8 +10,9 @@ import sys
 import pytest
 import torch
 
+from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.checkpoint.files import StorageError
-from megaptm.checkpoint.store import Checkpoint, GoneError, Store
+from megaptm.checkpoint.store import GoneError, Store
 from megaptm.checkpoint.tensors import NonFiniteError, TensorPiece
 from megaptm.errors import UserError
 from megaptm.storage import RetryPolicy, write_atomically

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.checkpoint.store import Checkpoint, Store
+from megaptm.checkpoint.checkpoint import Checkpoint
+from megaptm.checkpoint.store import Store
 from megaptm.commands.train import train
 from megaptm.config import load
 from megaptm.config.extension import overrides_to_extend, schedule_choices

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.checkpoint.store import Checkpoint, Store
+from megaptm.checkpoint.checkpoint import Checkpoint
+from megaptm.checkpoint.store import Store
 from megaptm.config import load, resolve, resolve_model
 from megaptm.distillation.run import LOGITS_SEPARATOR, refuse_other_teacher
 from megaptm.errors import UserError

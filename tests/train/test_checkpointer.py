@@ -30,7 +30,8 @@ def load_newest(run, unreadable):
     import torch.distributed as dist
 
     from megaptm.checkpoint import files
-    from megaptm.checkpoint.store import Checkpoint, Store
+    from megaptm.checkpoint.checkpoint import Checkpoint
+    from megaptm.checkpoint.store import Store
     from megaptm.errors import UserError
     from megaptm.run.rank import RankEnvironment
     from megaptm.storage import RetryPolicy
