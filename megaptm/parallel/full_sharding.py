@@ -207,7 +207,6 @@ class FullySharded:
         self._check_unshared(model)
         holding = Counter(module for layer in owners for module in {id(owner[0]) for owner in layer})
         shared = {module for module, number in holding.items() if number > 1}
-        shared |= {id(module) for stack in model.modules() if isinstance(stack, BaseStack) for module in _shared(stack)}
         owners = [[owner for owner in layer if id(owner[0]) not in shared] for layer in owners]
         taken = {id(owner[0]) for layer in owners for owner in layer}
         root = [owner for owner in _owners(model) if id(owner[0]) not in taken]
@@ -244,12 +243,9 @@ class FullySharded:
 
         def before_forward(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             unit.each(FlatParameters.gather)
-            if _is_backward():  # activation recomputation
-                return _call_after_backward(lambda: self._after_backward(unit), inputs)
-            self._prefetch(number + 1)
-            return (
-                _call_after_backward(lambda: self._after_backward(unit), inputs) if torch.is_grad_enabled() else inputs
-            )
+            if not _is_backward():  # in a recomputation, the backward pass prefetches
+                self._prefetch(number + 1)
+            return _call_after_backward(lambda: self._after_backward(unit), inputs)
 
         def after_forward(_: nn.Module, inputs: Any, output: Any) -> None:
             for tensor in output if isinstance(output, tuple) else (output,):
@@ -378,12 +374,6 @@ def _is_backward() -> bool:
 
 def _layers(stack: BaseStack) -> list[nn.Module]:
     return [stack[str(number)] for number in stack.numbers]
-
-
-def _shared(stack: BaseStack) -> Iterator[nn.Module]:
-    """Yield the modules that layers of a stack share."""
-    if "shared" in stack:
-        yield from stack["shared"].modules()
 
 
 def _own_parameters(module: nn.Module) -> list[tuple[nn.Module, str]]:

@@ -35,8 +35,11 @@ class ParallelModel:
     chunks: list[ChunkGradients] | list[FullyShardedStage]
     """The same chunks with their gradient buffers."""
     tied_parameters: TiedParameters
-    sharded: FullySharded | None = None
-    """Parameters that data ranks divide, with full sharding."""
+
+    @property
+    def sharded(self) -> FullySharded | None:
+        """Parameters that data ranks divide; None without full sharding."""
+        return self.stages[0].sharded
 
     @property
     def gradient_replicas(self) -> int:
@@ -104,16 +107,8 @@ def build_parallel_model(
         [stage] = stages
         sharded_stage = FullyShardedStage(stage)
         attach_main_grads(sharded.parameters(), overlaps=False)
-        model = ParallelModel(
-            spec,
-            layout,
-            precision,
-            ranks,
-            stages,
-            [sharded_stage],
-            TiedParameters(stages, layout, ranks),
-            stage.sharded,
-        )
+        tied = TiedParameters(stages, layout, ranks, timeout_minutes=timeout_minutes)
+        model = ParallelModel(spec, layout, precision, ranks, stages, [sharded_stage], tied)
         config.no_sync_func, config.finalize_model_grads_func = sharded_stage.no_sync, model.finalize_gradients
         return model
     tied_parameters = TiedParameters(stages, layout, ranks, timeout_minutes=timeout_minutes)

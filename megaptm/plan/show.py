@@ -47,8 +47,10 @@ def format_layout(layout: Layout) -> str:
         words += f" of {', '.join(map(str, layout.layers_by_chunk))} layers"
     words += f", micro-batch {layout.microbatch}"
     words += ", sequence parallel" if layout.sequence_parallel else ""
-    words += ", full sharding" if layout.full_sharding else ""
-    words += ", distributed optimizer" if layout.distributed_optimizer else ""
+    if layout.full_sharding:
+        words += ", full sharding"
+    elif layout.distributed_optimizer:
+        words += ", distributed optimizer"
     if layout.recompute == "none":
         return words
     every = "" if layout.recompute_every == 1 else f" of every {layout.recompute_every} layers"
