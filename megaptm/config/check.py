@@ -397,11 +397,6 @@ def _profile_errors(config: Config) -> Iterator[str]:
             f"train.profile.steps ({first}, {last}) must be the first and the last step of a trace, in ascending order "
             f"and at most train.steps ({config.train.steps})."
         )
-    if late := [rank for rank in profile.ranks if rank >= config.layout.processes]:
-        yield (
-            f"train.profile.ranks has {late[0]}, and the layout has {config.layout.processes} processes: the last rank "
-            f"is {config.layout.processes - 1}."
-        )
 
 
 def _skip_errors(config: Config) -> Iterator[str]:

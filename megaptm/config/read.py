@@ -155,7 +155,7 @@ class UncheckedConfig:
         if self.plans_layout:
             DeviceLayout.model_validate({key: values[key] for key in DeviceLayout.model_fields if key in values})
             values = {key: value for key, value in values.items() if key not in (*DeviceLayout.model_fields, "layout")}
-            return Config.model_validate(_without_traced_ranks(values)), None
+            return Config.model_validate(values), None
         if not DeviceLayout.model_fields.keys().isdisjoint(values):
             values, devices = select_layout(values, self.levels)
         return Config.model_validate(without_stale_cut(values, self.levels)), devices
@@ -219,15 +219,6 @@ def _joined_error(mistakes: Sequence[str]) -> UserError:
         return UserError(mistakes[0])
     more = [f"and {len(mistakes) - MAX_MESSAGES:,} more."] if len(mistakes) > MAX_MESSAGES else []
     return UserError(f"{len(mistakes):,} mistakes in the config:", *mistakes[:MAX_MESSAGES], *more)
-
-
-def _without_traced_ranks(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a config without `train.profile.ranks`, which are checked when the layout is known."""
-    train = values.get("train")
-    profile = train.get("profile") if isinstance(train, dict) else None
-    if not isinstance(train, dict) or not isinstance(profile, dict):
-        return values
-    return {**values, "train": {**train, "profile": {key: value for key, value in profile.items() if key != "ranks"}}}
 
 
 def _without_unknown(values: dict[str, Any], error: ValidationError) -> dict[str, Any]:

@@ -66,6 +66,14 @@ def config_warnings(config: Config) -> Iterator[str]:
     yield from _rate_warnings(config)
     yield from _stage_warnings(config)
     yield from _ramp_warnings(config)
+    yield from _profile_warnings(config)
+
+
+def _profile_warnings(config: Config) -> Iterator[str]:
+    """Yield a warning if no process has a rank that `train.profile` names: a run may continue on fewer devices."""
+    profile, processes = config.train.profile, config.layout.processes
+    if profile is not None and (late := [rank for rank in profile.ranks if rank >= processes]):
+        yield f"train.profile.ranks has {late[0]}, but the layout has {processes} processes: it writes no trace."
 
 
 def _rate_warnings(config: Config) -> Iterator[str]:

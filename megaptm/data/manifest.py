@@ -187,7 +187,10 @@ def parse_manifest(written: bytes, location: str | os.PathLike[str]) -> dict[str
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{location} is not a {FORMAT} manifest: build the corpus again with this version of megaptm.")
     if content.get("id") != content_id(content):
-        raise UserError(f"{location} was changed after it was written (its id does not match): build the corpus again.")
+        raise UserError(
+            f"{location} was changed after it was written, or written by an earlier megaptm (its id does not "
+            "match): build the corpus again."
+        )
     # The id only detects changes after writing; the content must be validated as untrusted.
     fields = validate(CorpusManifest, content, location, remedy=REMEDY).fields
     if fields[0] != "tokens" or len(set(fields)) < len(fields):

@@ -264,7 +264,8 @@ def test_edited_manifest(train, corpus):
     manifest["splits"]["train"]["tokens"] += 1
     (corpus / "manifest.json").write_text(json.dumps(manifest))
     assert train(corpus) == (
-        f"{corpus}/manifest.json was changed after it was written (its id does not match): build the corpus again."
+        f"{corpus}/manifest.json was changed after it was written, or written by an earlier megaptm "
+        "(its id does not match): build the corpus again."
     )
 
 

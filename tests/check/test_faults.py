@@ -77,7 +77,7 @@ FAULTS = [
         lying_index,
         r"data: .*/train-000000.tar: train-000000.index.npy names a document of [\d,]+ tokens at byte .*; build",
     ),
-    (edited_manifest, r"data: .*/manifest.json was changed after it was written \(its id does not match\): build"),
+    (edited_manifest, r"data: .*/manifest.json was changed after it was written, .* \(its id does not match\): build"),
     (no_corpus, r"data: .*/nowhere/manifest.json does not exist, .* `megaptm corpus build TEXT out=.*nowhere token"),
     (
         silent_object_store,

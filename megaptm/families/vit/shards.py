@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from megaptm.data.shards import TOKENS, TOKENS_AT, Shard, ShardWriter
 
 
-class ImageShard(Shard):
+class ImageShard(Shard, ABC):
     """Shard whose index has ids and the locations of files. Base class."""
 
     ids_in_index = True
@@ -28,9 +29,9 @@ class ImageShard(Shard):
             self._refuse_unknown_ids(self.vocabulary, ids)
         return ids
 
+    @abstractmethod
     def _ids(self, document: int) -> np.ndarray:
         """Return the ids of a document."""
-        raise NotImplementedError
 
 
 class LabeledShard(ImageShard):
