@@ -1,4 +1,4 @@
-"""Engine: runs a single-device model on many devices. No other package imports megatron-core."""
+"""Training engine: runs a single-device model on many devices. No other package imports megatron-core."""
 
 import os
 import warnings

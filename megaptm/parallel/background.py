@@ -1,4 +1,4 @@
-"""Background work during training: a thread on each rank, which never communicates with other ranks."""
+"""Background work during training, such as writing a checkpoint: a thread on each rank, which never communicates."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ T = TypeVar("T")
 
 # Short at first, so that quick work returns quickly.
 POLL_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Seconds for which a rank waits for its own work before ranks compare their progress."""
+"""Seconds for which a rank waits for its own background work before ranks compare their progress."""
 
 
 class Background:
-    """Work in phases. A phase starts when all ranks have finished the one before, which they check between two steps.
+    """Background work of all ranks in phases. A phase starts when all ranks have finished the one before, which they
+    check between two training steps.
 
     All ranks call each method at the same point of the program. A failure on one rank is raised on all.
     """
@@ -31,13 +32,14 @@ class Background:
         self._running: Future[object] | None = None
 
     def begin(self, *phases: Callable[[], object]) -> None:
-        """Start the first of these phases. Earlier phases must be finished."""
+        """Start the first phase of background work. Earlier phases must be finished."""
         assert self._running is None
         self._phases = iter(phases)
         self._start_next()
 
     def advance(self) -> None:
-        """Start the next phase if all ranks are ready. Called at the end of a step."""
+        """Start the next phase of background work if all ranks have finished the current one. Called at the end of a
+        training step."""
         if self._running is None:
             return
         done = self._running.done()
@@ -48,10 +50,9 @@ class Background:
             self._start_next()
 
     def finish(self) -> None:
-        """Wait until all phases are done, however long the slowest rank takes.
+        """Wait until all phases of background work are done, however long the slowest rank takes.
 
-        Ranks poll each other meanwhile. A rank that waited for the others in one collective would fail after the time
-        limit of collectives.
+        Ranks poll each other meanwhile: a single collective would fail after its time limit.
         """
         for seconds in chain(POLL_SECONDS, repeat(POLL_SECONDS[-1])):
             if self._running is None:
@@ -76,8 +77,8 @@ class Background:
 
 
 def run_on_all_ranks(work: Callable[[], T]) -> T:
-    """Return the result of `work` on this rank after all ranks have finished theirs, however long that takes. Fails on
-    all ranks or none."""
+    """Run `work` on all ranks at the same time and return this rank's result, however long the slowest rank takes. If
+    it fails on one rank, raise on all."""
     results: list[T] = []
     background = Background()
     background.begin(lambda: results.append(work()))
@@ -90,7 +91,7 @@ BUG, USER_ERROR, STORAGE_FAILED, CONSEQUENCE = range(4)
 
 
 def _cause(error: BaseException | None) -> tuple[int, str] | None:
-    """Return the kind of an error and its message."""
+    """Return the class and message of an error, as text for other ranks."""
     if error is None:
         return None
     if not isinstance(error, UserError):

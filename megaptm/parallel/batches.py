@@ -9,11 +9,12 @@ from torch import Tensor
 from megaptm.parallel.groups import device
 
 ALIGNMENT = 8
-"""Bytes to which the start of each field is aligned, so that a tensor of any dtype can start there."""
+"""Alignment in bytes of each field of a broadcast micro-batch, so that a tensor of any dtype can start there."""
 
 
 def share_batches(microbatches: list[dict[str, Tensor]] | None, group: dist.ProcessGroup) -> list[dict[str, Tensor]]:
-    """Broadcast a step's micro-batches within a tensor-parallel group: one message with shapes, one with bytes."""
+    """Broadcast the micro-batches of a training step within a tensor-parallel group: one message with shapes, one with
+    bytes."""
     if group.size() == 1:
         assert microbatches is not None
         return microbatches

@@ -1,4 +1,4 @@
-"""Assembly of an engine from model, optimizer and hooks."""
+"""Assembly of a training engine from model, optimizer and hooks."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def build_engine(
     loss_scale: LossScaleConfig | None = None,
     **options: Any,
 ) -> Engine:
-    """Build an engine without values of weights: call `Engine.fill` or `Engine.restore`.
+    """Build a training engine whose weights have no values yet: call `Engine.fill` or `Engine.restore`.
 
-    `hooks`: hooks of the run, beside those of the model. `loss_scale`: options for fp16. `options`: see
+    `hooks`: hooks of the run, besides those of the model. `loss_scale`: options for fp16. `options`: see
     `build_parallel_model`.
     """
     model = build_parallel_model(spec, layout, losses=losses, hooks=hooks, **options)
@@ -53,7 +53,7 @@ def build_engine(
 
 
 def model_hooks(model: ParallelModel, losses: Iterable[str]) -> list[EngineHook]:
-    """Return the hooks that a model and its losses need. Raise UserError if these exclude each other."""
+    """Return the engine hooks that a model and its losses need. Raise UserError if these exclude each other."""
     hooks: list[EngineHook] = [GlobalTokensHook(), DocumentOffsetsHook(model.spec.family)]
     contrastive = [name for name in losses if name in HEADS and HEADS[name].contrasts]
     if model.spec.has_recurrence_cache:

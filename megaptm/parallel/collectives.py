@@ -1,4 +1,4 @@
-"""Communication between all processes of a run outside a step."""
+"""Collective communication between all ranks of a run, outside of a training step."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ T = TypeVar("T")
 
 
 def any_rank(flag: bool) -> bool:
-    """Return True on all ranks if `flag` is True on any. Processes must leave a loop at the same step."""
+    """Return True on all ranks if `flag` is True on any rank, so that all leave a loop at the same step."""
     return any_rank_each(flag)[0]
 
 
 def any_rank_each(*flags: bool) -> list[bool]:
-    """Return `any_rank` of several flags, in one collective."""
+    """Return `any_rank` of several flags, with one collective."""
     answers = torch.tensor(flags, dtype=torch.int32, device=device())
     dist.all_reduce(answers, op=dist.ReduceOp.MAX)
     return [bool(answer) for answer in numbers(answers)]
 
 
 def numbers(tensor: Tensor) -> list[Any]:
-    """Return the values of a tensor, after the device has computed them.
+    """Copy the values of a tensor to the host, after the device has computed them.
 
     With NCCL, collectives are kernels, so the host waits for other ranks here. The watchdog recognizes such a wait by
     the name of this file.
@@ -35,21 +35,21 @@ def numbers(tensor: Tensor) -> list[Any]:
 
 
 def broadcast_object(value: T) -> T:
-    """Return rank 0's value on all ranks."""
+    """Return the object of rank 0 on all ranks."""
     box: list[Any] = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
 
 
 def all_gather_object(value: T) -> list[T]:
-    """Return every rank's value on all ranks."""
+    """Return the objects of all ranks, by rank, on every rank."""
     box: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(box, value)
     return box
 
 
 def send_to_previous(tensor: Tensor, rank: int, ranks: int, group: dist.ProcessGroup) -> Tensor:
-    """Send a tensor to the previous rank and return that of the next rank, of equal shape."""
+    """Send a tensor to the previous rank, and return the tensor of the next rank, which has the same shape."""
     received = torch.empty_like(tensor)
     request = dist.isend(tensor, (rank - 1) % ranks, group=group)
     dist.recv(received, (rank + 1) % ranks, group=group)
@@ -59,5 +59,5 @@ def send_to_previous(tensor: Tensor, rank: int, ranks: int, group: dist.ProcessG
 
 
 def barrier() -> None:
-    """Return when every process has called this."""
+    """Wait until all ranks have called this function."""
     dist.barrier()

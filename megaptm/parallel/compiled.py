@@ -1,8 +1,10 @@
 """Layers compiled by torch.compile: one graph for each kind of layer, which all layers of that kind run.
 
-Operations that stay eager divide a layer into several graphs: linear layers of tensor ranks, whose collectives
-overlap with products; sparse attention, which has kernels of its own; recomputed attention; and dropout that samples
-from another stream than the rest of the layer.
+Operations that stay eager divide a layer into several graphs:
+- linear layers split over tensor ranks, whose collectives overlap with products
+- sparse attention, which has kernels of its own
+- recomputed attention
+- dropout that samples from another random stream than the other dropouts of the layer
 """
 
 from __future__ import annotations
@@ -30,25 +32,25 @@ from megaptm.parallel.groups import device
 from megaptm.parallel.split import SharedLinear, own_stream
 
 BACKEND = "inductor"
-"""Compiler of graphs; tests use one that only captures them."""
+"""Backend of torch.compile. Tests use one that only captures graphs."""
 
 Log = Callable[[str], None]
 
 
 def should_compile(configured: Literal["auto", True, False]) -> bool:
-    """Return whether this process compiles layers, by `train.compile`."""
+    """Whether this process compiles layers with torch.compile, by the setting `train.compile`."""
     return device().type == "cuda" and _is_reproducible() if configured == "auto" else configured
 
 
 def _is_reproducible() -> bool:
-    """Whether torch compiles the same kernels each time, if deterministic ones are required."""
+    """Whether torch.compile generates the same kernels each time, as deterministic training requires."""
     import torch._inductor.config
 
     return not torch.are_deterministic_algorithms_enabled() or hasattr(torch._inductor.config, "deterministic")
 
 
 def compile_layers(model: Model, log: Log) -> None:
-    """Let the layers of a model run compiled, starting with their first pass. Called after their hooks are set.
+    """Compile the layers of a model with torch.compile at their first forward pass. Called after their hooks are set.
 
     `log` receives a line for each stack and each kind of layer that stays eager.
     """
@@ -88,8 +90,10 @@ def _configure() -> None:
 
 
 def _check_cache() -> None:
-    """Create torch's folder of generated code, for this user alone. Raise UserError if others can write to it: torch
-    executes what it finds there, and in /tmp anybody can create a folder of its name."""
+    """Create the cache folder of torch.compile, for this user alone. Raise UserError if others can write to it.
+
+    torch executes the code that it finds there, and in /tmp anybody can create a folder of that name.
+    """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())
@@ -104,7 +108,8 @@ def _check_cache() -> None:
 
 
 class _Compiled:
-    """Compiled call of a module. Eager, after a line in the log, if a module cannot be compiled."""
+    """Call of a layer compiled by torch.compile. If a layer cannot be compiled, it stays eager, and a line in the log
+    says so."""
 
     def __init__(self, name: str, log: Log) -> None:
         self._name, self._log, self._is_eager = name, log, False
@@ -132,7 +137,7 @@ def _call(module: nn.Module, *tensors: Any) -> Tensor:
 
 
 class _Kind:
-    """Compiled calls of the layers of one kind."""
+    """Compiled calls of all layers of one kind."""
 
     def __init__(self, name: str, log: Log) -> None:
         self.layer = _Compiled(f"layer {name}", log)
@@ -140,8 +145,8 @@ class _Kind:
         self._recomputed: dict[Callable[..., Tensor], Callable[..., Tensor]] = {}
 
     def recomputed(self, hook: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """Return the hook, with which layers recompute their attention, for compiled attention. One function for all
-        layers: a graph is only valid for the functions that it was compiled with."""
+        """Return the compiled hook that recomputes the attention of a layer. All layers share it: a graph is only valid
+        for the functions that it was compiled with."""
 
         def run_attention(module: nn.Module, *tensors: Any) -> Tensor:
             return hook(partial(self._attention, module), *tensors)
@@ -167,8 +172,8 @@ def _compile(layer: Layer, kind: _Kind, stream: Callable[[], AbstractContextMana
 
 
 def _common_stream(layers: Iterable[Layer]) -> Callable[[], AbstractContextManager[None]] | None:
-    """Let each layer as a whole sample from a random stream, if all its dropouts do, and return that stream. Compiled
-    code cannot change streams."""
+    """Let a layer sample all its dropout from one random stream, if its dropouts agree on one, and return that stream.
+    Compiled code cannot change streams."""
     dropouts = {dropout for layer in layers for dropout in _dropouts(layer)}
     if not dropouts or any(dropout.stream is not own_stream for dropout in dropouts):
         return None
@@ -182,7 +187,7 @@ def _dropouts(module: nn.Module) -> Iterator[Dropout]:
 
 
 def _prepare(layer: Layer) -> None:
-    """Let modules run eagerly that cannot be compiled."""
+    """Mark the modules of a layer that torch.compile must leave eager."""
     for module in list(layer.modules()):
         dropout = module.dropout if isinstance(module, Attend) else module
         if (
@@ -195,7 +200,7 @@ def _prepare(layer: Layer) -> None:
 
 
 _EAGER: dict[type[nn.Module], type[nn.Module]] = {}
-"""Class -> the same with an eager `forward`."""
+"""Module class -> the same class with a `forward` that torch.compile leaves eager."""
 
 
 def _eager_class(cls: type[nn.Module]) -> type[nn.Module]:

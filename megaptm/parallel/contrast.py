@@ -1,14 +1,14 @@
-"""Losses that compare all samples of the global batch, exact in every layout.
+"""Contrastive losses over all samples of the global batch, exact in every layout.
 
-If each data rank has one micro-batch, data ranks exchange features in its forward pass and their gradients in its
-backward pass. Otherwise the activations of all micro-batches would have to be kept until the last features are known,
-so a pass without gradients computes the features first, and data ranks exchange them. Each rank computes the losses of
-its own samples against all, and their gradient for all features. Summed over data ranks, that is the gradient of the
-full loss. Each micro-batch then runs a second time by itself; its loss is a sum weighted by these gradients (GradCache,
+With one micro-batch per data rank, data ranks exchange features in its forward pass, and their gradients in its
+backward pass. With several, the activations of all would have to be kept until the last features are known. So a pass
+without gradients computes the features first, and data ranks exchange them. Each rank computes the losses of its own
+samples against all, and their gradient for all features. Summed over data ranks, that is the gradient of the full loss.
+Each micro-batch then runs a second time by itself; its loss is a sum weighted by these gradients (GradCache,
 arXiv:2101.06983, section 3.2).
 
-Costs: on each rank of the last stage the features of the global batch and their gradient, N x F elements each, and
-N x N / data scores; with several micro-batches, one more forward pass.
+Costs: on each rank of the last stage the features of the global batch and their gradient, N x F elements each, and N x
+N / data scores; with several micro-batches, one more forward pass.
 """
 
 # N samples of the global batch, R those of a data rank, F features of a sample
@@ -35,11 +35,11 @@ from megaptm.parallel.pipeline import Pipeline, no_tokens
 
 
 class ContrastHook(EngineHook):
-    """Run the features pass before the passes of a step with contrastive losses."""
+    """Engine hook that computes the features of all samples before the passes of a step with contrastive losses."""
 
     def __init__(self, losses: Sequence[str]) -> None:
         self._losses = losses
-        """Contrastive losses of the model."""
+        """Names of the model's contrastive losses."""
 
     @contextmanager
     def passes(
@@ -56,13 +56,13 @@ class ContrastHook(EngineHook):
             yield compare_by_features(pipeline, losses, microbatches, step=step)
 
     def _heads(self, pipeline: Pipeline) -> list[ContrastHead]:
-        """Return the contrastive heads of this rank."""
+        """Return the contrastive heads that this rank holds."""
         modules = pipeline.last.chunk.last and pipeline.last.head
         return [cast(ContrastHead, modules[name]) for name in self._losses] if modules else []
 
     def _labeled(self, microbatches: list[MicroBatch]) -> list[str]:
-        """Return the losses that have labels in this step. Batches of another task have none; all ranks have batches of
-        the same task."""
+        """Return the contrastive losses that have labels in this step. Batches of another task have none; all ranks
+        have batches of the same task."""
         return [name for name in self._losses if any(HEADS[name].label_field in batch for batch in microbatches)]
 
 
@@ -70,8 +70,8 @@ class ContrastHook(EngineHook):
 def compare_by_features(
     pipeline: Pipeline, losses: Sequence[str], microbatches: list[MicroBatch], *, step: int | None
 ) -> dict[str, Tensor]:
-    """Run the features pass, with the dropout of the step, and return `compare_samples` of its features; zeros if this
-    rank does not have the heads."""
+    """Compute the features of all micro-batches without gradients, with the dropout of the step, and return
+    `compare_samples` of them. Return zeros on ranks without the contrastive heads."""
 
     def reduce(output: ModelOutput) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         zero = next(iter(output.features.values())).new_zeros(())
@@ -91,9 +91,10 @@ def compare_samples(
     microbatches: list[dict[str, Tensor]],
     group: dist.ProcessGroup,
 ) -> dict[str, Tensor]:
-    """Return the sum of each loss over this rank's samples, and add gradients of features to the micro-batches.
+    """Return each contrastive loss, summed over this rank's samples, and add the gradients of the features to the
+    micro-batches.
 
-    `features`: those of each micro-batch. `group`: the data ranks, which have equally many samples.
+    `features`: contrastive features of each micro-batch. `group`: the data ranks, which have equally many samples.
     """
     sums = {}
     for name, head in heads.items():
@@ -120,9 +121,10 @@ def compare_samples(
 
 
 def gather_samples(head: ContrastHead, own_RF: Tensor, labels_R: Tensor) -> tuple[Tensor, Tensor, slice]:
-    """Return features and labels of all samples, and the rows of this data rank (`models.contrast.Gather`).
+    """Return contrastive features and labels of all samples, and the rows of this data rank (`models.contrast.Gather`).
 
-    Gradients of the features are summed over data ranks."""
+    Gradients of the features are summed over data ranks.
+    """
     group = parallel_state.get_data_parallel_group()
     own_RF = _checked(own_RF, {head.label_field: labels_R}, head)
     first = dist.get_rank(group) * len(own_RF)
@@ -130,7 +132,8 @@ def gather_samples(head: ContrastHead, own_RF: Tensor, labels_R: Tensor) -> tupl
 
 
 class _GatherFeatures(torch.autograd.Function):
-    """Gather features of all data ranks; in the backward pass, sum their gradients over data ranks."""
+    """Autograd function that gathers contrastive features of all data ranks; its backward pass sums their gradients
+    over data ranks."""
 
     @staticmethod
     def forward(ctx: Any, own_RF: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -144,10 +147,10 @@ class _GatherFeatures(torch.autograd.Function):
 
 @contextmanager
 def one_attention_kernel() -> Iterator[None]:
-    """Force the same attention kernel, and thereby the same dropout, in both passes.
+    """Force the same attention kernel, and thereby the same dropout masks, in both passes of contrastive training.
 
     torch rejects cuDNN's kernel if a mask needs a gradient (a learned bias on the scores), which is never the case in
-    the first pass.
+    the pass without gradients.
     """
     enabled = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -158,8 +161,8 @@ def one_attention_kernel() -> Iterator[None]:
 
 
 def _checked(features: Tensor, batch: dict[str, Tensor], head: ContrastHead) -> Tensor:
-    """Return the features if they have the required shape and dtype. Sums over all samples need more precision than
-    bfloat16."""
+    """Return the contrastive features if they have the required shape and dtype. Sums over all samples need more
+    precision than bfloat16."""
     num_samples = len(batch[head.label_field])
     if features.dtype != torch.float32 or features.ndim != 2 or len(features) != num_samples:
         dtype = str(features.dtype).removeprefix("torch.")
@@ -175,14 +178,14 @@ def _shape(tensor: Tensor) -> str:
 
 
 def _gather(own: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Gather [R, ...] of each data rank to [N, ...], in rank order."""
+    """Gather tensors [R, ...] of all data ranks to [N, ...], in rank order."""
     gathered = own.new_empty(len(own) * dist.get_world_size(group), *own.shape[1:])
     dist.all_gather_into_tensor(gathered, own.contiguous(), group=group)
     return gathered
 
 
 def _scatter_sum(gradient_NF: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Sum [N, F] over data ranks and return the [R, F] of this rank's samples."""
+    """Sum gradients [N, F] of features over data ranks, and return the [R, F] of this rank's samples."""
     own = gradient_NF.new_empty(len(gradient_NF) // dist.get_world_size(group), *gradient_NF.shape[1:])
     dist.reduce_scatter_tensor(own, gradient_NF.contiguous(), group=group)
     return own

@@ -1,10 +1,10 @@
 """CPU replacements of the CUDA functions that megatron-core calls, for machines without a GPU.
 
 megatron-core names CUDA in hundreds of places, but uses only a few things: the current device, streams and events, the
-generator's state, `device="cuda"` in tensor factories, and type names. `install()` lets megatron-core's modules see
-them on the CPU, and does nothing if CUDA is available. torch itself stays as it is, but for three methods: its compiler
-reads `torch.cuda` too. `install()` must run before megatron is imported; `parallel/__init__` does that, and no other
-module knows about it.
+generator's state, `device="cuda"` in tensor factories, and type names. `install()` gives megatron-core's modules
+replacements of these for the CPU, and does nothing if CUDA is available. torch itself is unchanged except for three
+methods, because its compiler reads `torch.cuda` too. `install()` must run before megatron is imported;
+`parallel/__init__` does that, and no other module knows about it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _LIKE = ("zeros_like", "empty_like", "ones_like", "full_like", "rand_like")
 
 
 class _Stream:
-    """Stream on a device that executes everything in order. A class, because libraries use it in type unions."""
+    """CPU replacement of a CUDA stream; a CPU executes everything in order. It is a class because libraries use it in
+    type unions."""
 
     cuda_stream = 0
 
@@ -63,7 +64,7 @@ class _Event:
 
 
 class _OneGenerator:
-    """`default_generators` with the same generator for any device."""
+    """CPU replacement of `torch.cuda.default_generators`: the CPU's generator for any device index."""
 
     def __len__(self) -> int:
         return 0  # number of GPUs
@@ -87,7 +88,7 @@ def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _cuda_type_name(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Make `tensor.type()` return names such as `torch.cuda.FloatTensor`, which megatron-core compares."""
+    """Make `tensor.type()` return names such as `torch.cuda.FloatTensor` on a CPU, which megatron-core compares."""
 
     def type_name(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         name = original(self, *args, **kwargs)
@@ -102,7 +103,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
 class _Overlay(ModuleType):
-    """Module with some names replaced."""
+    """Copy of a module with some names replaced, for megatron-core on a CPU."""
 
     def __init__(self, module: ModuleType, replaced: dict[str, Any]) -> None:
         super().__init__(module.__name__)
@@ -114,7 +115,7 @@ class _Overlay(ModuleType):
 
 
 def _cuda_on_cpu() -> _Overlay:
-    """Return `torch.cuda` of a machine whose only device is the CPU."""
+    """Return a replacement of `torch.cuda` for a machine whose only device is the CPU."""
     # megatron's random tracker saves and restores the CUDA generator around a region; a CPU has one generator.
     cpu, stream, generator = torch.device("cpu"), _Stream(), torch.default_generator
     random = {
@@ -146,7 +147,8 @@ def _cuda_on_cpu() -> _Overlay:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finder of megatron-core's modules. After its execution a module's global names refer to the CPU's torch."""
+    """Import finder of megatron-core's modules. After a module is imported, its global names refer to the replacements
+    for the CPU."""
 
     def __init__(self) -> None:
         cuda = _cuda_on_cpu()
@@ -174,7 +176,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install() -> None:
-    """Let megatron-core's modules see CUDA functions on the CPU, once, if CUDA is not available."""
+    """Install the CPU replacements of CUDA functions in megatron-core's modules, once, if CUDA is not available."""
     if torch.cuda.is_available() or any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     sys.meta_path.insert(0, _Finder())
@@ -187,7 +189,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def eager() -> Iterator[None]:
-    """Disable torch.compile while megatron is imported on a CPU.
+    """Disable torch.compile while megatron-core is imported on a CPU.
 
     Its small fused functions are only useful on a GPU, and the compiler takes seconds to import.
     """

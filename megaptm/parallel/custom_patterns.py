@@ -1,4 +1,4 @@
-"""Comparison of custom attention patterns between processes before the first step. Patterns are user code."""
+"""Comparison of custom attention patterns between ranks before the first training step. Patterns are user code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from megaptm.spec import ModelSpec
 
 
 def refuse_other_patterns(spec: ModelSpec, lengths: Mapping[str, int]) -> None:
-    """Raise UserError on all ranks if a pattern differs from that of rank 0 on any rank. All ranks call this.
+    """Raise UserError on all ranks if a custom attention pattern on any rank differs from that of rank 0. All ranks
+    call this.
 
     Ranks with different patterns would train parts of different models. `lengths`: stack -> sequence length.
     """

@@ -15,7 +15,8 @@ NCCL_WITHOUT_SWITCHES = "^NVLS,NVLSTree"
 
 
 def use_deterministic_kernels() -> None:
-    """Use deterministic kernels in this process from now on. Must be called before any use of a GPU.
+    """Use deterministic GPU kernels and collectives in this process from now on. Must be called before any use of a
+    GPU.
 
     Raise UserError if environment variables contradict it.
     """

@@ -1,4 +1,4 @@
-"""Offsets of documents in a batch, for attention without a mask of all pairs."""
+"""Offsets of the documents in a packed batch, for attention without a mask of all pairs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ FIELD = "document_ids"
 
 
 class DocumentOffsetsHook(EngineHook):
-    """Add the offsets of documents to micro-batches with document ids, on devices whose kernels take them.
+    """Engine hook that adds document offsets to micro-batches with document ids, on devices whose attention kernels use
+    them.
 
     The host computes the offsets. A GPU would need a synchronization to count the documents.
     """

@@ -1,4 +1,4 @@
-"""Dry run: any rank of any layout, built and run without memory; shapes and counts are real, values are not.
+"""Dry run: any rank of any layout, built and run without memory. Shapes and counts are real, values are not.
 
 The process groups are torch's fake ones of full size, whose collectives return at once. Weights and activations are
 fake tensors (or `meta` tensors), which only have a shape. Rank 511 of 1,024 of a 175B model takes a second.
@@ -31,14 +31,14 @@ from megaptm.spec import ModelSpec
 
 @dataclass(frozen=True)
 class DryRank:
-    """Contents and work of one rank of a layout."""
+    """Parameters and FLOPs of one rank of a layout, from a dry run."""
 
     rank: int
     stage: int
     data: int
     tensor: int
     parameters: int
-    """Elements of all weights, including vocabulary padding."""
+    """Number of elements of all weights of a rank, including vocabulary padding."""
     flops: int
     """FLOPs of matrix products in one micro-batch, forward and backward, as torch counts them, without
     recomputation."""
@@ -52,7 +52,7 @@ def dry_run(
     batch: BatchSpec,
     ranks: Iterable[int],
 ) -> Iterator[DryRank]:
-    """Build and run the given ranks, on micro-batches with the fields of `batch`."""
+    """Build the given ranks of a layout without memory, and run micro-batches with the fields of `batch` on them."""
     for rank in ranks:
         with _world(layout, rank) as own:
             yield _dry_rank(spec, layout, precision, batch, rank, own)
@@ -60,7 +60,7 @@ def dry_run(
 
 @contextmanager
 def _world(layout: Layout, rank: int) -> Iterator[Ranks]:
-    """Open a world of the layout's size in which this process is `rank` and no other process exists."""
+    """Open a fake process group of the layout's size in which this process is `rank` and no other process exists."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=rank, world_size=layout.processes, store=FakeStore())  # type: ignore[no-untyped-call]
@@ -99,7 +99,7 @@ def _without_memory(layout: Layout) -> AbstractContextManager[object]:
 
 
 def _stages(spec: ModelSpec, layout: Layout, precision: str, ranks: Ranks) -> list[Stage]:
-    """Build this rank's chunks as `parallel.stage.build_stages` does, without values."""
+    """Build the pipeline chunks of a rank as `parallel.stage.build_stages` does, without values."""
     config = transformer_config(spec, layout, CommunicationConfig(), precision)
     made = []
     standard = torch.get_default_dtype()

@@ -31,7 +31,7 @@ from megaptm.parallel.step_result import REMEDY, DivergedError, NoLabelsError, S
 
 
 class Engine:
-    """Model, optimizer and hooks of this rank in a layout."""
+    """Training engine: model, optimizer and hooks of this rank in a layout."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Engine:
         loss_scale: LossScale | None = None,
     ) -> None:
         """`losses`: loss -> weight. `open_initializer` is called by `fill`. Call `fill` or `restore` before the first
-        step."""
+        training step."""
         self.model, self.optimizer, self.seed, self.hooks = model, optimizer, seed, hooks
         self.loss_scale = loss_scale
         self.ranks = model.ranks
@@ -58,14 +58,14 @@ class Engine:
         self.set_loss_weights(losses)
 
     def set_loss_weights(self, weights: Mapping[str, float]) -> None:
-        """Change the weights of the losses, starting with the next pass."""
+        """Change the weights of the losses, starting with the next forward pass."""
         self.losses = dict(weights)
         for hook in self.hooks:
             self.losses = hook.loss_weights(self.losses)
         self._weights = _on_device(self.losses.values())
 
     def fill(self) -> None:
-        """Set the initial weights, a function of the seed."""
+        """Set the initial weights of the model, a function of the seed."""
         initializer = next(filter(None, (hook.initializer() for hook in self.hooks)), None)
         if initializer is None and self._open_initializer is not None:
             initializer = self._open_initializer()
@@ -74,7 +74,7 @@ class Engine:
         self.optimizer.megatron.reload_model_params()
 
     def pieces(self) -> Iterator[TensorPiece]:
-        """Yield the tensors that this process writes to a checkpoint."""
+        """Yield the pieces of weights and optimizer state that this rank writes to a checkpoint."""
         yield from state.pieces(self.optimizer, self.ranks)
         if self.loss_scale is not None:
             yield from self.loss_scale.pieces(self.ranks)
@@ -82,7 +82,7 @@ class Engine:
             yield from hook.pieces()
 
     def restore(self, reader: TensorReader, *, step: int) -> None:
-        """Continue from a checkpoint of any layout, written after `step` steps."""
+        """Restore weights and optimizer state from a checkpoint of any layout, written after `step` steps."""
         if self.loss_scale is not None:
             self.loss_scale.restore(reader)
         state.restore(self.optimizer, reader, step=self._num_updates(step))
@@ -130,18 +130,18 @@ class Engine:
         return result
 
     def _num_updates(self, step: int) -> int:
-        """Return the number of updates of the optimizer in the first `step` steps."""
+        """Return the number of updates that the optimizer made in the first `step` training steps."""
         return step - (0 if self.loss_scale is None else self.loss_scale.skipped)
 
     def zero_grad(self) -> None:
-        """Set all gradients to zero."""
+        """Set all gradients of the model to zero."""
         for chunk in self.model.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.megatron.zero_grad()
 
     @torch.no_grad()
     def evaluate(self, microbatches: list[MicroBatch] | None) -> StepResult:
-        """Return the losses of micro-batches without dropout and without training."""
+        """Return the losses of validation micro-batches, without dropout and gradients."""
         self.model.train(False)
         losses, counts = self._forward_backward(self._share(microbatches), step=None)
         for hook in self.hooks:
@@ -152,7 +152,7 @@ class Engine:
         return sum(weight * losses[name] for name, weight in self.losses.items())
 
     def _share(self, microbatches: list[MicroBatch] | None) -> list[MicroBatch]:
-        """Return the micro-batches on the device of every tensor rank."""
+        """Broadcast the micro-batches to all tensor ranks, and copy them to the device."""
         for hook in self.hooks:
             microbatches = microbatches and [hook.prepare_batch(batch) for batch in microbatches]
         shared = share_batches(microbatches, parallel_state.get_tensor_model_parallel_group())
@@ -161,7 +161,8 @@ class Engine:
     def _forward_backward(
         self, microbatches: list[MicroBatch], *, step: int | None
     ) -> tuple[dict[str, float], dict[str, int]]:
-        """Return means and label counts of the losses. With `step`, use its dropout and compute gradients."""
+        """Run the forward and backward passes of a step; return means and label counts of the losses. Without `step`,
+        run only forward passes, without dropout."""
         # Not copied to the host yet, which would wait for the slowest rank before launching any work.
         counts = self._global_counts(microbatches)
         scale = (self._weights / counts.clamp(min=1)).float()
@@ -187,7 +188,7 @@ class Engine:
         return self._global_means(reduced, counts, known)
 
     def _global_counts(self, microbatches: list[MicroBatch]) -> Tensor:
-        """Return the number of labels of each loss in the global batch: its denominator, known before the first
+        """Return the number of labels of each loss in the global batch: its denominator, known before the first forward
         pass."""
         local = torch.stack(
             [torch.stack([self._count_labels(loss, batch) for batch in microbatches]).sum() for loss in self.losses]
@@ -204,7 +205,8 @@ class Engine:
     def _global_means(
         self, reduced: list[Tensor], counts: Tensor, known: Mapping[str, Tensor]
     ) -> tuple[dict[str, float], dict[str, int]]:
-        """Return mean and label count of each loss over the global batch. `known`: sums of this rank from hooks."""
+        """Return mean and label count of each loss over the global batch. `known`: sums over this rank's samples that
+        hooks computed."""
         total = torch.zeros(len(self.losses), dtype=torch.float64, device=device())
         for terms in reduced:
             total += terms.double()
@@ -224,5 +226,5 @@ class Engine:
 
 
 def _on_device(values: Iterable[float]) -> Tensor:
-    """Build a tensor on the device. A copy from the host would wait for all work launched before it."""
+    """Create a tensor on the device from numbers of the host. A copy would wait for all kernels launched before it."""
     return torch.stack([torch.full((), value, dtype=torch.float64, device=device()) for value in values])

@@ -1,7 +1,7 @@
 """Full sharding: data ranks divide weights, gradients and optimizer state (ZeRO stage 3, arXiv:1910.02054, section 5;
 FSDP, arXiv:2304.11277).
 
-A unit is a layer; all other parameters are one more unit, the root. Between uses a data rank keeps only its shard of a
+A unit is a layer; all other parameters form one more unit, the root. Between uses a data rank keeps only its shard of a
 unit: float32 weights for the update rule, the same in the precision of the model, and a float32 gradient. The weights
 of a layer are gathered before its forward pass and again before its backward pass, while the neighbor computes, and
 freed after each. Its gradient is summed over data ranks after each backward pass. The root is gathered once a step, and
@@ -32,31 +32,31 @@ from megaptm.models.model import Model
 from megaptm.parallel.groups import device
 
 ALIGNMENT = 64
-"""Elements at whose multiples parameters start in their flat tensor, for kernels that read aligned memory."""
+"""Alignment of parameters in their flat tensor, in elements, for kernels that read aligned memory."""
 
 
 @dataclass(frozen=True)
 class OwnRange:
-    """Elements of a parameter that this data rank owns."""
+    """Range of a fully sharded parameter that this data rank owns."""
 
     start: int
-    """First element, in the flattened parameter."""
+    """First element of the range, in the flattened parameter."""
     master: Tensor
-    """Float32 [n] values, which the update rule changes."""
+    """Float32 values [n] of the range, which the update rule changes."""
     gradient: Tensor
-    """Float32 [n] gradient."""
+    """Float32 gradient [n] of the range."""
 
     @property
     def span(self) -> tuple[int, int]:
-        """First element and the one after the last."""
+        """First element of the range and the one after its last."""
         return self.start, self.start + self.master.numel()
 
 
 class FlatParameters:
-    """Parameters of a unit that have one dtype, in one flat tensor that data ranks divide."""
+    """Flat tensor of all parameters of one dtype in a fully sharded unit, divided over data ranks."""
 
     def __init__(self, owners: Sequence[tuple[nn.Module, str]], group: dist.ProcessGroup) -> None:
-        """Replace parameters of the meta device, each given by its module and name, by views of the flat tensor."""
+        """Replace parameters of the meta device, which are given by module and name, by views of the flat tensor."""
         self._group = group
         old = [module._parameters[name] for module, name in owners]
         self.dtype = old[0].dtype  # type: ignore[union-attr]
@@ -94,22 +94,22 @@ class FlatParameters:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether the full gradient has memory."""
+        """Whether the full gradient of the flat tensor is allocated."""
         return _has_memory(self._full_gradient_P)
 
     def start_gather(self) -> None:
-        """Begin to gather the weights of all data ranks."""
+        """Start to gather the weights of a fully sharded unit from all data ranks."""
         if not self.is_gathered:
             _allocate(self._full_P)
             self._gathering = dist.all_gather_into_tensor(self._full_P, self._shard_R, group=self._group, async_op=True)
 
     def gather(self) -> None:
-        """Gather the weights of all data ranks, or wait for `start_gather`."""
+        """Gather the weights of a fully sharded unit from all data ranks, or wait for `start_gather`."""
         self.start_gather()
         self._wait()
 
     def release(self) -> None:
-        """Free the gathered weights."""
+        """Free the gathered weights of a fully sharded unit."""
         self._wait()  # memory must not be freed while a collective writes it
         _free(self._full_P)
 
@@ -119,20 +119,20 @@ class FlatParameters:
             self._gathering = None
 
     def open_gradient(self) -> None:
-        """Allocate the full gradient, with zeros."""
+        """Allocate the full gradient of a fully sharded unit, filled with zeros."""
         self.finish_reduce()  # a layer that runs several times has several backward passes
         if not self.has_gradient:
             _allocate(self._full_gradient_P)
             self._full_gradient_P.zero_()
 
     def start_reduce(self) -> None:
-        """Begin to sum the full gradient over data ranks."""
+        """Start to sum the full gradient of a fully sharded unit over data ranks."""
         total_R = torch.empty_like(self.gradient_R)
         work = dist.reduce_scatter_tensor(total_R, self._full_gradient_P, group=self._group, async_op=True)
         self._pending = (work, total_R)
 
     def finish_reduce(self) -> None:
-        """Add the summed gradient to that of this rank, and free the full gradient."""
+        """Add the gradient summed over data ranks to this rank's shard, and free the full gradient."""
         if self._pending is not None:
             work, total_R = self._pending
             work.wait()
@@ -141,13 +141,13 @@ class FlatParameters:
             _free(self._full_gradient_P)
 
     def update_shard(self) -> None:
-        """Copy the float32 weights of this rank to those in the precision of the model."""
+        """Copy this rank's float32 weights to its shard in the precision of the model."""
         if self._shard_R is not self.master_R:
             self._shard_R.copy_(self.master_R)
 
 
 class Unit:
-    """Parameters that are gathered and freed together."""
+    """Parameters of a fully sharded model that are gathered and freed together."""
 
     def __init__(self, owners: Sequence[tuple[nn.Module, str]], group: dist.ProcessGroup) -> None:
         by_dtype: dict[torch.dtype, list[tuple[nn.Module, str]]] = {}
@@ -156,7 +156,7 @@ class Unit:
         self.flat = [FlatParameters(same, group) for same in by_dtype.values()]
 
     def each(self, method: Callable[[FlatParameters], None]) -> None:
-        """Call a method of each flat tensor."""
+        """Call a method of each flat tensor of a fully sharded unit."""
         for flat in self.flat:
             method(flat)
 
@@ -166,13 +166,13 @@ class Unit:
 
 
 class FullyShardedStage(nn.Module):
-    """The one pipeline stage of a model, with its parameters divided over data ranks.
+    """Pipeline stage of a fully sharded model, whose parameters data ranks divide. Such a model has one stage.
 
     Has the attributes that megatron-core's schedules read of its `DistributedDataParallel`.
     """
 
     def __init__(self, stage: Any) -> None:
-        """`stage`: a `Stage` whose model is divided."""
+        """`stage`: a `Stage` whose model is fully sharded."""
         super().__init__()
         self.module, self.config, self._units = stage, stage.config, stage.sharded
 
@@ -185,21 +185,23 @@ class FullyShardedStage(nn.Module):
         return nullcontext()
 
     def zero_grad_buffer(self) -> None:
-        """Set all gradients to zero."""
+        """Set all gradients of the fully sharded stage to zero."""
         self._units.zero_gradients()
 
     def finalize_gradients(self) -> None:
-        """Sum what is left over data ranks, and slices of the sequence over tensor ranks."""
+        """Sum the remaining gradients of the fully sharded stage over data ranks, and those of sequence slices over
+        tensor ranks."""
         self._units.finish_step(sequence_parallel=self.config.sequence_parallel)
 
 
 class FullySharded:
-    """Units of a model, which gather their weights when modules run."""
+    """Fully sharded model: its units gather their weights when their modules run."""
 
     def __init__(self, model: Model) -> None:
-        """Allocate a model of the meta device, with its trained parameters divided. Frozen ones stay whole.
+        """Allocate a model of the meta device, with its trained parameters divided over data ranks. Frozen ones are
+        replicated.
 
-        Layers must be run as modules, and not only their parts.
+        The forward method of each layer must be called; calling only its parts would not gather the weights.
         """
         group = parallel_state.get_data_parallel_group()
         layers = [layer for stack in model.modules() if isinstance(stack, BaseStack) for layer in _layers(stack)]
@@ -233,13 +235,13 @@ class FullySharded:
         return [self.root, *self._by_layer]
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield the divided parameters."""
+        """Yield the parameters that data ranks divide."""
         for unit in self.units:
             for flat in unit.flat:
                 yield from flat.parameters
 
     def _attach(self, layer: nn.Module, number: int, unit: Unit) -> None:
-        """Let a layer gather the weights of its unit and free them."""
+        """Attach hooks to a layer that gather the weights of its unit and free them."""
 
         def before_forward(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             unit.each(FlatParameters.gather)
@@ -275,18 +277,18 @@ class FullySharded:
             self._pending = [unit]
 
     def begin_pass(self) -> None:
-        """Gather the root."""
+        """Gather the root unit at the start of a pass."""
         self.root.each(FlatParameters.gather)
 
     def zero_gradients(self) -> None:
-        """Set all gradients to zero, and allocate the full gradient of the root."""
+        """Set all gradients to zero, and allocate the full gradient of the root unit."""
         for unit in self.units:
             for flat in unit.flat:
                 flat.gradient_R.zero_()
         self.root.each(FlatParameters.open_gradient)
 
     def finish_step(self, *, sequence_parallel: bool) -> None:
-        """Sum the gradients that have not been summed yet."""
+        """Sum the gradients of fully sharded units that have not been summed yet, at the end of a step."""
         unfinished = [unit for unit in self._by_layer if unit.has_gradient and unit not in self._pending]
         for unit in (*unfinished, self.root):
             unit.each(FlatParameters.start_reduce)
@@ -311,26 +313,26 @@ class FullySharded:
             torch._foreach_copy_(gradients, list(flat.split([gradient.numel() for gradient in gradients])))
 
     def weights_changed(self) -> None:
-        """Use the float32 weights of this rank from now on."""
+        """Copy this rank's changed float32 weights to its shards; the next pass gathers them."""
         for unit in self.units:
             unit.each(FlatParameters.update_shard)
             unit.each(FlatParameters.release)
 
 
 def own_range(parameter: Tensor) -> OwnRange:
-    """Return the range of a divided parameter that this data rank owns."""
+    """Return the range of a fully sharded parameter that this data rank owns."""
     own: OwnRange = parameter.own_range  # type: ignore[attr-defined]
     return own
 
 
 def is_sharded(parameter: Tensor) -> bool:
-    """Whether data ranks divide a parameter."""
+    """Whether a parameter is fully sharded, so that data ranks divide it."""
     return hasattr(parameter, "own_range")
 
 
 @torch.no_grad()
 def write(parameter: Tensor, value: Tensor) -> None:
-    """Set a parameter to a value of its shape; if data ranks divide it, the range of this rank."""
+    """Set a parameter to a full value; if it is fully sharded, set only this rank's range."""
     if is_sharded(parameter):
         own = own_range(parameter)
         own.master.copy_(value.reshape(-1)[slice(*own.span)])
@@ -339,7 +341,7 @@ def write(parameter: Tensor, value: Tensor) -> None:
 
 
 class _AfterBackward(torch.autograd.Function):
-    """Return tensors unchanged, and call a function when all of their gradients are known."""
+    """Autograd function that returns tensors unchanged, and calls a function when all of their gradients are known."""
 
     @staticmethod
     def forward(ctx: Any, function: Callable[[], None], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -353,7 +355,7 @@ class _AfterBackward(torch.autograd.Function):
 
 
 def _call_after_backward(function: Callable[[], None], inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return inputs of a module, such that `function` is called after its backward pass."""
+    """Return the inputs of a module, wrapped so that `function` is called after the module's backward pass."""
     indices = [index for index, value in enumerate(inputs) if isinstance(value, Tensor) and value.requires_grad]
     if not indices or not torch.is_grad_enabled():
         return inputs
@@ -362,7 +364,8 @@ def _call_after_backward(function: Callable[[], None], inputs: tuple[Any, ...]) 
 
 
 def _add_to_main_grad(parameter: Tensor) -> None:
-    """Add the gradient of a backward pass to the float32 gradient. What modules have added themselves is not in it."""
+    """Add the gradient that autograd computed to the float32 gradient. Parts that modules added themselves are not in
+    it."""
     if parameter.grad is not None:
         parameter.main_grad.add_(parameter.grad)  # type: ignore[attr-defined]
     parameter.grad = None
@@ -381,7 +384,7 @@ def _own_parameters(module: nn.Module) -> list[tuple[nn.Module, str]]:
 
 
 def _owners(root: nn.Module) -> list[tuple[nn.Module, str]]:
-    """Return module and name of each trained parameter."""
+    """Return module and name of each trained parameter of a model."""
     return [
         owner
         for module in root.modules()
@@ -391,7 +394,7 @@ def _owners(root: nn.Module) -> list[tuple[nn.Module, str]]:
 
 
 def _allocate_frozen(model: nn.Module) -> None:
-    """Allocate the parameters and buffers that are not divided."""
+    """Allocate the parameters and buffers of a model that are not sharded."""
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.is_meta:

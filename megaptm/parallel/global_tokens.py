@@ -1,4 +1,4 @@
-"""Positions of global tokens in a batch (Longformer, BigBird)."""
+"""Positions of global tokens in a batch, which all positions attend to (Longformer, BigBird)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIELD = "global_tokens"
 
 
 class GlobalTokensHook(EngineHook):
-    """Add the positions of global tokens to micro-batches that mark them.
+    """Engine hook that adds the positions of global tokens to micro-batches that mark such tokens.
 
     The host computes the positions. A GPU would need a synchronization in each layer to count them.
     """

@@ -17,7 +17,7 @@ from megaptm.parallel.split import ColumnSplit, RowSplit, SharedLinear
 from megaptm.parallel.stage import Stage
 
 MAX_POSTPONED = 2**16
-"""Elements of the largest gradient that is added together with others: biases, norms and small tables."""
+"""Maximum elements of a small gradient, which is added to its sum together with others: biases, norms, small tables."""
 
 
 class MainGrad:
@@ -32,14 +32,14 @@ class MainGrad:
         return self._parameter.main_grad  # type: ignore[attr-defined]
 
     def added(self) -> Tensor | None:
-        """Mark the gradient as added. With overlap, megatron-core waits for a gradient of every parameter: return a
-        placeholder whose values are not used."""
+        """Mark a parameter's gradient as added to its float32 sum. Return a placeholder whose values are not used: with
+        overlap, megatron-core waits for a gradient of every parameter."""
         self._parameter.grad_added_to_main_grad = True  # type: ignore[attr-defined]
         return torch.empty_like(self._parameter) if self._overlaps else None
 
 
 def attach_main_grads(parameters: Iterable[nn.Parameter], *, overlaps: bool) -> None:
-    """Let the modules of these parameters add to their `main_grad`. `overlaps`: gradients are reduced during the
+    """Let the modules of these parameters add gradients to `main_grad`. `overlaps`: gradients are reduced during the
     backward pass."""
     for parameter in parameters:
         attached: Any = parameter
@@ -47,7 +47,7 @@ def attach_main_grads(parameters: Iterable[nn.Parameter], *, overlaps: bool) -> 
 
 
 class ChunkGradients(DistributedDataParallel):
-    """A chunk with its gradient buffers, which are reduced over data ranks.
+    """Pipeline chunk with its gradient buffers, which are reduced over data ranks.
 
     Small gradients are collected during a backward pass and added together: a kernel for each would take longer to
     launch than to run.
@@ -71,7 +71,7 @@ class ChunkGradients(DistributedDataParallel):
             group.start_grad_sync = _after(self._add_postponed, group.start_grad_sync)
 
     def _make_backward_post_hook(self, parameter: nn.Parameter) -> Callable[..., None]:
-        """Return a function that is called when the gradient of a parameter is complete for a micro-batch."""
+        """Return a function that autograd calls when a parameter's gradient is complete for a micro-batch."""
         own: Any = parameter
         overlaps = self.ddp_config.overlap_grad_reduce
 
@@ -113,8 +113,8 @@ class ChunkGradients(DistributedDataParallel):
         super().zero_grad_buffer()
 
     def reduce_untouched(self) -> None:
-        """Reduce buckets that still wait for parameters that this step did not use; their gradient is zero. Only if
-        gradients are reduced during the backward pass.
+        """Reduce gradient buckets that still wait for parameters that this step did not use; their gradient is zero.
+        Only if gradients are reduced during the backward pass.
 
         All data ranks use the same parameters and therefore reduce in the same order.
         """
@@ -124,7 +124,8 @@ class ChunkGradients(DistributedDataParallel):
 
 
 class _ProductSum:
-    """Replacement of apex's kernels, by which megatron-core's linear layers add the gradients of their weights."""
+    """Replacement of apex's kernels, with which megatron-core's linear layers add weight gradients to the float32
+    sums."""
 
     @staticmethod
     def wgrad_gemm_accum_fp32(x_NI: Tensor, d_output_NO: Tensor, total_OI: Tensor) -> None:
@@ -146,7 +147,7 @@ def _bypass_autograd(module: Linear | SharedLinear | ColumnSplit | RowSplit) -> 
 
 @torch.no_grad()
 def add_gradients(totals: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-    """Add each gradient to its float32 sum, by one kernel for many tensors."""
+    """Add each gradient to its float32 sum, with one kernel for many tensors."""
     by_dtype: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
     for total, gradient in zip(totals, gradients, strict=True):
         by_dtype.setdefault(gradient.dtype, []).append((total.view(-1), gradient.reshape(-1)))

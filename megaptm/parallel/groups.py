@@ -1,4 +1,4 @@
-"""Process groups of a layout, and this process's ranks in them."""
+"""Process groups of a layout, and ranks of this process in them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from megaptm.config import Layout
 from megaptm.errors import UserError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""`train.precision` -> type of weights and activations."""
+"""`train.precision` -> dtype of weights and activations."""
 
 OWN_STREAM = "tensor-rank"
 """Stream of megatron-core's random tracker that differs between tensor ranks; other streams are the same on all."""
@@ -26,7 +26,7 @@ OWN_STREAM = "tensor-rank"
 
 @dataclass(frozen=True)
 class Ranks:
-    """Rank of this process on each axis of the layout, and sizes of the axes."""
+    """Rank of this process on each parallel axis of the layout, and sizes of the axes."""
 
     world: int
     tensor: int
@@ -51,7 +51,8 @@ def join(
     timeout_minutes: float = 30.0,
     listener: int | None = None,
 ) -> None:
-    """Join the world: NCCL on GPUs, gloo on CPUs. `listener`: on rank 0, a socket that already listens at MASTER_PORT.
+    """Initialize torch.distributed for all processes of the run: NCCL on GPUs, gloo on CPUs. `listener`: on rank 0, a
+    socket that already listens at MASTER_PORT.
 
     Raise UserError if another program uses the port.
     """
@@ -84,7 +85,7 @@ def join(
 
 
 def _serve(listener: int, world: int, timeout: timedelta) -> dist.Store:
-    """Return the store that other ranks reach by `env://`, at a socket that already listens."""
+    """Return the rendezvous store that other ranks reach by `env://`, at a socket that already listens."""
     os.set_inheritable(listener, False)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     served = dist.TCPStore(address, port, world, is_master=True, timeout=timeout, master_listen_fd=listener)
@@ -92,8 +93,8 @@ def _serve(listener: int, world: int, timeout: timedelta) -> dist.Store:
 
 
 def open_groups(layout: Layout, *, timeout_minutes: float = 30.0) -> Ranks:
-    """Build megatron-core's groups for `layout` over the world. May be called again for another layout of the same
-    world."""
+    """Create megatron-core's process groups for `layout`. May be called again for another layout of the same
+    processes."""
     # Its random tracker compares the CPU generator before and after a region; on a CPU they are the same generator.
     logging.getLogger("megatron.core.tensor_parallel.random").setLevel(logging.ERROR)
     close_groups()
@@ -119,14 +120,14 @@ def open_groups(layout: Layout, *, timeout_minutes: float = 30.0) -> Ranks:
 
 
 def leave() -> None:
-    """Close all groups and leave the world."""
+    """Close all process groups and leave torch.distributed."""
     close_groups()
     dist.destroy_process_group()
 
 
 def close_groups() -> None:
-    """Destroy the groups of the last layout. megatron-core only drops its references, but each gloo group has threads
-    that wake up a hundred times per second."""
+    """Destroy the process groups of the last layout. megatron-core only drops its references, but each gloo group has
+    threads that wake up a hundred times per second."""
     # Uses megatron-core's private list. Its public `destroy_model_parallel` sets names to None and destroys only gloo
     # groups, its getters return only some groups, and torch's public `destroy_process_group` destroys one group or the
     # world.
@@ -138,7 +139,7 @@ def close_groups() -> None:
 
 
 def seed_step(seed: int, step: int, ranks: Ranks) -> None:
-    """Seed all random generators of this process for one step.
+    """Seed all random generators of this process for one training step.
 
     Dropout is a function of (run seed, step, data rank, stage) and, if tensor ranks hold different slices, of the
     tensor rank. No generator state is stored to resume bitwise on the same layout. Another layout has other dropout
@@ -153,6 +154,6 @@ def seed_step(seed: int, step: int, ranks: Ranks) -> None:
 
 
 def stream_seed(*key: int) -> int:
-    """Return a 64-bit seed of (run seed, step, data rank, stage) and optionally the tensor rank. Hashed, so that seeds
-    are never close."""
+    """Return a 64-bit dropout seed of (run seed, step, data rank, stage) and optionally the tensor rank. Hashed, so
+    that seeds are never close."""
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little")

@@ -1,4 +1,4 @@
-"""Hooks of the engine: parts of a step that only some models or runs need."""
+"""Engine hooks: parts of a training step that only some models or runs need."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 
 class EngineHook:
-    """Base class of hooks, whose methods change nothing. A hook overrides those that it needs.
+    """Base class of engine hooks, whose methods change nothing. A hook overrides those that it needs.
 
     The engine calls every method on all ranks at the same point of the program.
     """
 
     def extend_model(self, model: Model) -> None:
-        """Add modules to a chunk of the model, on the meta device, before it is divided over tensor ranks."""
+        """Add modules to a pipeline chunk of the model, on the meta device, before it is divided over tensor ranks."""
 
     def attach(self, model: ParallelModel) -> None:
-        """Called when the model of this rank is built, without values of its weights."""
+        """Called when the model of this rank is built, before its weights have values."""
 
     def initializer(self) -> Initializer | None:
-        """Return a function for the initial weights of the model; None to leave them to others."""
+        """Return a function that sets the initial weights of the model; None to leave them to other hooks."""
         return None
 
     def loss_weights(self, weights: dict[str, float]) -> dict[str, float]:
-        """Return the weights of the losses, with those of `extra_losses`."""
+        """Return the weights of the losses, including those of `extra_losses`."""
         return weights
 
     def prepare_batch(self, batch: MicroBatch) -> MicroBatch:
@@ -45,14 +45,14 @@ class EngineHook:
         return batch
 
     def count_labels(self, loss: str, batch: MicroBatch) -> Tensor | None:
-        """Return the number of labels of a loss of this hook, an integer scalar; None for other losses."""
+        """Return the number of labels of a loss that this hook computes, an integer scalar; None for other losses."""
         return None
 
     @contextmanager
     def passes(
         self, pipeline: Pipeline, microbatches: list[MicroBatch], *, step: int | None
     ) -> Iterator[Mapping[str, Tensor]]:
-        """Wrap the passes of a step. `step` is None in an evaluation.
+        """Wrap the forward and backward passes of a step. `step` is None in an evaluation.
 
         Yield loss -> sum over this rank's samples, for losses whose value the hook computes itself. An evaluation
         without other losses runs no pass. All ranks yield the same losses; ranks without the head yield 0.
@@ -60,21 +60,21 @@ class EngineHook:
         yield {}
 
     def forward_arguments(self, chunk: int, batch: MicroBatch) -> dict[str, Any]:
-        """Return keyword arguments of `Model.forward` for a chunk of this rank."""
+        """Return keyword arguments of `Model.forward` for a pipeline chunk of this rank."""
         return {}
 
     def extra_losses(self, model: Model, batch: MicroBatch, output: ModelOutput) -> dict[str, Loss]:
-        """Return losses of the last chunk, beside those of its heads."""
+        """Return losses of the last pipeline chunk, besides those of its heads."""
         return {}
 
     def after_forward(self, chunk: int) -> None:
-        """Called after each forward pass of a chunk."""
+        """Called after each forward pass of a pipeline chunk."""
 
     def after_step(self) -> None:
         """Called after an update or an evaluation. Not called after a rejected step."""
 
     def pieces(self) -> Iterable[TensorPiece]:
-        """Return the state of this hook that this process writes to a checkpoint."""
+        """Return the pieces of this hook's state that this rank writes to a checkpoint."""
         return ()
 
     def restore(self, reader: TensorReader) -> None:

@@ -1,4 +1,4 @@
-"""Initial values of weights."""
+"""Initial weights of a model before the first training step."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from megaptm.parallel.full_sharding import write
 from megaptm.parallel.stage import Stage
 
 Initializer = Callable[[str, Tensor], Tensor]
-"""Function from a parameter's name and default initial value to the value it gets."""
+"""Function from name and default initial value of a parameter to its initial value."""
 
 
 @torch.no_grad()
 def fill(stage: Stage, *, seed: int, initializer: Initializer | None = None) -> None:
-    """Set every parameter to its initial value, or to the result of `initializer` for it."""
+    """Set every parameter to its initial value: the default, or the result of `initializer`."""
     placed = list(stage.placed_parameters())
     values = initial_values(stage.model.spec, ((each.name, each.shape) for each, _ in placed), seed)
     for (placement, parameter), value in zip(placed, values, strict=True):
@@ -29,7 +29,8 @@ def fill(stage: Stage, *, seed: int, initializer: Initializer | None = None) -> 
 
 
 def checkpoint_initializer(reader: TensorReader) -> Initializer:
-    """Return an initializer from a checkpoint of the same model. Parameters absent there keep their default value."""
+    """Return an initializer that reads weights from a checkpoint of the same model. Parameters absent there keep their
+    default."""
     names = {*reader.names()}
 
     def initializer(name: str, default: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Dynamic loss scale of fp16, whose smallest gradients would otherwise be rounded to zero."""
+"""Dynamic loss scale of fp16, without which the smallest gradients would be rounded to zero."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megaptm.config import LossScaleConfig
 from megaptm.parallel.groups import Ranks
 
 NAME = "loss_scale"
-"""Name of its state in checkpoints: scale, updates since its last change, and number of skipped steps."""
+"""Name of the loss scale's state in checkpoints: scale, updates since its last change, and number of skipped steps."""
 
 
 class LossScale:
@@ -25,13 +25,13 @@ class LossScale:
         self._config = config
         self.value = config.initial
         self._updates = 0
-        """Updates since the last change of the scale."""
+        """Optimizer updates since the last change of the loss scale."""
         self.skipped = 0
-        """Skipped steps of the run so far, which are no updates of the optimizer."""
+        """Number of skipped steps of the run so far, in which the optimizer made no update."""
 
     def skip(self) -> bool:
-        """Halve the scale after a step with gradients that are not finite. Return False if it has its minimum, so that
-        the scale cannot be the cause."""
+        """Halve the loss scale after a step with gradients that are not finite. Return False if it is already minimal,
+        so that the scale cannot be the cause."""
         if self.value <= self._config.min:
             return False
         self.value, self._updates = max(self.value / 2, self._config.min), 0
@@ -39,19 +39,19 @@ class LossScale:
         return True
 
     def update(self) -> None:
-        """Count an update of the optimizer, and double the scale if it is due."""
+        """Count an update of the optimizer, and double the loss scale if it is due."""
         self._updates += 1
         if self._updates >= self._config.growth_steps:
             self.value, self._updates = self.value * 2, 0
 
     def pieces(self, ranks: Ranks) -> Iterator[TensorPiece]:
-        """Yield the state, on one process."""
+        """Yield the state of the loss scale for a checkpoint, on one rank."""
         if ranks.world == 0:
             data = torch.tensor([self.value, self._updates, self.skipped], dtype=torch.float64)
             yield TensorPiece(NAME, (3,), (0,), (3,), data)
 
     def restore(self, reader: TensorReader) -> None:
-        """Restore the state. An imported model has none."""
+        """Restore the state of the loss scale from a checkpoint. An imported model has none."""
         if NAME in reader.names():
             value, updates, skipped = reader.read(NAME).tolist()
             self.value = max(value, self._config.min)  # the minimum may have been raised since

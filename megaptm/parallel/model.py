@@ -24,21 +24,21 @@ from megaptm.spec import ModelSpec
 
 @dataclass(frozen=True)
 class ParallelModel:
-    """This rank's part of a model."""
+    """Part of the model that this rank holds in a layout."""
 
     spec: ModelSpec
     layout: Layout
     precision: str
     ranks: Ranks
     stages: list[Stage]
-    """Chunks of this rank in pipeline order."""
+    """Pipeline chunks of this rank, in pipeline order."""
     chunks: list[ChunkGradients] | list[FullyShardedStage]
-    """The same chunks with their gradient buffers."""
+    """Pipeline chunks of this rank with their gradient buffers, in pipeline order."""
     tied_parameters: TiedParameters
 
     @property
     def sharded(self) -> FullySharded | None:
-        """Parameters that data ranks divide; None without full sharding."""
+        """Fully sharded model; None if the layout does not shard fully."""
         return self.stages[0].sharded
 
     @property
@@ -47,7 +47,7 @@ class ParallelModel:
         return 1 if self.layout.divides_optimizer else self.ranks.data_size
 
     def train(self, mode: bool = True) -> None:
-        """Switch dropout on or off."""
+        """Switch dropout of the model on or off."""
         for chunk in self.chunks:
             chunk.train(mode)
 
@@ -77,9 +77,9 @@ def build_parallel_model(
     log: Callable[[str], None] = lambda line: None,
     hooks: Sequence[EngineHook] = (),
 ) -> ParallelModel:
-    """Open the process groups of the layout and build this rank's part of the model, without values of its weights.
+    """Create the process groups of the layout, and build this rank's part of the model, without values of its weights.
 
-    - `losses`: heads to train; other heads are frozen.
+    - `losses`: losses to train; the heads of other losses are frozen.
     - `timeout_minutes`: time limit of collectives, the same as for `groups.join`.
     - `global_tokens`: whether batches mark global tokens. If not, the projections of global tokens are frozen.
     - `attention_kernel`: one of `layers.kernel_choice.KERNELS`, or `auto`.

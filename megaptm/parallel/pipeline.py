@@ -1,4 +1,4 @@
-"""Passes of micro-batches through the pipeline stages, and losses on stages other than the last."""
+"""Pipeline parallelism: passes of micro-batches through the stages, and losses on stages other than the last."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from megaptm.parallel.groups import Ranks, seed_step
 
 
 class Pipeline:
-    """This rank's chunks in stage order, run by megatron-core's schedules."""
+    """Pipeline chunks of this rank in stage order, run by megatron-core's schedules."""
 
     def __init__(self, chunks: Sequence[DistributedDataParallel], ranks: Ranks, *, seed: int) -> None:
         self.chunks, self.ranks, self.seed = [*chunks], ranks, seed
 
     @property
     def last(self) -> Model:
-        """Model part of this rank's last chunk."""
+        """Model part of this rank's last pipeline chunk."""
         model: Model = self.chunks[-1].module.model
         return model
 
@@ -37,8 +37,8 @@ class Pipeline:
         backward: bool,
         **options: Any,
     ) -> list[Any]:
-        """Run all micro-batches (fields [B, ...]) and return, on the last stage, the third result of `reduce` for each
-        output.
+        """Run all micro-batches (fields [B, ...]) through the pipeline. Return, on the last stage, the third result of
+        `reduce` for each output.
 
         With `step`, dropout is that of the step. `options` are passed to the model's forward.
         """
@@ -65,13 +65,13 @@ class Pipeline:
 
 
 def no_tokens(like: Tensor) -> Tensor:
-    """Return a zero token count, by which schedules would divide; losses are already divided."""
+    """Return a token count of zero. megatron-core's schedules would divide by it, but losses are already divided."""
     return torch.zeros((), dtype=torch.int, device=like.device)
 
 
 class _AttachLoss(torch.autograd.Function):
-    """Return the hidden states unchanged. In the backward pass, pass on their gradient, and 1 as the gradient of the
-    loss."""
+    """Autograd function that attaches a loss to hidden states, which it returns unchanged. Its backward pass gives the
+    loss the gradient 1."""
 
     @staticmethod
     def forward(ctx: Any, stream: Tensor, loss: Tensor) -> Tensor:
@@ -85,8 +85,8 @@ class _AttachLoss(torch.autograd.Function):
 
 
 class InnerLosses:
-    """Losses of heads on chunks other than the last (`Model.add_losses` of such a chunk), summed over the micro-batches
-    of a pass.
+    """Losses of heads on pipeline chunks other than the last, summed over the micro-batches of a pass
+    (`Model.add_losses`).
 
     A schedule sends one tensor and waits for its gradient. The loss is attached to that tensor without changing it.
     When the gradient arrives, the backward pass of the loss starts, with a scale that is known before the pass, as for
@@ -98,7 +98,7 @@ class InnerLosses:
         self._scales: Mapping[str, Tensor] = {}
 
     def begin(self, scales: Mapping[str, Tensor]) -> None:
-        """Start a pass with these scales of the losses."""
+        """Start a pass of the pipeline in which losses have these scales."""
         self.sums, self._scales = {}, scales
 
     def __call__(self, stream: Tensor, losses: dict[str, Loss]) -> Tensor:

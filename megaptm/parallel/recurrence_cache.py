@@ -25,11 +25,12 @@ from megaptm.parallel.hooks import EngineHook
 from megaptm.parallel.pipeline import Pipeline
 
 FILLED = "memory/filled"
-"""Checkpoint tensor, int64 [R]: number of cached positions that are filled."""
+"""Name of the checkpoint tensor that counts the valid positions of each sample's recurrence cache, int64 [R]."""
 
 
 class RecurrenceHook(EngineHook):
-    """Recurrence caches of this rank's chunks: one set for training, which is in checkpoints, one for evaluation."""
+    """Engine hook with the recurrence caches of this rank's pipeline chunks: one for training, which is in checkpoints,
+    and one for evaluation."""
 
     def __init__(self, models: Sequence[Model], ranks: Ranks) -> None:
         self.training = [RecurrenceCache(model) for model in models]
@@ -70,19 +71,20 @@ class RecurrenceHook(EngineHook):
 
 
 class RecurrenceCache:
-    """Recurrence cache of one chunk of the model. A pass reads the cache and notes new states; `commit` stores them."""
+    """Recurrence cache of one pipeline chunk. A pass reads the cache and notes new hidden states; `commit` stores
+    them."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.states: dict[tuple[str, int], Tensor] = {}
-        """(stack, layer) -> [R, M, D]."""
+        """Cached hidden states, (stack, layer) -> [R, M, D]."""
         self.filled: Tensor | None = None
-        """int64 [R]"""
+        """Number of valid positions of each sample's recurrence cache, int64 [R]."""
         self._noted: list[dict[str, StackCache]] = []
         self._next_sample = 0
 
     def begin(self, num_samples: int, *, resizable: bool = False) -> None:
-        """Start a pass over samples that continue those of the last pass. With `resizable` their number may change."""
+        """Start a pass whose samples continue those of the last pass. With `resizable` their number may change."""
         self._noted, self._next_sample = [], 0
         if self.filled is None or (resizable and len(self.filled) != num_samples):
             self.clear(num_samples)
@@ -94,7 +96,7 @@ class RecurrenceCache:
             )
 
     def clear(self, num_samples: int) -> None:
-        """Empty the cache, for a number of samples."""
+        """Empty the recurrence cache, and set the number of its samples."""
         caches = self.model.empty_caches(num_samples)
         self.states = {
             (stack, layer): state.transpose(0, 1).contiguous()
@@ -104,7 +106,7 @@ class RecurrenceCache:
         self.filled = next((stack_cache.filled for stack_cache in caches.values()), None)
 
     def next_samples(self, num_samples: int) -> dict[str, StackCache]:
-        """Return the cache of the next samples of the pass, by stack."""
+        """Return the recurrence cache of the next samples of the pass, by stack."""
         if not self.states:
             return {}
         assert self.filled is not None
@@ -117,11 +119,11 @@ class RecurrenceCache:
         return caches
 
     def note(self, caches: dict[str, StackCache]) -> None:
-        """Note the new states of samples that were just read."""
+        """Note the new hidden states of the samples that the model just read."""
         self._noted.append({stack: stack_cache.advanced() for stack, stack_cache in caches.items()})
 
     def commit(self) -> None:
-        """Store the noted states. Not called after a rejected step."""
+        """Store the noted hidden states in the recurrence cache. Not called after a rejected step."""
         first = 0
         for caches in self._noted:
             for stack, stack_cache in caches.items():
@@ -134,7 +136,8 @@ class RecurrenceCache:
         self._noted = []
 
     def pieces(self, ranks: Ranks, *, first: bool) -> Iterator[TensorPiece]:
-        """Yield the checkpoint tensors of this rank; `first`: whether to include those common to all chunks."""
+        """Yield the recurrence cache of this rank as checkpoint pieces. `first`: whether to include those common to all
+        chunks."""
         if ranks.tensor > 0 or self.filled is None:
             return
         num_samples = len(self.filled)
@@ -150,7 +153,7 @@ class RecurrenceCache:
             yield piece(FILLED, self.filled)
 
     def restore(self, reader: TensorReader, ranks: Ranks) -> None:
-        """Read the samples of this data rank from a checkpoint of any layout."""
+        """Read the recurrence cache of this data rank's samples from a checkpoint of any layout."""
         if FILLED not in reader.names():
             return
         num_samples = reader.shape(FILLED)[0] // ranks.data_size

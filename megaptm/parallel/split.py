@@ -1,4 +1,5 @@
-"""Replacement of the model's modules by megatron-core's, as the attribute `split` of each module defines."""
+"""Tensor parallelism: replaces modules of the model by megatron-core's, as the attribute `split` of each module
+defines."""
 
 # S sequence, B batch, D width, N rows of hidden states, V vocabulary
 
@@ -51,24 +52,24 @@ AXIS = {"columns": 0, "rows": 1, "vocabulary": 0, "heads": 1, "shared": None, "n
 
 @dataclass(frozen=True)
 class Placement:
-    """Position of a local parameter in the full parameter of the same name."""
+    """Position of a tensor rank's slice of a parameter in the full parameter."""
 
     name: str
     shape: tuple[int, ...]
     offset: tuple[int, ...]
     axis: int | None
-    """Divided axis; None if every tensor rank holds the full parameter."""
+    """Axis of a parameter that tensor ranks divide; None if every rank holds the full parameter."""
     matrices: int = 1
-    """Number of matrices that are interleaved in this one, `interleave` rows of each in turn (`LinearShape`)."""
+    """Number of matrices that are interleaved in a parameter, `interleave` rows of each in turn (`LinearShape`)."""
     interleave: int = 1
 
     def local_part(self, full: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Return the local part, of a given shape, of a full tensor."""
+        """Return this tensor rank's part, with a given shape, of a full tensor."""
         return full[tuple(slice(start, start + length) for start, length in zip(self.offset, shape, strict=True))]
 
 
 class ColumnSplit(ColumnParallelLinear):
-    """Linear layer whose output features are divided."""
+    """Linear layer whose output features tensor ranks divide."""
 
     def __init__(self, linear_layer: Linear, config: ModelParallelConfig) -> None:
         super().__init__(
@@ -85,7 +86,8 @@ class ColumnSplit(ColumnParallelLinear):
 
 
 class RowSplit(RowParallelLinear):
-    """Linear layer whose input features are divided; outputs are summed, or reduce-scattered along the sequence."""
+    """Linear layer whose input features tensor ranks divide; outputs are summed, or reduce-scattered along the
+    sequence."""
 
     def __init__(self, linear_layer: Linear, config: ModelParallelConfig) -> None:
         super().__init__(
@@ -104,7 +106,7 @@ class RowSplit(RowParallelLinear):
 
 
 class SharedLinear(nn.Linear):
-    """Replicated linear layer whose outputs each rank uses differently, so that their gradients are summed.
+    """Replicated linear layer whose outputs each tensor rank uses differently, so that their gradients are summed.
 
     With sequence parallelism each rank projects its slice and gathers the narrow outputs, not the wide inputs.
     """
@@ -121,8 +123,8 @@ class SharedLinear(nn.Linear):
 
 
 class VocabularySplitEmbedding(VocabParallelEmbedding):
-    """Embedding table whose rows are divided. As `EmbeddingLookup`, it adds its gradient to the engine's buffer,
-    because the token loss adds that of the same table there."""
+    """Embedding table whose rows tensor ranks divide. Like `EmbeddingLookup`, it adds its gradient to the engine's
+    buffer, because the token loss adds that of the same table there."""
 
     def __init__(self, embedding: Embedding, config: ModelParallelConfig) -> None:
         super().__init__(embedding.rows, embedding.width, init_method=nn.init.zeros_, config=config)
@@ -136,7 +138,7 @@ class VocabularySplitEmbedding(VocabParallelEmbedding):
 
 
 class VocabularySplitTokenLoss(TokenLoss):
-    """`TokenLoss` where each rank holds a slice of the vocabulary."""
+    """`TokenLoss` with the vocabulary divided over tensor ranks."""
 
     def __init__(self, loss: TokenLoss, ranks: TensorRanks) -> None:
         super().__init__(loss.vocabulary, z_loss=loss.z_loss, label_smoothing=loss.label_smoothing)
@@ -144,8 +146,8 @@ class VocabularySplitTokenLoss(TokenLoss):
 
     @torch.no_grad()
     def sample(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, draws_N: Tensor) -> Tensor:
-        """Sample tokens as `TokenLoss.sample` does: the rank whose slice contains the random number determines the
-        token."""
+        """Sample tokens as `TokenLoss.sample` does: the tensor rank whose slice contains the random number determines
+        the token."""
         group, columns = get_tensor_model_parallel_group(), weight_VD.shape[0]
         tokens = []
         rows = num_rows_projected(len(hidden_ND), columns, SAMPLED_LOGIT_BYTES)
@@ -209,7 +211,7 @@ def _largest_of_tensor_ranks(x: Tensor) -> None:
 
 
 def _set_stacks(model: Model, *, sequence_parallel: bool, ranks: int, rank: int) -> None:
-    """Set how stacks handle tensors that are not divided by a layer."""
+    """Set the hooks with which stacks treat tensors that tensor ranks do not divide."""
     for module in model.modules():
         if isinstance(module, Stack) and not sequence_parallel:
             # With sequence parallelism gradients of replicated parameters are summed anyway
@@ -224,8 +226,8 @@ def _set_stacks(model: Model, *, sequence_parallel: bool, ranks: int, rank: int)
 
 
 def mark_parameters(model: Model, config: ModelParallelConfig, placements: dict[str, Placement]) -> None:
-    """Mark for megatron-core which parameters are slices. Call this after memory is allocated: `to_empty` replaces
-    parameters of the meta device."""
+    """Mark for megatron-core which parameters are slices of tensor ranks. Call this after memory is allocated:
+    `to_empty` replaces parameters of the meta device."""
     _mark_tensor_parallel(model, placements)
     if config.sequence_parallel:
         _mark_sequence_parallel(model, placements)
@@ -307,6 +309,6 @@ def _set_random_streams(model: Model, *, sequence_parallel: bool) -> None:
 
 
 def own_stream() -> AbstractContextManager[None]:
-    """Return a context that samples from the stream that differs between tensor ranks."""
+    """Return a context in which dropout samples from the random stream that differs between tensor ranks."""
     forked: AbstractContextManager[None] = get_cuda_rng_tracker().fork(OWN_STREAM)
     return forked

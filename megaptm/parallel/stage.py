@@ -1,4 +1,4 @@
-"""Pipeline chunk with this rank's slice of every weight, in the form that megatron-core's schedules expect."""
+"""Pipeline chunk with this tensor rank's slice of every weight, in the form that megatron-core's schedules expect."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from megaptm.spec import ModelSpec
 
 
 class Stage(MegatronModule):
-    """Wrapper of a chunk with the attributes that megatron-core needs, and the input that a schedule sets."""
+    """Wrapper of a pipeline chunk with the attributes that megatron-core needs, and the input that a schedule sets."""
 
     model_type = ModelType.encoder_or_decoder
     # `TiedParameters` sums all copies of one parameter on several stages. megatron's own rule only handles the token
@@ -55,7 +55,7 @@ class Stage(MegatronModule):
         self._input = tensors[0]
 
     def forward(self, batch: dict[str, Tensor], *, features: bool = False) -> Tensor | ModelOutput:
-        """Return the stream for the next chunk; on the last chunk, the output of the model."""
+        """Return the hidden states for the next pipeline chunk; on the last chunk, the output of the model."""
         arguments: dict[str, Any] = {}
         for hook in self.hooks:
             arguments |= hook.forward_arguments(self.vp_stage, batch)
@@ -68,7 +68,7 @@ class Stage(MegatronModule):
         return output if output.stream is None else output.stream
 
     def placed_parameters(self) -> Iterator[tuple[Placement, nn.Parameter]]:
-        """Yield the parameters with their position in the full parameter."""
+        """Yield the parameters of a pipeline chunk with their position in the full parameters."""
         for name, parameter in self.model.named_parameters():
             yield self.placements[name], parameter
 
@@ -119,7 +119,7 @@ def build_stages(
     kernel: str = AUTO,
     hooks: Sequence[EngineHook] = (),
 ) -> list[Stage]:
-    """Return this rank's chunks in pipeline order, with uninitialized weights.
+    """Build the pipeline chunks of this rank in pipeline order, with uninitialized weights.
 
     Chunk c of stage p is chunk c * pipeline + p of the model; with one chunk per stage, chunk p.
     """
@@ -141,8 +141,8 @@ def build_stages(
 
 
 def rank_chunks(spec: ModelSpec, layout: Layout, ranks: Ranks) -> list[ModelChunk]:
-    """Return the chunks of this rank. Raises `UserError` if the layout has no cut and its chunks do not divide the
-    layers."""
+    """Return the chunks of the model that this pipeline rank holds. Raises `UserError` if the layout has no cut and its
+    chunks do not divide the layers."""
     number, layers = layout.pipeline * layout.virtual, layout.layers_by_chunk
     cut = even_chunks(spec, number) if layers is None else chunks(spec, number, layers)
     return cut[ranks.pipeline :: layout.pipeline]
@@ -196,12 +196,14 @@ def _build(
 
 
 def recompute(module: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor:
-    """Run a module and keep only its inputs. The backward pass recomputes its activations with the same dropout."""
+    """Run a module and keep only its inputs: activation recomputation. The backward pass computes its activations
+    again, with the same dropout."""
     return recompute_in_backward(module, False, *arguments)
 
 
 def save_rng_state() -> RngReplay:
-    """Save the state of all random streams of this rank; return a context that repeats their draws from here."""
+    """Save the state of all random streams of this rank; return a context that repeats their random numbers from
+    here."""
     states = random._get_all_rng_states()
 
     @contextmanager

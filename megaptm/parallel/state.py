@@ -1,4 +1,4 @@
-"""Weights and optimizer state as named pieces of full tensors.
+"""Weights and optimizer state of a run, as named pieces of full tensors in checkpoints.
 
 - `weight/<parameter>`: float32; the master copy if the model runs in bf16.
 - Optimizer state of a weight: `exp_avg/<parameter>`, `exp_avg_sq/<parameter>` of AdamW.
@@ -21,7 +21,8 @@ from megaptm.parallel.optimizers import UPDATE_RULES, Optimizer, ShardedOptimize
 
 
 def pieces(optimizer: Optimizer, ranks: Ranks) -> Iterator[TensorPiece]:
-    """Yield the pieces that this process writes; each element of each tensor is written by exactly one process."""
+    """Yield the pieces of weights and optimizer state that this rank writes; exactly one rank writes each element of
+    each tensor."""
     for part in optimizer.parts:
         if getattr(part.parameter, "shared", False):
             continue
@@ -58,13 +59,13 @@ def restore(optimizer: Optimizer, reader: TensorReader, *, step: int) -> None:
 
 
 def _state_tensors(optimizer: Optimizer, part: TensorPart) -> Mapping[str, StateTensor]:
-    """Return the optimizer state tensors of a part; none if it is not trained."""
+    """Return the optimizer state tensors of a weight; none if it is not trained."""
     settings = optimizer.settings
     return UPDATE_RULES[settings.name].state_tensors(settings, part) if part.parameter.requires_grad else {}
 
 
 def _slices(optimizer: Optimizer, part: TensorPart, ranks: Ranks) -> Iterator[TensorPiece]:
-    """Yield the weight, and state with one value per element of it."""
+    """Yield the slice of a weight, and of its optimizer state with one value per element."""
     placement = part.placement
     if (placement.axis is None and ranks.tensor > 0) or (part.span is None and ranks.data > 0):
         return
@@ -89,20 +90,20 @@ def _slices(optimizer: Optimizer, part: TensorPart, ranks: Ranks) -> Iterator[Te
 def _state_value(
     optimizer: Optimizer, part: TensorPart, kind: str, tensor: StateTensor, shape: tuple[int, ...]
 ) -> Tensor:
-    """Return a state tensor of the rule, or its initial value before the first step."""
+    """Return an optimizer state tensor, or its initial value before the first step."""
     value: Tensor | None = optimizer.rule.state.get(part.key, {}).get(kind)
     return torch.full(shape, tensor.start, device=part.key.device) if value is None else value
 
 
 def _writes_factor(part: TensorPart, tensor: StateTensor, ranks: Ranks) -> bool:
-    """Whether this process writes row or column state. Data ranks have copies, and so have tensor ranks, unless they
-    divide this axis."""
+    """Whether this rank writes row or column statistics of the optimizer. Data ranks have copies, and so have tensor
+    ranks, unless they divide this axis."""
     divided = part.placement.axis == (0 if tensor.like == "rows" else 1)
     return ranks.data == 0 and (divided or ranks.tensor == 0)
 
 
 def _factor(part: TensorPart, tensor: StateTensor) -> tuple[tuple[int, ...], Box]:
-    """Return the shape of row or column state of the full tensor, and the box that this rank holds."""
+    """Return the shape of the full row or column statistics of a weight, and the box of them that this rank holds."""
     if tensor.like == "rows":
         return (part.placement.shape[0],), Box((part.placement.offset[0],), (part.length,))
     offset = part.placement.offset[1] if part.placement.axis == 1 else 0
@@ -110,7 +111,7 @@ def _factor(part: TensorPart, tensor: StateTensor) -> tuple[tuple[int, ...], Box
 
 
 def _read(reader: TensorReader, part: TensorPart, kind: str, tensor: StateTensor) -> Tensor:
-    """Read the elements of a tensor that this rank holds: with many data ranks a small part of the slice."""
+    """Read the elements of a checkpoint tensor that this rank holds: with many data ranks a small part of the slice."""
     name, shape = f"{kind}/{part.placement.name}", tuple(part.parameter.shape)
     if tensor.like != "weight":
         _, box = _factor(part, tensor)

@@ -1,4 +1,4 @@
-"""Result of a step of any engine, and its errors."""
+"""Result of a training step of any engine, and its errors."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ REMEDY = (
 
 
 class DivergedError(UserError):
-    """A loss or gradient is not finite; later steps would be meaningless."""
+    """Raised if a loss or gradient is not finite; later training steps would be meaningless."""
 
 
 class NoLabelsError(UserError):
-    """No sample of a step has a label. The weights are unchanged."""
+    """Raised if no sample of a training step has a label. The weights are unchanged."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of a step, the same on every process."""
+    """Result of a training step, the same on every rank."""
 
     losses: dict[str, float]
     """Mean of each loss over its labels in the global batch."""
     loss: float
-    """Weighted sum of the losses: the minimized value."""
+    """Weighted sum of the losses of a step, which training minimizes."""
     gradient_norm: float | None
-    """None if weights are updated many times within a step, so that there is no single gradient."""
+    """Norm of the step's gradient. None if a step updates the weights many times, so that it has no single gradient."""
     counts: dict[str, int]
-    """Number of labels of each loss."""
+    """Number of labels of each loss in the global batch."""
     loss_scale: float | None = None
-    """Loss scale of the step. None without one."""
+    """Loss scale of the step. None if training uses no loss scale."""
     is_skipped: bool = False
-    """Whether the gradients were infinite at this loss scale, so that the step changed no weight."""
+    """Whether the optimizer skipped the step, because gradients were infinite at this loss scale."""

@@ -20,7 +20,7 @@ from megaptm.parallel.stage import Stage
 
 
 class TiedParameters:
-    """Copies of parameters across the pipeline, and the process groups that sum their gradients."""
+    """Copies of tied parameters on several pipeline stages, and the process groups that sum their gradients."""
 
     def __init__(self, stages: list[Stage], layout: Layout, ranks: Ranks, *, timeout_minutes: float = 30.0) -> None:
         self._timeout = timedelta(minutes=timeout_minutes)
@@ -60,8 +60,8 @@ class TiedParameters:
     def _open_groups(
         self, stage_sets: set[tuple[int, ...]], ranks: Ranks
     ) -> dict[tuple[int, ...], dist.ProcessGroup | None]:
-        """Open a group per set of stages for this process's tensor and data rank. Every process opens all groups in the
-        same order."""
+        """Create a process group per set of stages for this rank's tensor and data rank. Every process creates all
+        groups in the same order."""
         grid = torch.arange(dist.get_world_size()).view(ranks.pipeline_size, ranks.data_size, ranks.tensor_size)
         groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         for stages in sorted(stage_sets):
@@ -76,7 +76,7 @@ class TiedParameters:
         return groups
 
     def sum_gradients(self) -> None:
-        """Set the gradient of every copy to the sum over all copies."""
+        """Set the gradient of every copy of a tied parameter to the sum over all copies."""
         for name in sorted(self._copies):
             gradients = [_gradient(parameter) for parameter in self._copies[name]]
             for other in gradients[1:]:

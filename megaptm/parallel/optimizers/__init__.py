@@ -1,7 +1,8 @@
 """Optimizers in float32, on any layout.
 
-megatron-core wraps the update rule: it holds float32 copies if the model runs in bfloat16, and divides them over data
-ranks with `distributed_optimizer`. Rules that need full tensors sum over the ranks that hold parts of them.
+megatron-core wraps the update rule: it holds float32 copies of the weights if the model runs in bfloat16, and divides
+them over data ranks with `distributed_optimizer`. Rules that need full tensors sum over the ranks that hold parts of
+them.
 """
 
 from megaptm.parallel.optimizers.build import build_optimizer

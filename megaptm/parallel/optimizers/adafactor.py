@@ -1,4 +1,4 @@
-"""Adafactor (arXiv:1804.04235): for a matrix it keeps the mean squared gradient of each row and each column.
+"""Adafactor optimizer (arXiv:1804.04235): for a matrix it keeps the mean squared gradient of each row and each column.
 
 As in T5 and PaLM: step size relative to the size of the weight, clipped updates, and a decay of the means that grows
 with the steps. Its relative step size is a schedule: `lr: 0.01, decay: rsqrt, stable_steps: 10_000`.
@@ -21,7 +21,7 @@ MIN_SQUARE, MIN_SIZE, DECAY_EXPONENT = 1e-30, 1e-3, -0.8
 
 
 class Adafactor(torch.optim.Optimizer):
-    """Adafactor whose sizes and means are those of full tensors, however ranks divide them."""
+    """Adafactor optimizer whose weight sizes and row and column means are those of full tensors, in any layout."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Adafactor(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """Update the weights. Gradients are overwritten with the update."""
+        """Update the weights by Adafactor. Gradients are overwritten with the update."""
         group_of = {id(master): group for group in self.param_groups for master in group["params"]}
         for group in self.param_groups:
             group["step"] += 1
@@ -114,7 +114,8 @@ class Adafactor(torch.optim.Optimizer):
     def _apply(
         self, held: list[tuple[TensorPart, Tensor]], squares: list[Tensor], groups: list[dict[str, Any]]
     ) -> None:
-        """Update the weights of this rank. `squares`: [2, M] of each, sums of squares of the update and the weight."""
+        """Apply Adafactor's update to the weights of this rank. `squares`: [2, M] for each weight, sums of squares of
+        the update and of the weight."""
         if not held:
             return
         sizes = [float(part.full_length * part.full_width) for part, _ in held]
@@ -147,6 +148,7 @@ class Adafactor(torch.optim.Optimizer):
 
 
 def is_factored(part: TensorPart, min_dim_size_to_factor: int | None) -> bool:
-    """Whether a part is a matrix with both sides long enough; axes after the first count as one."""
+    """Whether Adafactor factors the second moment of a tensor: a matrix with both sides long enough. Axes after the
+    first count as one."""
     matrix = min_dim_size_to_factor is not None and len(part.placement.shape) > 1
     return matrix and min(part.full_length, part.full_width) >= (min_dim_size_to_factor or 0)

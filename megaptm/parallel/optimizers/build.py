@@ -28,7 +28,7 @@ from megaptm.parallel.split import Placement
 def build_optimizer(model: ParallelModel, settings: OptimizerConfig) -> Optimizer:
     """Build the optimizer of this rank's parameters.
 
-    megatron-core builds AdamW, from apex if it is installed. Any other rule replaces it before the first step.
+    megatron-core builds AdamW, from apex if it is installed. Any other update rule replaces it before the first step.
     """
     half = model.precision != "fp32"
     config = MegatronOptimizerConfig(
@@ -78,14 +78,14 @@ def build_optimizer(model: ParallelModel, settings: OptimizerConfig) -> Optimize
 
 
 def _copy_together(inner: Any) -> None:
-    """Let an optimizer with float32 copies of the weights copy them to the model by `_copy_to_model`."""
+    """Make an optimizer with float32 copies of the weights copy them to the model with `_copy_to_model`."""
     if hasattr(inner, "_copy_main_params_to_model_params"):
         inner._copy_main_params_to_model_params = partial(_copy_to_model, inner)
 
 
 @torch.no_grad()
 def _copy_to_model(inner: Any) -> None:
-    """Copy the updated float32 weights to the model, by one kernel for many tensors. megatron-core copies them one by
+    """Copy the updated float32 weights to the model, with one kernel for many tensors. megatron-core copies them one by
     one."""
     if not isinstance(inner, DistributedOptimizer):
         torch._foreach_copy_(*inner._get_model_and_main_params_data_float16())
@@ -101,7 +101,7 @@ def _copy_to_model(inner: Any) -> None:
 
 
 def _slice_in_model(inner: Any, parameter: Parameter) -> Tensor:
-    """Return this data rank's slice of a parameter, in the buffer that data ranks gather."""
+    """Return this data rank's slice of a parameter, in the buffer from which data ranks gather weights."""
     span = inner._get_model_param_range_map(parameter)["gbuf_world_in_bucket"]
     buffer, _, bucket = inner.model_param_gbuf_map[parameter]
     weights: Tensor = inner.buffers[buffer].buckets[bucket].param_data.view(-1)

@@ -1,4 +1,4 @@
-"""LAMB (arXiv:1904.00962, algorithm 2): Adam with a step length proportional to the norm of the weight."""
+"""LAMB optimizer (arXiv:1904.00962, algorithm 2): Adam with a step length proportional to the norm of the weight."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megaptm.parallel.optimizers.part import TensorPart, sum_over_ranks
 
 
 class Lamb(torch.optim.Optimizer):
-    """Moves each tensor by lr x its norm, in Adam's direction with decoupled weight decay.
+    """LAMB optimizer: moves each tensor by lr x its norm, in Adam's direction with decoupled weight decay.
 
     As in the authors' code, tensors without decay (norms and biases) get plain Adam updates.
     """
@@ -31,7 +31,7 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """Update the weights. Gradients are overwritten with the update direction."""
+        """Update the weights by LAMB. Gradients are overwritten with the update direction."""
         group_of = {id(master): group for group in self.param_groups for master in group["params"]}
         for group in self.param_groups:
             group["step"] += 1

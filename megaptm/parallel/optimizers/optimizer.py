@@ -1,4 +1,4 @@
-"""Optimizer of this rank: gradient norm, clipping, scheduled rates, update rule."""
+"""Optimizer of this rank: gradient norm, clipping, scheduled learning rates, update rule."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from megaptm.parallel.optimizers.sharded import ShardedOptimizer
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Update rule of a config over this rank's parameters, run by megatron-core."""
+    """Optimizer of a config over this rank's parameters. megatron-core runs its update rule."""
 
     settings: OptimizerConfig
     megatron: ChainedOptimizer | ShardedOptimizer
-    """megatron-core's wrapper of the rule, or that of a fully sharded model."""
+    """megatron-core's wrapper of the update rule, or the one of a fully sharded model."""
     rule: torch.optim.Optimizer
     parts: Sequence[TensorPart]
-    """All parameters of this rank's stages, in order: as many on all data and tensor ranks."""
+    """Tensor parts of all parameters of this rank's stages, in order. All data and tensor ranks have equally many."""
 
     def gradient_norm(self, *, loss: float, replicas: int) -> float:
         """Return the norm of the full gradient; not finite on all processes if the loss or any gradient is not finite
@@ -51,7 +51,8 @@ class Optimizer:
         return norm if all(map(math.isfinite, checked)) or not math.isfinite(norm) else math.nan
 
     def clip_gradients(self, norm: float, *, scale: float = 1.0) -> None:
-        """Divide the gradients by `scale`; then scale them to the configured norm, if theirs, `norm`, is larger."""
+        """Divide the gradients by the loss scale `scale`; then scale them down to the configured norm, if their `norm`
+        is larger."""
         clip = self.settings.clip
         factor = 1.0 if clip is None else min(1.0, clip / (norm + 1e-6))
         if (factor := factor / scale) != 1.0:
@@ -59,7 +60,7 @@ class Optimizer:
             torch._foreach_mul_(gradients, factor)
 
     def set_rates(self, *, step: int, lr: float) -> None:
-        """Set the scheduled rates of the step that follows `step` steps."""
+        """Set learning rate and weight decay for the step after the first `step` steps."""
         settings = self.settings
         decay, eps = settings.weight_decay, settings.eps
         if settings.weight_decay_scaling == "lr-squared":
@@ -82,7 +83,7 @@ class Optimizer:
 
 
 def _sum_of_squares(gradients: list[Tensor]) -> Tensor:
-    """Return the sum of squares with one synchronization; megatron-core's own norm has one per tensor."""
+    """Return the sum of squares of tensors with one synchronization; megatron-core's own norm has one per tensor."""
     if not gradients:
         return torch.zeros((), dtype=torch.float64, device=device())
     return torch.stack(torch._foreach_norm(gradients)).double().square().sum()

@@ -1,4 +1,4 @@
-"""Part of a tensor that the optimizer of one process holds, and sums over the processes that hold its other parts."""
+"""Tensor part that the optimizer of one rank holds, and sums over the ranks that hold the other parts."""
 
 # R rows and C columns of this tensor rank's slice, N rows of the slice that are held here, M matrices
 
@@ -19,39 +19,41 @@ from megaptm.parallel.split import Placement
 
 @dataclass(frozen=True, eq=False)
 class TensorPart:
-    """Slice of a tensor on a tensor rank; with the distributed optimizer, a flat range of that slice."""
+    """Part of a weight that one rank's optimizer holds: the slice of a tensor rank or, with the distributed optimizer,
+    a flat range of that slice."""
 
     placement: Placement
     parameter: nn.Parameter
-    """The slice in the model."""
+    """Slice of the weight in the model of this tensor rank."""
     master: Tensor | None
-    """Float32 tensor that the rule updates; None if another data rank updates all of the slice, or it is frozen."""
+    """Float32 tensor that the update rule changes; None if another data rank updates the full slice, or the weight is
+    frozen."""
     span: tuple[int, int] | None = None
-    """Range of the slice in `master`, if data ranks divide it."""
+    """Range of the slice that `master` holds, if data ranks divide the slice."""
 
     @property
     def key(self) -> Tensor:
-        """Key of this tensor in the rule's `state`."""
+        """Key of this tensor in the `state` of the update rule."""
         return self.parameter if self.master is None else self.master
 
     @property
     def matrices(self) -> int:
-        """M: matrices of the paper that are stored as one, such as queries, keys and values."""
+        """Number M of matrices of the paper that are stored as one weight, such as queries, keys and values."""
         return self.placement.matrices
 
     @property
     def length(self) -> int:
-        """R; for biases and norms the number of elements."""
+        """Number R of rows of the slice; for biases and norms the number of elements."""
         return self.parameter.shape[0] if self.parameter.dim() else 1
 
     @property
     def width(self) -> int:
-        """C; 1 for biases and norms."""
+        """Number C of columns of the slice; 1 for biases and norms."""
         return math.prod(self.parameter.shape[1:])
 
     @property
     def rows(self) -> slice:
-        """Rows of the slice that are held here, at least partly."""
+        """Rows of the slice of which this rank's optimizer holds at least a part."""
         if self.span is None:
             return slice(0, self.length)
         start, stop = self.span
@@ -59,36 +61,36 @@ class TensorPart:
 
     @property
     def full_width(self) -> int:
-        """Columns of the full tensor."""
+        """Number of columns of the full weight."""
         return math.prod(self.placement.shape[1:])
 
     @property
     def full_length(self) -> int:
-        """Rows of each matrix of the full tensor."""
+        """Number of rows of each matrix of the full weight."""
         return (self.placement.shape[0] if self.placement.shape else 1) // self.matrices
 
     def by_row(self, local: Tensor) -> Tensor:
-        """Return [N, C] of a tensor shaped like `master`; elements of other data ranks are 0."""
+        """Return a tensor of the shape of `master` by rows, [N, C]; elements of other data ranks are 0."""
         if self.span is None:
             return local.reshape(-1, self.width)
         before, after = self.span[0] - self.rows.start * self.width, self.rows.stop * self.width - self.span[1]
         return F.pad(local, (before, after)).view(-1, self.width)
 
     def in_local_shape(self, rows_NC: Tensor) -> Tensor:
-        """Return [N, C] in the shape of `master`; the inverse of `by_row`."""
+        """Return a tensor [N, C] in the shape of `master`; the inverse of `by_row`."""
         if self.span is None:
             return rows_NC.view(self.parameter.shape)
         before = self.span[0] - self.rows.start * self.width
         return rows_NC.reshape(-1)[before : before + self.span[1] - self.span[0]]
 
     def matrix_of_rows(self, rows: slice | None = None) -> Tensor:
-        """Return [N] the matrix index of each held row, or of each of some rows of the slice."""
+        """Return the matrix index [N] of each row that this rank holds, or of each of the given rows of the slice."""
         rows = self.rows if rows is None else rows
         indices = torch.arange(rows.start, rows.stop, device=self.parameter.device)
         return indices.div(self.placement.interleave, rounding_mode="floor") % self.matrices
 
     def sum_by_matrix(self, rows_N: Tensor, rows: slice | None = None) -> Tensor:
-        """Return [M, ...]: sum over the rows of each matrix."""
+        """Return sums [M, ...] over the rows of each matrix of a weight."""
         if self.matrices == 1:
             return rows_N.sum(0, keepdim=True)
         if self._has_full_turns(rows):
@@ -98,7 +100,7 @@ class TensorPart:
         return torch.stack([rows_N.masked_fill(matrix_N != index, 0.0).sum(0) for index in range(self.matrices)])
 
     def spread(self, values_M: Tensor, rows: slice | None = None) -> Tensor:
-        """Return [N, ...]: the value of each row's matrix; [1, ...] if there is one matrix."""
+        """Return values [N, ...] by row from values by matrix; [1, ...] if there is one matrix."""
         if self.matrices == 1:
             return values_M
         if not self._has_full_turns(rows):
@@ -109,12 +111,14 @@ class TensorPart:
         return values_M.unsqueeze(1).expand(*shape).flatten(0, 2)
 
     def _has_full_turns(self, rows: slice | None) -> bool:
-        """Whether rows start at the first matrix and end with the last, so that a view separates the matrices."""
+        """Whether the rows that this rank holds start at the first matrix and end with the last, so that a view
+        separates the matrices."""
         rows, turn = self.rows if rows is None else rows, self.matrices * self.placement.interleave
         return rows.start % turn == rows.stop % turn == 0
 
     def squares(self, local: Tensor | None) -> Tensor:
-        """Return [M]: sum of squares of the held elements of each matrix. `local` has the shape of `master`."""
+        """Return the sum of squares [M] of the elements of each matrix that this rank holds. `local` has the shape of
+        `master`."""
         if local is None:
             return torch.zeros(self.matrices, device=self.parameter.device)
         if self.matrices == 1:
@@ -123,7 +127,8 @@ class TensorPart:
 
 
 def sum_over_ranks(values: Sequence[Tensor], *, sliced: Sequence[bool], divided: bool) -> list[Tensor]:
-    """Sum each value over the ranks that hold a part of it. All ranks pass equally many values of the same shapes.
+    """Sum each value over the ranks that hold a part of a weight. All ranks pass equally many values of the same
+    shapes.
 
     `sliced`: whether tensor ranks hold different parts of a value. `divided`: whether data ranks do.
     """

@@ -1,4 +1,4 @@
-"""Update rules by name: construction and state tensors of each."""
+"""Update rules of optimizers by name: construction and state tensors of each."""
 
 from __future__ import annotations
 
@@ -19,24 +19,27 @@ Parts = Sequence[TensorPart]
 
 @dataclass(frozen=True)
 class StateTensor:
-    """State tensor of a rule for a weight, under its name in the rule's `state` and in checkpoints."""
+    """State tensor of an optimizer's update rule for a weight, under its name in the rule's `state` and in
+    checkpoints."""
 
     like: Literal["weight", "rows", "columns"] = "weight"
-    """Shape: `weight`: one value per element; `rows`, `columns`: one per row, or per column of each of its matrices;
-    these are replicated on data ranks."""
+    """Shape of an optimizer's state tensor:
+    - `weight`: one value per element
+    - `rows`, `columns`: one value per row, or per column of each matrix; replicated on data ranks
+    """
     start: float = 0.0
-    """Value before the first step."""
+    """Value of an optimizer's state tensor before the first step."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Update rule."""
+    """Update rule of an optimizer."""
 
     build: Callable[[Groups, OptimizerConfig, Parts, bool], torch.optim.Optimizer] | None
-    """Build the rule from groups without tensors, the settings, this rank's parts of all trained tensors, and whether
-    data ranks divide these. None: megatron-core builds it."""
+    """Function that builds the update rule; None: megatron-core builds it. Arguments: groups without tensors, the
+    settings, this rank's parts of all trained tensors, and whether data ranks divide these."""
     state_tensors: Callable[[OptimizerConfig, TensorPart], Mapping[str, StateTensor]]
-    """Return the state tensors of a tensor, whichever rank holds it."""
+    """Function from a weight to the optimizer's state tensors for it, whichever rank holds them."""
 
 
 def _sgd(groups: Groups, settings: OptimizerConfig, parts: Parts, divided: bool) -> torch.optim.Optimizer:
@@ -89,7 +92,8 @@ UPDATE_RULES: dict[str, Rule] = {
 
 
 def set_steps(rule: torch.optim.Optimizer, parts: Parts, step: int) -> None:
-    """Set the number of steps made. torch's rules count them per tensor, apex's and megaptm's per group."""
+    """Set the number of steps that an update rule has made. torch's rules count them per tensor, apex's and megaptm's
+    per group."""
     for group in rule.param_groups:
         group["step"] = step
     if isinstance(rule, torch.optim.AdamW | torch.optim.Adagrad):

@@ -1,4 +1,4 @@
-"""Optimizer of a fully sharded model, with the methods of megatron-core's that `Optimizer` calls."""
+"""Optimizer of a fully sharded model, with the methods of megatron-core's optimizers that `Optimizer` calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megaptm.parallel.full_sharding import FullySharded, own_range
 
 
 class ShardedOptimizer:
-    """Update rule over the float32 weights that this data rank owns."""
+    """Optimizer of a fully sharded model: updates the float32 weights that this data rank owns."""
 
     def __init__(self, sharded: FullySharded, groups: Sequence[dict[str, Any]], **options: Any) -> None:
         """`groups`: parameters of the model with `lr_mult` and `wd_mult`. `options`: of torch's AdamW, which may be
@@ -44,16 +44,16 @@ class ShardedOptimizer:
         ]
 
     def prepare_grads(self) -> None:
-        """Do nothing: weights of this rank keep their gradients as `grad`."""
+        """Do nothing: in a fully sharded model, float32 weights have their gradients as `grad`."""
 
     def zero_grad(self) -> None:
-        """Do nothing: the stage sets its gradients to zero."""
+        """Do nothing: the fully sharded stage sets its gradients to zero."""
 
     def step_with_ready_grads(self) -> None:
-        """Update the weights of this rank."""
+        """Update the float32 weights that this data rank owns."""
         self.optimizer.step()
         self._sharded.weights_changed()
 
     def reload_model_params(self) -> None:
-        """Use float32 weights that were written from outside."""
+        """Copy float32 weights that were set from outside, such as from a checkpoint, to the model."""
         self._sharded.weights_changed()
