@@ -1,1 +1,1 @@
-"""Checkpoints: folders of safetensors files that can be written and read with any layout."""
+"""Checkpoints: folders of safetensors files that any layout can write and read."""

@@ -1,4 +1,4 @@
-"""Boxes: axis-aligned blocks of a tensor, given by offset and shape. Pure arithmetic."""
+"""Boxes: axis-aligned blocks of a checkpoint tensor, given by offset and shape. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Box:
-    """Elements `offset[d] <= index[d] < offset[d] + shape[d]` of a tensor. The box of a scalar is `Box((), ())`."""
+    """Axis-aligned block of a tensor: elements `offset[d] <= index[d] < offset[d] + shape[d]`. The box of a scalar is
+    `Box((), ())`."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
@@ -23,14 +24,14 @@ class Box:
         return Box(tuple(start + step for start, step in zip(self.offset, distance, strict=True)), self.shape)
 
     def slices_in(self, outer: Box) -> tuple[slice, ...]:
-        """Return the slices that select this box in a tensor that holds `outer`."""
+        """Return the slices that select this box in an array that holds only the box `outer`."""
         return tuple(
             slice(start - base, start - base + size)
             for start, size, base in zip(self.offset, self.shape, outer.offset, strict=True)
         )
 
     def intersect(self, other: Box) -> Box | None:
-        """Return the intersection, or None if it is empty."""
+        """Return the intersection of two boxes, or None if it is empty."""
         offset, shape = [], []
         for start, size, other_start, other_size in zip(
             self.offset, self.shape, other.offset, other.shape, strict=True
@@ -44,7 +45,7 @@ class Box:
         return Box(tuple(offset), tuple(shape))
 
     def subtract(self, hole: Box) -> Iterator[Box]:
-        """Yield this box without `hole`, which must be inside it, as at most two boxes per dimension."""
+        """Yield this box without the box `hole`, which must be inside it, as at most two boxes per dimension."""
         offset, shape = list(self.offset), list(self.shape)
         for dim, (start, size) in enumerate(zip(self.offset, self.shape, strict=True)):
             low, high = hole.offset[dim], hole.offset[dim] + hole.shape[dim]
@@ -57,7 +58,8 @@ class Box:
 
 
 def span_boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
-    """Yield the flat range [start, stop) of a row-major block as boxes, in flat order. Each is contiguous in the block.
+    """Yield the boxes that cover the flat range [start, stop) of a row-major block, in flat order. Each is contiguous
+    in the block.
 
     A range of a matrix has at most three boxes: the end of a row, complete rows, the start of a row.
     """

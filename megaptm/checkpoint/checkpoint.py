@@ -1,4 +1,4 @@
-"""Committed checkpoint: its state, its indexes, and the files that they list."""
+"""Committed checkpoint: the trainer's state, and the indexes and tensor files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ VERIFYING_THREADS = 4
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Committed checkpoint: `state` is the trainer's, `reader` reads the tensors."""
+    """Committed checkpoint: `state` is the trainer's state, `reader` reads the tensors."""
 
     step: int
     folder: Path
     state: dict[str, Any]
     indexes: tuple[IndexEntry, ...]
     _files: dict[int, tuple[FileRecord, ...]] = field(default_factory=dict, repr=False, compare=False)
-    """Files of the indexes that were read."""
+    """Files of the checkpoint, from the indexes that were read so far."""
 
     @property
     def reader(self) -> TensorReader:
@@ -34,12 +34,12 @@ class Checkpoint:
 
     @property
     def size(self) -> int:
-        """Bytes of all tensor files."""
+        """Bytes of all tensor files of the checkpoint."""
         return sum(entry.num_bytes for entry in self.indexes)
 
     @property
     def files(self) -> list[FileRecord]:
-        """All files, from all indexes. Ranks read only those that they need."""
+        """Return all files of the checkpoint, from all indexes. Ranks read only the indexes that they need."""
         files = [file for number in range(len(self.indexes)) for file in self.read_index(number)]
         try:
             refuse_duplicate_files((file.name for file in files), self.folder)
@@ -48,7 +48,8 @@ class Checkpoint:
         return files
 
     def read_index(self, number: int) -> tuple[FileRecord, ...]:
-        """Return the files of an index. Raises `DamagedError` if it differs from what the manifest says."""
+        """Return the files that an index of the checkpoint lists. Raises `DamagedError` if the index does not match the
+        manifest."""
         if number not in self._files:
             entry = self.indexes[number]
             path = self.folder / entry.name
@@ -68,8 +69,8 @@ class Checkpoint:
         return self._files[number]
 
     def verify(self, *, part: int = 0, parts: int = 1) -> None:
-        """Compare size and hash of files with their indexes, and the indexes with the manifest. Each rank may check a
-        part."""
+        """Compare size and hash of the checkpoint's files with their indexes, and the indexes with the manifest. Each
+        rank may check a part."""
         num_files = sum(entry.num_files for entry in self.indexes)
         first, stop = num_files * part // parts, num_files * (part + 1) // parts
         files: list[FileRecord] = []
@@ -83,9 +84,9 @@ class Checkpoint:
             list(threads.map(self.verify_file, files))
 
     def verify_file(self, file: FileRecord, *, hashed: bool = True) -> None:
-        """Compare one file's size and, if `hashed`, its hash with its index.
+        """Compare the size of one checkpoint file and, if `hashed`, its hash with its index.
 
-        Raises `DamagedError` if it differs, and `UnreadableError` if it cannot be read.
+        Raises `DamagedError` if they differ, and `UnreadableError` if the file cannot be read.
         """
         path = self.folder / file.name
         try:

@@ -1,4 +1,4 @@
-"""Committed checkpoints of a run, found without reading tensors."""
+"""Search for the committed checkpoints of a run, without reading tensors."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ NAME = re.compile(r"step-(\d+)(\.replaced)?")
 
 
 def find_committed(run: Path) -> dict[int, Path]:
-    """Return step -> folder of each committed checkpoint. They may be damaged.
+    """Return step -> folder of each committed checkpoint. A checkpoint may be damaged.
 
-    Empty without a folder of checkpoints. Raises `UnreadableError` if it cannot be read: a restart at step 0 would look
-    like success.
+    Empty if the run has no folder of checkpoints. Raises `UnreadableError` if the folder cannot be read: otherwise the
+    run would silently restart at step 0.
     """
     # A replaced checkpoint is overridden by its replacement.
     return {step: folder for step, folder in _list_folders(run) if path_exists(folder / MANIFEST)}
 
 
 def find_without_manifest(run: Path) -> list[tuple[int, Path]]:
-    """Return step and folder of each folder that has the name of a committed checkpoint but no manifest, by step.
+    """Return step and folder, by step, of each folder that has the name of a committed checkpoint but no manifest.
 
     No job leaves such a folder: a checkpoint gets its name with its manifest, and is renamed before it is removed.
     """
@@ -36,19 +36,19 @@ def find_without_manifest(run: Path) -> list[tuple[int, Path]]:
 
 
 def _list_folders(run: Path) -> list[tuple[int, Path]]:
-    """Return step and folder of everything with a checkpoint's name, replaced ones first."""
+    """Return step and folder of everything with the name of a checkpoint, replaced checkpoints first."""
     matches = [match for name in sorted(list_names(run / FOLDER)) if (match := NAME.fullmatch(name))]
     matches.sort(key=lambda match: match[2] is None)
     return [(int(match[1]), run / FOLDER / match[0]) for match in matches]
 
 
 def newest_step(run: Path) -> int | None:
-    """Return the step of the newest committed checkpoint; None without one."""
+    """Return the step of the newest committed checkpoint; None if there is none."""
     return max(find_committed(run), default=None)
 
 
 def read_newest_state(run: Path) -> dict[str, Any]:
-    """Return the trainer's state in the newest checkpoint whose manifest is readable; empty if there is none.
+    """Return the trainer's state in the newest checkpoint with a readable manifest; empty if there is none.
 
     Hashes are not checked: `checkpoint.store.Store.load` does that, and needs torch.
     """

@@ -24,12 +24,13 @@ T = TypeVar("T")
 # Patience with a failing file system when reading. A restarted file server is back within minutes.
 RETRY = RetryPolicy()
 WRITE_RETRY = RetryPolicy(seconds=60.0)
-"""Patience when writing a checkpoint, which may block training. After that the run continues without it."""
+"""Retry limits for writing a checkpoint, which may block training. After that the run continues without the
+checkpoint."""
 NO_RETRY = (
     *(*FULL_DISK, errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EISDIR),
     *(errno.ENAMETOOLONG, errno.ELOOP),
 )
-"""Error numbers that are not retried: a user must act, or another job has removed a folder."""
+"""Error numbers of file operations that are not retried: a user must act, or another job has removed a folder."""
 
 # Large enough that passing a chunk to another thread is cheap compared to hashing it, small enough for the cache.
 CHUNK_BYTES = 1 << 20
@@ -41,15 +42,17 @@ REMOVING_THREADS = 16
 
 
 class StorageError(UserError):
-    """Raised if the storage fails: full, gone, unreadable. The message is one sentence, as for every user error."""
+    """Raised if the storage of checkpoints fails: full, gone, unreadable. The message is one sentence, as for every
+    user error."""
 
 
 class DamagedError(StorageError):
-    """Raised if data differ from what was written. Never raised for a read error, which says nothing about the data."""
+    """Raised if checkpoint data differ from what was written. Not raised for a read error, after which the data may be
+    intact."""
 
 
 class UnreadableError(StorageError):
-    """Raised if stored data cannot be read now: failing file system, missing permission or mount."""
+    """Raised if a checkpoint cannot be read at present: failing file system, missing permission or mount."""
 
 
 class NotSavedError(StorageError):
@@ -57,7 +60,7 @@ class NotSavedError(StorageError):
 
 
 class HashedWriter:
-    """New file that is written, hashed and flushed to disk concurrently, in three threads."""
+    """New checkpoint file that is written, hashed and flushed to disk concurrently, in three threads."""
 
     def __init__(self, path: Path) -> None:
         self.size = 0
@@ -89,7 +92,7 @@ class HashedWriter:
         self._flush_at = self.size + FLUSH_BYTES
 
     def finish(self) -> str:
-        """Sync the file to disk; return its sha256."""
+        """Sync the checkpoint file to disk; return its sha256."""
         self._file.flush()
         if self._flushed is not None:
             self._flushed.result()
@@ -110,7 +113,7 @@ class HashedWriter:
 
 
 class RetriedFile:
-    """File for reading. Reads are retried, and the file is reopened, while its file system fails.
+    """Checkpoint file for reading. Reads are retried, and the file is reopened, while its file system fails.
 
     Raises `FileNotFoundError`, and `UnreadableError` for other permanent errors.
     """
@@ -120,11 +123,11 @@ class RetriedFile:
         self._file: FileIO | None = None
 
     def size(self) -> int:
-        """Return the size of the opened file. Network file systems would answer a query by name from a cache."""
+        """Return the size of the opened file. Network file systems would answer a query by path from a cache."""
         return self._try_call(lambda descriptor: os.fstat(descriptor).st_size)
 
     def read_into(self, target: memoryview, position: int) -> int:
-        """Fill `target` from byte `position`; return the bytes read, fewer than requested only at the end of the
+        """Read bytes from `position` into `target`; return their number, fewer than requested only at the end of the
         file."""
         done = 0
         while done < len(target):
@@ -171,7 +174,8 @@ def _read_at(descriptor: int, *, target: memoryview, position: int) -> int:
 
 
 def read_with_retries(path: Path, call: Callable[[], T]) -> T:
-    """Return the result of `call`, which reads `path`, retrying on failures. Raises like `RetriedFile`."""
+    """Return the result of `call`, which reads `path`, retrying on failures. Raises the same errors as
+    `RetriedFile`."""
 
     def refuse(error: Exception) -> None:
         if not isinstance(error, OSError) or isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -192,7 +196,7 @@ NOTHING_LOST = (
 
 
 def list_names(folder: Path) -> list[str]:
-    """Return the names in a folder; empty if it does not exist."""
+    """Return the file names in a folder; empty if the folder does not exist."""
     try:
         return read_with_retries(folder, lambda: os.listdir(folder))
     except FileNotFoundError:
@@ -205,7 +209,7 @@ def list_names(folder: Path) -> list[str]:
 
 
 def path_exists(path: Path) -> bool:
-    """Whether a path exists. Unlike `Path.exists`, raises for errors."""
+    """Whether a path exists. Unlike `Path.exists`, raises an error if the file system fails."""
     try:
         read_with_retries(path, lambda: os.stat(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -214,7 +218,7 @@ def path_exists(path: Path) -> bool:
 
 
 def read_small_file(path: Path) -> bytes:
-    """Read a small file."""
+    """Return the content of a small file, retrying on failures."""
     return read_with_retries(path, lambda: regular_file(path).read_bytes())
 
 
@@ -224,12 +228,12 @@ def hash_file(path: Path) -> str:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the bytes that this user may still write to the file system of `folder`."""
+    """Return the free bytes for this user on the file system of `folder`."""
     return shutil.disk_usage(folder).free
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder, even if other processes remove it or write to it at the same time."""
+    """Remove a folder tree, even if other processes remove it or write to it at the same time."""
 
     def remove(path: Path) -> None:
         with contextlib.suppress(OSError):
@@ -259,8 +263,8 @@ def storage_errors(action: str, folder: Path) -> Iterator[None]:
 
 
 def write_with_retries(action: str, folder: Path, work: Callable[[], T]) -> T:
-    """Return the result of `work`, which is retried while the storage fails, so it must be repeatable. `action`
-    describes it.
+    """Return the result of `work`, which writes a checkpoint and is retried while the storage fails, so it must be
+    repeatable. `action` describes it.
 
     Raises `NotSavedError` if the storage keeps failing, and `StorageError` like `storage_errors` for permanent errors.
     """
@@ -278,7 +282,7 @@ def write_with_retries(action: str, folder: Path, work: Callable[[], T]) -> T:
 
 
 def human_bytes(count: float) -> str:
-    """Format bytes: `1234567` -> `1.2 MB`."""
+    """Format a number of bytes: `1234567` -> `1.2 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""Copies of tensors in host memory, which are written to disk while training continues."""
+"""Copies of tensors in host memory, from which a checkpoint is written while training continues."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ALIGNED_BYTES = 64
 
 
 class HostStaging:
-    """Host memory that is reused for each checkpoint, because allocating it takes longer than copying."""
+    """Host memory for copies of tensors, reused for each checkpoint because allocating it takes longer than copying."""
 
     def __init__(self) -> None:
         self._buffers: dict[bool, list[Tensor]] = {False: [], True: []}
-        """Byte buffers; pinned (True) for tensors on a GPU."""
+        """Host buffers; pinned (True) for copies from a GPU."""
 
     def take(self, pieces: Iterable[TensorPiece]) -> list[TensorPiece]:
-        """Return copies of the pieces, so that their tensors may change afterwards."""
+        """Return copies of the tensor pieces, so that training may change the tensors afterwards."""
         allocators = {pinned: _BufferAllocator(buffers, pinned) for pinned, buffers in self._buffers.items()}
         copies = []
         for piece in pieces:
@@ -35,14 +35,14 @@ class HostStaging:
 
 
 class _BufferAllocator:
-    """Allocator of consecutive parts of buffers. It adds a buffer when none has space left."""
+    """Allocator of consecutive parts of host buffers. It adds a buffer when none has space left."""
 
     def __init__(self, buffers: list[Tensor], pinned: bool) -> None:
         self._buffers, self._pinned = buffers, pinned
         self._index, self._used = 0, 0
 
     def allocate_like(self, tensor: Tensor) -> Tensor:
-        """Return space for a contiguous tensor with this shape and dtype."""
+        """Return space in a host buffer for a contiguous tensor with this shape and dtype."""
         while self._index < len(self._buffers) and self._used + tensor.nbytes > len(self._buffers[self._index]):
             self._index, self._used = self._index + 1, 0
         if self._index == len(self._buffers):

@@ -1,7 +1,7 @@
 """Schema of a checkpoint's manifest and indexes, which are untrusted input.
 
-The manifest stays small for any number of ranks. It has an entry per index, and an index has the files of some ranks. A
-reader of a tensor opens the indexes whose entries name it.
+The manifest stays small for any number of ranks. It has an entry per index, and an index lists the files of some ranks.
+A reader of a tensor opens the indexes whose entries name that tensor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from megaptm.storage import FileName, Record, parse_json, validate
 REMEDY = "restore it, or continue from another checkpoint"
 MAX_DIMENSIONS = 8
 MAX_INDEX_BYTES = 1 << 30
-"""Maximum bytes of an index, which is read at once. That of 128 ranks takes a few megabytes."""
+"""Maximum bytes of an index, which is read at once. The index of 128 ranks takes a few megabytes."""
 
 Number = Annotated[int, Field(ge=0, lt=1 << 53)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -30,7 +30,7 @@ Numbers = Annotated[list[Number], Field(max_length=MAX_DIMENSIONS)]
 
 
 class ManifestPiece(Record):
-    """Location of a piece, see `StoredPiece`."""
+    """Location of a tensor piece in a checkpoint index, see `StoredPiece`."""
 
     name: str
     dtype: str
@@ -42,7 +42,7 @@ class ManifestPiece(Record):
 
 
 class ManifestFile(Record):
-    """File, see `FileRecord`."""
+    """File in a checkpoint index, see `FileRecord`."""
 
     name: FileName
     size: Number
@@ -51,27 +51,27 @@ class ManifestFile(Record):
 
 
 class CheckpointIndex(Record):
-    """Schema of an index."""
+    """Schema of a checkpoint index."""
 
     files: list[ManifestFile]
 
 
 class IndexEntry(Record):
-    """Description of an index in the manifest."""
+    """Entry of a checkpoint's manifest that describes an index."""
 
     name: FileName
     size: Annotated[int, Field(ge=0, le=MAX_INDEX_BYTES)]
     sha256: Sha256
     num_files: Annotated[int, Field(ge=1, lt=1 << 32)]
-    """Number of its files."""
+    """Number of files in the checkpoint index."""
     num_bytes: Number
-    """Bytes of its files."""
+    """Bytes of all files in the checkpoint index."""
     tensors: tuple[str, ...] = Field(strict=False)
-    """Names of the tensors of which its files have a piece."""
+    """Names of the tensors of which files of the index have a piece."""
 
     @classmethod
     def of(cls, name: str, content: bytes, files: Sequence[Mapping[str, Any]]) -> IndexEntry:
-        """Describe the index with this content, which has the records `files`."""
+        """Return the entry of a checkpoint index with this content, whose parsed files are `files`."""
         return cls(
             name=name,
             size=len(content),
@@ -83,7 +83,7 @@ class IndexEntry(Record):
 
 
 class CheckpointManifest(Record):
-    """Schema of the manifest."""
+    """Schema of a checkpoint's manifest."""
 
     step: Number
     state: dict[str, Any]
@@ -91,7 +91,7 @@ class CheckpointManifest(Record):
 
 
 def check_manifest(content: Any, path: str | os.PathLike[str], *, step: int) -> tuple[IndexEntry, ...]:
-    """Return the entries of a manifest's indexes; raise `UserError` unless its step matches."""
+    """Return the entries of a manifest's indexes; raise `UserError` if its step is another one."""
     manifest = validate(CheckpointManifest, content, path, remedy=REMEDY)
     if manifest.step != step:
         raise UserError(f"{path} is the manifest of step {manifest.step:,}, not of step {step:,}: {REMEDY}.")
@@ -101,8 +101,8 @@ def check_manifest(content: Any, path: str | os.PathLike[str], *, step: int) -> 
 
 
 def parse_index(content: bytes, path: str | os.PathLike[str], entry: IndexEntry) -> tuple[FileRecord, ...]:
-    """Return the files of an index; raise `UserError` unless it is the one of the entry, and every piece is inside its
-    file."""
+    """Return the files of a checkpoint index. Raise `UserError` if it is not the index of the entry, or a piece is not
+    inside its file."""
     if len(content) != entry.size or hashlib.sha256(content).hexdigest() != entry.sha256:
         raise UserError(f"{path} is damaged: its sha256 differs from the manifest's")
     files = validate(CheckpointIndex, parse_json(content, path, remedy=REMEDY), path, remedy=REMEDY).files
@@ -124,7 +124,7 @@ def parse_index(content: bytes, path: str | os.PathLike[str], entry: IndexEntry)
 
 
 def refuse_duplicate_files(names: Iterable[str], path: str | os.PathLike[str]) -> None:
-    """Raise `UserError` if a file is listed twice."""
+    """Raise `UserError` if checkpoint indexes list a file twice."""
     listed: set[str] = set()
     for name in names:
         if name in listed:
@@ -133,13 +133,14 @@ def refuse_duplicate_files(names: Iterable[str], path: str | os.PathLike[str]) -
 
 
 def content_id(manifest: dict[str, Any]) -> str:
-    """Return the sha256 over a manifest without its id."""
+    """Return the sha256 of a checkpoint's manifest without its id."""
     without_id = {name: value for name, value in manifest.items() if name != "id"}
     return hashlib.sha256(json.dumps(without_id, sort_keys=True).encode()).hexdigest()
 
 
 def _is_inside_file(piece: ManifestPiece, size: int) -> bool:
-    """Whether the block is inside the tensor, the span inside the block, and the bytes inside the file."""
+    """Whether a stored piece is consistent: its block inside the tensor, its span inside the block, its bytes inside
+    the file."""
     if piece.dtype not in DTYPES or not len(piece.shape) == len(piece.offset) == len(piece.block):
         return False
     edges = zip(piece.offset, piece.block, piece.shape, strict=True)

@@ -67,10 +67,10 @@ from megaptm.storage import parse_json, shown, sync, write_atomically
 
 FORMAT = "megaptm-checkpoint-2"
 RANKS_PER_INDEX = 128
-"""Consecutive ranks whose files are in one index: about the root of the largest number of ranks, so that writers of
-indexes and of the manifest have equal work."""
+"""Number of consecutive ranks whose files are in one checkpoint index. It is about the square root of the largest
+number of ranks, so that writers of indexes and of the manifest have equal work."""
 TEMPORARY = re.compile(r"(step-\d+)(\.writing-[\w-]+|\.replaced|\.removed-[0-9a-f]+)?")
-"""Step, and suffix of a temporary folder, which this module may delete."""
+"""Pattern of names of temporary checkpoint folders, which this module may delete: step and suffix."""
 
 NO_MANIFEST = f"its {MANIFEST} is missing"
 
@@ -78,11 +78,11 @@ log = logging.getLogger(__name__)
 
 
 class GoneError(StorageError):
-    """Raised if a folder that is written or read has been removed, usually by another job."""
+    """Raised if a checkpoint folder was removed while it was written or read, usually by another job."""
 
 
 class Store:
-    """Folder `run/checkpoints`.
+    """Folder of a run's checkpoints, `run/checkpoints`.
 
     Readers need no `fence`. The job that owns the run passes `fence`, which returns whether it still owns the run. It
     also passes `token`, which is the same on all its ranks and unique among jobs (`RunLock` has both). Only with a
@@ -108,12 +108,12 @@ class Store:
         self._on_damaged = on_damaged or (lambda step, problem, path: None)
 
     def take_over(self) -> None:
-        """Take over the run, before `newest`: other jobs can no longer commit what they are writing."""
+        """Take over the run's checkpoints, before `newest`: other jobs can no longer commit what they are writing."""
         self._require_ownership("take over")
         write_with_retries("remove files of earlier jobs", self.folder, self._clean_up)
 
     def prepare(self, step: int, expected_bytes: int | None = None) -> None:
-        """Prepare a checkpoint, on one rank before all ranks write: clean up, make room, create the folder.
+        """Prepare to write a checkpoint, on one rank before all ranks write: clean up, make room, create the folder.
 
         Makes room for `expected_bytes`, by default the size of the newest checkpoint. If there is too little,
         checkpoints that exceed `keep` after this one are removed early; the newest always stays.
@@ -130,7 +130,7 @@ class Store:
         write_with_retries(f"prepare the checkpoint of step {step}", self.folder, make_folder)
 
     def write(self, step: int, rank: int, pieces: Iterable[TensorPiece]) -> FileRecord:
-        """Write this rank's pieces after `prepare`, and the record that its index needs."""
+        """Write this rank's pieces of a prepared checkpoint, and the record that its index needs."""
         folder, all_pieces = self._writing_path(step), list(pieces)
         path = folder / f"rank-{rank:05d}.safetensors"
 
@@ -155,8 +155,8 @@ class Store:
             raise
 
     def write_index(self, step: int, rank: int, ranks: int) -> None:
-        """On the first of some ranks, write the index of their files after all have written them. No effect on other
-        ranks."""
+        """Write the checkpoint index of a group of ranks after all of them have written. Only the first rank of the
+        group writes."""
         if rank % RANKS_PER_INDEX:
             return
         folder, path = self._writing_path(step), self._index_path(step, rank)
@@ -183,7 +183,7 @@ class Store:
             raise
 
     def commit(self, step: int, state: dict[str, Any], ranks: int) -> Checkpoint:
-        """Commit the checkpoint atomically, on one rank after all have written; then remove the oldest.
+        """Commit a checkpoint atomically, on one rank after all have written; then remove the oldest.
 
         Writes the indexes that their ranks have not written (`write_index`).
         """
@@ -234,7 +234,7 @@ class Store:
         return self.load(step)
 
     def steps(self) -> list[int]:
-        """Return committed steps, newest first. They may be damaged."""
+        """Return the steps of committed checkpoints, newest first. A checkpoint may be damaged."""
         return sorted(find_committed(self.run), reverse=True)
 
     def load(self, step: int) -> Checkpoint:
@@ -261,10 +261,10 @@ class Store:
         raise UserError(f"{path} has format {shown(manifest.get('format'))}: this version of megaptm reads {FORMAT}.")
 
     def newest(self, *, verify: bool = True) -> Checkpoint | None:
-        """Return the newest undamaged checkpoint; None if nothing was ever saved.
+        """Return the newest undamaged checkpoint; None if none was ever saved.
 
-        Damaged ones are reported and, by the owner of the run, moved aside. Raises `UserError` if all are damaged: a
-        restart at step 0 would look like success. Raises `UnreadableError` for one that cannot be read, which is not
+        Damaged ones are reported and, by the owner of the run, moved aside. Raises `UserError` if all are damaged:
+        otherwise the run would silently restart at step 0. Raises `UnreadableError` if one cannot be read; it is not
         moved.
         """
 
@@ -282,8 +282,8 @@ class Store:
         return checkpoint
 
     def inspect(self, step: int, *, verify: bool = True, part: int = 0, parts: int = 1) -> Checkpoint | str:
-        """Return the checkpoint of a step, or a description of the damage in its manifest or, with `verify`, in a part
-        of its files."""
+        """Return the checkpoint of a step, or a description of its damage. `verify`: check this part of its files
+        too."""
         try:
             checkpoint = self.load(step)
             if verify:
@@ -295,8 +295,8 @@ class Store:
     def first_undamaged(
         self, steps: Iterable[int], inspect: Callable[[int], Checkpoint | str | None]
     ) -> Checkpoint | None:
-        """Return the first checkpoint that `inspect` finds undamaged. One with a description of damage is moved aside;
-        None skips it."""
+        """Return the first checkpoint that `inspect` reports as undamaged. Damaged ones are moved aside; a result of
+        None is skipped."""
         for step in steps:
             result = inspect(step)
             if isinstance(result, Checkpoint):
@@ -306,7 +306,7 @@ class Store:
         return None
 
     def refuse_fresh_start(self) -> None:
-        """Raise `UserError` if checkpoints were saved but none is usable."""
+        """Raise `UserError` if the run has saved checkpoints but none is usable."""
         if self.steps() or any(".damaged" in name for name in list_names(self.folder)):
             raise UserError(
                 f"all checkpoints in {self.folder} are damaged: put an undamaged copy there, or choose another "
@@ -314,7 +314,7 @@ class Store:
             )
 
     def set_aside(self, step: int, problem: str, folder: Path) -> None:
-        """Report a damaged checkpoint. If this job owns the run, rename its folder."""
+        """Report a damaged checkpoint. If this job owns the run, rename the checkpoint's folder."""
         if self._fence is not None and self._fence():
             folder = self._rename_aside(folder, "damaged")
         log.warning("the checkpoint of step %d is not used (%s); its files are in %s", step, problem, folder)
@@ -353,7 +353,7 @@ class Store:
             )
 
     def _describe_lower_keep(self, missing: int) -> str:
-        """Describe how many bytes a lower `keep` would free."""
+        """Describe how many bytes a lower `keep` of checkpoints would free."""
         steps = self.steps()
         if len(steps) < 2:
             return (
@@ -364,7 +364,7 @@ class Store:
         return f"checkpoint.keep=2 instead of {self.keep} frees {human_bytes(freed)}, {enough}"
 
     def _num_bytes(self, step: int) -> int:
-        """Return the bytes of a checkpoint, without a look at each file; 0 for a damaged one."""
+        """Return the bytes of a checkpoint without opening its files; 0 for a damaged one."""
         try:
             checkpoint = self.load(step)
         except DamagedError:
@@ -373,8 +373,8 @@ class Store:
         return manifest + sum(entry.size + entry.num_bytes for entry in checkpoint.indexes)
 
     def _discard(self, folder: Path) -> None:
-        """Remove a temporary folder. It is renamed first, so that it stops being a checkpoint at once and is no longer
-        written to."""
+        """Remove a temporary checkpoint folder. It is renamed first, so that it stops being a checkpoint at once and no
+        job writes to it."""
         match = TEMPORARY.fullmatch(folder.name)
         assert match is not None, folder
         if not (match[2] or "").startswith(".removed"):
@@ -385,7 +385,7 @@ class Store:
         remove_tree(folder)
 
     def _clean_up(self) -> None:
-        """Remove the temporary folders of earlier jobs, and move checkpoints without manifest aside."""
+        """Remove the temporary checkpoint folders of earlier jobs, and move checkpoints without manifest aside."""
         valid = set(find_committed(self.run).values())
         for step, folder in find_without_manifest(self.run):
             self.set_aside(step, NO_MANIFEST, folder)

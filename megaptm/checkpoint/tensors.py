@@ -1,4 +1,5 @@
-"""Tensors in safetensors files, stored in pieces. Reading does not depend on which rank wrote which piece.
+"""Tensors of a checkpoint in safetensors files, stored in pieces. Reading does not depend on which rank wrote which
+piece.
 
 The format (a length, a JSON header and raw data) is written directly. So a file is hashed while it is written, and
 tensors are not copied. Files are read with plain reads, so that a truncated file raises an error; with a memory map it
@@ -41,25 +42,25 @@ MAX_OPEN_FILES = 64
 
 
 class NonFiniteError(UserError):
-    """Raised if a tensor to be saved or read contains NaN or infinity."""
+    """Raised if a checkpoint tensor to be saved or read contains NaN or infinity."""
 
 
 @dataclass(frozen=True)
 class TensorPiece:
-    """Part of a tensor that one rank holds: a block, or a flat range of a block."""
+    """Piece of a checkpoint tensor that one rank holds: a block, or a flat range of a block."""
 
     name: str
-    """Global name of the tensor: `weight/decoder.3.attention.qkv.weight`, `exp_avg/...`."""
+    """Name of the tensor in checkpoints: `weight/decoder.3.attention.qkv.weight`, `exp_avg/...`."""
     shape: tuple[int, ...]
-    """Shape of the full tensor."""
+    """Shape of the full tensor of which the piece is a part."""
     offset: tuple[int, ...]
-    """Offset of the block in the full tensor."""
+    """Offset of the piece's block in the full tensor."""
     block: tuple[int, ...]
-    """Shape of the block."""
+    """Shape of the piece's block."""
     data: Tensor
-    """Elements of the block; with `span`, only those elements of the row-major block, flat."""
+    """Elements of the piece's block; with `span`, only those elements of the row-major block, flat."""
     span: tuple[int, int] | None = None
-    """Range [first, end) of elements. The distributed optimizer gives each data rank a flat range of the block."""
+    """Range [first, end) of elements of the block. The distributed optimizer gives each data rank such a flat range."""
 
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.offset) == len(self.block), self.name
@@ -75,7 +76,8 @@ class TensorPiece:
 
 @dataclass(frozen=True)
 class StoredPiece:
-    """Location of a piece: fields of `TensorPiece`, with the offset in the file instead of the data."""
+    """Location of a tensor piece in a checkpoint file: fields of `TensorPiece`, with the offset in the file instead of
+    the data."""
 
     name: str
     dtype: str
@@ -84,15 +86,16 @@ class StoredPiece:
     block: tuple[int, ...]
     span: tuple[int, int] | None
     start: int
-    """Offset of the data in the file."""
+    """Offset in bytes of the piece's data in the file."""
 
     @property
     def count(self) -> int:
-        """Number of elements."""
+        """Number of elements of the piece."""
         return self.span[1] - self.span[0] if self.span else math.prod(self.block)
 
     def boxes(self) -> Iterator[tuple[Box, int]]:
-        """Yield the boxes of the full tensor in this piece, each contiguous in the file, with their byte offsets."""
+        """Yield the boxes of the full tensor that the piece consists of, with their byte offsets. Each is contiguous in
+        the file."""
         start, itemsize = self.start, DTYPES[self.dtype].itemsize
         for box in span_boxes(self.block, *(self.span or (0, math.prod(self.block)))):
             yield box.shifted(self.offset), start
@@ -101,7 +104,7 @@ class StoredPiece:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """Description of a written file: locations of its tensors, and its hash."""
+    """Description of a checkpoint file: locations of its tensor pieces, and its hash."""
 
     name: str
     size: int
@@ -113,8 +116,8 @@ class FileRecord:
 
 
 def write_pieces(path: Path, pieces: Iterable[TensorPiece]) -> FileRecord:
-    """Write one safetensors file and sync it to disk. Pieces may be on any device; the file is hashed while it is
-    written.
+    """Write tensor pieces to one safetensors file and sync it to disk. Pieces may be on any device; the file is hashed
+    while it is written.
 
     Raises `NonFiniteError` for NaN or infinity, because training could not continue from such a checkpoint.
     """
@@ -136,7 +139,7 @@ def write_pieces(path: Path, pieces: Iterable[TensorPiece]) -> FileRecord:
 
 
 def _count_nonfinite(data: Tensor) -> int:
-    """Return the number of NaN or infinite elements."""
+    """Return the number of NaN or infinite elements of a tensor."""
     # A sum needs one pass and no memory. If it is finite, all terms are; otherwise the elements are counted.
     if not data.is_floating_point() or math.isfinite(data.sum().item()):
         return 0
@@ -144,7 +147,7 @@ def _count_nonfinite(data: Tensor) -> int:
 
 
 def _header(pieces: Sequence[TensorPiece]) -> tuple[bytes, list[StoredPiece]]:
-    """Return the header of the file, and the location of each piece."""
+    """Return the header of a safetensors file, and the location of each piece in the file."""
     entries: dict[str, Any] = {}
     locations: dict[str, Any] = {}
     end = 0
@@ -171,7 +174,8 @@ def _header(pieces: Sequence[TensorPiece]) -> tuple[bytes, list[StoredPiece]]:
 
 
 class TensorReader:
-    """Reads any block of any tensor from the pieces that overlap it, for any layout that wrote them. Not thread-safe.
+    """Reader of checkpoint tensors: reads any block from the pieces that overlap it, whatever layout wrote them. Not
+    thread-safe.
 
     Raises `UserError` with the tensor and the folder if files disagree on a shape, lack the requested elements, or
     contain NaN or infinity. Such values are never written; those of a teacher would otherwise be reported as a
@@ -205,8 +209,8 @@ class TensorReader:
         return DTYPES[self._find_pieces(name)[0][1].dtype]
 
     def read(self, name: str, offset: tuple[int, ...] | None = None, block: tuple[int, ...] | None = None) -> Tensor:
-        """Read the block with this shape at this offset, by default the full tensor. Returns a new CPU tensor in the
-        dtype of the file."""
+        """Read the block of a checkpoint tensor with this shape at this offset, by default the full tensor. Returns a
+        new CPU tensor in the dtype of the file."""
         pieces, shape, dtype = self._find_pieces(name), self.shape(name), self.dtype(name)
         start = offset if offset is not None else (0,) * len(shape)
         size = block if block is not None else tuple(length - at for length, at in zip(shape, start, strict=True))
@@ -244,7 +248,8 @@ class TensorReader:
     def _fill_boxes(
         self, out: Tensor, out_box: Box, missing: list[Box], file: str, box: Box, position: int
     ) -> Iterator[Box]:
-        """Copy the part of `missing` in `box` to `out`, which holds `out_box`; yield the boxes still missing."""
+        """Copy the part of `missing` that a stored box contains to `out`, which holds `out_box`; yield the boxes still
+        missing."""
         for gap in missing:
             common = gap.intersect(box)
             if common is None:
@@ -256,7 +261,7 @@ class TensorReader:
     def _copy_part(
         self, out: Tensor, file: str, part: tuple[slice, ...], shape: tuple[int, ...], position: int
     ) -> None:
-        """Copy `part` of the row-major array of `shape` at this byte offset to `out`."""
+        """Copy `part` of the row-major array of `shape`, stored at this byte offset, to `out`."""
         if not shape:
             out.copy_(self._read_elements(file, position, (), out.dtype))
             return
@@ -304,16 +309,16 @@ class TensorReader:
 
 
 class IndexedReader(TensorReader):
-    """Reader that learns the pieces of a tensor when it is first read, from the indexes that have some of them."""
+    """Reader of checkpoint tensors that reads an index only when a tensor with pieces in its files is first read."""
 
     def __init__(
         self, folder: Path, indexes: Sequence[tuple[Sequence[str], Callable[[], Iterable[FileRecord]]]]
     ) -> None:
-        """`indexes`: for each, names of its tensors, and a function that reads its files."""
+        """`indexes`: for each index, the names of its tensors, and a function that reads its files."""
         super().__init__(folder)
         self._indexes = [read for _, read in indexes]
         self._indexes_of: dict[str, list[int]] = {}
-        """Tensor -> indexes with pieces of it."""
+        """Tensor -> checkpoint indexes that list pieces of it."""
         for number, (names, _) in enumerate(indexes):
             for name in names:
                 self._indexes_of.setdefault(name, []).append(number)

@@ -1,1 +1,1 @@
-"""Components of a transformer layer, written for one device. Each weight names how it may be split over ranks."""
+"""Components of transformer layers, written for one device. Each weight names how tensor ranks may divide it."""

@@ -19,16 +19,17 @@ from torch._subclasses.fake_tensor import is_fake
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype for sums of many gradients: at least float32."""
+    """Return the dtype for sums of many gradients of this dtype: at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
 HAS_MIXED_SUM = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
-"""Whether torch can add a product to a sum in a longer format. torch 2.9 has the argument, but requires one format."""
+"""Whether torch can add a matrix product to a sum in a longer format. torch 2.9 has the argument, but requires one
+format."""
 
 
 def adds_products_in_float32(factor: Tensor) -> bool:
-    """Whether torch can add a product of factors in a shorter format to a float32 sum: on GPUs."""
+    """Whether torch can add a matrix product of factors in a shorter format to a float32 sum: on GPUs."""
     return factor.is_cuda and HAS_MIXED_SUM
 
 
@@ -38,7 +39,7 @@ def can_add_products(weight: Tensor) -> bool:
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add `a @ b` to a sum of at least float32, in one kernel where possible.
+    """Add the matrix product `a @ b` to a sum of at least float32, in one kernel where possible.
 
     Otherwise the product is rounded to the format of its factors first.
     """
@@ -51,7 +52,8 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def product_in_float32(a: Tensor, b: Tensor) -> Tensor:
-    """Return `a @ b` in at least float32. Only on GPUs it is not rounded before."""
+    """Return the matrix product `a @ b` in at least float32. On CPUs it is rounded to the format of its factors
+    first."""
     dtype = sum_dtype(a.dtype)
     if a.is_cuda and dtype != a.dtype:
         return torch.mm(a, b, out_dtype=dtype)
@@ -59,18 +61,19 @@ def product_in_float32(a: Tensor, b: Tensor) -> Tensor:
 
 
 class GradientSum(Protocol):
-    """Interface of the attribute `gradient_sum` that an engine adds to a parameter."""
+    """Interface of a parameter's attribute `gradient_sum`, with which an engine sums gradients itself."""
 
     @property
     def total(self) -> Tensor:
-        """Return the float32 gradient buffer of the parameter's shape."""
+        """Return the float32 buffer for the gradient sum, in the parameter's shape."""
 
     def added(self) -> Tensor | None:
-        """Notify that the gradient is in `total`. Return the value that the backward pass returns for the parameter."""
+        """Notify the engine that the gradient is added to `total`. Return the value that the backward pass returns for
+        the parameter."""
 
 
 def gradient_sum_of(parameter: Tensor) -> GradientSum | None:
-    """Return the engine's gradient buffer of a parameter. None without an engine."""
+    """Return the engine's gradient sum of a parameter. None without an engine."""
     gradient_sum: GradientSum | None = getattr(parameter, "gradient_sum", None)
     return gradient_sum
 
@@ -105,7 +108,8 @@ class _Linear(torch.autograd.Function):
 
 
 class _CompiledLinear(torch.autograd.Function):
-    """The same for code that torch compiles, for which the addition is one opaque operation."""
+    """Custom operation of `linear` for code that torch compiles, which sees the addition to the gradient sum as one
+    opaque operation."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -123,14 +127,14 @@ class _CompiledLinear(torch.autograd.Function):
 
 
 _PARAMETERS: dict[int, weakref.ref[Tensor]] = {}
-"""Address -> parameter, for compiled code, which passes other tensor objects of the same memory."""
+"""Memory address -> parameter, for compiled code, which gets other tensor objects of the same memory."""
 
 torch.library.define("megaptm::add_weight_gradient", "(Tensor d_output, Tensor x, Tensor weight) -> Tensor")
 
 
 @torch.library.impl("megaptm::add_weight_gradient", "CompositeExplicitAutograd")
 def _add_weight_gradient(d_output_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
-    """Add the gradient of a weight to the engine's buffer. Return a placeholder of the gradient."""
+    """Add the gradient of a weight to the engine's gradient sum. Return a placeholder of the gradient."""
     parameter: Any = _PARAMETERS[weight_OI.data_ptr()]()
     parameter.has_placeholder = True
     gradient_sum: GradientSum = parameter.gradient_sum
@@ -155,7 +159,8 @@ def allow_direct_sum(weight: Tensor, *, is_exclusive: bool) -> bool:
 
 
 class EmbeddingLookup(torch.autograd.Function):
-    """Embedding lookup, `weight[ids]`, whose backward pass adds rows to the engine's buffer, if there is one."""
+    """Autograd function of the embedding lookup `weight[ids]`. Its backward pass adds rows to the engine's gradient
+    sum, if there is one."""
 
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight_VD: Tensor) -> Tensor:
@@ -178,5 +183,5 @@ class EmbeddingLookup(torch.autograd.Function):
 
 
 def _summed(d_output: Tensor, ids: Tensor, rows: int) -> Tensor:
-    """Return the sum of gradients for each row of a table, [rows, D]."""
+    """Return the gradient sum for each row of an embedding table, [rows, D]."""
     return torch.ops.aten.embedding_dense_backward(d_output, ids, rows, -1, False)

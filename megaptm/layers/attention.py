@@ -28,28 +28,32 @@ from megaptm.layers.varlen import attend_by_document
 from megaptm.spec import visibility_of
 
 MIN_SCORE = -100.0
-"""Scores at or below this count as masked in `scores`. The released code of TinyBERT adds -10,000 to masked scores."""
+"""Maximum attention score that `scores` treats as masked. The released code of TinyBERT adds -10,000 to masked
+scores."""
 SOUND = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Attention kernels of torch that are right with any mask."""
+"""Attention kernels of torch that are correct with any mask."""
 MAX_COMPARED = 256
-"""Largest number of positions at which the two forms of a custom pattern are compared."""
+"""Maximum number of positions at which the torch and numpy forms of a custom attention pattern are compared."""
 
 
 class AttentionCore(nn.Module):
-    """Attention between queries, keys and values, without projections. A kind may depend on the layer and heads."""
+    """Attention of queries to keys and values, without projections. Base class of all kinds, which may depend on layer
+    and heads."""
 
     num_heads: int = 0
-    """Number of heads of all tensor ranks, for a kind whose heads differ."""
+    """Number of attention heads of all tensor ranks, for a kind of attention whose heads differ."""
 
     def assign(self, *, layer: int | None = None, heads: range | None = None) -> None:
-        """Set the layer index, or the heads of this rank. Kinds that sample something per layer and head use them."""
+        """Set the layer index, or the attention heads of this rank, for kinds of attention that sample per layer and
+        head."""
 
     def set_seed_key(self, key: str | None) -> None:
-        """Set the seed key for random choices of this kind in each step. None: the key for evaluation."""
+        """Set the seed key for the random choices that this kind of attention makes in each step. None: the key for
+        evaluation."""
 
 
 class Attend(AttentionCore):
-    """Scaled dot product attention with dropout on the attention weights."""
+    """Scaled dot-product attention with dropout on the attention weights."""
 
     def __init__(self, *, causal: bool, scale: float, dropout: float) -> None:
         super().__init__()
@@ -57,10 +61,10 @@ class Attend(AttentionCore):
         self.dropout = Dropout(dropout, masks="heads")
 
     def forward(self, q_SBHK: Tensor, k_MBHK: Tensor, v_MBHK: Tensor, mask: Tensor | None) -> Tensor:
-        """Return [S, B, H*K].
+        """Return the attention output [S, B, H*K].
 
-        `mask` is boolean or a bias on the scores, which replace `causal`, or offsets of documents (`layers.varlen`).
-        Keys and values may have fewer heads than queries; each serves a group of consecutive query heads.
+        `mask` is boolean, a bias on the scores, or offsets of documents (`layers.varlen`); a bias and offsets replace
+        `causal`. Keys and values may have fewer heads than queries; each serves a group of consecutive query heads.
         """
         return self.attend_by_head(q_SBHK, k_MBHK, v_MBHK, mask).flatten(2)
 
@@ -88,15 +92,16 @@ class Attend(AttentionCore):
 
 
 def are_offsets(mask: Tensor) -> bool:
-    """Whether the mask of an attention module holds offsets of documents."""
+    """Whether the mask of an attention module consists of document offsets."""
     return mask.dim() < 3
 
 
 def apply_linear(linear: Linear, x_SBD: Tensor, mask: Tensor | None) -> Tensor:
-    """Return [S, B, ...], in memory [B, S, ...] if the mask holds offsets of documents.
+    """Apply a linear layer; return [S, B, ...], in memory [B, S, ...] if the attention mask consists of document
+    offsets.
 
-    Their kernel needs the positions of a document in a row. This moves the input of a layer, which is narrower than
-    its queries, keys and values.
+    The kernel for document offsets needs the positions of a document side by side in memory. Moving the input is
+    cheaper than moving queries, keys and values, which are wider.
     """
     if not _moves(linear, mask):
         return linear(x_SBD)
@@ -106,8 +111,8 @@ def apply_linear(linear: Linear, x_SBD: Tensor, mask: Tensor | None) -> Tensor:
 def project_heads(
     linear: Linear, x_SBD: Tensor, mask: Tensor | None, matrices: int, key_width: int
 ) -> tuple[Tensor, ...]:
-    """Return the products with the interleaved matrices of a layer, each [S, B, H, K], in memory as of
-    `apply_linear`."""
+    """Return queries, keys or values, each [S, B, H, K], from a linear layer with their interleaved matrices. The
+    memory order is that of `apply_linear`."""
     moves = _moves(linear, mask)
     x = x_SBD.transpose(0, 1).contiguous() if moves else x_SBD
     # Divided before they are moved back, so that their gradients are joined in the order of the product.
@@ -122,13 +127,13 @@ def _moves(linear: Linear, mask: Tensor | None) -> bool:
 
 @lru_cache
 def _compare_torch_and_numpy_once(pattern: CustomPattern) -> None:
-    """Check a custom pattern once per process, however many layers use it."""
+    """Check once per process that a custom attention pattern gives equal masks in torch and numpy."""
     positions = torch.arange(min(2 * pattern.block, MAX_COMPARED) + 1, device="cpu")
     check_alike(pattern, *torch.meshgrid(positions, positions, indexing="ij"))
 
 
 def sound_kernels(mask: Tensor | None) -> AbstractContextManager[None]:
-    """Disable attention kernels of torch that are known to be wrong with such a mask.
+    """Return a context without the attention kernels of torch that are wrong with such a mask.
 
     On H100 and later torch 2.13 may choose cuDNN's kernel for a mask. Its backward pass gives NaN if all scores of a
     query are low and the length is 64 more than a multiple of 128 (github.com/pytorch/pytorch/issues/196678).
@@ -161,7 +166,7 @@ class PatternAttend(Attend):
         super().__init__(causal=costs.block.causal, scale=score_scale(costs), dropout=rate)
         self.pattern, self.visibility, self.num_heads = costs.pattern, costs.block.visibility, costs.size.heads
         self.kernel = AUTO
-        """Configured kernel."""
+        """Attention kernel that the config requests."""
         if isinstance(self.pattern, CustomPattern) and detect_fake_mode() is None:
             _compare_torch_and_numpy_once(self.pattern)
 
@@ -170,7 +175,7 @@ class PatternAttend(Attend):
             self.pattern = self.pattern.for_heads(layer=layer, heads=heads)
 
     def marks(self, numbers: Tensor | None) -> bool:
-        """Whether these numbers include marks of global tokens."""
+        """Whether the tensor from which masks are built includes marks of global tokens."""
         return numbers is not None and len(numbers) > 1 + visibility_of(self.visibility).ordered
 
     def forward(
@@ -183,7 +188,7 @@ class PatternAttend(Attend):
         positions_BG: Tensor | None = None,
         blocks_BHX: Tensor | None = None,
     ) -> Tensor:
-        """Return [S, B, H*K].
+        """Return the attention output [S, B, H*K].
 
         `global_qkv`: separate queries, keys and values of global attention, if the layer has them. `positions_BG`:
         global positions, if already computed (`global_positions`). `blocks_BHX`: result of `shared_blocks`.
@@ -214,42 +219,45 @@ class PatternAttend(Attend):
         return mixed_SBHK.flatten(2)
 
     def _choose(self, mask: Mask, dtype: torch.dtype, key_width: int) -> str:
-        """Return the kernel for a mask with this pattern."""
+        """Return the attention kernel for a mask with this pattern."""
         rate = self.dropout.rate if self.dropout.draws else 0.0
         return choose(work_of(mask, dtype, key_width, rate), device_of(mask.device), self.kernel).kernel
 
     def shared_blocks(self, mask: Mask, shared: SharedBlocks, dtype: torch.dtype, key_width: int) -> Tensor | None:
-        """Return the blocks of this layer's pattern if FlexAttention computes it, else None. `mask`: of the stack,
-        without a pattern."""
+        """Return the attention blocks of this layer's pattern if FlexAttention computes it, else None. `mask`: mask of
+        the stack, without a pattern."""
         mask = mask.within(self.pattern)
         return shared.of(mask) if self._choose(mask, dtype, key_width) == FLEX else None
 
 
 def score_scale(costs: LayerCosts) -> float:
-    """Return the factor of attention scores."""
+    """Return the factor by which attention scores are scaled."""
     terms = {"sqrt": 1, "sqrt-3": 3}
     return 1 / math.sqrt(terms[scale] * costs.size.key_width) if (scale := costs.attention.scale) in terms else 1.0
 
 
 class AttentionModule(nn.Module):
-    """Self-attention of a kind, with projections. `forward` takes x [S, B, D], a mask, a position state, an input of
-    keys and values if it is not x, and further arguments of the kind; it returns [S, B, D]."""
+    """Self-attention with projections. Base class of all kinds.
+
+    `forward` returns [S, B, D]. It takes x [S, B, D], a mask, a position state, an input of keys and values if it is
+    not x, and further arguments of the kind.
+    """
 
     attend: AttentionCore
 
     def train_global_projections(self, enabled: bool) -> None:
-        """Set whether projections that only global tokens use are trained; batches without such tokens never use
-        them."""
+        """Set whether to train projections that only global tokens use. Batches without such tokens never use them."""
 
     def reuse(
         self, x_SBD: Tensor, mask: Tensor | None, position_state: Tensor | None, choice: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output, and a choice of pairs that the same call must repeat when it is recomputed."""
+        """Return the attention output, and a choice of query-key pairs that the same call must repeat when it is
+        recomputed."""
         return self(x_SBD, mask, position_state), None
 
 
 class SelfAttention(AttentionModule):
-    """Self-attention.
+    """Self-attention with query, key and value projections.
 
     Rows of `qkv` are ordered (head, [q, k, v], K), so that a contiguous slice holds complete heads. If keys and values
     have fewer heads, the projections are `query` and `kv`, as in `CrossAttention`.
@@ -271,7 +279,7 @@ class SelfAttention(AttentionModule):
         self.output = Linear.of(costs.linears["output"])
 
     def forward(self, x_SBD: Tensor, mask: Tensor | None, *inputs: Any, **options: Any) -> Tensor:
-        """Return [S, B, D]; arguments as of `mix`."""
+        """Return the output of self-attention, [S, B, D]. Arguments are those of `mix`."""
         return apply_linear(self.output, self.mix(x_SBD, mask, *inputs, **options), mask)
 
     def mix(
@@ -284,7 +292,7 @@ class SelfAttention(AttentionModule):
         positions_BG: Tensor | None = None,
         blocks_BHX: Tensor | None = None,
     ) -> Tensor:
-        """Return the values mixed by attention, before the output projection, [S, B, H*K].
+        """Return the attention output before the output projection, [S, B, H*K].
 
         `position_state`: rotation of queries and keys (`positions.rotation`), if any. `keys`: input of the key and
         value projections, if not x. `positions_BG`, `blocks_BHX`: as in `PatternAttend.forward`.
@@ -311,11 +319,11 @@ class SelfAttention(AttentionModule):
         return scores.masked_fill(scores <= MIN_SCORE, 0.0)
 
     def _placed(self, q: Tensor, k: Tensor, v: Tensor, position_state: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Apply the rotary position encoding to queries and keys."""
+        """Return queries and keys with rotary position embedding, if `position_state` has one."""
         return (q, k, v) if position_state is None else (rotate(q, position_state), rotate(k, position_state), v)
 
     def _project(self, x_SBD: Tensor, keys: Tensor | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values, each [S, B, H, K]."""
+        """Return the queries, keys and values of self-attention, each [S, B, H, K]."""
         if self.grouped:
             (q,) = project_heads(self.query, x_SBD, mask, 1, self.key_width)
             k, v = project_heads(self.kv, x_SBD if keys is None else keys, mask, 2, self.key_width)

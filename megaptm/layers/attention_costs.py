@@ -1,4 +1,4 @@
-"""Linear layers and costs of attention. No torch."""
+"""Linear layers and costs of attention modules. No torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megaptm.spec import Block, Size
 
 
 class SelfAttentionCosts(LayerCosts):
-    """Scaled dot product self-attention.
+    """Costs of scaled dot-product self-attention.
 
     Rows of `qkv` are ordered (head, [q, k, v], key width). With fewer key heads than query heads there are two
     projections: `query`, and `kv` with rows (head, [k, v], key width).
@@ -47,25 +47,27 @@ class SelfAttentionCosts(LayerCosts):
 
     @classmethod
     def stack_norms(cls, record: Any, layers: range) -> int:
-        """Return the number of norms that a stack has for this kind besides those of its layers."""
+        """Return the number of norms that a stack has for this kind of attention outside of its layers."""
         return 0
 
     @classmethod
     def repeated_layers(cls, record: Any, size: Size) -> tuple[int, ...]:
-        """Return the layers whose attention a pass runs once more."""
+        """Return the indices of layers whose attention runs once more in a pass."""
         return ()
 
     @classmethod
     def position_table(cls, record: Any, size: Size, layers: range, positions: int) -> LinearShape | None:
-        """Return a table of positions that only pre-training uses, or None."""
+        """Return the table of positions that this kind of attention uses in pre-training only, or None."""
         return None
 
     def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
-        """Return the bytes of queries and output (own), and of keys and values (memory)."""
+        """Return the bytes saved for the backward pass of attention: queries and output (own), keys and values
+        (memory)."""
         return SavedBytes(own=2 * self.features * element, memory=2 * self.key_features * element)
 
     def memory_traffic(self, element: int) -> MemoryTraffic:
-        """Return the traffic of layout changes for the kernel and back, and of rotary embedding of queries and keys."""
+        """Return the memory traffic of attention: layout changes for the kernel and back, rotary embedding of queries
+        and keys."""
         features = self.features + self.key_features
         # Each is read twice and written once, and a float32 product is written and read.
         turned = features * (3 * element + 8) if self.block.position == "rope" else 0
@@ -73,7 +75,7 @@ class SelfAttentionCosts(LayerCosts):
 
 
 class BandedAttentionCosts(SelfAttentionCosts):
-    """Self-attention within a band."""
+    """Costs of self-attention within a band."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
@@ -82,7 +84,7 @@ class BandedAttentionCosts(SelfAttentionCosts):
 
 
 class CustomPatternCosts(SelfAttentionCosts):
-    """Self-attention with a user-defined pattern."""
+    """Costs of self-attention with a user-defined pattern."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
@@ -90,8 +92,8 @@ class CustomPatternCosts(SelfAttentionCosts):
 
 
 class CrossAttentionCosts(SelfAttentionCosts):
-    """Cross-attention: queries of one stack, keys and values from another's output. Rows of `kv`: (head, [k, v], key
-    width)."""
+    """Costs of cross-attention: queries of one stack, keys and values from another's output. Rows of `kv`: (head, [k,
+    v], key width)."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
@@ -106,5 +108,5 @@ class CrossAttentionCosts(SelfAttentionCosts):
         }
 
     def memory_traffic(self, element: int) -> MemoryTraffic:
-        """Return the traffic of layout changes; cross-attention has no rotary embedding."""
+        """Return the memory traffic of cross-attention: layout changes. It has no rotary embedding."""
         return MemoryTraffic(forward=self.features * 4 * element, backward=self.features * 8 * element)

@@ -15,7 +15,7 @@ from megaptm.plugins import load_class
 from megaptm.spec import AttentionSpec, Block, InputSpec, LayerSpec, Size
 
 WHOLE = ("none", "shared")
-"""Values of `LinearShape.split` with which every tensor rank holds all parameters."""
+"""Values of `LinearShape.split` with which every tensor rank holds the full linear layer."""
 
 
 @dataclass(frozen=True)
@@ -27,19 +27,19 @@ class LinearShape:
     bias: bool
     split: str = "none"
     reads_memory: bool = False
-    """Whether the input is the stack that is attended to, not the layer's own hidden states."""
+    """Whether a linear layer reads the output of another stack (cross-attention), not the layer's own hidden states."""
     matrices: int = 1
-    """Number of matrices of the paper that are stored as one: `interleave` outputs of the first, of the next, and so
-    on. Update rules that need full matrices handle each separately."""
+    """Number of matrices of the paper that are stored as one linear layer: `interleave` outputs of the first, of the
+    next, and so on. Update rules that need full matrices handle each separately."""
     interleave: int = 1
 
     sequential: bool = False
-    """Whether a position depends on the output of the previous one, so that there is one matrix product per
-    position."""
+    """Whether each position of a linear layer depends on the output of the previous one, so that there is one matrix
+    product per position."""
     reads_distances: bool = False
-    """Whether the input is the stack's distance table, once per pass, not tokens."""
+    """Whether a linear layer reads the stack's distance table, once per pass, instead of tokens."""
     global_only: bool = False
-    """Whether the layer is used and trained only if a batch marks global tokens (`global_tokens`)."""
+    """Whether a linear layer is used and trained only if a batch marks global tokens (`global_tokens`)."""
 
     @property
     def weights(self) -> int:
@@ -65,9 +65,9 @@ class SavedBytes:
     norm inputs and dropout masks."""
 
     own: float
-    """Bytes per token of the layer's own stack."""
+    """Bytes per token of the layer's own stack that are saved."""
     memory: float = 0.0
-    """Bytes per token of the stack that is attended to."""
+    """Bytes per token of the stack that cross-attention reads that are saved."""
 
 
 @dataclass(frozen=True)
@@ -83,23 +83,23 @@ class LayerCosts(ABC):
     block and size."""
 
     linears: Mapping[str, LinearShape]
-    """Linear layers by name of the child module."""
+    """Linear layers of a layer by name of the child module."""
     features: int = 0
-    """Total width A of the attention heads: one pair of query and key costs 2 A multiply-adds."""
+    """Total width A of the attention heads: one query-key pair costs 2 A multiply-adds."""
     pattern: Pattern | None = None
     """Attention pattern of the layer, if it alone restricts attention."""
     scored: bool = False
-    """Whether each layer adds its own terms to the attention scores."""
+    """Whether each layer adds its own terms, such as a position bias, to the attention scores."""
     biases: int = 0
-    """Number of further parameters, divided over tensor ranks."""
+    """Number of further parameters of the layer, which tensor ranks divide."""
     kernels: int = 0
-    """Number of kernels per position of a sequence, besides matrix products, for layers that process positions one by
+    """Number of kernels per position that the layer launches besides matrix products, if it processes positions one by
     one."""
     cached_positions: int = 0
-    """Number of positions of the recurrence cache, whose keys and values are recomputed for each sequence."""
+    """Number of positions in the layer's recurrence cache, whose keys and values are recomputed for each sequence."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
-        """Compute the costs. `memory`: width of the stack that is attended to."""
+        """Compute the costs of a layer. `memory`: width of the stack that cross-attention reads."""
         self.block, self.size = block, size
 
     @property
@@ -122,36 +122,35 @@ class LayerCosts(ABC):
         return 0
 
     def pairs(self, queries: int, keys: int) -> int:
-        """Return the number of pairs of query and key in a sequence that the layer computes."""
+        """Return the number of query-key pairs in a sequence for which the layer computes a score."""
         return queries * keys if self.pattern is None else self.pattern.pairs(queries)
 
     def computes_only_tiles(self, queries: int) -> bool:
-        """Whether attention computes only the pairs of its pattern: no mask of all pairs is built and no score is
-        saved."""
+        """Whether attention computes only the query-key pairs of its pattern: no mask of all pairs is built and no
+        score is saved."""
         return self.pattern is not None and not self.pattern.dense(queries)
 
     @property
     def defines_mask(self) -> bool:
-        """Whether the layer itself defines which positions attend to which. It then needs no mask, only numbers of the
-        batch."""
+        """Whether the layer itself defines which positions attend to which. It then needs no mask, only document ids
+        and order of the batch."""
         return self.pattern is not None
 
     def hash_multiply_adds(self, queries: int) -> int:
-        """Return the multiply-adds per sequence that choose the pairs of LSH attention. They have no gradient, so they
-        are computed once."""
+        """Return the multiply-adds per sequence with which LSH attention chooses query-key pairs. They have no
+        gradient, so they are computed once."""
         return 0
 
     def chosen_pairs_bytes(self, queries: int) -> int:
-        """Return the bytes per sequence of the chosen pairs that are saved when layers are recomputed."""
+        """Return the bytes per sequence of the chosen query-key pairs that are saved when layers are recomputed."""
         return 0
 
     def masked(self, queries: int) -> bool:
-        """Whether attention takes a mask for any batch."""
+        """Whether attention of the layer takes a mask for any batch."""
         return self.pattern is not None and self.pattern.dense(queries) and not self.pattern.attends_to_all(queries)
 
 
 @cache
 def costs_class(record: AttentionSpec | InputSpec | LayerSpec) -> Any:
-    """Return the class with the costs of a kind of attention, of layers, or of an input, which the record of that kind
-    names."""
+    """Return the class of costs that the record of a kind of attention, layer or input names."""
     return load_class(record, "costs")

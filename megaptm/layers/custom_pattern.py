@@ -18,29 +18,35 @@ from megaptm.plugins import load_plugin, plugin_error
 from megaptm.spec import Block, PatternSpec
 
 COMPARED_ROWS = 8
-"""Maximum number of block rows of which all pairs are compared: half a second for 16,384 positions if all attend."""
+"""Maximum number of block rows of a custom attention pattern of which all pairs are compared: half a second for 16,384
+positions if all attend."""
 LARGEST = 4096
-"""Maximum block size in positions. A shorter sequence costs as much as a block."""
+"""Maximum block size of a custom attention pattern in positions. A shorter sequence costs as much as a block."""
 
 
 @dataclass(frozen=True)
 class CustomPattern(Pattern):
-    """Attention pattern in which a query attends to a key if `mask` is True and `block_mask` includes their blocks.
+    """Custom attention pattern: a query attends to a key if `mask` is True and `block_mask` includes their blocks.
 
     All kernels apply both conditions. Each position must attend to itself, so that no query of a document has no key.
     """
 
     mask: Callable[[Any, Any], Any] = field(repr=False)
-    """Function of query and key positions: integer arrays of numpy or torch that broadcast, to a boolean array. Written
-    with operators that both have, such as `(query - key) % 8 == 0`, which FlexAttention can compile."""
+    """Function from query and key positions to a boolean array: which queries attend to which keys.
+
+    Positions are integer arrays of numpy or torch that broadcast. The function uses operators that both have, such as
+    `(query - key) % 8 == 0`, which FlexAttention can compile.
+    """
     block_mask: Callable[[int], np.ndarray] | None = field(default=None, repr=False)
     """Function from the number of blocks of a sequence to a boolean array [N, N]: which blocks of queries attend to
-    which blocks of keys. Other blocks are not computed. None: `mask` is evaluated once for all pairs of a sequence, in
-    quadratic time."""
+    which blocks of keys. Other blocks are not computed.
+
+    None: `mask` is evaluated once for all pairs of a sequence, in quadratic time.
+    """
     block: int = 64
-    """Number of positions of a block."""
+    """Number of positions in a block of the attention pattern."""
     name: str = "CustomPattern"
-    """Name of the pattern in messages."""
+    """Name of the attention pattern in messages."""
 
     @property
     def tile_block(self) -> int:
@@ -56,7 +62,8 @@ class CustomPattern(Pattern):
         return self.mask(query, key) & table[row * 0, row, key // self.block]
 
     def table(self, length: int) -> np.ndarray:
-        """Return the block table of the pattern, [1, N, N]."""
+        """Return the block table of the attention pattern, [1, N, N]: which blocks of queries attend to which blocks of
+        keys."""
         return _table(self, length)
 
     def tiles(self, length: int) -> Iterator[Tile]:
@@ -65,12 +72,12 @@ class CustomPattern(Pattern):
 
 
 def pattern_words(block: Block) -> list[str]:
-    """Return the names of the user-defined patterns of a block."""
+    """Return the names of the user-defined attention patterns of a block."""
     return list(dict.fromkeys(record.pattern for record in block.attentions if isinstance(record, PatternSpec)))
 
 
 def load_pattern(word: str) -> CustomPattern:
-    """Load the pattern that a value of `Block.attention` names, `package.module:NAME`."""
+    """Load the custom attention pattern that a value of `Block.attention` names, `package.module:NAME`."""
     pattern = load_plugin(word, "Block.attention", "pattern")
     if not isinstance(pattern, CustomPattern):
         raise UserError(f"Block.attention: `{word}` is not a `{__name__}.CustomPattern`: correct the name.")
@@ -82,7 +89,8 @@ def load_pattern(word: str) -> CustomPattern:
 
 
 def check_alike(pattern: CustomPattern, query: Any, key: Any) -> None:
-    """Raise UserError if a pattern's mask of torch tensors differs from that of numpy arrays on this machine."""
+    """Raise UserError if the mask of a custom attention pattern differs between torch tensors and numpy arrays on this
+    machine."""
     expected = _mask_of(pattern, query.numpy(), key.numpy())
     try:
         attended = pattern.mask(query, key)
@@ -104,8 +112,8 @@ def check_alike(pattern: CustomPattern, query: Any, key: Any) -> None:
 
 
 def fingerprint(pattern: CustomPattern, length: int) -> str:
-    """Return a hash of the attention pattern for a sequence length: of its block table, and of the pairs of some block
-    rows.
+    """Return a hash of a custom attention pattern for a sequence length: of its block table, and of the pairs of some
+    block rows.
 
     Raise UserError if the mask is not reproducible.
     """
@@ -163,8 +171,7 @@ def _table(pattern: CustomPattern, length: int) -> np.ndarray:
 
 
 def _mask_of(pattern: CustomPattern, query: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Return the mask of a user-defined attention pattern. Raise UserError if it is not a boolean array of the
-    pairs."""
+    """Return the mask of a custom attention pattern. Raise UserError if it is not a boolean array of the pairs."""
     try:
         attended = pattern.mask(query, key)
     except Exception as error:  # whatever the user's code raises

@@ -26,13 +26,13 @@ def quick_gelu(x: Tensor) -> Tensor:
 
 
 def activation_of(name: str) -> Callable[[Tensor], Tensor]:
-    """Return the activation function with this name."""
+    """Return the activation function of a feed-forward with this name."""
     function: Callable[[Tensor], Tensor] = load_plugin(find_activation(name).function, "Block.ffn", "function")
     return function
 
 
 class FeedForward(nn.Module):
-    """Feed-forward, [S, B, D] -> [S, B, D].
+    """Feed-forward sub-layer, [S, B, D] -> [S, B, D].
 
     For gated kinds rows of `up` are ordered (feature, [gate, value]), so that a slice holds matching pairs.
     """

@@ -13,19 +13,20 @@ from megaptm.plugins import is_plugin
 from megaptm.spec import Block, Size
 
 ROWS_FED = 4096
-"""Maximum positions of a micro-batch that pass through the feed-forward of a reversible layer at once, forward and
-backward, because its features are large."""
+"""Maximum positions of a micro-batch that pass through the feed-forward of a reversible layer at once, because its
+features are large. It holds for forward and backward pass."""
 
 
 class FeedForwardCosts(LayerCosts):
-    """Feed-forward: up projection, activation, down projection."""
+    """Costs of a feed-forward: up projection, activation, down projection."""
 
     streams = 1
-    """Number of outputs of `up` per feature."""
+    """Number of outputs of the up projection per feature of the feed-forward."""
     passes = 1.0
-    """Memory traffic of the activation function, relative to a plain one."""
+    """Memory traffic of the activation function, relative to that of GELU."""
     keeps = 2
-    """Number of saved values per feature: input and output of the activation. The output is the input of `down`."""
+    """Number of values per feature that a feed-forward saves: input and output of the activation. The output is the
+    input of `down`."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
@@ -47,8 +48,8 @@ class FeedForwardCosts(LayerCosts):
 
 
 class ReluCosts(FeedForwardCosts):
-    """Costs of a feed-forward with ReLU, which saves only its output. That is the input of `down`, unless there is
-    dropout in between."""
+    """Costs of a feed-forward with ReLU, which saves only the output of ReLU. With dropout, it also saves the input of
+    `down`."""
 
     keeps = 1
 
@@ -58,18 +59,21 @@ class ReluCosts(FeedForwardCosts):
 
 
 class QuickGeluCosts(FeedForwardCosts):
-    """Activation x sigmoid(1.702 x), computed as silu of a multiple. It saves that multiple and the input of `down`."""
+    """Costs of a feed-forward with QuickGELU, x sigmoid(1.702 x), computed as silu of a multiple. It saves that
+    multiple and the input of `down`."""
 
     passes = 3.0
 
 
 class GatedCosts(FeedForwardCosts):
-    """Gated feed-forward. Rows of `up` are ordered (feature, [gate, value]), so that a slice has matching pairs."""
+    """Costs of a gated feed-forward. Rows of `up` are ordered (feature, [gate, value]), so that a slice has matching
+    pairs."""
 
     streams = 2
     passes = 2.5
     keeps = 4
-    """Number of saved values per feature: gate and value, the activated gate, and their product."""
+    """Number of values per feature that a gated feed-forward saves: gate and value, the activated gate, and their
+    product."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class Activation:
     """Activation function of feed-forward layers, with its costs."""
 
     function: str
-    """Elementwise function of a tensor, of the gate if the feed-forward is gated: `package.module:NAME`."""
+    """Elementwise function `package.module:NAME` of a tensor; if the feed-forward is gated, of the gate."""
     costs: type[FeedForwardCosts] = FeedForwardCosts
     """Class of the costs of a feed-forward with this activation."""
 

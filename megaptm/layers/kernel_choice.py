@@ -18,7 +18,7 @@ from megaptm.spec import ModelSpec
 
 AUTO, FUSED, VARLEN, FLEX = "auto", "fused", "varlen", "flex"
 MODULES = {"flex": "triton", "flash-attn": "flash_attn", "transformer-engine": "transformer_engine"}
-"""Kernel -> package that it needs besides torch."""
+"""Attention kernel -> package that it needs besides torch."""
 WIDEST_HEAD = 256
 """Maximum head width of flash-attn and Transformer Engine."""
 NARROWEST_HEAD = 16
@@ -27,58 +27,58 @@ NARROWEST_HEAD = 16
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionWork:
-    """Properties of one attention computation on which the choice depends."""
+    """Properties of one attention computation on which the choice of a kernel depends."""
 
     name: str = "attention"
-    """Name of the attention in messages."""
+    """Name of the attention computation in messages."""
     queries: int
-    """Sequence length of the queries."""
+    """Number of queries per sequence."""
     key_width: int
     precision: str = "fp32"
     causal: bool = False
     pattern: Pattern | None = None
-    """Attention pattern; None: all pairs."""
+    """Attention pattern of the computation; None: all pairs."""
     documents: bool = False
     """Whether sequences may hold several documents, or padding."""
     offsets: bool = False
-    """Whether the offsets of documents are known (`layers.varlen`): not if padding may interrupt one."""
+    """Whether the document offsets of a batch are known (`layers.varlen`): not if padding may interrupt a document."""
     ordered: bool = False
-    """Whether the batch gives an attention order: a prefix, a permutation."""
+    """Whether the batch has an attention order: a prefix, a permutation."""
     marked: bool = False
     """Whether the batch marks global tokens."""
     scored: bool = False
     """Whether terms, such as position biases, are added to the attention scores."""
     reads_memory: bool = False
-    """Whether keys come from another stack."""
+    """Whether attention keys come from another stack."""
     hashed: bool = False
-    """Whether hashes choose the pairs (LSH attention)."""
+    """Whether hashes choose the query-key pairs (LSH attention)."""
     dropout: float = 0.0
 
     @property
     def sparse(self) -> bool:
-        """Whether the pattern is sparse enough that other pairs are not computed."""
+        """Whether the attention pattern is sparse enough that other pairs are not computed."""
         return self.pattern is not None and not self.pattern.dense(self.queries)
 
 
 @cache
 def installed() -> frozenset[str]:
-    """Return the packages of attention kernels (`MODULES`) that can be found here; none is imported."""
+    """Return the packages of attention kernels (`MODULES`) that are installed here, without importing them."""
     return frozenset(name for name in MODULES.values() if importlib.util.find_spec(name) is not None)
 
 
 @dataclass(frozen=True)
 class ComputeDevice:
-    """Device that computes the attention."""
+    """Device that computes attention."""
 
     kind: str
-    """Type of the device, such as `cuda`."""
+    """Type of the device that computes attention, such as `cuda`."""
     packages: frozenset[str] = field(default_factory=installed)
     """Installed packages of attention kernels."""
     flash: bool = True
-    """Whether torch's FlashAttention kernels run on it, if it is a GPU."""
+    """Whether torch's FlashAttention kernels run on the device, if it is a GPU."""
     deterministic: bool = False
     any_length: bool = False
-    """Whether sequence lengths vary freely, as in inference."""
+    """Whether sequence lengths of attention vary freely, as in inference."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _varlen(work: AttentionWork, device: ComputeDevice) -> str:
 
 
 def _unfit_shape(work: AttentionWork) -> str:
-    """Return why FlashAttention's kernels cannot compute in this precision and width; empty if they can."""
+    """Return why FlashAttention's kernels cannot compute with this precision and head width; empty if they can."""
     if work.precision not in ("bf16", "fp16"):
         return f"train.precision is {work.precision}, and it supports only bf16 and fp16"
     if work.key_width > WIDEST_HEAD or work.key_width % 8:
@@ -176,16 +176,19 @@ KERNELS: dict[str, Callable[[AttentionWork, ComputeDevice], str]] = {
     "flash-attn": _flash_attn,
     "transformer-engine": _transformer_engine,
 }
-"""Attention kernel -> function that returns why it cannot be used; empty if it can. `fused` is torch's kernel, with a
-mask of all pairs if needed, `varlen` torch's FlashAttention with offsets of documents (`layers.varlen`), `tiles` that
-of `layers.sparse`."""
+"""Attention kernel -> function that returns why it cannot be used; empty if it can.
+
+- `fused`: torch's kernel, with a mask of all pairs if needed
+- `varlen`: torch's FlashAttention with offsets of documents (`layers.varlen`)
+- `tiles`: the kernel of `layers.sparse`
+"""
 OF_SPARSE = ("flash-attn", "transformer-engine", "flex", "tiles")
 """Attention kernels for sparse patterns, in order of preference; the first usable one is chosen."""
 
 
 @lru_cache(maxsize=1024)  # each layer calls this in each step
 def choose(work: AttentionWork, device: ComputeDevice, configured: str = AUTO) -> KernelChoice:
-    """Choose the kernel of one attention computation. Raise UserError if the configured kernel cannot compute it."""
+    """Choose the kernel of an attention computation. Raise UserError if the configured kernel cannot compute it."""
     if configured != AUTO:
         if why := _refusal(configured, work, device):
             raise UserError(
@@ -227,7 +230,8 @@ def _why_fused(work: AttentionWork) -> str:
 
 
 def attention_works(spec: ModelSpec, batch: BatchSpec, precision: str) -> Iterator[AttentionWork]:
-    """Yield the attention computations of a model, for sequences of such batches. Layers of another kind have none."""
+    """Yield the attention computations of a model, for sequences of such batches. Layers without attention have
+    none."""
     lengths = batch.lengths(spec.family.prefixes)
     for stack, block in spec.family.stacks.items():
         size, prefix = spec.size_of(stack), spec.family.prefixes[stack]

@@ -26,17 +26,18 @@ if TYPE_CHECKING:  # it takes a second to import
     from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128
-"""Number of positions per block of FlexAttention. Tile sizes of the compiled kernels divide it."""
+"""Number of positions per block of FlexAttention's block mask. Tile sizes of the compiled kernels divide it."""
 MAX_COMPILED = 64
 """Maximum number of compiled variants of FlexAttention (patterns, lengths, types) in a process; torch's default is 8.
-Others use tiles."""
+Further attention computations use tiles."""
 
 PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-"""Type of queries -> `train.precision`."""
+"""dtype of queries -> name of the precision in `train.precision`."""
 
 
 def work_of(mask: Mask, dtype: torch.dtype, key_width: int, dropout: float) -> AttentionWork:
-    """Describe the attention computation that a kernel must do. `dtype`: that of queries."""
+    """Return the properties of an attention computation on which the choice of a kernel depends. `dtype`: dtype of the
+    queries."""
     return AttentionWork(
         queries=mask.length[0],
         key_width=key_width,
@@ -51,7 +52,7 @@ def work_of(mask: Mask, dtype: torch.dtype, key_width: int, dropout: float) -> A
 
 
 def device_of(device: torch.device) -> ComputeDevice:
-    """Describe the device on which an attention kernel runs."""
+    """Return the properties of a device on which the choice of an attention kernel depends."""
     return ComputeDevice(
         device.type,
         flash=device.type == "cuda" and has_flash(device),
@@ -78,13 +79,14 @@ def attend_by(
     scale: float,
     dropout: float,
 ) -> Tensor:
-    """Attend with a kernel: return the output [S, B, H, K] under the mask. Global tokens' own output is computed
-    elsewhere."""
+    """Compute attention with a kernel: return the output [S, B, H, K] under the mask. The output at global tokens is
+    computed elsewhere."""
     return RUN[kernel](q_SBHK, k_SBGK, v_SBGK, mask, marked, scale, dropout)
 
 
 def for_heads(x_MBGK: Tensor, heads: int) -> Tensor:
-    """Repeat G key heads for H query heads, for kernels that need equal numbers: [M, B, H, K]."""
+    """Repeat keys or values of G heads for H query heads, for attention kernels that need equal numbers: [M, B, H,
+    K]."""
     groups = x_MBGK.shape[2]
     if groups == heads:
         return x_MBGK
@@ -158,11 +160,11 @@ def block_mask(mask: Mask, marked: Marked | None = None, *, block: int = BLOCK) 
 
 
 def pack_blocks(mask: Mask, beside: int, content: Tensor | None = None, *, block: int = BLOCK) -> Tensor:
-    """Return which blocks of positions attend to which, int32 [B, H, X]: the number of key blocks of each query block,
-    their indices, and the same of each key block.
+    """Return which blocks of positions attend to which, for FlexAttention, int32 [B, H, X]: the number of key blocks of
+    each query block, their indices, and the same for each key block.
 
-    One tensor, so that recomputation can save it. `beside`: number of global keys. `content`: result of `by_content`,
-    if already computed.
+    All are in one tensor, so that recomputation can save it. `beside`: number of global keys. `content`: result of
+    `by_content`, if already computed.
     """
     length = mask.length[1]
     content = by_content(mask, block=block) if content is None else content
@@ -179,15 +181,15 @@ def pack_blocks(mask: Mask, beside: int, content: Tensor | None = None, *, block
 
 
 class SharedBlocks:
-    """Blocks of a micro-batch for the layers of a stack, built once for each pattern."""
+    """FlexAttention blocks of a micro-batch for the layers of a stack, built once for each attention pattern."""
 
     def __init__(self) -> None:
         self._content: Tensor | None = None
         self._packed: dict[Pattern | None, Tensor] = {}
 
     def of(self, mask: Mask) -> Tensor | None:
-        """Return `pack_blocks` of a mask that differs from earlier ones by its pattern only. None if the number of its
-        global tokens is not known."""
+        """Return `pack_blocks` of a mask that differs from earlier ones only by its attention pattern. None if the
+        number of its global tokens is not known."""
         if mask.marks is not None and mask.global_positions is None:
             return None
         if mask.pattern not in self._packed:
@@ -200,12 +202,12 @@ class SharedBlocks:
 
 @lru_cache(maxsize=256)
 def _by_position(pattern: Pattern | None, length: int, block: int, causal: bool, device: torch.device) -> Tensor:
-    """Return the blocks of FlexAttention that the pattern allows, [1, H or 1, N, N]; cached on the device."""
+    """Return the FlexAttention blocks that the attention pattern allows, [1, H or 1, N, N]; cached on the device."""
     return torch.from_numpy(attended_blocks(pattern, length, block, causal=causal)).to(device)[None]
 
 
 def by_content(mask: Mask, *, block: int = BLOCK) -> Tensor:
-    """Return the blocks of FlexAttention that documents and order allow, [B or 1, 1, N, N]."""
+    """Return the FlexAttention blocks that documents and attention order allow, [B or 1, 1, N, N]."""
     length = mask.length[1]
     attended = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=mask.device)
     if mask.documents is not None:
@@ -220,14 +222,14 @@ def by_content(mask: Mask, *, block: int = BLOCK) -> Tensor:
 
 
 def _ends(numbers_BS: Tensor, length: int, block: int) -> tuple[Tensor, Tensor]:
-    """Return the minimum and the maximum of each block of positions, [B, N]."""
+    """Return minimum and maximum of each FlexAttention block of positions, [B, N]."""
     missing = -length % block
     filled = torch.cat([numbers_BS, numbers_BS[:, -1:].expand(-1, missing)], 1).unflatten(1, (-1, block))
     return filled.amin(2), filled.amax(2)
 
 
 def _mask_mod(mask: Mask, marked: Marked | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Return FlexAttention's mask function, which must be a plain function."""
+    """Return FlexAttention's `mask_mod`, which must be a plain function."""
     if marked is None or mask.marks is None:
         return lambda batch, head, query, key: mask.attends(batch, head, query, key)
     marks, without_global_tokens, length = mask.marks, mask.without_global_tokens, mask.length[1]
@@ -284,7 +286,7 @@ def _engine(
 
 
 def kernel_window(mask: Mask) -> tuple[int, int]:
-    """Return the window before and after a query for flash-attn and Transformer Engine; -1: unlimited."""
+    """Return the attention window before and after a query for flash-attn and Transformer Engine; -1: unlimited."""
     after = 0 if mask.causal else -1
     if mask.pattern is None:
         return -1, after

@@ -30,7 +30,7 @@ from megaptm.spec import BIAS_BUCKETS, AttentionSpec, Block, LayerSpec, Size, va
 
 
 def check_values(block: Block) -> None:
-    """Raise `UserError` that names the field, if a block's record has an unknown value."""
+    """Raise `UserError` that names the field, if the record of a block has an unknown value."""
     if error := next(value_errors(block), None):
         raise UserError(f"Block.{error}")
 
@@ -52,7 +52,7 @@ def check_block(block: Block, size: Size) -> None:
 
 
 def _layer_errors(block: Block, record: LayerSpec, size: Size) -> Iterator[str]:
-    """Yield an error for each field that has no meaning for layers of another kind."""
+    """Yield an error for each field of a block that has no meaning for layers other than a transformer's."""
     for name, default in vars(Block()).items():
         if name not in ("layer", *record.block_fields) and getattr(block, name) != default:
             yield f"{name} is not used by {record.kind} layers: remove it."
@@ -83,12 +83,13 @@ def _stack_errors(block: Block, size: Size) -> Iterator[str]:
 
 
 def run(module: Callable[..., Tensor], *tensors: Any) -> Tensor:
-    """Run a module without activation recomputation. This is the default of `Layer.run` and `Layer.run_attention`."""
+    """Run a layer without activation recomputation. This is the default of `Layer.run` and `Layer.run_attention`."""
     return module(*tensors)
 
 
 class Layer(nn.Module):
-    """Self-attention, optional cross-attention and feed-forward, each with norm and residual connection.
+    """Transformer layer: self-attention, optional cross-attention and feed-forward, each with norm and residual
+    connection.
 
     `shared` maps names of child modules to modules that several layers share.
     """
@@ -98,7 +99,7 @@ class Layer(nn.Module):
     cross_norm: Norm
     cross: CrossAttention
     ffn_norm: Norm
-    """With parallel sub-layers only `attention_norm` exists."""
+    """Norm of the feed-forward. With parallel sub-layers only `attention_norm` exists."""
     ffn: FeedForward
 
     def __init__(
@@ -111,13 +112,13 @@ class Layer(nn.Module):
         shared: Mapping[str, nn.Module] | None = None,
         number: int = 0,
     ) -> None:
-        """Build the layer; `number` is its index in the stack."""
+        """Build the transformer layer; `number` is its index in the stack."""
         super().__init__()
         self.norm_position = block.norm.position
         self.run: Callable[..., Tensor] = run
-        """Hook that runs this layer."""
+        """Hook that runs the layer, such as with activation recomputation."""
         self.run_attention: Callable[..., Tensor] = run
-        """Hook that runs the attention and cross-attention of this layer."""
+        """Hook that runs the attention and cross-attention of the layer."""
         for sub in sublayers(block, size, memory):
             if sub.has_norm:
                 self.add_module(f"{sub.name}_norm", Norm(size.width, block.norm))
@@ -163,13 +164,13 @@ class Layer(nn.Module):
     def attention_branch(
         self, x: Tensor, mask: Tensor | None, position_state: Tensor | None, chosen: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output of the layer's attention branch alone, and its choice of pairs. A choice that is given is
-        reused."""
+        """Return the output of the layer's attention branch alone, and its choice of query-key pairs. If a choice is
+        passed, it is reused."""
         mixed, chosen = self.attention.reuse(self.attention_norm(x), mask, position_state, chosen)
         return self.dropout(mixed), chosen
 
     def ffn_branch(self, x: Tensor) -> Tensor:
-        """Return the output of the layer's feed-forward branch, for any subset of positions."""
+        """Return the output of the layer's feed-forward branch alone, for any subset of positions."""
         added: Tensor = self.dropout(self.ffn(self.ffn_norm(x)))
         return added
 
@@ -180,7 +181,7 @@ class Layer(nn.Module):
 
 
 def _attentions(block: Block, size: Size) -> Iterator[SubLayer]:
-    """Yield the self-attention module of each layer."""
+    """Yield the self-attention module of each layer of a stack."""
     for layer in range(size.layers):
         yield sublayers(block.at(layer), size)[0]
 
@@ -192,8 +193,8 @@ def _module_class(sub: SubLayer) -> Callable[..., nn.Module]:
 
 
 def stack_class(block: Block) -> Callable[..., BaseStack]:
-    """Return the class of a stack with the layers of this block. Raise `UserError` if kinds of attention need different
-    ones."""
+    """Return the class of a stack with the layers of this block. Raise `UserError` if its kinds of attention need
+    different classes."""
     check_values(block)
     if block.layer is not None:
         return load_class(block.layer, "stack")
@@ -209,7 +210,7 @@ def stack_class(block: Block) -> Callable[..., BaseStack]:
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """Arguments of the attention of one kind, equal for all layers of a stack."""
+    """Arguments of one kind of attention that are equal for all layers of a stack."""
 
     mask: Tensor | None
     position_state: Tensor | None
@@ -219,38 +220,39 @@ class AttentionInputs:
 
 @dataclass(frozen=True)
 class StackInputs:
-    """Arguments of a pass through a stack, besides its input."""
+    """Arguments of a forward pass through a stack, besides its input."""
 
     mask: Mask
     memory: Tensor | None = None
-    """Output of the encoder that a decoder attends to, [M, B, D]."""
+    """Encoder output that a decoder's cross-attention reads, [M, B, D]."""
     memory_mask: Mask | None = None
     positions: Tensor | None = None
-    """Position ids [B, S]. None: 0, 1, 2 ..."""
+    """Position ids of the stack's input, [B, S]. None: 0, 1, 2 ..."""
     cache: StackCache | None = None
-    """Recurrence cache, which records the inputs of the layers."""
+    """Recurrence cache of the stack, which records the inputs of the layers."""
     fields: Mapping[str, Tensor] = field(default_factory=dict)
     """Batch fields that kinds of attention request (`AttentionSpec.fields`), without the prefix of the stack."""
     decode: bool = True
-    """Whether layers run as for predictions; False for encoding (mask decoder of DeBERTa)."""
+    """Whether layers run for predictions; False for encoding (mask decoder of DeBERTa)."""
     blocks: SharedBlocks = field(default_factory=SharedBlocks)
-    """Blocks of FlexAttention, shared by layers of the same pattern."""
+    """FlexAttention blocks that layers with the same attention pattern share."""
     outputs: dict[int, Tensor] = field(default_factory=dict)
     """Dictionary that receives the outputs of the layers in `BaseStack.read`."""
 
 
 class BaseStack(nn.ModuleDict):
-    """Stack of consecutive layers of an encoder or decoder, under their global indices. Base class of all kinds."""
+    """Stack of consecutive layers of an encoder or decoder, under their indices in the full stack. Base class of all
+    kinds."""
 
     eager_because: ClassVar[str] = "they are not transformer layers"
-    """Reason why torch.compile cannot compile the layers; empty if all run as `Layer.run`."""
+    """Reason why torch.compile cannot compile the layers of the stack; empty if all run as `Layer.run`."""
 
     def __init__(self, block: Block, size: Size, layers: range) -> None:
         super().__init__()
         check_block(block, size)
         self.block, self.size, self.numbers = block, size, layers
         self.read: frozenset[int] = frozenset()
-        """Indices of layers whose output is requested."""
+        """Indices of layers of the stack whose output is requested."""
 
     def forward(self, x: Tensor, inputs: StackInputs) -> Tensor:
         """Return the output of the stack [S, B, D] from its input [S, B, D]."""
@@ -260,7 +262,7 @@ class BaseStack(nn.ModuleDict):
 class Stack(SequenceHooks, BaseStack):
     """Stack of transformer layers.
 
-    Children: `bias_table` (score bias, shared by the stack), what a kind of attention adds (`add_tables`), `shared`
+    Children: `bias_table` (score bias, shared by the stack), the tables of a kind of attention (`add_tables`), `shared`
     (shared sub-layers, by index of the first layer that uses them), `0` ... `L-1`, and `final` after the last layer of
     a pre-norm stack. A pipeline chunk holds some of these children, under the same names.
     """
@@ -277,19 +279,19 @@ class Stack(SequenceHooks, BaseStack):
         memory: int | None = None,
         context: int = 0,
     ) -> None:
-        """Build the layers. `memory`: width of the stack that cross-attention reads, if it differs. `context`: number
-        of learned positions."""
+        """Build the layers of the stack. `memory`: width of the stack that cross-attention reads, if it differs.
+        `context`: number of learned positions."""
         super().__init__(block, size, layers)
         kinds = {sub.costs.attention.kind: sub.costs for sub in _attentions(block, size)}
         self.own_masks = {kind for kind, costs in kinds.items() if costs.defines_mask}
         self.scored = block.score_bias or any(costs.scored for costs in kinds.values())
-        """Whether terms are added to the scores of self-attention."""
+        """Whether terms, such as position biases, are added to the scores of self-attention."""
         self.kernel = AUTO
-        """Configured kernel of the stack's attention."""
+        """Configured kernel for the attention of the stack."""
         self.copy_to_tensor_ranks: Callable[[Tensor], Tensor] = identity
         """Hook for tensors that every tensor rank has and uses with its own heads."""
         self.save_rng_state: Callable[[], RngReplay] = save_rng_state
-        """Hook with which recomputed layers repeat their dropout masks."""
+        """Hook with which recomputed layers of the stack repeat their dropout masks."""
         if layers:
             self.add_tables(dropout=dropout, context=context)
         # Created before the layers, so that shared parameters have the same names in every chunk.
@@ -309,12 +311,13 @@ class Stack(SequenceHooks, BaseStack):
             )
 
     def add_tables(self, *, dropout: float, context: int) -> None:
-        """Add the children that layers of this chunk share, besides shared sub-layers."""
+        """Add the tables that layers of this chunk of the stack share, besides shared sub-layers."""
         if self.block.score_bias:
             self["bias_table"] = HeadTable(BIAS_BUCKETS, self.size.heads)
 
     def _shared(self, layers: range, dropout: float, memory: int | None) -> dict[int, Mapping[str, nn.Module]]:
-        """Return first layer index -> modules that it shares with others, registered under that index."""
+        """Return index of the first layer -> modules that it shares with later layers of the stack, registered under
+        that index."""
         block, size = self.block, self.size
         shared: dict[int, Mapping[str, nn.Module]] = {}
         self["shared"] = register = nn.ModuleDict()
@@ -398,7 +401,7 @@ class Stack(SequenceHooks, BaseStack):
         return choose(work, device_of(x.device), self.kernel).kernel == VARLEN
 
     def attention_inputs(self, x: Tensor, inputs: StackInputs) -> dict[AttentionSpec, AttentionInputs]:
-        """Return the inputs of each kind of attention. `x`: input of the stack."""
+        """Return the inputs of each kind of attention in the stack. `x`: input of the stack."""
         mask = inputs.mask
         scores, turned = self._masks_by_kind(mask), self._rotation(mask, inputs.positions)
         # Every kind but those without global tokens takes their positions.
@@ -433,7 +436,7 @@ class Stack(SequenceHooks, BaseStack):
         return kind in self.own_masks or self.kernel not in (AUTO, FUSED, VARLEN)
 
     def _rotation(self, mask: Mask, positions: Tensor | None) -> Tensor | None:
-        """Return the rotation of queries and keys. None without rotary positions."""
+        """Return the rotary embedding of queries and keys. None without rotary positions."""
         if self.block.position != "rope":
             return None
         if positions is None:

@@ -22,7 +22,7 @@ class SubLayer:
     """Costs of a sub-layer of a transformer layer, with the norm and residual sum around it."""
 
     name: str
-    """`attention`, `cross` or `ffn`; `layer` for layers of another kind."""
+    """Name of the sub-layer: `attention`, `cross` or `ffn`; `layer` for layers other than a transformer's."""
     costs: LayerCosts
     norm: int
     """Number of parameters of the sub-layer's norm."""
@@ -47,8 +47,8 @@ class SubLayer:
 
 @lru_cache(maxsize=256)
 def sublayers(block: Block, size: Size, memory: int | None = None) -> tuple[SubLayer, ...]:
-    """Return the costs of the sub-layers of one layer. `block` must have one value per slot; `memory`: width of the
-    stack that is attended to."""
+    """Return the costs of the sub-layers of one transformer layer. `block` must have one value per slot; `memory`:
+    width of the stack that cross-attention reads."""
     memory = size.width if memory is None else memory
     if block.layer is not None:
         return (SubLayer("layer", costs_class(block.layer)(block, size, memory), 0, False),)
@@ -68,12 +68,12 @@ def sublayers(block: Block, size: Size, memory: int | None = None) -> tuple[SubL
 
 @lru_cache(maxsize=4096)
 def layers_by_kind(block: Block, layers: Sequence[int]) -> dict[Block, int]:
-    """Return the distinct kinds of blocks among these layers, and the number of layers of each."""
+    """Return the distinct kinds of blocks among some layers of a stack, and the number of layers of each."""
     return dict(Counter(block.at(layer) for layer in layers))
 
 
 def passes_by_kind(block: Block, size: Size, layers: Sequence[int]) -> dict[Block, int]:
-    """Return the distinct kinds of blocks among these layers, and how often a pass runs each."""
+    """Return the distinct kinds of blocks among some layers of a stack, and how often a pass runs each."""
     repeated = (costs_class(record).repeated_layers(record, size) for record in {*block.attentions})
     more = Counter(block.at(layer) for layer in {*chain.from_iterable(repeated)} if layer in layers)
     return {kind: count + more[kind] for kind, count in layers_by_kind(block, layers).items()}
@@ -91,7 +91,7 @@ class LayerParameters:
 
 @lru_cache(maxsize=4096)
 def layer_parameters(block: Block, size: Size, layers: range, memory: int | None = None) -> LayerParameters:
-    """Return the parameters of some layers of a stack: shared ones once, and those of the stack itself, without final
+    """Return the parameters of some layers of a stack, shared ones once, and of the stack's tables, without final
     norm."""
     subs = [*own_sublayers(block, size, layers, memory)]
     beside = [*linears_outside_layers(block, size, layers)]

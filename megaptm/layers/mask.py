@@ -1,4 +1,4 @@
-"""Attention masks from document ids, visibility and pattern."""
+"""Attention masks from document ids, causality and pattern."""
 
 # B batch, Q query positions, K key positions, H heads, S positions of one stream
 
@@ -25,30 +25,31 @@ class Mask:
     """Attention mask between the queries and keys of one attention, built once per forward pass."""
 
     length: tuple[int, int]
-    """Number of queries and keys, (Q, K)."""
+    """Number of queries and keys of the mask, (Q, K)."""
     device: torch.device
     documents: tuple[Tensor, Tensor] | None = None
     """Document ids [B, Q] and [B, K], 0 for padding. A position attends to its own document only. None: each sequence
     is one document without padding."""
     causal: bool = False
-    """Whether a position attends to none after it."""
+    """Whether no position attends to a later one."""
     order: Tensor | None = None
-    """[B, Q]: a position attends to those whose order is at most its own. Prefix LM: zeros, then 1, 2 ... Permutation
-    LM: the permutation."""
+    """Attention order [B, Q]: a position attends to those whose order is at most its own. Prefix LM: zeros, then 1, 2
+    ... Permutation LM: the permutation."""
     pattern: Pattern | None = None
     """Attention pattern that the mask applies. None: all pairs."""
     marks: Tensor | None = None
-    """Marks [B, S], not 0 at global positions, which attend and are attended to outside the pattern."""
+    """Marks of global tokens [B, S], not 0 at global positions, which attend and are attended to outside the
+    pattern."""
     global_positions: Tensor | None = None
     """Indices of global positions, [B, G] (`layers.sparse.global_positions`). None: not computed yet."""
     offsets: Tensor | None = None
     """Offsets of the documents (`layers.varlen`), equivalent to `documents`. None: not known."""
     by_offsets: bool = False
-    """Whether `scores` returns the offsets. Set if the chosen kernel takes them."""
+    """Whether the attention kernel takes document offsets, so that `scores` returns these."""
     blocks: Tensor | None = None
-    """Blocks of FlexAttention (`layers.kernels.pack_blocks`). None: not computed yet."""
+    """FlexAttention blocks of the mask (`layers.kernels.pack_blocks`). None: not computed yet."""
     table: Tensor | None = field(init=False, default=None, compare=False, repr=False)
-    """Lookup table of the pattern. Not a cached property: compiled code cannot read one."""
+    """Lookup table of the attention pattern. Not a cached property: compiled code cannot read one."""
 
     def __post_init__(self) -> None:
         if self.pattern is not None:
@@ -61,7 +62,7 @@ class Mask:
         return self if pattern is None or pattern.attends_to_all(max(self.length)) else replace(self, pattern=pattern)
 
     def attends(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Return whether queries attend to keys, for broadcastable batch, head, query and key indices."""
+        """Whether queries attend to keys, for broadcastable batch, head, query and key indices."""
         return self.by_position(batch, head, query, key) & self.by_content(batch, query, key)
 
     def by_content(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -107,8 +108,8 @@ class Mask:
     def scores(self, bias: Tensor | None) -> Tensor | None:
         """Return the attention mask as kernels take it: boolean, a bias on the scores, or offsets of documents.
 
-        `bias` is [1, H, Q, K]. Returns None if the layer's causality is the whole mask, so that attention can use its
-        fast path.
+        `bias` is [1, H, Q, K]. Returns None if causality is the only restriction, so that attention can use its fast
+        path.
         """
         if self.by_offsets:
             assert bias is None, "kernels that take offsets add nothing to the scores"
@@ -122,9 +123,9 @@ class Mask:
 
     @property
     def numbers(self) -> Tensor | None:
-        """Return document ids, order and marks, if present, as a tensor: [1 to 3, B, S].
+        """Return document ids, order and marks of global tokens, if present, as one tensor: [1 to 3, B, S].
 
-        This is what attention with its own pattern needs from a batch. Recomputation saves this tensor.
+        Attention with its own pattern needs only these from a batch. Recomputation saves this tensor.
         """
         if self.documents is None and self.order is None and self.marks is None:
             return None
@@ -143,7 +144,8 @@ class Mask:
         pattern: Pattern | None,
         blocks: Tensor | None = None,
     ) -> Mask:
-        """Build an attention mask from `numbers`, visibility and pattern of a stack, and `blocks` if computed."""
+        """Build an attention mask from the tensor `numbers`, causality and pattern of a stack, and `blocks` if
+        computed."""
         causal, ordered = visibility_of(visibility)
         mask = cls((length, length), device, causal=causal, blocks=blocks).within(pattern)
         if numbers is None:
@@ -155,13 +157,13 @@ class Mask:
 
 @functools.lru_cache(maxsize=256)
 def _table_of(pattern: Pattern, length: int, device: torch.device, mode: object) -> Tensor | None:
-    """Return the attention pattern's table on the device; cached."""
+    """Return the table of an attention pattern on the device; cached."""
     table = pattern.table(length)
     return None if table is None else torch.from_numpy(table).to(device)
 
 
 def self_mask(batch: dict[str, Tensor], prefix: str, visibility: str) -> Mask:
-    """Return the self-attention mask of the batch fields with this prefix: `tokens`, `document_ids`, `order`,
+    """Return the self-attention mask of a stack whose batch fields have this prefix: `tokens`, `document_ids`, `order`,
     `global_tokens`."""
     names = ("tokens", "document_ids", "order", "global_tokens")
     tokens, documents, order, marks = (batch.get(prefix + name) for name in names)
@@ -184,7 +186,7 @@ def self_mask(batch: dict[str, Tensor], prefix: str, visibility: str) -> Mask:
 
 
 def cross_mask(batch: dict[str, Tensor], queries: str, keys: str) -> Mask:
-    """Return the cross-attention mask between two streams: a position attends to its own document."""
+    """Return the cross-attention mask between two stacks: a position attends to its own document."""
     query, key = batch[queries + "tokens"], batch[keys + "tokens"]
     numbers = batch.get(queries + "document_ids"), batch.get(keys + "document_ids")
     if (numbers[0] is None) != (numbers[1] is None):

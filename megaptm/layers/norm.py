@@ -1,4 +1,4 @@
-"""Layers that normalize over the width."""
+"""Norm layers: LayerNorm and RMSNorm over the width."""
 
 # D width
 
@@ -13,8 +13,8 @@ from megaptm.spec import NormSpec
 
 
 class Norm(nn.Module):
-    """Norm, [..., D] -> [..., D]: `layer` (LayerNorm), `layer-no-shift` (no bias), `layer-fixed` (no weight, no bias)
-    or `rms` (RMSNorm)."""
+    """Norm layer, [..., D] -> [..., D]: `layer` (LayerNorm), `layer-no-shift` (no bias), `layer-fixed` (no weight, no
+    bias) or `rms` (RMSNorm)."""
 
     def __init__(self, width: int, record: NormSpec) -> None:
         super().__init__()

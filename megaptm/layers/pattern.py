@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 MAX_QUERIES = 128
-"""Maximum number of queries per tile of a window. Larger tiles compute more masked pairs; smaller ones have small, slow
-products."""
+"""Maximum number of queries per tile of a window attention pattern. Larger tiles compute more masked pairs; smaller
+ones have small, slow products."""
 MAX_QUERIES_OF_ALL = 512
-"""Maximum number of queries per tile if each attends to all keys."""
+"""Maximum number of queries per tile of an attention pattern, if each attends to all keys."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Tile:
 
     queries: slice
     keys: slice | np.ndarray
-    """Positions of the keys; or block indices [H, blocks]."""
+    """Positions of a tile's keys; or block indices [H, blocks]."""
     exact: bool = False
-    """Whether every query of the tile attends to every key."""
+    """Whether every query of the tile attends to every key of the tile."""
 
 
 class Pattern(ABC):
@@ -62,7 +62,7 @@ class Pattern(ABC):
         return None
 
     def for_heads(self, *, layer: int | None = None, heads: range | None = None) -> Pattern:
-        """Return the pattern of a layer, or of the heads of a rank, if these have patterns of their own."""
+        """Return the attention pattern of one layer, or of the heads of a rank, if these differ."""
         return self
 
     def pairs(self, length: int) -> int:

@@ -1,4 +1,4 @@
-"""Position encodings that are computed: sinusoids, score biases and rotations."""
+"""Position encodings that are computed: sinusoids, biases on attention scores and rotary embeddings."""
 
 # D width, Q query positions, K key positions, L distances, H heads; S sequence, B batch, F features of a head
 
@@ -15,8 +15,8 @@ from megaptm.layers.split import HeadTable
 from megaptm.spec import BIAS_BUCKETS, BIAS_FARTHEST
 
 ROUNDING = 1e-9
-"""Tolerance of bucket borders, larger than the rounding error of float64 logarithms, and smaller than the distance of
-any of them to a border. Bucket borders must not depend on the device's rounding."""
+"""Tolerance of the borders between buckets of position biases, which must not depend on the device's rounding. It is
+larger than the rounding error of float64 logarithms, and smaller than the distance of any of them to a border."""
 
 
 def sinusoid(positions_SB: Tensor, *, width: int) -> Tensor:
@@ -28,8 +28,8 @@ def sinusoid(positions_SB: Tensor, *, width: int) -> Tensor:
 
 
 def bias_buckets(queries: int, keys: int, *, bidirectional: bool, device: torch.device | None = None) -> Tensor:
-    """Return the bucket of the position bias for each distance, [Q, K]: one per small distance, logarithmic bins for
-    large ones.
+    """Return the bucket of the position bias for each distance, [Q, K]: one bucket per small distance, logarithmic bins
+    for large ones.
 
     Bidirectional stacks use half of the buckets for each direction; causal stacks use all for the past.
     """
@@ -45,7 +45,7 @@ def bias_buckets(queries: int, keys: int, *, bidirectional: bool, device: torch.
 
 def score_bias(table: HeadTable, queries: int, keys: int, *, bidirectional: bool) -> Tensor:
     """Return the learned position bias of the attention scores, [1, H, Q, K], for the H heads of the table on this
-    rank."""
+    tensor rank."""
     # All distances: from the last query to each key, then from the first query to each later key.
     backward, forward = (
         bias_buckets(*shape, bidirectional=bidirectional, device=table.weight.device).flatten()
@@ -97,8 +97,8 @@ def rotate(x_SBHF: Tensor, turned: Tensor) -> Tensor:
 
 
 class _Rotate(torch.autograd.Function):
-    """Rotary position embedding in few passes over memory: inputs in the model's dtype, arithmetic in float32. Saves
-    only the angles."""
+    """Autograd function of rotary position embedding, in few passes over memory: inputs in the model's dtype,
+    arithmetic in float32. Saves only the angles."""
 
     @staticmethod
     def forward(ctx: Any, x_SBHF: Tensor, turned: Tensor) -> Tensor:

@@ -16,12 +16,15 @@ class StackCache:
     def __init__(
         self, states: dict[int, Tensor], filled: Tensor, *, farthest: int | None = None, same_length: bool = False
     ) -> None:
-        """Create a cache with these states. `states`: layer -> [M, B, D]. `filled` int64 [B]: number of valid positions
-        at the end of the cache. Distances above `farthest` are clamped to it. With `same_length` each query attends to
-        M keys. Both are for evaluation (`clamp_len` and `same_length` of the released code)."""
+        """Create a recurrence cache with these hidden states.
+
+        `states`: layer -> [M, B, D]. `filled` int64 [B]: number of valid positions at the end of the cache. Distances
+        above `farthest` are clamped to it. With `same_length` each query attends to M keys. Both are for evaluation
+        (`clamp_len` and `same_length` of the released code).
+        """
         self.states, self.filled, self.farthest, self.same_length = states, filled, farthest, same_length
         self.current_states: dict[int, Tensor] = {}
-        """Layer -> its input in the current sequence, or the part of it that enters the cache, [S, B, D]."""
+        """Layer -> its input in the current sequence, or the part of it that enters the recurrence cache, [S, B, D]."""
 
     @classmethod
     def empty(

@@ -1,4 +1,5 @@
-"""Random numbers: seeds from the device's generator, repetition of dropout masks, transfer of host samples."""
+"""Random numbers of layers: seeds from the device's generator, repetition of dropout masks, transfer of host
+samples."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ import torch
 from torch import Tensor
 
 RngReplay = Callable[[], AbstractContextManager[None]]
-"""Context that restores the generator state of when it was created; afterwards the previous state continues."""
+"""Context that restores the random generator's state at its creation; afterwards the previous state continues."""
 
 
 def next_seed(device: torch.device) -> int:
-    """Return a seed from the device's generator, which advances."""
+    """Return a random seed from the device's generator, which advances."""
     if device.type != "cuda":
         return int(torch.randint(1 << 62, (1,), device=device))
     # Sampling on a GPU would make the host wait. The host knows the seed and offset of the GPU's generator.
@@ -26,7 +27,7 @@ def next_seed(device: torch.device) -> int:
 
 
 def copy_to_device(sampled: Tensor, device: torch.device) -> Tensor:
-    """Copy random samples of the host to the device without blocking. Pinned memory is needed: a copy from pageable
+    """Copy random samples of the host to the device without blocking. They are in pinned memory: a copy from pageable
     memory would wait for all launched kernels."""
     return (sampled.pin_memory() if device.type == "cuda" else sampled).to(device, non_blocking=True)
 

@@ -1,4 +1,4 @@
-"""Attention over the tiles of a pattern: time and memory grow with the number of allowed pairs.
+"""Sparse attention over the tiles of a pattern: time and memory grow with the number of allowed query-key pairs.
 
 Tiles are computed one after the other, for all sequences and heads at once; on a GPU consecutive tiles of equal form
 together, up to `MAX_SCORES`. Only the scores of these tiles are in memory. Queries, keys and values are saved for the
@@ -28,7 +28,7 @@ from megaptm.layers.pattern import Pattern, Tile
 from megaptm.layers.rng import next_seed
 
 MAX_SCORES = 1 << 27
-"""Largest number of scores that a GPU computes at once: 256 MiB in bf16."""
+"""Maximum number of scores that sparse attention computes at once on a GPU: 256 MiB in bf16."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Marked:
     """Global positions of each sequence, padded to an equal number."""
 
     positions: Tensor
-    """Global positions [B, G]."""
+    """Global positions of each sequence, [B, G]."""
     real: Tensor
-    """Valid entries [B, G]; False for padding."""
+    """Whether an entry of the global positions is valid, [B, G]; False for padding."""
 
     @classmethod
     def of(cls, marks_BS: Tensor, positions_BG: Tensor | None = None) -> Marked:
-        """Build the global positions from marks [B, S]. `positions_BG`: result of `global_positions`, if already
-        computed."""
+        """Build the global positions from marks of global tokens [B, S]. `positions_BG`: result of `global_positions`,
+        if already computed."""
         positions_BG = global_positions(marks_BS) if positions_BG is None else positions_BG
         return cls(positions_BG, marks_BS.gather(1, positions_BG) != 0)
 
@@ -60,23 +60,23 @@ class Marked:
         return x_SBHK.index_put((self.positions.t(), rows), put_GBHK)
 
     def keys_attended(self, mask: Mask, query: Tensor) -> Tensor:
-        """Return whether queries [q, 1] attend to the global positions, [B, 1, q, G]."""
+        """Return the mask of queries [q, 1] and global positions as keys, [B, 1, q, G]."""
         rows, slots = (torch.arange(number, device=self.positions.device) for number in self.positions.shape)
         return self.attended(mask, rows.view(-1, *(1,) * (query.dim() + 1)), query, slots)
 
     def attended(self, mask: Mask, batch: Tensor, query: Tensor, slot: Tensor) -> Tensor:
-        """Return whether queries attend to global positions, for broadcastable batch, query and slot indices."""
+        """Whether queries attend to global positions, for broadcastable batch, query and slot indices."""
         return self.real[batch, slot] & _without_pattern(mask, batch, query, self.positions[batch, slot])
 
     def see(self, mask: Mask) -> Tensor:
-        """Return the mask of the global positions' own queries, [B, 1, G, S]."""
+        """Return the mask of global positions as queries and all positions as keys, [B, 1, G, S]."""
         rows, keys = (torch.arange(number, device=mask.device) for number in (len(self.positions), mask.length[1]))
         attended = _without_pattern(mask, rows[:, None, None, None], self.positions[:, None, :, None], keys)
         return attended.expand(len(self.positions), 1, self.positions.shape[1], len(keys))
 
 
 def global_positions(marks_BS: Tensor) -> Tensor:
-    """Return the global positions of each sequence [B, G], padded with others to a power of two.
+    """Return the global positions of each sequence [B, G], padded with other positions to a power of two.
 
     A kernel is compiled for each G. The host waits for the GPU to count them.
     """
@@ -95,8 +95,8 @@ def _without_pattern(mask: Mask, batch: Tensor, query: Tensor, key: Tensor) -> T
 def attend_by_tiles(
     q_SBHK: Tensor, k_SBHK: Tensor, v_SBHK: Tensor, mask: Mask, marked: Marked | None, *, scale: float, dropout: float
 ) -> Tensor:
-    """Attend over the tiles of a pattern: return the output under the mask, [S, B, H, K]. Global positions' own output
-    is computed elsewhere; here they are treated as ordinary queries."""
+    """Compute attention over the tiles of a pattern: return the output under the mask, [S, B, H, K]. The output at
+    global positions is computed elsewhere; here they are treated as ordinary queries."""
     extra = (None, None) if marked is None else (marked.take(k_SBHK), marked.take(v_SBHK))
     # Sampled from the caller's generator. The backward pass repeats the dropout masks from it.
     seed = next_seed(q_SBHK.device) if dropout else 0
@@ -105,34 +105,35 @@ def attend_by_tiles(
 
 
 def max_scores(device: torch.device) -> int:
-    """Return the largest number of scores for which consecutive tiles are computed at once. A GPU would wait for the
-    launches of single tiles; on a CPU single tiles fit into the cache."""
+    """Return the maximum number of scores of consecutive tiles that sparse attention computes at once. A GPU would wait
+    for the launches of single tiles; on a CPU single tiles fit into the cache."""
     return MAX_SCORES if device.type == "cuda" else 0
 
 
 @dataclass(frozen=True, eq=False)
 class _Tile:
-    """R consecutive tiles of the pattern with block indices on the device."""
+    """Group of R consecutive tiles of an attention pattern, with block indices on the device."""
 
     queries: slice
-    """Queries of all R tiles."""
+    """Queries of all R tiles of the group."""
     keys: slice | Tensor
-    """Positions of the first tile, or block indices [H, R, blocks]. The keys of the next tile are as many positions
-    later as its queries."""
+    """Key positions of the first tile, or block indices [H, R, blocks]. From tile to tile, key positions advance by the
+    number of queries."""
     exact: bool
     number: int = 1
-    """R."""
+    """Number R of tiles in the group."""
     used: Tensor | None = None
-    """False for keys of indices that only fill up the shorter tiles, [1, H, R, 1, keys]. None if there are none."""
+    """Whether a key is used, [1, H, R, 1, keys]: False for block indices that only pad shorter tiles. None if all
+    are."""
 
     @property
     def num_queries(self) -> int:
-        """Queries of one tile."""
+        """Number of queries of one tile."""
         return len(range(self.queries.start, self.queries.stop, self.queries.step or 1)) // self.number
 
     def windows(self, x: Tensor, dim: int, first: int = 0, last: int | None = None) -> Tensor:
-        """Return a view of the keys of all R tiles, positions `first` to `last` of each: R in place of the dimension of
-        all positions, and the keys behind all dimensions."""
+        """Return a view of the keys of all R tiles, positions `first` to `last` of each. The dimension of positions
+        becomes R, and the keys of a tile are the last dimension."""
         assert isinstance(self.keys, slice)
         step = self.keys.step or 1
         number = len(range(self.keys.start, self.keys.stop, step)) if last is None else last
@@ -146,13 +147,13 @@ class _Tile:
         return x_NSK if self.number == 1 else x_NSK.unflatten(1, (self.number, -1)).flatten(0, 1)
 
     def join(self, x: Tensor) -> Tensor:
-        """Return the reverse of `divide`, to be assigned to the queries."""
+        """Return the output of the tiles in the order of the queries; the inverse of `divide`."""
         x_NSK = x if self.number == 1 else x.unflatten(0, (-1, self.number)).flatten(1, 2)
         return x_NSK.transpose(0, 1)
 
 
 def _tiles_of(mask: Mask, rows: int) -> list[_Tile]:
-    """Return the tiles of a mask. `rows`: number of sequences and heads."""
+    """Return the groups of tiles of an attention mask. `rows`: number of sequences times heads."""
     assert mask.pattern is not None
     # Tensors of a dry run have no values, so they are cached apart.
     mode = detect_fake_mode()
@@ -161,8 +162,8 @@ def _tiles_of(mask: Mask, rows: int) -> list[_Tile]:
 
 @lru_cache(maxsize=256)
 def _tiles_on(pattern: Pattern, length: int, device: torch.device, mode: object, limit: int) -> list[_Tile]:
-    """Return the tiles of a pattern with block indices on the device; cached, because copies in each layer of each step
-    would synchronize. `limit`: scores of a sequence and head that are computed at once."""
+    """Return the groups of tiles of a pattern with block indices on the device; cached, because copies in each layer of
+    each step would synchronize. `limit`: scores of a sequence and head that are computed at once."""
     return [_on_device(group, pattern.tile_block, device) for group in _groups(pattern, length, limit)]
 
 
@@ -182,8 +183,8 @@ def _on_device(tiles: list[Tile], block: int, device: torch.device) -> _Tile:
 
 
 def _groups(pattern: Pattern, length: int, limit: int) -> Iterator[list[Tile]]:
-    """Yield consecutive tiles of equally many queries: of equal windows, or of block indices and nearly equally many
-    keys."""
+    """Yield groups of consecutive tiles with equally many queries: of equal windows, or of block indices and nearly
+    equally many keys."""
     group: list[Tile] = []
     widest = total = 0
     for tile in pattern.tiles(length):
@@ -200,7 +201,7 @@ def _groups(pattern: Pattern, length: int, limit: int) -> Iterator[list[Tile]]:
 
 
 def _continues(last: Tile, tile: Tile) -> bool:
-    """Whether a tile has the form of the last one."""
+    """Whether a tile of an attention pattern has the same form as the last one, one step further."""
     if _num_queries(tile) != _num_queries(last):
         return False
     if isinstance(tile.keys, slice) and isinstance(last.keys, slice):
@@ -226,7 +227,7 @@ def _num_keys(tile: Tile) -> int:
 
 @dataclass(frozen=True)
 class _TileInputs:
-    """Inputs of the forward and backward pass of attention over tiles that have no gradients."""
+    """Inputs without gradient of the forward and backward pass of sparse attention."""
 
     mask: Mask
     marked: Marked | None
@@ -300,7 +301,7 @@ def _weights(
 
 
 class _TileMask:
-    """Attention mask within a tile."""
+    """Attention mask within a tile of an attention pattern."""
 
     def __init__(self, work: _TileInputs, q_SBHK: Tensor) -> None:
         self.mask, self.marked = work.mask, work.marked
@@ -365,7 +366,7 @@ class _TileMask:
 
 
 class _KeysOrValues:
-    """Keys or values, with those of global positions appended, and their float32 gradients."""
+    """Keys or values of sparse attention, with those of global positions appended, and their float32 gradients."""
 
     def __init__(self, x_SBHK: Tensor, x_GBHK: Tensor | None, mask: Mask) -> None:
         self.x_SBHK, self.x_GBHK = x_SBHK, x_GBHK
@@ -379,7 +380,7 @@ class _KeysOrValues:
         self.grad_NGK: Tensor | None = None
 
     def take(self, tile: _Tile) -> Tensor:
-        """Return the keys or values of a tile, [N x R, k + G, K]."""
+        """Return the keys or values of the tiles of a group, [N x R, k + G, K]."""
         if isinstance(tile.keys, slice) and tile.number == 1:
             x_NkK = self.x_NSK[:, tile.keys]
         elif isinstance(tile.keys, slice):
@@ -390,7 +391,7 @@ class _KeysOrValues:
         return x_NkK if self.x_NGK is None else torch.cat([x_NkK, _repeated(self.x_NGK, tile.number)], dim=1)
 
     def add(self, tile: _Tile, grad_NkK: Tensor) -> None:
-        """Add to the gradients of the keys or values that `take` returned."""
+        """Add gradients to those of the keys or values that `take` returned."""
         # Equal shapes do not suffice: blocks may be in another order, or global keys may be appended.
         is_complete = self.x_NGK is None and isinstance(tile.keys, slice) and grad_NkK.shape == self.x_NSK.shape
         if self.grad_NSK is None and is_complete:
@@ -431,7 +432,7 @@ class _KeysOrValues:
         return torch.zeros(x.shape, dtype=sum_dtype(x.dtype), device=x.device)
 
     def _blocks(self, keys: Tensor) -> Tensor:
-        """Return block indices [N x R x blocks] among the blocks of all sequences and heads."""
+        """Return the block indices of tiles, [N x R x blocks], among the blocks of all sequences and heads."""
         each = self.x_NSK.shape[1] // self.block
         first = torch.arange(len(self.x_NSK), device=keys.device) * each
         return (first.view(-1, len(keys), 1, 1) + keys).flatten()

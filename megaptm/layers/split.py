@@ -31,9 +31,10 @@ class Linear(nn.Linear):
 
     matrices, interleave = 1, 1
     sequence_parallel = False
-    """Whether tensor ranks hold parts of the sequence of its input or output."""
+    """Whether sequence parallelism divides the input or output of the linear layer."""
     adds_products = True
-    """Whether its weight is used by `layers.accumulate.linear` only, so that an engine may bypass autograd."""
+    """Whether only `layers.accumulate.linear` uses the weight of the linear layer, so that an engine may bypass
+    autograd."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, split: str = "none") -> None:
         super().__init__(inputs, outputs, bias=bias)
@@ -54,17 +55,17 @@ class Linear(nn.Linear):
 
 
 def identity(x: Tensor) -> Tensor:
-    """Return x: default of hooks that move tensors between ranks."""
+    """Return x: default of hooks that move tensors between tensor ranks."""
     return x
 
 
 class SequenceHooks:
-    """Mixin of modules that need the full sequence of a tensor of which a rank may hold a part."""
+    """Mixin of modules that need the full sequence of a tensor of which a tensor rank may hold a part."""
 
     scatter_sequence: Callable[[Tensor], Tensor] = staticmethod(identity)
-    """Hook that returns this rank's part of a tensor along the sequence."""
+    """Hook that returns this tensor rank's part of a tensor along the sequence."""
     gather_sequence: Callable[[Tensor], Tensor] = staticmethod(identity)
-    """Hook that returns the full sequence from this rank's part."""
+    """Hook that returns the full sequence of a tensor from this tensor rank's part."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class TensorRanks:
 
 
 class UsesTensorRanks:
-    """Mixin of modules that combine results of the tensor ranks themselves."""
+    """Mixin of modules that combine results of tensor ranks themselves."""
 
     ranks = TensorRanks()
 
@@ -102,7 +103,7 @@ class Embedding(nn.Module):
 
 
 class HeadTable(nn.Module):
-    """Learned bias per distance bucket and head, [buckets, heads]; always split over heads."""
+    """Learned position bias by distance bucket and head, [buckets, heads]; always split over heads."""
 
     split = "heads"
 

@@ -1,4 +1,4 @@
-"""Gradient of a projection table, computed in the forward pass of the loss, chunk by chunk.
+"""Gradient of a vocabulary projection's table, computed in the forward pass of the loss, chunk by chunk.
 
 Each chunk's gradient is a product as large as the table. For several chunks the sum is saved. For one chunk the two
 factors are saved if they are smaller. The backward pass then multiplies them for some rows of the table at a time,
@@ -25,7 +25,8 @@ class TableGradient:
     """Gradient of a table [V, D]: the sum over chunks of `left_CV.T @ right_CD`."""
 
     def __init__(self, weight_VD: Tensor, *, rows: int, chunk: int) -> None:
-        """Allocate the gradient. `rows`: samples of all chunks. `chunk`: largest number of samples of a chunk."""
+        """Allocate the gradient of the table. `rows`: samples of all chunks. `chunk`: largest number of samples of a
+        chunk."""
         self._weight, self._several = weight_VD, rows > chunk
         self._keeps_factors = not self._several and keeps_factors(rows, weight_VD.shape[1])
         self._factors: tuple[Tensor, Tensor] | None = None
@@ -45,7 +46,7 @@ class TableGradient:
             self._total = left_CV.t() @ right_CD
 
     def times(self, d_loss: Tensor) -> Tensor:
-        """Return the gradient [V, D] of the table in its dtype, times a factor. Can be called once: it works in
+        """Return the gradient [V, D] of the table in its dtype, multiplied by a factor. Can be called once: it works in
         place."""
         if self._factors is not None:
             left, right_factor = self._factors

@@ -1,4 +1,4 @@
-"""Bytes that `layers.table_gradient` saves. No torch."""
+"""Bytes that the gradient of a vocabulary table takes (`layers.table_gradient`). No torch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Attention within documents by FlashAttention's kernels for sequences of different lengths, which torch includes.
 
-The documents of all sequences are concatenated, and offsets say where each starts: no mask of all pairs is built, and
-pairs of different documents are not computed. Padding is a document of its own. The host knows the documents of a
-micro-batch, so no device is asked for their number.
+The documents of all sequences are concatenated, with the offset of each: no mask of all pairs is built, and pairs of
+different documents are not computed. Padding is a document of its own. The host knows the documents of a micro-batch,
+so it need not wait for a device to count them.
 """
 
 # B batch, S sequence, M memory sequence, H heads, G heads of keys, K head width, T = B x S, N documents
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 OFFSETS = "document_offsets"
-"""Batch field with `document_offsets` of a stream, added by the engine."""
+"""Batch field with the document offsets (`document_offsets`) of a stack's input, added by the engine."""
 CROSS_OFFSETS = "cross_offsets"
-"""Batch field with `cross_offsets` of a stream and the stream that it attends to, added by the engine."""
+"""Batch field with the `cross_offsets` of a stack's input and of the stack that it attends to, added by the engine."""
 
 
 def attend_by_document(
@@ -29,7 +29,7 @@ def attend_by_document(
     scale: float,
     dropout: float,
 ) -> Tensor:
-    """Return the attention output [S, B, H, K]. A position attends to its own document only.
+    """Compute attention within documents: return the output [S, B, H, K].
 
     `offsets`: result of `document_offsets` or `cross_offsets` on the device.
     """
@@ -46,7 +46,7 @@ def attend_by_document(
 def document_offsets(documents_BS: Tensor) -> Tensor | None:
     """Return the first position of each document in the concatenated sequences, and the end: int32 [N + 1].
 
-    `documents_BS`: ids on the host, 0 for padding. None if a document is interrupted by another or by padding.
+    `documents_BS`: document ids on the host, 0 for padding. None if a document is interrupted by another or by padding.
     """
     ids = documents_BS.numpy()
     is_start = np.ones(ids.shape, dtype=bool)
@@ -60,8 +60,8 @@ def document_offsets(documents_BS: Tensor) -> Tensor | None:
 
 
 def cross_offsets(documents_BS: Tensor, memory_BM: Tensor) -> Tensor | None:
-    """Return the offsets of the same documents in both streams, int32 [2, N + 1]. Padding of one attends to padding of
-    the other.
+    """Return the offsets of the same documents in both inputs of cross-attention, int32 [2, N + 1]. Padding of one
+    attends to padding of the other.
 
     None unless the ids of each sequence ascend, with padding only at its end.
     """
@@ -83,7 +83,7 @@ def cross_offsets(documents_BS: Tensor, memory_BM: Tensor) -> Tensor | None:
 
 
 def _filled(starts: np.ndarray, end: int) -> np.ndarray:
-    """Return the starts, followed by the end and by empty documents up to a power of two of documents.
+    """Return document offsets, followed by the end and by empty documents up to a power of two of documents.
 
     Compiled code and recorded graphs then see few shapes. The number is a function of the micro-batch alone, because
     the random numbers of dropout depend on it.

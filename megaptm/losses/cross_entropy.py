@@ -1,7 +1,7 @@
 """Cross-entropy of a chunk of logits and its gradient, in one pass over the chunk on GPUs.
 
-On a GPU with triton the kernels of `losses.cross_entropy_kernels` read the logits, and write the gradient in their
-place. Elsewhere operations of torch compute the same in float32.
+On a GPU with triton, the kernels of `losses.cross_entropy_kernels` replace the logits by their gradient. Elsewhere
+torch operations compute the same in float32.
 """
 
 # C samples of a chunk, V columns of the logits (of this rank)
@@ -36,19 +36,19 @@ torch.library.define(
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """Cross-entropy with labels in a vocabulary whose logits one or several tensor ranks hold."""
+    """Token cross-entropy over a vocabulary whose logits one or several tensor ranks hold."""
 
     vocabulary: int
-    """Tokens. Later columns are padding and have no probability."""
+    """Number of tokens of the vocabulary. Later columns of the logits are padding and have no probability."""
     z_loss: float = 0.0
-    """Weight of the squared log-normalizer."""
+    """Weight of the z-loss, the squared log-normalizer."""
     smoothing: float = 0.0
-    """Probability mass of the target that is spread evenly over the vocabulary."""
+    """Label smoothing: probability mass of the target that is spread evenly over the vocabulary."""
     ranks: TensorRanks = ALONE
-    """Tensor ranks, of which each holds the same number of columns."""
+    """Tensor ranks that divide the vocabulary; each holds the same number of columns of the logits."""
 
     def __call__(self, logits_CV: Tensor, labels_C: Tensor, *, gradient: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the loss of each sample, float32 [C], and the gradient of their sum in the dtype of the logits,
+        """Return the loss of each position, float32 [C], and the gradient of their sum in the dtype of the logits,
         which are overwritten. Both are zero for the label `IGNORED`."""
         if not is_fused(logits_CV):
             return self._by_torch(logits_CV, labels_C, gradient=gradient)
@@ -70,19 +70,19 @@ class CrossEntropy:
         return terms_C * (labels_C != IGNORED), logits_CV if gradient else None
 
     def _columns(self, logits_CV: Tensor) -> tuple[int, int]:
-        """Return the number of columns without padding, and the token of the first one."""
+        """Return the number of this rank's logit columns without padding, and the token of the first one."""
         first = self.ranks.rank * logits_CV.shape[1]
         return min(max(0, self.vocabulary - first), logits_CV.shape[1]), first
 
     def _largest(self, largest: Tensor) -> Tensor:
-        """Return the maximum over ranks."""
+        """Return the maximum of a tensor over tensor ranks."""
         assert self.ranks.largest is not None
         largest = largest.clone()
         self.ranks.largest(largest)
         return largest
 
     def _terms(self, normalizer: Tensor, label_logit: Tensor, sum_: Tensor | None) -> Tensor:
-        """Return the losses of samples from log-normalizer, logit of the label and sum of the logits."""
+        """Return cross-entropy losses from log-normalizer, logit of the label and sum of the logits."""
         terms = normalizer - (1 - self.smoothing) * label_logit
         if self.smoothing and sum_ is not None:
             terms -= self.smoothing / self.vocabulary * sum_
@@ -132,12 +132,13 @@ class CrossEntropy:
 
 
 def _are_all(flags: Tensor) -> bool:
-    """Whether all flags are set, where asking does not wait for a device. False for fake tensors (`parallel.dry`)."""
+    """Whether all flags are True, if the host can tell without waiting for a device. False for fake tensors
+    (`parallel.dry`)."""
     return flags.device.type == "cpu" and not is_fake(flags) and bool(flags.all())
 
 
 def is_fused(logits_CV: Tensor) -> bool:
-    """Whether kernels of triton compute the loss."""
+    """Whether triton kernels compute the cross-entropy."""
     return logits_CV.is_cuda and _has_triton()
 
 

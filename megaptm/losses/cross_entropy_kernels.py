@@ -1,4 +1,4 @@
-"""Triton kernels of `losses.cross_entropy`: a program computes the loss of one sample. Imported where triton is
+"""Triton kernels of the token cross-entropy: one triton program per position. Imported only where triton is
 installed."""
 
 # mypy: allow-untyped-defs, allow-untyped-calls
@@ -15,7 +15,7 @@ from torch import Tensor
 from megaptm.batch import IGNORED
 
 MAX_BLOCK = 16384
-"""Columns that a program processes at once."""
+"""Maximum logit columns that a triton program processes at once."""
 # A finite number: the difference of two infinities is NaN, and a rank may hold padding only.
 SMALLEST = tl.constexpr(torch.finfo(torch.float32).min)
 NO_LABEL = tl.constexpr(IGNORED)
@@ -23,7 +23,7 @@ NO_LABEL = tl.constexpr(IGNORED)
 
 @triton.jit
 def _statistics(row, real, BLOCK: tl.constexpr):
-    """Return maximum, sum of exponentials of differences from it, and sum of a row's logits."""
+    """Return maximum of a row of logits, sum of exponentials of differences from it, and sum of the logits."""
     largest = SMALLEST
     total = 0.0
     sum_ = 0.0
@@ -49,7 +49,8 @@ def _write_gradient(
     smoothing,
     BLOCK: tl.constexpr,
 ):
-    """Replace a row's logits by their gradient, which is zero for padding. `column`: of the label; may be outside."""
+    """Replace a row of logits by its gradient, which is zero for padding. `column`: column of the label; may be outside
+    the row."""
     factor = 1.0 + 2.0 * z_loss * normalizer
     spread = smoothing / vocabulary
     for start in range(0, width, BLOCK):
@@ -70,7 +71,7 @@ def _write_zeros(row, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def _label_logit(row, column, real):
-    """Return the logit of a label; 0 if its column is outside."""
+    """Return the logit of a label; 0 if its column is outside the row."""
     return tl.load(row + column, mask=(column >= 0) & (column < real), other=0.0).to(tl.float32)
 
 
@@ -86,7 +87,8 @@ def cross_entropy_kernel(
     GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Loss and gradient of a sample, on one tensor rank. Rows are `width` apart, which includes padding."""
+    """Compute cross-entropy and gradient of a position, on one tensor rank. Rows of logits are `width` apart, which
+    includes padding."""
     sample = tl.program_id(0)
     row = logits + sample.to(tl.int64) * width
     label = tl.load(labels + sample)
@@ -108,7 +110,7 @@ def cross_entropy_kernel(
 
 @triton.jit
 def statistics_kernel(logits, labels, statistics, samples, width, real, first, BLOCK: tl.constexpr):
-    """Maximum, sum of exponentials, logit of the label and sum of logits in the columns of a tensor rank."""
+    """Compute maximum, sum of exponentials, logit of the label and sum of logits over the columns of a tensor rank."""
     sample = tl.program_id(0)
     row = logits + sample.to(tl.int64) * width
     largest, total, sum_ = _statistics(row, real, BLOCK)
@@ -131,7 +133,7 @@ def gradient_kernel(
     smoothing,
     BLOCK: tl.constexpr,
 ):
-    """Gradient in the columns of a tensor rank, from the log-normalizer over all ranks."""
+    """Compute the gradient of the logit columns of a tensor rank, from the log-normalizer over all ranks."""
     sample = tl.program_id(0)
     row = logits + sample.to(tl.int64) * width
     label = tl.load(labels + sample)
@@ -143,7 +145,7 @@ def gradient_kernel(
 
 
 def launch_options(width: int) -> dict[str, int]:
-    """Return the block size of a program and its number of warps, 16 columns for each thread."""
+    """Return the block size of a triton program and its number of warps: 16 columns for each thread."""
     block = min(triton.next_power_of_2(width), MAX_BLOCK)
     return {"BLOCK": block, "num_warps": max(1, min(32, block // 512))}
 
@@ -151,7 +153,8 @@ def launch_options(width: int) -> dict[str, int]:
 def cross_entropy_(
     logits_CV: Tensor, labels_C: Tensor, vocabulary: int, z_loss: float, smoothing: float, gradient: bool
 ) -> Tensor:
-    """Return the loss of each sample [C]. With `gradient`, replace the contiguous logits by their gradient."""
+    """Return the cross-entropy of each position [C]. With `gradient`, replace the contiguous logits by their
+    gradient."""
     samples, width = logits_CV.shape
     terms_C = logits_CV.new_empty(samples, dtype=torch.float32)
     if samples:
@@ -162,8 +165,8 @@ def cross_entropy_(
 
 
 def row_statistics(logits_CV: Tensor, labels_C: Tensor, real: int, first: int) -> Tensor:
-    """Return [4, C]: maximum, sum of exponentials of differences from it, logit of the label, and sum of the logits of
-    this rank's `real` columns, of which the first is token `first`."""
+    """Return statistics [4, C] of rows of logits: maximum, sum of exponentials of differences from it, logit of the
+    label, and sum. They cover this rank's `real` columns, of which the first is token `first`."""
     samples, width = logits_CV.shape
     statistics_4C = logits_CV.new_empty(4, samples, dtype=torch.float32)
     if samples:
@@ -183,7 +186,7 @@ def cross_entropy_gradient_(
     z_loss: float,
     smoothing: float,
 ) -> None:
-    """Replace the contiguous logits by the gradient of the loss."""
+    """Replace the contiguous logits by the gradient of the cross-entropy."""
     samples, width = logits_CV.shape
     if samples:
         gradient_kernel[(samples,)](

@@ -18,36 +18,37 @@ from megaptm.losses.cross_entropy import ALONE, CrossEntropy, is_fused
 from megaptm.losses.token_costs import LOGIT_BYTES, num_rows_projected
 
 SAMPLED_LOGIT_BYTES = 26
-"""Bytes of a logit while tokens are sampled: itself, its float32 copy and exponential, and int64 shares and sums."""
+"""Bytes of a logit while tokens are sampled: the logit, its float32 copy and exponential, and int64 shares and sums."""
 
 
 class Projected(NamedTuple):
-    """Input of a vocabulary projection; logits are `hidden @ weight.T + bias`."""
+    """Input of a vocabulary projection: the logits are `hidden @ weight.T + bias`."""
 
     hidden: Tensor
-    """Hidden states [N, D]."""
+    """Hidden states [N, D] that are projected on the vocabulary."""
     weight: Tensor
-    """Projection [V, D]."""
+    """Weight [V, D] of the vocabulary projection."""
     bias: Tensor | None
-    """Bias [V]."""
+    """Bias [V] of the vocabulary projection."""
 
     def select(self, rows: Any) -> Projected:
-        """Return a subset of the samples."""
+        """Return a subset of the positions of a vocabulary projection."""
         return self._replace(hidden=self.hidden[rows])
 
     def logits(self) -> Tensor:
-        """Return logits [N, V]."""
+        """Return the logits [N, V] of a vocabulary projection."""
         return F.linear(*self)
 
 
 class TokenLoss(nn.Module):
-    """Summed cross-entropy of `hidden @ weight.T + bias`; rows of the table above `vocabulary` are excluded.
+    """Cross-entropy, summed over positions, of the logits `hidden @ weight.T + bias`. Rows of the table above
+    `vocabulary` are excluded.
 
     Projection and loss are one module, because they are split over ranks together.
     """
 
     ranks = ALONE
-    """Tensor ranks that divide the vocabulary."""
+    """Tensor ranks that divide the vocabulary of the token loss."""
 
     def __init__(self, vocabulary: int, *, z_loss: float = 0.0, label_smoothing: float = 0.0) -> None:
         """`z_loss`: weight of the squared log-normalizer. `label_smoothing`: probability mass spread evenly over the
@@ -56,7 +57,7 @@ class TokenLoss(nn.Module):
         self.vocabulary, self.z_loss, self.label_smoothing = vocabulary, z_loss, label_smoothing
 
     def forward(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_N: Tensor) -> Tensor:
-        """Return the float32 sum over samples whose label is not `IGNORED`."""
+        """Return the cross-entropy, float32, summed over positions whose label is not `IGNORED`."""
         if drops_unlabeled(hidden_ND):
             counted = (labels_N != IGNORED).nonzero().squeeze(1)
             if len(counted) < len(labels_N):
@@ -70,7 +71,7 @@ class TokenLoss(nn.Module):
 
     @torch.no_grad()
     def sample(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, draws_N: Tensor) -> Tensor:
-        """Sample a token for each hidden state, [N], by inverse transform of a number in [0, 1)."""
+        """Sample a token for each hidden state, [N], by inverse transform of a uniform number in [0, 1)."""
         tokens = []
         rows = num_rows_projected(len(hidden_ND), len(weight_VD), SAMPLED_LOGIT_BYTES)
         for hidden_CD, draws_C in zip(hidden_ND.split(rows), draws_N.split(rows), strict=True):
@@ -79,23 +80,23 @@ class TokenLoss(nn.Module):
         return torch.cat(tokens)
 
     def logits(self, hidden: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
-        """Return logits, [..., D] -> [..., vocabulary]."""
+        """Return the logits of hidden states, [..., D] -> [..., vocabulary]."""
         bias = bias_V[: self.vocabulary] if bias_V is not None else None
         return F.linear(hidden, weight_VD[: self.vocabulary], bias)
 
 
 class ReplicatedTokenLoss(TokenLoss):
-    """Token loss for a table that is replicated on tensor ranks."""
+    """Token loss with an embedding table that is replicated on tensor ranks."""
 
 
 def bytes_per_logit(hidden: Tensor) -> int:
-    """Return the bytes of a logit: with triton its gradient replaces it; else there is a float32 softmax, and its
-    float32 input in other formats."""
+    """Return the bytes per logit. With triton the gradient replaces the logit; otherwise there is a float32 softmax,
+    and its float32 input in other formats."""
     return hidden.element_size() if is_fused(hidden) else LOGIT_BYTES[hidden.element_size()]
 
 
 def drops_unlabeled(hidden_ND: Tensor) -> bool:
-    """Whether samples without a label are dropped before the product.
+    """Whether the token loss drops positions without a label before the vocabulary projection.
 
     Not on GPUs, where counting them would synchronize with the host; there they are computed and multiplied by zero.
     Fake tensors (`parallel.dry`) have no values to count.
@@ -104,23 +105,25 @@ def drops_unlabeled(hidden_ND: Tensor) -> bool:
 
 
 def cumulative_shares(logits_CV: Tensor, largest_C1: Tensor) -> Tensor:
-    """Return cumulative sums over the vocabulary, [C, V], of probabilities in units of 2^-34 of the largest one.
+    """Return cumulative sums over the vocabulary, [C, V], of token probabilities, in units of 2^-34 of the largest one.
 
-    int64 sums do not depend on the order of addition, unlike float sums on GPUs. Exact also as float64 for fewer than
-    2^19 tokens.
+    int64 sums do not depend on the order of addition, unlike float sums on GPUs. They are exact as float64 too, for
+    fewer than 2^19 tokens.
     """
     return ((logits_CV - largest_C1).exp() * 2.0**34).round().long().cumsum(-1)
 
 
 def pick(shares_CV: Tensor, draws_C: Tensor) -> Tensor:
-    """Return the token [C] whose share of the cumulative sum contains a number in [0, 1)."""
+    """Return the sampled token [C]: the one whose interval of the cumulative sum contains the uniform number in [0,
+    1)."""
     thresholds_C1 = (draws_C[:, None].double() * shares_CV[:, -1:]).long()
     # NaN in a diverged run gives an arbitrary token. The loss reports the divergence.
     return torch.searchsorted(shares_CV, thresholds_C1, right=True).squeeze(1).clamp(max=shares_CV.shape[1] - 1)
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
-    """Compute the gradient while a chunk's logits are in memory; `backward` only scales it.
+    """Autograd function of vocabulary projection and cross-entropy. It computes the gradient in the forward pass, while
+    a chunk's logits are in memory; `backward` only scales it.
 
     Memory is one chunk of logits plus the gradients; plain cross-entropy holds N x V values three times.
     """

@@ -1,4 +1,4 @@
-"""Bytes of `losses.token`: projection on the vocabulary and cross-entropy. No torch."""
+"""Bytes of the token loss (`losses.token`): vocabulary projection and cross-entropy. No torch."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from megaptm.layers.table_gradient_costs import keeps_factors, table_gradient_bytes
 
 CHUNK_BYTES = 2**29
-"""Bytes of the logits that are computed at once (`losses.token`).
+"""Maximum bytes of the logits that the token loss computes at once.
 
 Fewer positions mean more additions to the gradient of the table, and more kernels. Measured on two cores in bfloat16,
 1024 positions of width 768 and vocabulary 50,304, forward and backward: 0.42 s in chunks of 1024, 0.49 of 512, 0.59 of
 256, 0.84 of 128; plain `F.cross_entropy` 0.52 s.
 """
 ALIGNMENT = 128
-"""Positions of a chunk are a multiple of this number, the rows of a tile in products on GPUs."""
+"""Number of which the positions of a chunk of logits are a multiple: rows of a tile in matrix products on GPUs."""
 LOGIT_BYTES = {2: 2 + 8, 4: 8, 8: 8 + 8}
-"""Element size -> bytes of a logit by operations of torch: with its softmax in float32, and its float32 input in other
-formats."""
+"""Element size -> bytes per logit of the token loss with torch operations: the logit, its softmax in float32, and its
+float32 input in other formats."""
 
 
 def num_rows_projected(positions: int, vocabulary: float, logit_bytes: int) -> int:
-    """Return the number of positions that are projected on the vocabulary at once: chunks of about equal size, within
-    `CHUNK_BYTES`."""
+    """Return the number of positions that the token loss projects on the vocabulary at once: chunks of about equal
+    size, within `CHUNK_BYTES`."""
     largest = max(ALIGNMENT, CHUNK_BYTES // int(vocabulary * logit_bytes))
     if positions <= largest:
         return max(1, positions)
@@ -34,16 +34,16 @@ class LossBytes:
     """Bytes of a token loss on one tensor rank."""
 
     saved: float
-    """Bytes saved until the backward pass, which follows the losses of all heads."""
+    """Bytes that a token loss saves until the backward pass, which follows the losses of all heads."""
     transient: float = 0.0
-    """Additional bytes during the projection."""
+    """Additional bytes of a token loss during the vocabulary projection."""
 
 
 def projection_bytes(
     positions: int, width: int, vocabulary: float, element: int, *, tensor: int, logit_bytes: int | None
 ) -> LossBytes:
-    """Return the bytes of projection and token loss for hidden states of `positions` and a table [vocabulary, width],
-    on one of `tensor` ranks.
+    """Return the bytes of vocabulary projection and token loss for hidden states of `positions` and a table
+    [vocabulary, width], on one of `tensor` ranks.
 
     `logit_bytes`: bytes of a logit of a chunk with its temporary copies: `element` if the gradient replaces the logit.
     None: the logits of all positions are computed at once.

@@ -1,1 +1,1 @@
-"""Models: an embedding, stacks of the one layer, heads."""
+"""Models: an embedding, stacks of layers, heads."""

@@ -1,4 +1,4 @@
-"""Division of the chain of layers (all stacks, end to end) into chunks for pipeline stages."""
+"""Division of a model's layers (all stacks, end to end) into chunks for pipeline stages."""
 
 from __future__ import annotations
 
@@ -13,32 +13,34 @@ from megaptm.spec import ModelSpec
 
 @dataclass(frozen=True)
 class ModelChunk:
-    """Chunk of a model for a pipeline stage: consecutive layers of the chain."""
+    """Chunk of a model for a pipeline stage: consecutive layers of all stacks, end to end."""
 
     layers: dict[str, range]
-    """Stack -> indices of its layers in this chunk."""
+    """Stack -> indices of its layers in this chunk of the model."""
     first: bool
     last: bool
-    """Whether the chunk has the heads that read whole stacks, and the token table they are tied to."""
+    """Whether the chunk has the heads that read full stacks, and the token table to which they are tied."""
     embedded_stacks: tuple[str, ...] = ()
-    """Stacks that are embedded here: all in the first chunk, except a stack that also reads tokens sampled from a
+    """Stacks that the chunk embeds: all in the first chunk, except a stack that also reads tokens sampled from a
     head."""
     final_stacks: tuple[str, ...] = ()
-    """Stacks whose last layer, and final norm, is in this chunk."""
+    """Stacks whose last layer, and final norm, is in this chunk of the model."""
     heads: tuple[str, ...] = ()
-    """Heads in this chunk: next to the layers that they read; heads that read whole stacks are in the last chunk."""
+    """Heads in this chunk of the model: a head is in the chunk of the layers that it reads. Heads that read full stacks
+    are in the last chunk."""
 
 
 def even_layers(layers: int, number: int) -> list[int]:
-    """Return the layers of `number` chunks. Middle chunks get the remainder, away from embedding and heads."""
+    """Return the number of layers of each of `number` chunks of a model. Middle chunks get the remainder, because
+    embedding and heads are in others."""
     share, more = divmod(layers, number)
     middle = (number - more) // 2
     return [share + (middle <= index < middle + more) for index in range(number)]
 
 
 def chunks(spec: ModelSpec, number: int, layers: Sequence[int] | None = None) -> list[ModelChunk]:
-    """Return `number` chunks of the chain. `layers`: number of layers of each; None: as equal as possible. The last
-    chunk may have none, only heads (`allows_heads_alone`)."""
+    """Return `number` chunks of a model. `layers`: number of layers of each; None: as equal as possible. The last chunk
+    may have none, only heads (`allows_heads_alone`)."""
     counts = even_layers(spec.layers, number) if layers is None else layers
     cut = []
     for index, (start, stop) in enumerate(pairwise(accumulate(counts, initial=0))):
@@ -78,8 +80,8 @@ def sampling_heads(spec: ModelSpec) -> set[str]:
 
 
 def allows_heads_alone(spec: ModelSpec) -> bool:
-    """Whether the last chunk may have no layers: a head reads a whole stack, and the outputs of stacks are as wide as
-    the stream between chunks (reversible stacks join two streams)."""
+    """Whether the last chunk of a model may have heads and no layers. A head must read a full stack, and stacks must
+    not have several residual streams, which differ from the tensor between chunks."""
     if any(spec.output_width(name) > spec.size_of(name).width for name in spec.family.stacks):
         return False
     sampling = sampling_heads(spec)

@@ -1,4 +1,4 @@
-"""Heads whose loss compares samples of the global batch."""
+"""Contrastive heads, whose loss compares samples of the global batch."""
 
 # S sequence, B batch, D width, F features of a sample, N samples of the global batch, R some of them
 
@@ -26,13 +26,13 @@ class ContrastHead(nn.Module, ABC):
         super().__init__()
         self.name, self.label_field = costs.name, costs.label_field
         self.gather: Gather | None = None
-        """Set while one micro-batch holds all samples of this data rank: `loss` then compares them with those of the
-        other data ranks."""
+        """Function that adds the features of other data ranks' samples. `loss` uses it while one micro-batch holds all
+        samples of this data rank."""
 
     @abstractmethod
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        """Return the compared features of each sample, [B, F] float32, from one stream for each stack that the head
-        reads. `batch` may be without labels."""
+        """Return the compared features of each sample, [B, F] float32. Arguments are the hidden states of each stack
+        that the head reads. `batch` may be without labels."""
 
     @abstractmethod
     def compare(self, features_NF: Tensor, answers_N: Tensor, own: slice) -> Tensor:
@@ -43,8 +43,8 @@ class ContrastHead(nn.Module, ABC):
         """
 
     def loss(self, *streams_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        """Return a sum with the given gradient, if the batch has the gradient of the features; otherwise compare the
-        samples of this batch with those that `gather` adds."""
+        """Return the contrastive loss of a micro-batch. If the batch has the gradient of the features, return a sum
+        with that gradient; otherwise compare its samples with those that `gather` adds."""
         labels, features = batch[self.label_field], self.features(*streams_SBD, batch=batch)
         if (gradient := batch.get(gradient_field(self.name))) is not None:
             return (features * gradient).sum(), count_labels(labels)
@@ -54,12 +54,14 @@ class ContrastHead(nn.Module, ABC):
         return self.compare(features, answers, own).sum(), count_labels(labels)
 
     def logits(self, *streams_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return the features of the head without batch. `Model` calls `features` with the batch."""
+        """Return the features that the contrastive head computes without a batch. `Model` calls `features` with the
+        batch."""
         return self.features(*streams_SBD, batch={})
 
 
 Gather = Callable[[ContrastHead, Tensor, Tensor], tuple[Tensor, Tensor, slice]]
-"""(head, features [R, F], labels [R]) of a data rank -> features [N, F], labels [N] and the rows of this data rank."""
+"""Function that gathers contrastive features: (head, features [R, F], labels [R]) of a data rank -> features [N, F],
+labels [N] and the rows of this data rank."""
 
 
 def gradient_field(loss: str) -> str:

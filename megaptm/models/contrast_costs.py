@@ -1,4 +1,4 @@
-"""Costs of heads that compare the samples of a global batch. No torch."""
+"""Costs of contrastive heads, which compare the samples of a global batch. No torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from megaptm.models.head_costs import HeadCosts
 
 
 class ContrastHeadCosts(HeadCosts):
-    """Head whose module is a `models.contrast.ContrastHead`."""
+    """Costs of a contrastive head, a `models.contrast.ContrastHead`."""
 
     projects = False
     contrasts = True
@@ -16,14 +16,17 @@ class ContrastHeadCosts(HeadCosts):
     @property
     @abstractmethod
     def features(self) -> int:
-        """Return the number F of features of a sample for the contrastive comparison."""
+        """Return the number F of features per sample that a contrastive head compares."""
 
     def compare_bytes(self, own: int, rows: int) -> int:
-        """Return the peak bytes of comparing `own` samples with all `rows` in float32: features of all and two copies
-        of their gradient, and per pair the softmax in both directions and one gradient before and after it."""
+        """Return the peak bytes of comparing `own` samples with all `rows` in float32.
+
+        They are features of all samples and two copies of their gradient, and per pair the softmax in both directions
+        and one gradient before and after it.
+        """
         return 4 * (3 * rows * self.features + 4 * own * rows)
 
     def compare_multiply_adds(self, own: int, rows: int) -> int:
-        """Return the multiply-adds of that comparison, forward: products of features of each pair, in both
+        """Return the multiply-adds of the contrastive comparison, forward: products of features of each pair, in both
         directions."""
         return 2 * own * rows * self.features

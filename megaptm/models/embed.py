@@ -20,19 +20,19 @@ from megaptm.plugins import load_class
 from megaptm.spec import InputSpec, ModelSpec
 
 SEQUENCE_FIELDS = ("tokens", "segments", "positions")
-"""Batch fields with an entry for each position, which the embedding reads."""
+"""Batch fields with an entry for each position that the input embedding reads."""
 
 
 class Embed(nn.Module):
-    """Input embedding: inputs of the family (`Family.inputs`) plus positions; then norm (BERT), dropout, and a
-    projection if tables are narrower than the stack (ALBERT).
+    """Input embedding: sum of the embeddings of the family's inputs (`Family.inputs`) and of positions. A norm (BERT),
+    dropout, and a projection if tables are narrower than the stack (ALBERT) follow.
 
     An input with a module of its own is called with its batch fields, then with `tokens` [S, B], or the positions if it
-    `reads_positions`, and returns [S, B, D].
-    One that is appended gets only its own R positions, and also their segment embeddings [R, B, D], or None.
+    `reads_positions`, and returns [S, B, D]. An input that is appended gets only its own R positions, and also their
+    segment embeddings [R, B, D], or None.
 
-    Without stacks this module is only the token table
-    of a tied output projection, under the same name, and the projections of `tied_inputs`.
+    In a pipeline chunk that embeds no stack, this module holds only the token table of a tied output projection, under
+    the same name, and the projections of `tied_inputs`.
     """
 
     token: nn.Module
@@ -142,7 +142,7 @@ class Embed(nn.Module):
     def _split_appended(
         self, batch: dict[str, Tensor]
     ) -> tuple[dict[str, Tensor], list[tuple[InputSpec, dict[str, Tensor]]]]:
-        """Return the batch with the positions of the text alone, and the appended input with the fields of its
+        """Return the batch with only the positions of the text, and the appended input with the fields of its
         positions, if the batch has it."""
         for record in self.added:
             if record.is_appended and record.fields[0] in batch:
@@ -166,7 +166,7 @@ class Embed(nn.Module):
 
 
 class TiedProjection(nn.Module):
-    """Weight of an input's projection alone, for a chunk whose head uses its transpose."""
+    """Weight of an input's projection, for a pipeline chunk whose head uses its transpose."""
 
     def __init__(self, linear: LinearShape) -> None:
         super().__init__()

@@ -12,7 +12,8 @@ from megaptm.spec import Family, ModelSpec, TokenInput
 
 
 class InputCosts:
-    """Linear layers and costs of an input of the embedding. Base class of all. The token table is counted by itself."""
+    """Linear layers and costs of an input of the embedding. Base class of all kinds. The token table is counted by
+    itself."""
 
     def __init__(self, spec: ModelSpec, record: Any) -> None:
         """Compute the costs. `record`: a subclass of `spec.InputSpec`."""
@@ -25,13 +26,13 @@ class InputCosts:
 
     @property
     def num_norms(self) -> int:
-        """Return the number of norms of the input, over the width of the token table."""
+        """Return the number of norms of the input, each over the width of the token table."""
         return 0
 
     @property
     def applied_linears(self) -> tuple[tuple[LinearShape, bool], ...]:
-        """Return the linear layers of the input that are applied to each position, and whether the layer's own input
-        gets a gradient."""
+        """Return the linear layers that the input applies to each position, and for each whether its own input gets a
+        gradient."""
         return ()
 
     @property
@@ -61,13 +62,17 @@ class InputCosts:
 
 
 class TokenCosts(InputCosts):
-    """Costs of a token table, which is not among `linears`. It is none of `linears`. Base class of other kinds."""
+    """Costs of a token table, which is not among `linears`. Base class of other kinds of token tables."""
 
     module: str = ""
-    """Class of its module, `package.module:NAME`, constructed with the model's spec and `embeds`, whether a chunk
-    embeds tokens besides serving a tied output. Its output is as wide as the stack. Empty: `layers.split.Embedding`."""
+    """Class of the token table's module, `package.module:NAME`. Empty: `layers.split.Embedding`.
+
+    It is constructed with the model's spec and `embeds`, whether a chunk embeds tokens besides serving a tied output.
+    Its output is as wide as the stack.
+    """
     heads: Mapping[str, str] = MappingProxyType({})
-    """Head -> class of the head's costs with this table, `package.module:NAME`. Other heads are those of `HEADS`."""
+    """Head -> class of the head's costs with this token table, `package.module:NAME`. Other heads are those of
+    `HEADS`."""
 
     @property
     def parameters(self) -> int:
@@ -89,7 +94,7 @@ class TokenCosts(InputCosts):
 
 
 class TableCosts(InputCosts):
-    """Embedding table that is added at each position."""
+    """Costs of an embedding table that is added at each position."""
 
     @property
     def linears(self) -> tuple[LinearShape, ...]:
@@ -108,8 +113,8 @@ def token_costs(spec: ModelSpec) -> TokenCosts | None:
 
 
 def inputs_read(spec: ModelSpec, lengths: Mapping[str, int], appended: int) -> Iterator[tuple[InputCosts, int]]:
-    """Yield the costs of the inputs of some stacks, and their number of positions. `lengths`: stack -> length of its
-    sequences. `appended`: number of positions after the text."""
+    """Yield the costs of the inputs that some stacks read, and their number of positions. `lengths`: stack -> length of
+    its sequences. `appended`: number of positions after the text."""
     costs = input_costs(spec)
     for stack, length in lengths.items():
         yield costs[spec.family.token_input(stack).name], length
@@ -137,9 +142,11 @@ def _by_table(family: Family, stacks: Collection[str]) -> list[str]:
 
 
 def input_linears(spec: ModelSpec, stacks: Collection[str]) -> Iterator[LinearShape]:
-    """Yield the shapes of the linear layers at the input of some stacks, except the token table. They are those of
-    embedding tables (inputs: width, outputs: rows), of projections to the stack's width, and of linear layers of other
-    inputs."""
+    """Yield the shapes of the linear layers at the input of some stacks, except the token table.
+
+    They are embedding tables (inputs: width, outputs: rows), projections to the stack's width, and linear layers of
+    other inputs.
+    """
     family = spec.family
     for costs in input_costs(spec).values():
         yield from costs.linears

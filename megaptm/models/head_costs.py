@@ -24,13 +24,13 @@ class HeadCosts(ABC):
     label_field: ClassVar[str] = "labels"
     """Batch field of the head's labels. Without that field, the head gives only logits, no loss."""
     projects: ClassVar[bool] = True
-    """Whether the head projects on the vocabulary."""
+    """Whether the head projects hidden states on the vocabulary."""
     tied_input: ClassVar[str] = ""
-    """Name of the input (`spec.inputs`) whose transposed projection it projects with, if any."""
+    """Name of the input (`spec.inputs`) whose transposed projection the head uses, if any."""
     classes: ClassVar[int] = 2
-    """Number of classes, if it does not project on the vocabulary."""
+    """Number of classes of the head, if it does not project on the vocabulary."""
     is_classifier: ClassVar[bool] = True
-    """Whether the head chooses among classes, so that the loss of a random guess is defined; False for regression and
+    """Whether the head classifies, so that the loss of a random guess is defined; False for regression and
     distances."""
     predicted_only: ClassVar[bool] = False
     """Whether the head reads only predicted positions, if the batch names them."""
@@ -41,18 +41,19 @@ class HeadCosts(ABC):
     samples_negatives: ClassVar[bool] = False
     """Whether the softmax of the head may be over sampled tokens (`LossSpec.negatives`)."""
     next_token: ClassVar[bool] = False
-    """Whether each position predicts the next token, to which it must not attend."""
+    """Whether the head predicts the next token at each position, to which the position must not attend."""
     labels_from_samples: ClassVar[bool] = False
-    """Whether labels are known only after sampling from a head; the batch has the target positions."""
+    """Whether labels of the head are known only after sampling from another head; the batch has the target
+    positions."""
     initial_values: ClassVar[Mapping[str, float]] = MappingProxyType({})
-    """Parameter -> initial value of all of its elements, if it is not random."""
+    """Parameter of the head -> initial value of all of its elements, if it is not random."""
     module: ClassVar[str] = ""
-    """package.module:NAME of the torch module, constructed with the spec and these costs."""
+    """Class of the head's torch module, `package.module:NAME`, constructed with the spec and these costs."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
         self.head_inputs = spec.head_inputs(self.name)
-        """Stacks, or layers of them, that the head reads."""
+        """Outputs of stacks, or of layers of them, that the head reads."""
         for stack, layer in self.head_inputs:
             if stack not in spec.family.stacks:
                 raise UserError(f"{spec.name}: head {self.name} reads the {stack}, which is not one of its stacks.")
@@ -105,13 +106,13 @@ class HeadCosts(ABC):
 
     @property
     def rows(self) -> int:
-        """Return the head's number of parameters per vocabulary entry that tensor ranks divide: an own table, a
-        bias."""
+        """Return the number of the head's parameters per vocabulary entry that tensor ranks divide: a table of its own,
+        a bias."""
         return 0
 
     @property
     def other_parameters(self) -> int:
-        """Return the number of the head's further parameters."""
+        """Return the number of the head's parameters without those per vocabulary entry."""
         return 0
 
     @property
@@ -151,7 +152,7 @@ class HeadCosts(ABC):
         return self.spec.padded_vocabulary / tensor
 
     def num_transformed_positions(self, positions: int) -> int:
-        """Return to how many of the positions that the head reads its linear layers are applied."""
+        """Return the number of positions to which the head applies its linear layers, out of those that it reads."""
         return positions
 
     def multiply_adds(self, positions: int) -> int:
@@ -172,7 +173,8 @@ class HeadCosts(ABC):
 
 
 class LanguageHeadCosts(HeadCosts):
-    """Language model head: next token at every position, by the token table or a table of its own."""
+    """Costs of the language model head, which predicts the next token at every position. Uses the token table or a
+    table of its own."""
 
     name = "lm"
     module = "megaptm.models.heads:LanguageHead"
@@ -194,8 +196,8 @@ class LanguageHeadCosts(HeadCosts):
 
 
 class MaskedHeadCosts(HeadCosts):
-    """Masked language model head (BERT): linear layer, norm, token table, one bias per token. Reads only predicted
-    positions."""
+    """Costs of BERT's masked language model head: linear layer, norm, token table, one bias per token. Reads only
+    predicted positions."""
 
     name = "mlm"
     module = "megaptm.models.heads:MaskedHead"
@@ -212,12 +214,13 @@ class MaskedHeadCosts(HeadCosts):
 
 
 class RowClassHeadCosts(HeadCosts):
-    """Base of heads that classify a text or pair of texts, from the first position through BERT's pooler."""
+    """Costs of heads that classify a text or pair of texts, from the first position through BERT's pooler. Base
+    class."""
 
     module = "megaptm.models.heads:RowClassHead"
     projects = False
     pooler_published: ClassVar[bool] = False
-    """Whether papers count this head's pooler: true for one head of a family."""
+    """Whether papers count this head's pooler: True for one head of a family."""
 
     @property
     def linears(self) -> Mapping[str, LinearShape]:
@@ -233,7 +236,7 @@ class RowClassHeadCosts(HeadCosts):
 
 
 class TokenClassHeadCosts(HeadCosts):
-    """Base of heads that classify each token."""
+    """Costs of heads that classify each token. Base class."""
 
     module = "megaptm.models.heads:TokenClassHead"
     projects = False
@@ -244,7 +247,8 @@ class TokenClassHeadCosts(HeadCosts):
 
 
 class NextSentenceHeadCosts(RowClassHeadCosts):
-    """Next sentence prediction: whether the second text follows the first (BERT, arXiv:1810.04805, 3.1)."""
+    """Costs of the next sentence prediction head: whether the second text follows the first (BERT, arXiv:1810.04805,
+    3.1)."""
 
     name = "next-sentence"
     label_field = "next_sentence"
@@ -252,7 +256,8 @@ class NextSentenceHeadCosts(RowClassHeadCosts):
 
 
 class SentenceOrderHeadCosts(RowClassHeadCosts):
-    """Sentence order prediction: whether two segments of a document are in order (ALBERT, arXiv:1909.11942, 3.1)."""
+    """Costs of the sentence order prediction head: whether two segments of a document are in order (ALBERT,
+    arXiv:1909.11942, 3.1)."""
 
     name = "sentence-order"
     label_field = "sentence_order"

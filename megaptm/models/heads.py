@@ -28,7 +28,7 @@ from megaptm.spec import ModelSpec
 
 
 class LanguageHead(nn.Module):
-    """Next-token head: projection on the tied token table, or on a table of its own."""
+    """Next-token head: projects hidden states on the tied token table, or on a table of its own."""
 
     table: Embedding | None
     narrow: Linear | None
@@ -60,7 +60,7 @@ class LanguageHead(nn.Module):
         return self.project.logits(self._read(x_SBD).transpose(0, 1), self._weight(tied), self._bias)
 
     def projected(self, x_SBD: Tensor, tied: Tensor | None) -> Projected:
-        """Return the next-token projection of all positions in order (S, B)."""
+        """Return the vocabulary projection of the next-token head for all positions in order (S, B)."""
         return Projected(self._read(x_SBD).flatten(0, 1), self._weight(tied), self._bias)
 
     @property
@@ -99,8 +99,8 @@ class MaskedHead(nn.Module):
         return self.project(x, tied, self.vocabulary.bias, labels.reshape(-1)), count_labels(labels)
 
     def sample(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Tensor:
-        """Sample a token for each target position of the masked-language-model head with the batch's uniform numbers,
-        [B, A]."""
+        """Sample a token from the masked-language-model head for each target position, [B, A], with the batch's uniform
+        numbers."""
         assert tied is not None
         draws_BA = batch[UNIFORMS]
         x = self._read(target_states(x_SBD, batch, UNIFORMS)).flatten(0, 1)
@@ -112,7 +112,7 @@ class MaskedHead(nn.Module):
         return self.project.logits(self._read(x_SBD.transpose(0, 1)), tied, self.vocabulary.bias)
 
     def projected(self, x_SBD: Tensor, tied: Tensor | None) -> Projected:
-        """Return the masked-language-model projection of all positions in order (S, B)."""
+        """Return the vocabulary projection of the masked-language-model head for all positions in order (S, B)."""
         assert tied is not None
         return Projected(self._read(x_SBD).flatten(0, 1), tied, self.vocabulary.bias)
 
@@ -156,12 +156,12 @@ class Head(Protocol):
     """Interface of a model's heads."""
 
     def loss(self, *streams_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        """Return the loss of the head. The arguments are one stream for each stack that the head reads. `tied`: the
+        """Return the loss of the head. Arguments are the hidden states of each stack that the head reads. `tied`: the
         tied token table, or the projection of the head's `tied_input`."""
         ...
 
     def logits(self, *streams_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return the logits of the head for the same streams."""
+        """Return the logits of the head for the same hidden states."""
         ...
 
 

@@ -25,13 +25,13 @@ from megaptm.plugins import is_plugin, load_plugin
 from megaptm.spec import ModelSpec, Size
 
 USUAL_STD = 0.02
-"""Default of `InitSpec.std`."""
+"""Default standard deviation of initial weights, of `InitSpec.std`."""
 Std = Callable[[Size], float | Tensor]
-"""Standard deviation of a zero-mean normal distribution, before truncation: a number, or one per row."""
+"""Standard deviation of initial weights, which are normal with mean 0, before truncation: a number, or one per row."""
 
 
 def constant(std: float) -> Std:
-    """Return a rule with the same standard deviation for all sizes."""
+    """Return an initialization rule with the same standard deviation for all sizes."""
     return lambda size: std
 
 
@@ -40,12 +40,13 @@ def _normal(size: Size) -> float:
 
 
 def _residual(size: Size) -> float:
-    """Divide residual output projections by sqrt(2L), for 2L residual sums (GPT-2)."""
+    """Return the standard deviation of residual output projections: divided by sqrt(2L), for 2L residual sums
+    (GPT-2)."""
     return float(USUAL_STD / np.sqrt(2 * size.layers))
 
 
 def by_width(size: Size) -> float:
-    """Return the inverse square root of the width."""
+    """Return the inverse square root of the model's width, a standard deviation of initial weights."""
     return float(size.width**-0.5)
 
 
@@ -54,29 +55,30 @@ def _features(size: Size) -> float:
 
 
 def _inner(size: Size) -> float:
-    """Return the inverse square root of the width of all heads."""
+    """Return the inverse square root of the width of all heads, a standard deviation of initial weights."""
     return float((size.heads * size.key_width) ** -0.5)
 
 
 def glorot(inputs: Callable[[Size], int], outputs: Callable[[Size], int]) -> Std:
-    """Return Glorot's standard deviation, from the mean of inputs and outputs."""
+    """Return Glorot's standard deviation of initial weights, from the mean of inputs and outputs."""
     return lambda size: float((2 / (inputs(size) + outputs(size))) ** 0.5)
 
 
 def _query(size: Size) -> float:
-    """Return the standard deviation of T5's queries: T5 does not scale scores, so queries start smaller by sqrt(head
-    width)."""
+    """Return the standard deviation of T5's initial query weights: T5 does not scale scores, so they are smaller by
+    sqrt(head width)."""
     return float((size.width * size.key_width) ** -0.5)
 
 
 def _qkv(size: Size) -> Tensor:
-    """Return standard deviations of rows ordered (head, [q, k, v], key width)."""
+    """Return standard deviations of initial weights for rows ordered (head, [q, k, v], key width)."""
     one_head = torch.tensor([_query(size), by_width(size), by_width(size)]).repeat_interleave(size.key_width)
     return one_head.repeat(size.heads)[:, None]
 
 
 InitialRules = tuple[tuple[str, Std], ...]
-"""Patterns of parameter names. The first that matches the end of a name applies. Biases start at 0 and norms at 1."""
+"""Initialization rules: patterns of parameter names. The first that matches the end of a name applies. Biases start at
+0 and norms at 1."""
 
 INITIAL_RULES: dict[str, InitialRules] = {
     "normal": ((r".*", _normal),),
@@ -115,17 +117,17 @@ INITIAL_RULES: dict[str, InitialRules] = {
     ),
 }
 BY_INIT_STD = (_normal, _residual)
-"""Rules that `InitSpec.std` scales."""
+"""Names of the initialization rules that `InitSpec.std` scales."""
 ONES = re.compile(r"(.*norm|.*\.final)\.weight")
 MAX_SAMPLED_BYTES = 2 << 30
-"""Limit of host memory for values that are sampled ahead of their use; a single parameter may be larger."""
+"""Maximum host memory for initial values that are sampled ahead of their use; a single parameter may be larger."""
 ZEROS = re.compile(r".*\.bias")
 VOCABULARY_TABLE = re.compile(r"(embed\.token|head\.[^.]+\.table)\.weight")
-"""Tables with a row per vocabulary entry."""
+"""Parameters with a row per vocabulary entry."""
 
 
 def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """Return the full parameter, float32 on the CPU, before it is split over ranks."""
+    """Return the initial value of a full parameter, float32 on the CPU, before it is split over ranks."""
     if ONES.fullmatch(name):
         return torch.ones(shape, device="cpu")
     if (constant_value := _constant_value(spec, name)) is not None:
@@ -147,8 +149,8 @@ def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int)
 
 
 def initial_values(spec: ModelSpec, parameters: Iterable[tuple[str, tuple[int, ...]]], seed: int) -> Iterator[Tensor]:
-    """Yield `initial_value` of each parameter (name, complete shape) in order. As many threads as torch uses sample
-    those ahead."""
+    """Yield `initial_value` of each parameter (name, complete shape) in order. As many threads as torch uses sample the
+    next ones ahead."""
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads, thread_name_prefix="initial-values")
     waiting: deque[tuple[Future[Tensor], int]] = deque()
@@ -169,7 +171,7 @@ def initial_values(spec: ModelSpec, parameters: Iterable[tuple[str, tuple[int, .
 
 
 def _draw_again_beyond_two(sampled: np.ndarray, generator: np.random.Generator) -> None:
-    """Resample values beyond two standard deviations, in place."""
+    """Resample initial values beyond two standard deviations, in place."""
     beyond = np.flatnonzero(np.abs(sampled) > 2)
     while len(beyond):
         sampled[beyond] = again = generator.standard_normal(len(beyond), dtype=np.float32)
@@ -177,8 +179,7 @@ def _draw_again_beyond_two(sampled: np.ndarray, generator: np.random.Generator) 
 
 
 def _constant_value(spec: ModelSpec, name: str) -> float | None:
-    """Return the initial value of a parameter of a head or an input that has the same in all of its elements, or
-    None."""
+    """Return the constant initial value of a parameter of a head or an input, or None if its values are random."""
     for record in spec.family.inputs:
         for pattern, value in record.initial_values.items():
             if re.fullmatch(rf"embed\.{record.name}\.{pattern}", name):

@@ -1,4 +1,4 @@
-"""Loss values of heads: summed loss and number of labels."""
+"""Losses of heads: sum over labels, and number of labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megaptm.losses.token import TokenLoss
 from megaptm.spec import ModelSpec
 
 Loss = tuple[Tensor, Tensor]
-"""Summed loss and number of labels, both float32 scalars."""
+"""Loss of a head, summed over labels, and its number of labels, both float32 scalars."""
 
 
 def count_labels(labels: Tensor) -> Tensor:
@@ -21,19 +21,19 @@ def count_labels(labels: Tensor) -> Tensor:
 
 
 def token_loss(spec: ModelSpec) -> TokenLoss:
-    """Build the token loss of a model's family."""
+    """Build the token loss module of a model."""
     loss = spec.family.loss
     return TokenLoss(spec.vocabulary, z_loss=loss.z_loss, label_smoothing=loss.label_smoothing)
 
 
 def class_loss(logits: Tensor, labels: Tensor) -> Loss:
-    """Return the cross-entropy of logits [..., C] with labels [...], in float32."""
+    """Return the cross-entropy of class logits [..., C] with labels [...], in float32."""
     scores = logits.float().flatten(0, -2)
     return F.cross_entropy(scores, labels.flatten(), reduction="sum", ignore_index=IGNORED), count_labels(labels)
 
 
 def num_labels(batch: Mapping[str, Tensor], field: str) -> Tensor:
-    """Return the number of labels in a batch field, an integer scalar; 0 without the field."""
+    """Return the number of labels in a batch field, an integer scalar; 0 if the batch lacks the field."""
     if field not in batch:
         return torch.zeros((), dtype=torch.int64, device=batch["tokens"].device)
     return (batch[field] != IGNORED).sum()

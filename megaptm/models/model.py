@@ -48,7 +48,8 @@ def even_chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
 
 
 def stream_lengths(batch: Mapping[str, Tensor], family: Family) -> dict[str, int]:
-    """Return the sequence length of each stack's output between chunks, all of its residual streams included."""
+    """Return the sequence length of each stack's output in the tensor between pipeline chunks, all of its residual
+    streams included."""
     lengths = {}
     for name, prefix in family.prefixes.items():
         targets = batch.get(f"{prefix}masked_positions")
@@ -90,12 +91,12 @@ class Model(nn.Module):
         self.spec, self.chunk = spec, chunk or chunks(spec, 1)[0]
         family = spec.family
         self.scatter_sequence: Callable[[Tensor], Tensor] = identity
-        """Hook applied to each stream after embedding; splits the sequence over ranks."""
+        """Hook applied to hidden states after embedding; splits the sequence over tensor ranks."""
         self.gather_sequence: Callable[[Tensor], Tensor] = identity
-        """Hook applied to streams before the heads; gathers the sequence."""
+        """Hook applied to hidden states before the heads; gathers the sequence."""
 
         self.add_losses: Callable[[Tensor, dict[str, Loss]], Tensor] = _no_engine
-        """Hook that adds losses of heads before the last chunk to the stream's backward pass."""
+        """Hook that adds losses of heads before the last pipeline chunk to the backward pass of the hidden states."""
 
         if len(family.stacks) > 1 and (several := [b for b in family.stacks.values() if b.residual.streams > 1]):
             raise UserError(
@@ -119,7 +120,7 @@ class Model(nn.Module):
             self.head = build_heads(spec, self.chunk.heads)
 
     def keep_layers(self, layers: Mapping[str, Iterable[int]]) -> None:
-        """Let the model keep the outputs of layers, stack -> layer indices, for `states`."""
+        """Make the model keep the outputs of layers, stack -> layer indices, for `states`."""
         for name, numbers in layers.items():
             if (stack := self.stack(name)) is not None:
                 stack.read |= {*numbers}
@@ -132,9 +133,9 @@ class Model(nn.Module):
         features: bool = False,
         caches: Mapping[str, StackCache] = NO_CACHES,
     ) -> ModelOutput:
-        """Run one chunk of the model.
+        """Run one pipeline chunk of the model.
 
-        `batch` has ids [B, S] and masks of every stream, on every chunk. `x` [S, B, D] is the stream of the previous
+        `batch` has ids [B, S] and masks of every stack, on every chunk. `x` [S, B, D] is the output of the previous
         chunk. `features`: return features of contrastive heads instead of losses. `caches`: stack -> recurrence cache,
         which records the inputs of the layers.
         """
@@ -176,7 +177,7 @@ class Model(nn.Module):
         return layers.attention_scores(layer, x_SBD, mask, batch.get(f"{prefix}positions"))
 
     def hash_by(self, key: str | None) -> None:
-        """Set the key from which hash rotations of LSH attention are seeded. None: the key for evaluation."""
+        """Set the seed key for the hash rotations of LSH attention in each step. None: the key for evaluation."""
         for module in self.modules():
             if isinstance(module, AttentionCore):
                 module.set_seed_key(key)
@@ -196,7 +197,8 @@ class Model(nn.Module):
         return self.gather_sequence(x).transpose(0, 1)
 
     def begin_step(self, *, seed: int, step: int) -> None:
-        """Sample what heads need in a training step, equal for all its samples (negatives of a sampled softmax)."""
+        """Sample the random numbers that heads need in a training step, equal for all its samples (negatives of a
+        sampled softmax)."""
         for head in self._heads().values():
             if begin_step := getattr(head, "begin_step", None):
                 begin_step(seed=seed, step=step)
@@ -215,9 +217,12 @@ class Model(nn.Module):
     ) -> dict[str, Tensor]:
         """Return the logits of each head.
 
-        `lm` and `mlm`: [B, S, vocabulary] at every position. `next-sentence`: [B, 2]. `image-text`: features of both
-        sides and the temperature, [B, 2 E + 1]. `ended`: stack -> its output [S, B, D], if already computed. `caches`
-        as in `forward`. Queries beside the text are left out; `forward` returns their logits, too.
+        - `lm` and `mlm`: [B, S, vocabulary] at every position
+        - `next-sentence`: [B, 2]
+        - `image-text`: features of both sides and the temperature, [B, 2 E + 1]
+
+        `ended`: stack -> its output [S, B, D], if already computed. `caches` as in `forward`. Queries after the text
+        are left out; `forward` returns their logits, too.
         """
         batch = self._without_queries(batch)
         return self._logits(*self._run(batch, x, ended, caches), batch)
@@ -231,7 +236,8 @@ class Model(nn.Module):
     def empty_caches(
         self, rows: int, *, num_positions: int | None = None, farthest: int | None = None
     ) -> dict[str, StackCache]:
-        """Return empty recurrence caches of the stacks that have one. `num_positions`: length; None: the size's."""
+        """Return empty recurrence caches of the model's stacks that have one. `num_positions`: length; None: that of
+        the model's size."""
         caches, like = {}, next(self.parameters())
         for name, layers in self.chunk.layers.items():
             size = self.spec.size_of(name)
@@ -261,7 +267,7 @@ class Model(nn.Module):
     def _head_streams(
         self, streams: dict[str, Tensor], inner: dict[HeadInput, Tensor], heads: Iterable[str]
     ) -> dict[str, tuple[Tensor, ...]]:
-        """Return the streams that each head of the model reads: head -> streams. Each stream is gathered once."""
+        """Return the hidden states that each head of the model reads: head -> tensors. Each tensor is gathered once."""
         head_inputs = {name: self.spec.head_inputs(name) for name in heads}
         gathered = {
             reading: self.gather_sequence(inner[reading] if reading in inner else streams[reading.stack])
@@ -282,7 +288,7 @@ class Model(nn.Module):
 
     @property
     def table(self) -> Any:
-        """Return the token table of tied heads: its weight, or its module if it is of another kind."""
+        """Return the token table of the model's tied heads: its weight, or its module if it is of another kind."""
         if self.embed is None or not self.spec.family.output.tied:
             return None
         return self.embed.token if self.embed.has_own_table else self.embed.token.weight
@@ -294,8 +300,8 @@ class Model(nn.Module):
         ended: Mapping[str, Tensor] = NONE_ENDED,
         caches: Mapping[str, StackCache] = NO_CACHES,
     ) -> tuple[dict[str, Tensor], dict[HeadInput, Tensor]]:
-        """Run the layers of this chunk from the embedding, or from the previous chunk's stream. Skip stacks in `ended`.
-        Return the streams and the layer outputs that heads read."""
+        """Run the layers of this chunk from the embedding, or from the previous chunk's output. Skip stacks in `ended`.
+        Return the hidden states and the layer outputs that heads read."""
         prefixes = self.spec.family.prefixes
         inner: dict[HeadInput, Tensor] = {}
         streams = self._embed(batch, ended) if x is None else self._split_stream(batch, x)
@@ -325,7 +331,7 @@ class Model(nn.Module):
         return streams, inner
 
     def stack(self, name: str) -> BaseStack | None:
-        """Return the layers of a stack in this chunk, if any."""
+        """Return the layers of a stack in this chunk of the model, if any."""
         return cast(BaseStack | None, self._modules.get(name))
 
     def _embed(self, batch: dict[str, Tensor], ended: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -346,7 +352,8 @@ class Model(nn.Module):
         self, name: str, batch: dict[str, Tensor], streams: dict[str, Tensor]
     ) -> dict[HeadInput, Tensor]:
         """Sample tokens from the head of an earlier stack for a stack that reads them, and embed them. Return the
-        stream that the sampling head read. In its place the stream carries the marks of the sampler."""
+        hidden states that the sampling head read. In their place the tensor between chunks carries the marks of the
+        sampler."""
         assert self.embed is not None
         family, head = self.spec.family, cast(SamplingHead, self._heads()[self.spec.family.sampled[name].head])
         source, field = family.source(name), f"{family.prefixes[name]}tokens"
@@ -373,13 +380,14 @@ class Model(nn.Module):
         return sampler
 
     def _split_stream(self, batch: dict[str, Tensor], x: Tensor) -> dict[str, Tensor]:
-        """Divide the concatenated stream between chunks into stacks. Ranks may hold a part of each."""
+        """Divide the tensor between pipeline chunks into the hidden states of each stack. Tensor ranks may hold a part
+        of each."""
         parts = stream_lengths(batch, self.spec.family)
         lengths = [*parts.values()]
         streams = zip(parts, x.split([n * len(x) // sum(lengths) for n in lengths]), strict=True)
         return {name: stream[..., : self.spec.size_of(name).width] for name, stream in streams}
 
     def _pad_to_width(self, stream_SBD: Tensor) -> Tensor:
-        """Pad a stream between chunks with zeros to the width of the widest stack."""
+        """Pad the tensor between pipeline chunks with zeros to the width of the widest stack."""
         missing = self.spec.width - stream_SBD.shape[-1]
         return F.pad(stream_SBD, (0, missing)) if missing else stream_SBD

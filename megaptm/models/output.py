@@ -15,25 +15,26 @@ from megaptm.spec import HeadInput
 
 
 class States(NamedTuple):
-    """Outputs of a model, [S, B, D] each, as ranks hold them."""
+    """Outputs of a model's stacks and layers, [S, B, D] each, as tensor ranks hold them."""
 
     streams: Mapping[str, Tensor]
     """Stack -> output of the stack."""
     inner: Mapping[HeadInput, Tensor]
-    """Outputs of single layers."""
+    """Outputs of single layers of the model."""
 
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """Result of one chunk. A chunk before the last has only a stream; the last chunk has losses, features or logits."""
+    """Result of one pipeline chunk of a model. A chunk before the last has only hidden states; the last chunk has
+    losses, features or logits."""
 
     stream: Tensor | None = None
-    """Stream [S, B, D], input of the next chunk: encoder and decoder concatenated along the sequence."""
+    """Hidden states [S, B, D], input of the next chunk: encoder and decoder concatenated along the sequence."""
     losses: dict[str, Loss] = field(default_factory=dict)
-    """Loss -> sum and number of labels, for heads with labels in the batch."""
+    """Loss -> its sum and number of labels, for heads with labels in the batch."""
     features: dict[str, Tensor] = field(default_factory=dict)
-    """Contrastive loss -> features [B, F], if requested."""
+    """Contrastive loss -> features [B, F] that it compares, if requested."""
     logits: dict[str, Tensor] = field(default_factory=dict)
-    """Head -> logits, if the batch has no labels."""
+    """Head -> its logits, if the batch has no labels."""
     states: States | None = None
-    """Outputs of stacks and of requested layers, beside losses."""
+    """Outputs of stacks and of requested layers, besides losses."""

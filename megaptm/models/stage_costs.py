@@ -1,4 +1,4 @@
-"""FLOPs of each layer of a model, and the cut of its layers into pipeline stages of equal cost. No torch."""
+"""FLOPs of each layer of a model, and division of its layers into pipeline stages of equal cost. No torch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from megaptm.spec import Block, ModelSpec
 
 @dataclass(frozen=True)
 class MultiplyAdds:
-    """Multiply-adds of a sequence in a forward pass, by the gradients that the backward pass computes."""
+    """Multiply-adds of a sequence in a forward pass, grouped by the gradients that the backward pass computes."""
 
     with_gradients: int = 0
-    """Gradients of input and weight."""
+    """Multiply-adds of products with gradients of input and weight."""
     weight_only: int = 0
     no_gradients: int = 0
 
@@ -40,16 +40,16 @@ class MultiplyAdds:
 
     @property
     def step(self) -> int:
-        """Multiply-adds of forward and backward pass."""
+        """Multiply-adds of a sequence in forward and backward pass."""
         return 3 * self.with_gradients + 2 * self.weight_only + self.no_gradients
 
 
 def layer_multiply_adds(
     spec: ModelSpec, stack: str, kind: Block, lengths: Mapping[str, int], *, attention_only: bool = False
 ) -> MultiplyAdds:
-    """Return the multiply-adds of a layer. `kind`: its block. `lengths`: stack -> sequence length.
+    """Return the multiply-adds of a layer per sequence. `kind`: its block. `lengths`: stack -> sequence length.
 
-    Attention counts its full square. Projections of a distance table, once per pass, are not counted.
+    Attention counts all query-key pairs. Projections of a distance table, once per pass, are not counted.
     `attention_only`: without the feed-forward.
     """
     memory, total = lengths[kind.cross] if kind.cross else 0, MultiplyAdds()
@@ -82,10 +82,10 @@ def input_multiply_adds(spec: ModelSpec, lengths: Mapping[str, int], appended: i
 
 @dataclass(frozen=True)
 class ChainCosts:
-    """Costs of the parts of a model, in any unit."""
+    """Costs of the layers, embeddings and heads of a model, in any unit, for its division into pipeline stages."""
 
     layers: Sequence[float]
-    """Each layer of the chain (all stacks, end to end)."""
+    """Cost of each layer of the model (all stacks, end to end)."""
     inputs: Mapping[str, float]
     """Stack -> cost of its embedding."""
     heads: Mapping[str, float]
@@ -101,8 +101,8 @@ def count_chain(
     recompute: str = "none",
     recompute_every: int = 1,
 ) -> ChainCosts:
-    """Return the multiply-adds of a training step on one sequence. `heads`: heads with a loss. `recompute`:
-    recomputation of every n-th layer, `layout.recompute`."""
+    """Return the multiply-adds of a training step on one sequence, by part of the model. `heads`: heads with a loss.
+    `recompute`: recomputation of every n-th layer, `layout.recompute`."""
     layers = []
     for name, block in spec.family.stacks.items():
         size = spec.size_of(name)
@@ -129,7 +129,7 @@ def count_chain(
 
 
 def layers_by_cost(spec: ModelSpec, costs: ChainCosts, *, pipeline: int, virtual: int = 1) -> tuple[int, ...]:
-    """Return the layers of each chunk, in the order of the model, for which the slowest stage is fastest.
+    """Return the layers of each pipeline chunk, in the order of the model, for which the slowest stage is fastest.
 
     Exact for one chunk per stage. With several, the slowest chunk is made as fast as possible; then layers are moved
     between chunks while this makes the slowest stage faster. The last chunk may have only heads. Raises `UserError` if
@@ -150,8 +150,8 @@ def layers_by_cost(spec: ModelSpec, costs: ChainCosts, *, pipeline: int, virtual
 
 
 def _parts(spec: ModelSpec, costs: ChainCosts) -> list[tuple[int, float]]:
-    """Return layers and cost of the smallest parts that may be in different chunks. The last one has the heads that
-    read whole stacks, and no layer if these may be alone."""
+    """Return layers and cost of the smallest parts of a model that may be in different chunks. The last one has the
+    heads that read full stacks, and no layer if these may be alone."""
     starts, last, total = {}, {}, 0
     for name in spec.family.stacks:
         starts[name], last[name] = total, total + spec.size_of(name).layers - 1
@@ -160,7 +160,7 @@ def _parts(spec: ModelSpec, costs: ChainCosts) -> list[tuple[int, float]]:
     for name, cost in costs.inputs.items():
         part_costs[last[spec.family.source(name)] if name in spec.family.sampled else 0] += cost
     joined: set[int] = set()
-    """Layers that must be in the chunk of the one before."""
+    """Layers that must be in the same chunk as the layer before."""
     for head in spec.family.heads:
         inputs = spec.head_inputs(head)
         if head in sampling_heads(spec):
@@ -182,8 +182,10 @@ def _parts(spec: ModelSpec, costs: ChainCosts) -> list[tuple[int, float]]:
 
 
 def partition(costs: Sequence[float], number: int) -> list[int]:
-    """Return the sizes of `number` consecutive groups, none empty, with the smallest largest sum of costs. Among these
-    it minimizes the sum of squares; early groups are smaller, because their stages hold more micro-batches."""
+    """Return the sizes of `number` consecutive groups of layers, none empty, whose largest cost is smallest.
+
+    Among these it minimizes the sum of squares; early groups are smaller, because their stages hold more micro-batches.
+    """
     sums = [*accumulate(costs, initial=0.0)]
     limit = _smallest_limit(sums, number)
     total = len(costs)
@@ -208,7 +210,8 @@ def partition(costs: Sequence[float], number: int) -> list[int]:
 
 
 def _smallest_limit(sums: Sequence[float], number: int) -> float:
-    """Return the smallest possible largest sum of `number` consecutive groups. `sums`: cumulative costs."""
+    """Return the smallest possible maximum of the costs of `number` consecutive groups of layers. `sums`: cumulative
+    costs."""
     total = len(sums) - 1
     limits = sorted({sums[stop] - sums[start] for start in range(total) for stop in range(start + 1, total + 1)})
     low, high = 0, len(limits) - 1
@@ -222,7 +225,7 @@ def _smallest_limit(sums: Sequence[float], number: int) -> float:
 
 
 def _num_groups(sums: Sequence[float], limit: float) -> float:
-    """Return the smallest number of consecutive groups of at most this cost; infinity if an entry has more."""
+    """Return the smallest number of consecutive groups of layers of at most this cost; infinity if a layer has more."""
     groups, start = 1, 0
     for stop in range(1, len(sums)):
         if sums[stop] - sums[stop - 1] > limit:
@@ -233,7 +236,7 @@ def _num_groups(sums: Sequence[float], limit: float) -> float:
 
 
 def _with_faster_stages(costs: Sequence[float], sizes: list[int], pipeline: int) -> list[int]:
-    """Move single parts from the slowest stage to other groups while this makes the slowest stage faster."""
+    """Move single parts from the slowest pipeline stage to other groups while this makes the slowest stage faster."""
     sums = [*accumulate(costs, initial=0.0)]
 
     def stage_costs(sizes: Sequence[int]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Positions that heads read."""
+"""Hidden states at the positions that heads read."""
 
 # S sequence, B batch, D width, K positions of a sample
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def target_states(x_SBD: Tensor, batch: dict[str, Tensor], label_field: str) -> Tensor:
-    """Return the hidden states that a head reads, at the target positions, [B, K, D], as many as the field has labels;
+    """Return the hidden states that a head reads, [B, K, D]: at the target positions, as many as the field has labels;
     at all positions if the batch has no target positions."""
     x_BSD = x_SBD.transpose(0, 1)
     if "masked_positions" not in batch:
