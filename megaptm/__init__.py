@@ -9,8 +9,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from megaptm.api import allow_code, build_model, load, load_words, open_dataset, open_webdataset, pretrain
     from megaptm.errors import UserError
+    from megaptm.train.callbacks import Callback
 
 __all__ = [
+    "Callback",
     "UserError",
     "__version__",
     "allow_code",
@@ -33,6 +35,10 @@ def __getattr__(name: str) -> Any:
         from megaptm.errors import UserError
 
         return UserError
+    if name == "Callback":
+        from megaptm.train.callbacks import Callback
+
+        return Callback
     if name in __all__:
         from megaptm import api
 

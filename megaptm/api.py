@@ -3,10 +3,11 @@ use."""
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from megaptm.inference.loaded_model import LoadedModel
     from megaptm.models.model import Model
     from megaptm.objectives import BaseObjective
+    from megaptm.train.callbacks import Callback
 
 PathLike = str | os.PathLike[str]
 
@@ -196,12 +198,18 @@ def open_webdataset(corpus: PathLike, *, split: str = "train", **options: Any) -
     return WebDataset(paths, **{"shardshuffle": False, **options}).decode()
 
 
-def pretrain(config: PathLike | Mapping[str, Any], **overrides: Any) -> int:
+def pretrain(
+    config: PathLike | Mapping[str, Any],
+    *,
+    callbacks: Sequence[str | type[Callback] | Callback] | Mapping[str, Any] = (),
+    **overrides: Any,
+) -> int:
     """Train a run, or continue it, as `megaptm train` does: the same processes, the same folder.
 
     `config` is a YAML file, the name of a config that comes with megaptm (`gpt2/tiny`), the folder of an existing run,
     or a mapping with the contents of such a file. `overrides` are keys that take precedence: `run="runs/mine"`,
-    `train={"steps": 100}`.
+    `train={"steps": 100}`. `callbacks` are subclasses of `megaptm.Callback`: their names (`package.module:NAME`),
+    classes, or instances of dataclasses. The processes of the run import them by name.
 
     Returns 0 if the run is complete, and 75 if a signal stopped it after saving: call again to continue. A mistake
     raises UserError (a ValueError), a failure RuntimeError, a second Ctrl-C KeyboardInterrupt.
@@ -214,6 +222,8 @@ def pretrain(config: PathLike | Mapping[str, Any], **overrides: Any) -> int:
         raise UserError("megaptm.pretrain handles signals, so it must be called on the main thread.")
     if not config:
         raise UserError("config is empty: name a YAML file, a config that comes with megaptm, or the folder of a run.")
+    if callbacks:
+        overrides["callbacks"] = dict(callbacks) if isinstance(callbacks, Mapping) else _named(callbacks)
     source = config if isinstance(config, Mapping) else Path(config)
     code = train_run(source, [format_override(key, value) for key, value in overrides.items()])
     if code == EXIT_INTERRUPTED:
@@ -221,3 +231,29 @@ def pretrain(config: PathLike | Mapping[str, Any], **overrides: Any) -> int:
     if code not in (0, EXIT_CONTINUE):
         raise RuntimeError(f"training failed with exit code {code}; see the messages above and the logs of the run.")
     return code
+
+
+def _named(callbacks: Sequence[str | type[Callback] | Callback]) -> dict[str, dict[str, Any]]:
+    """Return the config's `callbacks` for names, classes and dataclasses: name -> options."""
+    options: dict[str, dict[str, Any]] = {}
+    for callback in callbacks:
+        if isinstance(callback, str):
+            options[callback] = {}
+            continue
+        kind = callback if isinstance(callback, type) else type(callback)
+        name = f"{kind.__module__}:{kind.__qualname__}"
+        if kind.__module__ == "__main__" or "." in kind.__qualname__:
+            raise UserError(
+                f"callbacks: the processes of the run cannot import {name}: move the class to the top of a module in a "
+                "folder of PYTHONPATH."
+            )
+        options[name] = {}
+        if isinstance(callback, type):
+            continue
+        if not dataclasses.is_dataclass(callback):
+            raise UserError(
+                f"callbacks: {name} must be a dataclass, so that its options can be passed on: decorate it."
+            )
+        for field in (field for field in dataclasses.fields(callback) if field.init):
+            options[name][field.name] = getattr(callback, field.name)
+    return options

@@ -17,6 +17,7 @@ from megaptm.credentials import brief_message
 from megaptm.errors import UserError
 from megaptm.storage.retry import run_with_deadline
 from megaptm.track import default_uri
+from megaptm.track.loggers import LOGGERS, refuse_missing_packages
 from megaptm.track.uri import database_path, is_server, refuse_foreign_server, refuse_other_scheme
 
 ANSWER_SECONDS = 5.0
@@ -29,6 +30,11 @@ def check_tracker(case: CheckInput) -> Iterator[Finding]:
     track = case.config.track
     if not track.enabled:
         yield Finding(TOPIC, "ok", "metrics stay in the run folder (track.enabled is false).")
+        return
+    refuse_missing_packages(track.loggers)
+    if "mlflow" not in track.loggers:
+        titles = ", ".join(LOGGERS[name].title for name in track.loggers) or "nowhere"
+        yield Finding(TOPIC, "ok", f"metrics are sent to {titles} (track.loggers).")
         return
     if find_spec("mlflow") is None:
         raise UserError(f"MLflow is not installed: pip install mlflow, {OR_DISABLE}")

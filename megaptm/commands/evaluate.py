@@ -106,7 +106,7 @@ def evaluate(
             further_result.show(Console())
     sys.stdout.flush()
     if not corpora and options.as_trained:
-        tell("recording the result in the run folder" + (" and in MLflow" if loaded.config.track.enabled else ""))
+        tell("recording the result in the run folder" + (" and in the loggers" if loaded.config.track.enabled else ""))
         evaluation.record(loaded.config, result)
 
 

@@ -73,6 +73,7 @@ RESUME_RULES = {
     "train.hang_seconds": OnResume.YES,
     "checkpoint": OnResume.YES,
     "track": OnResume.YES,
+    "callbacks": OnResume.YES,
     **{f"{key}.{name}": OnResume.MOVED for key, section in extension_sections().items() for name in section.moved},
 }
 """Config key or section -> rule for changing it on resume. Unlisted keys have `OnResume.NO`."""

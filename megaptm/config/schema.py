@@ -22,6 +22,7 @@ from megaptm.config.sections.optimizer import AdafactorConfig, OptimizerConfig
 from megaptm.errors import UserError
 from megaptm.families import find_family
 from megaptm.objectives import BaseObjective, build_objective
+from megaptm.plugins import is_plugin
 from megaptm.section import Count, Section
 
 __all__ = [
@@ -235,11 +236,14 @@ class TrackConfig(Section):
     """Tracking of metrics, in addition to metrics.jsonl in the run folder."""
 
     enabled: bool = True
-    """Whether metrics are sent to MLflow."""
+    """Whether metrics are sent to the loggers."""
+    loggers: list[Literal["mlflow", "tensorboard", "wandb", "csv"]] = ["mlflow"]
+    """Destinations of metrics: MLflow, TensorBoard files in RUN/tensorboard, Weights & Biases, or a table in
+    RUN/metrics.csv. tensorboard and wandb need these packages (docs/tracking.md)."""
     uri: str | None = None
     """MLflow tracking URI, without a password. Default: mlflow.db beside the run folder, for all runs there."""
     experiment: str = "megaptm"
-    """Name of the MLflow experiment."""
+    """Name of the MLflow experiment, and of the Weights & Biases project."""
 
 
 def _with_objective(values: dict[str, Any]) -> dict[str, Any]:
@@ -289,6 +293,9 @@ class Config(Section):
     train: TrainConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
     track: TrackConfig = TrackConfig()
+    callbacks: dict[str, dict[str, Any]] = {}
+    """Callbacks that follow the run, as a list of names, `[package.module:NAME]`, or a mapping of names to options
+    (docs/callbacks.md)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -302,6 +309,16 @@ class Config(Section):
         if not isinstance(value, (str, dict)) or not all(isinstance(label, str) for label in value):
             raise PydanticCustomError("objective", "a name, or a mapping of tasks to their options")
         return value
+
+    @field_validator("callbacks", mode="before")
+    @classmethod
+    def _is_names_or_mapping(cls, value: Any) -> Any:
+        entries = {str(name): {} for name in value} if isinstance(value, list) else value
+        if not isinstance(entries, dict) or not all(isinstance(name, str) and is_plugin(name) for name in entries):
+            raise PydanticCustomError(
+                "callbacks", "must be a list of `package.module:NAME`, or a mapping of such names to their options"
+            )
+        return entries
 
     @field_validator("objective")
     @classmethod

@@ -118,8 +118,8 @@ def flatten(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
     """Flatten the nested tables of a config: `{"train": {"steps": 3}}` -> `{"train.steps": 3}`."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
-        # Names of corpora contain dots, and an objective is compared as a unit, so neither is flattened.
-        if isinstance(value, dict) and key not in ("mix", "objective"):
+        # Names of corpora and callbacks contain dots, and an objective is compared as a unit: none is flattened.
+        if isinstance(value, dict) and key not in ("mix", "objective", "callbacks"):
             leaves |= flatten(value, f"{above}{key}.")
         else:
             leaves[f"{above}{key}"] = value

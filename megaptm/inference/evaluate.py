@@ -200,7 +200,7 @@ def record(config: Config, evaluation: Evaluation) -> Path:
         events.write(
             EvaluationEvent(step=evaluation.step, samples=evaluation.rows, loss=evaluation.total_loss("model"))
         )
-    tracker = Tracker(run, uri=config.track.uri, experiment=config.track.experiment, enabled=config.track.enabled)
+    tracker = Tracker(run, **config.track.model_dump())
     tracker.log_metrics(evaluation.step, metrics)
     tracker.close()
     return run / FILE

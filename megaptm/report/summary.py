@@ -40,7 +40,7 @@ def report(run: str | Path, *, console: Console | None = None, send: bool = Fals
     run, console = Path(run), console or Console()
     config, records = _read_run_config(run), read_metrics(run)
     if send:
-        upload(run, uri=config.track.uri, experiment=config.track.experiment)
+        upload(run, uri=config.track.uri, experiment=config.track.experiment, loggers=config.track.loggers)
     events = read_events(run)
     jobs = job_times(events, records)
     if not records:

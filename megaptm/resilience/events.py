@@ -189,6 +189,14 @@ class StopSignalEvent(Event, kind="stop-signal"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StopRequestEvent(Event, kind="stop-request"):
+    """A callback ended the run after `step`, as complete."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerLostEvent(Event, kind="worker-lost"):
     """A training process exited unexpectedly, with an exit code or minus the number of a signal."""
 

@@ -44,6 +44,7 @@ from megaptm.run.hooks import run_hooks
 from megaptm.run.submission import SCRIPT, SUBMITTED, refuse_queued
 from megaptm.storage import refuse_link, write_atomically
 from megaptm.track.journal import FILE as METRICS
+from megaptm.track.loggers import refuse_missing_packages
 from megaptm.track.uri import TYPED_URI, default_uri, trust_typed_uri
 
 CONFIG = "config.yaml"
@@ -216,8 +217,10 @@ def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
     check_phase(config)
     for name in OWN_NAMES:
         refuse_link(run / name)
-    if config.track.enabled and config.track.uri is None:
-        default_uri(run)  # raises if there can be no default
+    if config.track.enabled:
+        refuse_missing_packages(config.track.loggers)
+        if "mlflow" in config.track.loggers and config.track.uri is None:
+            default_uri(run)  # raises if there can be no default
     if (run / SCRIPT).exists():
         refuse_queued(run)
     with _folder_errors_as_user_errors(run), RunLock(run, attempt=attempt):

@@ -7,7 +7,7 @@ A line is one of
     {"time": ..., "artifact": "report/loss.png"}                   a file in the run folder
     {"time": ..., "status": "RUNNING"}                             MLflow status from now on
 
-`run/track.json` records how much of it MLflow has.
+`run/track.json` records how much of it MLflow has; `run/track-NAME.json`, how much another logger has.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ from megaptm.storage import (
     write_atomically,
 )
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 FILE = "metrics.jsonl"
 STATE = "track.json"
+OTHER_STATE = "track-{}.json"
 REMEDY = "remove it"
 
 
@@ -84,16 +85,17 @@ def parse_record(line: bytes) -> dict[str, Any] | None:
 
 @dataclass(config=ConfigDict(extra="forbid"))
 class UploadState:
-    """State of the upload to MLflow, `run/track.json`, from which a restart continues."""
+    """State of the upload to MLflow or another logger, from which a restart continues."""
 
     uri: str | None
     experiment: str
     job: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Tag that identifies the MLflow run if the process dies after creating it and before writing this file."""
+    """Tag that identifies the MLflow run if the process dies after creating it and before writing this file. For
+    another logger, the id of its run."""
     run_id: str | None = None
     experiment_id: str | None = None
     uploaded_bytes: Annotated[int, Field(ge=0)] = 0
-    """Bytes of the journal of metrics that MLflow has."""
+    """Bytes of the journal of metrics that the logger has."""
     folder: str | None = None
     """Absolute path of the run folder; None before the first write."""
     inode: int | None = None
@@ -102,11 +104,12 @@ class UploadState:
     """Machine that wrote the upload state."""
     parent: str | None = None
     """MLflow run of the run folder that this one was copied from."""
+    logger: str = "mlflow"
 
     @classmethod
-    def load(cls, run: Path) -> UploadState | None:
+    def load(cls, run: Path, logger: str = "mlflow") -> UploadState | None:
         """Load the upload state of the last restart, if there was one; raise `UserError` if it is damaged."""
-        path = run / STATE
+        path = state_path(run, logger)
         try:
             content = regular_file(path).read_bytes()
         except FileNotFoundError:
@@ -114,24 +117,26 @@ class UploadState:
         return validate(cls, parse_json(content, path, remedy=REMEDY), path, remedy=REMEDY)
 
     @classmethod
-    def read(cls, run: Path, *, uri: str | None, experiment: str) -> UploadState:
+    def read(cls, run: Path, *, uri: str | None, experiment: str, logger: str = "mlflow") -> UploadState:
         """Return the upload state of the last restart, or a new one.
 
-        A new state, if the URI changed or the folder is a copy of another run's, creates a new MLflow run with the
-        complete journal.
+        A new state, if the URI changed or the folder is a copy of another run's, creates a new run in the logger with
+        the complete journal.
         """
         parent = None
         try:
-            state = cls.load(run)
+            state = cls.load(run, logger)
         except UserError:
-            logger.warning("%s is damaged: the run is uploaded to MLflow again, as a new run", run / STATE)
+            log.warning("%s is damaged: the run is sent to %s again, as a new run", state_path(run, logger), logger)
         else:
-            if state is not None and (state.uri, state.experiment) == (uri, experiment):
+            if state is not None and (state.uri, state.experiment, state.logger) == (uri, experiment, logger):
                 if not state.was_copied_to(run):
                     return state
                 parent = state.run_id
-                logger.warning("%s is a copy of %s: it gets its own MLflow run (parent: %s)", run, state.folder, parent)
-        state = cls(uri=uri, experiment=experiment, parent=parent)
+                log.warning(
+                    "%s is a copy of %s: it gets its own run in %s (parent: %s)", run, state.folder, logger, parent
+                )
+        state = cls(uri=uri, experiment=experiment, parent=parent, logger=logger)
         state.write(run)
         return state
 
@@ -144,7 +149,7 @@ class UploadState:
             return False
         original = Path(self.folder)
         try:
-            original_state = UploadState.load(original)
+            original_state = UploadState.load(original, self.logger)
         except (OSError, UserError):
             return not os.path.samefile(original, run) if original.exists() else True
         if original_state is not None and original_state.job == self.job:
@@ -154,4 +159,8 @@ class UploadState:
 
     def write(self, run: Path) -> None:
         self.folder, self.inode, self.host = str(run.resolve()), run.stat().st_ino, socket.gethostname()
-        write_atomically(run / STATE, json.dumps(asdict(self), indent=1).encode())
+        write_atomically(state_path(run, self.logger), json.dumps(asdict(self), indent=1).encode())
+
+
+def state_path(run: Path, logger: str) -> Path:
+    return run / (STATE if logger == "mlflow" else OTHER_STATE.format(logger))

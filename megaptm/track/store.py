@@ -85,6 +85,8 @@ class MlflowRun:
             for record in records:
                 self.send([record])
 
+    def close(self) -> None: ...
+
     def _send(self, records: Sequence[dict[str, Any]]) -> None:
         self._warn_of_shortened(records)
         metrics = [metric for record in records if "step" in record for metric in _metrics(record)]

@@ -1,4 +1,4 @@
-"""Tracker of the trainer, and the thread that sends the journal to MLflow.
+"""Tracker of the trainer, and the threads that send the journal to MLflow and other loggers.
 
 The tracker never waits for a network, server or database. The thread retries, and continues where it last stopped.
 """
@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from megaptm.credentials import brief_message, refuse_credentials
 from megaptm.errors import UserError
 from megaptm.track.journal import FILE, Journal, UploadState, parse_record
+from megaptm.track.loggers import LOGGERS, LoggerRun
 from megaptm.track.uri import default_uri
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ MAX_RETRY_SECONDS = 60.0
 
 
 class Tracker:
-    """Tracker of one run's metrics, on rank 0. A run folder has one MLflow run, which restarts continue.
+    """Tracker of one run's metrics, on rank 0. A run folder has one run in each logger, which restarts continue.
 
     `uri` is an MLflow tracking URI, by default a database beside the run folder. With `enabled=False`, only the journal
     is written.
@@ -43,23 +44,26 @@ class Tracker:
         uri: str | None = None,
         experiment: str = "megaptm",
         enabled: bool = True,
+        loggers: Sequence[str] = ("mlflow",),
         retry_seconds: float = 1.0,
     ) -> None:
         refuse_credentials(uri or "", where="track.uri")
         self._run = Path(run).resolve()
         self._journal = Journal(self._run)
         self._has_warned = False
-        self._uploader = None
-        if enabled:
-            self._uploader = Uploader(self._run, uri=uri, experiment=experiment, retry_seconds=retry_seconds)
-            self._uploader.start()
+        self._uploaders = [
+            Uploader(self._run, logger, uri=uri, experiment=experiment, retry_seconds=retry_seconds)
+            for logger in (loggers if enabled else ())
+        ]
+        for uploader in self._uploaders:
+            uploader.start()
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of one step for MLflow."""
+        """Record the metrics of one step."""
         self._add({"step": step, **metrics})
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Record parameters of the run for MLflow. If a restart changes one, the new value is in the tag
+        """Record parameters of the run. If a restart changes one, MLflow has the new value in the tag
         `latest.KEY`."""
         self._add({"params": dict(params)})
 
@@ -75,15 +79,22 @@ class Tracker:
         self._add({"status": status})
 
     def close(self, *, seconds: float = 20.0) -> int:
-        """Wait briefly for the upload to MLflow; return the number of records that are still missing there."""
-        missing = self._uploader.finish(seconds) if self._uploader is not None else 0
-        if missing:
-            logger.warning(
-                "%s of %s not sent to the tracking server yet; `megaptm report --upload %s` sends them",
-                f"{missing:,} record{'s' * (missing != 1)}",
-                self._journal.path,
-                self._run,
-            )
+        """Wait briefly for the uploads; return the number of records that are still missing in some logger."""
+        deadline = time.monotonic() + seconds
+        for uploader in self._uploaders:
+            uploader.begin_to_finish()
+        missing = 0
+        for uploader in self._uploaders:
+            own = uploader.finish(max(0.0, deadline - time.monotonic()))
+            missing = max(missing, own)
+            if own:
+                logger.warning(
+                    "%s of %s not sent to %s yet; `megaptm report --upload %s` sends them",
+                    f"{own:,} record{'s' * (own != 1)}",
+                    self._journal.path,
+                    uploader.title,
+                    self._run,
+                )
         with contextlib.suppress(OSError):  # reported earlier
             self._journal.close()
         return missing
@@ -108,68 +119,72 @@ class Tracker:
                 )
             self._has_warned = True
             return
-        if self._uploader is not None:
-            self._uploader.wake.set()
+        for uploader in self._uploaders:
+            uploader.wake.set()
 
 
-def upload(run: Path, *, uri: str | None, experiment: str) -> None:
-    """Upload the missing part of a run's journal to MLflow; raise `UserError` if that fails."""
+def upload(run: Path, *, uri: str | None, experiment: str, loggers: Sequence[str] = ("mlflow",)) -> None:
+    """Send the missing part of a run's journal to its loggers; raise `UserError` if that fails."""
     run = run.resolve()
     refuse_credentials(uri or "", where="track.uri")
     if not (run / FILE).exists():
         raise UserError(f"{run} has no metrics yet: `megaptm train {run}` writes them.")
-    try:
-        Uploader(run, uri=uri, experiment=experiment).send_once()
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(
-            f"{run / FILE} was not sent to MLflow at {uri or default_uri(run)} ({brief_message(error)}): check that it "
-            "responds, and run the command again."
-        ) from error
+    for uploader in [Uploader(run, logger, uri=uri, experiment=experiment) for logger in loggers]:
+        try:
+            uploader.send_once()
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(
+                f"{run / FILE} was not sent to {uploader.title} ({brief_message(error)}): check that it responds, and "
+                "run the command again."
+            ) from error
 
 
 class Uploader(threading.Thread):
-    """Thread that uploads new records to MLflow, stores its position, and retries if the server does not respond."""
+    """Thread that sends new records to a logger, stores its position, and retries if the server does not respond."""
 
-    def __init__(self, run: Path, *, uri: str | None, experiment: str, retry_seconds: float = 1.0) -> None:
-        super().__init__(daemon=True, name="mlflow-uploader")
+    def __init__(self, run: Path, logger: str, *, uri: str | None, experiment: str, retry_seconds: float = 1.0) -> None:
+        super().__init__(daemon=True, name=f"{logger}-uploader")
         self._run, self._retry_seconds = run, retry_seconds
-        self._state = UploadState.read(run, uri=uri, experiment=experiment)
+        self._logger = LOGGERS[logger]
+        self._state = UploadState.read(run, logger=logger, uri=uri, experiment=experiment)
+        is_mlflow = logger == "mlflow"
+        self.title = f"{self._logger.title} at {uri or default_uri(run)}" if is_mlflow else self._logger.title
         self._closing = False
         self.wake = threading.Event()
         """Event that is set when there are new records to upload."""
 
-    def finish(self, seconds: float) -> int:
-        """Upload the remaining records to MLflow; return the number left after `seconds` or after the first failure."""
+    def begin_to_finish(self) -> None:
+        """Send the remaining records without pauses, then end the thread."""
         self._closing = True
         self.wake.set()
+
+    def finish(self, seconds: float) -> int:
+        """Wait for the end of the thread; return the number of records left after `seconds` or the first failure."""
         self.join(timeout=seconds)
         with (self._run / FILE).open("rb") as journal:
             journal.seek(self._state.uploaded_bytes)
             return sum(1 for _ in journal)
 
     def send_once(self) -> None:
-        """Upload the remaining records to MLflow in the calling thread. All errors are raised."""
-        from megaptm.track.store import MlflowRun
-
-        self._send_new(MlflowRun(self._run, self._state))
+        """Send the remaining records in the calling thread. All errors are raised."""
+        store = self._logger.open(self._run, self._state)
+        self._send_new(store)
+        store.close()
 
     def run(self) -> None:
-        from megaptm.track.store import (
-            MlflowRun,  # imports MLflow, which takes seconds of this thread only
-        )
-
-        store: MlflowRun | None = None
+        store: LoggerRun | None = None
         pause, has_warned = self._retry_seconds, False
         while True:
             self.wake.clear()
-            closing = self._closing  # read after `clear`: `finish` sets this first, so its wake-up is not missed
+            closing = self._closing  # read after `clear`: it is set before the wake-up, which is not missed
             try:
                 if store is None:
-                    store = MlflowRun(self._run, self._state)
+                    store = self._logger.open(self._run, self._state)  # imports it: seconds of this thread only
                 self._send_new(store)
                 if closing:
+                    store.close()
                     return
                 pause = self._retry_seconds
                 self._sleep(BATCH_PAUSE_SECONDS)
@@ -179,8 +194,8 @@ class Uploader(threading.Thread):
                 if not has_warned:
                     has_warned = True
                     logger.warning(
-                        "MLflow at %s: %s; training continues",
-                        self._state.uri or default_uri(self._run),
+                        "%s: %s; training continues",
+                        self.title,
                         str(error).removesuffix(".") if isinstance(error, UserError) else brief_message(error),
                     )
                 if closing:
@@ -188,7 +203,7 @@ class Uploader(threading.Thread):
                 self._sleep(pause)
                 pause = min(2 * pause, MAX_RETRY_SECONDS)
 
-    def _send_new(self, store: Any) -> None:
+    def _send_new(self, store: LoggerRun) -> None:
         while True:
             with (self._run / FILE).open("rb") as journal:
                 if journal.seek(0, os.SEEK_END) < self._state.uploaded_bytes:  # the journal was replaced

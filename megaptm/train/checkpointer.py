@@ -47,6 +47,8 @@ from megaptm.run.hooks import run_hooks
 from megaptm.run.rank import RankEnvironment
 from megaptm.spec import LayerlessSpec, ModelSpec
 from megaptm.train.batch_source import StepSource
+from megaptm.train.callbacks import STATE as CALLBACKS
+from megaptm.train.callbacks import Callbacks
 from megaptm.train.held_out import FIELD as HELD_OUT
 from megaptm.train.held_out import HeldOutLoss
 from megaptm.train.training_engine import TrainingEngine
@@ -68,6 +70,7 @@ class Checkpointer:
         *,
         lock: RunLock | None,
         events: Events | None,
+        callbacks: Callbacks,
     ) -> None:
         self.config, self.engine, self.spec, self.source = config, engine, spec, source
         self.rank_env, self.events = rank_env, events
@@ -82,8 +85,9 @@ class Checkpointer:
             token=broadcast_object(lock.token if lock else ""),
             on_damaged=self._report_damaged,
         )
-        self.on_commit: Callable[[int, float], object] = lambda step, seconds: None
-        """Callback on rank 0, in a thread: step of a committed checkpoint, and the seconds it took."""
+        self.callbacks = callbacks
+        self.callback_state: Mapping[str, Any] = {}
+        """State of the callbacks in the restored checkpoint."""
         self.layout_before: Mapping[str, Any] = {}
         """Layout of the restored checkpoint."""
         self.has_restored = False
@@ -110,6 +114,7 @@ class Checkpointer:
                 hook.refuse_changes(checkpoint, extension)
             self.layout_before = recorded_layout(checkpoint)
             self.held_out.restore(read_state(checkpoint, HELD_OUT))
+            self.callback_state = read_state(checkpoint, CALLBACKS)
         self.source.count()
         if checkpoint is not None:
             run_on_all_ranks(lambda: self.engine.restore(checkpoint.reader, step=checkpoint.step))
@@ -190,7 +195,7 @@ class Checkpointer:
             committed = self.store.commit(step, state, ranks=self.rank_env.world)
             seconds = round(time.monotonic() - start_time, 3)
             self.events.write(CheckpointEvent(step=step, bytes=committed.size, seconds=seconds))
-            self.on_commit(step, seconds)
+            self.callbacks.committed.append((step, seconds))
 
     def _report_damaged(self, step: int, problem: str, new_path: Path) -> None:
         if self.events:
@@ -206,6 +211,7 @@ class Checkpointer:
             "corpora": dict(self.source.train.corpora),
             "files": self.files,
             HELD_OUT: asdict(self.held_out),
+            CALLBACKS: self.callbacks.state_dict(),
             "config": self.config.model_dump(),
             "version": __version__,
         }

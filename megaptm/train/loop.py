@@ -15,11 +15,12 @@ from megaptm.config.learning_rate import learning_rate_at
 from megaptm.data.loader import LostWorkerError
 from megaptm.errors import EXIT_CONTINUE, FailureError, UserError, storage_errors_as_user_errors
 from megaptm.objectives import BaseObjective, weights_at
-from megaptm.parallel.collectives import all_gather_object, any_rank, barrier
+from megaptm.parallel.collectives import all_gather_object, any_rank, any_rank_each, barrier
 from megaptm.parallel.step_result import REMEDY, DivergedError, NoLabelsError, StepResult
 from megaptm.plugins import PluginError
 from megaptm.resilience.heartbeat import Heartbeat
 from megaptm.resilience.signals import GRACE_SECONDS, StopError, StopRequest
+from megaptm.train.callbacks import Callbacks
 from megaptm.train.checkpointer import Checkpointer
 from megaptm.train.lost_loader import explain_loss
 from megaptm.train.metrics import SecondsSpent, StepReport
@@ -49,10 +50,15 @@ class Training:
     checkpointer: Checkpointer
     stop: StopRequest
     seconds: SecondsSpent
-    report: StepReport | None
-    """Report of each step, only on rank 0."""
+    callbacks: Callbacks
+    """Report of each step, and callbacks of the user, only on rank 0."""
     heartbeat: Heartbeat
     profiler: StepProfiler
+
+    @property
+    def report(self) -> StepReport | None:
+        """Report of each step, only on rank 0."""
+        return self.callbacks.report
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
@@ -67,7 +73,7 @@ def train(run: Training, *, start: int) -> int:
     inputs, read_error = _read_step(run, start) if start < config.steps else (None, None)
     if any_rank(isinstance(read_error, StopError)):
         return EXIT_CONTINUE
-    if error := _first_user_error(read_error):
+    if error := _first_user_error(read_error or run.callbacks.error):
         raise error
     for step in range(start, config.steps):
         rate = learning_rate_at(run.config, step, rose=run.checkpointer.held_out.rose)
@@ -86,17 +92,20 @@ def train(run: Training, *, start: int) -> int:
             raise _with_saved_step(step, no_labels, not_saved) from None
         done = step + 1
         is_last = done == config.steps
-        if run.report is not None:
-            run.report.step(done, result, rate)
+        run.callbacks.step_end(done, rate, result)
         # Read here, not at the start of the next step: one agreement per step covers all reasons to end the run.
         inputs, read_error = _read_step(run, done) if not is_last else (None, None)
         if is_last or (config.validate_every is not None and done % config.validate_every == 0):
             read_error = _validate(run, done, read_error)
-        stopping = any_rank(run.stop.requested or config.stop_at == done or read_error is not None)
+        read_error = read_error or run.callbacks.error
+        stopping, is_complete, wants_save = any_rank_each(
+            run.stop.requested or config.stop_at == done or read_error is not None, *run.callbacks.requests()
+        )
+        is_last = is_last or is_complete
         if run.profiler.ends(done, stopping=stopping):
             _write_trace(run, done)
         not_saved = None
-        if is_last or stopping or done % run.config.checkpoint.every == 0:
+        if is_last or stopping or wants_save or done % run.config.checkpoint.every == 0:
             not_saved = _save_checkpoint(run, done, wait=is_last or stopping or not run.config.checkpoint.asynchronous)
         else:
             run.checkpointer.advance()
@@ -107,6 +116,8 @@ def train(run: Training, *, start: int) -> int:
         if stopping and not is_last:
             _report_stop(run, done)
             return EXIT_CONTINUE
+        if is_last:
+            break
     return 0
 
 
@@ -211,8 +222,7 @@ def _validate(run: Training, step: int, read_error: Exception | None) -> Excepti
     except _UnreadableError as error:
         return error.own
     run.checkpointer.held_out.add(step, means["loss"])
-    if run.report is not None:
-        run.report.validation(step, means)
+    run.callbacks.validation(means)
     if any_rank(not math.isfinite(means["loss"])):
         _finish_saving(run)
         raise DivergedError(f"the validation loss after step {step} is {means['loss']}, so it was not saved; {REMEDY}")

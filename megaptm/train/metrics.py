@@ -22,13 +22,16 @@ from megaptm.resilience.events import (
     FirstStepEvent,
     ProfileEvent,
     SkippedStepEvent,
+    StopRequestEvent,
     WeightsEvent,
     seconds_since_launch,
 )
 from megaptm.run.folder import CONFIG
 from megaptm.spec import LayerlessSpec, ModelSpec
 from megaptm.track import Tracker, view_instructions
+from megaptm.track.loggers import LOGGERS
 from megaptm.train.batch_source import Samples
+from megaptm.train.callbacks import Callback, RunState
 from megaptm.train.device_use import peak_memory_bytes
 
 if TYPE_CHECKING:
@@ -66,7 +69,7 @@ class Stopwatch:
         setattr(self.seconds, self.name, getattr(self.seconds, self.name) + spent)
 
 
-class StepReport:
+class StepReport(Callback):
     """Metrics of each step, written by rank 0."""
 
     def __init__(
@@ -87,9 +90,7 @@ class StepReport:
         self._fence = fence
         self.run, self.config, self.samples, self.events = run, config, samples, events
         self.seconds = SecondsSpent()
-        self.tracker = Tracker(
-            run, uri=config.track.uri, experiment=config.track.experiment, enabled=config.track.enabled
-        )
+        self.tracker = Tracker(run, **config.track.model_dump())
         self.tracker.log_status("RUNNING")
         self.tracker.log_params(flatten(config.model_dump()) | {"parameters": count_parameters(spec)})
         self.tracker.log_artifact(run / CONFIG)
@@ -117,8 +118,9 @@ class StepReport:
         """A finished step and its time on the monotonic clock."""
         self._screen = _ProgressBar(config.train.steps, start) if sys.stdout.isatty() else _LogLines(config.train.steps)
 
-    def step(self, step: int, result: StepResult, rate: float) -> None:
-        """Record the metrics of optimizer step `step`, counted from 1."""
+    def on_step_end(self, run: RunState, result: StepResult) -> None:
+        """Record the metrics of an optimizer step."""
+        step, rate = run.step, run.learning_rate
         self._fence()
         if not self._has_started:
             self._has_started = True
@@ -203,20 +205,19 @@ class StepReport:
                 step, ", ".join(f"{kind} of {name} {value:g}" for (kind, name), value in changed.items())
             )
 
-    def validation(self, step: int, means: Mapping[str, float]) -> None:
+    def on_validation(self, run: RunState, losses: Mapping[str, float]) -> None:
         self._fence()
-        metrics = {"validation/loss": means["loss"]}
-        if len(self.objective.losses) > 1 or not means.keys() <= {"loss", *self.objective.losses}:
-            metrics |= {f"validation/{name}": value for name, value in means.items() if name != "loss"}
-        self.tracker.log_metrics(step, metrics)
-        self._screen.validation(step, metrics)
+        metrics = {"validation/loss": losses["loss"]}
+        if len(self.objective.losses) > 1 or not losses.keys() <= {"loss", *self.objective.losses}:
+            metrics |= {f"validation/{name}": value for name, value in losses.items() if name != "loss"}
+        self.tracker.log_metrics(run.step, metrics)
+        self._screen.validation(run.step, metrics)
 
     def checkpoint_wait(self, step: int, seconds: float) -> None:
         """Record the seconds that training waited for a checkpoint, or for its copy to host memory."""
         self.tracker.log_metrics(step, {"checkpoint_seconds": seconds})
 
-    def saved(self, step: int, seconds: float) -> None:
-        """Report a committed checkpoint in the terminal, journal and MLflow. May be called from any thread."""
+    def on_checkpoint(self, run: RunState, step: int, seconds: float) -> None:
         self._screen.saved(step, seconds)
 
     def trace(self, step: int, trace: StepTrace) -> None:
@@ -233,13 +234,19 @@ class StepReport:
 
     def report_stop(self, step: int, rank: int, name: str) -> None:
         """Report a stop by a signal that only another rank received."""
-        self._screen.stopped(step, rank, name)
+        self._screen.stopped(step, f"rank {rank} received {name}")
+
+    def on_stop(self, run: RunState, code: int) -> None:
+        if run.stop_reason is not None and code == 0:
+            self.events.write(StopRequestEvent(step=run.step, reason=run.stop_reason))
+            self._screen.stopped(run.step, run.stop_reason)
+        self._screen.close()
 
     def close(self, status: str) -> None:
-        self._screen.close()
         self.tracker.log_status(status)
-        if self.config.track.enabled:
-            print("sending the last metrics to MLflow", flush=True)
+        if self.config.track.enabled and self.config.track.loggers:
+            titles = ", ".join(LOGGERS[name].title for name in self.config.track.loggers)
+            print(f"sending the last metrics to {titles}", flush=True)
         self.tracker.close()
         if self.config.track.enabled and (look := view_instructions(self.run)):
             print(f"curves: {', then '.join(look)}", flush=True)
@@ -306,8 +313,8 @@ class _LogLines:
     def trace(self, step: int, text: str) -> None:
         print(f"step {step}/{self.steps}  {printable(text)}", flush=True)
 
-    def stopped(self, step: int, rank: int, name: str) -> None:
-        print(f"step {step}/{self.steps}  stopped: rank {rank} received {name}", flush=True)
+    def stopped(self, step: int, reason: str) -> None:
+        print(f"step {step}/{self.steps}  stopped: {printable(reason)}", flush=True)
 
     def close(self) -> None: ...
 
@@ -367,8 +374,8 @@ class _ProgressBar:
     def trace(self, step: int, text: str) -> None:
         self._progress.console.print(f"step {step}: {printable(text)}", highlight=False)
 
-    def stopped(self, step: int, rank: int, name: str) -> None:
-        self._progress.console.print(f"step {step}: stopped: rank {rank} received {name}")
+    def stopped(self, step: int, reason: str) -> None:
+        self._progress.console.print(f"step {step}: stopped: {reason}")
 
     def close(self) -> None:
         self._progress.stop()

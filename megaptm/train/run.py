@@ -23,6 +23,7 @@ from megaptm.resilience.watchdog import collective_timeout_minutes
 from megaptm.run.folder import CONFIG, refuse_other_config
 from megaptm.run.rank import RankEnvironment, check_processes, worker_environment
 from megaptm.spec import ModelSpec
+from megaptm.train.callbacks import Callbacks, load_callbacks
 
 # MLflow's status by exit code; any other code is a failure.
 STATUS = {0: "FINISHED", 75: "SCHEDULED"}
@@ -64,6 +65,7 @@ def _run_rank(
     log = TimedLog(enabled=rank_env.rank == 0)
     for warning in config_warnings(config):
         log(f"warning: {warning}")
+    callbacks = Callbacks(run, config, load_callbacks(config.callbacks) if lock else {})
     log("loading PyTorch and megatron-core")
     # Imported late: torch and megatron-core take seconds, and errors above should not wait for them.
     from megaptm import cpu_tuning
@@ -110,7 +112,9 @@ def _run_rank(
         refuse_other_patterns(spec, sequence_lengths(batch, spec.family))
     with stop.interrupt_waits():
         source = build_source(config, engine, corpora)
-    checkpointer = Checkpointer(run, config, engine, spec, source, rank_env, lock=lock, events=events)
+    checkpointer = Checkpointer(
+        run, config, engine, spec, source, rank_env, lock=lock, events=events, callbacks=callbacks
+    )
     counts_pairs = config.built_objective.unit == "pairs"
     log(f"looking for a checkpoint{', then counting the word pairs of the corpus' if counts_pairs else ''}")
     with stop.interrupt_waits(), heartbeat.during("loading"):
@@ -121,14 +125,15 @@ def _run_rank(
         if start
         else describe_start(config, imported=checkpointer.has_restored)
     )
-    report = None
+    report: StepReport | None = None
     if events:
         source.tokenizer.save(run / "tokenizer")
         fence = lock.require_held if lock else lambda: None
         report = StepReport(
             run, config, spec, source.train, events, start=start, fence=fence, peak_flops=peak_flops(config)
         )
-        checkpointer.on_commit = report.saved
+        callbacks.report = report
+    callbacks.run_start(start, checkpointer.callback_state)
     training = Training(
         config=config,
         objective=config.built_objective,
@@ -138,7 +143,7 @@ def _run_rank(
         checkpointer=checkpointer,
         stop=stop,
         seconds=report.seconds if report else SecondsSpent(),
-        report=report,
+        callbacks=callbacks,
         heartbeat=heartbeat,
         profiler=StepProfiler(run, config.train.profile, rank=rank_env.rank),
     )
@@ -156,6 +161,7 @@ def _run_rank(
         if report and events and lock and lock.is_held():
             if stop.name:
                 events.write(StopSignalEvent(signal=stop.name))
+            callbacks.stop(code)
             report.close(STATUS.get(code, "FAILED"))
             spent = {name: round(value, 3) for name, value in asdict(training.seconds).items()}
             events.write(ExitEvent(code=code, **spent))

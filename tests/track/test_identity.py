@@ -102,7 +102,7 @@ def test_copied_folder_gets_its_own_mlflow_run(run, caplog):
     assert runs(run.parent) == [("megaptm", "copy", [1, 2, 3, 5]), ("megaptm", "run", [1, 2, 4])]
     parent = UploadState.load(run).run_id
     assert client(copy).get_run(UploadState.load(copy).run_id).data.tags["mlflow.parentRunId"] == parent
-    message = f"{copy} is a copy of {run}: it gets its own MLflow run (parent: {parent})"
+    message = f"{copy} is a copy of {run}: it gets its own run in mlflow (parent: {parent})"
     assert [number.getMessage() for number in caplog.records].count(message) == 1
 
 

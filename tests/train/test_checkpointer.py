@@ -112,7 +112,7 @@ def save_while_the_storage_waits(run):
             self.store, self.events = SlowStore(run, fence=always), Events(Path(run))
             self.engine = SimpleNamespace(pieces=lambda: pieces(2, 0, ranks=1))
             self.rank_env = RankEnvironment(0, 1, 0)
-            self.on_commit, self._background, self._copies = lambda *_: None, Background(), HostStaging()
+            self.callbacks, self._background, self._copies = SimpleNamespace(committed=[]), Background(), HostStaging()
 
         def _state(self, step):
             return {}

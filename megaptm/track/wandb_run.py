@@ -1,0 +1,60 @@
+"""Weights & Biases run of a run folder, continued by every restart. Only the upload thread imports this module."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+from megaptm.errors import UserError
+from megaptm.storage import refuse_link
+from megaptm.track.journal import UploadState
+
+FOLDER = "wandb"
+TIMEOUT_SECONDS = 30.0
+
+
+class WandbRun:
+    """Weights & Biases run. The variables WANDB_MODE, WANDB_API_KEY, WANDB_ENTITY ... apply; the config names no
+    server."""
+
+    def __init__(self, run: Path, state: UploadState) -> None:
+        refuse_link(run / FOLDER)
+        mode = os.environ.get("WANDB_MODE", "online")
+        if mode == "online" and wandb.api.api_key is None:  # wandb would ask for it on the terminal
+            raise UserError("Weights & Biases has no login: run `wandb login`, or set WANDB_MODE=offline.")
+        settings = wandb.Settings(
+            silent=True,
+            console="off",
+            disable_git=True,
+            disable_code=True,
+            disable_job_creation=True,
+            x_disable_stats=True,
+            init_timeout=TIMEOUT_SECONDS,
+            reinit="create_new",
+        )
+        # The run's id is in `track-wandb.json`, so that a restart continues it.
+        self._run = wandb.init(
+            project=state.experiment, name=run.name, id=state.job, resume="allow", dir=run, settings=settings
+        )
+        # A restart repeats steps, which wandb's own counter of steps would reject.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+        self._exit_code = 0
+
+    def send(self, records: Sequence[dict[str, Any]]) -> None:
+        """Send metrics and parameters of the run."""
+        for record in records:
+            if "params" in record:
+                self._run.config.update(record["params"], allow_val_change=True)
+            if "step" in record:
+                self._run.log({"_timestamp": record["time"], **{k: v for k, v in record.items() if k != "time"}})
+            if "status" in record:
+                self._exit_code = int(record["status"] == "FAILED")
+
+    def close(self) -> None:
+        """Wait until the records are written, or sent."""
+        self._run.finish(exit_code=self._exit_code)
