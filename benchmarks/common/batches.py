@@ -51,9 +51,16 @@ def small_patterns(
     family: Family, *, window: int | tuple[int, ...], block: int, chunk: int, hashed_chunk: int
 ) -> Family:
     """Return the family with windows, blocks and chunks that are small enough for short samples."""
-    options: dict[str, Any] = {"window": window, "block_size": block, "num_random_blocks": 1, "num_hashes": 2}
+    options: dict[str, Any] = {"block_size": block, "num_random_blocks": 1, "num_hashes": 2}
+    one_window = window if isinstance(window, int) else window[0]
     stacks = {
-        name: with_attention_options(pattern, options | _chunk_options(pattern, chunk, hashed_chunk))
+        name: with_attention_options(
+            pattern,
+            options
+            # Layers with a window that take turns with other layers have the same one.
+            | {"window": one_window if "sliding-window" in pattern.kinds else window}
+            | _chunk_options(pattern, chunk, hashed_chunk),
+        )
         for name, pattern in family.stacks.items()
     }
     return change(family, stacks=stacks) if stacks != family.stacks else family

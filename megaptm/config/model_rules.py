@@ -14,7 +14,7 @@ from megaptm.errors import nearest
 from megaptm.families import FAMILIES, LAYERLESS
 from megaptm.models.embed_costs import token_costs
 from megaptm.models.head_costs import HEADS
-from megaptm.spec import Family, ModelSpec, Size, with_attention_options
+from megaptm.spec import Family, ModelSpec, Size, attention_options, with_attention_options
 
 ATTENTION_KEYS = ("head_width", "kv_heads", "band", "share")
 """Keys that only layers of a transformer use."""
@@ -77,7 +77,7 @@ def _unused_key_reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]
 def _attention_errors(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
     """Yield errors of `model.attention`: options that are unknown, invalid, or not fit for the stack."""
     blocks = {name: block for name, block in spec.family.stacks.items() if block.layer is None}
-    options = {name for block in blocks.values() for record in block.attentions for name in record.options}
+    options = {name for block in blocks.values() for name in attention_options(block)}
     for name, value in model.attention.items():
         if name not in options:
             yield (

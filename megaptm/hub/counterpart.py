@@ -125,6 +125,9 @@ class Counterpart:
     that holds their values."""
     prefix: str = ""
     """Prefix inside `model` of the names of the bare model, saved without heads (`BertModel`)."""
+    unknown_id: int | None = None
+    """Value of special ids in a config that are unknown, or that the vocabulary lacks, for classes that need a
+    number."""
     special_ids: dict[str, int | None] = field(default_factory=dict)
     """Special ids without a tokenizer; equal ids to those of pad, begin and end show the role of the others."""
     repeated_table: str = ""

@@ -45,6 +45,8 @@ FAMILY = "megaptm_family"
 ROLES = {"bos_token_id": "begin", "eos_token_id": "end", "pad_token_id": "pad"}
 FORCED_IDS = ("forced_bos_token_id", "forced_eos_token_id")
 """First and last token of generated text, regardless of the model's prediction; in few configs."""
+SAME_IDS = {"cls_token_id": "bos_token_id", "sep_token_id": "eos_token_id"}
+"""Ids of a few configs -> the id of the same token under its usual name."""
 TEXT_CONFIG = "text_config"
 """Section of a config that describes the text model."""
 LEGACY_END_ID = 2
@@ -291,6 +293,9 @@ def hugging_face_config(spec: ModelSpec, **special: int | None) -> PretrainedCon
     family_field = {} if is_first_of_its_type(counterpart) else {FAMILY: counterpart.family}
     config_class = _config_class(counterpart)
     known = {name: id_ for name, id_ in special.items() if name not in FORCED_IDS or hasattr(config_class, name)}
+    known |= {own: known[name] for own, name in SAME_IDS.items() if name in known and hasattr(config_class, own)}
+    if counterpart.unknown_id is not None:
+        known = {name: counterpart.unknown_id if id_ is None else id_ for name, id_ in known.items()}
     if counterpart.sections:
         # The end of a text is found by its id, or as the largest id if that is unknown.
         known |= {} if known.get("eos_token_id") is not None else {"eos_token_id": LEGACY_END_ID}
@@ -323,8 +328,9 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
     other_names = ("tie_word_embeddings", "pad_token_id", "decoder_start_token_id", "rope_theta", "rope_scaling")
     other_values = {name: config[name] for name in other_names if name in config}
     # Without the published special ids, which exceed a small vocabulary: transformers would warn.
+    ids = (name for name in ("bos_token_id", "eos_token_id", *SAME_IDS) if hasattr(config_class, name))
     try:
-        complete = config_class(**configured, **other_values, bos_token_id=None, eos_token_id=None)
+        complete = config_class(**configured, **other_values, **dict.fromkeys(ids, counterpart.unknown_id))
     except Exception as error:  # of many types
         why = str(error).splitlines()[-1].strip()[:120]
         raise UserError(f"{CONFIG}: transformers rejects it ({why}); restore the file.") from None

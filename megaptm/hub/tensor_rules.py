@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from megaptm.errors import UserError
-from megaptm.spec import ModelSpec
+from megaptm.spec import Block, ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,6 +64,11 @@ TRANSPOSED = Conversion(lambda w, spec: [w.t()], lambda ws, spec: ws[0].t())
 VOCABULARY = Conversion(lambda w, spec: [w[: spec.vocabulary].clone()], lambda ws, spec: _pad(ws[0], spec))
 QKV = Conversion(lambda w, spec: _split_streams(w, spec, streams=3), _fuse_streams)
 KV = Conversion(lambda w, spec: _split_streams(w, spec, streams=2), _fuse_streams)
+# Queries, keys and values in one matrix, or bias, with rows ordered (stream, head, K).
+JOINED_QKV = Conversion(
+    lambda w, spec: [_cat(_split_streams(w, spec, streams=3))],
+    lambda ws, spec: _fuse_streams(list(ws[0].chunk(3)), spec),
+)
 GATE_AND_VALUE = Conversion(
     lambda w, spec: list(w.unflatten(0, (-1, 2)).unbind(1)), lambda ws, spec: _stack(ws).flatten(0, 1)
 )
@@ -72,14 +77,20 @@ CONV_QKV = Conversion(
     lambda w, spec: [_cat(_split_streams(w, spec, streams=3)).t()],
     lambda ws, spec: _fuse_streams(list(ws[0].t().chunk(3)), spec),
 )
-CONV_QKV_BIAS = Conversion(
-    lambda w, spec: [_cat(_split_streams(w, spec, streams=3))],
-    lambda ws, spec: _fuse_streams(list(ws[0].chunk(3)), spec),
+# Gate and value in one matrix, with rows ordered (stream, feature).
+JOINED_GATE_AND_VALUE = Conversion(
+    lambda w, spec: [w.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1)],
+    lambda ws, spec: _stack(list(ws[0].chunk(2))).flatten(0, 1),
 )
 
 
 def always(spec: ModelSpec) -> bool:
     """Return True: condition of tensor rules that apply to every model."""
+    return True
+
+
+def any_block(block: Block) -> bool:
+    """Return True: condition of tensor rules that apply to every layer."""
     return True
 
 
@@ -106,8 +117,8 @@ class TensorRule:
     """Condition on the models that have the tensor."""
     optional: bool = False
     """Whether Hugging Face's model may lack the tensor; it is then initialized."""
-    attention_kind: str | None = None
-    """Kind of attention of the layers that have the tensor; None: all layers."""
+    when_block: Callable[[Block], bool] = any_block
+    """Condition on the blocks of the layers that have the tensor."""
 
 
 def pair(
@@ -186,7 +197,7 @@ def _each_layer(rules: tuple[TensorRule, ...], spec: ModelSpec) -> Iterator[tupl
         for index, n in enumerate(
             block.sharing.owners(layers) if rule.name.startswith(f"{name}.shared.") else range(layers)
         ):
-            if rule.attention_kind not in (None, block.attention_at(n).kind):
+            if not rule.when_block(block.at(n)):
                 continue
             group, turn = divmod(index, block.sharing.cycle)
             hf_names = tuple(hf_name.format(n=n, group=group, turn=turn) for hf_name in rule.hf_names)

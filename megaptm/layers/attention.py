@@ -19,8 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from megaptm.layers.costs import LayerCosts
 from megaptm.layers.custom_pattern import CustomPattern, check_alike
 from megaptm.layers.kernel_choice import AUTO, FLEX, FUSED, choose
-from megaptm.layers.kernels import SharedBlocks, attend_by, device_of, for_heads, work_of
+from megaptm.layers.kernels import SharedBlocks, attend_by, device_of, for_heads, kernel_window, work_of
 from megaptm.layers.mask import Mask
+from megaptm.layers.pattern import Pattern
 from megaptm.layers.positions import rotate
 from megaptm.layers.sparse import Marked
 from megaptm.layers.split import Dropout, HeadBias, Linear
@@ -55,6 +56,9 @@ class AttentionCore(nn.Module):
 class Attend(AttentionCore):
     """Scaled dot-product attention with dropout on the attention weights."""
 
+    pattern: Pattern | None = None
+    """Attention pattern; with offsets of documents, none or a window."""
+
     def __init__(self, *, causal: bool, scale: float, dropout: float) -> None:
         super().__init__()
         self.causal, self.scale = causal, scale
@@ -74,7 +78,11 @@ class Attend(AttentionCore):
         if mask is not None and are_offsets(mask):
             with self.dropout.drawing():
                 return attend_by_document(
-                    q_SBHK, k_MBHK, v_MBHK, mask, causal=self.causal, scale=self.scale, dropout=rate
+                    *(q_SBHK, k_MBHK, v_MBHK, mask),
+                    causal=self.causal,
+                    scale=self.scale,
+                    dropout=rate,
+                    window=kernel_window(self.pattern, self.causal),
                 )
         heads = q_SBHK.shape[2]
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBHK, for_heads(k_MBHK, heads), for_heads(v_MBHK, heads)))
@@ -176,7 +184,9 @@ class PatternAttend(Attend):
 
     def marks(self, numbers: Tensor | None) -> bool:
         """Whether the tensor from which masks are built includes marks of global tokens."""
-        return numbers is not None and len(numbers) > 1 + visibility_of(self.visibility).ordered
+        if numbers is None or are_offsets(numbers):
+            return False
+        return len(numbers) > 1 + visibility_of(self.visibility).ordered
 
     def forward(
         self,

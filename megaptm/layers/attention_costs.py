@@ -83,6 +83,15 @@ class BandedAttentionCosts(SelfAttentionCosts):
         self.pattern = SlidingWindow(before, 0 if block.causal else before)
 
 
+class SlidingWindowCosts(SelfAttentionCosts):
+    """Self-attention within a sliding window."""
+
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
+        window = self.attention.window
+        self.pattern = SlidingWindow(window - 1, 0) if block.causal else SlidingWindow(window // 2, window // 2)
+
+
 class CustomPatternCosts(SelfAttentionCosts):
     """Costs of self-attention with a user-defined pattern."""
 

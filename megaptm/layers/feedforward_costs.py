@@ -93,6 +93,7 @@ ACTIVATIONS: Registry[Activation] = Registry(
         "relu": Activation("torch.nn.functional:relu", ReluCosts),
         "quick-gelu": Activation("megaptm.layers.feedforward:quick_gelu", QuickGeluCosts),
         "geglu": Activation("megaptm.layers.feedforward:gelu_tanh", GatedCosts),
+        "geglu-exact": Activation("torch.nn.functional:gelu", GatedCosts),
         "swiglu": Activation("torch.nn.functional:silu", GatedCosts),
     },
     lambda: chain.from_iterable(map(dict.items, contributions("activations", "ACTIVATIONS"))),

@@ -144,7 +144,8 @@ def _varlen(work: AttentionWork, device: ComputeDevice) -> str:
         "the offsets of documents are not known": not work.offsets,
         "it does not support an attention order other than causal": work.ordered,
         "it does not support global tokens": work.marked,
-        "it does not support attention patterns": work.pattern is not None,
+        "it supports only window patterns": not isinstance(work.pattern, SlidingWindow | None),
+        "it does not support dilated windows": isinstance(work.pattern, SlidingWindow) and work.pattern.dilation > 1,
     }
     return next((why for why, needed in cannot.items() if needed), "")
 
@@ -182,7 +183,7 @@ KERNELS: dict[str, Callable[[AttentionWork, ComputeDevice], str]] = {
 - `varlen`: torch's FlashAttention with offsets of documents (`layers.varlen`)
 - `tiles`: the kernel of `layers.sparse`
 """
-OF_SPARSE = ("flash-attn", "transformer-engine", "flex", "tiles")
+OF_SPARSE = (VARLEN, "flash-attn", "transformer-engine", "flex", "tiles")
 """Attention kernels for sparse patterns, in order of preference; the first usable one is chosen."""
 
 
@@ -250,7 +251,7 @@ def attention_works(spec: ModelSpec, batch: BatchSpec, precision: str) -> Iterat
                     pattern=costs.pattern,
                     documents=f"{prefix}document_ids" in batch.fields,
                     # Positions after a text follow its padding.
-                    offsets=not costs.defines_mask and not batch.num_appended,
+                    offsets=not batch.num_appended,
                     ordered=own and kind.ordered,
                     marked=own and f"{prefix}global_tokens" in batch.fields,
                     scored=own and (costs.scored or kind.score_bias),

@@ -252,7 +252,7 @@ def _flash_attn(
         dropout_p=dropout,
         softmax_scale=scale,
         causal=mask.causal,
-        window_size=kernel_window(mask),
+        window_size=kernel_window(mask.pattern, mask.causal),
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
     return mixed_BSHK.transpose(0, 1)
@@ -261,7 +261,8 @@ def _flash_attn(
 def _transformer_engine(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: Marked | None, scale: float, dropout: float
 ) -> Tensor:
-    attend = _engine(q.shape[2], k.shape[2], q.shape[3], mask.causal, kernel_window(mask), scale, dropout)
+    window = kernel_window(mask.pattern, mask.causal)
+    attend = _engine(q.shape[2], k.shape[2], q.shape[3], mask.causal, window, scale, dropout)
     mixed_SBA: Tensor = attend(*(x.contiguous() for x in (q, k, v)))
     return mixed_SBA.unflatten(-1, (q.shape[2], -1))
 
@@ -285,13 +286,12 @@ def _engine(
     return made
 
 
-def kernel_window(mask: Mask) -> tuple[int, int]:
-    """Return the attention window before and after a query for flash-attn and Transformer Engine; -1: unlimited."""
-    after = 0 if mask.causal else -1
-    if mask.pattern is None:
-        return -1, after
-    assert isinstance(mask.pattern, SlidingWindow)
-    return mask.pattern.before, 0 if mask.causal else mask.pattern.after
+def kernel_window(pattern: Pattern | None, causal: bool) -> tuple[int, int]:
+    """Return the attention window before and after a query for kernels that support windows; -1: unlimited."""
+    if pattern is None:
+        return -1, 0 if causal else -1
+    assert isinstance(pattern, SlidingWindow)
+    return pattern.before, 0 if causal else pattern.after
 
 
 RUN: dict[str, Callable[..., Tensor]] = {

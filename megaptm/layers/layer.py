@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from megaptm.errors import UserError
-from megaptm.layers.attention import AttentionModule, CrossAttention, PatternAttend, SelfAttention
+from megaptm.layers.attention import AttentionModule, CrossAttention, PatternAttend, SelfAttention, are_offsets
 from megaptm.layers.feedforward import FeedForward
 from megaptm.layers.feedforward_costs import find_activation
 from megaptm.layers.kernel_choice import AUTO, FUSED, VARLEN, AttentionWork, choose
@@ -21,6 +21,7 @@ from megaptm.layers.kernels import PRECISIONS, SharedBlocks, device_of
 from megaptm.layers.layer_costs import SubLayer, sublayers
 from megaptm.layers.mask import Mask
 from megaptm.layers.norm import FinalNorm, Norm
+from megaptm.layers.pattern import Pattern
 from megaptm.layers.positions import rotation, score_bias
 from megaptm.layers.recurrence_cache import StackCache
 from megaptm.layers.rng import RngReplay, save_rng_state
@@ -72,6 +73,8 @@ def _stack_errors(block: Block, size: Size) -> Iterator[str]:
         yield f"position is rope, which rotates pairs of features, but heads have {size.key_width}: make it even."
     if size.heads % size.key_heads:
         yield f"attention has {size.heads} heads, which kv_heads ({size.key_heads}) must divide: change either."
+    if not block.norm.first and (block.norm.position != "pre" or "attention" in block.sharing.sublayers):
+        yield "norm.first is false, which only a pre-norm stack with attention of its own in each layer can have."
     own_masks = {sub.costs.attention.kind for sub in _attentions(block, size) if sub.costs.defines_mask}
     if block.score_bias and own_masks:
         yield (
@@ -122,6 +125,8 @@ class Layer(nn.Module):
         for sub in sublayers(block, size, memory):
             if sub.has_norm:
                 self.add_module(f"{sub.name}_norm", Norm(size.width, block.norm))
+            elif block.norm.position == "pre":
+                self.add_module(f"{sub.name}_norm", nn.Identity())
             self.add_module(sub.name, _module_class(sub)(sub.costs, dropout=dropout))
         self.attention.attend.assign(layer=number)
         self.dropout = Dropout(dropout, masks="residual")
@@ -282,8 +287,9 @@ class Stack(SequenceHooks, BaseStack):
         """Build the layers of the stack. `memory`: width of the stack that cross-attention reads, if it differs.
         `context`: number of learned positions."""
         super().__init__(block, size, layers)
-        kinds = {sub.costs.attention.kind: sub.costs for sub in _attentions(block, size)}
-        self.own_masks = {kind for kind, costs in kinds.items() if costs.defines_mask}
+        kinds = {sub.costs.attention: sub.costs for sub in _attentions(block, size)}
+        self.patterns = {record: costs.pattern for record, costs in kinds.items() if costs.defines_mask}
+        """Kind of attention that defines the mask itself -> its pattern; None: by hashes."""
         self.scored = block.score_bias or any(costs.scored for costs in kinds.values())
         """Whether terms, such as position biases, are added to the scores of self-attention."""
         self.kernel = AUTO
@@ -359,7 +365,8 @@ class Stack(SequenceHooks, BaseStack):
         """Run the attention of one layer of the stack. `keys` and `cached_states` as in `Layer.forward`."""
         layer, further = cast(Layer, self[str(number)]), attention.further
         attend = layer.attention.attend
-        if isinstance(attend, PatternAttend) and self._reads_numbers(self.block.attention_at(number).kind):
+        reads_numbers = attention.mask is None or not are_offsets(attention.mask)
+        if isinstance(attend, PatternAttend) and reads_numbers and self._reads_numbers(self.block.attention_at(number)):
             blocks = attend.shared_blocks(inputs.mask, inputs.blocks, x.dtype, self.size.key_width)
             further = further if blocks is None else (*(further or (None,)), blocks)
         return layer.run(
@@ -379,22 +386,32 @@ class Stack(SequenceHooks, BaseStack):
         if self.kernel not in (AUTO, VARLEN):
             return inputs
         mask, memory_mask = inputs.mask, inputs.memory_mask
-        if mask.offsets is not None and not {*self.block.kinds} <= self.own_masks:
+        if mask.offsets is not None and not {*self._records} <= {*self.patterns}:
             mask = replace(mask, by_offsets=self._takes_offsets(x, mask, scored=self.scored))
         if memory_mask is not None and memory_mask.offsets is not None:
             by_offsets = self._takes_offsets(x, memory_mask, reads_memory=True)
             memory_mask = replace(memory_mask, by_offsets=by_offsets)
         return replace(inputs, mask=mask, memory_mask=memory_mask)
 
-    def _takes_offsets(self, x: Tensor, mask: Mask, *, scored: bool = False, reads_memory: bool = False) -> bool:
+    def _takes_offsets(
+        self,
+        x: Tensor,
+        mask: Mask,
+        *,
+        pattern: Pattern | None = None,
+        scored: bool = False,
+        reads_memory: bool = False,
+    ) -> bool:
         work = AttentionWork(
             queries=mask.length[0],
             key_width=self.size.key_width,
             precision=PRECISIONS.get(x.dtype, str(x.dtype)),
             causal=mask.causal,
+            pattern=pattern,
             documents=True,
             offsets=True,
             ordered=mask.order is not None,
+            marked=pattern is not None and mask.marks is not None,
             scored=scored,
             reads_memory=reads_memory,
         )
@@ -402,13 +419,20 @@ class Stack(SequenceHooks, BaseStack):
 
     def attention_inputs(self, x: Tensor, inputs: StackInputs) -> dict[AttentionSpec, AttentionInputs]:
         """Return the inputs of each kind of attention in the stack. `x`: input of the stack."""
-        mask = inputs.mask
-        scores, turned = self._masks_by_kind(mask), self._rotation(mask, inputs.positions)
+        mask, scores = inputs.mask, None
+        if not all(map(self._reads_numbers, self._records)):
+            scores = mask.scores(self._score_bias(mask))
+        bases = {record.rope_base for record in self._records}
+        turned = {base: self._rotation(mask, inputs.positions, base) for base in bases}
         # Every kind but those without global tokens takes their positions.
         marked = () if mask.global_positions is None else (mask.global_positions,)
         return {
-            record: AttentionInputs(scores[record.kind], turned, marked if record.takes_global_positions else ())
-            for record in self.block.attentions
+            record: AttentionInputs(
+                self._numbers(x, mask, record) if self._reads_numbers(record) else scores,
+                turned[record.rope_base],
+                marked if record.takes_global_positions else (),
+            )
+            for record in self._records
         }
 
     def attention_scores(self, number: int, x: Tensor, mask: Mask, positions: Tensor | None = None) -> Tensor:
@@ -417,31 +441,33 @@ class Stack(SequenceHooks, BaseStack):
         layer = cast(Layer, self[str(number)])
         read = x if layer.norm_position == "post" else layer.attention_norm(x)
         attention = cast(SelfAttention, layer.attention)
-        return attention.scores(read, mask.scores(self._score_bias(mask)), self._rotation(mask, positions))
+        turned = self._rotation(mask, positions, self.block.attention_at(number).rope_base)
+        return attention.scores(read, mask.scores(self._score_bias(mask)), turned)
 
-    def _masks_by_kind(self, mask: Mask) -> dict[Any, Tensor | None]:
-        """Return kind of attention -> its mask with the score bias added or, if its kernel needs no dense mask,
-        document ids and attention order (`Mask.numbers`)."""
-        bias = self._score_bias(mask)
-        scores: dict[Any, Tensor | None] = {}
-        for word in self.block.kinds:
-            if self._reads_numbers(word):
-                scores[word] = mask.numbers
-            else:
-                scores[word] = mask.scores(bias)
-        return scores
+    @property
+    def _records(self) -> tuple[AttentionSpec, ...]:
+        """Return the kinds of attention of these layers."""
+        return tuple(dict.fromkeys(map(self.block.attention_at, self.numbers)))
 
-    def _reads_numbers(self, kind: str) -> bool:
+    def _reads_numbers(self, record: AttentionSpec) -> bool:
         """Whether the kernel of a kind of attention reads document ids and order, and needs no dense mask."""
-        return kind in self.own_masks or self.kernel not in (AUTO, FUSED, VARLEN)
+        return record in self.patterns or self.kernel not in (AUTO, FUSED, VARLEN)
 
-    def _rotation(self, mask: Mask, positions: Tensor | None) -> Tensor | None:
+    def _numbers(self, x: Tensor, mask: Mask, record: AttentionSpec) -> Tensor | None:
+        """Return the batch's part of the mask of a kind of attention: document ids and attention order
+        (`Mask.numbers`), or offsets of documents where its kernel takes them."""
+        pattern = self.patterns.get(record)
+        if pattern is None or mask.offsets is None or self.kernel not in (AUTO, VARLEN):
+            return mask.numbers
+        return mask.offsets if self._takes_offsets(x, mask, pattern=pattern) else mask.numbers
+
+    def _rotation(self, mask: Mask, positions: Tensor | None, base: float) -> Tensor | None:
         """Return the rotary embedding of queries and keys. None without rotary positions."""
         if self.block.position != "rope":
             return None
         if positions is None:
             positions = torch.arange(mask.length[0], device=mask.device)[None]
-        return rotation(positions, features=self.size.key_width, base=self.block.rope_base)
+        return rotation(positions, features=self.size.key_width, base=base)
 
     def _score_bias(self, mask: Mask) -> Tensor | None:
         """Return the learned bias of the attention scores, [1, H, Q, K]. None if there is none."""

@@ -27,7 +27,8 @@ class SubLayer:
     norm: int
     """Number of parameters of the sub-layer's norm."""
     has_norm: bool = True
-    """Whether the sub-layer has its own norm. With parallel norms, the feed-forward shares that of attention."""
+    """Whether the sub-layer has its own norm. With parallel norms, the feed-forward shares that of attention. The first
+    layer may have none before attention (`NormSpec.first`)."""
 
     @property
     def is_attention(self) -> bool:
@@ -60,7 +61,7 @@ def sublayers(block: Block, size: Size, memory: int | None = None) -> tuple[SubL
     }
     made = []
     for name, class_ in classes.items():
-        has_norm = block.norm.position != "parallel" or name == "attention"
+        has_norm = block.norm.first if name == "attention" else block.norm.position != "parallel"
         norm = norm_parameters(block, size.width) if has_norm else 0
         made.append(SubLayer(name, class_(block, size, memory), norm, has_norm))
     return tuple(made)

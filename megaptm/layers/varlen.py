@@ -28,17 +28,22 @@ def attend_by_document(
     causal: bool,
     scale: float,
     dropout: float,
+    window: tuple[int, int] = (-1, -1),
 ) -> Tensor:
     """Compute attention within documents: return the output [S, B, H, K].
 
-    `offsets`: result of `document_offsets` or `cross_offsets` on the device.
+    `offsets`: result of `document_offsets` or `cross_offsets` on the device. `window`: number of
+    attended positions before and after the query; -1: all.
     """
     # Copies, unless sequences come first in memory, as after `layers.attention.apply_linear`.
     q, k, v = (x.transpose(0, 1).flatten(0, 1) for x in (q_SBHK, k_MBGK, v_MBGK))
     queries, keys = (offsets, offsets) if offsets.dim() == 1 else offsets.unbind()
     # The lengths only bound the grid of the kernel: blocks after the end of a document return at once.
     mixed_THK: Tensor = torch.ops.aten._flash_attention_forward(
-        q, k, v, queries, keys, len(q_SBHK), len(k_MBGK), dropout, causal, False, scale=scale
+        *(q, k, v, queries, keys, len(q_SBHK), len(k_MBGK), dropout, causal, False),
+        scale=scale,
+        window_size_left=window[0],
+        window_size_right=window[1],
     )[0]
     return mixed_THK.unflatten(0, (q_SBHK.shape[1], -1)).transpose(0, 1)
 

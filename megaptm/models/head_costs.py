@@ -14,7 +14,7 @@ from megaptm.layers.layer_costs import norm_parameters
 from megaptm.losses.token_costs import LossBytes, projection_bytes
 from megaptm.models.embed_costs import token_costs
 from megaptm.plugins import load_plugin
-from megaptm.spec import Block, ModelSpec, Size
+from megaptm.spec import Block, ModelSpec, Size, TransformSpec
 
 
 class HeadCosts(ABC):
@@ -182,8 +182,14 @@ class LanguageHeadCosts(HeadCosts):
 
     @property
     def linears(self) -> Mapping[str, LinearShape]:
-        width, table = self.width, self.table_width
+        width, table, transform = self.width, self.table_width, self.spec.family.output.transform
+        if transform is not None:
+            return {"transform": LinearShape(width, table, transform.bias)}
         return {} if table == width else {"narrow": LinearShape(width, table, True)}
+
+    @property
+    def other_parameters(self) -> int:
+        return norm_parameters(self.block, self.table_width) if self.spec.family.output.transform else 0
 
     @property
     def rows(self) -> int:
@@ -206,7 +212,8 @@ class MaskedHeadCosts(HeadCosts):
 
     @property
     def linears(self) -> Mapping[str, LinearShape]:
-        return {"transform": LinearShape(self.width, self.table_width, True)}
+        transform = self.spec.family.output.transform or TransformSpec()
+        return {"transform": LinearShape(self.width, self.table_width, transform.bias)}
 
     @property
     def other_parameters(self) -> int:

@@ -28,10 +28,12 @@ from megaptm.spec import ModelSpec
 
 
 class LanguageHead(nn.Module):
-    """Next-token head: projects hidden states on the tied token table, or on a table of its own."""
+    """Next-token head: projects hidden states on the tied token table, or on a table of its own, possibly after the
+    transform of `MaskedHead`."""
 
     table: Embedding | None
     narrow: Linear | None
+    transform: Linear | None
 
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
@@ -42,9 +44,13 @@ class LanguageHead(nn.Module):
                 f"{spec.name}: output.scale is {spec.family.output.scale!r}, which is unknown; use {known}."
             )
         self.scale = scales[spec.family.output.scale]
-        self.table = self.narrow = None
+        self.table = self.narrow = self.transform = None
         if "narrow" in costs.linears:
             self.narrow = Linear.of(costs.linears["narrow"])
+        if "transform" in costs.linears:
+            self.activation = plain_activation(spec, costs)
+            self.transform = Linear.of(costs.linears["transform"])
+            self.norm = Norm(costs.table_width, costs.block.norm)
         if not spec.family.output.tied:
             self.table = Embedding(spec.padded_vocabulary, costs.table_width, split="vocabulary")
         self.vocabulary = VocabularyBias(spec.padded_vocabulary) if spec.family.output.bias else None
@@ -69,6 +75,8 @@ class LanguageHead(nn.Module):
 
     def _read(self, x_SBD: Tensor) -> Tensor:
         read_SBD = x_SBD if self.narrow is None else self.narrow(x_SBD)
+        if self.transform is not None:
+            read_SBD = self.norm(self.activation(self.transform(read_SBD)))
         return read_SBD if self.scale == 1.0 else read_SBD * self.scale
 
     def _weight(self, tied: Tensor | None) -> Tensor:
@@ -173,9 +181,13 @@ def build_heads(spec: ModelSpec, names: Collection[str]) -> nn.ModuleDict:
 
 
 def plain_activation(spec: ModelSpec, costs: HeadCosts) -> Callable[[Tensor], Tensor]:
-    """Return the activation of the last layer that a head reads."""
-    act = costs.block.at(costs.size.layers - 1).ffn.activation
+    """Return the activation of a head: that of its transform, or of the last layer that it reads."""
+    transform = spec.family.output.transform
+    act = (transform and transform.activation) or costs.block.at(costs.size.layers - 1).ffn.activation
     assert isinstance(act, str), "a block of one layer has one activation"
     if find_activation(act).costs.streams == 2:
-        raise UserError(f"{spec.name}: the `{costs.name}` head has no gated form; use a plain ffn, not {act!r}.")
+        raise UserError(
+            f"{spec.name}: the `{costs.name}` head has no gated form, and the ffn is {act!r}: set "
+            "output.transform.activation."
+        )
     return activation_of(act)

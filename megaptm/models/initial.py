@@ -89,6 +89,12 @@ INITIAL_RULES: dict[str, InitialRules] = {
         (r"ffn\.down\.weight", _residual),
         (r".*", _normal),
     ),
+    # The head's transform is a residual projection, too, as in the class of transformers.
+    "truncated-gpt2": (
+        (r"(attention|cross)\.output\.weight", _residual),
+        (r"(ffn\.down|transform)\.weight", _residual),
+        (r".*", _normal),
+    ),
     # Mesh TensorFlow, as in the released code of T5.
     "t5": (
         (r"embed\.token\.weight", constant(1.0)),
@@ -116,6 +122,8 @@ INITIAL_RULES: dict[str, InitialRules] = {
         (r".*", by_width),
     ),
 }
+TRUNCATED = ("truncated-normal", "truncated-gpt2")
+"""Rules whose values are at most two standard deviations from zero."""
 BY_INIT_STD = (_normal, _residual)
 """Names of the initialization rules that `InitSpec.std` scales."""
 ONES = re.compile(r"(.*norm|.*\.final)\.weight")
@@ -138,7 +146,7 @@ def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int)
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
     sampled = generator.standard_normal(shape, dtype=np.float32)
-    if spec.family.init.rule == "truncated-normal":
+    if spec.family.init.rule in TRUNCATED:
         _draw_again_beyond_two(sampled.reshape(-1), generator)
     value = torch.from_numpy(np.multiply(sampled, np.asarray(std, np.float32), out=sampled))
     if name in {f"embed.{record.name}.{table}" for record in spec.family.inputs for table in record.zero_first}:

@@ -4,7 +4,7 @@ A family is the table of its paper. The code that builds a model reads only thes
 supports is an error when the model is built (`layers.layer`), never ignored.
 """
 
-from megaptm.spec.attention import AttentionSpec, BandedSpec, PatternSpec, PositiveInt
+from megaptm.spec.attention import AttentionSpec, BandedSpec, PatternSpec, PositiveInt, SlidingWindowSpec
 from megaptm.spec.block import (
     BIAS_BUCKETS,
     BIAS_FARTHEST,
@@ -30,6 +30,7 @@ from megaptm.spec.family import (
     LossSpec,
     OutputSpec,
     TokenizerSpec,
+    TransformSpec,
     change,
 )
 from megaptm.spec.inputs import InputSpec, SampledInput, SegmentInput, TokenInput
@@ -69,8 +70,10 @@ __all__ = [
     "SegmentInput",
     "SharingSpec",
     "Size",
+    "SlidingWindowSpec",
     "TokenInput",
     "TokenizerSpec",
+    "TransformSpec",
     "Visibility",
     "attention_options",
     "change",

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from megaptm.spec.size import Size
 
 PositiveInt = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0.0)]
 DropoutRate = Annotated[float, Field(ge=0.0, lt=1.0)]
+ROPE_OPTIONS = frozenset({"rope_base"})
+"""Options of attention that only stacks with rotary positions have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +34,7 @@ class AttentionSpec:
     """Class of its torch module, a subclass of `AttentionModule`."""
     stack: ClassVar[str] = "megaptm.layers.layer:Stack"
     """Class of stacks whose layers have it, a subclass of `Stack`."""
-    options: ClassVar[tuple[str, ...]] = ("dropout",)
+    options: ClassVar[tuple[str, ...]] = ("dropout", "rope_base")
     """Fields that a config may set, under `model.attention`. The others define the family."""
     reads_global_tokens: ClassVar[bool] = False
     """Whether global tokens (batch field `global_tokens`) attend to more positions than others do."""
@@ -51,6 +54,8 @@ class AttentionSpec:
     scale: Literal["sqrt", "sqrt-3", "none"] = "sqrt"
     """Divisor of the scores: square root of the head width (`sqrt`), of three times the head width (`sqrt-3`, DeBERTa:
     scores are sums of three products), or 1 (`none`, T5)."""
+    rope_base: PositiveFloat = 10_000.0
+    """For `rope` positions: base of the wavelengths; the longest is about 2 pi times the base, in positions."""
     dropout: bool | DropoutRate = True
     """Whether the model's dropout also applies to attention weights (not in the original Transformer), or a rate."""
 
@@ -81,6 +86,24 @@ class BandedSpec(AttentionSpec):
     kind = "banded"
     costs = "megaptm.layers.attention_costs:BandedAttentionCosts"
     reads_global_tokens = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlidingWindowSpec(AttentionSpec):
+    """Attention in a sliding window (Mistral, arXiv:2310.06825; ModernBERT, arXiv:2412.13663). Layers that use it in
+    turn with full attention: `Block.attention=(AttentionSpec(), SlidingWindowSpec(window=128), ...)`."""
+
+    kind = "sliding-window"
+    costs = "megaptm.layers.attention_costs:SlidingWindowCosts"
+    options = (*AttentionSpec.options, "window")
+
+    window: PositiveInt
+    """Number of attended positions, that of the query included, with causal `visibility`. Otherwise half of the window
+    is on each side of the query."""
+
+    def errors(self, block: Block, size: Size) -> Iterator[str]:
+        if self.window % 2 and not block.causal:
+            yield f"attention.window ({self.window}) must be even: half of the window is on each side."
 
 
 @dataclass(frozen=True, kw_only=True)

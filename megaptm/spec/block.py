@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from megaptm.errors import UserError
-from megaptm.spec.attention import AttentionSpec
+from megaptm.spec.attention import ROPE_OPTIONS, AttentionSpec
 from megaptm.spec.layer import LayerSpec
 from megaptm.spec.size import Size
 
@@ -55,6 +55,9 @@ class NormSpec:
     """`pre` (before each sub-layer, and after the last layer), `post` (after each residual sum) or `parallel` (one
     before all sub-layers of a layer, whose outputs are summed; and after the last layer)."""
     eps: float = 1e-5
+    first: bool = True
+    """Whether the first layer of a pre-norm stack has a norm before its attention (ModernBERT, which normalizes the
+    embeddings, has none)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +65,9 @@ class FFNSpec:
     """Feed-forward of a stack."""
 
     activation: str | tuple[str, ...] = "gelu"
-    """Name of an activation: `gelu` (exact), `gelu-tanh`, `quick-gelu` (CLIP), `relu`; gated: `geglu` (tanh-GELU
-    gate), `swiglu`; that of a family; or `package.module:NAME`, a function of a tensor. A tuple: layer i uses element
-    i modulo the length."""
+    """Name of an activation: `gelu` (exact), `gelu-tanh`, `quick-gelu` (CLIP), `relu`; gated: `geglu` (gate of
+    tanh-GELU), `geglu-exact` (gate of GELU), `swiglu`; that of a family; or `package.module:NAME`, a function of a
+    tensor. A tuple: layer i uses element i modulo the length."""
     bias: bool = True
     """Whether projections have a bias."""
     dropout: bool = False
@@ -128,11 +131,9 @@ class Block:
     - `sinusoid`: sines and cosines at the input (arXiv:1706.03762, 3.5).
     - `t5-bias`, `t5-bias-causal`: learned bias on the scores by distance, shared by the stack; to both sides, or
       backward only.
-    - `rope`: rotary embedding of queries and keys (arXiv:2104.09864).
+    - `rope`: rotary embedding of queries and keys (arXiv:2104.09864), with the `rope_base` of each kind of attention.
     - `none`.
     """
-    rope_base: float = 10_000.0
-    """For `rope`: base of the wavelengths; the longest is about 2 pi times the base, in positions."""
     norm: NormSpec = field(default=NormSpec())
     ffn: FFNSpec = field(default=FFNSpec())
     residual: ResidualSpec = field(default=ResidualSpec())
@@ -171,6 +172,8 @@ class Block:
             changes["attention"] = self.attention_at(layer)
         if isinstance(activation := self.ffn.activation, tuple):
             changes["ffn"] = replace(self.ffn, activation=activation[layer % len(activation)])
+        if layer and not self.norm.first:
+            changes["norm"] = replace(self.norm, first=True)
         if self.layer is not None and (record := self.layer.at(layer)) != self.layer:
             changes["layer"] = record
         return replace(self, **changes) if changes else self
@@ -212,7 +215,7 @@ def with_attention_options(block: Block, options: Mapping[str, Any]) -> Block:
     An option applies to the kinds that have it. Raises `ValidationError` for an invalid value.
     """
     for name, value in options.items():
-        having = [record for record in block.attentions if name in record.options]
+        having = [record for record in block.attentions if name in _options(block, record)]
         if not having:
             continue
         values = _in_turn(having[0], name, value)
@@ -229,11 +232,16 @@ def with_attention_options(block: Block, options: Mapping[str, Any]) -> Block:
 def attention_options(block: Block) -> dict[str, Any]:
     """Return the options of a block's kinds of attention, as `with_attention_options` reads them."""
     options: dict[str, Any] = {}
-    for name in dict.fromkeys(name for record in block.attentions for name in record.options):
+    for name in dict.fromkeys(name for record in block.attentions for name in _options(block, record)):
         having = [getattr(record, name) for record in block.attentions if name in record.options]
         values = tuple(getattr(record, name, having[0]) for record in block.attentions)
         options[name] = having[0] if len(set(having)) == 1 else values
     return options
+
+
+def _options(block: Block, record: AttentionSpec) -> tuple[str, ...]:
+    """Return the options that a kind of attention has in this block."""
+    return tuple(name for name in record.options if block.position == "rope" or name not in ROPE_OPTIONS)
 
 
 def _in_turn(record: AttentionSpec, name: str, value: Any) -> tuple[Any, ...]:

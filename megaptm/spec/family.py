@@ -44,6 +44,16 @@ class EmbeddingSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TransformSpec:
+    """Linear layer, activation and norm before an output projection (BERT's head of masked tokens)."""
+
+    bias: bool = True
+    """Whether the linear layer has a bias."""
+    activation: str | None = None
+    """Name of the activation, which must not be gated. None: that of the last layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OutputSpec:
     """Output projection of heads that predict tokens."""
 
@@ -53,6 +63,9 @@ class OutputSpec:
     """Whether next-token logits have a learned bias (Transformer-XL)."""
     scale: str = "none"
     """Factor of hidden states before a tied projection: `none`, or `rsqrt-width` for width**-0.5 (T5 v1.0, PaLM)."""
+    transform: TransformSpec | None = None
+    """Layer before the projection of `lm` heads, and the record of that of `mlm` heads. None: `lm` heads have no such
+    layer, and `mlm` heads have BERT's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +90,7 @@ class InitSpec:
 
     - `normal`: N(0, 0.02).
     - `gpt2`: as `normal`, with residual output projections divided by sqrt(2 x layers).
+    - `truncated-gpt2`: the same, truncated at two standard deviations (ModernBERT).
     - `t5`: the rules of Mesh TensorFlow.
     - `fan-in`: projections divided by the square root of their inputs, tables N(0, 1) (PaLM).
     - `glorot`: projections divided by the square root of the mean of inputs and outputs, tables by the square root of
@@ -90,7 +104,7 @@ class InitSpec:
     @property
     def uses_std(self) -> bool:
         """Whether `rule` uses `std`."""
-        return self.rule in ("normal", "truncated-normal", "gpt2")
+        return self.rule in ("normal", "truncated-normal", "gpt2", "truncated-gpt2")
 
 
 @dataclass(frozen=True, kw_only=True)

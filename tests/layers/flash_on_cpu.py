@@ -37,12 +37,15 @@ def _documents(queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
         yield slice(first, last), slice(first_key, last_key)
 
 
-def _weights(q: Tensor, k: Tensor, scale: float, causal: bool) -> Tensor:
-    """Return the attention weights [H, q, k] of one document."""
+def _weights(q: Tensor, k: Tensor, scale: float, causal: bool, before: int, after: int) -> Tensor:
+    """Return the attention weights [H, q, k] of one document. `before`, `after`: the window; -1: unlimited."""
     scores = torch.einsum("qhk,mhk->hqm", q, k.repeat_interleave(q.shape[1] // k.shape[1], 1)) * scale
     if causal:
         assert len(q) == len(k)
-        scores = scores.masked_fill(~torch.ones(scores.shape[1:], dtype=torch.bool).tril(), -torch.inf)
+        after = 0
+    step = torch.arange(len(k)) - torch.arange(len(q))[:, None]
+    is_far = (before >= 0) & (step < -before) | (after >= 0) & (step > after)
+    scores = scores.masked_fill(is_far, -torch.inf)
     return scores.softmax(-1)
 
 
@@ -75,7 +78,6 @@ def flash_on_cpu() -> Iterator[Flash]:
         **unused,
     ):
         assert not return_debug_mask
-        assert {window_size_left, window_size_right} == {None}
         assert query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
         assert cum_seq_q[0] == cum_seq_k[0] == 0
         assert (cum_seq_q[-1], cum_seq_k[-1]) == (len(query), len(key))
@@ -85,7 +87,7 @@ def flash_on_cpu() -> Iterator[Flash]:
         out, state = torch.zeros_like(query), torch.randint(2**40, (2,))
         repeated = value.repeat_interleave(query.shape[1] // key.shape[1], 1)
         for at, (queries, keys) in enumerate(_documents(cum_seq_q, cum_seq_k)):
-            weights = _weights(query[queries], key[keys], scale, is_causal)
+            weights = _weights(query[queries], key[keys], scale, is_causal, window_size_left, window_size_right)
             if dropout_p:
                 weights = weights * _dropout_factors(weights, dropout_p, state, at)
             out[queries] = torch.einsum("hqm,mhk->qhk", weights, repeated[keys])
@@ -117,7 +119,8 @@ def flash_on_cpu() -> Iterator[Flash]:
         gradients = [torch.full_like(x, torch.nan) for x in (query, key, value)]
         groups = query.shape[1] // key.shape[1]
         for at, (queries, keys) in enumerate(_documents(cum_seq_q, cum_seq_k)):
-            weights, grad = _weights(query[queries], key[keys], scale, is_causal), grad_out[queries]
+            weights = _weights(query[queries], key[keys], scale, is_causal, window_size_left, window_size_right)
+            grad = grad_out[queries]
             factors = _dropout_factors(weights, dropout_p, state, at) if dropout_p else 1.0
             repeated_k, repeated_v = (x[keys].repeat_interleave(groups, 1) for x in (key, value))
             grad_v = torch.einsum("hqm,qhk->mhk", weights * factors, grad)

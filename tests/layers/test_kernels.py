@@ -172,7 +172,7 @@ def test_block_mask_covers_packed_and_ordered_batches(name: str, content: str) -
 def test_window_arguments_of_libraries(name: str) -> None:
     """The libraries count positions before and after, inclusive; -1 is unlimited."""
     mask = mask_of(name, 20)
-    before, after = (20 if side < 0 else side for side in kernel_window(mask))
+    before, after = (20 if side < 0 else side for side in kernel_window(mask.pattern, mask.causal))
     step = torch.arange(20) - torch.arange(20)[:, None]
     assert (mask.dense[0, 0] == ((step >= -before) & (step <= after))).all()
 

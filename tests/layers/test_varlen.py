@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from megaptm.layers.kernels import kernel_window
 from megaptm.layers.mask import Mask
+from megaptm.layers.pattern import SlidingWindow
 from megaptm.layers.varlen import attend_by_document, cross_offsets, document_offsets
 from megaptm.models.model import Model
 from megaptm.parallel.document_offsets import DocumentOffsetsHook
@@ -78,17 +80,19 @@ def dense_attention(x: list[Tensor], mask: Mask) -> Tensor:
 
 
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
-@pytest.mark.parametrize("kind", ["causal", "full", "cross"])
+@pytest.mark.parametrize("kind", ["causal", "full", "cross", "causal window", "window"])
 def test_attention_by_offsets_equals_the_dense_mask(kind: str, key_heads: int) -> None:
     ids, memory = IDS[:2], MEMORY_IDS if kind == "cross" else IDS[:2]
     offsets = cross_offsets(ids, memory) if kind == "cross" else document_offsets(ids)
     assert offsets is not None
-    x, is_causal = random_qkv(ids.shape[1], memory.shape[1], key_heads), kind == "causal"
-    mask = Mask((ids.shape[1], memory.shape[1]), ids.device, (ids, memory), causal=is_causal)
+    x, is_causal = random_qkv(ids.shape[1], memory.shape[1], key_heads), kind.startswith("causal")
+    pattern = SlidingWindow(2, 1) if kind.endswith("window") else None
+    mask = Mask((ids.shape[1], memory.shape[1]), ids.device, (ids, memory), causal=is_causal, pattern=pattern)
     is_read = (ids.t() > 0)[:, :, None, None]
     back = torch.randn(ids.shape[1], 2, 4, 8, dtype=torch.float64) * is_read
     with flash_on_cpu():
-        mixed = attend_by_document(*x, offsets, causal=is_causal, scale=SCALE, dropout=0.0)
+        window = kernel_window(pattern, is_causal)
+        mixed = attend_by_document(*x, offsets, causal=is_causal, scale=SCALE, dropout=0.0, window=window)
         gradients = torch.autograd.grad(mixed, x, back)
     expected = dense_attention(x, mask)
     assert ((mixed - expected) * is_read).abs().max() < 1e-12
@@ -128,14 +132,15 @@ def losses_and_gradients(model: Model, fields: dict[str, Tensor]) -> list[Tensor
 
 CALLS = {
     **dict.fromkeys(("gpt1", "gpt2", "palm", "bert", "roberta", "albert", "electra", "ernie", "distilbert"), 4),
-    "gpt3-banded": 2,
+    "gpt3-banded": 4,
     "transformer": 6,
     "bart": 6,
     "t5": 2,
     "led": 4,
     **dict.fromkeys(("deberta-v3", "unilm", "longformer", "bigbird", "reformer"), 0),
 }
-"""Family -> attentions of a pass that take offsets. Others add terms to scores, or have an order or a pattern."""
+"""Family -> attentions of a pass that take offsets. Others add terms to scores, or have an order, global tokens, or a
+pattern that is no window."""
 
 
 def run_by_offsets(family: str, fields: dict[str, Tensor]) -> tuple[Flash, list[Tensor], list[Tensor]]:

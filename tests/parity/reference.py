@@ -19,13 +19,13 @@ from megaptm.hub.tensor_rules import export_weights
 from megaptm.models.initial import fill
 from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, change
-from tests.models.tiny import last_prefix, tiny_batch, tiny_model
+from tests.models.tiny import VOCABULARY, last_prefix, tiny_batch, tiny_model
 
 
 def make_reference(model: Model) -> PreTrainedModel:
     """Return the Hugging Face model with copies of the weights, in eval mode and fp32, with eager attention."""
     counterpart = find_counterpart(model.spec)
-    config = hugging_face_config(model.spec, **{k: v for k, v in counterpart.special_ids.items() if v == 0})
+    config = hugging_face_config(model.spec, **small_ids(counterpart))
     config._attn_implementation = "eager"
     reference = getattr(transformers, counterpart.model)(config)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -34,6 +34,12 @@ def make_reference(model: Model) -> PreTrainedModel:
     assert not unexpected
     assert {name for name in missing if not name.startswith(counterpart.unused_prefixes)} <= set(counterpart.tied)
     return tie_reference(reference, counterpart).eval()
+
+
+def small_ids(counterpart: Counterpart) -> dict[str, int | None]:
+    """Return the special ids that are 0, and None for those that the tiny vocabulary lacks."""
+    ids = {name: id_ for name, id_ in counterpart.special_ids.items() if id_ is not None}
+    return {name: 0 if id_ == 0 else None for name, id_ in ids.items() if id_ == 0 or id_ >= VOCABULARY}
 
 
 def tie_reference(reference: PreTrainedModel, counterpart: Counterpart) -> PreTrainedModel:
@@ -163,7 +169,7 @@ def make_random_reference(spec: ModelSpec) -> PreTrainedModel:
     norm 1."""
     torch.manual_seed(5)
     counterpart = find_counterpart(spec)
-    config = hugging_face_config(spec, **{k: v for k, v in counterpart.special_ids.items() if v == 0})
+    config = hugging_face_config(spec, **small_ids(counterpart))
     config._attn_implementation = "eager"
     reference = tie_reference(getattr(transformers, counterpart.model)(config), counterpart)
     with torch.no_grad():

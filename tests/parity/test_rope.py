@@ -24,10 +24,9 @@ LLAMA = change(
         "decoder": Block(
             visibility="causal",
             position="rope",
-            rope_base=500.0,
             norm=NormSpec(kind="rms", eps=1e-6),
             ffn=FFNSpec(activation="swiglu", bias=False),
-            attention=AttentionSpec(bias=False),
+            attention=AttentionSpec(bias=False, rope_base=500.0),
         )
     },
 )

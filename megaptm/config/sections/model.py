@@ -77,9 +77,10 @@ class GeneralModelConfig(Shape):
     """Number of distinct layers in a group, which are repeated in turn. Default: that of `family`."""
     attention: dict[str, Any] = {}
     """Options of the family's kinds of attention: option -> value, or a list of values that layers use in turn. All
-    kinds have `dropout` (whether attention weights have the model's dropout, or a rate of their own). Further options
-    are those of the kind: `window` and `dilation` (Longformer, LED); `block_size`, `num_random_blocks`, `seed` and
-    `edge_blocks` (BigBird); `chunk_length`, `num_hashes` and `num_buckets` (Reformer). Default: that of `family`."""
+    kinds have `dropout` (whether attention weights have the model's dropout, or a rate of their own), and those of
+    rotary positions `rope_base`. Further options are those of the kind: `window` (sliding windows), also `dilation`
+    (Longformer, LED); `block_size`, `num_random_blocks`, `seed` and `edge_blocks` (BigBird); `chunk_length`,
+    `num_hashes` and `num_buckets` (Reformer). Default: that of `family`."""
 
     @field_validator("size", mode="before")
     @classmethod

@@ -1,11 +1,11 @@
 """Counterpart of GPT-2, and of GPT-3 without banded attention: `GPT2LMHeadModel`."""
 
 from megaptm.hub.counterpart import MAX_VALUE, Counterpart, is_count
-from megaptm.hub.tensor_rules import CONV_QKV, CONV_QKV_BIAS, TRANSPOSED, VOCABULARY, TensorRule, pair
+from megaptm.hub.tensor_rules import CONV_QKV, JOINED_QKV, TRANSPOSED, VOCABULARY, TensorRule, pair
 
 LAYER = (
     *pair("decoder.{n}.attention_norm", "transformer.h.{n}.ln_1"),
-    *pair("decoder.{n}.attention.qkv", "transformer.h.{n}.attn.c_attn", weight=CONV_QKV, bias=CONV_QKV_BIAS),
+    *pair("decoder.{n}.attention.qkv", "transformer.h.{n}.attn.c_attn", weight=CONV_QKV, bias=JOINED_QKV),
     *pair("decoder.{n}.attention.output", "transformer.h.{n}.attn.c_proj", weight=TRANSPOSED),
     *pair("decoder.{n}.ffn_norm", "transformer.h.{n}.ln_2"),
     *pair("decoder.{n}.ffn.up", "transformer.h.{n}.mlp.c_fc", weight=TRANSPOSED),

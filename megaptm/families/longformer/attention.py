@@ -37,7 +37,7 @@ class WindowAttention(SelfAttention):
         blocks_BHX: Tensor | None = None,
     ) -> Tensor:
         """Return the output of window attention, [S, B, H*K]. `mask`: numbers of a batch (`Mask.numbers`)."""
-        q, k, v = self._placed(*self._project(x_SBD, keys), position_state)
+        q, k, v = self._placed(*self._project(x_SBD, keys, mask), position_state)
         global_qkv = None
         if self.attend.marks(mask):
             gq, gk, gv = self.global_qkv(x_SBD).unflatten(-1, (-1, 3, self.key_width)).unbind(3)
