@@ -96,6 +96,8 @@ EQUIVALENT_NAMES = {
     "nsp": "next-sentence",
     "sop": "sentence-order",
     **dict.fromkeys(("inverse_sqrt", "inverse_square_root"), "rsqrt"),
+    **dict.fromkeys(("one_minus_sqrt", "1_sqrt"), "1-sqrt"),
+    **dict.fromkeys(("stableadamw", "stable_adamw", "decoupled_stableadamw"), "stable-adamw"),
 }
 
 # Names of the same projects without an equivalent, and what to do instead. A dotted key applies in that section.
@@ -182,14 +184,18 @@ _ADVICE = (
         "number formats are fp32, bf16 and fp16: set train.precision.",
     ),
     (
-        "position_embedding_type rope rope_theta rotary_base rotary_percent normalization swiglu hidden_act "
+        "rope_theta rotary_base rotary_emb_base",
+        "the base of rotary positions is an option of attention: set model.attention.rope_base.",
+    ),
+    (
+        "position_embedding_type rope rotary_percent normalization swiglu hidden_act "
         "activation_function tie_word_embeddings untie_embeddings_and_output_weights add_bias_linear "
         "disable_bias_linear layer_norm_eps norm_epsilon layernorm_epsilon",
         "the family defines it (`megaptm families`); a family of your own can differ (docs/add-a-family.md).",
     ),
     (
         "llama llama2 llama3 mistral mixtral qwen gemma phi falcon olmo opt bloom gpt_neox pythia deepseek "
-        "modernbert mamba whisper",
+        "mamba whisper",
         "docs/add-a-family.md shows how to add a family of your own.",
     ),
     (

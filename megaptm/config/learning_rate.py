@@ -95,10 +95,18 @@ def learning_rate(
         assert optimizer.decay_steps is not None
         return peak if rose is None else peak * max(final, 0.5 ** (1 + (step - rose) // optimizer.decay_steps))
     end = optimizer.decay_steps if optimizer.decay_steps is not None else steps
-    power = optimizer.power if optimizer.power is not None else 1.0
     done = min(1.0, max(0.0, step - begin) / max(1, end - begin))
-    shape = 0.5 * (1.0 + math.cos(math.pi * done)) if optimizer.decay == "cosine" else (1.0 - done) ** power
-    return peak * (final + (1.0 - final) * shape)
+    return peak * (final + (1.0 - final) * _shape(optimizer, done))
+
+
+def _shape(optimizer: OptimizerConfig, done: float) -> float:
+    """Return the learning rate of a decay with an end as a share between its minimum and its peak. `done`: share of the
+    decay's steps that are done."""
+    if optimizer.decay == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * done))
+    if optimizer.decay == "1-sqrt":
+        return 1.0 - math.sqrt(done)
+    return (1.0 - done) ** (1.0 if optimizer.power is None else optimizer.power)
 
 
 def _since_restart(step: float, steps: float, restarts: tuple[float, ...]) -> tuple[float, float]:

@@ -44,7 +44,7 @@ def count_state(
 
     Without an `optimizer`: two moments per weight.
     """
-    if optimizer is None or optimizer.name in ("adamw", "lamb"):
+    if optimizer is None or optimizer.name in ("adamw", "stable-adamw", "lamb"):
         return StateSize(2 * trained)
     if optimizer.name == "adagrad":
         return StateSize(trained)

@@ -68,7 +68,7 @@ def test_rsqrt_equals_transformers():
     assert megaptm_rates("rsqrt") == pytest.approx(expected[1:], rel=1e-12)
 
 
-@pytest.mark.parametrize("decay", ["linear", "cosine"])
+@pytest.mark.parametrize("decay", ["linear", "cosine", "1-sqrt"])
 def test_warmup_stable_decay_equals_transformers(decay):
     schedule = get_wsd_schedule(sgd(), WARMUP, 15, num_stable_steps=25, decay_type=decay, min_lr_ratio=0.2)
     # Its warm-up starts at the minimum rate.

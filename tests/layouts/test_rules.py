@@ -15,6 +15,10 @@ from tests.ranks import run_ranks
 CLIP = {"clip": 1.0, "weight_decay": 0.1}
 RULES = {
     "adamw as BERT": ("gpt2", OptimizerConfig(name="adamw", lr=1e-3, eps=1e-6, bias_correction=False, **CLIP)),
+    "stable-adamw": (
+        "modernbert",
+        OptimizerConfig(name="stable-adamw", lr=1e-3, eps=1e-6, betas=(0.9, 0.98), weight_decay=0.1),
+    ),
     "sgd": ("gpt2", OptimizerConfig(name="sgd", lr=0.1, momentum=0.9, **CLIP)),
     "adagrad": ("bert", OptimizerConfig(name="adagrad", lr=0.02, initial_accumulator=0.1, **CLIP)),
     "lamb": ("bert", OptimizerConfig(name="lamb", lr=0.02, eps=1e-6, **CLIP)),

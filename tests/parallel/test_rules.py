@@ -9,6 +9,7 @@ from transformers.optimization import Adafactor as TransformersAdafactor
 from megaptm.parallel.optimizers.adafactor import Adafactor, is_factored
 from megaptm.parallel.optimizers.lamb import Lamb
 from megaptm.parallel.optimizers.part import TensorPart
+from megaptm.parallel.optimizers.stable_adamw import StableAdamW
 from megaptm.parallel.split import Placement
 
 SHAPES = ((6, 4), (5,), (4, 8))
@@ -150,6 +151,30 @@ def test_lamb_updates_a_tensor_of_zeros():
     assert all(weight.abs().max() > 0 for weight in weights_after)
 
 
+def stable_adamw(parts, **settings):
+    return StableAdamW(groups(), parts, divided=False, betas=(0.9, 0.98), eps=1e-6, **settings)
+
+
+def test_stable_adamw_equals_the_formula():
+    """arXiv:2304.13013, algorithm 2. The gradients of the first tensor jump in step 5, which clips its updates."""
+    parts = parts_of(tensors())
+    weights_after = trained(stable_adamw(parts), parts, rate=lambda step: 0.02, decay=0.1)
+    weights = tensors()
+    means, squares = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
+    largest = 0.0
+    for step in range(1, STEPS + 1):
+        keep1, keep2 = (beta * (1 - beta ** (step - 1)) / (1 - beta**step) for beta in (0.9, 0.98))
+        for index, (weight, gradient) in enumerate(zip(weights, gradients(step), strict=True)):
+            means[index] = keep1 * means[index] + (1 - keep1) * gradient
+            squares[index] = keep2 * squares[index] + (1 - keep2) * gradient**2
+            rms = (gradient**2 / squares[index].clamp(min=1e-12)).mean().sqrt().item()
+            largest = max(largest, rms)
+            rate = 0.02 / max(1.0, rms)
+            weights[index] = weight - rate * 0.1 * weight - rate * means[index] / (squares[index].sqrt() + 1e-6)
+    assert largest > 1.2
+    assert_same(weights_after, weights)
+
+
 # Two heads of width 3, whose queries, keys and values are interleaved.
 FUSED = (18, 4)
 
@@ -159,13 +184,13 @@ def split(fused):
     return [by_head[:, stream].flatten(0, 1) for stream in range(3)]
 
 
-@pytest.mark.parametrize("rule", ["adafactor", "lamb"])
+@pytest.mark.parametrize("rule", ["adafactor", "lamb", "stable-adamw"])
 @pytest.mark.parametrize("shape", [FUSED, FUSED[:1]])
 def test_fused_matrices_are_updated_separately(rule, shape):
     scales = torch.tensor([1.0, 10.0, 100.0]).repeat_interleave(3).repeat(2).view(-1, *[1] * (len(shape) - 1))
     weight = tensors(shapes=(shape,))[0] * scales
     fused_parts = parts_of([weight], matrices=3, interleave=3)
-    build = {"adafactor": adafactor, "lamb": lamb}[rule]
+    build = {"adafactor": adafactor, "lamb": lamb, "stable-adamw": stable_adamw}[rule]
     [weights_after] = trained(build(fused_parts), fused_parts, rate=lambda step: 0.01, shapes=(shape,))
     for stream, matrix in enumerate(split(weight)):
         parts = parts_of([matrix])

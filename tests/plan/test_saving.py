@@ -53,6 +53,7 @@ def test_asynchronous_checkpoint_costs_a_copy_and_host_memory():
     [
         ([], 3),
         (["optimizer.name=lamb"], 3),
+        (["optimizer.name=stable-adamw"], 3),
         (["optimizer.name=adagrad"], 2),
         (["optimizer.name=sgd"], 1),
         (["optimizer.name=sgd", "optimizer.momentum=0.9"], 2),

@@ -24,17 +24,17 @@ class AdafactorConfig(Section):
 class OptimizerConfig(Section):
     """Update rule and learning rate of the optimizer."""
 
-    name: Literal["adamw", "lamb", "adafactor", "sgd", "adagrad"] = "adamw"
+    name: Literal["adamw", "stable-adamw", "lamb", "adafactor", "sgd", "adagrad"] = "adamw"
     """Update rule of the optimizer."""
     lr: Annotated[float, Field(gt=0.0)]
     """Peak learning rate."""
     betas: Annotated[tuple[Fraction, Fraction], Strict(False)] = (0.9, 0.999)
-    """Decay rates of the running means of the gradient and of its square (adamw, lamb)."""
+    """Decay rates of the running means of the gradient and of its square (adamw, stable-adamw, lamb)."""
     bias_correction: bool = True
     """Whether to correct the bias of these means, which start at zero (adamw, lamb); the released code of BERT, ALBERT
     and ELECTRA does not."""
     eps: Annotated[float, Field(gt=0.0)] = 1e-8
-    """Constant that is added to the root of the mean, or of the sum, of squares (adamw, lamb, adagrad)."""
+    """Constant that is added to the root of the mean, or of the sum, of squares (all but sgd and adafactor)."""
     momentum: Fraction = 0.0
     """Decay rate of the running mean of gradients (sgd) or of updates (adafactor); 0: no momentum."""
     initial_accumulator: Annotated[float, Field(ge=0.0)] = 0.0
@@ -60,12 +60,12 @@ class OptimizerConfig(Section):
     """Step, counted from the start of the run, until which the rate stays at its peak; 0: the decay starts
     immediately."""
     decay: Literal[
-        "cosine", "linear", "polynomial", "triangular", "rsqrt", "inverse", "noam", "halving", "constant"
+        "cosine", "linear", "1-sqrt", "polynomial", "triangular", "rsqrt", "inverse", "noam", "halving", "constant"
     ] = "constant"
     """Decay of the rate. rsqrt: lr * sqrt(N / step), where N is the start of the decay; noam (Transformer): the same
     with a peak of lr / sqrt(width * warmup_steps); triangular: linear in both directions; polynomial: (share of steps
-    left) ^ power; inverse (NNLM): lr / (1 + steps of the decay / decay_steps); halving (CoVe): halved when a validation
-    loss exceeds the one before it, and again after each decay_steps."""
+    left) ^ power; 1-sqrt: 1 - sqrt(share of steps done); inverse (NNLM): lr / (1 + steps of the decay / decay_steps);
+    halving (CoVe): halved when a validation loss exceeds the one before it, and again after each decay_steps."""
     power: Annotated[float, Field(gt=0.0)] | None = None
     """Exponent of the decay polynomial; 1 is linear."""
     min_lr_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0

@@ -12,6 +12,7 @@ from megaptm.config import OptimizerConfig
 from megaptm.parallel.optimizers.adafactor import Adafactor, is_factored
 from megaptm.parallel.optimizers.lamb import Lamb
 from megaptm.parallel.optimizers.part import TensorPart
+from megaptm.parallel.optimizers.stable_adamw import StableAdamW
 
 Groups = list[dict[str, Any]]
 Parts = Sequence[TensorPart]
@@ -66,6 +67,10 @@ def _lamb(groups: Groups, settings: OptimizerConfig, parts: Parts, divided: bool
     )
 
 
+def _stable_adamw(groups: Groups, settings: OptimizerConfig, parts: Parts, divided: bool) -> torch.optim.Optimizer:
+    return StableAdamW(groups, parts, divided=divided, betas=settings.betas, eps=settings.eps)
+
+
 def _adafactor(groups: Groups, settings: OptimizerConfig, parts: Parts, divided: bool) -> torch.optim.Optimizer:
     own = settings.adafactor.model_dump()
     return Adafactor(groups, parts, divided=divided, momentum=settings.momentum, **own)
@@ -84,6 +89,7 @@ def _factors(settings: OptimizerConfig, part: TensorPart) -> Mapping[str, StateT
 
 UPDATE_RULES: dict[str, Rule] = {
     "adamw": Rule(None, _moments),
+    "stable-adamw": Rule(_stable_adamw, _moments),
     "sgd": Rule(_sgd, lambda settings, part: {"momentum_buffer": StateTensor()} if settings.momentum else {}),
     "adagrad": Rule(_adagrad, lambda settings, part: {"sum": StateTensor(start=settings.initial_accumulator)}),
     "lamb": Rule(_lamb, _moments),

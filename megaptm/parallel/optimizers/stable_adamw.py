@@ -1,0 +1,76 @@
+"""StableAdamW (arXiv:2304.13013, algorithm 2): AdamW whose rate falls for tensors with unexpectedly large gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from megaptm.parallel.optimizers.part import TensorPart, sum_over_ranks
+
+
+class StableAdamW(torch.optim.Optimizer):
+    """AdamW with the update clipping of Adafactor: the rate of a tensor is divided by the root mean square of its
+    gradients relative to their running mean of squares, if that is more than 1.
+
+    The rate also scales the weight decay. Bias is corrected by decay rates that grow with the steps.
+    """
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        parts: Sequence[TensorPart],
+        *,
+        divided: bool,
+        betas: tuple[float, float],
+        eps: float,
+    ) -> None:
+        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "betas": betas, "eps": eps, "step": 0})
+        self.parts, self.divided = parts, divided
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Update the weights by StableAdamW. Gradients are overwritten."""
+        group_of = {id(master): group for group in self.param_groups for master in group["params"]}
+        for group in self.param_groups:
+            group["step"] += 1
+        settings = self.param_groups[0]
+        held = [(part, part.master) for part in self.parts if part.master is not None]
+        # Kernels for all tensors at once: launching one for each would take longer on a GPU than the work.
+        updates = self._compute_updates([master for _, master in held], settings)
+        values = [part.squares(None if part.master is None else part.master.grad) for part in self.parts]
+        sliced = [part.placement.axis is not None for part in self.parts]
+        sums = sum_over_ranks(values, sliced=sliced, divided=self.divided)
+        squares = [sum_M for part, sum_M in zip(self.parts, sums, strict=True) if part.master is not None]
+        for (part, master), update, sum_M in zip(held, updates, squares, strict=True):
+            group = group_of[id(master)]
+            rate_M = group["lr"] / (sum_M / (part.full_length * part.full_width)).sqrt().clamp(min=1.0)
+            update.add_(master, alpha=group["weight_decay"])
+            if part.matrices == 1:
+                update.mul_(rate_M)
+            else:
+                update.copy_(part.in_local_shape(part.by_row(update) * part.spread(rate_M)[:, None]))
+        if held:
+            torch._foreach_sub_([master for _, master in held], updates)
+
+    def _compute_updates(self, masters: list[torch.Tensor], settings: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+        """Return the updates before rate and weight decay. Each gradient is divided by the root of its running mean of
+        squares."""
+        if not masters:
+            return ()
+        (beta1, beta2), step, eps = settings["betas"], settings["step"], settings["eps"]
+        gradients = [master.grad for master in masters if master.grad is not None]
+        for master in masters:
+            for kind in ("exp_avg", "exp_avg_sq"):
+                if kind not in self.state[master]:
+                    self.state[master][kind] = torch.zeros_like(master)
+        means, squares = ([self.state[master][kind] for master in masters] for kind in ("exp_avg", "exp_avg_sq"))
+        keep1, keep2 = ((beta - beta**step) / (1 - beta**step) for beta in (beta1, beta2))
+        torch._foreach_lerp_(means, gradients, 1 - keep1)
+        torch._foreach_mul_(squares, keep2)
+        torch._foreach_addcmul_(squares, gradients, gradients, value=1 - keep2)
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_div_(gradients, torch._foreach_clamp_min(roots, eps))
+        torch._foreach_add_(roots, eps)
+        return tuple(torch._foreach_div(means, roots))
