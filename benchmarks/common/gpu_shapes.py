@@ -37,6 +37,8 @@ SHAPES = (
     Shape("bert-large-128", "bert", "large", 128, 256, goal=226_000),
     Shape("bert-large-512", "bert", "large", 512, 48, goal=209_000),
     Shape("bert-large-documents", "bert", "large", 512, 48, goal=209_000, documents=2, has_peer=False),
+    Shape("modernbert-base", "modernbert", "base", 1024, 48, goal=396_000, documents=4, has_peer=False),
+    Shape("modernbert-large", "modernbert", "large", 1024, 24, goal=180_000, documents=4, has_peer=False),
     Shape("t5-large", "t5", "large", 512, 24, goal=240, unit="sequences"),
     Shape("vit-l16", "vit", "l-16", 197, 128, goal=1_150, unit="images"),
     Shape("clip-b16", "clip", "b-16", 197, 256, goal=2_650, unit="pairs"),

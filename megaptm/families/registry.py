@@ -35,6 +35,7 @@ FOLDERS = (
     "led",
     "bigbird",
     "reformer",
+    "modernbert",
     "elmo",
     "cove",
     "vit",

@@ -6,15 +6,16 @@ The same choice is made for a config before a run, and in each layer for its ten
 from __future__ import annotations
 
 import importlib.util
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 
 from megaptm.batch import BatchSpec
 from megaptm.errors import UserError
-from megaptm.layers.layer_costs import layers_by_kind, sublayers
+from megaptm.layers.layer_costs import sublayers
 from megaptm.layers.pattern import Pattern, SlidingWindow
-from megaptm.spec import ModelSpec
+from megaptm.spec import Block, FFNSpec, ModelSpec, NormSpec, Size
 
 AUTO, FUSED, VARLEN, FLEX = "auto", "fused", "varlen", "flex"
 MODULES = {"flex": "triton", "flash-attn": "flash_attn", "transformer-engine": "transformer_engine"}
@@ -230,13 +231,20 @@ def _why_fused(work: AttentionWork) -> str:
     return "the pattern masks too few pairs to skip" if work.pattern else "there is no pattern of masked pairs"
 
 
+def _by_attention(block: Block, size: Size) -> Counter[Block]:
+    """Return the distinct kinds of attention of a stack, as blocks that differ in nothing else, and the number of
+    layers of each."""
+    layers = (block.at(layer) for layer in range(size.layers))
+    return Counter(replace(layer, norm=NormSpec(), ffn=FFNSpec()) for layer in layers)
+
+
 def attention_works(spec: ModelSpec, batch: BatchSpec, precision: str) -> Iterator[AttentionWork]:
     """Yield the attention computations of a model, for sequences of such batches. Layers without attention have
     none."""
     lengths = batch.lengths(spec.family.prefixes)
     for stack, block in spec.family.stacks.items():
         size, prefix = spec.size_of(stack), spec.family.prefixes[stack]
-        for kind, number in layers_by_kind(block, range(size.layers)).items() if block.layer is None else ():
+        for kind, number in _by_attention(block, size).items() if block.layer is None else ():
             for sub in sublayers(kind, size):
                 if sub.name == "ffn":
                     continue

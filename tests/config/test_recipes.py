@@ -312,6 +312,43 @@ def test_led_summarization_steps(size: str) -> None:
     assert loaded(f"led/{size}-summarization").train.steps == 5 * 203_037 // 16
 
 
+@pytest.mark.parametrize(
+    ("name", "billions", "ramp", "warmup", "decay"),
+    [
+        ("modernbert/base", 1719, 50, 3, 1e-5),
+        ("modernbert/base-8k", 250, 0, 0, 1e-5),
+        ("modernbert/base-decay", 50, 0, 0, 1e-5),
+        ("modernbert/large", 900, 10, 2, 1e-5),
+        ("modernbert/large-low-rate", 800, 0, 0, 1e-6),
+        ("modernbert/large-8k", 250, 0, 0, 1e-5),
+        ("modernbert/large-decay", 50, 0, 0, 1e-6),
+        ("ettin/17m", 1700, 125, 4, 3e-4),
+        ("ettin/32m", 1700, 100, 4, 3e-4),
+        ("ettin/68m", 1700, 75, 3, 3e-4),
+        ("ettin/150m", 1700, 50, 3, 1e-5),
+        ("ettin/150m-8k", 250, 0, 0, 1e-5),
+        ("ettin/150m-decay", 50, 0, 0, 1e-5),
+        ("ettin/400m", 1700, 10, 2, 1e-5),
+        ("ettin/1b", 1700, 3, 2, 5e-5),
+        ("ettin-decoder/1b", 1700, 3, 2, 5e-5),
+        ("mmbert/small", 2300, 100, 4, 8e-5),
+        ("mmbert/base", 2300, 60, 3, 8e-5),
+        ("mmbert/base-8k", 600, 0, 0, 8e-5),
+        ("mmbert/base-decay", 100, 0, 0, 8e-5),
+    ],
+)
+def test_modernbert_tokens_ramp_warmup_and_decay(
+    name: str, billions: float, ramp: float, warmup: float, decay: float
+) -> None:
+    """Billions of tokens; the weight decay of a step at the peak rate."""
+    config = loaded(name)
+    tokens, batches = config.data.sequence, config.batch_schedule
+    assert batches.num_trained(config.train.steps) * tokens == pytest.approx(billions * 1e9, rel=1e-4)
+    assert batches.samples * tokens == pytest.approx(ramp * 1e9, rel=1e-6)
+    assert config.optimizer.warmup_steps * config.train.batch * tokens == pytest.approx(warmup * 1e9, rel=2e-3)
+    assert config.optimizer.lr * config.optimizer.weight_decay == pytest.approx(decay, rel=2e-3)
+
+
 def test_xlnet_corpora() -> None:
     """arXiv:1906.08237, section 3.1: 32.89 billion subwords of five corpora."""
     mix = loaded("xlnet/large").data.mix

@@ -67,7 +67,7 @@ def test_unknown_value_is_refused(differences: dict, message: str) -> None:
 
 def test_unknown_init_is_refused() -> None:
     spec = published(change(GPT2, init={"rule": "xavier"}), "small")
-    with pytest.raises(UserError, match=r"init.rule is 'xavier'.*normal, gpt2, t5"):
+    with pytest.raises(UserError, match=r"init.rule is 'xavier'.*normal, gpt2, truncated-gpt2, t5"):
         initial_value(spec, "embed.position.weight", (4, 4), seed=0)
 
 

@@ -32,6 +32,7 @@ DECODERS = {
     "gpt3",
     "gpt3-banded",
     "palm",
+    "ettin-decoder",
     "transformer-xl",
     "transformer-xl-bytes",
     "reformer",

@@ -82,6 +82,13 @@ CHOICES: dict[str, tuple[dict[str, Any], dict[str, Any], frozenset[str], str]] =
     "a band, dropout": ({"pattern": BAND}, {"dropout": 0.1}, frozenset({"triton"}), "tiles"),
     "a band, dropout and flash-attn": ({"pattern": BAND}, {"dropout": 0.1}, ALL_PACKAGES, "flash-attn"),
     "a band in documents": ({"pattern": BAND, "packed": True}, {}, ALL_PACKAGES, "flex"),
+    "a band in documents, with offsets": ({"pattern": BAND, "packed": True}, {"offsets": True}, ALL_PACKAGES, "varlen"),
+    "a dilated band in documents": (
+        {"pattern": SlidingWindow(255, 0, dilation=2), "packed": True},
+        {"offsets": True},
+        ALL_PACKAGES,
+        "flex",
+    ),
     "a band, marks": ({"pattern": BAND}, {"marked": True}, ALL_PACKAGES, "flex"),
     "a band, wide heads": ({"pattern": BAND, "key_width": 264}, {}, ALL_PACKAGES, "flex"),
     "a band, narrow heads": ({"pattern": BAND, "key_width": 8}, {}, frozenset({"triton"}), "tiles"),

@@ -132,6 +132,7 @@ def losses_and_gradients(model: Model, fields: dict[str, Tensor]) -> list[Tensor
 
 CALLS = {
     **dict.fromkeys(("gpt1", "gpt2", "palm", "bert", "roberta", "albert", "electra", "ernie", "distilbert"), 4),
+    **dict.fromkeys(("modernbert", "ettin-decoder"), 4),
     "gpt3-banded": 4,
     "transformer": 6,
     "bart": 6,
