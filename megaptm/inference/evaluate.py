@@ -143,7 +143,7 @@ def evaluate(
         tensors = {field: tensor.to(loaded.device) for field, tensor in as_tensors(batch).items()}
         with torch.inference_mode():
             batch_losses = loaded.model(tensors, caches=caches).losses
-            caches = {stack: stack_cache.advanced() for stack, stack_cache in caches.items()}
+            caches = {stack: stack_cache.after_sequence() for stack, stack_cache in caches.items()}
             if sampled_labels:
                 batch = {
                     field: tensor.cpu().numpy() for field, tensor in loaded.model.with_sampled_labels(tensors).items()

@@ -146,7 +146,7 @@ def _continue_with_recurrence(loaded: TrainedModel, ids: list[int], *, tokens: i
     for _ in range(tokens):
         with torch.inference_mode():
             logits = loaded.model.logits({"tokens": torch.tensor([ids], device=loaded.device)}, caches=caches)
-            caches = {stack: stack_cache.advanced() for stack, stack_cache in caches.items()}
+            caches = {stack: stack_cache.after_sequence() for stack, stack_cache in caches.items()}
             id_ = sampler(logits["lm"][0, -1])
         if id_ == end:
             return

@@ -104,7 +104,7 @@ class _Linear(torch.autograd.Function):
         gradient_sum = gradient_sum_of(weight_OI)
         assert gradient_sum is not None
         add_product(gradient_sum.total, d_output_NO.t(), x.flatten(0, -2))
-        return d_x, gradient_sum.added(), d_output_NO.sum(0) if ctx.needs_input_grad[2] else None
+        return d_x, gradient_sum.mark_added(), d_output_NO.sum(0) if ctx.needs_input_grad[2] else None
 
 
 class _CompiledLinear(torch.autograd.Function):
@@ -139,7 +139,7 @@ def _add_weight_gradient(d_output_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -
     parameter.has_placeholder = True
     gradient_sum: GradientSum = parameter.gradient_sum
     add_product(gradient_sum.total, d_output_NO.t(), x_NI)
-    added = gradient_sum.added()
+    added = gradient_sum.mark_added()
     return torch.empty_like(weight_OI) if added is None else added
 
 

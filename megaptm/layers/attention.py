@@ -18,12 +18,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from megaptm.layers.costs import LayerCosts
 from megaptm.layers.custom_pattern import CustomPattern, check_alike
-from megaptm.layers.kernel_choice import AUTO, FLEX, FUSED, choose
-from megaptm.layers.kernels import SharedBlocks, attend_by, device_of, for_heads, kernel_window, work_of
+from megaptm.layers.kernel_choice import AUTO, FLEX, FUSED, choose_kernel
+from megaptm.layers.kernels import SharedBlocks, attend_by, describe_device, describe_work, for_heads, kernel_window
 from megaptm.layers.mask import Mask
 from megaptm.layers.pattern import Pattern
 from megaptm.layers.positions import rotate
-from megaptm.layers.sparse import Marked
+from megaptm.layers.sparse import GlobalPositions
 from megaptm.layers.split import Dropout, HeadBias, Linear
 from megaptm.layers.varlen import attend_by_document
 from megaptm.spec import visibility_of
@@ -74,9 +74,9 @@ class Attend(AttentionCore):
 
     def attend_by_head(self, q_SBHK: Tensor, k_MBHK: Tensor, v_MBHK: Tensor, mask: Tensor | None) -> Tensor:
         """Return the attention output before heads are merged, [S, B, H, K]."""
-        rate = self.dropout.rate if self.dropout.draws else 0.0
+        rate = self.dropout.rate if self.dropout.is_active else 0.0
         if mask is not None and are_offsets(mask):
-            with self.dropout.drawing():
+            with self.dropout.use_stream():
                 return attend_by_document(
                     *(q_SBHK, k_MBHK, v_MBHK, mask),
                     causal=self.causal,
@@ -86,7 +86,7 @@ class Attend(AttentionCore):
                 )
         heads = q_SBHK.shape[2]
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBHK, for_heads(k_MBHK, heads), for_heads(v_MBHK, heads)))
-        with self.dropout.drawing(), sound_kernels(mask):
+        with self.dropout.use_stream(), sound_kernels(mask):
             mixed_BHSK = F.scaled_dot_product_attention(
                 q,
                 k,
@@ -215,28 +215,32 @@ class PatternAttend(Attend):
             pattern=self.pattern,
             blocks=blocks_BHX,
         )
-        marked = None if made.marks is None else Marked.of(made.marks, positions_BG)
-        rate = self.dropout.rate if self.dropout.draws else 0.0
+        marked = None if made.marks is None else GlobalPositions.of(made.marks, positions_BG)
+        rate = self.dropout.rate if self.dropout.is_active else 0.0
         kernel = self._choose(made, q_SBHK.dtype, q_SBHK.shape[3])
         if kernel == FUSED:
             mixed_SBHK = self.attend_by_head(q_SBHK, k_SBHK, v_SBHK, made.scores(None))
         else:
-            with self.dropout.drawing():
+            with self.dropout.use_stream():
                 mixed_SBHK = attend_by(kernel, q_SBHK, k_SBHK, v_SBHK, made, marked, scale=self.scale, dropout=rate)
         if marked is not None:
             q, k, v = (q_SBHK, k_SBHK, v_SBHK) if global_qkv is None else global_qkv
-            mixed_SBHK = marked.put(mixed_SBHK, self.attend_by_head(marked.take(q), k, v, marked.see(made)))
+            mixed_SBHK = marked.scatter(
+                mixed_SBHK, self.attend_by_head(marked.gather(q), k, v, marked.query_mask(made))
+            )
         return mixed_SBHK.flatten(2)
 
     def _choose(self, mask: Mask, dtype: torch.dtype, key_width: int) -> str:
         """Return the attention kernel for a mask with this pattern."""
-        rate = self.dropout.rate if self.dropout.draws else 0.0
-        return choose(work_of(mask, dtype, key_width, rate), device_of(mask.device), self.kernel).kernel
+        rate = self.dropout.rate if self.dropout.is_active else 0.0
+        return choose_kernel(
+            describe_work(mask, dtype, key_width, rate), describe_device(mask.device), self.kernel
+        ).kernel
 
     def shared_blocks(self, mask: Mask, shared: SharedBlocks, dtype: torch.dtype, key_width: int) -> Tensor | None:
         """Return the attention blocks of this layer's pattern if FlexAttention computes it, else None. `mask`: mask of
         the stack, without a pattern."""
-        mask = mask.within(self.pattern)
+        mask = mask.with_pattern(self.pattern)
         return shared.of(mask) if self._choose(mask, dtype, key_width) == FLEX else None
 
 
@@ -290,7 +294,7 @@ class SelfAttention(AttentionModule):
 
     def forward(self, x_SBD: Tensor, mask: Tensor | None, *inputs: Any, **options: Any) -> Tensor:
         """Return the output of self-attention, [S, B, D]. Arguments are those of `mix`."""
-        return apply_linear(self.output, self.mix(x_SBD, mask, *inputs, **options), mask)
+        return apply_linear(self.output, self.compute_attention(x_SBD, mask, *inputs, **options), mask)
 
     def mix(
         self,

@@ -20,7 +20,7 @@ from torch import Tensor
 from megaptm.layers.kernel_choice import AttentionWork, ComputeDevice
 from megaptm.layers.mask import Mask
 from megaptm.layers.pattern import AllPairs, Pattern, SlidingWindow, attended_blocks
-from megaptm.layers.sparse import Marked, attend_by_tiles
+from megaptm.layers.sparse import GlobalPositions, attend_by_tiles
 
 if TYPE_CHECKING:  # it takes a second to import
     from torch.nn.attention.flex_attention import BlockMask
@@ -35,7 +35,7 @@ PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp3
 """dtype of queries -> name of the precision in `train.precision`."""
 
 
-def work_of(mask: Mask, dtype: torch.dtype, key_width: int, dropout: float) -> AttentionWork:
+def describe_work(mask: Mask, dtype: torch.dtype, key_width: int, dropout: float) -> AttentionWork:
     """Return the properties of an attention computation on which the choice of a kernel depends. `dtype`: dtype of the
     queries."""
     return AttentionWork(
@@ -51,7 +51,7 @@ def work_of(mask: Mask, dtype: torch.dtype, key_width: int, dropout: float) -> A
     )
 
 
-def device_of(device: torch.device) -> ComputeDevice:
+def describe_device(device: torch.device) -> ComputeDevice:
     """Return the properties of a device on which the choice of an attention kernel depends."""
     return ComputeDevice(
         device.type,
@@ -74,7 +74,7 @@ def attend_by(
     k_SBGK: Tensor,
     v_SBGK: Tensor,
     mask: Mask,
-    marked: Marked | None,
+    marked: GlobalPositions | None,
     *,
     scale: float,
     dropout: float,
@@ -94,19 +94,23 @@ def for_heads(x_MBGK: Tensor, heads: int) -> Tensor:
     return x_MBGK.expand(-1, -1, heads, -1) if groups == 1 else x_MBGK.repeat_interleave(heads // groups, dim=2)
 
 
-def _tiles(q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: Marked | None, scale: float, dropout: float) -> Tensor:
+def _tiles(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: GlobalPositions | None, scale: float, dropout: float
+) -> Tensor:
     k, v = for_heads(k, q.shape[2]), for_heads(v, q.shape[2])
     if mask.pattern is None:
         mask = replace(mask, pattern=SlidingWindow(len(q) - 1, 0) if mask.causal else AllPairs())
     return attend_by_tiles(q, k, v, mask, marked, scale=scale, dropout=dropout)
 
 
-def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: Marked | None, scale: float, dropout: float) -> Tensor:
+def _flex(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: GlobalPositions | None, scale: float, dropout: float
+) -> Tensor:
     assert not dropout, "it has none"
     k_padded, v_padded = k, v
     if marked is not None:
         # Global keys are appended, so that they are compared once.
-        k, v = torch.cat([k, marked.take(k)]), torch.cat([v, marked.take(v)])
+        k, v = torch.cat([k, marked.gather(k)]), torch.cat([v, marked.gather(v)])
     q_BHSK, k_BGSK, v_BGSK = (x.permute(1, 2, 0, 3) for x in (q, k, v))
     blocks, grouped = block_mask(mask, marked), q.shape[2] != k.shape[2]
     attend = _compiled_flex if q.is_cuda else _flex_attention
@@ -134,7 +138,7 @@ def _compiled_flex() -> Callable[..., Any]:
     return compiled
 
 
-def block_mask(mask: Mask, marked: Marked | None = None, *, block: int = BLOCK) -> BlockMask:
+def block_mask(mask: Mask, marked: GlobalPositions | None = None, *, block: int = BLOCK) -> BlockMask:
     """Return FlexAttention's block mask. Keys of global tokens follow the keys of the sequence."""
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -228,7 +232,7 @@ def _ends(numbers_BS: Tensor, length: int, block: int) -> tuple[Tensor, Tensor]:
     return filled.amin(2), filled.amax(2)
 
 
-def _mask_mod(mask: Mask, marked: Marked | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def _mask_mod(mask: Mask, marked: GlobalPositions | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Return FlexAttention's `mask_mod`, which must be a plain function."""
     if marked is None or mask.marks is None:
         return lambda batch, head, query, key: mask.attends(batch, head, query, key)
@@ -243,7 +247,7 @@ def _mask_mod(mask: Mask, marked: Marked | None) -> Callable[[Tensor, Tensor, Te
 
 
 def _flash_attn(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: Marked | None, scale: float, dropout: float
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: GlobalPositions | None, scale: float, dropout: float
 ) -> Tensor:
     from flash_attn import flash_attn_func
 
@@ -259,7 +263,7 @@ def _flash_attn(
 
 
 def _transformer_engine(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: Marked | None, scale: float, dropout: float
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: GlobalPositions | None, scale: float, dropout: float
 ) -> Tensor:
     window = kernel_window(mask.pattern, mask.causal)
     attend = _engine(q.shape[2], k.shape[2], q.shape[3], mask.causal, window, scale, dropout)

@@ -16,8 +16,8 @@ from megaptm.errors import UserError
 from megaptm.layers.attention import AttentionModule, CrossAttention, PatternAttend, SelfAttention, are_offsets
 from megaptm.layers.feedforward import FeedForward
 from megaptm.layers.feedforward_costs import find_activation
-from megaptm.layers.kernel_choice import AUTO, FUSED, VARLEN, AttentionWork, choose
-from megaptm.layers.kernels import PRECISIONS, SharedBlocks, device_of
+from megaptm.layers.kernel_choice import AUTO, FUSED, VARLEN, AttentionWork, choose_kernel
+from megaptm.layers.kernels import PRECISIONS, SharedBlocks, describe_device
 from megaptm.layers.layer_costs import SubLayer, sublayers
 from megaptm.layers.mask import Mask
 from megaptm.layers.norm import FinalNorm, Norm
@@ -415,7 +415,7 @@ class Stack(SequenceHooks, BaseStack):
             scored=scored,
             reads_memory=reads_memory,
         )
-        return choose(work, device_of(x.device), self.kernel).kernel == VARLEN
+        return choose_kernel(work, describe_device(x.device), self.kernel).kernel == VARLEN
 
     def attention_inputs(self, x: Tensor, inputs: StackInputs) -> dict[AttentionSpec, AttentionInputs]:
         """Return the inputs of each kind of attention in the stack. `x`: input of the stack."""

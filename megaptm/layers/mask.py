@@ -147,7 +147,7 @@ class Mask:
         """Build an attention mask from the tensor `numbers`, causality and pattern of a stack, and `blocks` if
         computed."""
         causal, ordered = visibility_of(visibility)
-        mask = cls((length, length), device, causal=causal, blocks=blocks).within(pattern)
+        mask = cls((length, length), device, causal=causal, blocks=blocks).with_pattern(pattern)
         if numbers is None:
             return mask
         marks = numbers[1 + ordered] if len(numbers) > 1 + ordered else None

@@ -32,7 +32,7 @@ MAX_SCORES = 1 << 27
 
 
 @dataclass(frozen=True)
-class Marked:
+class GlobalPositions:
     """Global positions of each sequence, padded to an equal number."""
 
     positions: Tensor
@@ -41,7 +41,7 @@ class Marked:
     """Whether an entry of the global positions is valid, [B, G]; False for padding."""
 
     @classmethod
-    def of(cls, marks_BS: Tensor, positions_BG: Tensor | None = None) -> Marked:
+    def of(cls, marks_BS: Tensor, positions_BG: Tensor | None = None) -> GlobalPositions:
         """Build the global positions from marks of global tokens [B, S]. `positions_BG`: result of `global_positions`,
         if already computed."""
         positions_BG = global_positions(marks_BS) if positions_BG is None else positions_BG
@@ -93,11 +93,18 @@ def _without_pattern(mask: Mask, batch: Tensor, query: Tensor, key: Tensor) -> T
 
 
 def attend_by_tiles(
-    q_SBHK: Tensor, k_SBHK: Tensor, v_SBHK: Tensor, mask: Mask, marked: Marked | None, *, scale: float, dropout: float
+    q_SBHK: Tensor,
+    k_SBHK: Tensor,
+    v_SBHK: Tensor,
+    mask: Mask,
+    marked: GlobalPositions | None,
+    *,
+    scale: float,
+    dropout: float,
 ) -> Tensor:
     """Compute attention over the tiles of a pattern: return the output under the mask, [S, B, H, K]. The output at
     global positions is computed elsewhere; here they are treated as ordinary queries."""
-    extra = (None, None) if marked is None else (marked.take(k_SBHK), marked.take(v_SBHK))
+    extra = (None, None) if marked is None else (marked.gather(k_SBHK), marked.gather(v_SBHK))
     # Sampled from the caller's generator. The backward pass repeats the dropout masks from it.
     seed = next_seed(q_SBHK.device) if dropout else 0
     mixed: Tensor = _ByTiles.apply(q_SBHK, k_SBHK, v_SBHK, *extra, _TileInputs(mask, marked, scale, dropout, seed))
@@ -230,7 +237,7 @@ class _TileInputs:
     """Inputs without gradient of the forward and backward pass of sparse attention."""
 
     mask: Mask
-    marked: Marked | None
+    marked: GlobalPositions | None
     scale: float
     dropout: float
     seed: int
@@ -327,7 +334,7 @@ class _TileMask:
         without_global_tokens = self.mask.marks[rows, key] == 0
         own, beside = (
             without_global_tokens if attended is None else attended & without_global_tokens,
-            self.marked.keys_attended(self.mask, query),
+            self.marked.key_mask(self.mask, query),
         )
         shape = (*own.shape[:2], *query.shape[:-1])
         return torch.cat([own.expand(*shape, -1), beside.expand(*shape, -1)], dim=-1)

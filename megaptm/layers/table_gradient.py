@@ -64,11 +64,11 @@ class TableGradient:
         ):
             left, right_factor = self._factors
             add_product(total, left.t(), right_factor * d_loss.to(right_factor.dtype))
-            return gradient_sum.added()
+            return gradient_sum.mark_added()
         d_loss = d_loss.to(total.dtype)
         for rows, gradient in self._parts():
             total[rows].addcmul_(gradient.to(total.dtype), d_loss)
-        return gradient_sum.added()
+        return gradient_sum.mark_added()
 
     def _parts(self) -> Iterator[tuple[slice, Tensor]]:
         if self._total is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from megaptm.batch import MicroBatch
-from megaptm.layers.kernels import device_of
+from megaptm.layers.kernels import describe_device
 from megaptm.layers.varlen import CROSS_OFFSETS, OFFSETS, cross_offsets, document_offsets
 from megaptm.parallel.groups import device
 from megaptm.parallel.hooks import EngineHook
@@ -30,7 +30,7 @@ class DocumentOffsetsHook(EngineHook):
         }
 
     def prepare_batch(self, batch: MicroBatch) -> MicroBatch:
-        here = device_of(device())
+        here = describe_device(device())
         if here.kind != "cuda":
             return batch
         added: dict[str, Tensor | None] = {}

@@ -120,7 +120,7 @@ class RecurrenceCache:
 
     def note(self, caches: dict[str, StackCache]) -> None:
         """Note the new hidden states of the samples that the model just read."""
-        self._noted.append({stack: stack_cache.advanced() for stack, stack_cache in caches.items()})
+        self._noted.append({stack: stack_cache.after_sequence() for stack, stack_cache in caches.items()})
 
     def commit(self) -> None:
         """Store the noted hidden states in the recurrence cache. Not called after a rejected step."""

@@ -1,4 +1,4 @@
-"""Activation memory that a forward pass of one micro-batch leaves for the backward pass.
+"""Planned activation memory that the forward pass of a micro-batch leaves for the backward pass.
 
 Derived from the operations of `layers/`: a linear layer saves its input, a norm its input, an activation its input
 (ReLU its output), dropout one byte per element, fused attention queries, keys, values, output and one float per query.
@@ -25,8 +25,8 @@ from megaptm.spec import Block
 def layer_bytes(work: Workload, stack: str, block: Block | None = None, *, recompute: str | None = None) -> float:
     """Return the activation bytes that one layer of a stack saves for one micro-batch on one rank.
 
-    `block`: the block of this layer; None: of the first layer. A layer that saves no activations saves only its hash
-    buckets.
+    `block`: the block of this layer; None: that of the first layer. A layer that saves no activations saves only its
+    hash buckets.
     """
     block = work.spec.family.stacks[stack].at(0) if block is None else block
     recompute = work.recompute if recompute is None else recompute
@@ -61,7 +61,7 @@ def _sublayer_bytes(work: Workload, stack: str, block: Block, sub: SubLayer, rec
 
 
 def _score_bytes(work: Workload, costs: LayerCosts, queries: str, keys: str, recompute: str) -> float:
-    """Return the activation bytes between queries, keys, values and the attention output."""
+    """Return the activation bytes that attention saves between its inputs (queries, keys, values) and its output."""
     size, layout, element = work.spec.size_of(queries), work.layout, work.element_bytes
     query_positions, rows = work.lengths[queries], layout.microbatch
     pairs = rows * costs.pairs(query_positions, work.lengths[keys])
@@ -89,7 +89,7 @@ def _score_bytes(work: Workload, costs: LayerCosts, queries: str, keys: str, rec
 
 
 def chunk_bytes(work: Workload, model_chunk: ModelChunk) -> float:
-    """Return the activation bytes of one micro-batch in one chunk of a stage: its layers, score bias and embedding
+    """Return the activation bytes of one micro-batch in one chunk of a pipeline stage: layers, score bias and embedding
     dropout mask."""
     total = 0.0
     rows, spec, element = work.layout.microbatch, work.spec, work.element_bytes
@@ -122,7 +122,7 @@ def chunk_bytes(work: Workload, model_chunk: ModelChunk) -> float:
 
 
 def count_passes_in_flight(work: Workload, stage: int) -> int:
-    """Return the largest number of forward passes whose activations a stage holds at once.
+    """Return the largest number of forward passes whose activations a pipeline stage holds at once.
 
     1F1B: the first stage is `pipeline` micro-batches ahead, the last stage one. Interleaved (arXiv:2104.04473, section
     2.2): twice the distance to the last stage plus one round of the other chunks, which is layers x (1 + (p - 1) / (p
@@ -136,7 +136,7 @@ def count_passes_in_flight(work: Workload, stage: int) -> int:
 
 
 def stage_bytes(work: Workload, number: int, chunks: list[ModelChunk]) -> float:
-    """Return the peak activation bytes of all micro-batches of a stage."""
+    """Return the peak activation bytes of all micro-batches of a pipeline stage."""
     passes, sizes = count_passes_in_flight(work, number), [chunk_bytes(work, model_chunk) for model_chunk in chunks]
     rounds, remainder = divmod(passes, len(chunks) * work.layout.pipeline)
     total = rounds * work.layout.pipeline * sum(sizes)
@@ -147,14 +147,14 @@ def stage_bytes(work: Workload, number: int, chunks: list[ModelChunk]) -> float:
 
 
 def input_bytes(work: Workload) -> float:
-    """Return the bytes of a step's samples in device memory, which each stage receives before its first pass. Tokens
-    are negligible."""
+    """Return the bytes of a step's samples in device memory, which each pipeline stage receives before its first pass.
+    Tokens are negligible."""
     inputs = inputs_read(work.spec, work.lengths, work.appended)
     return float(work.samples_per_rank * sum(costs.batch_bytes(positions) for costs, positions in inputs))
 
 
 def logits_bytes(work: Workload) -> float:
-    """Return the peak bytes of logits, projection and loss, on the last stage (losses/token.py)."""
+    """Return the peak bytes of logits, vocabulary projection and loss, on the last pipeline stage (losses/token.py)."""
     losses = {head: _loss_bytes(work, head) for head in work.heads.values()}
     if not losses:  # output and gradient of the final norm
         last = next(reversed(work.spec.family.stacks))
@@ -173,15 +173,16 @@ def _loss_bytes(work: Workload, head: HeadCosts) -> LossBytes:
 
 
 def comparison_bytes(work: Workload) -> float:
-    """Return the peak bytes of the largest contrastive comparison, between the two passes (`parallel.contrast`)."""
+    """Return the peak bytes of the largest contrastive comparison, between the two passes of a step
+    (`parallel.contrast`)."""
     return max(
         (float(head.compare_bytes(work.samples_per_rank, work.batch)) for head in work.contrastive_heads), default=0.0
     )
 
 
 def workspace_bytes(work: Workload, largest: int) -> float:
-    """Return the temporary bytes of a backward pass: gradients of activations, of one weight, and a recomputed
-    layer."""
+    """Return the temporary bytes of a backward pass: gradients of activations, the gradient of one weight, and a
+    recomputed layer."""
     spec, element = work.spec, work.element_bytes
     longest = max(work.lengths, key=lambda name: work.lengths[name])
     tokens = work.layout.microbatch * work.lengths[longest]
@@ -207,7 +208,7 @@ def workspace_bytes(work: Workload, largest: int) -> float:
 
 
 def buffer_bytes(work: Workload) -> float:
-    """Return the bytes of pipeline messages, and of the gathered input of a sequence-parallel layer."""
+    """Return the bytes of messages between pipeline stages, and of the gathered input of a sequence-parallel layer."""
     stream = work.layout.microbatch * work.tokens_per_sample * work.spec.width * work.element_bytes
     between = work.layout.microbatch * work.stage_positions * work.spec.width * work.element_bytes
     passed = 4 * between / work.sequence_parts if work.layout.pipeline > 1 else 0.0

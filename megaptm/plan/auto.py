@@ -23,12 +23,12 @@ def plan_layout(
     machine: Machine | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[UncheckedConfig, str]:
-    """Return a config whose layout is `auto` with the fastest layout that fits, and a line with the reason.
+    """Return a config whose layout `auto` is replaced by the fastest layout that fits, and a line with the reason.
 
     The machine and the number of devices are those of the config's keys, or else `machine`, or this computer's GPUs;
-    under torchrun or srun there is a device for each process. `previous`: layout of the run so far, which is kept on as
-    many devices.
-    Raises `UserError` for mistakes of the config, for an unknown machine, and if no layout fits.
+    under torchrun or srun there is a device for each process. `previous`: layout of the run so far, which is retained
+    if the number of devices is the same. Raises `UserError` for mistakes of the config, for an unknown machine, and if
+    no layout fits.
     """
     config, values = written.load_without_plan(), written.values
     devices: int | None = values.get("devices")
@@ -55,7 +55,7 @@ def _with_layout(written: UncheckedConfig, layout: Layout) -> UncheckedConfig:
 
 
 def describe_choice(chosen: Candidate, result: Search, config: Config, machine: Machine) -> str:
-    """Return one line: the chosen layout, the fastest other one, and where that loses time."""
+    """Return one line: the layout that the planner chose, the fastest other one, and where that one loses time."""
     layout = chosen.layout
     needed, usable = chosen.bytes / GIB, machine.usable_bytes / GIB
     line = (

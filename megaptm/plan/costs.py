@@ -1,9 +1,8 @@
-"""Seconds of the operations of a layer on one rank, forward and backward.
+"""Planned seconds of the operations of a layer on one rank, forward and backward.
 
-A matrix product takes its FLOPs at the rate of a large product plus the memory traffic of its operands. The second term
-makes small products slow: it does not shrink in proportion to the first. Operations between products take the bytes
-that they read and write. Both follow from the code in `layers/` and megatron-core's linear layers; the machine's file
-gives the rates.
+A matrix product takes its FLOPs at the rate of a large product, plus the memory traffic of its operands. The traffic
+makes small products slow: it shrinks less than the FLOPs. Operations between products take the bytes that they read and
+write. Both follow from the code in `layers/` and megatron-core's linear layers; the machine's file gives the rates.
 """
 
 # N tokens of a micro-batch, D width, A = heads x key width, F feed-forward features, T tensor ranks
@@ -26,14 +25,14 @@ from megaptm.spec import Block
 
 @dataclass(frozen=True)
 class OperationTime:
-    """Time in seconds of one pass, by kind of operation."""
+    """Planned seconds of one forward or backward pass, by kind of operation."""
 
     products: float = 0.0
     attention: float = 0.0
     memory: float = 0.0
-    """Seconds of norms, activations, dropout, sums, and between kernels."""
+    """Planned seconds of norms, activations, dropout, sums, and between kernels."""
     tensor: float = 0.0
-    """Seconds of tensor-parallel communication that does not overlap with computation."""
+    """Planned seconds of tensor-parallel communication that does not overlap with computation."""
 
     @property
     def total(self) -> float:
@@ -54,8 +53,8 @@ class OperationTime:
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Seconds of the forward pass, the backward pass, and recomputation (for the backward pass, or after a features
-    pass)."""
+    """Planned seconds of the forward pass, the backward pass, and recomputation (for the backward pass, or after a
+    features pass)."""
 
     forward: OperationTime
     backward: OperationTime
@@ -85,7 +84,7 @@ def time_stage(
     chunks: list[ModelChunk],
     layers: dict[tuple[str, Block, str], PassTimes] | None = None,
 ) -> PassTimes:
-    """Return the planned seconds of one micro-batch in all chunks of a stage.
+    """Return the planned seconds of one micro-batch in all chunks of a pipeline stage.
 
     `layers`: cache of layers that other stages have too; layers of this stage are added to it.
     """
@@ -265,7 +264,7 @@ def time_embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> P
 
 
 def _time_appended(machine: Machine, work: Workload) -> PassTimes:
-    """Return the planned seconds of the projections of positions after the text."""
+    """Return the planned seconds of projections of positions after the text."""
     positions = work.layout.microbatch * work.appended
     products = [
         (time_product(machine, work, positions, linear.inputs, linear.outputs), has_gradient)

@@ -12,7 +12,7 @@ from megaptm.plan.workload import Workload
 
 
 class BuiltRank(Protocol):
-    """Measured counts of one rank that a dry run built (parallel/dry.py)."""
+    """Parameters and FLOPs of one rank, counted in a dry run (parallel/dry.py)."""
 
     @property
     def rank(self) -> int: ...
@@ -26,14 +26,15 @@ class BuiltRank(Protocol):
 
 @dataclass(frozen=True)
 class DryRunReport:
-    """Report of a dry run: built ranks, and the planned number of parameters of each."""
+    """Report of a dry run: counts of the built ranks, and the planned number of parameters of each."""
 
     ranks: Sequence[BuiltRank]
     planned: list[int]
     counted_flops: int | None
-    """FLOPs of a step on all devices, from one built rank per stage; None if a stage was not built."""
+    """FLOPs of a step on all devices as the dry run counted them, from one rank per stage; None if a stage was not
+    built."""
     flops: int
-    """Planned FLOPs of a step."""
+    """FLOPs of a step on all devices as the plan estimates them."""
 
     @property
     def agrees_with_plan(self) -> bool:

@@ -1,4 +1,4 @@
-"""Layout to continue with after devices are lost: the nearest layout that still fits."""
+"""Choice of a smaller layout after devices are lost: the nearest layout that still fits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def elastic_layout(config: Config, room: Callable[[int], int], machine: Machine 
     """Return the largest layout of the config that fits the remaining devices, or None if none fits.
 
     `room(t)`: number of ranks that get a device in groups of t. Layouts with the config's tensor x pipeline come first,
-    because their ranks hold the same weights as before. If `machine` is given, the fullest rank must fit.
+    because their ranks hold the same weights as before. If `machine` is given, the memory of the fullest rank must
+    suffice.
     """
     return next(
         (

@@ -1,4 +1,4 @@
-"""Costs that an extension of a run adds to a step."""
+"""Costs that an extension, such as distillation, adds to a training step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ExtraCosts(ABC):
-    """Costs that an extension adds to a step, beside those of the trained model. Base class."""
+    """Costs that an extension adds to a step, besides those of the trained model. Base class."""
 
     name: str
     """Name of the extension's part in plans."""
@@ -31,4 +31,4 @@ class ExtraCosts(ABC):
 
     @abstractmethod
     def summary(self, work: Workload) -> str:
-        """Return the extension's line for the head of a plan."""
+        """Return the extension's line for the summary at the top of a plan."""

@@ -1,4 +1,4 @@
-"""Costs of node failures, and of checkpoints against them."""
+"""Estimated costs of node failures, and of checkpoints against them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FailureCosts:
     mtbf_hours: float
     """Hours between two failures of the job: those of a node over the number of nodes."""
     expected: float
-    """Number of failures expected in the whole run."""
+    """Number of node failures expected in the whole run."""
     best_interval_steps: int
     """Steps between checkpoints that cost the least time: sqrt(2 x stall of a checkpoint x time between failures)."""
     goodput: float

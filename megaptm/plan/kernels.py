@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from megaptm.config import Config, resolve
-from megaptm.layers.kernel_choice import ComputeDevice, KernelChoice, attention_works, choose
+from megaptm.layers.kernel_choice import ComputeDevice, KernelChoice, attention_works, choose_kernel
 from megaptm.spec import LayerlessSpec
 
 
 def attention_kernels(config: Config, device: str) -> list[tuple[str, KernelChoice]]:
-    """Return each kind of attention of a run and its kernel on `cuda` or `cpu`, among the installed kernels.
+    """Return each kind of attention of a run and its kernel on `cuda` or `cpu`, out of the installed kernels.
 
     Raise UserError if the configured kernel cannot be used.
     """
@@ -17,4 +17,4 @@ def attention_kernels(config: Config, device: str) -> list[tuple[str, KernelChoi
     batch = config.batch_spec
     here = ComputeDevice(device, deterministic=config.train.deterministic)
     works = attention_works(spec, batch, config.train.precision)
-    return [(work.name, choose(work, here, config.train.attention_kernel)) for work in works]
+    return [(work.name, choose_kernel(work, here, config.train.attention_kernel)) for work in works]

@@ -11,7 +11,7 @@ from megaptm.plan.machine import Machine, known_machines, load_machine
 
 NVIDIA_SMI_SECONDS = 30
 TOLERANCE = 0.05
-"""Largest difference of the memory of a GPU from that of its description."""
+"""Maximum difference between the memory of a GPU and that of its machine description."""
 
 
 def nvidia_smi(*arguments: str) -> str:
@@ -25,8 +25,8 @@ def nvidia_smi(*arguments: str) -> str:
 
 
 def find_local_machine() -> Machine:
-    """Return the machine with the number of this computer's GPUs. Raises `UserError` if it has none, or if
-    none of `configs/machines` describes them."""
+    """Return the machine description of this computer with its number of GPUs. Raises `UserError` if it has no GPU, or
+    if no file of `configs/machines` describes its GPUs."""
     listed = nvidia_smi("--query-gpu=name,memory.total", "--format=csv,noheader,nounits").splitlines()
     # Of GPUs that share the memory of the processor, nvidia-smi writes `[N/A]`.
     sizes = ((name.strip(), mebibytes.strip()) for name, _, mebibytes in (line.rpartition(",") for line in listed))
@@ -50,7 +50,7 @@ def find_local_machine() -> Machine:
 
 
 def _visible(gpus: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves to processes: by their numbers, or as many as it has names."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves to processes: by index, or as many as it has names."""
     if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
         return gpus
     names = [name.strip() for name in chosen.split(",") if name.strip()]
@@ -60,6 +60,6 @@ def _visible(gpus: list[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 def _is_model(machine: Machine, gpu: str) -> bool:
-    """Whether a machine with a name such as `RTX 4090 24 GB` has GPUs such as `NVIDIA GeForce RTX 4090`."""
+    """Whether a machine description with a name such as `RTX 4090 24 GB` has GPUs such as `NVIDIA GeForce RTX 4090`."""
     *model, _, _ = machine.name.split()
     return {*model} <= {*re.split(r"[\s-]+", gpu)}

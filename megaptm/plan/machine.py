@@ -32,7 +32,7 @@ class Efficiency(Section):
     overlap_slowdown: Annotated[float, Field(ge=0.0, le=1.0)]
     """Share of hidden communication time that still slows compute, because both use memory bandwidth."""
     kernel_microseconds: Duration
-    """Time between two kernels, or to start one on a CPU."""
+    """Microseconds between two kernels on a GPU, or to start one on a CPU."""
     source: str
     """Source of the measurements of a machine."""
 

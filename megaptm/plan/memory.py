@@ -1,4 +1,4 @@
-"""Planned memory of one rank, by part."""
+"""Planned memory of one rank, by purpose."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Memory:
     activations: float
     logits: float
     workspace: float
-    """Temporary bytes of a layer's backward pass, beyond those of the logits."""
+    """Temporary bytes of a layer's backward pass, in addition to those of the logits."""
     buffers: float
     comparison: float = 0.0
-    """Temporary bytes of a contrastive comparison, beyond those of the pass after it."""
+    """Temporary bytes of a contrastive comparison, in addition to those of the pass after it."""
     recurrence_cache: float = 0.0
-    """Bytes of the recurrence cache: current and next one in training, and the one of validation."""
+    """Bytes of the recurrence cache: the current and the next one in training, and the one of validation."""
     extra: Mapping[str, float] = field(default_factory=dict)
     """Name -> bytes, for each of the workload's extra costs."""
 

@@ -1,4 +1,4 @@
-"""Time of communication on a machine's links.
+"""Planned time of communication on a machine's links.
 
 Ranks are numbered tensor first, then data, then pipeline, as in megatron-core, and fill nodes in that order. Neighbors
 of a group are `stride` ranks apart.
@@ -46,6 +46,6 @@ def _latency(machine: Machine, ranks: int, inside: int) -> float:
 
 
 def message_seconds(machine: Machine, size: float, *, stride: int, ranks: int) -> float:
-    """Return the seconds to send `size` bytes to the rank `stride` ahead, in a job of `ranks` processes."""
+    """Return the seconds to send `size` bytes to the rank that is `stride` ahead, in a job of `ranks` processes."""
     link = machine.intra_node if stride * 2 <= machine.devices or ranks <= machine.devices else machine.inter_node
     return size / (link.gigabytes_per_second * link.efficiency * 1e9) + link.microseconds * 1e-6

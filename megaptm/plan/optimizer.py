@@ -24,7 +24,7 @@ class StateSize:
     elements: int
     """Number of optimizer state elements that data ranks may divide among themselves."""
     factors: int = 0
-    """Row and column means of factored rules, replicated on data ranks."""
+    """Number of row and column means of factored optimizers (Adafactor), replicated on data ranks."""
 
     @property
     def total(self) -> int:
@@ -73,7 +73,7 @@ def checkpoint_bytes(config: Config, parameters: int) -> int:
 
 
 def _all_matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequence[str] | None) -> Iterator[LinearShape]:
-    """Yield the weights with two axes in these chunks; `outputs` is their number of rows."""
+    """Yield the weights with two axes in these chunks of a model; `outputs` is their number of rows."""
     tokens = token_costs(spec)
     for chunk in local:
         yield from _layer_matrices(spec, chunk)

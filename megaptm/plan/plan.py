@@ -26,23 +26,23 @@ class Plan:
     nodes: int
     parameters: int
     has_published_vocabulary: bool
-    """Whether a model of custom size has the family's published vocabulary, as one does whose config names none."""
+    """Whether a model of size `custom` has the family's published vocabulary, because its config sets none."""
     memory: list[Memory]
     """Planned memory of a rank of each stage."""
     step: StepTime
     steps: int
-    """Steps of this phase of the run."""
+    """Number of steps of this phase of the run."""
     samples: int
-    """Number of samples of these steps."""
+    """Number of samples in the steps of this phase of the run."""
     seconds: float
-    """Seconds of all steps without failures; steps of a batch ramp take less than `step`."""
+    """Planned seconds of all steps without failures; steps of a batch ramp take less than `step`."""
     every: int
     saving: CheckpointCost
     failures: FailureCosts
 
     @property
     def fullest_stage(self) -> int:
-        """Return the stage with the most memory."""
+        """Return the pipeline stage with the most memory."""
         return fullest_stage(self.memory)
 
     @property
@@ -52,12 +52,12 @@ class Plan:
 
     @property
     def days(self) -> float:
-        """Return the days of the run's steps alone, without failures."""
+        """Planned days of the run's steps alone, without failures."""
         return self.seconds / DAY
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens of the whole phase."""
+        """Number of tokens of this phase of the run."""
         return self.samples * self.work.tokens_per_sample
 
     @property

@@ -1,4 +1,4 @@
-"""Cost of a checkpoint: bytes, time, and host memory."""
+"""Planned cost of a checkpoint: bytes, time, and host memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class CheckpointCost:
 
     bytes: float
     seconds: float
-    """Seconds until the checkpoint is complete."""
+    """Seconds from the start of a checkpoint until it is complete."""
     stall: float
-    """Seconds that training waits: for the whole checkpoint, or for the copy to host memory."""
+    """Seconds that training waits for a checkpoint: until it is complete, or until it is copied to host memory."""
     host_bytes: float
-    """Bytes of host memory of each node for copies; they stay allocated between checkpoints."""
+    """Bytes of host memory of each node for copies of a checkpoint; they stay allocated between checkpoints."""
 
     def stall_at(self, interval: float) -> float:
         """Return the seconds that training waits at each checkpoint, if they are `interval` seconds of steps apart.
@@ -31,7 +31,7 @@ class CheckpointCost:
 
 
 def estimate_checkpoint_cost(config: Config, machine: Machine, parameters: int) -> CheckpointCost:
-    """Estimate the cost of a checkpoint of `parameters`, written by all nodes at once."""
+    """Estimate the cost of a checkpoint of `parameters` that all nodes write at once."""
     size, processes = float(checkpoint_bytes(config, parameters)), config.layout.processes
     nodes = ceil(processes / machine.devices)
     writing = size / (nodes * machine.disk_gigabytes_per_second * 1e9)

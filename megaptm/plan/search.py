@@ -1,4 +1,4 @@
-"""Search of all legal layouts of a config: the fastest layout that fits, and reasons why others are rejected."""
+"""Search of all legal layouts of a config: the fastest layout that fits, and reasons for rejecting others."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from megaptm.plan.step import StepTime, estimate_step
 from megaptm.plan.workload import Workload, make_workload
 
 MAX_MEMORY_SHARE = 0.95
-"""Share of a device's memory that a search may fill; the formulas of activations have errors of a few percent."""
+"""Share of a device's memory that a searched layout may fill; the formulas of activations have errors of a few
+percent."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Legal layout with its step time and the memory of its fullest rank."""
+    """Legal layout of a search, with its step time and the memory of its fullest rank."""
 
     layout: Layout
     step: StepTime
     bytes: float
     stage: int
-    """Pipeline stage with the most memory."""
+    """Pipeline stage with the most memory in this layout."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,11 @@ class Search:
     """Result of a search of layouts."""
 
     fitting: list[Candidate]
-    """Layouts that fit, fastest first."""
+    """Layouts that fit in memory, fastest first."""
     too_large: list[Candidate]
     """Legal layouts that need more memory than a rank has, smallest first."""
     refused: Counter[str]
-    """Reason of a rejection -> number of rejected layouts."""
+    """Reason of a rejection -> number of layouts rejected for it."""
 
 
 def search_layouts(config: Config, machine: Machine, devices: int) -> Search:
@@ -102,7 +103,7 @@ def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]
 
     @cache
     def cuts(pipeline: int, virtual: int, recompute: str) -> list[tuple[int, ...] | None]:
-        """Return equal numbers of layers, if possible, and the cut by FLOPs."""
+        """Return two divisions of the layers into stages: equal numbers of layers, if possible, and equal FLOPs."""
         even = [None] if is_evenly_cut(work.spec, pipeline * virtual) else []
         layout = Layout(pipeline=pipeline, virtual=virtual, layers_per_stage="auto", recompute=recompute)  # type: ignore[arg-type]
         try:
@@ -135,7 +136,7 @@ def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]
 
 
 def _virtuals(layers: int, pipeline: int) -> list[int]:
-    """Return the numbers of virtual stages to try: those that divide the layers of a stage, or else the smallest one
+    """Return the numbers of virtual stages to try: those that divide the layers of a stack, or else the smallest one
     for each size of the largest chunk."""
     if pipeline == 1:
         return [1]

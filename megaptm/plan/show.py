@@ -82,7 +82,8 @@ def _print_memory(plan: Plan, console: Console) -> None:
 
 
 def parts_of_memory(plan: Plan) -> list[str]:
-    """Return the parts of the planned memory to show. Rare parts are left out if this model does not have them."""
+    """Return the parts of the planned memory to show. Parts that few models have are left out if this model does not
+    have them."""
     rare = {"comparison", "recurrence_cache", *plan.memory[0].extra}
     return [
         part for part in plan.memory[0].parts() if part not in rare or any(stage.parts()[part] for stage in plan.memory)
@@ -180,7 +181,7 @@ def show_search(result: Search, console: Console, *, usable: float) -> None:
 
 
 def show_dry(dry: DryRunReport, console: Console) -> None:
-    """Print the counts of a dry run's ranks beside the planned ones."""
+    """Print the counts of a dry run's ranks, and the planned ones."""
     table = Table(title="\nDry run", title_justify="left", box=None, pad_edge=False)
     for name in ("rank", "stage", "parameters", "planned", "FLOPs of a micro-batch"):
         table.add_column(name, justify="right")

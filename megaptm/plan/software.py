@@ -10,12 +10,12 @@ from typing import Literal
 class Software:
     """Properties of training software that determine its speed and memory.
 
-    `MEGAPTM` describes this engine. Other values are used for published runs (`benchmarks/published`), which test the
-    formulas; one formula with a switch is easier to check than two.
+    `MEGAPTM` describes this engine. Other values describe published runs (`benchmarks/published`), which test the
+    formulas: one formula with a switch is easier to check than two.
     """
 
     attention: Literal["fused", "first-fused", "materialized"] = "fused"
-    """Whether attention writes scores [S, S] to memory; `first-fused` are kernels before FlashAttention-2."""
+    """Whether attention writes scores [S, S] to memory; `first-fused`: fused kernels before FlashAttention-2."""
     fused_softmax: bool = True
     """Whether scaling, masking and softmax of written scores are one pass over memory."""
     fused_residual: bool = False
@@ -23,7 +23,8 @@ class Software:
     fused_gradient_sum: bool = False
     """Whether the matrix product of a weight gradient is added to the float32 sum within one kernel."""
     tensor_overlap: Literal["none", "backward", "pieces"] = "backward"
-    """Overlap of tensor-parallel communication with products: none, with weight gradients, or always, in pieces."""
+    """Overlap of tensor-parallel communication with matrix products: none, with those of weight gradients, or with all,
+    in pieces."""
     gradient_bytes: int = 4
     """Bytes of one gradient element when data ranks sum gradients."""
     gradient_overlap: bool = True
@@ -31,9 +32,10 @@ class Software:
     parameter_overlap: bool = False
     """Whether updated weights are gathered while the next step starts."""
     sliced_boundaries: bool = False
-    """Whether each tensor rank sends a slice of the hidden states between stages even without sequence parallelism."""
+    """Whether each tensor rank sends a slice of the hidden states between pipeline stages even without sequence
+    parallelism."""
     boundary_overlap: bool = False
-    """Whether messages between stages overlap with products."""
+    """Whether messages between pipeline stages overlap with matrix products."""
     chunked_logits: bool = True
     """Whether logits are computed for a chunk of positions at a time."""
     fused_loss: bool = True

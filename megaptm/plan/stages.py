@@ -1,4 +1,4 @@
-"""Layers and numbers of parameters of each rank."""
+"""Layers and numbers of parameters of each rank of a pipeline stage."""
 
 # T tensor ranks
 
@@ -27,9 +27,9 @@ class Parameters:
 
     trained: int
     frozen: int = 0
-    """Number of parameters that no loss trains: they have no gradients and no moments."""
+    """Number of parameters that no loss trains, so that they have no gradients and no moments."""
     largest: int = 0
-    """Number of parameters of the largest matrix, whose gradient is held temporarily."""
+    """Number of parameters of the largest weight matrix, whose gradient is held temporarily."""
     in_layers: int = 0
     """Number of trained parameters that belong to one layer only, which full sharding frees between uses."""
     largest_layer: int = 0
@@ -38,7 +38,7 @@ class Parameters:
 
 @dataclass(frozen=True)
 class CountedStage:
-    """Contents of each rank of a pipeline stage that do not depend on the batch."""
+    """Contents of each rank of a pipeline stage, as far as they do not depend on the batch."""
 
     chunks: list[ModelChunk]
     parameters: Parameters
@@ -46,7 +46,7 @@ class CountedStage:
 
 
 def stage_chunks(work: Workload) -> list[list[ModelChunk]]:
-    """Return the chunks of each stage: chunk c of stage p is chunk c * pipeline + p of the model
+    """Return the chunks of each pipeline stage: chunk c of stage p is chunk c * pipeline + p of the model
     (`parallel.stage.rank_chunks`)."""
     layout = work.layout
     cut = chunks(work.spec, layout.pipeline * layout.virtual, layout.layers_by_chunk)
@@ -65,7 +65,7 @@ def _count_stage(work: Workload, local: list[ModelChunk]) -> CountedStage:
 
 
 def count_rank_parameters(work: Workload, local: list[ModelChunk]) -> Parameters:
-    """Return the parameters of one tensor rank of a stage with these chunks."""
+    """Return the number of parameters of one tensor rank of a pipeline stage with these chunks."""
     spec, tensor = work.spec, work.layout.tensor
     trained, frozen, tables, largest, in_layers, largest_layer = 0, 0, 0, 0, 0, 0
     tokens = token_costs(spec)
@@ -104,5 +104,5 @@ def count_rank_parameters(work: Workload, local: list[ModelChunk]) -> Parameters
 
 
 def table_size(spec: ModelSpec) -> int:
-    """Return the number of elements of the token table with padding; 0 if the family has none."""
+    """Return the number of elements of the model's token table with padding; 0 if the family has none."""
     return spec.padded_vocabulary * spec.token_width if spec.family.has_tokens else 0

@@ -1,4 +1,4 @@
-"""Seconds of a training step by part: computation, pipeline, communication, optimizer."""
+"""Planned seconds of a training step by part: computation, pipeline, communication, optimizer."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from megaptm.spec import Block, change
 
 @dataclass(frozen=True)
 class StepTime:
-    """Planned seconds of a step on the slowest stage, for which the others wait."""
+    """Planned seconds of a step on the slowest pipeline stage, for which the others wait."""
 
     products: float
     attention: float
     memory: float
     tensor: float
-    """Seconds of tensor-parallel communication that does not overlap."""
+    """Planned seconds of tensor-parallel communication that does not overlap with computation."""
     recompute: float
     bubble: float
-    """Seconds of filling and draining the pipeline, and of waiting for its slowest stage."""
+    """Planned seconds of filling and draining the pipeline, and of waiting for its slowest stage."""
     pipeline: float
-    """Seconds of messages between stages."""
+    """Planned seconds of messages between pipeline stages."""
     data: float
-    """Seconds of the sum of gradients and gather of weights over data ranks, as far as they do not overlap."""
+    """Planned seconds in which data ranks sum gradients and gather weights without overlap with computation."""
     optimizer: float
     flops: int
     """Model FLOPs of a step on all devices."""
@@ -39,7 +39,7 @@ class StepTime:
     devices: int
     peak: float
     stages: tuple[float, ...]
-    """Seconds of a micro-batch on each stage, forward and backward."""
+    """Planned seconds of a micro-batch on each pipeline stage, forward and backward."""
 
     @property
     def seconds(self) -> float:
@@ -63,8 +63,8 @@ class StepTime:
 
 
 def estimate_step(machine: Machine, work: Workload, stages: Sequence[CountedStage] | None = None) -> StepTime:
-    """Estimate the time of a step of `work` on enough of these machines. `stages`: result of `count_stages`, if
-    known."""
+    """Estimate the time of a training step of `work` on enough of these machines. `stages`: result of `count_stages`,
+    if known."""
     layout = work.layout
     stages = count_stages(work) if stages is None else stages
     layers: dict[tuple[str, Block, str], PassTimes] = {}
@@ -139,8 +139,8 @@ def _attention_flops(work: Workload) -> float:
 
 
 def _message_seconds(machine: Machine, work: Workload) -> float:
-    """Return the planned seconds of messages between stages: each chunk receives and sends each micro-batch, forward
-    and backward."""
+    """Return the planned seconds of messages between pipeline stages: each chunk receives and sends each micro-batch,
+    forward and backward."""
     layout = work.layout
     if layout.pipeline == 1:
         return 0.0
@@ -152,8 +152,7 @@ def _message_seconds(machine: Machine, work: Workload) -> float:
 
 
 def _data_seconds(machine: Machine, work: Workload, stage: CountedStage, passes: PassTimes) -> float:
-    """Return the planned seconds of summing gradients over data ranks, and the tied table's gradient over its
-    stages."""
+    """Return the planned seconds of summing gradients over data ranks, and those of a tied table over its stages."""
     layout, software = work.layout, work.software
     chunks, counted = stage.chunks, stage.parameters
 
@@ -211,7 +210,7 @@ def _feature_seconds(machine: Machine, work: Workload) -> float:
 
 
 def exposed_seconds(communication: float, products: float, slowdown: float) -> float:
-    """Return the seconds that communication adds to the products with which it overlaps."""
+    """Return the seconds by which communication lengthens the matrix products with which it overlaps."""
     hidden = min(communication, products)
     return communication - hidden + slowdown * hidden
 

@@ -1,4 +1,4 @@
-"""Workload of a step: model, sequence lengths, layout, and software."""
+"""Workload of a training step for the planner: model, sequence lengths, layout, and software."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megaptm.config import Config, Layout, OptimizerConfig, resolve
 from megaptm.config.objective_fit import sequence_lengths
 from megaptm.config.sections.extensions import used_sections
 from megaptm.errors import UserError
-from megaptm.layers.kernel_choice import FUSED, ComputeDevice, attention_works, choose
+from megaptm.layers.kernel_choice import FUSED, ComputeDevice, attention_works, choose_kernel
 from megaptm.models.contrast_costs import ContrastHeadCosts
 from megaptm.models.head_costs import HeadCosts, head_costs
 from megaptm.models.stage_costs import ChainCosts, count_chain
@@ -36,14 +36,14 @@ class Workload:
     """Number of samples of a step, over all data ranks."""
     precision: str = "bf16"
     recompute: Literal["none", "selective", "attention", "full"] = "none"
-    """Recomputation in the backward pass: none, attention between queries and values (Megatron's selective; not in
-    megaptm), attention with its projections, or whole layers."""
+    """Recomputation in the backward pass: none, attention between queries and values (Megatron's selective
+    recomputation; not in megaptm), attention with its projections, or full layers."""
     has_mask: bool = False
-    """Whether attention takes a mask of all pairs (documents, padding, an order), beyond a causal one."""
+    """Whether attention takes a mask of all query-key pairs (documents, padding, an order), beyond a causal one."""
     num_predicted: int | None = None
-    """Number of predicted positions of a sequence; None: all."""
+    """Number of predicted positions per sequence; None: all."""
     appended: int = 0
-    """Number of positions of a sequence after those of its text: `InputSpec.is_appended`."""
+    """Number of positions per sequence after those of its text: `InputSpec.is_appended`."""
     trained_heads: tuple[str, ...] | None = None
     """Heads that have a loss and therefore gradients; None: all."""
     software: Software = MEGAPTM
@@ -53,7 +53,7 @@ class Workload:
     """Costs of extensions of the run."""
 
     def by_recompute(self, layers: range) -> dict[str, Sequence[int]]:
-        """Return the layers among consecutive layers of a stack by kind of recomputation."""
+        """Group consecutive layers of a stack by kind of recomputation."""
         if self.recompute == "none":
             return {"none": layers}
         again = self.layout.recomputed(layers)
@@ -76,7 +76,8 @@ class Workload:
 
     @property
     def stage_positions(self) -> int:
-        """Return the number of positions of a sample that are sent between stages, with all streams of each stack."""
+        """Return the number of positions per sample that are sent between pipeline stages, with all residual streams of
+        each stack."""
         return sum(self.spec.family.stacks[name].residual.streams * length for name, length in self.lengths.items())
 
     @property
@@ -86,7 +87,7 @@ class Workload:
 
     @property
     def sequence_parts(self) -> int:
-        """Return the number of ranks that divide the residual stream."""
+        """Return the number of ranks that divide the sequence of the residual stream."""
         return self.layout.tensor if self.layout.sequence_parallel else 1
 
     @property
@@ -102,7 +103,7 @@ class Workload:
 
     @cached_property
     def contrastive_heads(self) -> list[ContrastHeadCosts]:
-        """Return the heads with contrastive losses, for which each data rank compares its samples with all."""
+        """Return the heads with contrastive losses, for which each data rank compares its samples with all others."""
         trained = self.spec.family.heads if self.trained_heads is None else self.trained_heads
         return [head for name, head in self.heads.items() if isinstance(head, ContrastHeadCosts) and name in trained]
 
@@ -112,7 +113,7 @@ class Workload:
         return self.batch // self.layout.data
 
     def chain_costs(self) -> ChainCosts:
-        """Return the costs by which its layers are cut into stages."""
+        """Return the costs by which the model's layers are divided into pipeline stages."""
         return count_chain(
             self.spec,
             self.lengths,
@@ -132,10 +133,11 @@ class Workload:
 
 
 def needs_mask(config: Config, spec: ModelSpec) -> bool:
-    """Whether the kernel of any attention reads a mask of all pairs on a GPU, because of documents or an order."""
+    """Whether the kernel of any attention reads a mask of all query-key pairs on a GPU, because of documents or an
+    order."""
     batch, configured, gpu = config.batch_spec, config.train.attention_kernel, ComputeDevice("cuda")
     return any(
-        FUSED in (configured, choose(work, gpu).kernel)
+        FUSED in (configured, choose_kernel(work, gpu).kernel)
         for work in attention_works(spec, batch, config.train.precision)
         if work.documents or work.ordered
     )

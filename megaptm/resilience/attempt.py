@@ -1,5 +1,5 @@
-"""Order of the starts of a run, from the scheduler or launcher, by which a new start locks out an earlier one on an
-unreachable node."""
+"""Order of the starts of a run, so that a new start locks out an earlier one on an unreachable node. The scheduler or
+launcher determines it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from pydantic import TypeAdapter
 from megaptm.errors import UserError, read_integer, shown
 
 VARIABLE = "MEGAPTM_ATTEMPT"
-"""Environment variable with the attempt, for the processes that a launcher starts on any machine."""
+"""Environment variable that tells a process which start of the run it belongs to, on any machine."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """Attempt: one start of one job. The next start of a chain happens only when this one is considered ended."""
+    """One start of one job of a run. The next start of a chain happens only when this one is considered ended."""
 
     chain: str
-    """Identifier shared by all jobs submitted to follow each other. A single job is a chain."""
+    """Identifier shared by all jobs of a run that are submitted to follow each other. A single job is a chain."""
     job: int
     restart: int
     start: int = 0
-    """Counter of a launcher that starts a run several times within a job."""
+    """Number of earlier starts of the run by the same launcher within a job."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Attempt | None:
@@ -50,7 +50,7 @@ class Attempt:
 
     @classmethod
     def from_json(cls, content: Any) -> Attempt | None:
-        """Parse an attempt from untrusted JSON; None if it is invalid."""
+        """Parse a run's attempt from untrusted JSON; None if it is invalid."""
         try:
             return ADAPTER.validate_json(json.dumps(content), strict=True)
         except (ValueError, RecursionError):
@@ -60,7 +60,7 @@ class Attempt:
         return asdict(self)
 
     def next_start(self) -> Attempt:
-        """Return the next attempt of the same launcher."""
+        """Return the attempt for the next start by the same launcher."""
         return replace(self, start=self.start + 1)
 
     def environment(self) -> dict[str, str]:

@@ -18,7 +18,7 @@ FILE = "events.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Line of a run's journal: `time` (seconds since 1970), `kind`, and the fields of one of the classes below.
+    """Event in a run's journal: `time` (seconds since 1970), `kind`, and the fields of one of the classes below.
 
     Events are instances of these classes, so that the type checker rejects undeclared kinds and fields.
     """
@@ -48,7 +48,7 @@ class ImportEvent(Event, kind="import"):
     source: str
     parameters: int
     new_heads: Sequence[str] = ()
-    """Heads that the model lacked, so they have initial values."""
+    """Heads that the imported model lacked, so they have initial values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +171,8 @@ class AbandonedCheckpointEvent(Event, kind="abandoned-checkpoint"):
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileEvent(Event, kind="profile"):
-    """Steps `first` to `last` were traced, into files of the run folder. Records the share of that time in which the
-    GPU had no work, if there is one, and why ranks could not write theirs."""
+    """Steps `first` to `last` were profiled, into files of the run folder. Records the share of that time in which the
+    GPU was idle, if there is one, and why ranks could not write their files."""
 
     first: int
     last: int
@@ -253,7 +253,7 @@ class EvaluationEvent(Event, kind="evaluation"):
 
 @dataclass(frozen=True, kw_only=True)
 class ExitEvent(Event, kind="exit"):
-    """Training ends. Records the seconds of each part."""
+    """Training ends. Records the seconds spent on each part."""
 
     code: int
     productive: float

@@ -1,4 +1,4 @@
-"""Find the process of a run that failed first: when one rank fails, the others fail as a consequence."""
+"""Search for the rank of a run that failed first: when one rank fails, the others fail as a consequence."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BUS_ERROR_CAUSE = (
     "a memory-mapped file, such as the index of a shard, was truncated, or its disk failed; check the disks of "
     "data.mix, and verify its corpora (`megaptm corpus verify`)"
 )
-"""Cause of a bus error (SIGBUS)."""
+"""Explanation of a bus error (SIGBUS) for the user."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def describe_failure(end: ProcessExit) -> str:
 
 
 def failed_exits(ends: Sequence[ProcessExit]) -> list[ProcessExit]:
-    """Return the exits of processes that failed: their exit code is neither success nor "continue"."""
+    """Return the exits of ranks that failed: their exit code is neither success nor "continue"."""
     return [end for end in ends if end.code not in (0, EXIT_CONTINUE)]
 
 

@@ -22,11 +22,11 @@ from megaptm.errors import EXIT_CONTINUE
 from megaptm.storage import safe_open
 
 VARIABLE = "MEGAPTM_HEARTBEATS"
-"""Environment variable with the folder of heartbeats that a launcher watches, for its ranks."""
+"""Environment variable with the folder of heartbeats that a launcher watches, set for its ranks."""
 HANG_SECONDS = 300.0
-"""Default of `train.hang_seconds`: seconds without progress after which a run hangs."""
+"""Default of `train.hang_seconds`: seconds without progress after which a run counts as hanging."""
 HEARTBEATS = "heartbeats"
-"""Folder in the run folder with a subfolder for each start of the run."""
+"""Folder of heartbeats in the run folder, with a subfolder for each start of the run."""
 REQUEST = "request"
 """File with the watchdog's request to all ranks: empty, or one of the two values below."""
 STACKS, EXIT = "stacks", "exit"
@@ -35,8 +35,9 @@ RECORD_BYTES = 512
 """Bytes of a rank's record in its file. A page holds complete records, so a reader gets either the old or the new
 one."""
 RANKS_PER_FILE = 8
-"""Consecutive ranks that write to one file: those of a node with eight GPUs. A watchdog of thousands of ranks opens one
-file per node. On other nodes, two of them may write to one file, or one to two."""
+"""Number of consecutive ranks that write heartbeats to one file: those of a node with eight GPUs, so that a watchdog of
+thousands of ranks opens one file per node. With other numbers of GPUs, two nodes may write to one file, or one node to
+two."""
 MAX_READERS = 8
 """Maximum number of stopped data readers that a heartbeat lists."""
 MAX_DURATIONS = 20
@@ -54,7 +55,8 @@ class Beat:
     """Number of heartbeats so far. If it does not change, the process is stopped or never releases the interpreter
     lock."""
     position: int
-    """Number of phases started so far. All ranks go through the same phases, so the others wait for the lowest."""
+    """Number of phases that the rank has started. All ranks go through the same phases, so the others wait for the
+    lowest number."""
     phase: str
     step: int
     """Number of steps that the rank has done."""
@@ -211,7 +213,7 @@ def is_halted(pid: int) -> bool:
 
 
 def beat_file(folder: Path, rank: int) -> Path:
-    """Return the file with the beats of a rank and its neighbors."""
+    """Return the file with the heartbeats of a rank and its neighbors."""
     first = rank - rank % RANKS_PER_FILE
     return folder / f"ranks-{first}-{first + RANKS_PER_FILE - 1}.beats"
 

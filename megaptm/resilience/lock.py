@@ -21,8 +21,8 @@ from megaptm.storage import safe_open
 
 FILE = "lock"
 LAUNCH_FILE = "launch.lock"
-"""Lock of the command that starts a run's processes, held from before its first write until all processes have
-ended."""
+"""File of the lock for the command that starts a run's processes. It is held from before the command's first write
+until all processes have ended."""
 BEAT_SECONDS = 5.0
 # A holder on another host is considered dead after this many missed beats.
 MISSED_BEATS = 4
@@ -31,12 +31,12 @@ _held: set[int] = set()
 
 
 class RunLock:
-    """Lock held from `acquire` to `release`, or until the process dies.
+    """Lock of a run folder, held from `acquire` to `release`, or until the process dies.
 
     The kernel's lock (flock) excludes processes of the same host and, if the file system shares locks, of all hosts.
     Some network file systems do not share them. So the holder also touches the file every few seconds. A job that gets
-    the kernel's lock, but finds the name of a holder on another host, waits for such beats before it takes over. Clocks
-    are not compared. The previous holder notices the takeover by `is_held`.
+    the kernel's lock, but finds the name of a holder on another host, waits for such a heartbeat before it takes over.
+    Clocks are not compared. The previous holder notices the takeover by `is_held`.
 
     A scheduler knows more than the kernel: when it restarts a job or starts the next of a chain, the previous one is
     over. Its processes may still run on an unreachable node and hold the lock. So a later attempt writes its name over
@@ -94,7 +94,7 @@ class RunLock:
     def require_held(self) -> None:
         """Raise `UserError` if another job has taken over the run's lock.
 
-        Called at each step, so a file system that fails is not waited for: a lock that cannot be read is read again at
+        Called at each step, so it does not wait for a failing file system: a lock that cannot be read is read again at
         the next step, and before a checkpoint is committed.
         """
         try:
@@ -113,7 +113,7 @@ class RunLock:
         self.release()
 
     def _open(self) -> int:
-        """Open the run's lock file, locked or taken over from a holder that is over."""
+        """Open the run's lock file, locked or taken over from a holder whose job has ended."""
         while True:
             file = safe_open(self.path, os.O_RDWR | os.O_CREAT)
             try:
@@ -199,7 +199,7 @@ def is_held_by(run: Path, token: str, file: str = FILE) -> bool:
 
 
 def find_live_holder(run: Path, *, now: float) -> str | None:
-    """Return the holder of the run's lock if its last beat is recent, without touching the lock; otherwise None.
+    """Return the holder of the run's lock if its last heartbeat is recent, without touching the lock; otherwise None.
 
     `now` is the modification time of a file written just now on the same file system, so that clocks need not agree.
     """
@@ -245,8 +245,7 @@ def _last_beat(path: Path) -> int:
 
 
 def _close_in_child() -> None:
-    """Close the run's lock in a forked child (a worker of the data loader), which must not hold it after its parent's
-    death."""
+    """Close the run's lock in a forked child (a DataLoader worker), which must not hold it after its parent's death."""
     for file in _held:
         with contextlib.suppress(OSError):
             os.close(file)

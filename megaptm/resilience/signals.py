@@ -1,4 +1,4 @@
-"""Graceful stop: a signal sets a flag, which the trainer checks between two steps."""
+"""Graceful stop of a run: a signal sets a flag, which the trainer checks between two steps."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def handled_signals(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
 
 
 class StopError(Exception):
-    """Raised if a stop was requested while the run waits for something that does not arrive."""
+    """Raised if a stop was requested while the run waits for data or for other ranks."""
 
 
 class StopRequest:
-    """Context in which the signals above only set `requested`; the current step and checkpoint are finished. Waiting
-    for data can be interrupted, see `interrupt_waits`.
+    """Context in which stop signals only set `requested`; the current step and checkpoint are finished. Waiting for
+    data can be interrupted, see `interrupt_waits`.
 
     A signal may reach ranks in different steps, or only some of them, so ranks must agree before they act.
 

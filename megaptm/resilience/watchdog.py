@@ -1,4 +1,4 @@
-"""Detect a hang of a run, and the rank that causes it, from heartbeats. Does not import torch."""
+"""Watchdog: detects a hang of a run, and the rank that causes it, from heartbeats. Does not import torch."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ STEP_FACTOR = 10.0
 STOP_SECONDS = 60.0
 """Maximum hang time of a run that was asked to stop, except while it saves."""
 HALTED_STOP_SECONDS = 10.0
-"""Maximum hang time of a stopped process (SIGSTOP) in such a run, because it cannot save."""
+"""Maximum hang time of a stopped process (SIGSTOP) in a run that was asked to stop, because it cannot save."""
 ANSWER_SECONDS = 5.0
 MAX_POLL_SECONDS = 1.0
-"""Maximum seconds between polls for answers of ranks."""
+"""Maximum seconds between two polls of heartbeats."""
 STACK_LINES = 40
 SPANS = 8
-"""Maximum number of rank spans in a message."""
+"""Maximum number of rank spans (`0-7`) in a message about a hang."""
 
 PHASES = {
     "starting": "starting up",
@@ -75,9 +75,9 @@ class RankState:
 
     beat: Beat | None = None
     pid: int | None = None
-    """Process id on this machine, if the launcher knows it."""
+    """Process id of the rank on this machine, if the launcher knows it."""
     seconds_silent: float = 0.0
-    """Seconds since the last beat of the rank."""
+    """Seconds since the last heartbeat of the rank."""
     seconds_in_phase: float = 0.0
     """Seconds since the last phase change of the rank."""
     waited_before_stop: float = 0.0
@@ -124,11 +124,11 @@ class Limits:
     """Time limits of the watchdog for missing heartbeats and missing progress."""
 
     hang_seconds: float | None = None
-    """Configured hang time. None: only a run that was asked to stop is ended."""
+    """Configured hang time (`train.hang_seconds`). None: only a run that was asked to stop is ended."""
     data_timeout: float = 0.0
-    """Additional seconds to wait for data."""
+    """Additional seconds for which the watchdog lets a rank wait for data."""
     factor: float = 1.0
-    """Factor on all other limits of the watchdog, if it acts after another one."""
+    """Factor of all other limits of the watchdog, if it acts after another watchdog."""
 
     @property
     def interval(self) -> float:
@@ -204,7 +204,7 @@ class Hang:
     event: HangEvent
     folder: Path
     is_slow_start: bool = False
-    """The run was asked to stop while the rank was starting, which took no longer than a start may take."""
+    """Whether the run was asked to stop while the rank was starting, within the time that a start may take."""
 
     def __str__(self) -> str:
         stack = f" Its stack, innermost call first:\n{self.event.stack}" if self.event.stack else ""
@@ -222,7 +222,7 @@ class Watchdog:
 
     def __init__(self, folder: Path, ranks: Iterable[int], *, limits: Limits, is_rank: bool = False) -> None:
         """Create the watchdog. Without `hang_seconds`, only a run that was asked to stop is ended. `is_rank`: the
-        watchdog runs in a rank, which learns from the last beat that another rank has ended."""
+        watchdog runs in a rank, which learns from the last heartbeat that another rank has ended."""
         self._is_rank = is_rank
         self.folder = folder
         self._limits = limits
@@ -350,8 +350,8 @@ class Watchdog:
 
 
 def newer_beat(read: Beat | None, known: Beat | None) -> Beat | None:
-    """Return the newer beat of a rank. If two machines write to a file, one may write an old record of the other's rank
-    back, with the page of its own."""
+    """Return the newer heartbeat of a rank. If two machines write to a file, one may overwrite the other's record with
+    an old one."""
     if read is None or known is None:
         return read or known
     return max(known, read, key=lambda beat: (beat.count, beat.position))

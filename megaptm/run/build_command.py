@@ -1,4 +1,4 @@
-"""Command that the error about a missing corpus shows, to build it for a run."""
+"""Command that builds a run's missing corpus, for the error message."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ EXAMPLE_SOURCES = {
     "labels": ("PAIRS.jsonl", "parts: [FIRST, SECOND], keep: [label]"),
     "parts": ("PAIRS.jsonl", "parts: [FIRST, SECOND]"),
 }
-"""Annotation -> example source that provides it and is not plain text: path, and settings."""
+"""Annotation of a corpus -> example source that provides it and is not plain text: path, and settings."""
 PLACEHOLDERS = {"labels": "[LABEL, LABEL]", "phrases": "PHRASES.txt", "tags": "TAGS.tsv"}
-"""Annotation that is not a switch -> placeholder for its value."""
+"""Annotation of a corpus -> placeholder for its value on the command line, unless the annotation is a switch."""
 
 
 def specials_option(family: Family | LayerlessFamily) -> list[str]:
@@ -29,7 +29,7 @@ def specials_option(family: Family | LayerlessFamily) -> list[str]:
 
 
 def build_command(path: str, config: Config) -> str:
-    """Return the command that builds a corpus of the mix.
+    """Return the command that builds a corpus of the run's mix.
 
     The tokenizer is that of the mix's first corpus, else that of the initial weights, else of the family's kind.
     Annotations are those that the tasks need. If the folder contains text, it is the source.

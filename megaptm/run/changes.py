@@ -30,8 +30,8 @@ ALLOWED = (
 
 
 PACED = ("inverse", "halving")
-"""Decay functions whose `decay_steps` is a rate instead of an end. Changing it would change the schedule from the
-start."""
+"""Learning rate decays for which `decay_steps` is a time constant, not an end. Changing it would change the schedule
+from the start."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class RefusedChange:
     before: Any
     now: Any
     note: str = ""
-    """Note about allowed changes of the key."""
+    """Note about allowed changes of the config key."""
 
     def __str__(self) -> str:
         return f"{self.key} is {self.now}, was {self.before}{self.note}"
@@ -56,7 +56,7 @@ class ConfigComparison:
     run: str
     changes: tuple[RefusedChange, ...] = ()
     choice: tuple[str, ...] = ()
-    """Messages about a jump of the learning rate, with the keys that resolve it."""
+    """Messages about a jump of the learning rate, with the config keys that resolve it."""
     events: tuple[Event, ...] = field(default=())
 
     @property
@@ -197,7 +197,7 @@ def _find_moved(previous: Config, config: Config) -> dict[str, str]:
 
 
 def find_moved_corpora(run: Path, previous: Config, mix: Iterable[str], cache: Cache) -> dict[str, str]:
-    """Return old path -> path in `mix` of each corpus of `begun` that has a new path in `mix`, identified by id."""
+    """Return old path -> path in `mix` of each corpus of `begun` that has another path in `mix`, identified by id."""
     new = [path for path in mix if path not in previous.data.mix]
     if not new:
         return {}

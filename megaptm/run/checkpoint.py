@@ -1,4 +1,4 @@
-"""Checkpoint of a run for readers that do not train: config, complete weights, tokenizer."""
+"""Checkpoint of a run for commands that do not train: config, complete weights, tokenizer."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class RunCheckpoint:
         return _Weights(self.checkpoint.reader)
 
     def mean_weights(self, number: int) -> Mapping[str, Tensor]:
-        """Return the mean weights of this checkpoint and the `number` - 1 before it, as in the evaluation of the
-        Transformer."""
+        """Return the mean of the weights of this checkpoint and of the `number` - 1 before it, as in the evaluation of
+        the Transformer."""
         store = Store(self.run)
         steps = [step for step in store.steps() if step <= self.step][:number]
         if len(steps) < number:

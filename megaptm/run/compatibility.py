@@ -1,4 +1,4 @@
-"""Check that a checkpoint can be continued: same model, tokenizer and text."""
+"""Check that training can continue from a checkpoint: same model, tokenizer and text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def compatibility(spec: ModelSpec | LayerlessSpec, tokenizer: str | None) -> dict[str, Any]:
-    """Return what must be equal for a checkpoint to be continued: model shape and tokenizer fingerprint.
+    """Return what must not change if training continues from a checkpoint: model shape and tokenizer fingerprint.
 
     The fingerprint is None for an import without a tokenizer, which takes the tokenizer of its corpus.
     """
@@ -64,7 +64,7 @@ def refuse_other_model(checkpoint: Checkpoint, expected: dict[str, Any]) -> None
 
 
 def _as_json(value: Any) -> Any:
-    """Return a value as JSON stores it: tuples as lists, and empty values as None, recursively."""
+    """Return a value in the form that JSON stores: tuples as lists, and empty values as None, recursively."""
     if isinstance(value, Mapping):
         return {
             name: normalized for name, entry in value.items() if (normalized := _as_json(entry)) is not None

@@ -38,7 +38,7 @@ AllReduce = Callable[[np.ndarray], np.ndarray]
 class RunCorpora:
     """Corpora of a run. Each is opened once, which reads and hashes its shard tables, for a URL over the network.
 
-    The tokenizer of the first corpus must have its recorded fingerprint and fit the model.
+    The fingerprint of the first corpus's tokenizer must be the recorded one, and the tokenizer must fit the model.
     """
 
     def __init__(self, config: Config, share: ShareOfChecks | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Prepare the run folder before processes start: create it, or check that the run may continue. Does not import
+"""Preparation of the run folder before processes start: create it, or check that the run may continue. Does not import
 torch."""
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ from megaptm.track.uri import TYPED_URI, default_uri, trust_typed_uri
 
 CONFIG = "config.yaml"
 VERIFIED = "verified"
-"""Folder of verdicts on shards, with a folder for the current start."""
+"""Folder in the run folder with the results of shard checks, with a subfolder for the current start."""
 TRACES = "profile"
-"""Folder of traces (`train.profile`)."""
+"""Folder in the run folder with profiler traces (`train.profile`)."""
 OWN_NAMES = ("logs", f"logs/{HEARTBEATS}", HEARTBEATS, VERIFIED, TRACES, SUBMITTED, "tokenizer", EVENTS, METRICS)
-"""Folders and files of a run that must not be links. The folder of checkpoints may be a link to a larger disk."""
+"""Folders and files in a run folder that must not be links. The folder of checkpoints may be a link to a larger
+disk."""
 HUGGING_FACE = "config.json"
-"""File that a Hugging Face model folder has instead."""
+"""File by which a Hugging Face model folder is recognized, to explain that it is not a run."""
 WAIT_SECONDS = 600.0
 """Maximum seconds that ranks wait for rank 0 to prepare the run folder, which may involve a lock or a slow disk."""
 MAX_PAUSE_SECONDS = 2.0

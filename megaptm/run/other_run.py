@@ -60,8 +60,8 @@ class OtherRun:
         return load_run(self.folder / CONFIG)
 
     def find_difference(self, spec: ModelSpec) -> tuple[str, str, str] | None:
-        """Return the first difference between the other run's model and `spec`: name, value of `spec`, value of the
-        run. None if equal."""
+        """Return the first difference between the other run's model and `spec`: name, value in `spec`, value in the
+        run. None if they are equal."""
         expected, actual = (compatibility(model, "")["model"] for model in (spec, resolve(self.config)))
         names = (name for name in expected if actual.get(name) != expected[name])
         return next(((name, shown(expected[name]), shown(actual.get(name))) for name in names), None)

@@ -11,13 +11,13 @@ from megaptm.errors import UserError, read_integer
 from megaptm.schedulers.slurm.environment import torch_variables
 
 LISTENER = "MEGAPTM_RENDEZVOUS_FD"
-"""Environment variable of rank 0: descriptor of a listening socket that the launcher opened. It reserves the port until
-rank 0 has loaded torch."""
+"""Environment variable of rank 0: descriptor of a listening socket that the launcher opened. The socket reserves the
+port until rank 0 has loaded torch."""
 
 
 @dataclass(frozen=True)
 class RankEnvironment:
-    """Rank of a process, and the number of processes of the run."""
+    """Rank of a process in a run, and the number of processes of the run."""
 
     rank: int
     world: int

@@ -14,7 +14,7 @@ from megaptm.storage import write_atomically
 SCRIPT = "job.sh"
 """Script in the run folder that was submitted. Its path identifies the jobs of the run."""
 SUBMITTED = "submitted"
-"""Folder in the run folder with the config of each submission. Files are named by content, so that none is
+"""Folder in the run folder with the config of each Slurm submission. Files are named by content, so that none is
 overwritten."""
 
 

@@ -23,20 +23,21 @@ class TimeSpent:
     """Seconds that a run has taken by purpose, from the first launch to the end of the last job."""
 
     productive: float = 0.0
-    """Seconds of steps that were not repeated."""
+    """Seconds of a run's steps that were not repeated."""
     lost: float = 0.0
-    """Seconds of steps that were repeated because the job ended before they were saved, and until a hang was
-    detected."""
+    """Seconds of a run's steps that were repeated because the job ended before they were saved, and of waiting until a
+    hang was detected."""
     data: float = 0.0
-    """Seconds of waiting for the data loader."""
+    """Seconds that a run waited for the data loader."""
     validation: float = 0.0
     checkpoint: float = 0.0
     startup: float = 0.0
-    """Seconds from the command to the first step: processes, imports, loading."""
+    """Seconds from the command to the first step of each job: processes, imports, loading."""
     other: float = 0.0
-    """Seconds of shutdown and of unmeasured time. For a killed job this includes its last steps without a record."""
+    """Seconds of shutdown and of unmeasured time of a run. For a killed job this includes its last steps without a
+    record."""
     between_jobs: float = 0.0
-    """Seconds between two jobs."""
+    """Seconds between two jobs of a run."""
 
     @property
     def wall(self) -> float:
@@ -114,7 +115,7 @@ def time_spent(jobs: list[JobTime]) -> TimeSpent:
 
 
 def _measured_parts(job: JobTime) -> dict[str, float]:
-    """Return the seconds of a job by part, from the exit event or else summed from the records."""
+    """Return the seconds of a job by purpose, from the exit event or else summed from the records."""
     if job.exit is not None:
         return {name: float(job.exit.get(name) or 0.0) for name in PARTS}
     spent = dict.fromkeys(PARTS, 0.0)

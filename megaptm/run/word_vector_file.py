@@ -1,4 +1,4 @@
-"""Initial word vectors from a text file."""
+"""Text file of word vectors, with which a run starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megaptm.storage import regular_file
 
 KEY = "model.word_vectors"
 MAX_LINE = 1 << 20
-"""Longest line in characters: stops at files without lines, such as compressed ones."""
+"""Maximum characters of a line of a word vector file: rejects files without lines, such as compressed ones."""
 
 
 def with_vectors(table_VD: Tensor, path: str, names: Sequence[str]) -> Tensor:
@@ -59,7 +59,7 @@ def _lines(file: IO[str], path: str) -> Iterator[tuple[int, str]]:
 
 
 def _are_numbers(words: Sequence[str]) -> bool:
-    """Whether there is at least one word, and all words are numbers."""
+    """Whether there is at least one string, and all strings are numbers."""
     try:
         return bool([float(word) for word in words])
     except ValueError:

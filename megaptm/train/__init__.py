@@ -1,1 +1,1 @@
-"""Training in one process of a run: assembly, the loop, its batches, checkpoints and metrics."""
+"""Training in one process of a run: assembly, the training loop, its batches, checkpoints and metrics."""

@@ -1,4 +1,4 @@
-"""Input of a run: tokenizer, samples, and the micro-batches of each step for this process."""
+"""Input of the training loop: tokenizer, samples, and the micro-batches of each step for this process."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Samples(Protocol):
 
     @property
     def batch(self) -> BatchSpec:
-        """Return the specification of the fields of every sample."""
+        """Return the specification of the batch fields that every sample has."""
 
     def cursors(self, number: int) -> Mapping[str, int]:
-        """Return how many samples of each source come before sample `number`."""
+        """Return the number of samples of each source before sample `number`."""
 
     def epochs_started(self, number: int) -> Mapping[str, int]:
-        """Return how many epochs of each source the samples before `number` have started."""
+        """Return the number of epochs of each source that the samples before `number` have started."""
 
 
 class StepSource(Protocol):
@@ -47,7 +47,7 @@ class StepSource(Protocol):
         """Return the training samples of the run."""
 
     def count(self) -> None:
-        """Count what the training needs to know of the full text before the first step. This may take hours, so it runs
+        """Count what training needs to know of the full text before the first step. This may take hours, so it runs
         after the checkpoint was compared with the text. All ranks call it together."""
 
     def steps(self, start: int) -> Iterator[list[Any] | None]:
@@ -76,7 +76,7 @@ class BatchSource:
         self.train, self.validation = run_on_all_ranks(open_mixes) if corpora.share else open_mixes()
         self._read_train = _extended(config, self.train, "train")
         self._read_validation = _extended(config, self.validation, "validation")
-        """Samples with the fields of extensions."""
+        """Validation samples with the batch fields that extensions add."""
         self._loader: Loader | None = None
 
     @property
@@ -84,7 +84,7 @@ class BatchSource:
         return self.ranks.tensor == 0
 
     def count(self) -> None:
-        """Do nothing: samples are known by their index."""
+        """Do nothing: samples of these corpora are known by their index."""
 
     def steps(self, start: int) -> Iterator[list[MicroBatch] | None]:
         """Yield the micro-batches of each training step from step `start` on, without end."""
@@ -125,7 +125,7 @@ class BatchSource:
 
 
 def _extended(config: Config, samples: SampleSource, split: str) -> SampleSource:
-    """Return the samples of a split with the fields that extensions add."""
+    """Return the samples of a split with the batch fields that extensions add."""
     for hook in run_hooks(config):
         samples = hook.with_added_fields(config, samples, split)
     return samples

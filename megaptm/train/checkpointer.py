@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 class Checkpointer:
-    """Checkpoint store of a run on one rank; rank 0 holds the lock and the journal."""
+    """Writer and reader of a run's checkpoints on one rank; rank 0 holds the lock and the journal."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Checkpointer:
         self.rank_env, self.events = rank_env, events
         self.compatibility = compatibility(spec, source.tokenizer.fingerprint)
         self.extensions = [(hook, hook.state(config)) for hook in run_hooks(config)]
-        """Hooks of extensions, and their state."""
+        """Hooks of extensions, whose state checkpoints contain."""
         self.files: dict[str, str] = broadcast_object(objective_files(config) if lock else {})
         self.store = Store(
             run,
@@ -89,11 +89,11 @@ class Checkpointer:
         self.callback_state: Mapping[str, Any] = {}
         """State of the callbacks in the restored checkpoint."""
         self.layout_before: Mapping[str, Any] = {}
-        """Layout of the restored checkpoint."""
+        """Layout that wrote the restored checkpoint."""
         self.has_restored = False
-        """Whether there was a checkpoint to restore; that of an imported model has step 0."""
+        """Whether there was a checkpoint to restore; the checkpoint of an imported model has step 0."""
         self.held_out = HeldOutLoss()
-        """Validation losses of the run; the loop updates them."""
+        """Validation losses of the run, which checkpoints contain; the training loop updates them."""
         self._background, self._copies = Background(), HostStaging()
         self._saving = 0
         """Step of the checkpoint in progress."""
@@ -135,7 +135,7 @@ class Checkpointer:
         return checkpoint.step if checkpoint else 0
 
     def _abandon_skipped(self, events: Events) -> None:
-        """Set aside checkpoints that were trained on steps that `train.skip_batches` now skips."""
+        """Set aside checkpoints whose training included steps that `train.skip_batches` now skips."""
         for step, skip in find_abandoned(self.store, self.config.train.skip_batches).items():
             new_path = self.store.abandon(step)
             events.write(AbandonedCheckpointEvent(step=step, path=str(new_path)))
@@ -167,7 +167,8 @@ class Checkpointer:
         return self._report_storage_failure(self._background.finish) if wait else None
 
     def advance(self) -> None:
-        """Begin the next phase if all ranks have finished the last; raise errors of the background work.
+        """Start the next phase of writing a checkpoint if all ranks have finished the last; raise errors of the
+        background work.
 
         All ranks call this at the end of a step.
         """
@@ -178,8 +179,8 @@ class Checkpointer:
         self._report_storage_failure(self._background.finish)
 
     def _report_storage_failure(self, work: Callable[[], object]) -> str | None:
-        """Call `work` (a part of saving a checkpoint); if it raises that the checkpoint could not be written, report
-        that and return why."""
+        """Call `work`, a part of saving a checkpoint. If it raises that the checkpoint could not be written, report
+        that and return the reason."""
         try:
             work()
         except NotSavedError as error:
@@ -221,8 +222,8 @@ def newest(store: Store, rank_env: RankEnvironment) -> Checkpoint | None:
     """Return the newest undamaged checkpoint of a run, or None if there is none. Each rank verifies its share of the
     files.
 
-    Terabytes may take any time: see `Background.finish`. Rank 0 sets aside only damaged checkpoints; a checkpoint that
-    one rank cannot read is an error on all.
+    Verifying terabytes may take any time: see `Background.finish`. Rank 0 sets aside only damaged checkpoints; a
+    checkpoint that one rank cannot read is an error on all.
     """
 
     def inspect(step: int) -> Checkpoint | str | None:

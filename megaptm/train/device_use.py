@@ -1,4 +1,4 @@
-"""Peak memory and peak speed of the devices of a run."""
+"""Peak memory and peak FLOP/s of the devices of a run."""
 
 from __future__ import annotations
 

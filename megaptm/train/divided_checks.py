@@ -1,4 +1,4 @@
-"""Division of the checks of corpora among the ranks of a run."""
+"""Division of corpus checks among the ranks of a run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from megaptm.run.rank import RankEnvironment
 
 
 def divide_checks(run: Path, rank_env: RankEnvironment) -> ShareOfChecks:
-    """Return this rank's share, after rank 0 has made the folder for verdicts of this start and removed earlier ones.
-    All ranks call this."""
+    """Return the part of the corpus checks that this rank does. Rank 0 first creates the folder for results of this
+    start and removes those of earlier starts. All ranks call this."""
     folder = run / VERIFIED / broadcast_object(secrets.token_hex(4))
     if rank_env.rank == 0:
         with contextlib.suppress(OSError):  # without the folder, each rank verifies all shards that it reads

@@ -1,4 +1,4 @@
-"""Choice of the engine and its input by the config."""
+"""Choice of the training engine and its input from the config."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def _open_initializer(
 
 
 def verified_reader(run: OtherRun, rank_env: RankEnvironment) -> TensorReader:
-    """Return the verified weights of another run. All ranks call this; each verifies its share of the files, and damage
-    is raised on all."""
+    """Return a reader of another run's weights, which all ranks have verified. Each verifies its share of the files,
+    and damage is raised on all."""
     from megaptm.checkpoint.files import DamagedError
     from megaptm.checkpoint.store import Store
     from megaptm.parallel.background import run_on_all_ranks

@@ -1,4 +1,4 @@
-"""Held-out losses that a learning rate schedule depends on."""
+"""Validation losses on which a learning rate schedule depends."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from typing import Any
 
 FIELD = "held_out"
-"""Key of the held-out loss in a checkpoint's state."""
+"""Key of the validation loss in a checkpoint's state."""
 
 
 @dataclass
 class HeldOutLoss:
-    """Last held-out loss, and the first step at which the loss rose. Checkpoints contain it, so that a resumed run has
-    the same learning rate."""
+    """Last validation loss, and the first step at which the loss rose. Checkpoints contain it, so that a resumed run
+    has the same learning rate."""
 
     last: float | None = None
     rose: int | None = None
-    """Number of steps done when the loss rose for the first time."""
+    """Number of finished steps when the validation loss rose for the first time."""
 
     def add(self, step: int, loss: float) -> None:
-        """Add the held-out loss after `step` steps."""
+        """Add the validation loss after `step` steps."""
         if self.rose is None and self.last is not None and loss > self.last:
             self.rose = step
         self.last = loss
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the held-out losses from a checkpoint's state; reset them if the state is absent there."""
+        """Restore the validation losses from a checkpoint's state; reset them if the state has none."""
         last, rose = state.get("last"), state.get("rose")
         self.last = float(last) if isinstance(last, int | float) else None
         self.rose = rose if isinstance(rose, int) else None

@@ -28,7 +28,7 @@ from megaptm.train.profiler import StepProfiler
 from megaptm.train.training_engine import TrainingEngine
 
 SPENT_ON = {"step": "productive", "saving": "checkpoint"}
-"""Phase of the training loop -> field of `SecondsSpent`, if the names differ."""
+"""Phase of the training loop -> field of `SecondsSpent`, where their names differ."""
 
 
 AFTER_FAILED_SAVE = "earlier checkpoints are kept. Correct the cause and start the run again."
@@ -51,7 +51,7 @@ class Training:
     stop: StopRequest
     seconds: SecondsSpent
     callbacks: Callbacks
-    """Report of each step, and callbacks of the user, only on rank 0."""
+    """Callbacks of the run, only on rank 0: the report of each step, and those of the user."""
     heartbeat: Heartbeat
     profiler: StepProfiler
 
@@ -141,7 +141,7 @@ def _first_user_error(own: Exception | None) -> UserError | None:
 
 
 def _with_saved_step(step: int, error: UserError, not_saved: str | None = None) -> UserError:
-    """Return the error of a training step with the step that was saved, or with the reason why that step was not
+    """Return the error of a training step, extended by the step that was saved, or by the reason why it was not
     saved."""
     if not step:
         return error
@@ -188,8 +188,8 @@ def _finish_saving(run: Training) -> None:
 
 
 def _read_step(run: Training, step: int) -> tuple[tuple[Any, dict[str, float]] | None, Exception | None]:
-    """Return the micro-batches and weights of a training step, or the exception: whatever it is, earlier steps can
-    still be saved."""
+    """Return the micro-batches and loss weights of a training step. Return any exception instead of raising it, so that
+    earlier steps can still be saved."""
     try:
         weights = weights_at(run.objective, step)
         with run.during("data"), run.stop.interrupt_waits():
@@ -230,19 +230,18 @@ def _validate(run: Training, step: int, read_error: Exception | None) -> Excepti
 
 
 class _UnreadableError(Exception):
-    """Raised on all processes if some process cannot read its validation batches."""
+    """Raised on all ranks if some rank cannot read its validation batches."""
 
     def __init__(self, own: Exception | None) -> None:
         self.own = own
-        """Exception of this process, if any."""
+        """Exception of this rank when it read validation batches, if any."""
         super().__init__()
 
 
 def _validation_batches(run: Training, read_error: Exception | None) -> Iterator[Any]:
-    """Yield the validation batches, equally many on all processes, each when all have read it; only one is held in
-    memory.
+    """Yield the validation batches, equally many on all ranks, each when all have read it; only one is held in memory.
 
-    Raise _UnreadableError on all processes if one cannot read a batch.
+    Raise _UnreadableError on all ranks if one cannot read a batch.
     """
     batches: Iterator[Any] | None = None
     batch, waited = None, 0.0

@@ -1,4 +1,4 @@
-"""Reason for the loss of a DataLoader worker."""
+"""Explanation of why a DataLoader worker ended."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ IF_ENDED = "see its output above, and check whether code of the objective ends i
 
 
 def explain_loss(error: LostWorkerError, config: Config) -> UserError:
-    """Explain why a worker of the data loader ended: return an error with the reason.
+    """Return an error with the reason why a DataLoader worker ended.
 
-    Indexes of shards are mapped into memory: if one became shorter or its disk fails, the system kills the worker with
+    Indexes of shards are mapped into memory. If one became shorter or its disk fails, the system kills the worker with
     SIGBUS.
     """
     if error.exit_code == -signal.SIGBUS:

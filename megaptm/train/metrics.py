@@ -1,4 +1,4 @@
-"""Metrics of each step, written by rank 0: to the terminal (as a bar or lines), the journal and MLflow."""
+"""Metrics of each training step, written by rank 0: to the terminal (as a bar or lines), the journal and MLflow."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Stopwatch:
 
 
 class StepReport(Callback):
-    """Metrics of each step, written by rank 0."""
+    """Writer of the metrics of each training step on rank 0."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class StepReport(Callback):
         fence: Callable[[], None] = lambda: None,
         peak_flops: float | None = None,
     ) -> None:
-        """Create the report. `fence` is called before metrics are recorded, and raises if another job has taken over
-        the run. `peak_flops`: of all devices, if known."""
+        """Create the writer of metrics. `fence` is called before metrics are recorded, and raises if another job has
+        taken over the run. `peak_flops`: of all devices, if known."""
         self.peak_flops = peak_flops
         self._fence = fence
         self.run, self.config, self.samples, self.events = run, config, samples, events
@@ -115,7 +115,7 @@ class StepReport(Callback):
         )
         self._has_started, self._since_step, self._since = False, start, SecondsSpent()
         self._clock: tuple[int, float] | None = None
-        """A finished step and its time on the monotonic clock."""
+        """Number of a finished step and its time on the monotonic clock."""
         self._screen = _ProgressBar(config.train.steps, start) if sys.stdout.isatty() else _LogLines(config.train.steps)
 
     def on_step_end(self, run: RunState, result: StepResult) -> None:
@@ -177,7 +177,8 @@ class StepReport(Callback):
         }
 
     def _seconds_left(self, step: int, step_seconds: float) -> float:
-        """Return the remaining seconds of the run at the pace since the first step, including time between steps."""
+        """Return the remaining seconds of the run at the average speed since the first step, including time between
+        steps."""
         first, first_time = self._clock or (step, 0.0)
         pace = (time.monotonic() - first_time) / (step - first) if step > first else step_seconds
         return pace * (self.config.train.steps - step)
@@ -221,7 +222,7 @@ class StepReport(Callback):
         self._screen.saved(step, seconds)
 
     def trace(self, step: int, trace: StepTrace) -> None:
-        """Record the files of a trace."""
+        """Report the files of a profiler trace."""
         share = trace.gpu_idle_share
         self.events.write(
             ProfileEvent(
@@ -260,7 +261,7 @@ def _trace_text(trace: StepTrace) -> str:
 
 
 def _device_text(metrics: Mapping[str, float]) -> str:
-    """Return MFU and peak memory of the GPU, if its peak is known."""
+    """Return MFU and peak memory of the GPU as text, if its peak FLOP/s are known."""
     if "mfu" not in metrics:
         return ""
     return f"  MFU {metrics['mfu']:.1%}  {metrics['peak_memory_bytes'] / 2**30:.1f} GiB"

@@ -1,4 +1,4 @@
-"""Trace of a few steps (`train.profile`), in files of the run folder."""
+"""Profiler of a few training steps (`train.profile`), which writes traces to the run folder."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from megaptm.run.folder import TRACES
 from megaptm.train.trace import STEP_NAME, gpu_idle_share
 
 MAX_ALLOCATIONS = 1_000_000
-"""Newest allocations and frees in a memory snapshot; each has a stack."""
+"""Maximum number of allocations and frees in a memory snapshot, the newest ones; each has a stack."""
 
 
 @dataclass(frozen=True)
 class RankTrace:
-    """Files of one rank."""
+    """Profiler files of one rank."""
 
     files: Sequence[str] = ()
-    """Relative to the run folder."""
+    """Paths of the profiler files relative to the run folder."""
     gpu_idle_share: float | None = None
     problem: str | None = None
-    """Why the files could not be written."""
+    """Reason why a rank could not write its profiler files."""
 
 
 @dataclass(frozen=True)
 class StepTrace:
-    """Trace of the steps `first` to `last`, of all ranks that wrote one."""
+    """Profiler traces of the steps `first` to `last`, of all ranks that wrote one."""
 
     first: int
     last: int
@@ -48,7 +48,7 @@ class StepTrace:
 
     @property
     def gpu_idle_share(self) -> float | None:
-        """Mean over the ranks; None without a GPU."""
+        """Return the idle share of the GPUs in the trace, the mean over ranks; None without a GPU."""
         shares = [rank.gpu_idle_share for rank in self.ranks if rank.gpu_idle_share is not None]
         return fmean(shares) if shares else None
 
@@ -58,18 +58,19 @@ class StepTrace:
 
 
 class StepProfiler:
-    """Profiler of one rank. All ranks call the same methods at the same steps; steps are counted from 1."""
+    """Profiler of training steps on one rank. All ranks call the same methods at the same steps; steps are counted from
+    1."""
 
     def __init__(self, run: Path, config: ProfileConfig | None, *, rank: int) -> None:
         self.run, self.config, self.rank = run, config, rank
         self._first: int | None = None
-        """First traced step of this job, after it has begun."""
+        """First profiled step of this job, after it has started."""
         self._profile: profile | None = None
         self._is_recording = False
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """Context of a training step, which is traced if the config says so."""
+        """Return the context of a training step, which is profiled if the config says so."""
         if self.config is None or not self.config.steps[0] <= step <= self.config.steps[1]:
             yield
             return
@@ -82,11 +83,11 @@ class StepProfiler:
             self._stop()  # before a validation
 
     def ends(self, step: int, *, stopping: bool) -> bool:
-        """Whether the trace ends after this step: it is the last, or the run stops before that."""
+        """Whether the profiler trace ends after this step: it is the last one to profile, or the run stops now."""
         return self.config is not None and self._first is not None and (stopping or step == self.config.steps[1])
 
     def finish(self, step: int) -> StepTrace:
-        """Write the files, after a step with which the trace ends."""
+        """Write the profiler files, after the last profiled step."""
         assert self._first is not None
         first, self._first = self._first, None
         self._stop()
@@ -105,7 +106,7 @@ class StepProfiler:
         self._is_recording = True
 
     def _stop(self) -> None:
-        """Stop recording, after the GPU has finished the last step."""
+        """Stop the profiler, after the GPU has finished the last step."""
         if self._profile is None or not self._is_recording:
             return
         if torch.cuda.is_available():
@@ -114,7 +115,8 @@ class StepProfiler:
         self._is_recording = False
 
     def _write(self, profiled: profile, first: int, last: int) -> RankTrace:
-        """Write the trace, and on a GPU the memory snapshot. A failing disk costs the trace, not the run."""
+        """Write the profiler trace, and on a GPU the memory snapshot. If the disk fails, there is no trace, and
+        training continues."""
         folder, name = self.run / TRACES, f"steps-{first}-{last}-rank-{self.rank}"
         unfinished = folder / f".{name}.unfinished"
         try:
@@ -140,7 +142,7 @@ class StepProfiler:
 
 
 def _idle_share(content: bytes) -> float | None:
-    """Return the idle share of the GPU; None also if torch wrote invalid JSON."""
+    """Return the idle share of the GPU in a trace; None also if torch wrote invalid JSON."""
     try:
         return gpu_idle_share(json.loads(content))
     except ValueError:

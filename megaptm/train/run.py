@@ -1,4 +1,4 @@
-"""Assembly of a run in one of its processes, in the order in which things are opened."""
+"""Assembly of training in one process of a run, in the order in which things are opened."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ STATUS = {0: "FINISHED", 75: "SCHEDULED"}
 
 
 def run_worker(folder: str, rank_env: RankEnvironment | None = None) -> int:
-    """Run one process of the run in `folder` to its end and return the exit code. `rank_env`: None reads it from the
-    environment."""
+    """Run one process of the run in `folder` to its end and return the exit code. `rank_env`: rank of this process;
+    None reads it from the environment."""
     if "TORCHELASTIC_RUN_ID" in os.environ:  # megaptm's launcher does this itself, and Slurm kills its processes
         end_with_parent(os.getppid())()
     run = Path(folder)

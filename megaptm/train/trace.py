@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
-"""Categories of work on the GPU. Its annotations have others, and last while it waits, too."""
+"""Categories of GPU work in a profiler trace. Annotations have other categories, and include time in which the GPU
+waits."""
 STEP_NAME = "megaptm step"
-"""Name of the span of a step, followed by its number."""
+"""Name of the span of a training step in a profiler trace, followed by the step's number."""
 
 
 @dataclass(frozen=True)
 class TraceSpan:
-    """Event of a trace, in microseconds."""
+    """Event of a profiler trace, in microseconds."""
 
     name: str
     start: float
@@ -22,12 +23,12 @@ class TraceSpan:
 
 
 def gpu_work(trace: Mapping[str, Any]) -> list[TraceSpan]:
-    """Return the kernels and copies of a trace."""
+    """Return the kernels and copies of a profiler trace."""
     return list(_spans(event for event in trace["traceEvents"] if event.get("cat") in GPU_CATEGORIES))
 
 
 def traced_steps(trace: Mapping[str, Any]) -> list[TraceSpan]:
-    """Return the spans of the steps on the host."""
+    """Return the spans of training steps on the host in a profiler trace."""
     events = (event for event in trace["traceEvents"] if event.get("cat") == "user_annotation")
     return [span for span in _spans(events) if span.name.startswith(STEP_NAME)]
 
@@ -39,8 +40,8 @@ def _spans(events: Iterable[Mapping[str, Any]]) -> Iterator[TraceSpan]:
 
 
 def gpu_idle_share(trace: Mapping[str, Any]) -> float | None:
-    """Return the share of the time of the traced steps, and of the time between them, in which no kernel and no copy
-    ran on the GPU. None without a GPU.
+    """Return the share of time in which no kernel and no copy ran on the GPU, during the traced steps and between them.
+    None without a GPU.
 
     The profiler slows the host, so this is an upper limit for steps that are bound by the host.
     """
@@ -53,7 +54,7 @@ def gpu_idle_share(trace: Mapping[str, Any]) -> float | None:
 
 
 def busy_time(work: Iterable[TraceSpan], *, start: float) -> float:
-    """Return the time after `start` that at least one span covers; kernels of several streams overlap."""
+    """Return the time after `start` that at least one span of a trace covers; kernels of several streams overlap."""
     busy, covered = 0.0, start
     for span in sorted(work, key=lambda span: span.start):
         busy += max(0.0, span.end - max(span.start, covered))

@@ -154,7 +154,7 @@ def mean_losses(loaded: LoadedModel, batches: list[MicroBatch]) -> dict[str, flo
     with torch.inference_mode():
         for batch in batches:
             results.append(loaded.model(batch, caches=caches).losses)
-            caches = {stack: stack_cache.advanced() for stack, stack_cache in caches.items()}
+            caches = {stack: stack_cache.after_sequence() for stack, stack_cache in caches.items()}
     return {
         name: float(sum(result[name][0] for result in results) / sum(result[name][1] for result in results))
         for name in results[0]

@@ -249,7 +249,7 @@ def test_model_learns_with_negatives_and_carried_state():
             batch |= {f"{prefix}{name}": field for name, field in fields.items()}
         model.begin_step(seed=1, step=step)
         loss, number = model(batch, caches=caches).losses[HEAD]
-        caches = {stack: stack_cache.advanced() for stack, stack_cache in caches.items()}
+        caches = {stack: stack_cache.after_sequence() for stack, stack_cache in caches.items()}
         optimizer.zero_grad()
         (loss / number).backward()
         optimizer.step()

@@ -29,7 +29,7 @@ def segment_logits(model: Model, tokens: Tensor, *, memory: int | None = None) -
     with torch.no_grad():
         for segment in tokens.split(LENGTH, dim=1):
             logits.append(model.logits({"tokens": segment}, caches=caches)["lm"])
-            caches = {stack: stack_cache.advanced() for stack, stack_cache in caches.items()}
+            caches = {stack: stack_cache.after_sequence() for stack, stack_cache in caches.items()}
     return torch.cat(logits, 1)
 
 
@@ -78,7 +78,7 @@ def test_cached_states_have_no_gradient() -> None:
     tokens, model = text(2 * LENGTH), build_tiny_model(memory=8)
     caches = model.empty_caches(2)
     model({"tokens": tokens[:, :LENGTH], "labels": tokens[:, 1 : LENGTH + 1]}, caches=caches)
-    caches = {stack: stack_cache.advanced() for stack, stack_cache in caches.items()}
+    caches = {stack: stack_cache.after_sequence() for stack, stack_cache in caches.items()}
     assert all(not state.requires_grad for stack_cache in caches.values() for state in stack_cache.states.values())
 
 
@@ -87,7 +87,7 @@ def test_reset_state_clears_the_cache() -> None:
     caches = model.empty_caches(2)
     with torch.no_grad():
         model.logits({"tokens": tokens[:, :LENGTH]}, caches=caches)
-        caches = {stack: stack_cache.advanced() for stack, stack_cache in caches.items()}
+        caches = {stack: stack_cache.after_sequence() for stack, stack_cache in caches.items()}
         batch = {"tokens": tokens[:, LENGTH:], "reset_state": torch.tensor([1, 0])}
         logits = model.logits(batch, caches=caches)["lm"]
         without_cache = model.logits({"tokens": tokens[:, LENGTH:]})["lm"]
@@ -123,7 +123,7 @@ def test_perplexity_falls_with_cache_length() -> None:
             batch = {"tokens": tokens[:, start : start + LENGTH], "labels": tokens[:, start + 1 : start + LENGTH + 1]}
             loss, count = model(batch, caches=caches).losses["lm"]
             total = total + loss / count
-            caches = {stack: stack_cache.advanced() for stack, stack_cache in caches.items()}
+            caches = {stack: stack_cache.after_sequence() for stack, stack_cache in caches.items()}
         total.backward()
         optimizer.step()
     model.eval()

@@ -130,7 +130,7 @@ def test_recurrence_cache_matches_hugging_face(queries: bool) -> None:
             logits = both_logits(model, batch, caches=caches)
         expected = logits[:, LENGTH:] if queries else logits[:, :LENGTH]
         torch.testing.assert_close(expected, output.logits, rtol=0, atol=1e-5)
-        caches, mems = {name: stack_cache.advanced() for name, stack_cache in caches.items()}, output.mems
+        caches, mems = {name: stack_cache.after_sequence() for name, stack_cache in caches.items()}, output.mems
         for layer, state in caches["encoder"].states.items():
             torch.testing.assert_close(state[-len(mems[layer]) :], mems[layer], rtol=0, atol=1e-5)
 

@@ -137,8 +137,8 @@ def flash_on_cpu() -> Iterator[Flash]:
     as_bf16 = dict.fromkeys((torch.float32, torch.float64, torch.bfloat16), "bf16")
     try:
         with (
-            patch.object(layer, "device_of", lambda device: GPU),
-            patch.object(document_offsets, "device_of", lambda device: GPU),
+            patch.object(layer, "describe_device", lambda device: GPU),
+            patch.object(document_offsets, "describe_device", lambda device: GPU),
             patch.object(layer, "PRECISIONS", as_bf16),
             patch.object(kernels, "PRECISIONS", as_bf16),
         ):

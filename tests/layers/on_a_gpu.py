@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import flex_attention
 
 from megaptm.families.reformer.pattern import ChunkPairs
-from megaptm.layers.kernel_choice import MODULES, AttentionWork, ComputeDevice, choose
-from megaptm.layers.kernels import block_mask, device_of, work_of
+from megaptm.layers.kernel_choice import MODULES, AttentionWork, ComputeDevice, choose_kernel
+from megaptm.layers.kernels import block_mask, describe_device, describe_work
 from megaptm.layers.mask import Mask
 from megaptm.layers.pattern import Pattern, SlidingWindow
 from tests.layers.test_sparse import HEADS, SCALE
@@ -34,8 +34,8 @@ def work_on_gpu(
         documents = torch.ones(2, 4096, dtype=torch.long, device="cuda")
         both = (documents, documents) if packed else None
         mask = Mask((4096, 4096), query.device, both, causal=True, pattern=pattern)
-        assert device_of(query.device).kind == "cuda"
-        return work_of(mask, query.dtype, key_width, 0.0)
+        assert describe_device(query.device).kind == "cuda"
+        return describe_work(mask, query.dtype, key_width, 0.0)
 
 
 BAND = SlidingWindow(255, 0)
@@ -103,9 +103,9 @@ def choose_kernels() -> dict[str, list[str]]:
     result = {}
     for case, (tensors, changes, packages, _) in CHOICES.items():
         work = replace(work_on_gpu(**tensors), **changes)
-        chosen = choose(work, ComputeDevice("cuda", packages))
+        chosen = choose_kernel(work, ComputeDevice("cuda", packages))
         cpu = ComputeDevice("cpu", packages)
-        result[case] = [chosen.kernel, chosen.why, choose(work, cpu).kernel]
+        result[case] = [chosen.kernel, chosen.why, choose_kernel(work, cpu).kernel]
     return result
 
 

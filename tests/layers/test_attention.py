@@ -126,11 +126,11 @@ def test_band_masks_distant_positions(causal: bool) -> None:
     for ids in (None, (documents, documents)):
         mask = Mask((7, 7), documents.device, ids, causal=causal)
         dense_mask = near & (documents[:, None, :, None] == documents[:, None, None]) if ids else near[None, None]
-        assert mask.within(SlidingWindow(2, 2)).dense.equal(dense_mask)
+        assert mask.with_pattern(SlidingWindow(2, 2)).dense.equal(dense_mask)
         torch.testing.assert_close(
-            module(x, mask.within(SlidingWindow(2, 2)).scores(None)), module(x, dense_mask), rtol=0, atol=1e-6
+            module(x, mask.with_pattern(SlidingWindow(2, 2)).scores(None)), module(x, dense_mask), rtol=0, atol=1e-6
         )
-        assert mask.within(SlidingWindow(6, 6)) is mask
+        assert mask.with_pattern(SlidingWindow(6, 6)) is mask
 
 
 def test_tensor_slices_of_multi_query_attention_sum_to_the_module() -> None:

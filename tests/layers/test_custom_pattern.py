@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
 from megaptm.layers.custom_pattern import CustomPattern, load_pattern
-from megaptm.layers.kernel_choice import AttentionWork, ComputeDevice, choose
+from megaptm.layers.kernel_choice import AttentionWork, ComputeDevice, choose_kernel
 from megaptm.layers.layer import Stack
 from megaptm.layers.layer_costs import sublayers
 from megaptm.spec import AttentionSpec, Block, PatternSpec, Size
@@ -79,11 +79,11 @@ def test_pattern_does_not_wait_for_the_device() -> None:
 def test_kernels_that_support_custom_patterns() -> None:
     options: dict[str, Any] = {"queries": 64, "key_width": 16, "precision": "bf16", "pattern": NEAR_OR_FIRST}
     work = AttentionWork(**options)
-    assert choose(work, GPU).kernel == "flex"
-    assert choose(work, ComputeDevice("cpu")).kernel == "tiles"
+    assert choose_kernel(work, GPU).kernel == "flex"
+    assert choose_kernel(work, ComputeDevice("cpu")).kernel == "tiles"
     for kernel in ("flash-attn", "transformer-engine"):
         with pytest.raises(UserError, match="it supports only window patterns"):
-            choose(work, GPU, kernel)
+            choose_kernel(work, GPU, kernel)
 
 
 TURNS = cycle((True, False))

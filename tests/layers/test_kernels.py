@@ -19,12 +19,12 @@ from megaptm.errors import UserError
 from megaptm.families.reformer.pattern import ChunkPairs
 from megaptm.layers import attention, kernel_choice, kernels
 from megaptm.layers.attention import PatternAttend
-from megaptm.layers.kernel_choice import KERNELS, AttentionWork, ComputeDevice, choose
-from megaptm.layers.kernels import attend_by, block_mask, device_of, kernel_window
+from megaptm.layers.kernel_choice import KERNELS, AttentionWork, ComputeDevice, choose_kernel
+from megaptm.layers.kernels import attend_by, block_mask, describe_device, kernel_window
 from megaptm.layers.layer import Stack
 from megaptm.layers.mask import Mask
 from megaptm.layers.pattern import Pattern
-from megaptm.layers.sparse import Marked
+from megaptm.layers.sparse import GlobalPositions
 from megaptm.models.model import Model
 from megaptm.parallel.global_tokens import GlobalTokensHook
 from tests import ROOT
@@ -85,7 +85,7 @@ def flex_backward_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kernel_equals_dense_mask(kernel: str, name: str, content: str) -> None:
     length = LENGTHS[1]
     mask = mask_of(name, length, **dict.fromkeys(content.split(), True))
-    marked, x = None if mask.marks is None else Marked.of(mask.marks), random_qkv(length)
+    marked, x = None if mask.marks is None else GlobalPositions.of(mask.marks), random_qkv(length)
     mixed, expected = attend_by(kernel, *x, mask, marked, scale=SCALE, dropout=0.0), dense_attention(x, mask)
     read = torch.ones(length, 2) if mask.documents is None else (mask.documents[0].t() > 0).double()
     if mask.marks is not None:  # global tokens have an attention of their own
@@ -114,7 +114,7 @@ def test_block_mask_equals_torch(name: str, block: int) -> None:
 def test_blocks_of_keys_are_those_of_queries(name: str, content: str) -> None:
     """The backward pass reads them."""
     mask = mask_of(name, LENGTHS[1], **dict.fromkeys(content.split(), True))
-    blocks = block_mask(mask, None if mask.marks is None else Marked.of(mask.marks), block=8)
+    blocks = block_mask(mask, None if mask.marks is None else GlobalPositions.of(mask.marks), block=8)
     by_torch = BlockMask.from_kv_blocks(blocks.kv_num_blocks, blocks.kv_indices, BLOCK_SIZE=8)
     assert torch.equal(blocks.q_num_blocks, by_torch.q_num_blocks)
     used = torch.arange(blocks.q_indices.shape[-1]) < blocks.q_num_blocks[..., None]
@@ -143,13 +143,13 @@ def test_layers_of_a_pattern_share_blocks(family: str, patterns: int, monkeypatc
         torch.nn.init.normal_(weight, 0, 0.1)
     expected = losses_and_gradients(model, fields)
     with_kernel(model, "flex")
-    monkeypatch.setattr(attention, "device_of", lambda device: ComputeDevice("cuda", frozenset({"triton"})))
+    monkeypatch.setattr(attention, "describe_device", lambda device: ComputeDevice("cuda", frozenset({"triton"})))
     monkeypatch.setattr(kernel_choice, "NARROWEST_HEAD", 1)
     for name in ("pack_blocks", "by_content"):
         monkeypatch.setattr(kernels, name, counted(name))
-    choose.cache_clear()
+    choose_kernel.cache_clear()
     by_flex = losses_and_gradients(model, fields)
-    choose.cache_clear()
+    choose_kernel.cache_clear()
     assert calls == {"pack_blocks": patterns, "by_content": 1}
     for result, expected_result in zip(by_flex, expected, strict=True):
         assert (result - expected_result).abs().max() < 1e-5
@@ -159,7 +159,7 @@ def test_layers_of_a_pattern_share_blocks(family: str, patterns: int, monkeypatc
 def test_block_mask_covers_packed_and_ordered_batches(name: str, content: str) -> None:
     length, block = LENGTHS[1], 8
     mask = mask_of(name, length, **dict.fromkeys(content.split(), True))
-    marked = None if mask.marks is None else Marked.of(mask.marks)
+    marked = None if mask.marks is None else GlobalPositions.of(mask.marks)
     blocks = block_mask(mask, marked, block=block)
     keys = length + (0 if marked is None else marked.positions.shape[1])
     expected = create_block_mask(blocks.mask_mod, 2, HEADS, length, keys, device="cpu", BLOCK_SIZE=block).to_dense()
@@ -238,14 +238,14 @@ def test_unsuitable_kernel_is_rejected_with_a_reason(case: str) -> None:
     with pytest.raises(
         UserError, match=rf"train\.attention_kernel \({kernel}\) cannot compute the dot attention: {reason}"
     ):
-        choose(work, device, kernel)
+        choose_kernel(work, device, kernel)
 
 
 def test_inference_uses_no_compiled_kernel() -> None:
     """Generation changes the length with each token, and would compile each time."""
-    assert not device_of(CPU).any_length
+    assert not describe_device(CPU).any_length
     with torch.inference_mode():
-        assert device_of(CPU).any_length
+        assert describe_device(CPU).any_length
 
 
 def test_tiles_replace_flex_at_the_recompile_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ def test_tiles_replace_flex_at_the_recompile_limit(monkeypatch: pytest.MonkeyPat
     compiled = torch.compile(flex_module.flex_attention, backend="eager", dynamic=False, fullgraph=True)
     monkeypatch.setattr(kernels, "_flex_attention", lambda: compiled)
     mask, x = mask_of("window", 64, packed=True, marking=True), [tensor.detach() for tensor in random_qkv(64)]
-    marked = Marked.of(mask.marks)
+    marked = GlobalPositions.of(mask.marks)
     with torch._dynamo.config.patch(recompile_limit=1):
         attend_by("flex", *x, mask_of("window", 64), None, scale=SCALE, dropout=0.0)
         mixed = attend_by("flex", *x, mask, marked, scale=SCALE, dropout=0.0)

@@ -17,7 +17,7 @@ from megaptm.families.reformer.pattern import ChunkPairs
 from megaptm.layers import sparse
 from megaptm.layers.mask import Mask
 from megaptm.layers.pattern import Pattern, SlidingWindow
-from megaptm.layers.sparse import Marked, attend_by_tiles
+from megaptm.layers.sparse import GlobalPositions, attend_by_tiles
 from tests.models.strided import CROSS, NEAR_OR_FIRST, STRIDED
 
 HEADS, KEY, SCALE = 3, 4, 0.5
@@ -76,13 +76,13 @@ def test_tiles_equal_dense_mask(name: str, kind: str, marking: bool) -> None:
             marks[0, [0, 7]] = marks[1, 30] = 1
         both = None if documents is None else (documents, documents)
         mask = Mask((length, length), torch.device("cpu"), both, causal=causal, pattern=pattern, marks=marks)
-        marked = None if marks is None else Marked.of(marks)
+        marked = None if marks is None else GlobalPositions.of(marks)
         x = random_qkv(length)
         mixed, expected = attend_by_tiles(*x, mask, marked, scale=SCALE, dropout=0.0), dense_attention(x, mask)
         if marked is not None:
-            q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (marked.take(x[0]), *x[1:]))
-            rows = F.scaled_dot_product_attention(q, k, v, attn_mask=marked.see(mask), scale=SCALE)
-            mixed = marked.put(mixed, rows.permute(2, 0, 1, 3))
+            q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (marked.gather(x[0]), *x[1:]))
+            rows = F.scaled_dot_product_attention(q, k, v, attn_mask=marked.query_mask(mask), scale=SCALE)
+            mixed = marked.scatter(mixed, rows.permute(2, 0, 1, 3))
         # Outputs of padding are not used.
         read = torch.ones(length, 2) if documents is None else (documents.t() > 0).double()
         assert ((mixed - expected).abs().amax((2, 3)) * read).max() < 1e-12
@@ -99,7 +99,7 @@ def test_tile_with_global_tokens_of_sequence_length(pattern: Pattern) -> None:
     marks = torch.zeros(2, length, dtype=torch.long)
     marks[:, 4 : 4 + number] = 1
     mask = Mask((length, length), torch.device("cpu"), pattern=pattern, marks=marks)
-    x, marked = random_qkv(length), Marked.of(marks)
+    x, marked = random_qkv(length), GlobalPositions.of(marks)
     mixed, expected = attend_by_tiles(*x, mask, marked, scale=SCALE, dropout=0.0), dense_attention(x, mask)
     back = torch.randn(mixed.shape, dtype=mixed.dtype) * (marks.t() == 0)[:, :, None, None]
     gradients = (torch.autograd.grad(result, x, back) for result in (mixed, expected))
@@ -226,7 +226,10 @@ def test_gradients_of_tile_keys_and_global_keys() -> None:
     marks[:, 20:36] = 1
     mask = Mask((length, length), torch.device("cpu"), pattern=SlidingWindow(16, 16), marks=marks)
     x = random_qkv(length)
-    mixed, expected = attend_by_tiles(*x, mask, Marked.of(marks), scale=SCALE, dropout=0.0), dense_attention(x, mask)
+    mixed, expected = (
+        attend_by_tiles(*x, mask, GlobalPositions.of(marks), scale=SCALE, dropout=0.0),
+        dense_attention(x, mask),
+    )
     back = torch.randn(mixed.shape, dtype=mixed.dtype) * (marks == 0).t()[:, :, None, None]
     gradients = (torch.autograd.grad(result, x, back) for result in (mixed, expected))
     for gradient, expected_gradient in zip(*gradients, strict=True):
@@ -271,7 +274,9 @@ def test_tiles_at_once_equal_single_tiles(
     x, results = random_qkv(length), []
     for limit in (0, sparse.MAX_SCORES, 2 * HEADS * 400):
         monkeypatch.setattr(sparse, "max_scores", lambda device, limit=limit: limit)
-        mixed = attend_by_tiles(*x, mask, None if marks is None else Marked.of(marks), scale=SCALE, dropout=0.0)
+        mixed = attend_by_tiles(
+            *x, mask, None if marks is None else GlobalPositions.of(marks), scale=SCALE, dropout=0.0
+        )
         back = torch.randn(mixed.shape, dtype=mixed.dtype, generator=torch.Generator().manual_seed(1))
         results.append((mixed.detach(), *torch.autograd.grad(mixed, x, back)))
     for single, *at_once in zip(*results, strict=True):

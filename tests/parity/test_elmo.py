@@ -113,7 +113,7 @@ def test_layers_and_states_of_consecutive_batches_equal_released_code() -> None:
             expected = arrays[f"batch/{index}/layers"][sample, :, : length - 2]
             assert_close(layers[:, sample, 1 : length - 1], expected)
         for stack, stack_cache in batch_caches.items():  # samples that the batch lacks keep their state
-            for layer, state in stack_cache.advanced().states.items():
+            for layer, state in stack_cache.after_sequence().states.items():
                 caches[stack].states[layer][:, :size] = state
             caches[stack].filled[:size] = 1
         check_states(arrays, f"batch/{index}/state_after", caches)
@@ -132,7 +132,7 @@ def run_training_steps() -> tuple[Model, list[Tensor], list[dict[str, StackCache
             batch |= {f"{prefix}{name}": field for name, field in fields.items()}
         total, count = model(batch, caches=caches).losses["bidirectional-lm"]
         losses.append(total / count)
-        caches = {stack: stack_cache.advanced() for stack, stack_cache in caches.items()}
+        caches = {stack: stack_cache.after_sequence() for stack, stack_cache in caches.items()}
         states.append(caches)
     return model, losses, states
 

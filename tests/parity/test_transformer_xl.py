@@ -160,7 +160,7 @@ def differences(*, clusters: bool) -> tuple[float, float]:
             difference = logits.log_softmax(-1) - tensors[f"empty_start.{index}.log_probs"]
             max_difference = max(max_difference, float(difference.detach().abs().max()))
             loss, count = model(make_segment(case, index), caches=caches).losses["lm"]
-            caches = {name: stack_cache.advanced() for name, stack_cache in caches.items()}
+            caches = {name: stack_cache.after_sequence() for name, stack_cache in caches.items()}
         (loss / count).backward()
         for name, value in convert_tensors(tensors, "grad", config).items():
             grad = model.get_parameter(name).grad
@@ -183,7 +183,7 @@ def test_hidden_states_cache_and_log_probabilities_equal_released_code(case: str
         hidden = tensors[f"{start}.{index}.hidden"]
         for layer, read in stack_cache.current_states.items():
             torch.testing.assert_close(read.transpose(0, 1), hidden[layer], rtol=1e-5, atol=1e-5)
-        caches = {"decoder": stack_cache.advanced()}
+        caches = {"decoder": stack_cache.after_sequence()}
         cache = tensors[f"{start}.{index}.mems"]
         assert caches["decoder"].filled.tolist() == [cache.shape[1]] * ROWS
         for layer, states in caches["decoder"].states.items():
@@ -202,7 +202,7 @@ def test_loss_and_gradients_equal_released_code(case: str) -> None:
         loss, count = model(make_segment(case, index), caches=caches).losses["lm"]
         nll = tensors[f"empty_start.{index}.nll_targets"]
         torch.testing.assert_close(loss / count, nll.mean(), rtol=1e-5, atol=1e-5)
-        caches = {name: stack_cache.advanced() for name, stack_cache in caches.items()}
+        caches = {name: stack_cache.after_sequence() for name, stack_cache in caches.items()}
     (loss / count).backward()
     expected = convert_tensors(tensors, "grad", config)
     for name, parameter in model.named_parameters():

@@ -1,13 +1,13 @@
 """Initial values of ELMo, as in its released code."""
 
 from megaptm.families.elmo.spec import character_sizes
-from megaptm.models.initial import InitialRules, Std, by_width, constant, glorot
+from megaptm.models.initial import InitialRules, Std, constant_std, glorot_std, std_by_width
 from megaptm.spec import Size
 
 
 def uniform(limit: float) -> Std:
     """Return the standard deviation of ELMo's initial weights that are uniform between -limit and limit."""
-    return constant(limit / 3**0.5)
+    return constant_std(limit / 3**0.5)
 
 
 def inverse_sqrt_filters(size: Size) -> float:
@@ -21,7 +21,7 @@ INITIAL_RULES: InitialRules = (
     (r"token\.filters\.\d+\.weight", uniform(0.05)),
     (r"highway\.\d+\.(carry|transform)\.weight", inverse_sqrt_filters),
     (r"token\.out\.weight", inverse_sqrt_filters),
-    (r"recurrent\.(input|state)\.weight", glorot(lambda size: 2 * size.width, lambda size: 4 * size.ffn)),
-    (r"recurrent\.projection\.weight", glorot(lambda size: size.ffn, lambda size: size.width)),
-    (r"head\.bidirectional-lm\.table\.weight", by_width),
+    (r"recurrent\.(input|state)\.weight", glorot_std(lambda size: 2 * size.width, lambda size: 4 * size.ffn)),
+    (r"recurrent\.projection\.weight", glorot_std(lambda size: size.ffn, lambda size: size.width)),
+    (r"head\.bidirectional-lm\.table\.weight", std_by_width),
 )

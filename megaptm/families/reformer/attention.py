@@ -84,8 +84,8 @@ class HashedAttend(AttentionCore):
         inverse = order.argsort(-1)
         chunks = (*order.shape[:2], -1, chunk)
         positions = order.reshape(chunks)
-        with self.dropout.drawing():
-            rate = self.dropout.rate if self.dropout.draws else 0.0
+        with self.dropout.use_stream():
+            rate = self.dropout.rate if self.dropout.is_active else 0.0
             seed = next_seed(q.device) if rate else 0
         work = _ChunkInputs(
             positions, _document_ids_at(documents, positions), length, self.causal, buckets_BHRS is not None, rate, seed
