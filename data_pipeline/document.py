@@ -50,10 +50,10 @@ class DropCounts:
     def add(self, reason: str, source: str, text: str = "", message: str = "") -> None:
         self.counts[reason] += 1
         if message:
-            self.messages.setdefault(reason, _printable(message))
+            self.messages.setdefault(reason, _without_surrogates(message))
         examples = self.examples.setdefault(reason, [])
         if len(examples) < EXAMPLES:
-            examples.append((_printable(source), _printable(text[:EXAMPLE_CHARACTERS])))
+            examples.append((_without_surrogates(source), _without_surrogates(text[:EXAMPLE_CHARACTERS])))
 
     def add_many(self, reason: str, count: int) -> None:
         if count:
@@ -86,6 +86,6 @@ def is_document_error(error: Exception) -> bool:
     return not isinstance(error, UserError) and getattr(error, "errno", None) is None
 
 
-def _printable(text: str) -> str:
+def _without_surrogates(text: str) -> str:
     """Replace halves of surrogate pairs in a text, which cannot be encoded."""
     return text.encode("utf-8", "replace").decode()

@@ -41,11 +41,11 @@ def inspect_corpus(
     tokenizer = load(corpus.folder / "tokenizer")
     console.print(Text(f"corpus {corpus.name}", "italic"), soft_wrap=True)
     console.print(summary_table(corpus, tokenizer))
-    if not (kind := _type(corpus)).is_label:
+    if not (kind := _token_type(corpus)).is_label:
         content = "documents" if kind.noun == "document" else f"texts of {kind.noun}s"
         console.print(histogram(_count_lengths(corpus, split), f"{split} {content} by length in tokens"))
     panels = (
-        _documents(corpus, tokenizer, split, count, sequence)
+        _sample_documents(corpus, tokenizer, split, count, sequence)
         if objective is None
         else _first_samples(location, tokenizer, objective, split, count, sequence)
     )
@@ -58,13 +58,13 @@ def format_count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _type(corpus: Corpus) -> TokenType:
+def _token_type(corpus: Corpus) -> TokenType:
     return find_token_type(corpus.manifest.dtype)
 
 
 def summary_table(corpus: Corpus, tokenizer: Tokenizer) -> Table:
     """Return a table of a corpus: id, tokenizer, sizes and recipe."""
-    table, kind = Table(box=None, show_header=False), _type(corpus)
+    table, kind = Table(box=None, show_header=False), _token_type(corpus)
     table.add_row("id", corpus.manifest.id)
     if kind.is_label:
         table.add_row("labels", f"{tokenizer.vocabulary:,}")
@@ -97,7 +97,7 @@ def _count_lengths(corpus: Corpus, split: str) -> dict[int, int]:
     return {1 << power: documents for power, documents in powers.items()}
 
 
-def _documents(corpus: Corpus, tokenizer: Tokenizer, split: str, count: int, sequence: int) -> Iterator[Panel]:
+def _sample_documents(corpus: Corpus, tokenizer: Tokenizer, split: str, count: int, sequence: int) -> Iterator[Panel]:
     """Yield documents evenly spread over a split of a corpus, cut to `sequence` tokens."""
     shards = corpus.split(split).shards
     first_samples = np.cumsum([0, *(info.samples for info in shards)])

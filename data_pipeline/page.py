@@ -42,7 +42,7 @@ def html(report: CorpusReport) -> str:
     """Return the report page of a corpus as HTML."""
     body = [
         f"<h1>Corpus {escape(report.folder)}</h1>",
-        f"<p class=faint>id <code>{report.id}</code>; {escape(_tokenizer(report))}</p>",
+        f"<p class=faint>id <code>{report.id}</code>; {escape(_describe_tokenizer(report))}</p>",
         tiles({column: f"{report.sum_over_splits(column):,}" for column in ("documents", "tokens", "bytes", "shards")}),
         *(f"<p class=note>{escape(note)}</p>" for note in report.notes),
         "<h2>Splits</h2>",
@@ -54,11 +54,11 @@ def html(report: CorpusReport) -> str:
         f"<p>{report.read:,} documents in {report.files:,} files; {report.sum_over_splits('documents'):,} in the "
         "corpus.</p>",
         bars(report.dropped, share_of=report.read, lost=True) if report.dropped else "<p>No document was dropped.</p>",
-        *_examples(report.examples, report.messages),
+        *_example_lists(report.examples, report.messages),
         *titled_bars("Languages", report.languages),
         *_unknown_words(report),
-        *_sizes("source", report.composition.sources),
-        *_sizes("format", report.composition.formats),
+        *_size_table("source", report.composition.sources),
+        *_size_table("format", report.composition.formats),
         "<h2>Documents by length in tokens</h2>",
         bars({f"{low:,} to {2 * low - 1:,}": count for low, count in sorted(report.lengths.items())}),
         "<h2>Tokens by length of their document</h2>",
@@ -83,7 +83,7 @@ def full_page(title: str, body: Iterable[str]) -> str:
 COUNTS = ("documents", "tokens", "bytes", "shards")
 
 
-def _tokenizer(report: CorpusReport) -> str:
+def _describe_tokenizer(report: CorpusReport) -> str:
     ids = f"{report.tokenizer['kind']} tokenizer of {report.tokenizer['vocabulary']:,} ids"
     return f"{ids}, {report.tokens_per_byte:.3f} tokens per byte"
 
@@ -92,7 +92,7 @@ def _reused_jobs(report: CorpusReport) -> str:
     return f"; {report.reused_jobs:,} jobs were reused from an earlier build" if report.reused_jobs else ""
 
 
-def _sizes(title: str, sizes: Mapping[str, TextSize]) -> list[str]:
+def _size_table(title: str, sizes: Mapping[str, TextSize]) -> list[str]:
     rows = ((name, f"{size.documents:,}", f"{size.tokens:,}", f"{size.bytes:,}") for name, size in by_tokens(sizes))
     return [f"<h2>By {title}</h2>", table((title, "documents", "tokens", "bytes"), rows)] if sizes else []
 
@@ -144,7 +144,7 @@ def titled_bars(title: str, values: Mapping[str, float]) -> list[str]:
     return [f"<h2>{title}</h2>", bars(ordered)] if values else []
 
 
-def _examples(examples: Mapping[str, Sequence[Sequence[str]]], messages: Mapping[str, str]) -> list[str]:
+def _example_lists(examples: Mapping[str, Sequence[Sequence[str]]], messages: Mapping[str, str]) -> list[str]:
     def shown(reason: str, source: str, beginning: str) -> str:
         of = "duplicate of " if reason.endswith("duplicate") else ""
         return f"<code>{escape(source)}</code><pre>{of}{escape(beginning)}</pre>"

@@ -47,15 +47,15 @@ class StageProgress(AbstractContextManager):
             self._bars.advance(bar)
             if time.perf_counter() - last_line >= SECONDS_PER_LINE:
                 last_line = time.perf_counter()
-                self._print(f"  {name}: {done:,} of {jobs:,}, {last_line - start:,.0f} s")
+                self._print_to_log(f"  {name}: {done:,} of {jobs:,}, {last_line - start:,.0f} s")
 
-        self._print(f"{name} ...")
+        self._print_to_log(f"{name} ...")
         yield advance
         self.seconds[name] = round(time.perf_counter() - start, 3)
         self._bars.update(bar, completed=jobs)
-        self._print(f"  done in {self.seconds[name]:,.1f} s")
+        self._print_to_log(f"  done in {self.seconds[name]:,.1f} s")
 
-    def _print(self, line: str) -> None:
+    def _print_to_log(self, line: str) -> None:
         if self._log is not None:
             self._log.print(line, highlight=False)
             self._log.file.flush()

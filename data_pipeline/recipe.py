@@ -136,7 +136,7 @@ def read_recipe(source: Sequence[str], settings: Sequence[str] = ()) -> Recipe:
     where = source[0] if named else "the corpus"
     content: dict[str, Any] = read_file(find_config(Path(source[0]))).values if named else {"sources": list(source)}
     for setting in settings:
-        content = _merge(content, read_override(setting).values)
+        content = _merge_settings(content, read_override(setting).values)
     for name in content:
         if name in SOURCE_KEYS and name not in RECIPE_KEYS:
             raise UserError(
@@ -151,10 +151,10 @@ def read_recipe(source: Sequence[str], settings: Sequence[str] = ()) -> Recipe:
     return parse_settings(Recipe, content, where, ready)
 
 
-def _merge(content: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_settings(content: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     """Merge settings of a recipe recursively: tables are updated, other values replaced."""
     tables = {
-        name: _merge(content[name], value)
+        name: _merge_settings(content[name], value)
         for name, value in change.items()
         if isinstance(value, Mapping) and isinstance(content.get(name), Mapping)
     }
@@ -165,22 +165,24 @@ def _with_overrides(written: Any, overrides: Sequence[re.Match[str]]) -> list[An
     """Add the overrides of the command line to `Source.overrides` of each source."""
     change: dict[str, Any] = {}
     for override in overrides:
-        change = _merge(change, {override["files"]: read_override(override["setting"]).values})
+        change = _merge_settings(change, {override["files"]: read_override(override["setting"]).values})
     return [
-        _merge(table, {"overrides": _merge(table.get("overrides") or {}, change)}) if isinstance(table, dict) else table
-        for table in _tables(written)
+        _merge_settings(table, {"overrides": _merge_settings(table.get("overrides") or {}, change)})
+        if isinstance(table, dict)
+        else table
+        for table in _source_tables(written)
     ]
 
 
-def _tables(written: Any) -> list[Any]:
+def _source_tables(written: Any) -> list[Any]:
     sources = written if isinstance(written, list) else [written]
     return [{"path": source} if isinstance(source, str) else source for source in sources]
 
 
-def _sources(written: Any, where: str) -> tuple[Source, ...]:
+def _read_sources(written: Any, where: str) -> tuple[Source, ...]:
     """Read one source or a list of them; each is a path, or a table that contains `path`."""
     sources = []
-    for number, table in enumerate(_tables(written), 1):
+    for number, table in enumerate(_source_tables(written), 1):
         sources.append(parse_settings(Source, table, f"{where}: source {number}"))
         check_overrides(sources[-1], f"{where}: source {number}")
     return tuple(sources)
@@ -238,4 +240,4 @@ def step_for_manifest(step: CleaningStep) -> dict[str, Any]:
 RECIPE_KEYS, SOURCE_KEYS = ({field_.name for field_ in fields(kind)} for kind in (Recipe, Source))
 OVERRIDE = re.compile(rf"(?P<files>[^=]+?):(?P<setting>(?:{'|'.join(sorted(SOURCE_KEYS))})=.*)", re.DOTALL)
 """`GLOB:KEY=VALUE`: a setting for some files of the sources."""
-LIST_READERS: dict[str, Callable[[Any, str], Any]] = {"sources": _sources, "steps": _parse_steps}
+LIST_READERS: dict[str, Callable[[Any, str], Any]] = {"sources": _read_sources, "steps": _parse_steps}

@@ -86,7 +86,7 @@ class CorpusReport:
         for name, counts in self.splits.items():
             table.add_row(name, *(f"{counts[key]:,}" for key in ("documents", "tokens", "bytes", "shards")))
         console.print(table)
-        console.print(Text(self._summary()), soft_wrap=True)
+        console.print(Text(self._summary_line()), soft_wrap=True)
         for line in [*drop_lines(self.dropped, self.examples, self.messages), *self.notes]:
             console.print(Text(line, "yellow"), soft_wrap=True)
         if self.languages:
@@ -97,11 +97,11 @@ class CorpusReport:
             console.print(Text(f"unknown words: {shares}"), soft_wrap=True)
         for name, sizes in (("source", self.composition.sources), ("format", self.composition.formats)):
             if len(sizes) > 1:
-                console.print(_sizes(name, sizes))
+                console.print(_size_table(name, sizes))
         title = "documents by length in tokens, and their total tokens"
         console.print(histogram(self.lengths, title, self.composition.lengths))
 
-    def _summary(self) -> str:
+    def _summary_line(self) -> str:
         return (
             f"{self.tokenizer['kind']} tokenizer of {self.tokenizer['vocabulary']:,} ids, "
             f"{self.tokens_per_byte:.3f} tokens per byte; {sum(self.seconds.values()):.1f} s with {self.executor}"
@@ -131,7 +131,7 @@ def make_report(
     )
 
 
-def _sizes(title: str, sizes: Mapping[str, TextSize]) -> Table:
+def _size_table(title: str, sizes: Mapping[str, TextSize]) -> Table:
     """Return a report table with a row for each source or format, in descending order of tokens."""
     table = Table(box=None, padding=(0, 1))
     for column in (title, "documents", "tokens", "bytes"):

@@ -60,7 +60,7 @@ def time_limit(purpose: str, *texts: str) -> Iterator[None]:
     if _Limit.seconds is None:
         yield
         return
-    if _Limit.known and _key(purpose, texts) in _Limit.known:
+    if _Limit.known and _hash_of_texts(purpose, texts) in _Limit.known:
         raise _time_limit_error()
     try:
         _Limit.armed, _Limit.rang = True, False
@@ -72,7 +72,7 @@ def time_limit(purpose: str, *texts: str) -> Iterator[None]:
         _Limit.armed = False
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     if _Limit.rang:
-        key = _key(purpose, texts)
+        key = _hash_of_texts(purpose, texts)
         _Limit.folder.mkdir(parents=True, exist_ok=True)
         (_Limit.folder / key).touch()
         _Limit.known |= {key}
@@ -89,7 +89,7 @@ def _time_limit_error() -> TimeLimitError:
     return TimeLimitError(f"takes more than {_Limit.seconds} s of processor time")
 
 
-def _key(purpose: str, texts: tuple[str, ...]) -> str:
+def _hash_of_texts(purpose: str, texts: tuple[str, ...]) -> str:
     digest = hashlib.blake2b(f"{_Limit.seconds} {purpose}".encode(), digest_size=16)
     for text in texts:
         digest.update(hashlib.blake2b(text.encode("utf-8", "surrogatepass")).digest())

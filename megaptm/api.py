@@ -38,7 +38,7 @@ def load(folder: PathLike, *, step: int | None = None, device: str | torch.devic
 
     if not isinstance(folder, (str, os.PathLike)):
         raise UserError(f"folder must be the folder of a run or of an exported model, not {folder!r}.")
-    return load_model(Path(folder), step=step, device=_device(device))
+    return load_model(Path(folder), step=step, device=_check_device(device))
 
 
 def load_words(run: PathLike, *, step: int | None = None) -> WordVectors:
@@ -86,13 +86,13 @@ def build_model(
     from megaptm.models.initial import fill
     from megaptm.models.model import Model
 
-    target = _device(device)
+    target = _check_device(device)
     model = Model(read_model({"family": family, "size": size, **changes}, "megaptm.build_model"))
     fill(model, seed)
     return model.to(target)
 
 
-def _device(device: str | torch.device | None) -> torch.device | None:
+def _check_device(device: str | torch.device | None) -> torch.device | None:
     """Return the device of a model, if PyTorch can use it; None for None."""
     import torch
 
@@ -132,14 +132,14 @@ def open_dataset(
     from megaptm.run.corpora import load_corpus_tokenizer
     from megaptm.storage import Cache
 
-    sequence, epochs = _integer("sequence", sequence, minimum=4), _integer("epochs", epochs, minimum=1)
-    seed = _integer("seed", seed, minimum=0)
+    sequence, epochs = _check_integer("sequence", sequence, minimum=4), _check_integer("epochs", epochs, minimum=1)
+    seed = _check_integer("seed", seed, minimum=0)
     if document_mask is None:
         parsed_objective = objective if isinstance(objective, BaseObjective) else build_objective(objective)
         document_mask = parsed_objective.unit != "lane"
     if not isinstance(document_mask, bool):
         raise UserError(f"document_mask must be True or False, not {document_mask!r}.")
-    mix = {_location(location): weight for location, weight in _corpus_weights(corpora).items()}
+    mix = {_corpus_location(location): weight for location, weight in _corpus_weights(corpora).items()}
     if not mix:
         raise UserError("corpora is empty: name at least one corpus folder.")
     shard_cache = None if cache is None else Cache(Path(cache))
@@ -157,16 +157,16 @@ def open_dataset(
 
 
 def _corpus_weights(corpora: PathLike | Mapping[Any, float]) -> Mapping[Any, float]:
-    return corpora if isinstance(corpora, Mapping) else {_location(corpora): 1.0}
+    return corpora if isinstance(corpora, Mapping) else {_corpus_location(corpora): 1.0}
 
 
-def _location(corpus: Any) -> str:
+def _corpus_location(corpus: Any) -> str:
     if not isinstance(corpus, (str, os.PathLike)):
         raise UserError(f"corpora must be a folder, a URL, or a mapping of them to weights, not {corpus!r}.")
     return os.fspath(corpus)
 
 
-def _integer(name: str, value: Any, *, minimum: int) -> int:
+def _check_integer(name: str, value: Any, *, minimum: int) -> int:
     try:
         number = operator.index(value)
     except TypeError:

@@ -142,18 +142,18 @@ class BatchSpec:
                     break
             else:
                 return
-        raise TypeError(f"{maker} {self._difference(sample)}")
+        raise TypeError(f"{maker} {self._describe_difference(sample)}")
 
     @cached_property
     def _expected(self) -> list[tuple[str, tuple[int, ...], np.dtype]]:
         return [(name, field.shape, np.dtype(field.dtype)) for name, field in self.fields.items()]
 
-    def _difference(self, sample: object) -> str:
+    def _describe_difference(self, sample: object) -> str:
         """Describe the difference between a sample and this batch specification, in the alphabetically first field that
         differs."""
         if not isinstance(sample, dict):
-            return f"returned {_describe(sample)}, not a dict of arrays"
-        actual = {str(name): _describe(array) for name, array in sample.items()}
+            return f"returned {_describe_type(sample)}, not a dict of arrays"
+        actual = {str(name): _describe_type(array) for name, array in sample.items()}
         expected = {name: f"{field.dtype} {[*field.shape]}" for name, field in self.fields.items()}
         name = min((name for name in {*actual, *expected} if actual.get(name) != expected.get(name)), default="")
         if name not in actual:
@@ -166,7 +166,7 @@ class BatchSpec:
 _ARRAYS = (np.ndarray, np.generic)
 
 
-def _describe(value: object) -> str:
+def _describe_type(value: object) -> str:
     """Describe the type of a sample's value: dtype and shape of an array, otherwise the class."""
     return f"{value.dtype.name} {[*value.shape]}" if isinstance(value, _ARRAYS) else f"a {type(value).__name__}"
 

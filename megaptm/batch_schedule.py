@@ -74,11 +74,11 @@ class BatchSchedule:
 
     def size(self, step: int) -> int:
         """Return the batch size of a step of the run."""
-        return self._level(step).size
+        return self._level_at(step).size
 
     def num_trained(self, step: int) -> int:
         """Return the number of samples trained on before a step."""
-        level = self._level(step)
+        level = self._level_at(step)
         return level.sample + (step - level.step) * level.size
 
     def first_sample(self, step: int) -> int:
@@ -87,25 +87,25 @@ class BatchSchedule:
 
     def steps_in(self, samples: int) -> int:
         """Return the number of steps of a run that a number of samples suffices for."""
-        level = _levels(self)[bisect_right(_levels(self), samples, key=lambda level: level.sample) - 1]
+        level = _levels_of(self)[bisect_right(_levels_of(self), samples, key=lambda level: level.sample) - 1]
         max_steps = level.step + (samples - level.sample) // level.size
         return bisect_right(range(max_steps), samples, key=lambda step: self.first_sample(step) + self.size(step))
 
     def sizes(self, begin: int, end: int) -> dict[int, int]:
         """Return batch size -> number of steps with it among the steps from `begin` up to, but not including, `end`."""
-        bounds = [*(level.step for level in _levels(self)), max(end, _levels(self)[-1].step + 1)]
+        bounds = [*(level.step for level in _levels_of(self)), max(end, _levels_of(self)[-1].step + 1)]
         counted = {
             level.size: min(stop, end) - max(start, begin)
-            for level, (start, stop) in zip(_levels(self), pairwise(bounds), strict=True)
+            for level, (start, stop) in zip(_levels_of(self), pairwise(bounds), strict=True)
         }
         return {size: steps for size, steps in counted.items() if steps > 0}
 
-    def _level(self, step: int) -> _BatchSizeLevel:
-        return _levels(self)[bisect_right(_levels(self), step, key=lambda level: level.step) - 1]
+    def _level_at(self, step: int) -> _BatchSizeLevel:
+        return _levels_of(self)[bisect_right(_levels_of(self), step, key=lambda level: level.step) - 1]
 
 
 @lru_cache(maxsize=16)
-def _levels(batches: BatchSchedule) -> list[_BatchSizeLevel]:
+def _levels_of(batches: BatchSchedule) -> list[_BatchSizeLevel]:
     """Return the levels of the batch size in order of steps; cached, because every step needs them."""
     levels, step, sample = [], 0, 0
     for (begin, size), (end, _) in pairwise(batches.sizes_by_step):

@@ -55,15 +55,15 @@ def install() -> Callable[[], None]:
     library = Library("aten", "IMPL")
     with warnings.catch_warnings(action="ignore"):  # torch warns that a kernel is replaced
         if prefers_onednn():
-            _replace(library, "mm", _mm_by_onednn)
-            _replace(library, "addmm", _addmm_by_onednn)
-            _replace(library, "addmm_", _add_mm_by_onednn)
+            _replace_kernel(library, "mm", _mm_by_onednn)
+            _replace_kernel(library, "addmm", _addmm_by_onednn)
+            _replace_kernel(library, "addmm_", _add_mm_by_onednn)
         elif prefers_float32():
-            _replace(library, "mm", _mm_in_float32)
-            _replace(library, "addmm", _addmm_in_float32)
+            _replace_kernel(library, "mm", _mm_in_float32)
+            _replace_kernel(library, "addmm", _addmm_in_float32)
         if prefers_products():
-            _replace(library, ATTENTION, _attend)
-            _replace(library, f"{ATTENTION}_backward", _attend_backward)
+            _replace_kernel(library, ATTENTION, _attend_forward)
+            _replace_kernel(library, f"{ATTENTION}_backward", _attend_backward)
 
     def restore() -> None:
         library._destroy()
@@ -108,7 +108,7 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, MAX_BYTES)
 
 
-def _replace(library: Library, name: str, kernel: Callable[..., Any]) -> None:
+def _replace_kernel(library: Library, name: str, kernel: Callable[..., Any]) -> None:
     """Replace a kernel of torch for CPU tensors. `kernel` gets the original one, to call it, before its arguments."""
     original = get_kernel(f"aten::{name}", "CPU")
 
@@ -123,7 +123,7 @@ def _is_large(a_NI: Tensor, b_IO: Tensor) -> bool:
 
 
 def _mm_by_onednn(mm: Callable[..., Tensor], a_NI: Tensor, b_IO: Tensor) -> Tensor:
-    return _onednn(a_NI, b_IO, None) if _is_large(a_NI, b_IO) else mm(a_NI, b_IO)
+    return _multiply_by_onednn(a_NI, b_IO, None) if _is_large(a_NI, b_IO) else mm(a_NI, b_IO)
 
 
 def _addmm_by_onednn(
@@ -131,7 +131,7 @@ def _addmm_by_onednn(
 ) -> Tensor:
     if not _is_large(a_NI, b_IO) or c_O.dim() != 1 or (beta, alpha) != (1, 1):
         return addmm(c_O, a_NI, b_IO, beta=beta, alpha=alpha)
-    return _onednn(a_NI, b_IO, c_O.contiguous())  # oneDNN ignores the strides of a bias
+    return _multiply_by_onednn(a_NI, b_IO, c_O.contiguous())  # oneDNN ignores the strides of a bias
 
 
 def _add_mm_by_onednn(
@@ -139,10 +139,10 @@ def _add_mm_by_onednn(
 ) -> Tensor:
     if not _is_large(a_NI, b_IO) or (beta, alpha) != (1, 1):
         return addmm_(c_NO, a_NI, b_IO, beta=beta, alpha=alpha)
-    return c_NO.add_(_onednn(a_NI, b_IO, None))
+    return c_NO.add_(_multiply_by_onednn(a_NI, b_IO, None))
 
 
-def _onednn(a_NI: Tensor, b_IO: Tensor, bias_O: Tensor | None) -> Tensor:
+def _multiply_by_onednn(a_NI: Tensor, b_IO: Tensor, bias_O: Tensor | None) -> Tensor:
     product: Tensor = torch.ops.mkldnn._linear_pointwise(a_NI, b_IO.t(), bias_O, "none", [], "")
     return product
 
@@ -161,7 +161,7 @@ def _addmm_in_float32(addmm: Callable[..., Tensor], c: Tensor, a_NI: Tensor, b_I
     return addmm(c.float(), a_NI.float(), b_IO.float(), **scales).bfloat16()
 
 
-def _attend(
+def _attend_forward(
     fused: Callable[..., tuple[Tensor, Tensor]],
     q_BHSK: Tensor,
     k_BHTK: Tensor,
@@ -211,7 +211,7 @@ def _attend_backward(
         d_v_NTK[:, keys] += torch.bmm(weights_Nqt.transpose(1, 2), d_out_NqK)
         d_weights_Nqt = torch.bmm(d_out_NqK, v_NTK[:, keys].transpose(1, 2))
         d_scores_Nqt = torch._softmax_backward_data(d_weights_Nqt, weights_Nqt, 2, weights_Nqt.dtype)
-        d_q_NSK[:, queries] = torch.bmm(d_scores_Nqt, k_NtK).mul_(_scale(q_BHSK, scale))
+        d_q_NSK[:, queries] = torch.bmm(d_scores_Nqt, k_NtK).mul_(_scale_or_default(q_BHSK, scale))
         d_k_NTK[:, keys] += torch.bmm(d_scores_Nqt.transpose(1, 2), q_NqK)
     d_q, d_k, d_v = (
         d_NSK.to(like.dtype).view(like.shape)
@@ -220,7 +220,7 @@ def _attend_backward(
     return d_q, d_k, d_v
 
 
-def _scale(q: Tensor, scale: float | None) -> float:
+def _scale_or_default(q: Tensor, scale: float | None) -> float:
     return q.shape[-1] ** -0.5 if scale is None else scale
 
 
@@ -229,7 +229,7 @@ def _attention_parts(
 ) -> Iterator[tuple[slice, slice, Tensor, Tensor, Tensor]]:
     """Yield parts of attention on a CPU: some queries, the keys that they attend to, their scaled values, and attention
     weights [N, q, t]."""
-    q_NSK = (q_BHSK * _scale(q_BHSK, scale)).flatten(0, 1).contiguous()
+    q_NSK = (q_BHSK * _scale_or_default(q_BHSK, scale)).flatten(0, 1).contiguous()
     k_NTK = k_BHTK.flatten(0, 1).contiguous()
     for start in range(0, q_NSK.shape[1], NUM_QUERIES):
         queries = slice(start, start + NUM_QUERIES)

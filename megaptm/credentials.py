@@ -65,7 +65,7 @@ def has_credentials(text: str) -> bool:
 def without_credentials(text: str) -> str:
     """Return a library's message without the secrets of its URLs: these come from the environment, or from a redirect
     to a signed URL."""
-    return "".join(_shortened(word) if has_credentials(word) else word for word in re.split(r"(\s+)", text))
+    return "".join(_cut_secret(word) if has_credentials(word) else word for word in re.split(r"(\s+)", text))
 
 
 def brief_message(error: BaseException) -> str:
@@ -74,7 +74,7 @@ def brief_message(error: BaseException) -> str:
     return words if len(words) <= LONGEST_QUOTE else f"{words[: LONGEST_QUOTE - 3]}..."
 
 
-def _shortened(word: str) -> str:
+def _cut_secret(word: str) -> str:
     """Return a word of a message that contains a URL, cut before the first part that may be secret."""
     before, mark, url = word.partition("://")
     host = url.rpartition("@")[2]

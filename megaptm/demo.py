@@ -147,24 +147,26 @@ class Demo:
 
     def run_unless_done(self, command: Sequence[str], *, done: bool, codes: Sequence[int] = (0,)) -> int:
         """Run a command of megaptm and show it as typed, unless it is done; returns its exit code."""
-        self.console.print(_typed(command), soft_wrap=True)
+        self.console.print(_prompt_line(command), soft_wrap=True)
         if done:
             self.console.print("already done", style="dim")
             return 0
-        return _run(command, codes).returncode
+        return _run_command(command, codes).returncode
 
     def run_and_record(self, command: Sequence[str]) -> None:
         """Run a command of megaptm and show it as typed, with its output in the recorded console."""
-        self.console.print(_typed(command), soft_wrap=True)
-        output = _run(command, (0,), stdout=subprocess.PIPE, FORCE_COLOR="1", COLUMNS=str(self.console.width)).stdout
+        self.console.print(_prompt_line(command), soft_wrap=True)
+        output = _run_command(
+            command, (0,), stdout=subprocess.PIPE, FORCE_COLOR="1", COLUMNS=str(self.console.width)
+        ).stdout
         self.console.print(Text.from_ansi(output.rstrip()), highlight=False, soft_wrap=True)
 
 
-def _typed(command: Sequence[str]) -> Text:
+def _prompt_line(command: Sequence[str]) -> Text:
     return Text(f"$ {command_line(command)}", "bold green")
 
 
-def _run(
+def _run_command(
     command: Sequence[str], codes: Sequence[int], stdout: int | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command of megaptm; if it fails, it has printed the reason, and the demo exits with its exit code.

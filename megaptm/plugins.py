@@ -68,13 +68,13 @@ def load_plugin(name: str, setting: str, kind: str) -> Any:
             f"{setting}: {NAMED_BY_RUNS[module]} names code in module `{module}`, and a run's folder may be untrusted: "
             f"if you trust that module, add `--allow-code {module}` (in Python `megaptm.allow_code({module!r})`)."
         )
-    result = _attribute(module, attribute, setting)
+    result = _import_attribute(module, attribute, setting)
     if result is ABSENT:
         raise UserError(f"{setting}: module `{module}` has no {kind} `{attribute}`: correct the name.")
     return result
 
 
-def _attribute(module: str, name: str, setting: str) -> Any:
+def _import_attribute(module: str, name: str, setting: str) -> Any:
     """Import a plugin's module and return its attribute, or ABSENT. Any failure, SystemExit included, becomes a
     UserError."""
     try:
@@ -110,10 +110,10 @@ def registered_attributes(module: str, name: str) -> Iterator[Any]:
     an attribute of the package itself."""
     for package, distribution in registered_packages().items():
         setting = f"entry point of {distribution}, group {ENTRY_POINTS}"
-        if not is_module(package) or _attribute(package, "__path__", setting) is ABSENT:
+        if not is_module(package) or _import_attribute(package, "__path__", setting) is ABSENT:
             raise UserError(f"{setting}: {package} must be a package, a folder with __init__.py: correct it.")
         path = f"{package}.{module}" if module else package
-        if find_spec(path) and (attribute := _attribute(path, name, setting)) is not ABSENT:
+        if find_spec(path) and (attribute := _import_attribute(path, name, setting)) is not ABSENT:
             yield attribute
 
 
@@ -142,15 +142,15 @@ def allow_code(*modules: str) -> None:
     for module in modules:
         if not is_module(module):
             raise UserError(f"allow_code ({module!r}) must be the name of a module, as in `package.module`.")
-    os.environ[ALLOW_CODE] = ",".join(dict.fromkeys((*_allowed(), *modules)))
+    os.environ[ALLOW_CODE] = ",".join(dict.fromkeys((*_allowed_modules(), *modules)))
 
 
 def is_allowed(module: str) -> bool:
     """Whether `allow_code` has allowed the module or one of its parent packages."""
-    return any(f"{module}.".startswith(f"{name}.") for name in _allowed())
+    return any(f"{module}.".startswith(f"{name}.") for name in _allowed_modules())
 
 
-def _allowed() -> list[str]:
+def _allowed_modules() -> list[str]:
     return [name.strip() for name in os.environ.get(ALLOW_CODE, "").split(",") if name.strip()]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 def command_line(words: Sequence[str], *, program: str = "megaptm") -> str:
     """Return the command line of a program of this environment, quoted for a shell."""
-    return f"{_called(program)} {shlex.join(words)}"
+    return f"{_program_name(program)} {shlex.join(words)}"
 
 
 def typed_path(path: str | Path) -> str:
@@ -20,7 +20,7 @@ def typed_path(path: str | Path) -> str:
     return str(path.relative_to(here)) if path.is_relative_to(here) and path != here else str(path)
 
 
-def _called(program: str) -> str:
+def _program_name(program: str) -> str:
     """Return the name by which a shell calls a program if PATH leads to this environment's copy, otherwise its path or
     `python -m`."""
     beside = Path(sys.executable).parent / program

@@ -217,23 +217,25 @@ def suggest(name: object, known: Iterable[str]) -> str | None:
     if (meant := equivalent(unknown)) in known:
         return meant
     same = [candidate for candidate in known if candidate.lower() == unknown.lower()]
-    short = [candidate for candidate in known if _abbreviated(candidate) == unknown.lower()]  # `mlm` means `masked-lm`
+    short = [
+        candidate for candidate in known if _abbreviate_name(candidate) == unknown.lower()
+    ]  # `mlm` means `masked-lm`
     return next(iter(same or short or get_close_matches(unknown, known, n=1)), None)
 
 
 def equivalent(name: object) -> str | None:
     """Return megaptm's equivalent of a name that another project uses."""
-    return EQUIVALENT_NAMES.get(_normalized(name))
+    return EQUIVALENT_NAMES.get(_normalize_name(name))
 
 
 def advice(*names: object) -> str | None:
     """Return the advice for the first of these unknown names that only other projects have."""
-    return next((ADVICE[word] for name in names if (word := _normalized(name)) in ADVICE), None)
+    return next((ADVICE[word] for name in names if (word := _normalize_name(name)) in ADVICE), None)
 
 
-def _normalized(name: object) -> str:
+def _normalize_name(name: object) -> str:
     return str(name).lower().lstrip("-").replace("-", "_")
 
 
-def _abbreviated(name: str) -> str:
+def _abbreviate_name(name: str) -> str:
     return "".join(word if len(word) <= len("lm") else word[0] for word in name.split("-"))

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from megaptm.demo import Demo, _run, main
+from megaptm.demo import Demo, _run_command, main
 from megaptm.errors import UserError
 from megaptm.resilience.events import read_events
 from tests import ROOT
@@ -75,7 +75,7 @@ def test_ctrl_c_waits_until_the_command_has_saved(tmp_path, monkeypatch):
     )
     monkeypatch.setattr("megaptm.demo.module_command", lambda *words: [sys.executable, "-c", command, words[-1]])
     with pytest.raises(KeyboardInterrupt):
-        _run([str(tmp_path / "saved")], (0,))
+        _run_command([str(tmp_path / "saved")], (0,))
     assert (tmp_path / "saved").exists()
 
 

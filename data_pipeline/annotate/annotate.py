@@ -36,14 +36,14 @@ def annotate(documents: Sequence[Document], tokenizer: Tokenizer, annotations: A
     """
     if not annotations.fields:
         return [(ids, {}) for ids in tokenizer.encode_batch([document.text for document in documents])]
-    encoded = _encoded(documents, tokenizer, by_parts=annotations.parts)
+    encoded = _encode_with_ends(documents, tokenizer, by_parts=annotations.parts)
     return [
-        (ids, {name: _annotation(name, document, ends, annotations) for name in annotations.fields})
+        (ids, {name: _annotation_tokens(name, document, ends, annotations) for name in annotations.fields})
         for document, (ids, ends) in zip(documents, encoded, strict=True)
     ]
 
 
-def _encoded(
+def _encode_with_ends(
     documents: Sequence[Document], tokenizer: Tokenizer, *, by_parts: bool
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return for each document its ids, and for each token its end offset in the text."""
@@ -60,7 +60,7 @@ def _encoded(
     return shifted_parts
 
 
-def _annotation(name: str, document: Document, ends: np.ndarray, annotations: Annotations) -> np.ndarray:
+def _annotation_tokens(name: str, document: Document, ends: np.ndarray, annotations: Annotations) -> np.ndarray:
     if name == "sentences":
         return find_first_tokens(ends, sentence_starts(document.text, document.form))
     if name == "words":
@@ -76,7 +76,7 @@ def _annotation(name: str, document: Document, ends: np.ndarray, annotations: An
         number = {label: number for number, label in enumerate(tagger.labels)}
         return _token_spans([(first, stop, number[label]) for first, stop, label in tagger.tags(document)], ends)
     if name == "labels":
-        return _label(document, annotations.labels)
+        return _label_row(document, annotations.labels)
     if name == "parts":
         part_starts = document.notes.get("parts", [0])
         starts = np.unique(np.searchsorted(ends, part_starts, side="right")).astype(np.int32)
@@ -95,7 +95,7 @@ def _token_spans(shifted_parts: Sequence[tuple[int, int, int]], ends: np.ndarray
     return np.unique(rows[starts < stops], axis=0)
 
 
-def _label(document: Document, labels: Sequence[str]) -> np.ndarray:
+def _label_row(document: Document, labels: Sequence[str]) -> np.ndarray:
     """Return int32 [1, 2]; raise `ValueError` if the document's label is not in `labels`."""
     if (label := str(document.notes.get("label"))) not in labels:
         raise ValueError(f"the label {label!r} is not one of {', '.join(labels)}")

@@ -124,12 +124,12 @@ def _merge_segmented(text: str, offsets: np.ndarray, segment: Callable[[str], It
 def load_segmenter(name: str) -> Callable[[str], Iterable[str]]:
     """Return a word segmenter for Chinese, a function: text -> words whose concatenation is the text."""
     if name == "words":
-        return _jieba()
+        return _load_jieba()
     return load_function(name, "annotate.chinese") if is_function(name) else read_dictionary(name)
 
 
 @lru_cache(maxsize=1)
-def _jieba() -> Callable[[str], Iterable[str]]:
+def _load_jieba() -> Callable[[str], Iterable[str]]:
     try:
         import jieba
     except ImportError:

@@ -81,9 +81,11 @@ class C4Quality:
         phrases = (("javascript",) if self.drop_javascript_lines else ()) + (POLICIES if self.drop_policy_lines else ())
         phrases = tuple(phrase for phrase in phrases if phrase in lowered)
         lines = (line.strip() for line in text.splitlines())
-        return "\n".join(line for line in lines if self._keeps(line) and not (phrases and _contains_any(line, phrases)))
+        return "\n".join(
+            line for line in lines if self._keeps_line(line) and not (phrases and _contains_any(line, phrases))
+        )
 
-    def _keeps(self, line: str) -> bool:
+    def _keeps_line(self, line: str) -> bool:
         if self.terminal_punctuation and (not line.endswith(TERMINAL) or line.endswith(("...", "…"))):
             return False
         if len(line.split(None, self.min_words_per_line)) < self.min_words_per_line:

@@ -40,7 +40,7 @@ COMBINING = r"[\u1160-\u11ff\uff9e\uff9f\uffa0-\uffdc]"
 def comparable(text: str) -> str:
     """Convert a text to the form in which texts are compared: without markup and format characters, in NFKC,
     case-folded, and in simplified Chinese."""
-    return _simplified(_fold_case(_without_markup(text)))
+    return _to_simplified_chinese(_fold_case(_without_markup(text)))
 
 
 def comparable_with_offsets(text: str) -> tuple[str, np.ndarray, np.ndarray]:
@@ -60,7 +60,7 @@ def comparable_with_offsets(text: str) -> tuple[str, np.ndarray, np.ndarray]:
         starts += [visible[first]] * len(written)
         ends += [visible[last - 1] + 1] * len(written)
         first = last
-    return _simplified("".join(folded)), np.array(starts, np.int64), np.array(ends, np.int64)
+    return _to_simplified_chinese("".join(folded)), np.array(starts, np.int64), np.array(ends, np.int64)
 
 
 def _is_combining(character: str) -> bool:
@@ -89,19 +89,19 @@ def _fold_case(text: str) -> str:
     return unicodedata.normalize("NFKC", text)
 
 
-def _simplified(text: str) -> str:
+def _to_simplified_chinese(text: str) -> str:
     """Convert to simplified Chinese without changing the length: by phrase, then the rest by character.
 
     Thus texts are equal even if their phrases were already simplified with another table.
     """
     if text.isascii() or not HAN.search(text):
         return text
-    phrases = _opencc().convert(text)
+    phrases = _load_opencc().convert(text)
     return (phrases if len(phrases) == len(text) else text).translate(_simplified_characters())
 
 
 @lru_cache(maxsize=1)
-def _opencc() -> Any:
+def _load_opencc() -> Any:
     return import_library("opencc", "decontaminate: Chinese text").OpenCC("t2s")
 
 
@@ -110,7 +110,7 @@ class _SimplifiedCharacters(dict[int, str]):
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
-        simplified = _opencc().convert(character) if HAN.match(character) else character
+        simplified = _load_opencc().convert(character) if HAN.match(character) else character
         self[code] = simplified if len(simplified) == 1 else character
         return self[code]
 

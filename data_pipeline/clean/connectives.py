@@ -89,17 +89,17 @@ class Connectives:
         before = ""
         for begin, end in pairwise([*sentence_starts(text, form).tolist(), len(text)]):
             if before and (match := self.anywhere.match(text, begin, end)):
-                yield begin, before, self._label(match), text[match.end() : end].strip(AROUND)
+                yield begin, before, self._label_of_match(match), text[match.end() : end].strip(AROUND)
             for comma in CLAUSE.finditer(text, begin, end):
                 if match := self.within.match(text, comma.end(), end):
                     first, second = text[begin : comma.start()], text[match.end() : end]
-                    yield match.start(), first.strip(AROUND), self._label(match), second.strip(AROUND)
+                    yield match.start(), first.strip(AROUND), self._label_of_match(match), second.strip(AROUND)
             sentence = text[begin:end]
             # Text above a blank line, such as a heading, is unrelated to the text below.
             before = "" if BLANK_LINE.search(sentence) else sentence.strip(AROUND)
 
-    def _label(self, match: re.Match[str]) -> str:
-        return self.names[_normalize(match[0])]
+    def _label_of_match(self, match: re.Match[str]) -> str:
+        return self.names[_normalize_connective(match[0])]
 
 
 @lru_cache(maxsize=8)
@@ -108,7 +108,7 @@ def _read_connectives(path: str) -> Connectives:
     anywhere, within = [], []
     for line in read_words(path, SETTING):
         label, _, written = (part.strip() for part in line.rpartition("\t"))
-        name = _normalize(written)
+        name = _normalize_connective(written)
         if not name:
             raise UserError(f"{SETTING}: {path} has a line without a connective ({line}): correct it.")
         if names.setdefault(name, label or name) != (label or name):
@@ -124,7 +124,7 @@ OLD_LETTERS = str.maketrans({"ı": "i", "ſ": "s"})  # noqa: RUF001
 """Letters that a case-insensitive pattern equates with another letter but `lower` does not."""
 
 
-def _normalize(written: str) -> str:
+def _normalize_connective(written: str) -> str:
     """Normalize a connective: lower case, single spaces, without its commas."""
     return " ".join(written.strip(f"{COMMAS} ").lower().translate(OLD_LETTERS).split())
 

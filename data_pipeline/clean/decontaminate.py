@@ -145,7 +145,9 @@ def _known_ngrams(
     """Return n-gram size -> n-grams of the evaluation texts. Cached per process while the files do not change."""
     runs: dict[int, list[np.ndarray]] = {}
     for path in paths:
-        for compared in (form for text in _texts(path, step) for form in _comparable_forms(text, before)):
+        for compared in (
+            form for text in _read_evaluation_texts(path, step) for form in _comparable_forms(text, before)
+        ):
             words = Words(compared, fold=False)
             if len(words) >= MIN_WORDS:
                 size = min(len(words), step.ngram)
@@ -172,7 +174,7 @@ def _matching_paths(pattern: str) -> list[str]:
     return hashes
 
 
-def _texts(path: str, step: Decontaminate) -> Iterator[str]:
+def _read_evaluation_texts(path: str, step: Decontaminate) -> Iterator[str]:
     try:
         content = regular_file(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -180,12 +182,12 @@ def _texts(path: str, step: Decontaminate) -> Iterator[str]:
     if path.endswith((".jsonl", ".ndjson")):
         for number, line in enumerate(content.split("\n"), 1):
             if line.strip():
-                yield from _fields(line, step.fields, f"{path}:{number}")
+                yield from _text_fields(line, step.fields, f"{path}:{number}")
     else:
         yield from content.splitlines() if step.texts == "line" else [content]
 
 
-def _fields(line: str, names: tuple[str, ...], where: str) -> list[str]:
+def _text_fields(line: str, names: tuple[str, ...], where: str) -> list[str]:
     try:
         record = json.loads(line)
     except ValueError as error:

@@ -53,7 +53,7 @@ class KeepLanguage:
                 yield replace(document, notes={**document.notes, "language": language})
 
     def _require_known(self) -> None:
-        known = sorted(_identifier().labels)
+        known = sorted(_load_identifier().labels)
         for language in self.languages:
             if language not in known:
                 raise UserError(f"keep-language: language `{language}` is not known: use {', '.join(known)}.")
@@ -61,11 +61,11 @@ class KeepLanguage:
 
 def identify(text: str) -> tuple[str, float]:
     """Identify the language of a text from its start; return the most likely one and its probability."""
-    return _identifier().classify(text[:CLASSIFIED_CHARACTERS])
+    return _load_identifier().classify(text[:CLASSIFIED_CHARACTERS])
 
 
 @lru_cache(maxsize=1)
-def _identifier() -> Any:
+def _load_identifier() -> Any:
     """Load the language identification model, which takes a second."""
     langid = import_library("py3langid.langid", "keep-language")
     return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)

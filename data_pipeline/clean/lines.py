@@ -72,18 +72,18 @@ class DropLines(Change):
         phrases = tuple(phrase for phrase in map(str.lower, self.phrases) if phrase in lowered)
         if not phrases and not self.patterns:
             return text
-        return "\n".join(line for line in text.split("\n") if not self._drops(line, phrases))
+        return "\n".join(line for line in text.split("\n") if not self._is_boilerplate(line, phrases))
 
-    def _drops(self, line: str, phrases: tuple[str, ...]) -> bool:
+    def _is_boilerplate(self, line: str, phrases: tuple[str, ...]) -> bool:
         line = line.removesuffix("\r")
         if not line or len(line) > self.max_characters:
             return False
         lowered = line.lower()
         if any(phrase in lowered for phrase in phrases):
             return True
-        return any(_compiled(pattern).search(line) for pattern in self.patterns)
+        return any(_compile_pattern(pattern).search(line) for pattern in self.patterns)
 
 
 @lru_cache(maxsize=64)
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile_pattern(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)

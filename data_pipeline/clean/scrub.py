@@ -109,7 +109,7 @@ class Scrub:
             if not matches:
                 yield document
                 continue
-            text, count = _replace(document.text, matches)
+            text, count = _replace_matches(document.text, matches)
             yield with_text(document, text, scrubbed=count) if count else document
 
     def _find_matches(self, text: str) -> Iterator[Match]:
@@ -125,7 +125,7 @@ class Scrub:
             yield from _find_phones(text, shape, self.phone)
 
 
-def _replace(text: str, matches: list[Match]) -> tuple[str, int]:
+def _replace_matches(text: str, matches: list[Match]) -> tuple[str, int]:
     """Replace all matches of personal information. Of two that overlap, the first is replaced."""
     parts, end, count = [], 0, 0
     for first, last, placeholder in sorted(matches):

@@ -75,13 +75,13 @@ class NormalizeUnicode(Change):
         if self.remove_invisible:
             text = _without_invisible(_with_new_lines(text))
         if self.simplify_chinese and not text.isascii():
-            text = _opencc().convert(text)
-        text = self._composed(text)
+            text = _load_opencc().convert(text)
+        text = self._compose_unicode(text)
         # Again, because mathematical capitals become plain capitals first, and some lower-case letters are two
         # characters.
-        return self._composed(text.lower()) if self.fold_case else text
+        return self._compose_unicode(text.lower()) if self.fold_case else text
 
-    def _composed(self, text: str) -> str:
+    def _compose_unicode(self, text: str) -> str:
         return text if self.form == "none" else unicodedata.normalize(self.form, text)  # type: ignore[arg-type]
 
 
@@ -98,5 +98,5 @@ def _without_invisible(text: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _opencc() -> Any:
+def _load_opencc() -> Any:
     return import_library("opencc", "normalize-unicode: simplify_chinese").OpenCC("t2s")

@@ -92,7 +92,7 @@ class Words:
     @cached_property
     def hashes(self) -> np.ndarray:
         """Hashes of the words, uint64 [words]."""
-        padded = self._lowercased() + bytes(MAX_HASHED_BYTES)
+        padded = self._lowercase() + bytes(MAX_HASHED_BYTES)
         eight = np.ndarray(len(padded) - WORD_BYTES + 1, "<u8", padded, strides=(1,))
         hashes = np.empty(len(self), np.uint64)
         for begin in range(0, len(self), AT_ONCE):
@@ -116,12 +116,12 @@ class Words:
         """Whether each word contains a letter, bool [words]."""
         if not len(self):
             return np.empty(0, bool)
-        return np.maximum.reduceat(self._kinds(), self.starts) >= ALPHABETIC
+        return np.maximum.reduceat(self._kinds_by_byte(), self.starts) >= ALPHABETIC
 
     def _word_bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Return starts and ends of words: where kinds change, and around each character that is a word by itself."""
         inside = np.zeros(len(self._encoded) + 2, bool)
-        inside[1:-1] = self._kinds()
+        inside[1:-1] = self._kinds_by_byte()
         cuts = inside[1:] != inside[:-1]
         if self._ascii:
             edges = np.flatnonzero(cuts).astype(np.int32)
@@ -134,7 +134,7 @@ class Words:
         words = inside[1:][edges[:-1]]
         return edges[:-1][words], edges[1:][words]
 
-    def _kinds(self) -> np.ndarray:
+    def _kinds_by_byte(self) -> np.ndarray:
         """Return uint8 [bytes]: kind of the character that each byte belongs to."""
         kinds = np.frombuffer(self._encoded.translate(_kinds_of_bytes(self._split)), np.uint8)
         if self._ascii:
@@ -153,7 +153,7 @@ class Words:
         codes = _codes_beyond_ascii(self._text)
         return leads, _utf8_lengths(codes), _kinds_of_codes(self._split)[codes]
 
-    def _lowercased(self) -> bytes:
+    def _lowercase(self) -> bytes:
         """Return a text in lower case. Letters whose lower case has another number of bytes are unchanged."""
         if not self._fold:
             return self._encoded

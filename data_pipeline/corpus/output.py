@@ -181,7 +181,7 @@ def open_output(
         with ExitStack() as locks:
             for home in output.homes:
                 home.mkdir(parents=True, exist_ok=True)
-                locks.enter_context(_locked(home))
+                locks.enter_context(_lock_folder(home))
             earlier = output.scratch.exists()
             try:
                 output.begin()
@@ -223,7 +223,7 @@ def _own_folder(scratch: str, out: str) -> Path:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -137,7 +137,7 @@ def stored_fields(annotations: Annotations, attached: Mapping[str, str]) -> tupl
 
 def write_shard(job: ShardJob) -> ShardResult:
     """Tokenize documents and write one shard of a corpus."""
-    tokenizer = _tokenizer(job.tokenizer, job.fingerprint)
+    tokenizer = _load_tokenizer_once(job.tokenizer, job.fingerprint)
     documents = (document for part in job.part_rows for document in read_part(part.stem, part.rows))
     keys = (part.first + row for part in job.part_rows for row in part.rows.tolist())
     lengths, dropped, languages = np.zeros(64, dtype=np.int64), DropCounts(), Counter[str]()
@@ -215,7 +215,7 @@ def _read_attached(document: Document, suffixes: Mapping[str, str]) -> dict[str,
 
 
 @lru_cache(maxsize=1)
-def _tokenizer(folder: str, fingerprint: str) -> Tokenizer:
+def _load_tokenizer_once(folder: str, fingerprint: str) -> Tokenizer:
     """Load the tokenizer of a corpus build once per worker. The fingerprint prevents use of an older tokenizer from the
     same folder."""
     tokenizer = load(folder)

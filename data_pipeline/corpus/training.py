@@ -57,17 +57,17 @@ class TokenizerJob:
 
     @property
     def path(self) -> Path:
-        return Path(self.folder, job_key(_train, self))
+        return Path(self.folder, job_key(_train_tokenizer, self))
 
 
 def train_tokenizer(recipe: TokenizerRecipe, text: TrainingText, work: JobRunner) -> Path:
     """Train the tokenizer of a corpus build, unless an earlier build has finished the same job; return its folder."""
     job = TokenizerJob(str(work.folder / "tokenizers"), recipe, text)
-    work.run("tokenizer", _train, [job])
+    work.run("tokenizer", _train_tokenizer, [job])
     return job.path
 
 
-def _train(job: TokenizerJob) -> int:
+def _train_tokenizer(job: TokenizerJob) -> int:
     """Train and write a tokenizer; return its vocabulary size."""
     recipe = job.recipe
     tokenizer = train(

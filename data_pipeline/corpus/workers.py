@@ -73,10 +73,10 @@ class OnRay:
         ) as error:
             raise UserError(_lost_job_message(error)) from None
         finally:
-            _cancel(list(running))
+            _cancel_tasks(list(running))
 
 
-def _cancel(running: list[Any]) -> None:
+def _cancel_tasks(running: list[Any]) -> None:
     """Cancel tasks and wait for their end, because the folder that they write to may be removed next."""
     import ray
 

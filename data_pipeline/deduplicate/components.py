@@ -15,7 +15,7 @@ class Components:
     def join(self, first: np.ndarray, second: np.ndarray) -> None:
         """Join components: connect row `left[i]` with row `right[i]`."""
         while len(first):
-            first, second = self._lowest(first), self._lowest(second)
+            first, second = self._find_lowest(first), self._find_lowest(second)
             separate = first != second
             first, second = first[separate], second[separate]
             # If several rows are attached to the same root, the lowest is stored and the others are retried.
@@ -23,18 +23,18 @@ class Components:
 
     def are_separate(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Return bool [n]: whether rows `left[i]` and `right[i]` are in different components."""
-        return self._lowest(first) != self._lowest(second)
+        return self._find_lowest(first) != self._find_lowest(second)
 
     def lowest(self) -> np.ndarray:
         """Return [rows]: lowest row of each row's component."""
-        return self._lowest(np.arange(len(self._lower), dtype=self._lower.dtype))
+        return self._find_lowest(np.arange(len(self._lower), dtype=self._lower.dtype))
 
     def connected(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows that are not the lowest of their component, and the lowest row of each."""
         rows = np.flatnonzero(self._lower != np.arange(len(self._lower), dtype=self._lower.dtype))
-        return rows, self._lowest(rows)
+        return rows, self._find_lowest(rows)
 
-    def _lowest(self, rows: np.ndarray) -> np.ndarray:
+    def _find_lowest(self, rows: np.ndarray) -> np.ndarray:
         lowest = self._lower[rows]
         while not np.array_equal(lower := self._lower[lowest], lowest):
             lowest = lower

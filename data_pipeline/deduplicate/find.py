@@ -51,14 +51,16 @@ def find_duplicates(parts: Sequence[PartFile], options: Deduplicate, run: Run, f
         for path in find_equal_entries(listing, "digests", len(reasons), run):
             duplicates = load(path)
             reasons[duplicates[0]] = EQUAL
-            pairs = _lowest(np.concatenate([pairs, duplicates[:, :EXAMPLES]], axis=1))
-        examples[REASONS[EQUAL]] = _sources(listing, pairs)
+            pairs = _first_examples(np.concatenate([pairs, duplicates[:, :EXAMPLES]], axis=1))
+        examples[REASONS[EQUAL]] = _sources_of_pairs(listing, pairs)
     if options.near:
         dropped = listing.name("equal.npy")
         save(dropped, reasons == EQUAL)
         rows, stay = find_near(listing, options.near, dropped, run).connected()
         reasons[rows] = NEAR
-        examples[REASONS[NEAR]] = _sources(listing, np.stack([rows[:EXAMPLES], stay[:EXAMPLES]]).astype(np.int64))
+        examples[REASONS[NEAR]] = _sources_of_pairs(
+            listing, np.stack([rows[:EXAMPLES], stay[:EXAMPLES]]).astype(np.int64)
+        )
     numbers = np.bincount(reasons, minlength=len(REASONS))
     counts = {reason: int(number) for reason, number in zip(REASONS, numbers, strict=True) if reason and number}
     return Duplicates(
@@ -69,15 +71,15 @@ def find_duplicates(parts: Sequence[PartFile], options: Deduplicate, run: Run, f
     )
 
 
-def _lowest(pairs: np.ndarray) -> np.ndarray:
+def _first_examples(pairs: np.ndarray) -> np.ndarray:
     return pairs[:, np.argsort(pairs[0], kind="stable")[:EXAMPLES]]
 
 
-def _sources(listing: PartListing, pairs: np.ndarray) -> list[tuple[str, str]]:
-    return [(_source(listing, row), _source(listing, stays)) for row, stays in pairs.T.tolist()]
+def _sources_of_pairs(listing: PartListing, pairs: np.ndarray) -> list[tuple[str, str]]:
+    return [(_source_of_row(listing, row), _source_of_row(listing, stays)) for row, stays in pairs.T.tolist()]
 
 
-def _source(listing: PartListing, row: int) -> str:
+def _source_of_row(listing: PartListing, row: int) -> str:
     part = int(np.searchsorted(listing.first_rows, row, side="right")) - 1
     (document,) = read_part(listing.stems[part], np.array([row - listing.first_rows[part]]))
     return document.source

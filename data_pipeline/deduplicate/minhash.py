@@ -32,12 +32,12 @@ def shingles(texts: Sequence[str], ngram: int) -> tuple[np.ndarray, np.ndarray]:
     overhead. ASCII texts are processed separately, because they are three times as fast.
     """
     ascii_ = np.array([text.isascii() for text in texts], bool)
-    by_alphabet = [_shingles(texts, np.flatnonzero(kind), ngram) for kind in (ascii_, ~ascii_) if kind.any()]
+    by_alphabet = [_shingles_at(texts, np.flatnonzero(kind), ngram) for kind in (ascii_, ~ascii_) if kind.any()]
     hashes, text_of = zip(*by_alphabet, strict=True) if by_alphabet else ((), ())
     return np.concatenate([NO_HASHES, *hashes]), np.concatenate([NO_NUMBERS, *text_of])
 
 
-def _shingles(texts: Sequence[str], numbers: np.ndarray, ngram: int) -> tuple[np.ndarray, np.ndarray]:
+def _shingles_at(texts: Sequence[str], numbers: np.ndarray, ngram: int) -> tuple[np.ndarray, np.ndarray]:
     """Return `shingles` of the texts at these indexes."""
     selected = [texts[number] for number in numbers]
     # A line break separates words, so joined texts have the same words as separate ones.

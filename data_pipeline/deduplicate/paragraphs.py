@@ -99,13 +99,13 @@ class _ParagraphCutter:
             elif not repeated.any():
                 yield document
             elif (text := without_paragraphs(document, repeated.tolist(), self._options)).strip():
-                self._count(document, text, repeated)
+                self._count_cut_text(document, text, repeated)
                 yield with_text(document, text)
             else:
-                self._count(document, text, repeated)
+                self._count_cut_text(document, text, repeated)
                 self.dropped.add(ONLY_REPEATED, document.source, document.text)
 
-    def _count(self, document: Document, text: str, repeated: np.ndarray) -> None:
+    def _count_cut_text(self, document: Document, text: str, repeated: np.ndarray) -> None:
         self.paragraphs += int(np.count_nonzero(repeated))
         self.characters += len(document.text) - len(text)
 

@@ -42,11 +42,11 @@ class Sketcher:
     def add(self, document: Document, offset: int) -> None:
         """Add the sketches of a document. `offset` is the start of its line in the part's file."""
         text = document.text.encode("utf-8", "surrogatepass")
-        self._digests += _digest(text)
+        self._digests += _text_digest(text)
         self._rows.append((len(text), offset))
         if self._options.paragraphs:
             for paragraph in repeatable_paragraphs(document, self._options.paragraphs):
-                self._paragraphs += _digest(paragraph.encode("utf-8", "surrogatepass"))
+                self._paragraphs += _text_digest(paragraph.encode("utf-8", "surrogatepass"))
         if self._signatures:
             self._signatures.add(document.text)
 
@@ -80,16 +80,16 @@ class Signatures:
         self._texts.append(text)
         self._characters += len(text)
         if self._characters >= BATCH_CHARACTERS or len(self._texts) == BATCH_DOCUMENTS:
-            self._sketch()
+            self._sketch_texts()
 
     def close(self) -> None:
-        self._sketch()
+        self._sketch_texts()
         self._file.close()
         entries = np.concatenate([np.empty(0, np.uint64), *self._entries])
         entries.sort()
         save(f"{self._stem}.bands.npy", entries)
 
-    def _sketch(self) -> None:
+    def _sketch_texts(self) -> None:
         signatures = compute_signatures(self._texts, self._near)
         rows = np.arange(self._file.count, self._file.count + len(signatures), dtype=np.uint64)
         self._file.add(signatures)
@@ -115,7 +115,7 @@ def _min_values(texts: Sequence[str], near: NearDuplicateOptions) -> np.ndarray:
     return bin_minima(hashes, text_of, texts=len(texts), width=near.hashes, seed=near.seed)
 
 
-def _digest(text: bytes) -> bytes:
+def _text_digest(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=16).digest()
 
 

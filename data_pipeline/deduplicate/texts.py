@@ -28,12 +28,12 @@ class TextComparer:
     def are_similar(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Compare documents by their texts: bool [n], whether the similarity of the documents in rows `left[i]` and
         `right[i]` reaches the threshold."""
-        self._read(np.unique(np.concatenate([first, second])))
+        self._read_shingles(np.unique(np.concatenate([first, second])))
         pairs = zip(first.tolist(), second.tolist(), strict=True)
         similarities = [self._cache[first_row].similarity(self._cache[second_row]) for first_row, second_row in pairs]
         return np.array(similarities, float) >= self._near.threshold
 
-    def _read(self, rows: np.ndarray) -> None:
+    def _read_shingles(self, rows: np.ndarray) -> None:
         """Load the shingles of documents in these ascending rows into the cache."""
         if sum(len(shingles.hashes) for shingles in self._cache.values()) > MAX_CACHED_SHINGLES:
             self._cache = {}

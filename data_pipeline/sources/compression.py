@@ -74,7 +74,7 @@ def check_compression(kind: str | None, head: bytes) -> None:
 def _is_accepted(head: bytes, kind: str) -> bool:
     """Whether the decompressor accepts `head`: the first HEAD_BYTES of a file, or all bytes of a shorter file."""
     try:
-        decompressor = _decompressor(kind)()
+        decompressor = _make_decompressor(kind)()
         decompressor.decompress(head, CHUNK_BYTES)
         return len(head) == HEAD_BYTES or decompressor.eof
     except UserError:  # the library is not installed
@@ -97,7 +97,7 @@ def decompress(chunks: Iterator[bytes], kind: str) -> Iterator[bytes]:
     dictionary = None
     if kind == "zstd":
         dictionary, chunks = _split_dictionary(chunks)
-    create = _decompressor(kind, dictionary)
+    create = _make_decompressor(kind, dictionary)
     decompressor, in_stream = create(), False
     for data in chunks:
         # Zero padding may follow a stream; gzip and xz allow it.
@@ -156,21 +156,21 @@ def _split_dictionary(chunks: Iterator[bytes]) -> tuple[Any, Iterator[bytes]]:
     try:
         if content.startswith(ZSTD_MAGIC):
             content = b"".join(decompress(iter((content,)), "zstd"))
-        return _zstd().ZstdDict(content), chain((held[8 + size :],), chunks)
-    except (_zstd().ZstdError, ValueError):
+        return _import_zstd().ZstdDict(content), chain((held[8 + size :],), chunks)
+    except (_import_zstd().ZstdError, ValueError):
         return None, chain((held,), chunks)  # frames that need the dictionary raise an error
 
 
 @lru_cache(maxsize=1)
-def _zstd() -> Any:
+def _import_zstd() -> Any:
     with require_library("backports.zstd"):
         return importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
 
-def _decompressor(kind: str, dictionary: Any = None) -> Callable[[], Any]:
+def _make_decompressor(kind: str, dictionary: Any = None) -> Callable[[], Any]:
     if kind == "zstd":
-        options = {_zstd().DecompressionParameter.window_log_max: MAX_WINDOW_LOG}
-        return partial(_zstd().ZstdDecompressor, zstd_dict=dictionary, options=options)
+        options = {_import_zstd().DecompressionParameter.window_log_max: MAX_WINDOW_LOG}
+        return partial(_import_zstd().ZstdDecompressor, zstd_dict=dictionary, options=options)
     if kind == "brotli":
         with require_library("brotli"):
             import brotli  # noqa: F401

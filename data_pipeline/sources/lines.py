@@ -68,19 +68,19 @@ def can_be_cut(file: InputFile, encoding: Encoding) -> bool:
 def _lines_after(file: InputFile, encoding: Encoding, start: int, end: float) -> Iterator[Line]:
     """Yield the lines whose first byte is at or after `start`, at least up to `end`."""
     if not start:
-        return _lines(encoding.plain_lines(read_chunks(file)), 0, max_line_bytes(file.source))
+        return _split_lines(encoding.plain_lines(read_chunks(file)), 0, max_line_bytes(file.source))
     data, at = read_chunks(file, start - 1), start - 1
     for chunk in data:
         line_start = chunk.find(b"\n") + 1
         if line_start:
-            return _lines(chain((chunk[line_start:],), data), at + line_start, max_line_bytes(file.source))
+            return _split_lines(chain((chunk[line_start:],), data), at + line_start, max_line_bytes(file.source))
         at += len(chunk)
         if at >= end:
             break
     return iter(())
 
 
-def _lines(data: Iterator[bytes], offset: int, longest: int) -> Iterator[Line]:
+def _split_lines(data: Iterator[bytes], offset: int, longest: int) -> Iterator[Line]:
     """Split chunks of a source file into lines. A line that is too long is measured but not held in memory."""
     held, skipped_bytes = bytearray(), 0
     for chunk in data:

@@ -32,7 +32,7 @@ def list_path(path: str) -> Listing | None:
 def list_folder(root: str, name: str) -> Listing:
     """List the files of a local folder, without hidden files and installed packages."""
     listing = Listing("folder", [])
-    for path, below, reason in _walk(root):
+    for path, below, reason in _walk_folder(root):
         if reason:
             listing.skipped.append((reason, f"{name}/{below}"))
         else:
@@ -66,11 +66,11 @@ def _match_glob(pattern: str, already_read: list[str]) -> Iterator[str]:
     index = parts.index("**")
     inner_pattern = "/".join(parts[index + 1 :]) or "*"
     for top in glob.iglob("/".join(parts[:index]) or "/") if index else [""]:
-        for folder in _folders(top, already_read):
+        for folder in _visible_folders(top, already_read):
             yield from _match_glob(os.path.join(glob.escape(folder), inner_pattern), already_read)
 
 
-def _folders(top: str, already_read: list[str]) -> Iterator[str]:
+def _visible_folders(top: str, already_read: list[str]) -> Iterator[str]:
     """Yield a folder and its subfolders that are not hidden. Links are followed, and each folder is visited once."""
     visited = {os.path.realpath(top)}
     for folder, subfolders, _ in os.walk(top or ".", followlinks=True):
@@ -99,7 +99,7 @@ def _skip_reason(folder: str) -> str | None:
     return "corpus" if os.path.exists(os.path.join(folder, MANIFEST)) and is_corpus(os.listdir(folder)) else None
 
 
-def _walk(root: str) -> Iterator[tuple[str, str, str | None]]:
+def _walk_folder(root: str) -> Iterator[tuple[str, str, str | None]]:
     """Walk through a local folder: yield path, path relative to the root, and reason to skip it. Links are followed,
     and each folder is visited once."""
     if reason := _skip_reason(root):

@@ -18,7 +18,7 @@ def list_url(url: str) -> Listing | None:
     """List the remote files of a source at a URL. None if nothing has this name."""
     try:
         system, path = file_system(url)
-        kind, folder, entries = _locate(system, path.rstrip("/"))
+        kind, folder, entries = _locate_source(system, path.rstrip("/"))
     except Exception as error:  # each fsspec file system and its library raise their own exceptions
         cause = cause_of_not_found(error) if isinstance(error, FileNotFoundError) else error
         if isinstance(cause, FileNotFoundError):
@@ -53,7 +53,7 @@ def _corpus_folders(names: Iterable[str]) -> list[str]:
     return [folder for folder, inside in folders.items() if is_corpus(inside)]
 
 
-def _locate(system: Any, path: str) -> tuple[Literal["file", "folder", "glob"], str, dict[str, dict[str, Any]]]:
+def _locate_source(system: Any, path: str) -> tuple[Literal["file", "folder", "glob"], str, dict[str, dict[str, Any]]]:
     """Locate a source at a URL: return kind, base folder of the names, and name -> info from the server."""
     try:
         info = system.info(path)

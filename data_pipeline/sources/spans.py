@@ -14,7 +14,7 @@ def partition_files(files: Iterable[InputFile], size: int) -> list[tuple[Span, .
     parts: list[list[Span]] = [[]]
     room = size
     for file in files:
-        for span, its_size in _spans(file, size):
+        for span, its_size in _split_file(file, size):
             if parts[-1] and its_size > room:
                 parts.append([])
                 room = size
@@ -23,7 +23,7 @@ def partition_files(files: Iterable[InputFile], size: int) -> list[tuple[Span, .
     return [tuple(part) for part in parts]
 
 
-def _spans(file: InputFile, size: int) -> Iterator[tuple[Span, int]]:
+def _split_file(file: InputFile, size: int) -> Iterator[tuple[Span, int]]:
     """Yield spans of source files with their size in bytes: the whole file, or `size` bytes each."""
     if file.size <= size or not can_be_cut(file):
         yield Span(file), file.size

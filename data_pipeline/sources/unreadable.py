@@ -62,23 +62,23 @@ class UnreadableHandler:
 
     def handle_file(self, error: Unreadable) -> None:
         """Handle an error of a whole source file or of its remainder."""
-        self._handle(error, self.file.name, "", b"")
+        self._count_or_raise(error, self.file.name, "", b"")
 
     def handle_line(self, offset: int, error: UnreadableRecord, text: bytes | bytearray = b"") -> None:
         """Handle an error of the record at a byte offset of a source file. An error that ends the build gives a line
         number instead of bytes."""
         where = f"line {self.line_at(offset):,} " if self.on_error == "fail" else ""
-        self._handle(error, f"{self.file.name}@{offset}", where, text)
+        self._count_or_raise(error, f"{self.file.name}@{offset}", where, text)
 
     def handle_record(self, source: str, where: str, error: UnreadableRecord, text: bytes | bytearray = b"") -> None:
         """Handle an error of a source's record that is located by something other than a line, such as `row 12`."""
-        self._handle(error, source, f"{where} ", text)
+        self._count_or_raise(error, source, f"{where} ", text)
 
     def count_skipped(self, reason: str, source: str) -> None:
         """Count content of a source that is not text. It never ends the build, whatever `on_error` is."""
         self.dropped.add(reason, source)
 
-    def _handle(self, error: Unreadable, source: str, where: str, text: bytes | bytearray) -> None:
+    def _count_or_raise(self, error: Unreadable, source: str, where: str, text: bytes | bytearray) -> None:
         if self.on_error == "fail":
             raise UserError(
                 f"{self.file.shown_path} {where}{error.problem}: {error.remedy}, or skip such text with "

@@ -207,10 +207,12 @@ def check_shards(case: CheckInput, corpus: Corpus) -> Iterator[Finding]:
 
 def _file_sizes(corpus: Corpus) -> dict[str, int]:
     """Return the sizes of a corpus's files, file -> bytes, including shards in other locations."""
-    sizes, urls = list_files(corpus.name, _retry(corpus)), corpus.mirror.addresses if corpus.mirror else {}
+    sizes, urls = list_files(corpus.name, _retry_policy(corpus)), corpus.mirror.addresses if corpus.mirror else {}
     folders = {url.rpartition("/")[0] for url in urls.values()}
     remote_sizes = {
-        join_path(folder, name): size for folder in folders for name, size in list_files(folder, _retry(corpus)).items()
+        join_path(folder, name): size
+        for folder in folders
+        for name, size in list_files(folder, _retry_policy(corpus)).items()
     }
     return sizes | {name: remote_sizes[url] for name, url in urls.items() if url in remote_sizes}
 
@@ -261,7 +263,7 @@ def _find_damage(case: CheckInput, corpus: Corpus, shards: Sequence[ShardInfo]) 
 def _hash_problem(corpus: Corpus, info: ShardInfo) -> str | None:
     for name, expected in info.hashes.items():
         file = corpus.url_of(name)
-        if file_sha256(file, _retry(corpus)) != expected:
+        if file_sha256(file, _retry_policy(corpus)) != expected:
             return damaged_message(file)
     return None
 
@@ -306,5 +308,5 @@ def _has_array_at(shard: Shard, document: int, at: int, count: int) -> bool:
     return shard.content.read(max(0, at - len(header)), min(at, len(header))) == header
 
 
-def _retry(corpus: Corpus) -> RetryPolicy:
+def _retry_policy(corpus: Corpus) -> RetryPolicy:
     return corpus.mirror.cache.retry if corpus.mirror else RetryPolicy()

@@ -51,7 +51,7 @@ class ResourceRequest:
         return processes if self.gpus_per_node is None else self.gpus_per_node
 
 
-def _silent(message: str) -> None:
+def _ignore_message(message: str) -> None:
     pass
 
 
@@ -67,7 +67,7 @@ class CheckInput:
     """Machine of the run; None: not specified, so memory and time are unknown."""
     request: ResourceRequest = ResourceRequest()
     hashing: Hashing = "some"
-    tell: Callable[[str], object] = _silent
+    tell: Callable[[str], object] = _ignore_message
     """Callback for progress messages of checks."""
 
 

@@ -72,7 +72,7 @@ def _newest_checkpoint(case: CheckInput, run: Path) -> tuple[Checkpoint | None, 
             continue
         try:
             checkpoint = store.load(step)
-            _verify(case, checkpoint)
+            _verify_checkpoint(case, checkpoint)
             return checkpoint, problems
         except DamagedError as error:
             problems.append(str(error))
@@ -80,7 +80,7 @@ def _newest_checkpoint(case: CheckInput, run: Path) -> tuple[Checkpoint | None, 
     return None, problems + [f"{folder} was set aside" for folder in store.folder.glob("step-*.damaged*")]
 
 
-def _verify(case: CheckInput, checkpoint: Checkpoint) -> None:
+def _verify_checkpoint(case: CheckInput, checkpoint: Checkpoint) -> None:
     bytes_left = {"none": 0.0, "some": float(SAMPLE_BYTES), "all": float("inf")}[case.hashing]
     for number, file in enumerate(checkpoint.files):
         case.tell(f"{checkpoint.folder.name}: {number} of {len(checkpoint.files)} files read")

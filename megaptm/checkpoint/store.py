@@ -336,7 +336,7 @@ class Store:
         for oldest in reversed(self.steps()[max(self.keep - 1, 1) :]):
             if needed <= free_bytes(self.folder):
                 return
-            self._discard(find_committed(self.run)[oldest])
+            self._remove_temporary(find_committed(self.run)[oldest])
             log.warning(
                 "%s is nearly full: the checkpoint of step %d was removed to make room for that of step %d, although "
                 "checkpoint.keep is %d",
@@ -372,7 +372,7 @@ class Store:
         manifest = (checkpoint.folder / MANIFEST).stat().st_size
         return manifest + sum(entry.size + entry.num_bytes for entry in checkpoint.indexes)
 
-    def _discard(self, folder: Path) -> None:
+    def _remove_temporary(self, folder: Path) -> None:
         """Remove a temporary checkpoint folder. It is renamed first, so that it stops being a checkpoint at once and no
         job writes to it."""
         match = TEMPORARY.fullmatch(folder.name)
@@ -392,7 +392,7 @@ class Store:
         for name in list_names(self.folder):
             match = TEMPORARY.fullmatch(name)
             if match is not None and match[2] and self.folder / name not in valid:
-                self._discard(self.folder / name)
+                self._remove_temporary(self.folder / name)
 
     def _remove_oldest(self, just_committed: int) -> None:
         if self._fence is None or not self._fence():
@@ -401,7 +401,7 @@ class Store:
             self._clean_up()
             earlier = [step for step in self.steps() if step != just_committed]
             for step in earlier[self.keep - 1 :]:
-                self._discard(find_committed(self.run)[step])
+                self._remove_temporary(find_committed(self.run)[step])
         except OSError as error:  # the next checkpoint tries again
             log.warning(
                 "checkpoints before step %d could not be removed from %s: %s", just_committed, self.folder, error

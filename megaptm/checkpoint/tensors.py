@@ -123,7 +123,7 @@ def write_pieces(path: Path, pieces: Iterable[TensorPiece]) -> FileRecord:
     """
     # Wide types first, as safetensors requires, so that each tensor is aligned.
     ordered = sorted(pieces, key=lambda piece: -piece.data.dtype.itemsize)
-    header, stored = _header(ordered)
+    header, stored = _make_header(ordered)
     with HashedWriter(path) as file:
         file.write(header)
         for piece in ordered:
@@ -133,7 +133,7 @@ def write_pieces(path: Path, pieces: Iterable[TensorPiece]) -> FileRecord:
                     f"{piece.name} has NaN or infinity in {num_nonfinite} of {data.numel()} elements, so no checkpoint "
                     "was saved: lower optimizer.lr, and continue from an earlier checkpoint."
                 )
-            file.write(_bytes(data))
+            file.write(_memory_of(data))
         digest = file.finish()
     return FileRecord(name=path.name, size=file.size, sha256=digest, tensors=tuple(stored))
 
@@ -146,7 +146,7 @@ def _count_nonfinite(data: Tensor) -> int:
     return data.numel() - int(data.isfinite().sum())
 
 
-def _header(pieces: Sequence[TensorPiece]) -> tuple[bytes, list[StoredPiece]]:
+def _make_header(pieces: Sequence[TensorPiece]) -> tuple[bytes, list[StoredPiece]]:
     """Return the header of a safetensors file, and the location of each piece in the file."""
     entries: dict[str, Any] = {}
     locations: dict[str, Any] = {}
@@ -186,9 +186,9 @@ class TensorReader:
         self.folder = folder
         self._pieces: dict[str, list[tuple[str, StoredPiece]]] = {}
         self._open: dict[str, RetriedFile] = {}
-        self._add(files)
+        self._add_files(files)
 
-    def _add(self, files: Iterable[FileRecord]) -> None:
+    def _add_files(self, files: Iterable[FileRecord]) -> None:
         for file in files:
             for stored in file.tensors:
                 same = self._pieces.setdefault(stored.name, [])
@@ -286,7 +286,7 @@ class TensorReader:
         return self._read_into(file, position, torch.empty(shape, dtype=dtype))
 
     def _read_into(self, file: str, position: int, out: Tensor) -> Tensor:
-        target = _bytes(out)
+        target = _memory_of(out)
         try:
             count = self._open_file(file).read_into(target, position)
         except FileNotFoundError:
@@ -330,12 +330,12 @@ class IndexedReader(TensorReader):
     def _find_pieces(self, name: str) -> list[tuple[str, StoredPiece]]:
         for number in self._indexes_of.get(name, ()):
             if number not in self._read_indexes:
-                self._add(self._indexes[number]())
+                self._add_files(self._indexes[number]())
                 self._read_indexes.add(number)
         return super()._find_pieces(name)
 
 
-def _bytes(tensor: Tensor) -> memoryview:
+def _memory_of(tensor: Tensor) -> memoryview:
     """Return the memory of a contiguous CPU tensor as bytes."""
     # Not `view(-1)`: a single element keeps its arbitrary stride, and then cannot be viewed as bytes.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data

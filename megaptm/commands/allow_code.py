@@ -21,14 +21,14 @@ def add_allow_code(command: click.Command) -> None:
             metavar="MODULE",
             multiple=True,
             expose_value=False,
-            callback=_allow,
+            callback=_set_allowed_modules,
             help="Let the config in a run folder import this module. Repeatable; or set "
             "MEGAPTM_ALLOW_CODE=MODULE,MODULE.",
         )
     )
 
 
-def _allow(ctx: click.Context, _: click.Parameter, modules: tuple[str, ...]) -> None:
+def _set_allowed_modules(ctx: click.Context, _: click.Parameter, modules: tuple[str, ...]) -> None:
     if not modules:
         return
     before = os.environ.get(ALLOW_CODE)

@@ -55,7 +55,7 @@ def families(name: str | None, as_json: bool) -> None:
             if isinstance(family, LayerlessFamily):
                 _show_layerless(family)
             else:
-                _show(family, with_layouts=name is not None)
+                _print_family(family, with_layouts=name is not None)
 
 
 def _layerless_json(family: LayerlessFamily) -> dict[str, Any]:
@@ -119,11 +119,11 @@ def _family_json(family: Any) -> dict[str, Any]:
 def _layouts_json(family: Any) -> dict[str, dict[int, dict[str, Any]]]:
     return {
         config: {devices: layout.model_dump() for devices, layout in layouts.items()}
-        for config, layouts in _layouts(family).items()
+        for config, layouts in _shipped_layouts(family).items()
     }
 
 
-def _layouts(family: Any) -> dict[str, dict[int, Layout]]:
+def _shipped_layouts(family: Any) -> dict[str, dict[int, Layout]]:
     """Return shipped config of the family -> number of devices -> layout. Reads each file once."""
     from megaptm.config import UncheckedConfig
     from megaptm.config.shipped import CONFIGS
@@ -141,7 +141,7 @@ def _layouts(family: Any) -> dict[str, dict[int, Layout]]:
     return layouts
 
 
-def _show(family: Any, *, with_layouts: bool) -> None:
+def _print_family(family: Any, *, with_layouts: bool) -> None:
     from rich.table import Table
 
     from megaptm.console import Console
@@ -165,7 +165,7 @@ def _show(family: Any, *, with_layouts: bool) -> None:
     table = Table("config", title="layouts", title_justify="left")
     table.add_column("devices", justify="right")
     table.add_column("layout")
-    for config, layouts in _layouts(family).items():
+    for config, layouts in _shipped_layouts(family).items():
         for devices, layout in layouts.items():
             table.add_row(config, f"{devices:,}", layout_title(layout.model_dump()))
     if table.row_count:

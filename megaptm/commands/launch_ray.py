@@ -90,7 +90,7 @@ def ray(
         show_placement(run_config)
         return
     survive_closed_terminal()
-    sys.exit(_launch(run_config, address=address, wait=wait, retries=retries, machine=ray_machine))
+    sys.exit(_launch_run(run_config, address=address, wait=wait, retries=retries, machine=ray_machine))
 
 
 def _refuse_copied_folder(run: str) -> None:
@@ -102,7 +102,9 @@ def _refuse_copied_folder(run: str) -> None:
         )
 
 
-def _launch(config: Config, *, address: str | None, wait: float | None, retries: int, machine: Machine | None) -> int:
+def _launch_run(
+    config: Config, *, address: str | None, wait: float | None, retries: int, machine: Machine | None
+) -> int:
     from megaptm.launch.ray.supervisor import Supervisor
     from megaptm.report.terminal import run_title
 

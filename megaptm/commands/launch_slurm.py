@@ -87,10 +87,10 @@ def slurm(
             raise UserError(f"this script would not be submitted ({count}):", *submission.faults)
         return
     submission.prepare()
-    sys.exit(_submit(submission.config, submission.jobs, follow))
+    sys.exit(_submit_jobs(submission.config, submission.jobs, follow))
 
 
-def _submit(config: Config, jobs: int, follow: bool) -> int:
+def _submit_jobs(config: Config, jobs: int, follow: bool) -> int:
     from megaptm.launch.slurm.chain import JobChain
 
     chain, run = JobChain(config), config.run

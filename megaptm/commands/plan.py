@@ -75,7 +75,7 @@ def plan(
         run_config = _search_layout(config, overrides, described, nodes, silent=as_json)
         layout_overrides = _layout_overrides(run_config)
     else:
-        run_config = _config(config, overrides, described, nodes)
+        run_config = _load_config(config, overrides, described, nodes)
     made = make_plan(run_config, described)
     dry = _run_dry(run_config, made.work, ranks) if dry_run or ranks else None
     if as_json:
@@ -102,12 +102,12 @@ def plan(
         raise SystemExit(EXIT_FAILURE)
 
 
-def _config(path: Path, overrides: tuple[str, ...], machine: Machine, nodes: int | None) -> Config:
+def _load_config(path: Path, overrides: tuple[str, ...], machine: Machine, nodes: int | None) -> Config:
     from megaptm.config import UncheckedConfig
 
     written = UncheckedConfig.read(path, overrides)
     if nodes is not None:
-        written = written.with_override(f"devices={_devices(machine, nodes)}")
+        written = written.with_override(f"devices={_num_devices(machine, nodes)}")
     if written.plans_layout:
         from megaptm.plan.auto import plan_layout
 
@@ -116,7 +116,7 @@ def _config(path: Path, overrides: tuple[str, ...], machine: Machine, nodes: int
     return written.load()
 
 
-def _devices(machine: Machine, nodes: int) -> int:
+def _num_devices(machine: Machine, nodes: int) -> int:
     if nodes < 1:
         raise UserError(f"--nodes {nodes}: a job needs at least one node.")
     return nodes * machine.devices
@@ -142,7 +142,7 @@ def _search_layout(
     from megaptm.config import Layout, UncheckedConfig, draft
     from megaptm.plan.search import fastest_layout, search_layouts
 
-    devices = _configured_devices(path, overrides) if nodes is None else _devices(machine, nodes)
+    devices = _configured_devices(path, overrides) if nodes is None else _num_devices(machine, nodes)
     config = UncheckedConfig.read(path, [*overrides, "layout=auto"]).load_without_plan()
     configured = draft(path, overrides).config
     if configured is not None and configured.layout.full_sharding:

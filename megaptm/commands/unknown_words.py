@@ -43,7 +43,7 @@ def _option_remedy(option: str, context: click.Context) -> str:
     spellings = {form.lstrip("-").replace("-", "_"): form for form in options}
     if (renamed := spellings.get(equivalent(name) or "")) is not None:
         return f"did you mean {renamed}?"
-    settings = _settings(context)
+    settings = _setting_keys(context)
     same = [key for key in settings if name in (key, key.rpartition(".")[2])]
     same += [key for key in settings if equivalent(name) in (key, key.rpartition(".")[2])]
     if same:
@@ -59,7 +59,7 @@ def _option_remedy(option: str, context: click.Context) -> str:
     return f"it has {', '.join(options)}."
 
 
-def _settings(context: click.Context) -> list[str]:
+def _setting_keys(context: click.Context) -> list[str]:
     """Return the keys that a command takes as KEY=VALUE: the completions of its arguments."""
     arguments = [parameter for parameter in context.command.params if isinstance(parameter, click.Argument)]
     completions = [item.value for argument in arguments for item in argument.shell_complete(context, "")]

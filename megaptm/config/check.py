@@ -37,7 +37,7 @@ def config_errors(config: Config) -> Iterator[str]:
     known."""
     unknown = list(_names_errors(config))
     yield from unknown
-    if isinstance(family := _family(config.model), LayerlessFamily):
+    if isinstance(family := _find_family(config.model), LayerlessFamily):
         yield from (() if unknown else family.config_errors(config))
         all_rules: tuple[Rules, ...] = (
             _extensions_errors,
@@ -67,13 +67,13 @@ def model_errors(model: ModelConfig) -> Iterator[str]:
     unknown = list(_family_and_size_errors(model))
     if unknown:
         yield from unknown
-    elif isinstance(family := _family(model), LayerlessFamily):
+    elif isinstance(family := _find_family(model), LayerlessFamily):
         yield from family.model_errors(model)
     else:
         yield from layered_model_errors(model)
 
 
-def _family(model: ModelConfig) -> Family | LayerlessFamily | None:
+def _find_family(model: ModelConfig) -> Family | LayerlessFamily | None:
     with contextlib.suppress(UserError):  # reported by other code
         return find_family(model.family)
     return None
@@ -81,7 +81,7 @@ def _family(model: ModelConfig) -> Family | LayerlessFamily | None:
 
 def _names_errors(config: Config) -> Iterator[str]:
     yield from _family_and_size_errors(config.model)
-    if (family := _family(config.model)) is not None:
+    if (family := _find_family(config.model)) is not None:
         yield from _objective_errors(config, family)
 
 
@@ -230,7 +230,7 @@ def _init_errors(config: Config) -> Iterator[str]:
         if config.train.init_step is not None:
             yield "train.init_step needs train.init_from: set train.init_from, or remove both."
         return
-    if isinstance(family := _family(config.model), LayerlessFamily):
+    if isinstance(family := _find_family(config.model), LayerlessFamily):
         yield f"train.init_from is not supported by {config.model.family}, a family of {family.title}; remove it."
     if config.model.word_vectors is not None:
         yield "train.init_from and model.word_vectors both set the initial word vectors: remove one."

@@ -26,8 +26,8 @@ def select_layout(
     layout = without_devices.get("layout", {})
     if devices is None or not isinstance(layout, dict):
         return without_devices, None
-    devices_level = _latest(levels, lambda layer: "devices" in layer)
-    data_level = _latest(levels, lambda layer: "data" in (layer.get("layout") or {}))
+    devices_level = _index_of_latest(levels, lambda layer: "devices" in layer)
+    data_level = _index_of_latest(levels, lambda layer: "data" in (layer.get("layout") or {}))
     explicit = {key: value for key, value in layout.items() if key != "data" or data_level >= devices_level}
     defaults = _layout_for(offered.layouts, devices).model_dump(exclude_unset=True)
     return {**without_devices, "layout": {**defaults, **explicit}}, devices if devices_level >= data_level else None
@@ -45,8 +45,8 @@ def without_stale_cut(values: Mapping[str, Any], levels: Sequence[Sequence[Confi
         own = layer.get("layout")
         return isinstance(own, dict) and not own.keys().isdisjoint(keys)
 
-    stages_level = _latest(levels, lambda layer: sets(layer, "pipeline", "virtual"))
-    cut_level = _latest(levels, lambda layer: sets(layer, "layers_per_stage") or "layouts" in layer)
+    stages_level = _index_of_latest(levels, lambda layer: sets(layer, "pipeline", "virtual"))
+    cut_level = _index_of_latest(levels, lambda layer: sets(layer, "layers_per_stage") or "layouts" in layer)
     counts = [layout.get(key, 1) for key in ("pipeline", "virtual")]
     if not all(isinstance(count, int) for count in counts):  # reported by the validation
         return {**values}
@@ -96,7 +96,7 @@ def _check_row(num_devices: int, layout: Layout) -> None:
         )
 
 
-def _latest(levels: Sequence[Sequence[ConfigLayer]], is_set: Callable[[dict[str, Any]], bool]) -> int:
+def _index_of_latest(levels: Sequence[Sequence[ConfigLayer]], is_set: Callable[[dict[str, Any]], bool]) -> int:
     """Return the index of the last level of the config for which `is_set` is true; -1 without one."""
     return max(
         (index for index, level in enumerate(levels) if any(is_set(layer.values) for layer in level)), default=-1

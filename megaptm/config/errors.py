@@ -19,18 +19,18 @@ def error_messages(error: ValidationError, *, origins: dict[str, str], source: s
     not reported as missing."""
     mistakes = error.errors()
     unknown = [details for details in mistakes if details["type"] == "extra_forbidden"]
-    intended = {_intended_path(_path(details)) for details in unknown}
+    intended = {_intended_path(_key_path(details)) for details in unknown}
     reported = unknown + [
         details
         for details in mistakes
         if details not in unknown
-        and not (details["type"] == "missing" and ".".join(_path(details)) in intended)
+        and not (details["type"] == "missing" and ".".join(_key_path(details)) in intended)
         and not (_is_missing_entry(details) and details["loc"][-1] != len(details["input"]))
     ]
-    return [_sentence(details, origins, source) for details in reported]
+    return [_error_sentence(details, origins, source) for details in reported]
 
 
-def _path(details: ErrorDetails) -> tuple[str, ...]:
+def _key_path(details: ErrorDetails) -> tuple[str, ...]:
     # pydantic inserts a step for a mapping's key, which is not part of the user's name.
     return tuple(str(step) for step in details["loc"] if step != "[key]")
 
@@ -40,10 +40,10 @@ def _is_missing_entry(details: ErrorDetails) -> bool:
     return details["type"] == "missing" and isinstance(details["loc"][-1], int)
 
 
-def _sentence(details: ErrorDetails, origins: dict[str, str], source: str) -> str:
-    path = _path(details)
+def _error_sentence(details: ErrorDetails, origins: dict[str, str], source: str) -> str:
+    path = _key_path(details)
     key = ".".join(path)
-    origin = _origin(path, origins)
+    origin = _location_of(path, origins)
     if _is_missing_entry(details):
         list_key = ".".join(path[:-1])
         return (
@@ -54,15 +54,15 @@ def _sentence(details: ErrorDetails, origins: dict[str, str], source: str) -> st
         # The file that started the section may be extended by this one, so it need not set all keys.
         where = origin if origin and origin.startswith(f"{source}:") else source
         hint = ": set it, or extend another config, as `extends: gpt2/tiny` does" if key == "model" else ""
-        return f"{where}: {key} is missing{_meaning(path)}{hint}."
+        return f"{where}: {key} is missing{_key_meaning(path)}{hint}."
     where = origin or source
     if no_space := missing_space_advice(path[-1], details["input"]):
         return f"{where}: {key} {no_space}"
     if details["type"] == "extra_forbidden":
         path = _known_path(path, details["input"])
-        return f"{where}: unknown key {'.'.join(path)}{_nearest(path)}"
+        return f"{where}: unknown key {'.'.join(path)}{_suggest_key(path)}"
     if details["type"] == "invalid_key":
-        return f"{where}: unknown key {key}{_nearest(path, numbered=True)}"
+        return f"{where}: unknown key {key}{_suggest_key(path, numbered=True)}"
     if details["type"] == "dict_type" and key == "data.mix" and (corpora := _suggested_mix(details["input"])):
         return f"{where}: data.mix is a mapping of corpora to weights: write 'data.mix={{{corpora}}}'."
     if details["type"] == "model_type" and key == "layout":
@@ -79,7 +79,7 @@ def _suggested_mix(value: object) -> str | None:
     return None
 
 
-def _origin(path: tuple[str, ...], origins: dict[str, str]) -> str | None:
+def _location_of(path: tuple[str, ...], origins: dict[str, str]) -> str | None:
     """Return the location of the config key, or of the innermost section above it that has one."""
     for depth in range(len(path), 0, -1):
         if ".".join(path[:depth]) in origins:
@@ -90,14 +90,14 @@ def _origin(path: tuple[str, ...], origins: dict[str, str]) -> str | None:
 def section_keys(path: tuple[str, ...] = ()) -> dict[str, str]:
     """Return name -> meaning of the keys in a section of the config's schema. An empty path is the top level."""
     if path[:1] == ("layouts",):
-        return _meanings(Layout) if len(path) == 2 else {}
-    section = _section(path)
+        return _key_meanings(Layout) if len(path) == 2 else {}
+    section = _section_class(path)
     if section is None:
         return {}
-    return _meanings(section) if path else _meanings(section) | _meanings(DeviceLayout)
+    return _key_meanings(section) if path else _key_meanings(section) | _key_meanings(DeviceLayout)
 
 
-def _section(path: tuple[str, ...]) -> type[BaseModel] | None:
+def _section_class(path: tuple[str, ...]) -> type[BaseModel] | None:
     """Return the class of the section at a path of the config's schema."""
     section: Any = Config
     for step in path:
@@ -120,7 +120,7 @@ def _without_none(annotation: Any) -> Any:
 def _list_length(path: tuple[str, ...]) -> int:
     """Return the length of a fixed-length list in a config's type, which may be nested in lists."""
     depth = max(index for index, step in enumerate(path) if not step.isdecimal())
-    section = _section(path[:depth])
+    section = _section_class(path[:depth])
     assert section is not None
     kind = _without_annotations(section.model_fields[path[depth]].annotation)
     for _ in path[depth + 1 :]:
@@ -137,16 +137,16 @@ def _without_annotations(annotation: Any) -> Any:
     return annotation
 
 
-def _meanings(section: type[BaseModel]) -> dict[str, str]:
+def _key_meanings(section: type[BaseModel]) -> dict[str, str]:
     return {name: field.description or "" for name, field in section.model_fields.items()}
 
 
-def _meaning(path: tuple[str, ...]) -> str:
+def _key_meaning(path: tuple[str, ...]) -> str:
     text = section_keys(path[:-1]).get(path[-1], "")
     return f" ({text.rstrip('.')})" if text else ""
 
 
-def _nearest(path: tuple[str, ...], *, numbered: bool = False) -> str:
+def _suggest_key(path: tuple[str, ...], *, numbered: bool = False) -> str:
     """Return what to suggest for an unknown config key: `; did you mean X?`, advice, or the keys of the section. A
     numeric key may belong to one of its tables."""
     if instead := advice(".".join(path), path[-1]):
@@ -166,7 +166,7 @@ def _known_path(path: tuple[str, ...], value: Any) -> tuple[str, ...]:
 
 
 def _intended_path_of_number(path: tuple[str, ...]) -> str | None:
-    section = _section(path[:-1])
+    section = _section_class(path[:-1])
     names = section.model_fields.items() if section is not None else ()
     tables = [name for name, field in names if get_origin(field.annotation) is dict]
     return next((".".join((*path[:-1], name, path[-1])) for name in tables), None)

@@ -57,21 +57,21 @@ def rate_jump(old: Config, new: Config, step: int) -> RateJump | None:
 def schedule_choices(old: Config, new: Config, step: int) -> list[ScheduleChoice]:
     """Return the ways to continue the learning rate schedule after `step` steps with the length of `config`, the one
     without a jump first."""
-    return [choice for choice in _choices(old, new, step) if not any(config_errors(_with(new, choice)))]
+    return [choice for choice in _list_choices(old, new, step) if not any(config_errors(_with_choice(new, choice)))]
 
 
-def _choices(old: Config, new: Config, step: int) -> Iterator[ScheduleChoice]:
+def _list_choices(old: Config, new: Config, step: int) -> Iterator[ScheduleChoice]:
     steps, restarts = new.train.steps, old.optimizer.restarts
-    new = _with(new, ScheduleChoice("optimizer.restarts", restarts, "as before"))
+    new = _with_choice(new, ScheduleChoice("optimizer.restarts", restarts, "as before"))
     keep = ScheduleChoice("optimizer.decay_steps", decay_end(old, step), "fall as before")
-    last = learning_rate_at(_with(new, keep), steps - 1)
+    last = learning_rate_at(_with_choice(new, keep), steps - 1)
     if steps <= old.train.steps:
         yield keep
     elif last > 0.0:  # training at a rate of zero has no effect
         yield replace(keep, effect=f"decay as before, then stay at {last:.3g} until the end")
     to_the_end = ScheduleChoice("optimizer.decay_steps", None, "decay until the end")
-    spread = replace(to_the_end, value=decay_end(_with(new, to_the_end), step))
-    first = learning_rate_at(_with(new, spread), step)
+    spread = replace(to_the_end, value=decay_end(_with_choice(new, to_the_end), step))
+    first = learning_rate_at(_with_choice(new, spread), step)
     yield replace(spread, effect=f"spread the decay over all {steps:,} steps, continuing at {first:.3g}")
     past = [restart for restart in restarts if restart < step]
     effect = f"rise to {peak_learning_rate(new):.3g} and decay again in the remaining steps"
@@ -81,16 +81,16 @@ def _choices(old: Config, new: Config, step: int) -> Iterator[ScheduleChoice]:
 def overrides_to_extend(config: Config, steps: int) -> list[str]:
     """Return the overrides that continue a finished run to `steps` steps, without a jump of its learning rate if
     possible."""
-    overrides, longer = [f"train.steps={steps}"], _longer(config, steps)
+    overrides, longer = [f"train.steps={steps}"], _with_steps(config, steps)
     if rate_jump(config, longer, config.train.steps) is None:
         return overrides
     return [*overrides, schedule_choices(config, longer, config.train.steps)[0].override]
 
 
-def _longer(config: Config, steps: int) -> Config:
+def _with_steps(config: Config, steps: int) -> Config:
     return config.model_copy(update={"train": config.train.model_copy(update={"steps": steps})})
 
 
-def _with(config: Config, choice: ScheduleChoice) -> Config:
+def _with_choice(config: Config, choice: ScheduleChoice) -> Config:
     update = {choice.key.removeprefix("optimizer."): choice.value}
     return config.model_copy(update={"optimizer": config.optimizer.model_copy(update=update)})

@@ -17,7 +17,7 @@ def learning_rate_at(config: Config, step: int, *, rose: int | None = None) -> f
     With `optimizer.step_unit` of steps, each step counts as one.
     """
     if config.optimizer.step_unit == "steps":
-        return learning_rate(step, config.optimizer, steps=config.train.steps, width=_width(config), rose=rose)
+        return learning_rate(step, config.optimizer, steps=config.train.steps, width=_model_width(config), rose=rose)
     batches, full_batch = config.batch_schedule, config.train.batch
     return learning_rate(
         batches.num_trained(step) / full_batch,
@@ -25,7 +25,7 @@ def learning_rate_at(config: Config, step: int, *, rose: int | None = None) -> f
         steps=batches.num_trained(config.train.steps) / full_batch,
         restarts=schedule_restarts(config),
         size=batches.size(step) / full_batch,
-        width=_width(config),
+        width=_model_width(config),
         rose=None if rose is None else batches.num_trained(rose) / full_batch,
     )
 
@@ -54,7 +54,7 @@ def schedule_restarts(config: Config) -> tuple[float, ...]:
 
 def peak_learning_rate(config: Config) -> float:
     """Return the maximum learning rate of a run."""
-    return _peak(config.optimizer, _width(config))
+    return _peak_rate(config.optimizer, _model_width(config))
 
 
 def learning_rate(
@@ -79,7 +79,7 @@ def learning_rate(
     A decay with an end reaches it at `decay_steps` (by default all of `steps`) and stays there.
     """
     step, steps = _since_restart(step, steps, optimizer.restarts if restarts is None else restarts)
-    peak, final, warmup = _peak(optimizer, width), optimizer.min_lr_ratio, optimizer.warmup_steps
+    peak, final, warmup = _peak_rate(optimizer, width), optimizer.min_lr_ratio, optimizer.warmup_steps
     if step < warmup:
         foot = final if optimizer.decay == "triangular" else 0.0
         return peak * (foot + (1.0 - foot) * min(1.0, (step + size) / warmup))
@@ -117,12 +117,12 @@ def _since_restart(step: float, steps: float, restarts: tuple[float, ...]) -> tu
     return step - last_restart, min(next_restart, steps) - last_restart
 
 
-def _peak(optimizer: OptimizerConfig, width: int | None) -> float:
+def _peak_rate(optimizer: OptimizerConfig, width: int | None) -> float:
     if optimizer.decay != "noam":
         return optimizer.lr
     assert width is not None
     return optimizer.lr / math.sqrt(width * max(optimizer.warmup_steps, 1))
 
 
-def _width(config: Config) -> int | None:
+def _model_width(config: Config) -> int | None:
     return resolve_model(config).width if config.optimizer.decay == "noam" else None

@@ -34,7 +34,7 @@ def objective_errors(
     if isinstance(family, LayerlessFamily):
         reason = next(_reasons_without_layers(task, family), None)
     else:
-        reason = next(_reasons(task, batch, family), None)
+        reason = next(_mismatch_reasons(task, batch, family), None)
     if reason is not None:
         yield f"objective ({name}) does not fit {family.name}: {reason}; {_suggest_alternative(task, family, name)}"
 
@@ -45,13 +45,13 @@ def _suggest_alternative(task: BaseObjective, family: Family | LayerlessFamily, 
     marking: Any = task
     if isinstance(family, Family) and getattr(marking, "global_tokens", None):
         without_global = replace(marking, global_tokens=0)
-        if next(_reasons(without_global, without_global.batch_spec(ANY_SEQUENCE, True), family), None) is None:
+        if next(_mismatch_reasons(without_global, without_global.batch_spec(ANY_SEQUENCE, True), family), None) is None:
             return "remove global_tokens."
     if name in family.objectives:
         return "use it without the options that its paper does not have."
     if isinstance(family, Family) and isinstance(task, EncoderDecoder) and not task.joined:
         joined = replace(task, joined=True)
-        if next(_reasons(joined, joined.batch_spec(ANY_SEQUENCE, True), family), None) is None:
+        if next(_mismatch_reasons(joined, joined.batch_spec(ANY_SEQUENCE, True), family), None) is None:
             return f"write {{{name}: {{joined: true}}}}, or use one of its own: {', '.join(family.objectives)}."
     return nearest(name, family.objectives)
 
@@ -61,19 +61,19 @@ def _reasons_without_layers(task: BaseObjective, family: LayerlessFamily) -> Ite
         yield "it is not an objective of its paper"
 
 
-def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[str]:
+def _mismatch_reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[str]:
     if headless := [loss for loss in task.losses if loss not in HEADS]:
         yield f"no head of a family with layers has the loss {headless[0]}"
     family_fields, batch_fields = (
         {f"{prefix}tokens" for prefix in prefixes} for prefixes in (family.prefixes.values(), batch.streams)
     )
     if family_fields != batch_fields:
-        yield f"it provides {_join(batch_fields)}, and this family reads {_join(family_fields)}"
+        yield f"it provides {_join_names(batch_fields)}, and this family reads {_join_names(family_fields)}"
     read, provided = {name for record in family.inputs for name in record.fields}, batch.special_inputs
     if unused := provided - read - {name for record in family.inputs for name in record.sample_fields}:
-        yield f"it provides {_join(unused)}, which this family does not read"
+        yield f"it provides {_join_names(unused)}, which this family does not read"
     if read - provided:
-        yield f"it provides no {_join(read - provided)}, which this family reads"
+        yield f"it provides no {_join_names(read - provided)}, which this family reads"
     if family.layer is not None and family.layer.caches_states and batch.needs_attention_mask:
         yield (
             "its sequences hold several documents, and states of layers pass through them (data.document_mask=false)"
@@ -127,5 +127,5 @@ def _attended_label_errors(loss: str, family: Family) -> Iterator[str]:
             yield f"it predicts {loss} from both sides of a position, and the {stack} attends to one side"
 
 
-def _join(names: set[str]) -> str:
+def _join_names(names: set[str]) -> str:
     return " and ".join(sorted(names, key=len))

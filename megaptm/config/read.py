@@ -66,13 +66,13 @@ class UncheckedConfig:
         The user wrote it, so modules that it names may be imported.
         """
         config_path = find_config(Path(path))
-        return cls._of_layers(config_path, _extended(config_path, ()), overrides)
+        return cls._of_layers(config_path, _read_with_parents(config_path, ()), overrides)
 
     @classmethod
     def read_run(cls, path: Path, overrides: Sequence[str] = ()) -> UncheckedConfig:
         """Read the config in a run folder, which is untrusted: a module that it names is imported only if the user
         allows it (`plugins.allow_code`)."""
-        layers = _extended(path, ())
+        layers = _read_with_parents(path, ())
         NAMED_BY_RUNS.update(dict.fromkeys(named_modules([layer.values for layer in layers]), str(path)))
         return cls._of_layers(path, layers, overrides, written_by_user=False)
 
@@ -81,8 +81,8 @@ class UncheckedConfig:
         """Read a config from a mapping instead of a file. Its `extends` is a path relative to the working directory, or
         a shipped config's name."""
         layer = read_mapping(values, PYTHON_CONFIG)
-        parent = _parent(layer, PYTHON_CONFIG)
-        above = [] if parent is None else _extended(find_config(Path(parent)), ())
+        parent = _pop_parent(layer, PYTHON_CONFIG)
+        above = [] if parent is None else _read_with_parents(find_config(Path(parent)), ())
         return cls._of_layers(Path(PYTHON_CONFIG), (*above, layer), overrides)
 
     @classmethod
@@ -103,7 +103,7 @@ class UncheckedConfig:
         """Return the values of the config after all files and overrides are merged."""
         values: dict[str, Any] = {}
         for layer in chain.from_iterable(self.levels):
-            values = _merged(values, layer.values, key=layer.key)
+            values = _merge_values(values, layer.values, key=layer.key)
         return values
 
     @property
@@ -125,11 +125,11 @@ class UncheckedConfig:
             origins.update(layer.origins)
         mistakes: list[str] = []
         try:
-            config, devices = self._validated(values)
+            config, devices = self._validate_values(values)
         except ValidationError as error:
             mistakes += error_messages(error, origins=origins, source=str(self.path))
             try:
-                config, devices = self._validated(_without_unknown(values, error))
+                config, devices = self._validate_values(_without_unknown(values, error))
             except ValidationError:
                 return Draft(None, tuple(mistakes))
         for section in used_sections(config):
@@ -149,7 +149,7 @@ class UncheckedConfig:
                 config = section.with_resolved_sizes(config)
         return Draft(config, tuple(mistakes))
 
-    def _validated(self, values: dict[str, Any]) -> tuple[Config, int | None]:
+    def _validate_values(self, values: dict[str, Any]) -> tuple[Config, int | None]:
         """Return the validated config, and the number of devices that determines its data ranks, if any."""
         devices = None
         if self.plans_layout:
@@ -257,21 +257,24 @@ def _written_values(section: BaseModel, values: Mapping[str, Any]) -> dict[str, 
     return values_to_write
 
 
-def _extended(path: Path, above: tuple[Path, ...]) -> list[ConfigLayer]:
+def _read_with_parents(path: Path, above: tuple[Path, ...]) -> list[ConfigLayer]:
     """Return the files that a config consists of, the most distant ancestor first."""
     here = Path(os.path.realpath(path))  # `resolve` raises for circular links, which `read_file` reports
     if here in above:
         circle = " -> ".join(str(step) for step in (*above, here))
         raise UserError(f"{path} extends itself: {circle}; remove one `extends`.")
     layer = read_file(path)
-    parent = _parent(layer, str(path))
+    parent = _pop_parent(layer, str(path))
     if parent is None:
         return [layer]
     beside = path.parent / parent
-    return [*_extended(beside if os.path.exists(beside) else find_shipped(beside, parent), (*above, here)), layer]
+    return [
+        *_read_with_parents(beside if os.path.exists(beside) else find_shipped(beside, parent), (*above, here)),
+        layer,
+    ]
 
 
-def _parent(layer: ConfigLayer, where: str) -> str | None:
+def _pop_parent(layer: ConfigLayer, where: str) -> str | None:
     """Remove and return the key `extends` of a config's file."""
     if "extends" not in layer.values:
         return None
@@ -281,12 +284,12 @@ def _parent(layer: ConfigLayer, where: str) -> str | None:
     return parent
 
 
-def _merged(base: Any, change: Any, above: tuple[str, ...] = (), *, key: tuple[str, ...] = ()) -> Any:
+def _merge_values(base: Any, change: Any, above: tuple[str, ...] = (), *, key: tuple[str, ...] = ()) -> Any:
     """Merge the values `change` into the config `base`, section by section; `key` is the key that an override sets."""
     replaces = any(".".join(above[:depth]) in REPLACED_KEYS for depth in range(1, len(above) + 1)) and len(
         above
     ) >= len(key)
     if not isinstance(base, dict) or not isinstance(change, dict) or replaces:
         return change
-    below = {name: _merged(base.get(name), value, (*above, str(name)), key=key) for name, value in change.items()}
+    below = {name: _merge_values(base.get(name), value, (*above, str(name)), key=key) for name, value in change.items()}
     return {**base, **below}

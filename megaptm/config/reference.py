@@ -55,8 +55,8 @@ class ConfigSection:
 
 def config_sections() -> list[ConfigSection]:
     """Return all sections of a config, top-level keys first."""
-    top, *subsections = _sections(Config.model_json_schema(), "")
-    device_keys, *_ = _sections(DeviceLayout.model_json_schema(), "")
+    top, *subsections = _list_sections(Config.model_json_schema(), "")
+    device_keys, *_ = _list_sections(DeviceLayout.model_json_schema(), "")
     return [ConfigSection("", top.meaning, (*top.keys, *device_keys.keys)), *subsections]
 
 
@@ -122,7 +122,9 @@ def as_markdown(sections: list[ConfigSection]) -> str:
     return "\n".join(lines)
 
 
-def _sections(schema: dict[str, Any], name: str, definitions: dict[str, Any] | None = None) -> Iterator[ConfigSection]:
+def _list_sections(
+    schema: dict[str, Any], name: str, definitions: dict[str, Any] | None = None
+) -> Iterator[ConfigSection]:
     """Yield the config section of a pydantic JSON schema, then its subsections."""
     definitions = schema.get("$defs", {}) if definitions is None else definitions
     keys, subsections = [], []
@@ -131,21 +133,21 @@ def _sections(schema: dict[str, Any], name: str, definitions: dict[str, Any] | N
         for option in field.get("anyOf", [field]):
             if "$ref" in option:
                 subsections.append((option["$ref"], path))
-            elif "$ref" in _values(option) and path != "layouts":  # the keys of `layouts` are those of `layout`
-                subsections.append((_values(option)["$ref"], f"{path}.NAME"))
+            elif "$ref" in _value_schema(option) and path != "layouts":  # the keys of `layouts` are those of `layout`
+                subsections.append((_value_schema(option)["$ref"], f"{path}.NAME"))
         if "$ref" not in field:
-            keys.append(_key(name, key, field, is_required=key in schema.get("required", ())))
-    yield ConfigSection(name, _joined(schema.get("description", "")), tuple(keys))
+            keys.append(_make_key(name, key, field, is_required=key in schema.get("required", ())))
+    yield ConfigSection(name, _on_one_line(schema.get("description", "")), tuple(keys))
     for reference, path in subsections:
-        yield from _sections(definitions[reference.rpartition("/")[2]], path, definitions)
+        yield from _list_sections(definitions[reference.rpartition("/")[2]], path, definitions)
 
 
-def _values(field: dict[str, Any]) -> dict[str, Any]:
+def _value_schema(field: dict[str, Any]) -> dict[str, Any]:
     values = field.get("additionalProperties")
     return values if isinstance(values, dict) else {}
 
 
-def _key(section: str, name: str, field: dict[str, Any], *, is_required: bool) -> ConfigKey:
+def _make_key(section: str, name: str, field: dict[str, Any], *, is_required: bool) -> ConfigKey:
     # A default of None is shown as "absent". `null` is shown as a type only if None is not the default.
     default = field.get("default")
     kinds = [option for option in field.get("anyOf", [field]) if option.get("type") != "null" or default is not None]
@@ -153,27 +155,33 @@ def _key(section: str, name: str, field: dict[str, Any], *, is_required: bool) -
         shown = "required" if is_required and name not in FILLED_IN else "absent"
     else:
         shown = default if isinstance(default, str) else json.dumps(default)
-    return ConfigKey(section, name, " or ".join(map(_type, kinds)), shown, _joined(field.get("description", "")))
+    return ConfigKey(
+        section, name, " or ".join(map(_describe_type, kinds)), shown, _on_one_line(field.get("description", ""))
+    )
 
 
-def _type(field: dict[str, Any]) -> str:
+def _describe_type(field: dict[str, Any]) -> str:
     if "$ref" in field:
         return "section"
     if "enum" in field or "const" in field:
         values = field.get("enum", [field.get("const")])
         return ", ".join(value if isinstance(value, str) else json.dumps(value) for value in values)
     if field["type"] == "object":
-        return f"mapping to {_type(_values(field))}" if _values(field) else "mapping"
+        return f"mapping to {_describe_type(_value_schema(field))}" if _value_schema(field) else "mapping"
     if field["type"] == "array":
         items = field.get("prefixItems") or [field["items"]]
-        return f"list of {len(items)}: {_type(items[0])}" if "prefixItems" in field else f"list of {_type(items[0])}"
-    bounds = [form.format(_number(field[bound])) for bound, form in BOUNDS.items() if bound in field]
+        return (
+            f"list of {len(items)}: {_describe_type(items[0])}"
+            if "prefixItems" in field
+            else f"list of {_describe_type(items[0])}"
+        )
+    bounds = [form.format(_format_number(field[bound])) for bound, form in BOUNDS.items() if bound in field]
     return ", ".join([TYPES[field["type"]], *bounds])
 
 
-def _number(bound: float) -> str:
+def _format_number(bound: float) -> str:
     return f"{bound:,.0f}" if bound == int(bound) else f"{bound:g}"
 
 
-def _joined(text: str) -> str:
+def _on_one_line(text: str) -> str:
     return " ".join(text.split())

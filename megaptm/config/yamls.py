@@ -100,7 +100,7 @@ def read_file(path: Path) -> ConfigLayer:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: byte {error.start} is not UTF-8; save the file as UTF-8.") from None
-    values, lines = _parse(text, where=str(path))
+    values, lines = _parse_yaml(text, where=str(path))
     if values is None:
         values = {}
     if not isinstance(values, dict):
@@ -110,7 +110,7 @@ def read_file(path: Path) -> ConfigLayer:
 
 def read_mapping(values: Mapping[str, Any], where: str) -> ConfigLayer:
     """Convert a Python mapping as if it were read from a YAML file. Error messages start with `where`."""
-    parsed, lines = _parse(_to_yaml(values, where), where=where)
+    parsed, lines = _parse_yaml(_to_yaml(values, where), where=where)
     return ConfigLayer(parsed, dict.fromkeys(lines, where))
 
 
@@ -146,7 +146,7 @@ def read_override(text: str) -> ConfigLayer:
     if not equals or not key or any(not part for part in key.split(".")):
         raise UserError(f"override {text!r}: write key=value, for instance train.steps=100.")
     try:
-        value, _ = _parse(written, where=f"override {text!r}")
+        value, _ = _parse_yaml(written, where=f"override {text!r}")
     except UserError as error:
         if not (written.startswith(("{", "[")) and text[-1] in ":,"):
             raise
@@ -162,7 +162,7 @@ def read_override(text: str) -> ConfigLayer:
     return ConfigLayer(value, origins, tuple(parts))
 
 
-def _parse(text: str, *, where: str) -> tuple[Any, dict[str, int]]:
+def _parse_yaml(text: str, *, where: str) -> tuple[Any, dict[str, int]]:
     try:
         loader = YamlLoader(text, where)
         node = loader.get_single_node()

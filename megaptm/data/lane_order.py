@@ -56,7 +56,7 @@ class LaneOrder(StreamOrder):
 
     def piece(self, epoch: int, position: int) -> list[DocumentSlice]:
         first, *following = super().piece(epoch, position)
-        own = [replace(first, starts_lane=position < self.lanes, backward=self._backward(position)), *following]
+        own = [replace(first, starts_lane=position < self.lanes, backward=self._is_backward(position)), *following]
         return [*own, *self._random_segment(epoch, position)]
 
     def _random_segment(self, epoch: int, position: int) -> Iterator[DocumentSlice]:
@@ -82,12 +82,12 @@ class LaneOrder(StreamOrder):
                 )
                 return
 
-    def _backward(self, position: int) -> bool:
+    def _is_backward(self, position: int) -> bool:
         return self.alternating and position % self.lanes % 2 == 1
 
     def _find(self, epoch: int, position: int) -> tuple[int, int]:
         step, lane = divmod(position, self.lanes)
-        if self._backward(position):
+        if self._is_backward(position):
             step = self.per_lane - 1 - step
         index = lane * self.per_lane + step
         return int(np.searchsorted(self._epoch(epoch).samples, index, side="right")) - 1, index

@@ -256,12 +256,12 @@ class _Processes:
             loader.mix.batch, microbatch=loader.slice.microbatch, capacity=workers * prefetch + 1
         )
         handler = signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
-        self._batches = self._start(loader, workers, prefetch)
+        self._batches = self._start_workers(loader, workers, prefetch)
         # torch's handler would raise the loss of a worker at any point of the code, even in the middle of a step.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGCHLD, handler)
 
-    def _start(self, loader: Loader, workers: int, prefetch: int) -> Iterator[UserError | list[str]]:
+    def _start_workers(self, loader: Loader, workers: int, prefetch: int) -> Iterator[UserError | list[str]]:
         # Queues between processes use semaphores in shared memory.
         with storage_errors_as_user_errors(SHARED_MEMORY):
             batches = DataLoader(
@@ -272,7 +272,7 @@ class _Processes:
                 # Forked workers end with this process. The default of later Python versions is a fork server.
                 multiprocessing_context="fork",
                 prefetch_factor=prefetch,
-                collate_fn=_identity,
+                collate_fn=_return_unchanged,
                 worker_init_fn=partial(_begin_worker, os.getpid()),
                 # A separate generator: DataLoader samples a seed for its workers, which is unused here, and would
                 # change the state of the generator for dropout.
@@ -312,10 +312,10 @@ class _Thread:
             self._room.put(None)
         self._closed = False
         arguments = (loader.mix, loader.sample_ranges())
-        self._thread = threading.Thread(target=self._run, args=arguments, name="megaptm-data", daemon=True)
+        self._thread = threading.Thread(target=self._read_ahead, args=arguments, name="megaptm-data", daemon=True)
         self._thread.start()
 
-    def _run(self, mix: SampleSource, sample_ranges: Iterator[range]) -> None:
+    def _read_ahead(self, mix: SampleSource, sample_ranges: Iterator[range]) -> None:
         try:
             for samples in sample_ranges:
                 self._room.get()
@@ -345,5 +345,5 @@ def _begin_worker(parent: int, number: int) -> None:
     end_with_parent(parent)()
 
 
-def _identity(batch: Any) -> Any:
+def _return_unchanged(batch: Any) -> Any:
     return batch

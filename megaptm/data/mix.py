@@ -209,7 +209,7 @@ class Mix:
 
     def locate(self, sample: int) -> SamplePosition:
         """Locate a sample of the mix: return source, epoch and position."""
-        index, phase, block, at = self._find(sample)
+        index, phase, block, at = self._find_block(sample)
         source, rank = (int(table[at]) for table in self._block((index, block)))
         cursor = phase.before[source] + block * phase.quotas[source] + rank
         epoch, position = divmod(cursor, self.orders[source].per_epoch)
@@ -218,12 +218,12 @@ class Mix:
     def cursors(self, sample: int) -> dict[str, int]:
         """Return the number of samples of each source of the mix before sample `sample`: the read position of a run
         that stopped there."""
-        index, phase, block, at = self._find(sample)
+        index, phase, block, at = self._find_block(sample)
         started = np.bincount(self._block((index, block))[0][:at], minlength=len(self.names)).tolist()
         counted = zip(self.names, phase.before, phase.quotas, started, strict=True)
         return {name: before + block * quota + here for name, before, quota, here in counted}
 
-    def _find(self, sample: int) -> tuple[int, Phase, int, int]:
+    def _find_block(self, sample: int) -> tuple[int, Phase, int, int]:
         """Return index and phase of a sample of the mix, its block in the phase, and its position in the block."""
         index = bisect_right(self.phases, sample, key=lambda phase: phase.first) - 1
         phase = self.phases[index]

@@ -111,7 +111,7 @@ def open_mix(
             if own is not task.objective:
                 own.check(special, sequence)
                 _refuse_longer(own, task.objective, name, sequence, document_mask)
-            retrieved = _retrieved(own, corpus, split, verify, cache, [*corpora.values()])
+            retrieved = _open_retrieved(own, corpus, split, verify, cache, [*corpora.values()])
             own_lanes = lanes_of_corpora.get(name, 1)
             order = _open_order(
                 own, corpus, split, sequence, document_mask, options, lanes=own_lanes, retrieved=retrieved
@@ -234,7 +234,7 @@ def _open_order(
     return StreamOrder(corpus, split, cut=cut, annotations=task.annotations, **options)
 
 
-def _retrieved(
+def _open_retrieved(
     task: BaseObjective, corpus: Corpus, split: str, verify: Verify, cache: Cache | None, corpora: Sequence[Corpus]
 ) -> NeighborReader | None:
     if not isinstance(task, Objective) or task.neighbors is None:

@@ -186,13 +186,13 @@ class Shard:
         """Return an annotation of a document of the shard: int32 [n] or [n, columns], see `ANNOTATIONS`. It has no rows
         if the document has none."""
         columns = ANNOTATIONS[name]
-        at, rows = self._location(name, document)
+        at, rows = self._locate_field(name, document)
         numbers = np.frombuffer(self.content.read(at, 4 * rows * columns), "<i4")
         return numbers if columns == 1 else numbers.reshape(rows, columns)
 
     def blob(self, name: str, document: int) -> bytes:
         """Return a file of a document of the shard, the bytes of member `<key>.<name>`; empty if there is none."""
-        at, size = self._location(name, document)
+        at, size = self._locate_field(name, document)
         return self.content.read(at, size)
 
     def sentences(self, document: int) -> np.ndarray:
@@ -226,7 +226,7 @@ class Shard:
         wrong."""
         return UserError(f"{self.path} has {name} at positions outside of their document: {REMEDY}")
 
-    def _location(self, name: str, document: int) -> tuple[int, int]:
+    def _locate_field(self, name: str, document: int) -> tuple[int, int]:
         """Return the offset of a document's field in the shard, and its number of rows or bytes."""
         if name not in self.fields:
             return 0, 0

@@ -47,11 +47,13 @@ class StreamOrder(Order):
         parts: list[DocumentSlice] = []
         while start < stop:
             end = min(stop, int(edges[window + 1]))
-            parts += self._parts(self._window((epoch, window)), start - int(edges[window]), end - int(edges[window]))
+            parts += self._slices_between(
+                self._window((epoch, window)), start - int(edges[window]), end - int(edges[window])
+            )
             start, window = end, window + 1
         return parts
 
-    def _parts(self, window: Window, start: int, stop: int) -> Iterator[DocumentSlice]:
+    def _slices_between(self, window: Window, start: int, stop: int) -> Iterator[DocumentSlice]:
         """Yield the slices of documents between two offsets of a window."""
         number = int(np.searchsorted(window.edges, start, side="right")) - 1
         while start < stop:
@@ -109,11 +111,11 @@ class DocumentOrder(StreamOrder):
             if first < after:
                 documents += [self._document(table, number) for number in range(first, after)]
                 other = self._random_document(epoch, position, table, first)
-                similar = self._similar(epoch, position, table, first)
+                similar = self._retrieved_documents(epoch, position, table, first)
             start, window = end, window + 1
         return [*documents, *([] if other is None else [replace(other, other_segment=True)]), *similar]
 
-    def _similar(self, epoch: int, position: int, window: Window, own: int) -> list[DocumentSlice]:
+    def _retrieved_documents(self, epoch: int, position: int, window: Window, own: int) -> list[DocumentSlice]:
         """Return the documents retrieved for a document of a window."""
         if self.retrieved is None:
             return []

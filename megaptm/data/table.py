@@ -97,16 +97,16 @@ class ShardTable(Sequence[ShardInfo]):
     def __getitem__(self, at: slice) -> list[ShardInfo]: ...
     def __getitem__(self, at: int | slice) -> ShardInfo | list[ShardInfo]:
         if isinstance(at, slice):
-            return [self._info(row) for row in self.rows[at]]
-        return self._info(self.rows[at])
+            return [self._shard_info(row) for row in self.rows[at]]
+        return self._shard_info(self.rows[at])
 
     def __iter__(self) -> Iterator[ShardInfo]:
-        return (self._info(row) for row in self.rows)
+        return (self._shard_info(row) for row in self.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ShardTable, (self.path, self.split)
 
-    def _info(self, row: np.void) -> ShardInfo:
+    def _shard_info(self, row: np.void) -> ShardInfo:
         return ShardInfo(
             name=shard_name(self.split, int(row["number"])),
             **{column: int(row[column]) for column in ("samples", "tokens", "bytes", "size")},

@@ -30,17 +30,17 @@ class TokenType:
 
     def id_type(self, name: str) -> np.dtype:
         """Return the little-endian type of an id."""
-        return np.dtype(self.ids or self._match(name)["ids"]).newbyteorder("<")
+        return np.dtype(self.ids or self._match_name(name)["ids"]).newbyteorder("<")
 
     def max_ids(self, name: str) -> int:
         """Return the maximum number of ids per document in the index; 0 if they are stored elsewhere."""
-        return int(self._match(name).groupdict().get("count") or 0)
+        return int(self._match_name(name).groupdict().get("count") or 0)
 
     def num_columns(self, name: str) -> int:
         """Return the number of 8-byte columns of the index for these ids."""
         return -(-self.max_ids(name) * self.id_type(name).itemsize // 8)
 
-    def _match(self, name: str) -> re.Match[str]:
+    def _match_name(self, name: str) -> re.Match[str]:
         if (match := re.fullmatch(self.pattern, name)) is None:
             raise ValueError(f"token ids are stored as {self.pattern}, not {name}.")
         return match

@@ -65,10 +65,10 @@ class Verdicts:
         left = left[first:] + left[:first]
         waited, pause = 0.0, MIN_PAUSE_SECONDS
         while left:
-            verdicts, num_left = self._read(left), len(left)
+            verdicts, num_left = self._read_verdicts(left), len(left)
             left = [shard for shard in left if verdicts[shard] != UNDAMAGED]
             must_check = waited >= PATIENCE_SECONDS
-            free = (shard for shard in left if must_check or verdicts[shard] == DAMAGED or self._claim(shard))
+            free = (shard for shard in left if must_check or verdicts[shard] == DAMAGED or self._claim_shard(shard))
             if (claimed := next(free, None)) is not None:
                 self._check_claimed(claimed, check)
                 left.remove(claimed)
@@ -86,17 +86,17 @@ class Verdicts:
 
     def _check_claimed(self, shard: int, check: Callable[[int], object]) -> None:
         try:
-            if self._read([shard])[shard] != UNDAMAGED:  # it may have been checked just before the claim
+            if self._read_verdicts([shard])[shard] != UNDAMAGED:  # it may have been checked just before the claim
                 check(shard)
-                self._write(shard, UNDAMAGED)
+                self._write_verdict(shard, UNDAMAGED)
         except UserError:
-            self._write(shard, DAMAGED)
+            self._write_verdict(shard, DAMAGED)
             raise
         finally:
             with suppress(OSError):
                 self._claim_path(shard).unlink()
 
-    def _read(self, shards: Collection[int]) -> dict[int, int]:
+    def _read_verdicts(self, shards: Collection[int]) -> dict[int, int]:
         """Return the verdict of each shard. The file is opened, because network file systems otherwise return old
         data."""
         try:
@@ -105,7 +105,7 @@ class Verdicts:
         except OSError:
             return dict.fromkeys(shards, UNKNOWN)
 
-    def _write(self, shard: int, verdict: int) -> None:
+    def _write_verdict(self, shard: int, verdict: int) -> None:
         with suppress(OSError):
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
             try:
@@ -113,7 +113,7 @@ class Verdicts:
             finally:
                 os.close(descriptor)
 
-    def _claim(self, shard: int) -> bool:
+    def _claim_shard(self, shard: int) -> bool:
         """Whether this process shall check a shard."""
         try:
             os.close(os.open(self._claim_path(shard), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))

@@ -98,7 +98,7 @@ class ShardWriter:
     def close(self) -> ShardInfo:
         """Finish the files of the shard and return their description. Further calls return the same."""
         if self._info is None:
-            self._write(bytes(2 * tarfile.BLOCKSIZE))
+            self._write_bytes(bytes(2 * tarfile.BLOCKSIZE))
             self._file.close()
             rows = np.array(self._index, dtype="<i8").reshape(-1, 2 * len(self.fields))
             index = npy_bytes(rows)
@@ -137,10 +137,10 @@ class ShardWriter:
     def _append_member(self, name: str, content: bytes) -> int:
         """Append a file to the shard's tar; return the offset after its last byte."""
         padding = bytes(-len(content) % tarfile.BLOCKSIZE)
-        self._write(tar_header(name, len(content)) + content + padding)
+        self._write_bytes(tar_header(name, len(content)) + content + padding)
         return self._position - len(padding)
 
-    def _write(self, content: bytes) -> None:
+    def _write_bytes(self, content: bytes) -> None:
         self._file.write(content)
         self._hash.update(content)
         self._position += len(content)

@@ -82,11 +82,11 @@ def augment(
     candidates = {index: likely[index] for index in replaceable if index in likely}
     digest = hashlib.sha256(f"{seed}:{text}".encode()).digest()
     rng = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
-    copies = dict.fromkeys(_replace(parts, candidates, settings.probability, rng) for _ in range(settings.copies))
+    copies = dict.fromkeys(_replace_words(parts, candidates, settings.probability, rng) for _ in range(settings.copies))
     return [sentence for sentence in copies if sentence != text]
 
 
-def _replace(
+def _replace_words(
     parts: Sequence[str], candidates: dict[int, list[str]], probability: float, rng: np.random.Generator
 ) -> str:
     replaced = [*parts]

@@ -89,10 +89,12 @@ def cache_logits(
     with write_session(folder):
         _write_description(folder, manifest, teacher)
         model = open_run(teacher.folder, step=teacher.selected_step, device=device).model
-        return _write(folder, manifest, mixes, model, rows=config.layout.microbatch, part=part, parts=parts, tell=tell)
+        return _write_files(
+            folder, manifest, mixes, model, rows=config.layout.microbatch, part=part, parts=parts, tell=tell
+        )
 
 
-def _write(
+def _write_files(
     folder: Path,
     manifest: TeacherLogitsManifest,
     mixes: Mapping[str, Mix],
@@ -211,7 +213,8 @@ def _teacher_logits(
                 len(indices), len(projected.weight), LOGIT_BYTES[projected.hidden.element_size()]
             )
             best = [
-                _largest(projected.select(chunk), model.spec, manifest.top) for chunk in indices.split(rows_projected)
+                _largest_logits(projected.select(chunk), model.spec, manifest.top)
+                for chunk in indices.split(rows_projected)
             ]
         ids, logits = (torch.cat(parts).cpu().numpy() for parts in zip(*best, strict=True))
         targets_BS = target_BS.cpu().numpy()
@@ -229,7 +232,7 @@ def _teacher_logits(
             )
 
 
-def _largest(projected: Projected, spec: ModelSpec, top: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _largest_logits(projected: Projected, spec: ModelSpec, top: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return token ids [N, K] of the teacher's largest logits, and their differences to the largest."""
     logits_NV = projected.logits()[:, : spec.vocabulary].float()
     best = logits_NV.topk(top)

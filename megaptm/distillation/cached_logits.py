@@ -184,7 +184,7 @@ class SplitLogits:
     def __init__(self, source: TeacherLogits, split: str) -> None:
         self.source, self.split = source, split
         self.samples = source.manifest.samples.get(split, 0)
-        self._files: LRUCache[int, dict[str, np.ndarray]] = LRUCache(self._load, MAX_OPEN)
+        self._files: LRUCache[int, dict[str, np.ndarray]] = LRUCache(self._load_file, MAX_OPEN)
 
     def fields(self, index: int, sample: Mapping[str, np.ndarray]) -> Sample:
         """Return `teacher_ids` and `teacher_logits` of a sample; raise `UserError` if there are none or the sample
@@ -221,7 +221,7 @@ class SplitLogits:
                 return now.files.get(name)
         return None
 
-    def _load(self, file: int) -> dict[str, np.ndarray]:
+    def _load_file(self, file: int) -> dict[str, np.ndarray]:
         name = file_name(self.split, file)
         path = self.source.folder / name
         try:

@@ -92,12 +92,12 @@ class DistillationLosses(UsesTensorRanks, nn.Module):
             teacher_states = teacher.states(batch)
         both = StudentAndTeacher(student, student_states, teacher, teacher_states, batch)
         of_hook = {
-            "logits": self._logits,
+            "logits": self._logit_losses,
             "classes": self._class_losses,
-            "cosine": self._cosine,
-            "embeddings": self._embeddings,
-            "hidden": self._hidden,
-            "scores": self._scores,
+            "cosine": self._cosine_losses,
+            "embeddings": self._embedding_losses,
+            "hidden": self._hidden_losses,
+            "scores": self._score_losses,
         }
         losses = {f"{LOSS}{hook}": torch.stack([*of_hook[hook](both)]).sum() for hook in self.distillation.weights}
         return {name: (loss, self.count(name, batch).float()) for name, loss in losses.items()}
@@ -122,7 +122,7 @@ class DistillationLosses(UsesTensorRanks, nn.Module):
         cached = LargestLogits(ids.long(), values, first=self.soft.ranks.rank * words, words=words)
         return self.soft(projected, cached, self._target_positions(batch).t().flatten())
 
-    def _logits(self, both: StudentAndTeacher) -> Iterator[Tensor]:
+    def _logit_losses(self, both: StudentAndTeacher) -> Iterator[Tensor]:
         student_logits = head_projection(both.student, self.head, both.student_states)
         with torch.no_grad():
             teacher_logits = head_projection(both.teacher, self.head, both.teacher_states)
@@ -133,25 +133,25 @@ class DistillationLosses(UsesTensorRanks, nn.Module):
         if not questions:  # a batch of another task
             yield next(iter(both.student_states.streams.values())).new_zeros(())
         for name in questions:
-            student_BC = _classes(both.student, name, both.student_states)
+            student_BC = _class_logits(both.student, name, both.student_states)
             with torch.no_grad():
-                teacher_BC = _classes(both.teacher, name, both.teacher_states)
+                teacher_BC = _class_logits(both.teacher, name, both.teacher_states)
             losses_B = soft_class_loss(
                 student_BC, teacher_BC, temperature=self.distillation.temperature, soft=self.distillation.logit_loss
             )
             yield torch.where(both.batch[HEADS[name].label_field] != IGNORED, losses_B, 0.0).sum()
 
-    def _cosine(self, both: StudentAndTeacher) -> Iterator[Tensor]:
+    def _cosine_losses(self, both: StudentAndTeacher) -> Iterator[Tensor]:
         student_states, teacher_states = both.stack_outputs(self.last)
         apart_SB = 1 - F.cosine_similarity(student_states.float(), teacher_states.float(), dim=-1)
         yield self._sum_over_positions(apart_SB, self.last, both.batch)
 
-    def _embeddings(self, both: StudentAndTeacher) -> Iterator[Tensor]:
+    def _embedding_losses(self, both: StudentAndTeacher) -> Iterator[Tensor]:
         for stack in self.spec.family.stacks:
             apart_SB = self.squared_error("embeddings", *both.states(stack, EMBEDDED, EMBEDDED))
             yield self._sum_over_positions(apart_SB, stack, both.batch)
 
-    def _hidden(self, both: StudentAndTeacher) -> Iterator[Tensor]:
+    def _hidden_losses(self, both: StudentAndTeacher) -> Iterator[Tensor]:
         for stack, layers in self.distillation.layers.items():
             for student_layer, layer in enumerate(layers):
                 apart_SB = self.squared_error(
@@ -159,7 +159,7 @@ class DistillationLosses(UsesTensorRanks, nn.Module):
                 ) * self.distillation.weight_of(student_layer)
                 yield self._sum_over_positions(apart_SB, stack, both.batch)
 
-    def _scores(self, both: StudentAndTeacher) -> Iterator[Tensor]:
+    def _score_losses(self, both: StudentAndTeacher) -> Iterator[Tensor]:
         for stack, layers in self.distillation.layers.items():
             heads, batch = self.spec.size_of(stack).heads, both.batch
             for student_layer, layer in enumerate(layers):
@@ -225,16 +225,16 @@ def compared_positions(batch: Mapping[str, Tensor], prefix: str, positions: str)
 def head_projection(model: Model, head: str, states: States) -> Projected:
     """Return the vocabulary projection of a head, positions in order (S, B)."""
     assert model.head is not None
-    return cast(LanguageHead | MaskedHead, model.head[head]).projected(_stream(model, head, states), model.table)
+    return cast(LanguageHead | MaskedHead, model.head[head]).projected(_head_input(model, head, states), model.table)
 
 
-def _classes(model: Model, head: str, states: States) -> Tensor:
+def _class_logits(model: Model, head: str, states: States) -> Tensor:
     """Return the class logits of a head of student or teacher, [B, C]."""
     assert model.head is not None
-    return cast(RowClassHead, model.head[head]).logits(_stream(model, head, states), tied=None)
+    return cast(RowClassHead, model.head[head]).logits(_head_input(model, head, states), tied=None)
 
 
-def _stream(model: Model, head: str, states: States) -> Tensor:
+def _head_input(model: Model, head: str, states: States) -> Tensor:
     """Return the gathered input of a head of student or teacher."""
     reading = model.spec.head_inputs(head)[0]
     return model.gather_sequence(states.inner[reading] if reading in states.inner else states.streams[reading.stack])

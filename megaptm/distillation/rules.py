@@ -250,7 +250,7 @@ def _compared_output_errors(distill: DistillConfig, student: ModelSpec, teacher:
             f"distill.logits compares the head lm or mlm, and {student.name} and {teacher.name} have neither in "
             "common: remove it, or use another teacher."
         )
-    for key, width_of in (("cosine", ModelSpec.output_width), ("embeddings", _width), ("hidden", _width)):
+    for key, width_of in (("cosine", ModelSpec.output_width), ("embeddings", _stack_width), ("hidden", _stack_width)):
         is_projected = key != "cosine" and distill.projection != "none"
         for stack in stacks if getattr(distill, key) and not is_projected else ():
             if (student_value := width_of(student, stack)) != (teacher_value := width_of(teacher, stack)):
@@ -259,7 +259,10 @@ def _compared_output_errors(distill: DistillConfig, student: ModelSpec, teacher:
                     f"distill.{key}: the {stack} has width {student_value} in the student and {teacher_value} in the "
                     f"teacher: {remedy}remove it."
                 )
-    if distill.projection != "none" and len({(_width(student, stack), _width(teacher, stack)) for stack in stacks}) > 1:
+    if (
+        distill.projection != "none"
+        and len({(_stack_width(student, stack), _stack_width(teacher, stack)) for stack in stacks}) > 1
+    ):
         yield "distill.projection needs stacks of equal width: remove it, or set equal widths."
     if distill.projection != "none" and not (distill.embeddings or distill.hidden):
         yield "distill.projection has no effect without distill.embeddings or distill.hidden; remove it."
@@ -285,7 +288,7 @@ def _compared_output_errors(distill: DistillConfig, student: ModelSpec, teacher:
             )
 
 
-def _width(spec: ModelSpec, stack: str) -> int:
+def _stack_width(spec: ModelSpec, stack: str) -> int:
     return spec.size_of(stack).width
 
 

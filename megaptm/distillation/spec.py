@@ -64,13 +64,13 @@ class Distillation:
 
     def compared_student_layers(self, student: ModelSpec) -> dict[str, set[int]]:
         """Return the student layers whose output is compared: stack -> layers."""
-        return {stack: self._read(range(student.size_of(stack).layers)) for stack in self.layers}
+        return {stack: self._layers_to_read(range(student.size_of(stack).layers)) for stack in self.layers}
 
     def compared_teacher_layers(self) -> dict[str, set[int]]:
         """Return the teacher layers whose output is compared: stack -> layers."""
-        return {stack: self._read(layers) for stack, layers in self.layers.items()}
+        return {stack: self._layers_to_read(layers) for stack, layers in self.layers.items()}
 
-    def _read(self, layers: Iterable[int]) -> set[int]:
+    def _layers_to_read(self, layers: Iterable[int]) -> set[int]:
         reading = {EMBEDDED} if self.has_weight("embeddings") else set()
         reading |= {*layers} if self.has_weight("hidden") else set()
         return reading | ({layer - 1 for layer in layers} if self.has_weight("scores") else set())

@@ -59,7 +59,7 @@ def _group_of(table: Family | LayerlessFamily) -> _Group:
     return _Group.OTHER_INPUTS if any(record.fields for record in table.inputs) else _Group.TEXT
 
 
-def _registry(*groups: _Group) -> Registry[Any]:
+def _registered_families(*groups: _Group) -> Registry[Any]:
     """Return the families of these groups by name, one group after the other."""
     return Registry(
         {table.name: table for group in groups for table in _BUILT_IN if _group_of(table) is group},
@@ -67,11 +67,11 @@ def _registry(*groups: _Group) -> Registry[Any]:
     )
 
 
-CATALOGUE: Registry[Family] = _registry(_Group.TEXT)
+CATALOGUE: Registry[Family] = _registered_families(_Group.TEXT)
 """Families of transformers that read text only."""
-LAYERLESS: Registry[LayerlessFamily] = _registry(_Group.LAYERLESS)
+LAYERLESS: Registry[LayerlessFamily] = _registered_families(_Group.LAYERLESS)
 """Families whose models have no layers."""
-FAMILIES: Registry[Family | LayerlessFamily] = _registry(*_Group)
+FAMILIES: Registry[Family | LayerlessFamily] = _registered_families(*_Group)
 """All families, in the order in which they are listed."""
 
 

@@ -22,12 +22,12 @@ def refuse_invalid_family(family: Family | LayerlessFamily, name: str) -> None:
         TypeAdapter(kind).validate_python({field.name: getattr(family, field.name) for field in fields(kind)})
     except ValidationError as error:
         first = error.errors()[0]
-        raise _error(name, f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from None
+        raise _invalid_family_error(name, f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from None
     if problem := next(_find_problems(family), None):
-        raise _error(name, problem)
+        raise _invalid_family_error(name, problem)
 
 
-def _error(name: str, problem: str) -> UserError:
+def _invalid_family_error(name: str, problem: str) -> UserError:
     return UserError(f"model.family: the family `{name}` is invalid ({problem}): correct its definition.")
 
 

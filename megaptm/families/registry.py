@@ -73,7 +73,9 @@ class Registry(MutableMapping[str, V]):
 
     def __setitem__(self, name: str, entry: V) -> None:
         """Add an entry. Raise `UserError` if another one has this name."""
-        if (known := self._all_entries().setdefault(name, entry)) is not entry and _origin(known) != _origin(entry):
+        if (known := self._all_entries().setdefault(name, entry)) is not entry and _module_and_name(
+            known
+        ) != _module_and_name(entry):
             raise UserError(f"{name!r} is registered twice: rename one.")
         self._entries[name] = entry
 
@@ -96,6 +98,6 @@ class Registry(MutableMapping[str, V]):
         return self._entries
 
 
-def _origin(entry: Any) -> tuple[str | None, str | None]:
+def _module_and_name(entry: Any) -> tuple[str | None, str | None]:
     """Return module and name of a class or function, which is another object after its module is imported again."""
     return getattr(entry, "__module__", None), getattr(entry, "__qualname__", None)

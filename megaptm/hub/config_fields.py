@@ -150,7 +150,7 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
     if values.get("ffn") is None:
         values["ffn"] = FFN_RATIO * values["width"]
     family = counterpart.family_table
-    size = _size(counterpart, [*family.stacks], values)
+    size = _parse_size(counterpart, [*family.stacks], values)
     dropout = values.get("dropout", family.dropout)
     options = {name: value for name, value in values.items() if name != "dropout"}
     if "attention_dropout" in values and values["attention_dropout"] != dropout:
@@ -197,7 +197,7 @@ def check_pad(counterpart: Counterpart, pad: int | None, where: str = "") -> Non
         )
 
 
-def _size(counterpart: Counterpart, stacks: list[str], values: Mapping[str, Any]) -> Size:
+def _parse_size(counterpart: Counterpart, stacks: list[str], values: Mapping[str, Any]) -> Size:
     def stack_size(stack: str) -> Size:
         def stack_value(name: str) -> int:
             value: int = values[f"{stack}.{name}"] if f"{stack}.{name}" in values else values[name]

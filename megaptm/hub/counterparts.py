@@ -54,7 +54,9 @@ def _match_shape(family: Family) -> Counterpart | None:
     # Families of equal shape have separate models there: prefer the family's own.
     exported = (counterpart for counterpart in COUNTERPARTS if not counterpart.import_only)
     for counterpart in sorted(exported, key=lambda counterpart: counterpart.family != family.name):
-        if _shape(_with_heads_of(counterpart, family), counterpart) == _shape(counterpart.family_table, counterpart):
+        if _comparable_shape(_with_heads_of(counterpart, family), counterpart) == _comparable_shape(
+            counterpart.family_table, counterpart
+        ):
             return counterpart
     return None
 
@@ -143,7 +145,7 @@ def _list_known(attribute: str, *, exported: bool = False) -> str:
     return ", ".join(dict.fromkeys(getattr(counterpart, attribute) for counterpart in counterparts))
 
 
-def _shape(family: Family, counterpart: Counterpart) -> dict[str, Any]:
+def _comparable_shape(family: Family, counterpart: Counterpart) -> dict[str, Any]:
     """Return everything that determines the computation, except numbers of the config and mask decoders, which are used
     only in pre-training."""
     table = {f.name: getattr(family, f.name) for f in fields(family) if f.name not in FREE_FIELDS}

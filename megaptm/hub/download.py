@@ -28,10 +28,10 @@ def find_or_download(source: str) -> Path:
     # If a folder `exported` exists here, exported/gpt2 means a folder.
     if "/" in source and folder.parent.exists():
         return folder
-    return _download(source)
+    return _download_snapshot(source)
 
 
-def _download(name: str) -> Path:
+def _download_snapshot(name: str) -> Path:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 

@@ -111,7 +111,7 @@ def to_hugging_face(
         stacks = {"." if stack in spec.family.sampled else stack: stack for stack in spec.family.stacks}
         models = {subfolder: split_stack(spec, weights, stack) for subfolder, stack in stacks.items()}
     start = training_objective.task_for_prompt(next(iter(training_objective.prompts), "text")).decoder_start
-    converted = {subfolder: _convert(*model, tokenizer, dtype, start) for subfolder, model in models.items()}
+    converted = {subfolder: _convert_model(*model, tokenizer, dtype, start) for subfolder, model in models.items()}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with AtomicFile(folder) as unfinished:
         for subfolder, (config, generation, hf_weights) in converted.items():
@@ -151,7 +151,7 @@ def _heads_left_out(spec: ModelSpec, counterpart: Counterpart) -> tuple[str, ...
     return tuple(head for head in spec.family.heads if head not in counterpart.family_table.heads)
 
 
-def _convert(
+def _convert_model(
     spec: ModelSpec,
     weights: Mapping[str, Tensor],
     tokenizer: Tokenizer | None,

@@ -109,15 +109,15 @@ def import_run(
     refuse_model_overrides(overrides, source, settable=model.settable_keys, also=IMPORT_OPTIONS_HELP)
     _check_trainable(model.spec, source)
     if context not in (None, model.spec.context):
-        model = _resize(model, context)
+        model = _with_context(model, context)
     model, decoders = _with_mask_decoder(model)
     config = write_run(run, source, _default_values(model, run), overrides, model, model_tokenizer)
     return ImportedRun(config, model.newly_initialized, model.differing_dropouts, (*model.unused,), decoders)
 
 
-def _resize(model: ImportedModel, context: int) -> ImportedModel:
+def _with_context(model: ImportedModel, context: int) -> ImportedModel:
     """Return the imported model with another context. Raise UserError if its files determine the context."""
-    if (resize := _counterpart(model.spec).resize) is not None:
+    if (resize := _find_counterpart(model.spec).resize) is not None:
         return resize(model, context)
     raise UserError(
         f"model.context ({context}): the files of a {model.spec.name} determine its number of positions; only "
@@ -125,7 +125,7 @@ def _resize(model: ImportedModel, context: int) -> ImportedModel:
     )
 
 
-def _counterpart(spec: ModelSpec) -> Counterpart:
+def _find_counterpart(spec: ModelSpec) -> Counterpart:
     return next(known for known in COUNTERPARTS if known.family == spec.name)
 
 
@@ -268,7 +268,7 @@ def _check_trainable(spec: ModelSpec, source: str) -> None:
         expected, imported = block.norm.eps, spec.family.stacks[stack].norm.eps
         if imported != expected:
             # BART's config has no such field, so its eps never differs.
-            field = _counterpart(spec).field_name("norm_eps")
+            field = _find_counterpart(spec).field_name("norm_eps")
             raise UserError(
                 f"{source}: {field} is {imported} ({spec.name} has {expected}); the model cannot be trained."
             )
@@ -306,7 +306,7 @@ def _default_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
     sequence = min(MAX_SEQUENCE, *map(spec.context_of, spec.family.stacks))
     data: dict[str, Any] = {"mix": {str(run / "corpus"): 1.0}, "sequence": sequence}
     values = {"run": str(run), "model": model, "data": data, **values, **RECIPE}
-    return _counterpart(spec).complete_config(imported, values)
+    return _find_counterpart(spec).complete_config(imported, values)
 
 
 def _choose_objective(imported: ImportedModel) -> str:

@@ -28,22 +28,22 @@ class Conversion:
 
 
 # Imported late: counterparts of families are known without torch.
-def _cat(tensors: list[Tensor]) -> Tensor:
+def _concatenate(tensors: list[Tensor]) -> Tensor:
     import torch
 
     return torch.cat(tensors)
 
 
-def _stack(tensors: list[Tensor]) -> Tensor:
+def _stack_tensors(tensors: list[Tensor]) -> Tensor:
     """Stack tensors of a Hugging Face model along a new second axis."""
     import torch
 
     return torch.stack(tensors, 1)
 
 
-def _pad(rows: Tensor, spec: ModelSpec) -> Tensor:
+def _pad_rows(rows: Tensor, spec: ModelSpec) -> Tensor:
     """Pad rows [V, ...] with zeros to the padded vocabulary."""
-    return _cat([rows, rows.new_zeros(spec.padded_vocabulary - len(rows), *rows.shape[1:])])
+    return _concatenate([rows, rows.new_zeros(spec.padded_vocabulary - len(rows), *rows.shape[1:])])
 
 
 def _split_streams(fused: Tensor, spec: ModelSpec, *, streams: int) -> list[Tensor]:
@@ -55,32 +55,32 @@ def _split_streams(fused: Tensor, spec: ModelSpec, *, streams: int) -> list[Tens
 
 def _fuse_streams(streams: list[Tensor], spec: ModelSpec) -> Tensor:
     by_head = [stream.unflatten(0, (-1, spec.size.key_width)) for stream in streams]
-    return _stack(by_head).flatten(0, 2)
+    return _stack_tensors(by_head).flatten(0, 2)
 
 
 SAME = Conversion(lambda w, spec: [w], lambda ws, spec: ws[0])
 TRANSPOSED = Conversion(lambda w, spec: [w.t()], lambda ws, spec: ws[0].t())
 # A copy: safetensors rejects views of a larger tensor.
-VOCABULARY = Conversion(lambda w, spec: [w[: spec.vocabulary].clone()], lambda ws, spec: _pad(ws[0], spec))
+VOCABULARY = Conversion(lambda w, spec: [w[: spec.vocabulary].clone()], lambda ws, spec: _pad_rows(ws[0], spec))
 QKV = Conversion(lambda w, spec: _split_streams(w, spec, streams=3), _fuse_streams)
 KV = Conversion(lambda w, spec: _split_streams(w, spec, streams=2), _fuse_streams)
 # Queries, keys and values in one matrix, or bias, with rows ordered (stream, head, K).
 JOINED_QKV = Conversion(
-    lambda w, spec: [_cat(_split_streams(w, spec, streams=3))],
+    lambda w, spec: [_concatenate(_split_streams(w, spec, streams=3))],
     lambda ws, spec: _fuse_streams(list(ws[0].chunk(3)), spec),
 )
 GATE_AND_VALUE = Conversion(
-    lambda w, spec: list(w.unflatten(0, (-1, 2)).unbind(1)), lambda ws, spec: _stack(ws).flatten(0, 1)
+    lambda w, spec: list(w.unflatten(0, (-1, 2)).unbind(1)), lambda ws, spec: _stack_tensors(ws).flatten(0, 1)
 )
 # GPT-2's Conv1D: [inputs, outputs], with the outputs ordered (stream, head, K).
 CONV_QKV = Conversion(
-    lambda w, spec: [_cat(_split_streams(w, spec, streams=3)).t()],
+    lambda w, spec: [_concatenate(_split_streams(w, spec, streams=3)).t()],
     lambda ws, spec: _fuse_streams(list(ws[0].t().chunk(3)), spec),
 )
 # Gate and value in one matrix, with rows ordered (stream, feature).
 JOINED_GATE_AND_VALUE = Conversion(
     lambda w, spec: [w.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1)],
-    lambda ws, spec: _stack(list(ws[0].chunk(2))).flatten(0, 1),
+    lambda ws, spec: _stack_tensors(list(ws[0].chunk(2))).flatten(0, 1),
 )
 
 

@@ -153,7 +153,7 @@ def _with_template(tokenizer: Tokenizer, objective: BaseObjective, *, segments: 
     (RoBERTa: two `</s>` between them).
     """
     content = tokenizer.content
-    with_template = {**content, "post_processor": _template(objective, tokenizer.special, tokenizer.library)}
+    with_template = {**content, "post_processor": _template_json(objective, tokenizer.special, tokenizer.library)}
     num_compared = 2 if segments or objective.num_segments > 1 else 1
     current, trained = (_encode_samples(each, segments)[:num_compared] for each in (content, with_template))
     return content if current == trained else with_template
@@ -171,7 +171,7 @@ def _encode_samples(content: dict[str, Any], segments: bool) -> list[tuple[list[
     ]
 
 
-def _template(objective: BaseObjective, special: SpecialTokens, library: Any) -> dict[str, Any]:
+def _template_json(objective: BaseObjective, special: SpecialTokens, library: Any) -> dict[str, Any]:
     """Return the JSON of `TemplateProcessing` (tokenizers library) for an exported tokenizer."""
     ids: dict[str, int] = {}
 

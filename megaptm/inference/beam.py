@@ -77,7 +77,7 @@ def search(loaded: TrainedModel, ids: list[int], *, tokens: int, beam: Beam) -> 
     totals = [0.0] + [-math.inf] * (beam.width - 1)
     parents = list(range(beam.width))
     ended: list[Hypothesis] = []
-    with _decoding(loaded, text, decoder_start, beam.width) as step:
+    with _open_decoder(loaded, text, decoder_start, beam.width) as step:
         for length in range(1, tokens + 1):
             logits_BV = finite_logits(step(generated, parents), loaded.tokenizer)
             log_probs_BV = logits_BV.log_softmax(-1) + torch.tensor(totals)[:, None]
@@ -110,7 +110,7 @@ def search(loaded: TrainedModel, ids: list[int], *, tokens: int, beam: Beam) -> 
 
 
 @contextmanager
-def _decoding(loaded: TrainedModel, text: list[int], decoder_start: list[int], beams: int) -> Iterator[Step]:
+def _open_decoder(loaded: TrainedModel, text: list[int], decoder_start: list[int], beams: int) -> Iterator[Step]:
     """Yield the function that computes a step of beam search by a model that has read a text. It uses a key-value cache
     if positions allow it. `decoder_start`: first tokens of the decoder."""
     model = loaded.model

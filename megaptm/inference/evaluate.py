@@ -101,7 +101,7 @@ def evaluate(
     config, corpora = loaded.config, corpora or loaded.config.data.mix
     has_lanes = config.built_objective.unit == "lane"
     _check_options(loaded, options)
-    held_out, training = (_open(loaded, corpora, split) for split in ("validation", "train"))
+    held_out, training = (_open_samples(loaded, corpora, split) for split in ("validation", "train"))
     rows = held_out.fresh_samples if options.rows is None else min(options.rows, held_out.fresh_samples)
     if not rows:
         raise UserError(
@@ -121,7 +121,7 @@ def evaluate(
     batch_size = config.train.batch if contrasts else MICROBATCHES * config.layout.microbatch
     if has_lanes:
         batch_size = min(batch_size, rows)
-        held_out = _open(loaded, corpora, "validation", lanes=batch_size)
+        held_out = _open_samples(loaded, corpora, "validation", lanes=batch_size)
         rows = min(rows // batch_size * batch_size, held_out.fresh_samples)
     caches = (
         loaded.model.empty_caches(batch_size, num_positions=options.memory, farthest=options.farthest)
@@ -139,7 +139,7 @@ def evaluate(
     counts, training_counts = ({name: np.zeros(size, np.int64) for name, size in sizes.items()} for _ in range(2))
     sums = dict.fromkeys(names, 0.0)
     tell(f"computing the loss of {rows:,} held-out samples")
-    for batch in _read(held_out, rows, batch_size, "held-out loss", console):
+    for batch in _read_batches(held_out, rows, batch_size, "held-out loss", console):
         tensors = {field: tensor.to(loaded.device) for field, tensor in as_tensors(batch).items()}
         with torch.inference_mode():
             batch_losses = loaded.model(tensors, caches=caches).losses
@@ -148,7 +148,7 @@ def evaluate(
                 batch = {
                     field: tensor.cpu().numpy() for field, tensor in loaded.model.with_sampled_labels(tensors).items()
                 }
-        _count(batch, counts)
+        _count_labels(batch, counts)
         for name in contrasts:  # a random guess picks any sample of the batch that has a label
             compared = int(np.count_nonzero(batch[HEADS[name].label_field] != IGNORED))
             chance[name] += compared * math.log(max(compared, 1))
@@ -160,8 +160,8 @@ def evaluate(
         )
     counted = min(COUNTED_SAMPLES, training.fresh_samples)
     tell(f"counting the labels of {counted:,} training samples for the unigram baseline")
-    for batch in _read(training, counted, 100, "unigram baseline", console):
-        _count(batch, training_counts)
+    for batch in _read_batches(training, counted, 100, "unigram baseline", console):
+        _count_labels(batch, training_counts)
     num_labels = {name: int(count.sum()) for name, count in counts.items()}
     uniform = {name: chance[name] / num_labels[name] if name in contrasts else math.log(sizes[name]) for name in names}
     losses = {
@@ -217,7 +217,7 @@ def show(evaluation: Evaluation, console: Console) -> None:
     for name, loss in evaluation.losses.items():
         for predictor in PREDICTORS:
             nats, is_model = getattr(loss, predictor), predictor == "model"
-            cells = [f"{nats:.4f}", f"{_perplexity(nats):,.1f}"]
+            cells = [f"{nats:.4f}", f"{_to_perplexity(nats):,.1f}"]
             if bits:
                 cells.append(f"{evaluation.bits_per_byte(predictor):.3f}")
             loss_name = [name if is_model else ""] if several else []
@@ -234,7 +234,7 @@ def show(evaluation: Evaluation, console: Console) -> None:
     console.print(table)
 
 
-def _perplexity(nats: float) -> float:
+def _to_perplexity(nats: float) -> float:
     try:
         return math.exp(nats)
     except OverflowError:  # of a model that diverged
@@ -259,7 +259,7 @@ def _check_options(loaded: TrainedModel, options: EvaluationOptions) -> None:
         )
 
 
-def _open(loaded: TrainedModel, corpora: dict[str, float], split: str, *, lanes: int | None = None) -> Mix:
+def _open_samples(loaded: TrainedModel, corpora: dict[str, float], split: str, *, lanes: int | None = None) -> Mix:
     config = loaded.config
     mix = open_mix(
         corpora,
@@ -284,7 +284,7 @@ def _open(loaded: TrainedModel, corpora: dict[str, float], split: str, *, lanes:
     return mix
 
 
-def _read(mix: Mix, rows: int, batch_size: int, title: str, console: Console | None) -> Iterator[Sample]:
+def _read_batches(mix: Mix, rows: int, batch_size: int, title: str, console: Console | None) -> Iterator[Sample]:
     """Yield the first samples of a mix to evaluate in batches of `batch_size`, with a progress bar."""
     columns = (TextColumn(f"{title:<16}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=console is None) as progress:
@@ -294,7 +294,7 @@ def _read(mix: Mix, rows: int, batch_size: int, title: str, console: Console | N
             progress.update(bar, completed=min(start + batch_size, rows))
 
 
-def _count(batch: Sample, counts: dict[str, np.ndarray]) -> None:
+def _count_labels(batch: Sample, counts: dict[str, np.ndarray]) -> None:
     """Count the labels of an evaluated batch in `counts`: loss -> int64 [number of classes]."""
     for name, count in counts.items():
         labels = batch[HEADS[name].label_field].reshape(-1)

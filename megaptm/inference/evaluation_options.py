@@ -8,12 +8,12 @@ from typing import Any
 from megaptm.errors import UserError
 
 
-def _integer(minimum: int, help_: str) -> Any:
+def _integer_option(minimum: int, help_: str) -> Any:
     """Return the field of an option for an integer or None."""
     return field(default=None, metadata={"minimum": minimum, "help": help_})
 
 
-def _flag(help_: str) -> Any:
+def _flag_option(help_: str) -> Any:
     return field(default=False, metadata={"help": help_})
 
 
@@ -25,11 +25,13 @@ class EvaluationOptions:
     released code.
     """
 
-    rows: int | None = _integer(1, "Held-out samples to evaluate; all by default.")
-    sequence: int | None = _integer(4, "Tokens per sample; as in training by default, or 512.")
-    memory: int | None = _integer(0, "Length of the recurrence cache; as in training by default.")
-    farthest: int | None = _integer(1, "Largest relative distance, to which greater ones are clamped; none by default.")
-    same_length: bool = _flag("Each position attends to as many previous positions as the cache is long.")
+    rows: int | None = _integer_option(1, "Held-out samples to evaluate; all by default.")
+    sequence: int | None = _integer_option(4, "Tokens per sample; as in training by default, or 512.")
+    memory: int | None = _integer_option(0, "Length of the recurrence cache; as in training by default.")
+    farthest: int | None = _integer_option(
+        1, "Largest relative distance, to which greater ones are clamped; none by default."
+    )
+    same_length: bool = _flag_option("Each position attends to as many previous positions as the cache is long.")
 
     def __post_init__(self) -> None:
         for option in fields(self):

@@ -183,17 +183,17 @@ class CachedAttend(nn.Module):
     def forward(self, q_SBHK: Tensor, k_SBHK: Tensor, v_SBHK: Tensor, mask: Tensor | None) -> Tensor:
         assert mask is None, "only a causal stack without a bias table can be continued token by token"
         if self.keys_values is None:
-            self._store(k_SBHK, v_SBHK)
+            self._store_keys(k_SBHK, v_SBHK)
             return self.attend(q_SBHK, k_SBHK, v_SBHK, mask)
         assert len(q_SBHK) == 1, "one new token attends to all before it; several would attend to later ones"
-        self._store(torch.cat([self.keys_values[0], k_SBHK]), torch.cat([self.keys_values[1], v_SBHK]))
+        self._store_keys(torch.cat([self.keys_values[0], k_SBHK]), torch.cat([self.keys_values[1], v_SBHK]))
         distance = torch.arange(len(self.keys_values[0]), device=q_SBHK.device).flip(0)
         attends = torch.ones_like(distance, dtype=torch.bool)
         if self.window is not None:
             attends = distance % self.window.dilation == 0
         return self.attend.attend_by_head(q_SBHK, *self.keys_values, attends[None, None, None]).flatten(2)
 
-    def _store(self, k_SBHK: Tensor, v_SBHK: Tensor) -> None:
+    def _store_keys(self, k_SBHK: Tensor, v_SBHK: Tensor) -> None:
         length = 0 if self.window is None else self.window.before * self.window.dilation + 1
         self.keys_values = k_SBHK[-length:], v_SBHK[-length:]
 

@@ -36,10 +36,10 @@ class LogTee(threading.Thread):
                 chunk = os.read(self._source.fileno(), 65536)
                 if not chunk:
                     return
-                self._write(log, chunk)
-                self._copy(chunk)
+                self._write_to_log(log, chunk)
+                self._copy_chunk(chunk)
 
-    def _write(self, log: IO[bytes], chunk: bytes) -> None:
+    def _write_to_log(self, log: IO[bytes], chunk: bytes) -> None:
         written = 0
         with contextlib.suppress(OSError):  # a full disk must not block the process that writes
             written = log.write(chunk)
@@ -47,10 +47,10 @@ class LogTee(threading.Thread):
 
     def release(self) -> None:
         """Print the output of the rank that was held back."""
-        self._show(self.held)
+        self._show_on_terminal(self.held)
         self.held = b""
 
-    def _copy(self, chunk: bytes) -> None:
+    def _copy_chunk(self, chunk: bytes) -> None:
         if self.held:
             self.held += chunk
             return
@@ -58,9 +58,9 @@ class LogTee(threading.Thread):
         starts = [at for mark in ERROR_MARKS if (at := (b"\n" + chunk).find(b"\n" + mark)) >= 0]
         cut = min(starts, default=len(chunk))
         self.held = chunk[cut:]
-        self._show(chunk[:cut])
+        self._show_on_terminal(chunk[:cut])
 
-    def _show(self, text: bytes) -> None:
+    def _show_on_terminal(self, text: bytes) -> None:
         try:
             self._terminal.write(text)
             self._terminal.flush()

@@ -65,7 +65,7 @@ class LocalWorkerGroup:
         self._logs.mkdir(parents=True, exist_ok=True)
         # Restarts append to the same log: output of an earlier start must not be read as new.
         self._log_starts = {
-            rank: path.stat().st_size if (path := self._log(rank)).exists() else 0 for rank in environments
+            rank: path.stat().st_size if (path := self._log_path(rank)).exists() else 0 for rank in environments
         }
         # Created before the fork: a child between fork and exec must not import or allocate much.
         child_setup, rank_0_output = _child_setup(), None if self._out is None else subprocess.PIPE
@@ -73,7 +73,7 @@ class LocalWorkerGroup:
             passed_fds: tuple[int, ...] = ()
             if rank == 0 and listener is not None:
                 passed_fds, environment = (listener.fileno(),), {**environment, LISTENER: str(listener.fileno())}
-            with os.fdopen(safe_open(self._log(rank), APPEND), "ab") as log:
+            with os.fdopen(safe_open(self._log_path(rank), APPEND), "ab") as log:
                 self._processes[rank] = subprocess.Popen(
                     self._command,
                     env=environment,
@@ -91,13 +91,13 @@ class LocalWorkerGroup:
         if first := self._processes.get(0):
             for source, terminal in ((first.stdout, self._out), (first.stderr, self._err)):
                 if source is not None and terminal is not None:
-                    self._tees.append(LogTee(source, terminal=terminal, log=self._log(0)))
+                    self._tees.append(LogTee(source, terminal=terminal, log=self._log_path(0)))
                     self._tees[-1].start()
 
     def forward(self, number: int) -> None:
         """Forward a signal that requests a stop to the ranks of this machine."""
         self.forwarded.add(number)
-        self._send(number)
+        self._send_signal(number)
 
     def wait(self, watchdog: Watchdog | None = None) -> Hang | None:
         """Wait until all ranks of this machine have exited, one has failed, or one hangs; return the hang."""
@@ -116,7 +116,7 @@ class LocalWorkerGroup:
         deadline = time.monotonic() + grace_seconds
         while self.poll() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        self._send(signal.SIGTERM)
+        self._send_signal(signal.SIGTERM)
         deadline += grace_seconds
         while any(process.poll() is None for process in self._processes.values()) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
@@ -148,15 +148,15 @@ class LocalWorkerGroup:
             code = process.poll()
             if rank not in known and code is not None:
                 self.ends.append(
-                    ProcessExit(rank=rank, code=code, log=self._log(rank), log_start=self._log_starts[rank])
+                    ProcessExit(rank=rank, code=code, log=self._log_path(rank), log_start=self._log_starts[rank])
                 )
         return len(self.ends) < len(self._processes)
 
-    def _send(self, number: int) -> None:
+    def _send_signal(self, number: int) -> None:
         for process in self._processes.values():
             process.send_signal(number)
 
-    def _log(self, rank: int) -> Path:
+    def _log_path(self, rank: int) -> Path:
         return self._logs / f"rank-{rank}.log"
 
 

@@ -175,13 +175,13 @@ class EmbeddingLookup(torch.autograd.Function):
         weight_VD, retained = ctx.weight, gradient_sum_of(ctx.weight)
         if retained is None:
             # In float32: CPU kernels accumulate in the input dtype, and bfloat16 would lose small values.
-            return None, _summed(d_output.to(sum_dtype(d_output.dtype)), ids, len(weight_VD)).to(d_output.dtype)
+            return None, _sum_by_row(d_output.to(sum_dtype(d_output.dtype)), ids, len(weight_VD)).to(d_output.dtype)
         # Most rows receive zero. Counting distinct rows would synchronize with a GPU.
         total_VD = retained.total
-        total_VD += _summed(d_output.to(total_VD.dtype), ids, len(total_VD))
+        total_VD += _sum_by_row(d_output.to(total_VD.dtype), ids, len(total_VD))
         return None, retained.added()
 
 
-def _summed(d_output: Tensor, ids: Tensor, rows: int) -> Tensor:
+def _sum_by_row(d_output: Tensor, ids: Tensor, rows: int) -> Tensor:
     """Return the gradient sum for each row of an embedding table, [rows, D]."""
     return torch.ops.aten.embedding_dense_backward(d_output, ids, rows, -1, False)

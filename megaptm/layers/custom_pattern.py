@@ -64,7 +64,7 @@ class CustomPattern(Pattern):
     def table(self, length: int) -> np.ndarray:
         """Return the block table of the attention pattern, [1, N, N]: which blocks of queries attend to which blocks of
         keys."""
-        return _table(self, length)
+        return _block_table(self, length)
 
     def tiles(self, length: int) -> Iterator[Tile]:
         for row, attended in enumerate(self.table(length)[0]):
@@ -100,11 +100,11 @@ def check_alike(pattern: CustomPattern, query: Any, key: Any) -> None:
         ) from None
     if type(attended) is not type(query) or str(attended.dtype) != "torch.bool":
         kind = f"{getattr(attended, 'dtype', '')} {type(attended).__name__}".strip()
-        raise _broken(
+        raise _invalid_pattern_error(
             pattern, f"its mask returns a {kind} for torch tensors", "use only operators that torch and numpy share"
         )
     if not np.array_equal(attended.numpy(), expected):
-        raise _broken(
+        raise _invalid_pattern_error(
             pattern,
             "its mask gives different results for torch tensors and numpy arrays",
             "use only operators that torch and numpy share",
@@ -117,14 +117,14 @@ def fingerprint(pattern: CustomPattern, length: int) -> str:
 
     Raise UserError if the mask is not reproducible.
     """
-    table, positions = _table(pattern, length)[0], np.arange(length)
+    table, positions = _block_table(pattern, length)[0], np.arange(length)
     digest = hashlib.sha256(np.packbits(table).tobytes())
     for row in np.unique(np.linspace(0, len(table) - 1, COMPARED_ROWS).astype(np.int64)):
         queries = positions[row * pattern.block : (row + 1) * pattern.block, None]
         keys = positions[table[row, positions // pattern.block]][None]
         pairs, again = (_mask_of(pattern, queries.copy(), keys.copy()) for _ in range(2))
         if not np.array_equal(pairs, again):
-            raise _broken(
+            raise _invalid_pattern_error(
                 pattern,
                 "its mask differs between two calls with the same positions",
                 "compute it from the positions only",
@@ -134,11 +134,11 @@ def fingerprint(pattern: CustomPattern, length: int) -> str:
 
 
 @lru_cache(maxsize=64)
-def _table(pattern: CustomPattern, length: int) -> np.ndarray:
+def _block_table(pattern: CustomPattern, length: int) -> np.ndarray:
     number, positions = -(-length // pattern.block), np.arange(length)
     positions.setflags(write=False)  # Read-only: a mask that writes to its input would change later inputs.
     if not (itself := _mask_of(pattern, positions, positions)).all():
-        raise _broken(
+        raise _invalid_pattern_error(
             pattern, f"position {np.argmin(itself)} does not attend to itself", "let every position attend to itself"
         )
     if pattern.block_mask is None:
@@ -154,15 +154,15 @@ def _table(pattern: CustomPattern, length: int) -> np.ndarray:
         raise plugin_error(f"Block.attention: the block mask of `{pattern.name}`", error) from None
     if not isinstance(blocks, np.ndarray) or blocks.dtype != bool or blocks.shape != (number, number):
         received = f"{blocks.dtype} {[*blocks.shape]}" if isinstance(blocks, np.ndarray) else type(blocks).__name__
-        raise _broken(
+        raise _invalid_pattern_error(
             pattern, f"its block mask is {received}", f"return a bool array [{number}, {number}] for {number} blocks"
         )
     if not np.array_equal(blocks, again):  # it would also differ between processes, and in a resumed run
-        raise _broken(
+        raise _invalid_pattern_error(
             pattern, "its block mask differs between two calls", "use a fixed seed, as in np.random.default_rng(0)"
         )
     if not blocks.diagonal().all():
-        raise _broken(
+        raise _invalid_pattern_error(
             pattern,
             f"block {np.argmin(blocks.diagonal())} does not attend to itself",
             "let every block attend to itself",
@@ -181,7 +181,7 @@ def _mask_of(pattern: CustomPattern, query: np.ndarray, key: np.ndarray) -> np.n
         received = (
             f"{attended.dtype} {[*attended.shape]}" if isinstance(attended, np.ndarray) else type(attended).__name__
         )
-        raise _broken(
+        raise _invalid_pattern_error(
             pattern,
             f"for positions {[*query.shape]} and {[*key.shape]} its mask is {received}",
             f"return bool {[*shape]}",
@@ -189,5 +189,5 @@ def _mask_of(pattern: CustomPattern, query: np.ndarray, key: np.ndarray) -> np.n
     return attended
 
 
-def _broken(pattern: CustomPattern, problem: str, remedy: str) -> UserError:
+def _invalid_pattern_error(pattern: CustomPattern, problem: str, remedy: str) -> UserError:
     return UserError(f"Block.attention: the pattern `{pattern.name}` is invalid ({problem}): {remedy}.")

@@ -37,13 +37,13 @@ class FeedForwardCosts(LayerCosts):
         }
 
     def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
-        return SavedBytes(own=self.size.ffn * (self.keeps * element + (1 if self._drops(dropout) else 0)))
+        return SavedBytes(own=self.size.ffn * (self.keeps * element + (1 if self._has_dropout(dropout) else 0)))
 
     def memory_traffic(self, element: int) -> MemoryTraffic:
         features = self.size.ffn * element * self.passes
         return MemoryTraffic(forward=2 * features, backward=4 * features)
 
-    def _drops(self, dropout: bool) -> bool:
+    def _has_dropout(self, dropout: bool) -> bool:
         return dropout and self.block.ffn.dropout
 
 
@@ -55,7 +55,7 @@ class ReluCosts(FeedForwardCosts):
 
     def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
         saved = super().saved_bytes(element, dropout=dropout).own
-        return SavedBytes(own=saved + (self.size.ffn * element if self._drops(dropout) else 0))
+        return SavedBytes(own=saved + (self.size.ffn * element if self._has_dropout(dropout) else 0))
 
 
 class QuickGeluCosts(FeedForwardCosts):

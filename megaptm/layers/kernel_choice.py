@@ -96,15 +96,15 @@ def _needs_gpu(kernel: str, device: ComputeDevice) -> str:
     return "" if MODULES[kernel] in device.packages else f"{MODULES[kernel]} is not installed"
 
 
-def _fused(work: AttentionWork, device: ComputeDevice) -> str:
+def _fused_refusal(work: AttentionWork, device: ComputeDevice) -> str:
     return ""  # a mask of all pairs expresses everything
 
 
-def _tiles(work: AttentionWork, device: ComputeDevice) -> str:
+def _tiles_refusal(work: AttentionWork, device: ComputeDevice) -> str:
     return "it does not support keys from another stack" if work.reads_memory else ""
 
 
-def _flex(work: AttentionWork, device: ComputeDevice) -> str:
+def _flex_refusal(work: AttentionWork, device: ComputeDevice) -> str:
     if why := _needs_gpu("flex", device):
         return why
     if work.reads_memory:
@@ -116,7 +116,7 @@ def _flex(work: AttentionWork, device: ComputeDevice) -> str:
     return "it has no dropout (model.attention.dropout=false removes it)" if work.dropout else ""
 
 
-def _windows(kernel: str, work: AttentionWork, device: ComputeDevice) -> str:
+def _windows_refusal(kernel: str, work: AttentionWork, device: ComputeDevice) -> str:
     """Return why an attention kernel that only supports windows cannot be used; empty if it can."""
     if why := _needs_gpu(kernel, device):
         return why
@@ -133,7 +133,7 @@ def _windows(kernel: str, work: AttentionWork, device: ComputeDevice) -> str:
     return next((why for why, needed in cannot.items() if needed), "")
 
 
-def _varlen(work: AttentionWork, device: ComputeDevice) -> str:
+def _varlen_refusal(work: AttentionWork, device: ComputeDevice) -> str:
     if device.kind != "cuda":
         return "it trains on GPUs only"
     if not device.flash:
@@ -161,20 +161,20 @@ def _unfit_shape(work: AttentionWork) -> str:
 
 
 def _flash_attn(work: AttentionWork, device: ComputeDevice) -> str:
-    return _windows("flash-attn", work, device)
+    return _windows_refusal("flash-attn", work, device)
 
 
 def _transformer_engine(work: AttentionWork, device: ComputeDevice) -> str:
-    if why := _windows("transformer-engine", work, device):
+    if why := _windows_refusal("transformer-engine", work, device):
         return why
     return "it sums in a random order, and train.deterministic is set" if device.deterministic else ""
 
 
 KERNELS: dict[str, Callable[[AttentionWork, ComputeDevice], str]] = {
-    FUSED: _fused,
-    VARLEN: _varlen,
-    "tiles": _tiles,
-    "flex": _flex,
+    FUSED: _fused_refusal,
+    VARLEN: _varlen_refusal,
+    "tiles": _tiles_refusal,
+    "flex": _flex_refusal,
     "flash-attn": _flash_attn,
     "transformer-engine": _transformer_engine,
 }
@@ -192,20 +192,20 @@ OF_SPARSE = (VARLEN, "flash-attn", "transformer-engine", "flex", "tiles")
 def choose(work: AttentionWork, device: ComputeDevice, configured: str = AUTO) -> KernelChoice:
     """Choose the kernel of an attention computation. Raise UserError if the configured kernel cannot compute it."""
     if configured != AUTO:
-        if why := _refusal(configured, work, device):
+        if why := _kernel_refusal(configured, work, device):
             raise UserError(
                 f"train.attention_kernel ({configured}) cannot compute the {work.name}: {why}; use another, or auto."
             )
         return KernelChoice(configured, "set by train.attention_kernel")
     if work.hashed:
         return KernelChoice("chunks", "positions are sorted by hash and attend to nearby ones")
-    if not work.sparse and not _refusal(VARLEN, work, device):
+    if not work.sparse and not _kernel_refusal(VARLEN, work, device):
         return KernelChoice(VARLEN, "attention is restricted to the documents of packed sequences")
     if not work.sparse:
         return KernelChoice(FUSED, _why_fused(work))
     refused = {}
     for name in OF_SPARSE:
-        if why := _refusal(name, work, device):
+        if why := _kernel_refusal(name, work, device):
             refused[name] = why
             continue
         assert work.pattern is not None
@@ -215,7 +215,7 @@ def choose(work: AttentionWork, device: ComputeDevice, configured: str = AUTO) -
     raise AssertionError("tiles support every pattern")
 
 
-def _refusal(kernel: str, work: AttentionWork, device: ComputeDevice) -> str:
+def _kernel_refusal(kernel: str, work: AttentionWork, device: ComputeDevice) -> str:
     if work.hashed:
         return "it does not support pairs defined by hashes, which only the kernel chunks computes"
     if work.scored and kernel != FUSED:

@@ -94,7 +94,7 @@ def for_heads(x_MBGK: Tensor, heads: int) -> Tensor:
     return x_MBGK.expand(-1, -1, heads, -1) if groups == 1 else x_MBGK.repeat_interleave(heads // groups, dim=2)
 
 
-def _tiles(
+def _attend_by_tiles(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: GlobalPositions | None, scale: float, dropout: float
 ) -> Tensor:
     k, v = for_heads(k, q.shape[2]), for_heads(v, q.shape[2])
@@ -103,7 +103,7 @@ def _tiles(
     return attend_by_tiles(q, k, v, mask, marked, scale=scale, dropout=dropout)
 
 
-def _flex(
+def _attend_by_flex(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: GlobalPositions | None, scale: float, dropout: float
 ) -> Tensor:
     assert not dropout, "it has none"
@@ -118,7 +118,7 @@ def _flex(
         mixed_BHSK: Tensor = attend()(q_BHSK, k_BGSK, v_BGSK, block_mask=blocks, scale=scale, enable_gqa=grouped)
     except torch._dynamo.exc.FailOnRecompileLimitHit:
         # With more variants than this, compiling takes longer than tiles.
-        return _tiles(q, k_padded, v_padded, mask, marked, scale, dropout)
+        return _attend_by_tiles(q, k_padded, v_padded, mask, marked, scale, dropout)
     return mixed_BHSK.permute(2, 0, 1, 3)
 
 
@@ -215,17 +215,17 @@ def by_content(mask: Mask, *, block: int = BLOCK) -> Tensor:
     length = mask.length[1]
     attended = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=mask.device)
     if mask.documents is not None:
-        (low, high), (low_k, high_k) = (_ends(tensor, length, block) for tensor in mask.documents)
+        (low, high), (low_k, high_k) = (_block_ranges(tensor, length, block) for tensor in mask.documents)
         both = (low[:, None, :, None] <= high_k[:, None, None]) & (low_k[:, None, None] <= high[:, None, :, None])
         # Padding attends to everything.
         attended = both | (low == 0)[:, None, :, None]
     if mask.order is not None:
-        low, high = _ends(mask.order, length, block)
+        low, high = _block_ranges(mask.order, length, block)
         attended = attended & (low[:, None, None] <= high[:, None, :, None])
     return attended
 
 
-def _ends(numbers_BS: Tensor, length: int, block: int) -> tuple[Tensor, Tensor]:
+def _block_ranges(numbers_BS: Tensor, length: int, block: int) -> tuple[Tensor, Tensor]:
     """Return minimum and maximum of each FlexAttention block of positions, [B, N]."""
     missing = -length % block
     filled = torch.cat([numbers_BS, numbers_BS[:, -1:].expand(-1, missing)], 1).unflatten(1, (-1, block))
@@ -266,13 +266,13 @@ def _transformer_engine(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: GlobalPositions | None, scale: float, dropout: float
 ) -> Tensor:
     window = kernel_window(mask.pattern, mask.causal)
-    attend = _engine(q.shape[2], k.shape[2], q.shape[3], mask.causal, window, scale, dropout)
+    attend = _make_engine_attention(q.shape[2], k.shape[2], q.shape[3], mask.causal, window, scale, dropout)
     mixed_SBA: Tensor = attend(*(x.contiguous() for x in (q, k, v)))
     return mixed_SBA.unflatten(-1, (q.shape[2], -1))
 
 
 @lru_cache(maxsize=64)
-def _engine(
+def _make_engine_attention(
     heads: int, key_heads: int, key_width: int, causal: bool, window: tuple[int, int], scale: float, dropout: float
 ) -> Callable[..., Tensor]:
     from transformer_engine.pytorch import DotProductAttention
@@ -299,8 +299,8 @@ def kernel_window(pattern: Pattern | None, causal: bool) -> tuple[int, int]:
 
 
 RUN: dict[str, Callable[..., Tensor]] = {
-    "tiles": _tiles,
-    "flex": _flex,
+    "tiles": _attend_by_tiles,
+    "flex": _attend_by_flex,
     "flash-attn": _flash_attn,
     "transformer-engine": _transformer_engine,
 }

@@ -75,7 +75,7 @@ def _stack_errors(block: Block, size: Size) -> Iterator[str]:
         yield f"attention has {size.heads} heads, which kv_heads ({size.key_heads}) must divide: change either."
     if not block.norm.first and (block.norm.position != "pre" or "attention" in block.sharing.sublayers):
         yield "norm.first is false, which only a pre-norm stack with attention of its own in each layer can have."
-    own_masks = {sub.costs.attention.kind for sub in _attentions(block, size) if sub.costs.defines_mask}
+    own_masks = {sub.costs.attention.kind for sub in _attention_modules(block, size) if sub.costs.defines_mask}
     if block.score_bias and own_masks:
         yield (
             f"position is {block.position}, a bias on the scores of all pairs, but {', '.join(sorted(own_masks))} "
@@ -159,12 +159,12 @@ class Layer(nn.Module):
         if cached_states is not None and self.norm_position == "pre":
             cached_states = self.attention_norm(cached_states)
         besides = () if cached_states is None and not known else (cached_states, *known)
-        x = self._sublayer(
+        x = self._run_sublayer(
             self.attention_norm, partial(self.run_attention, self.attention), x, mask, position_state, keys, *besides
         )
         if memory is not None:
-            x = self._sublayer(self.cross_norm, partial(self.run_attention, self.cross), x, memory, memory_mask)
-        return self._sublayer(self.ffn_norm, self.ffn, x)
+            x = self._run_sublayer(self.cross_norm, partial(self.run_attention, self.cross), x, memory, memory_mask)
+        return self._run_sublayer(self.ffn_norm, self.ffn, x)
 
     def attention_branch(
         self, x: Tensor, mask: Tensor | None, position_state: Tensor | None, chosen: Tensor | None = None
@@ -179,13 +179,15 @@ class Layer(nn.Module):
         added: Tensor = self.dropout(self.ffn(self.ffn_norm(x)))
         return added
 
-    def _sublayer(self, norm: nn.Module, sublayer: Callable[..., Tensor], x: Tensor, *inputs: Tensor | None) -> Tensor:
+    def _run_sublayer(
+        self, norm: nn.Module, sublayer: Callable[..., Tensor], x: Tensor, *inputs: Tensor | None
+    ) -> Tensor:
         if self.norm_position == "post":
             return norm(x + self.dropout(sublayer(x, *inputs)))
         return x + self.dropout(sublayer(norm(x), *inputs))
 
 
-def _attentions(block: Block, size: Size) -> Iterator[SubLayer]:
+def _attention_modules(block: Block, size: Size) -> Iterator[SubLayer]:
     """Yield the self-attention module of each layer of a stack."""
     for layer in range(size.layers):
         yield sublayers(block.at(layer), size)[0]
@@ -287,7 +289,7 @@ class Stack(SequenceHooks, BaseStack):
         """Build the layers of the stack. `memory`: width of the stack that cross-attention reads, if it differs.
         `context`: number of learned positions."""
         super().__init__(block, size, layers)
-        kinds = {sub.costs.attention: sub.costs for sub in _attentions(block, size)}
+        kinds = {sub.costs.attention: sub.costs for sub in _attention_modules(block, size)}
         self.patterns = {record: costs.pattern for record, costs in kinds.items() if costs.defines_mask}
         """Kind of attention that defines the mask itself -> its pattern; None: by hashes."""
         self.scored = block.score_bias or any(costs.scored for costs in kinds.values())
@@ -301,7 +303,7 @@ class Stack(SequenceHooks, BaseStack):
         if layers:
             self.add_tables(dropout=dropout, context=context)
         # Created before the layers, so that shared parameters have the same names in every chunk.
-        shared = self._shared(layers, dropout, memory) if block.sharing.sublayers and layers else {}
+        shared = self._shared_modules(layers, dropout, memory) if block.sharing.sublayers and layers else {}
         for number in layers:
             of_layer = shared.get(block.sharing.owner(number, size.layers))
             self[str(number)] = Layer(
@@ -321,7 +323,7 @@ class Stack(SequenceHooks, BaseStack):
         if self.block.score_bias:
             self["bias_table"] = HeadTable(BIAS_BUCKETS, self.size.heads)
 
-    def _shared(self, layers: range, dropout: float, memory: int | None) -> dict[int, Mapping[str, nn.Module]]:
+    def _shared_modules(self, layers: range, dropout: float, memory: int | None) -> dict[int, Mapping[str, nn.Module]]:
         """Return index of the first layer -> modules that it shares with later layers of the stack, registered under
         that index."""
         block, size = self.block, self.size

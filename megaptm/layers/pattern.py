@@ -68,15 +68,15 @@ class Pattern(ABC):
     def pairs(self, length: int) -> int:
         """Return the number of pairs of query and key per head that attention with this pattern computes in a
         sequence."""
-        return length * length if self.dense(length) else _pairs(self, length)
+        return length * length if self.dense(length) else _count_pairs(self, length)
 
     def dense(self, length: int) -> bool:
         """Whether tiles of the pattern would skip so little that attention computes all pairs."""
-        return self.attends_to_all(length) or 4 * _pairs(self, length) > 3 * length * length
+        return self.attends_to_all(length) or 4 * _count_pairs(self, length) > 3 * length * length
 
 
 @lru_cache(maxsize=4096)
-def _pairs(pattern: Pattern, length: int) -> int:
+def _count_pairs(pattern: Pattern, length: int) -> int:
     positions, total = range(length), 0
     for tile in pattern.tiles(length):
         queries = len(positions[tile.queries])
@@ -127,9 +127,9 @@ class SlidingWindow(Pattern):
             for start in range(0, run, queries):
                 stop = min(start + queries, run)
                 keys = max(0, start - self.before), min(run, stop + self.after)
-                yield Tile(self._slice(first, start, stop), self._slice(first, *keys))
+                yield Tile(self._key_slice(first, start, stop), self._key_slice(first, *keys))
 
-    def _slice(self, first: int, start: int, stop: int) -> slice:
+    def _key_slice(self, first: int, start: int, stop: int) -> slice:
         return slice(first + start * self.dilation, first + (stop - 1) * self.dilation + 1, self.dilation)
 
 

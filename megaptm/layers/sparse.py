@@ -171,7 +171,7 @@ def _tiles_of(mask: Mask, rows: int) -> list[_Tile]:
 def _tiles_on(pattern: Pattern, length: int, device: torch.device, mode: object, limit: int) -> list[_Tile]:
     """Return the groups of tiles of a pattern with block indices on the device; cached, because copies in each layer of
     each step would synchronize. `limit`: scores of a sequence and head that are computed at once."""
-    return [_on_device(group, pattern.tile_block, device) for group in _groups(pattern, length, limit)]
+    return [_on_device(group, pattern.tile_block, device) for group in _group_tiles(pattern, length, limit)]
 
 
 def _on_device(tiles: list[Tile], block: int, device: torch.device) -> _Tile:
@@ -189,7 +189,7 @@ def _on_device(tiles: list[Tile], block: int, device: torch.device) -> _Tile:
     return _Tile(queries, torch.from_numpy(filled).to(device), first.exact, len(tiles), used)
 
 
-def _groups(pattern: Pattern, length: int, limit: int) -> Iterator[list[Tile]]:
+def _group_tiles(pattern: Pattern, length: int, limit: int) -> Iterator[list[Tile]]:
     """Yield groups of consecutive tiles with equally many queries: of equal windows, or of block indices and nearly
     equally many keys."""
     group: list[Tile] = []
@@ -199,7 +199,7 @@ def _groups(pattern: Pattern, length: int, limit: int) -> Iterator[list[Tile]]:
         widest, total = max(widest, width), total + width
         filled = (len(group) + 1) * widest
         fits = filled * _num_queries(tile) <= limit and 4 * filled <= 5 * total
-        if group and not (fits and _continues(group[-1], tile)):
+        if group and not (fits and _continues_group(group[-1], tile)):
             yield group
             group, widest, total = [], width, width
         group.append(tile)
@@ -207,7 +207,7 @@ def _groups(pattern: Pattern, length: int, limit: int) -> Iterator[list[Tile]]:
         yield group
 
 
-def _continues(last: Tile, tile: Tile) -> bool:
+def _continues_group(last: Tile, tile: Tile) -> bool:
     """Whether a tile of an attention pattern has the same form as the last one, one step further."""
     if _num_queries(tile) != _num_queries(last):
         return False
@@ -259,7 +259,7 @@ class _ByTiles(torch.autograd.Function):
         keys, values = _KeysOrValues(k_SBHK, k_GBHK, work.mask), _KeysOrValues(v_SBHK, v_GBHK, work.mask)
         mixed_SBHK = torch.empty(q_SBHK.shape, dtype=q_SBHK.dtype, device=q_SBHK.device)
         mixed_SNK = mixed_SBHK.flatten(1, 2)
-        for tile, _, _, weights, drop in _weights(q_SBHK, keys, work):
+        for tile, _, _, weights, drop in _attention_weights(q_SBHK, keys, work):
             used = weights if drop is None else weights * drop
             mixed_SNK[tile.queries] = tile.join(torch.bmm(used, values.take(tile)))
         return mixed_SBHK
@@ -272,7 +272,7 @@ class _ByTiles(torch.autograd.Function):
         keys, values = _KeysOrValues(k_SBHK, k_GBHK, work.mask), _KeysOrValues(v_SBHK, v_GBHK, work.mask)
         grad_q_SBHK = torch.empty(q_SBHK.shape, dtype=q_SBHK.dtype, device=q_SBHK.device)
         grad_q_SNK, grad_SNK = grad_q_SBHK.flatten(1, 2), grad_SBHK.flatten(1, 2)
-        for tile, q, k, weights, drop in _weights(q_SBHK, keys, work):
+        for tile, q, k, weights, drop in _attention_weights(q_SBHK, keys, work):
             grad = tile.divide(grad_SNK)
             used = weights if drop is None else weights * drop
             values.add(tile, torch.bmm(used.transpose(1, 2), grad))
@@ -286,7 +286,7 @@ class _ByTiles(torch.autograd.Function):
         return grad_q_SBHK, grad_k, grad_v, grad_marked_k, grad_marked_v, None
 
 
-def _weights(
+def _attention_weights(
     q_SBHK: Tensor, keys: _KeysOrValues, work: _TileInputs
 ) -> Iterator[tuple[_Tile, Tensor, Tensor, Tensor, Tensor | None]]:
     """Yield each tile, its scaled queries [N, q, K] and keys [N, k + G, K], its attention weights [N, q, k + G] and
@@ -319,7 +319,7 @@ class _TileMask:
     def of(self, tile: _Tile) -> Tensor | None:
         """Return the attention mask of a tile as booleans that broadcast to [B, H, q, k + G], or to [B, H, R, q, k + G]
         of several tiles and of block indices. None if nothing is masked."""
-        query, key = self.positions[tile.queries][:, None], self._keys(tile)
+        query, key = self.positions[tile.queries][:, None], self._key_positions(tile)
         if tile.number > 1 or not isinstance(tile.keys, slice):
             query = query.unflatten(0, (tile.number, -1))
         rows = self.rows.view(-1, *(1,) * (query.dim() + 1))
@@ -339,7 +339,7 @@ class _TileMask:
         shape = (*own.shape[:2], *query.shape[:-1])
         return torch.cat([own.expand(*shape, -1), beside.expand(*shape, -1)], dim=-1)
 
-    def _keys(self, tile: _Tile) -> Tensor:
+    def _key_positions(self, tile: _Tile) -> Tensor:
         """Return the key positions of a tile that broadcast to [B, H, q, k] or [B, H, R, q, k]."""
         if isinstance(tile.keys, slice):
             return self.positions[tile.keys] if tile.number == 1 else tile.windows(self.positions, 0)[:, None]
@@ -394,8 +394,8 @@ class _KeysOrValues:
             x_NkK = tile.windows(self.x_NSK, 1).transpose(2, 3).flatten(0, 1)
         else:
             blocks = self.x_NSK.view(-1, self.block * self.x_NSK.shape[2])
-            x_NkK = blocks[self._blocks(tile.keys)].view(len(self.x_NSK) * tile.number, -1, self.x_NSK.shape[2])
-        return x_NkK if self.x_NGK is None else torch.cat([x_NkK, _repeated(self.x_NGK, tile.number)], dim=1)
+            x_NkK = blocks[self._block_indices(tile.keys)].view(len(self.x_NSK) * tile.number, -1, self.x_NSK.shape[2])
+        return x_NkK if self.x_NGK is None else torch.cat([x_NkK, _repeat_for_tiles(self.x_NGK, tile.number)], dim=1)
 
     def add(self, tile: _Tile, grad_NkK: Tensor) -> None:
         """Add gradients to those of the keys or values that `take` returned."""
@@ -410,7 +410,7 @@ class _KeysOrValues:
         if self.x_NGK is not None:
             marked = self.x_NGK.shape[1]
             self.grad_NGK = self._zeros_like(self.x_NGK) if self.grad_NGK is None else self.grad_NGK
-            self.grad_NGK += _summed(grad_NkK[:, grad_NkK.shape[1] - marked :], tile.number)
+            self.grad_NGK += _sum_over_tiles(grad_NkK[:, grad_NkK.shape[1] - marked :], tile.number)
             grad_NkK = grad_NkK[:, : grad_NkK.shape[1] - marked]
         if isinstance(tile.keys, slice) and tile.number == 1:
             self.grad_NSK[:, tile.keys] += grad_NkK
@@ -423,7 +423,7 @@ class _KeysOrValues:
                 part += grad_NRKk[..., first:last]
         else:
             blocks = self.grad_NSK.view(-1, self.block * self.grad_NSK.shape[2])
-            rows = self._blocks(tile.keys)
+            rows = self._block_indices(tile.keys)
             blocks.index_add_(0, rows, grad_NkK.reshape(len(rows), -1).to(blocks.dtype))
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:
@@ -438,18 +438,18 @@ class _KeysOrValues:
     def _zeros_like(x: Tensor) -> Tensor:
         return torch.zeros(x.shape, dtype=sum_dtype(x.dtype), device=x.device)
 
-    def _blocks(self, keys: Tensor) -> Tensor:
+    def _block_indices(self, keys: Tensor) -> Tensor:
         """Return the block indices of tiles, [N x R x blocks], among the blocks of all sequences and heads."""
         each = self.x_NSK.shape[1] // self.block
         first = torch.arange(len(self.x_NSK), device=keys.device) * each
         return (first.view(-1, len(keys), 1, 1) + keys).flatten()
 
 
-def _repeated(x_NGK: Tensor, number: int) -> Tensor:
+def _repeat_for_tiles(x_NGK: Tensor, number: int) -> Tensor:
     """Return x for each of R tiles, [N x R, G, K]."""
     return x_NGK if number == 1 else x_NGK[:, None].expand(-1, number, -1, -1).flatten(0, 1)
 
 
-def _summed(x: Tensor, number: int) -> Tensor:
+def _sum_over_tiles(x: Tensor, number: int) -> Tensor:
     """Return the sum over R tiles, [N, G, K] from [N x R, G, K]."""
     return x if number == 1 else x.unflatten(0, (-1, number)).sum(1, dtype=sum_dtype(x.dtype))

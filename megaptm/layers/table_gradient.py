@@ -66,11 +66,11 @@ class TableGradient:
             add_product(total, left.t(), right_factor * d_loss.to(right_factor.dtype))
             return gradient_sum.mark_added()
         d_loss = d_loss.to(total.dtype)
-        for rows, gradient in self._parts():
+        for rows, gradient in self._gradient_parts():
             total[rows].addcmul_(gradient.to(total.dtype), d_loss)
         return gradient_sum.mark_added()
 
-    def _parts(self) -> Iterator[tuple[slice, Tensor]]:
+    def _gradient_parts(self) -> Iterator[tuple[slice, Tensor]]:
         if self._total is not None:
             yield slice(None), self._total
         elif self._factors is not None:

@@ -61,7 +61,7 @@ def document_offsets(documents_BS: Tensor) -> Tensor | None:
     documents = (starts // ids.shape[1] * (ids.max() + 1) + owners)[owners > 0]
     if len(np.unique(documents)) != len(documents):
         return None
-    return torch.from_numpy(_filled(starts, ids.size))
+    return torch.from_numpy(_pad_offsets(starts, ids.size))
 
 
 def cross_offsets(documents_BS: Tensor, memory_BM: Tensor) -> Tensor | None:
@@ -84,10 +84,10 @@ def cross_offsets(documents_BS: Tensor, memory_BM: Tensor) -> Tensor | None:
     lengths = np.stack(counts)
     ends = lengths[:, lengths.any(0)].cumsum(1)
     starts = np.pad(ends[:, :-1], ((0, 0), (1, 0)))
-    return torch.from_numpy(np.stack([_filled(row, ids.size) for row, ids in zip(starts, streams, strict=True)]))
+    return torch.from_numpy(np.stack([_pad_offsets(row, ids.size) for row, ids in zip(starts, streams, strict=True)]))
 
 
-def _filled(starts: np.ndarray, end: int) -> np.ndarray:
+def _pad_offsets(starts: np.ndarray, end: int) -> np.ndarray:
     """Return document offsets, followed by the end and by empty documents up to a power of two of documents.
 
     Compiled code and recorded graphs then see few shapes. The number is a function of the micro-batch alone, because

@@ -56,9 +56,9 @@ class CrossEntropy:
         if self.ranks.sum is None:
             terms_C = ops.cross_entropy_(logits_CV, labels_C, self.vocabulary, self.z_loss, self.smoothing, gradient)
             return terms_C, logits_CV if gradient else None
-        real, first = self._columns(logits_CV)
+        real, first = self._real_columns(logits_CV)
         statistics_4C = ops.row_statistics(logits_CV, labels_C, real, first)
-        largest_C = self._largest(statistics_4C[0])
+        largest_C = self._max_over_ranks(statistics_4C[0])
         statistics_4C[1] *= (statistics_4C[0] - largest_C).exp()
         self.ranks.sum(statistics_4C[1:])
         normalizer_C = largest_C + statistics_4C[1].log()
@@ -66,22 +66,22 @@ class CrossEntropy:
             ops.cross_entropy_gradient_(
                 logits_CV, labels_C, normalizer_C, real, first, self.vocabulary, self.z_loss, self.smoothing
             )
-        terms_C = self._terms(normalizer_C, statistics_4C[2], statistics_4C[3])
+        terms_C = self._losses_from_statistics(normalizer_C, statistics_4C[2], statistics_4C[3])
         return terms_C * (labels_C != IGNORED), logits_CV if gradient else None
 
-    def _columns(self, logits_CV: Tensor) -> tuple[int, int]:
+    def _real_columns(self, logits_CV: Tensor) -> tuple[int, int]:
         """Return the number of this rank's logit columns without padding, and the token of the first one."""
         first = self.ranks.rank * logits_CV.shape[1]
         return min(max(0, self.vocabulary - first), logits_CV.shape[1]), first
 
-    def _largest(self, largest: Tensor) -> Tensor:
+    def _max_over_ranks(self, largest: Tensor) -> Tensor:
         """Return the maximum of a tensor over tensor ranks."""
         assert self.ranks.largest is not None
         largest = largest.clone()
         self.ranks.largest(largest)
         return largest
 
-    def _terms(self, normalizer: Tensor, label_logit: Tensor, sum_: Tensor | None) -> Tensor:
+    def _losses_from_statistics(self, normalizer: Tensor, label_logit: Tensor, sum_: Tensor | None) -> Tensor:
         """Return cross-entropy losses from log-normalizer, logit of the label and sum of the logits."""
         terms = normalizer - (1 - self.smoothing) * label_logit
         if self.smoothing and sum_ is not None:
@@ -91,7 +91,7 @@ class CrossEntropy:
         return terms
 
     def _by_torch(self, logits_CV: Tensor, labels_C: Tensor, *, gradient: bool) -> tuple[Tensor, Tensor | None]:
-        real, first = self._columns(logits_CV)
+        real, first = self._real_columns(logits_CV)
         dtype = sum_dtype(logits_CV.dtype)
         counted_C1 = (labels_C != IGNORED)[:, None]
         logits_CV[:, real:] = -torch.inf
@@ -109,7 +109,7 @@ class CrossEntropy:
         else:
             # A rank may hold padding only.
             largest_C1 = logits_CV.amax(-1, keepdim=True).to(dtype).clamp_(min=torch.finfo(dtype).min)
-            largest_C1 = self._largest(largest_C1)
+            largest_C1 = self._max_over_ranks(largest_C1)
             d_CV = (logits_CV - largest_C1).exp_()
             sums_C1 = [d_CV.sum(-1, keepdim=True), label_logit_C1, *([] if sum_C1 is None else [sum_C1])]
             sums = torch.stack(sums_C1)
@@ -118,7 +118,7 @@ class CrossEntropy:
             sum_C1 = sums[2] if self.smoothing else None
             d_CV.div_(total_C1)
             normalizer_C1 = largest_C1 + total_C1.log()
-        terms_C = (self._terms(normalizer_C1, label_logit_C1, sum_C1) * counted_C1).squeeze(1)
+        terms_C = (self._losses_from_statistics(normalizer_C1, label_logit_C1, sum_C1) * counted_C1).squeeze(1)
         if not gradient:
             return terms_C, None
         # Probabilities minus targets. In place, because each pass over C x V values costs time.

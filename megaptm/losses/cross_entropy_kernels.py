@@ -22,7 +22,7 @@ NO_LABEL = tl.constexpr(IGNORED)
 
 
 @triton.jit
-def _statistics(row, real, BLOCK: tl.constexpr):
+def _row_statistics(row, real, BLOCK: tl.constexpr):
     """Return maximum of a row of logits, sum of exponentials of differences from it, and sum of the logits."""
     largest = SMALLEST
     total = 0.0
@@ -97,9 +97,9 @@ def cross_entropy_kernel(
         if GRADIENT:
             _write_zeros(row, width, BLOCK)
     else:
-        # First, because a warp may write the gradient while others still read. `_statistics` has a barrier.
+        # First, because a warp may write the gradient while others still read. `_row_statistics` has a barrier.
         label_logit = _label_logit(row, label, vocabulary)
-        largest, total, sum_ = _statistics(row, vocabulary, BLOCK)
+        largest, total, sum_ = _row_statistics(row, vocabulary, BLOCK)
         normalizer = largest + tl.log(total)
         loss = normalizer - (1.0 - smoothing) * label_logit
         loss += z_loss * normalizer * normalizer - smoothing / vocabulary * sum_
@@ -113,7 +113,7 @@ def statistics_kernel(logits, labels, statistics, samples, width, real, first, B
     """Compute maximum, sum of exponentials, logit of the label and sum of logits over the columns of a tensor rank."""
     sample = tl.program_id(0)
     row = logits + sample.to(tl.int64) * width
-    largest, total, sum_ = _statistics(row, real, BLOCK)
+    largest, total, sum_ = _row_statistics(row, real, BLOCK)
     tl.store(statistics + sample, largest)
     tl.store(statistics + samples + sample, total)
     tl.store(statistics + 2 * samples + sample, _label_logit(row, tl.load(labels + sample) - first, real))

@@ -53,7 +53,7 @@ def chunks(spec: ModelSpec, number: int, layers: Sequence[int] | None = None) ->
         last = index == number - 1
         heads = tuple(head for head in spec.family.heads if _is_here(spec, head, spans, final_stacks, last))
         embedded_stacks = tuple(
-            name for name in spec.family.stacks if _embeds(spec, name, final_stacks, first=index == 0)
+            name for name in spec.family.stacks if _embeds_stack(spec, name, final_stacks, first=index == 0)
         )
         cut.append(
             ModelChunk(
@@ -90,7 +90,7 @@ def allows_heads_alone(spec: ModelSpec) -> bool:
     )
 
 
-def _embeds(spec: ModelSpec, stack: str, final_stacks: tuple[str, ...], *, first: bool) -> bool:
+def _embeds_stack(spec: ModelSpec, stack: str, final_stacks: tuple[str, ...], *, first: bool) -> bool:
     return spec.family.source(stack) in final_stacks if stack in spec.family.sampled else first
 
 

@@ -102,9 +102,9 @@ class Embed(nn.Module):
         batch, appended = self._split_appended(batch)
         ids_SB = batch[prefix + "tokens"].t()
         record = self.token_inputs[stack]
-        x = self._module(record.name)(*(batch[prefix + name] for name in record.fields), ids_SB)
+        x = self._input_module(record.name)(*(batch[prefix + name] for name in record.fields), ids_SB)
         if stack in self.own_tables:
-            x = x.detach() + self._module(self.own_tables[stack])(ids_SB)
+            x = x.detach() + self._input_module(self.own_tables[stack])(ids_SB)
         if self.scale != 1.0:
             x = x * self.scale
         if self.waves[stack]:
@@ -112,7 +112,7 @@ class Embed(nn.Module):
                 x.dtype
             )
         if (table := self._modules.get(f"{own}position")) is not None:
-            x = x + table(self._positions(batch.get(f"{prefix}positions"), ids_SB, table))
+            x = x + table(self._position_rows(batch.get(f"{prefix}positions"), ids_SB, table))
         if segments is not None:
             x = x + segments[: len(x)]
         for record in self.added:
@@ -122,21 +122,21 @@ class Embed(nn.Module):
                 ids = ids_SB
                 if record.reads_positions:
                     ids = self._positions_or_range(batch.get(f"{prefix}positions"), ids_SB)
-                x = x + self._module(record.name)(*fields, *sample_fields, ids)
+                x = x + self._input_module(record.name)(*fields, *sample_fields, ids)
         if (norm := self._modules.get(f"{own}norm")) is not None:
             x = norm(x)
         for record, appended_batch in appended:
             fields = [appended_batch[name] for name in record.fields]
             rest_segments = None if segments is None else segments[len(x) :]
-            x = torch.cat([x, self._module(record.name)(*fields, appended_batch["tokens"].t(), rest_segments)])
+            x = torch.cat([x, self._input_module(record.name)(*fields, appended_batch["tokens"].t(), rest_segments)])
         for record in self.added:
             if record.adds_queries and (target_positions_BA := batch.get(f"{prefix}masked_positions")) is not None:
-                x = torch.cat([x, self._module(record.name)(target_positions_BA)])
+                x = torch.cat([x, self._input_module(record.name)(target_positions_BA)])
         x = self.dropout(scatter_sequence(x))
         widen = self._modules.get(self.widenings[stack])
         return x if widen is None else widen(x)
 
-    def _module(self, name: str) -> Callable[..., Tensor]:
+    def _input_module(self, name: str) -> Callable[..., Tensor]:
         return cast(Callable[..., Tensor], getattr(self, name))
 
     def _split_appended(
@@ -153,7 +153,7 @@ class Embed(nn.Module):
                 return batch | text, [(record, batch | appended)]
         return batch, []
 
-    def _positions(self, positions_BS: Tensor | None, ids_SB: Tensor, table: nn.Module) -> Tensor:
+    def _position_rows(self, positions_BS: Tensor | None, ids_SB: Tensor, table: nn.Module) -> Tensor:
         """Return row indices of the position table, [S, B]; [S, 1] if the batch has no positions."""
         rows = cast(Embedding, table).rows - self.first_position
         if positions_BS is None and len(ids_SB) > rows:

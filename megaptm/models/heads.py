@@ -58,16 +58,18 @@ class LanguageHead(nn.Module):
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels_SB = batch["labels"].t()
-        loss = self.project(self._read(x_SBD).flatten(0, 1), self._weight(tied), self._bias, labels_SB.reshape(-1))
+        loss = self.project(
+            self._read(x_SBD).flatten(0, 1), self._projection_weight(tied), self._bias, labels_SB.reshape(-1)
+        )
         return loss, count_labels(labels_SB)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """Return the logits [B, S, V] of the next token."""
-        return self.project.logits(self._read(x_SBD).transpose(0, 1), self._weight(tied), self._bias)
+        return self.project.logits(self._read(x_SBD).transpose(0, 1), self._projection_weight(tied), self._bias)
 
     def projected(self, x_SBD: Tensor, tied: Tensor | None) -> Projected:
         """Return the vocabulary projection of the next-token head for all positions in order (S, B)."""
-        return Projected(self._read(x_SBD).flatten(0, 1), self._weight(tied), self._bias)
+        return Projected(self._read(x_SBD).flatten(0, 1), self._projection_weight(tied), self._bias)
 
     @property
     def _bias(self) -> Tensor | None:
@@ -79,7 +81,7 @@ class LanguageHead(nn.Module):
             read_SBD = self.norm(self.activation(self.transform(read_SBD)))
         return read_SBD if self.scale == 1.0 else read_SBD * self.scale
 
-    def _weight(self, tied: Tensor | None) -> Tensor:
+    def _projection_weight(self, tied: Tensor | None) -> Tensor:
         weight = tied if self.table is None else self.table.weight
         assert weight is not None
         return weight

@@ -35,11 +35,11 @@ def constant_std(std: float) -> Std:
     return lambda size: std
 
 
-def _normal(size: Size) -> float:
+def _normal_std(size: Size) -> float:
     return USUAL_STD
 
 
-def _residual(size: Size) -> float:
+def _residual_std(size: Size) -> float:
     """Return the standard deviation of residual output projections: divided by sqrt(2L), for 2L residual sums
     (GPT-2)."""
     return float(USUAL_STD / np.sqrt(2 * size.layers))
@@ -50,11 +50,11 @@ def std_by_width(size: Size) -> float:
     return float(size.width**-0.5)
 
 
-def _features(size: Size) -> float:
+def _feature_std(size: Size) -> float:
     return float(size.ffn**-0.5)
 
 
-def _inner(size: Size) -> float:
+def _inner_std(size: Size) -> float:
     """Return the inverse square root of the width of all heads, a standard deviation of initial weights."""
     return float((size.heads * size.key_width) ** -0.5)
 
@@ -64,15 +64,17 @@ def glorot_std(inputs: Callable[[Size], int], outputs: Callable[[Size], int]) ->
     return lambda size: float((2 / (inputs(size) + outputs(size))) ** 0.5)
 
 
-def _query(size: Size) -> float:
+def _query_std(size: Size) -> float:
     """Return the standard deviation of T5's initial query weights: T5 does not scale scores, so they are smaller by
     sqrt(head width)."""
     return float((size.width * size.key_width) ** -0.5)
 
 
-def _qkv(size: Size) -> Tensor:
+def _qkv_std(size: Size) -> Tensor:
     """Return standard deviations of initial weights for rows ordered (head, [q, k, v], key width)."""
-    one_head = torch.tensor([_query(size), std_by_width(size), std_by_width(size)]).repeat_interleave(size.key_width)
+    one_head = torch.tensor([_query_std(size), std_by_width(size), std_by_width(size)]).repeat_interleave(
+        size.key_width
+    )
     return one_head.repeat(size.heads)[:, None]
 
 
@@ -81,30 +83,30 @@ InitialRules = tuple[tuple[str, Std], ...]
 0 and norms at 1."""
 
 INITIAL_RULES: dict[str, InitialRules] = {
-    "normal": ((r".*", _normal),),
+    "normal": ((r".*", _normal_std),),
     # TensorFlow's `truncated_normal`, as in the released code of BERT and its successors.
-    "truncated-normal": ((r".*", _normal),),
+    "truncated-normal": ((r".*", _normal_std),),
     "gpt2": (
-        (r"(attention|cross)\.output\.weight", _residual),
-        (r"ffn\.down\.weight", _residual),
-        (r".*", _normal),
+        (r"(attention|cross)\.output\.weight", _residual_std),
+        (r"ffn\.down\.weight", _residual_std),
+        (r".*", _normal_std),
     ),
     # The head's transform is a residual projection, too, as in the class of transformers.
     "truncated-gpt2": (
-        (r"(attention|cross)\.output\.weight", _residual),
-        (r"(ffn\.down|transform)\.weight", _residual),
-        (r".*", _normal),
+        (r"(attention|cross)\.output\.weight", _residual_std),
+        (r"(ffn\.down|transform)\.weight", _residual_std),
+        (r".*", _normal_std),
     ),
     # Mesh TensorFlow, as in the released code of T5.
     "t5": (
         (r"embed\.token\.weight", constant_std(1.0)),
         (r"head\.lm\.table\.weight", std_by_width),
-        (r"attention\.qkv\.weight", _qkv),
-        (r"(attention|cross)\.query\.weight", _query),
+        (r"attention\.qkv\.weight", _qkv_std),
+        (r"(attention|cross)\.query\.weight", _query_std),
         (r"(attention|cross)\.kv\.weight", std_by_width),
-        (r"(attention|cross)\.output\.weight", _inner),
+        (r"(attention|cross)\.output\.weight", _inner_std),
         (r"ffn\.up\.weight", std_by_width),
-        (r"ffn\.down\.weight", _features),
+        (r"ffn\.down\.weight", _feature_std),
         (r"bias_table\.weight", std_by_width),
         (r"(\w+_)?(widen|narrow)\.weight", std_by_width),
         (r"(pooler|classify|transform)\.weight", std_by_width),
@@ -117,14 +119,14 @@ INITIAL_RULES: dict[str, InitialRules] = {
     # arXiv:2204.02311, section 5.
     "fan-in": (
         (r"(embed\.\w+|head\.lm\.table)\.weight", constant_std(1.0)),
-        (r"(attention|cross)\.output\.weight", _inner),
-        (r"ffn\.down\.weight", _features),
+        (r"(attention|cross)\.output\.weight", _inner_std),
+        (r"ffn\.down\.weight", _feature_std),
         (r".*", std_by_width),
     ),
 }
 TRUNCATED = ("truncated-normal", "truncated-gpt2")
 """Rules whose values are at most two standard deviations from zero."""
-BY_INIT_STD = (_normal, _residual)
+BY_INIT_STD = (_normal_std, _residual_std)
 """Names of the initialization rules that `InitSpec.std` scales."""
 ONES = re.compile(r"(.*norm|.*\.final)\.weight")
 MAX_SAMPLED_BYTES = 2 << 30
@@ -142,7 +144,7 @@ def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int)
         return torch.full(shape, constant_value, device="cpu")
     if ZEROS.fullmatch(name):
         return torch.zeros(shape, device="cpu")
-    std = _rule(spec, name)(spec.size_of(next((part for part in name.split(".") if part in spec.size.stacks), "")))
+    std = _find_rule(spec, name)(spec.size_of(next((part for part in name.split(".") if part in spec.size.stacks), "")))
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
     sampled = generator.standard_normal(shape, dtype=np.float32)
@@ -196,7 +198,7 @@ def _constant_value(spec: ModelSpec, name: str) -> float | None:
     return HEADS[head].initial_values.get(parameter[0]) if part == "head" and head in HEADS else None
 
 
-def _rule(spec: ModelSpec, name: str) -> Std:
+def _find_rule(spec: ModelSpec, name: str) -> Std:
     init = spec.family.init
     if init.rule not in INITIAL_RULES and not is_plugin(init.rule):
         raise UserError(
@@ -210,13 +212,13 @@ def _rule(spec: ModelSpec, name: str) -> Std:
     )
     for pattern, std in rules:
         if re.search(rf"(?:^|\.)(?:{pattern})$", name):
-            return _scaled(std, init.std / USUAL_STD) if std in BY_INIT_STD else std
+            return _scale_std(std, init.std / USUAL_STD) if std in BY_INIT_STD else std
     if name.partition(".")[0] not in ("embed", "head", *spec.family.stacks):
         return std_by_width  # a module that an extension adds to the model
     raise KeyError(f"no pattern of the rule {init.rule!r} matches the parameter {name}")
 
 
-def _scaled(std: Std, ratio: float) -> Std:
+def _scale_std(std: Std, ratio: float) -> Std:
     return lambda size: std(size) * ratio
 
 

@@ -66,7 +66,7 @@ def _attention_fields(batch: Mapping[str, Tensor], prefix: str, block: Block) ->
     return {name: batch[prefix + name] for name in names if prefix + name in batch}
 
 
-def _stack(spec: ModelSpec, name: str, block: Block, layers: range) -> BaseStack:
+def _build_stack(spec: ModelSpec, name: str, block: Block, layers: range) -> BaseStack:
     size, memory = spec.size_of(name), memory_width(spec, name)
     return stack_class(block)(block, size, layers, dropout=spec.dropout, memory=memory, context=spec.context_of(name))
 
@@ -112,7 +112,7 @@ class Model(nn.Module):
                 cast(Linear, getattr(self.embed, name).project).adds_products = False
         for name, block in family.stacks.items():
             if layers := self.chunk.layers[name]:
-                self.add_module(name, _stack(spec, name, block, layers))
+                self.add_module(name, _build_stack(spec, name, block, layers))
         for reading in chain(*map(spec.head_inputs, self.chunk.heads)):
             if (read := self.stack(reading.stack)) is not None and reading.layer is not None:
                 read.read |= {reading.layer}
@@ -139,18 +139,20 @@ class Model(nn.Module):
         chunk. `features`: return features of contrastive heads instead of losses. `caches`: stack -> recurrence cache,
         which records the inputs of the layers.
         """
-        streams, inner = self._run(batch, x, caches=caches)
+        streams, inner = self._run_layers(batch, x, caches=caches)
         batch = self._with_sampled_labels(batch, streams)
-        labeled = {name: head for name, head in self._heads().items() if HEADS[name].label_field in batch}
+        labeled = {name: head for name, head in self._heads_by_name().items() if HEADS[name].label_field in batch}
         if not self.chunk.last:
             filled = [self._pad_to_width(stream) for stream in streams.values()]
             stream = torch.cat(filled) if len(filled) > 1 else filled[0]
             if labeled and not features:
                 read = self._head_streams(streams, inner, labeled)
-                stream = self.add_losses(stream, self._losses(labeled, read, batch))
+                stream = self.add_losses(stream, self._compute_losses(labeled, read, batch))
             return ModelOutput(stream=stream)
         if features:
-            contrasting = {name: head for name, head in (labeled or self._heads()).items() if HEADS[name].contrasts}
+            contrasting = {
+                name: head for name, head in (labeled or self._heads_by_name()).items() if HEADS[name].contrasts
+            }
             read = self._head_streams(streams, inner, contrasting)
             return ModelOutput(
                 features={
@@ -161,12 +163,12 @@ class Model(nn.Module):
         if not labeled:
             return ModelOutput(logits=self._logits(streams, inner, batch))
         read = self._head_streams(streams, inner, labeled)
-        return ModelOutput(losses=self._losses(labeled, read, batch), states=States(streams, inner))
+        return ModelOutput(losses=self._compute_losses(labeled, read, batch), states=States(streams, inner))
 
     def states(self, batch: dict[str, Tensor], *, caches: Mapping[str, StackCache] = NO_CACHES) -> States:
         """Return the outputs of the model's stacks and of the layers of `keep_layers`. The model must be complete.
         `caches` as in `forward`."""
-        return States(*self._run(batch, None, caches=caches))
+        return States(*self._run_layers(batch, None, caches=caches))
 
     def attention_scores(self, stack: str, layer: int, x_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
         """Return attention scores before the softmax, [B, H, S, S], recomputed from the layer's input; zero if masked
@@ -199,13 +201,13 @@ class Model(nn.Module):
     def begin_step(self, *, seed: int, step: int) -> None:
         """Sample the random numbers that heads need in a training step, equal for all its samples (negatives of a
         sampled softmax)."""
-        for head in self._heads().values():
+        for head in self._heads_by_name().values():
             if begin_step := getattr(head, "begin_step", None):
                 begin_step(seed=seed, step=step)
 
     def with_sampled_labels(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the batch with labels that depend on tokens sampled by the model, which must have all layers."""
-        return self._with_sampled_labels(batch, self._run(batch, None)[0])
+        return self._with_sampled_labels(batch, self._run_layers(batch, None)[0])
 
     def logits(
         self,
@@ -225,7 +227,7 @@ class Model(nn.Module):
         are left out; `forward` returns their logits, too.
         """
         batch = self._without_queries(batch)
-        return self._logits(*self._run(batch, x, ended, caches), batch)
+        return self._logits(*self._run_layers(batch, x, ended, caches), batch)
 
     def _without_queries(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the batch without the target positions for which an input adds queries."""
@@ -251,15 +253,15 @@ class Model(nn.Module):
     def _logits(
         self, streams: dict[str, Tensor], inner: dict[HeadInput, Tensor], batch: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        read, logits = self._head_streams(streams, inner, self._heads()), {}
-        for name, head in self._heads().items():
+        read, logits = self._head_streams(streams, inner, self._heads_by_name()), {}
+        for name, head in self._heads_by_name().items():
             if isinstance(head, ContrastHead):
                 logits[name] = head.features(*read[name], batch=batch)
             else:
                 logits[name] = head.logits(*read[name], tied=self._tied_table(name))
         return logits
 
-    def _losses(
+    def _compute_losses(
         self, heads: dict[str, Head], read: dict[str, tuple[Tensor, ...]], batch: dict[str, Tensor]
     ) -> dict[str, Loss]:
         return {name: head.loss(*read[name], batch=batch, tied=self._tied_table(name)) for name, head in heads.items()}
@@ -277,7 +279,7 @@ class Model(nn.Module):
             name: tuple(gathered[reading] for reading in head_readings) for name, head_readings in head_inputs.items()
         }
 
-    def _heads(self) -> dict[str, Head]:
+    def _heads_by_name(self) -> dict[str, Head]:
         return {} if self.head is None else cast(dict[str, Head], dict(self.head.items()))
 
     def _tied_table(self, head: str) -> Any:
@@ -293,7 +295,7 @@ class Model(nn.Module):
             return None
         return self.embed.token if self.embed.has_own_table else self.embed.token.weight
 
-    def _run(
+    def _run_layers(
         self,
         batch: dict[str, Tensor],
         x: Tensor | None,
@@ -304,7 +306,7 @@ class Model(nn.Module):
         Return the hidden states and the layer outputs that heads read."""
         prefixes = self.spec.family.prefixes
         inner: dict[HeadInput, Tensor] = {}
-        streams = self._embed(batch, ended) if x is None else self._split_stream(batch, x)
+        streams = self._embed_inputs(batch, ended) if x is None else self._split_stream(batch, x)
         for name, prefix in prefixes.items():
             if name in self.spec.family.sampled and name in self.chunk.embedded_stacks:
                 inner |= self._embed_sampled_tokens(name, batch, streams)
@@ -334,7 +336,7 @@ class Model(nn.Module):
         """Return the layers of a stack in this chunk of the model, if any."""
         return cast(BaseStack | None, self._modules.get(name))
 
-    def _embed(self, batch: dict[str, Tensor], ended: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _embed_inputs(self, batch: dict[str, Tensor], ended: Mapping[str, Tensor]) -> dict[str, Tensor]:
         assert self.embed is not None
         assert self.chunk.first, "only the first chunk embeds; the others receive hidden states"
         streams: dict[str, Tensor] = {}
@@ -355,11 +357,11 @@ class Model(nn.Module):
         hidden states that the sampling head read. In their place the tensor between chunks carries the marks of the
         sampler."""
         assert self.embed is not None
-        family, head = self.spec.family, cast(SamplingHead, self._heads()[self.spec.family.sampled[name].head])
+        family, head = self.spec.family, cast(SamplingHead, self._heads_by_name()[self.spec.family.sampled[name].head])
         source, field = family.source(name), f"{family.prefixes[name]}tokens"
         ended = streams[source]
         with torch.no_grad():
-            tokens, marks_BS = self._sampler(name).sample(
+            tokens, marks_BS = self._sampler_of(name).sample(
                 head, self.gather_sequence(ended), batch, batch[field], self.table
             )
             marks_SB1 = self.scatter_sequence(marks_BS.t()[:, :, None].to(ended.dtype))
@@ -372,10 +374,10 @@ class Model(nn.Module):
             for name in self.spec.family.sampled:
                 with torch.no_grad():
                     marks_BS = self.gather_sequence(streams[self.spec.family.source(name)])[:, :, 0].t() > 0.5
-                batch = self._sampler(name).label(batch, marks_BS)
+                batch = self._sampler_of(name).label(batch, marks_BS)
         return batch
 
-    def _sampler(self, stack: str) -> InputSampler:
+    def _sampler_of(self, stack: str) -> InputSampler:
         sampler: InputSampler = load_class(self.spec.family.sampled[stack], "sampler")
         return sampler
 

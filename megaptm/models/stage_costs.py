@@ -135,7 +135,7 @@ def layers_by_cost(spec: ModelSpec, costs: ChainCosts, *, pipeline: int, virtual
     between chunks while this makes the slowest stage faster. The last chunk may have only heads. Raises `UserError` if
     there are too few layers.
     """
-    parts = _parts(spec, costs)
+    parts = _smallest_parts(spec, costs)
     if pipeline * virtual > len(parts):
         raise UserError(
             f"{spec.name}: its {spec.layers} layers make at most {len(parts)} pipeline chunks, not {pipeline} x "
@@ -149,7 +149,7 @@ def layers_by_cost(spec: ModelSpec, costs: ChainCosts, *, pipeline: int, virtual
     return tuple(sum(layers for layers, _ in parts[start:stop]) for start, stop in pairwise(bounds))
 
 
-def _parts(spec: ModelSpec, costs: ChainCosts) -> list[tuple[int, float]]:
+def _smallest_parts(spec: ModelSpec, costs: ChainCosts) -> list[tuple[int, float]]:
     """Return layers and cost of the smallest parts of a model that may be in different chunks. The last one has the
     heads that read full stacks, and no layer if these may be alone."""
     starts, last, total = {}, {}, 0

@@ -35,7 +35,7 @@ def build_objective(spec: str | Mapping[str, Any]) -> BaseObjective:
         raise UserError(f"objective must be a name, or a mapping of tasks to their options, not {spec!r}.")
     if not is_plugin(spec):
         if spec not in OBJECTIVES:
-            raise UserError(f"objective ({spec}) {_remedy(spec)}")
+            raise UserError(f"objective ({spec}) {_explain_name(spec)}")
         return OBJECTIVES[spec]
     plugin = load_plugin(spec, "objective", "objective")
     if isinstance(plugin, type) and issubclass(plugin, BaseObjective):
@@ -50,7 +50,7 @@ def build_objective(spec: str | Mapping[str, Any]) -> BaseObjective:
     return plugin
 
 
-def _remedy(name: str) -> str:
+def _explain_name(name: str) -> str:
     """Explain a name in a config that is no objective, for instance the name of a task or question."""
     if name in TASKS:
         return f"is the name of a task: write {{{name}: {{}}}}."

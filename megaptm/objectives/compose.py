@@ -54,7 +54,7 @@ def compose(config: Mapping[str, Any]) -> BaseObjective:
     for label in questions:
         if other := next((key for key in entries[label] if key != "weight"), None):
             raise UserError(f"objective.{label}: unknown option {other}; the only option of a question is weight.")
-    questions_of = {label: _questions(label, tasks[label], questions) for label in built}
+    questions_of = {label: _parse_questions(label, tasks[label], questions) for label in built}
     built = {
         label: _with_question(label, task, questions_of[label]) if questions_of[label] else task
         for label, task in built.items()
@@ -63,10 +63,10 @@ def compose(config: Mapping[str, Any]) -> BaseObjective:
     if len(sample_tasks) < len(built):
         return _objective_without_samples(next(label for label in built if label not in sample_tasks), built, tasks)
     parts = tuple(
-        Task(label, task, _share(label, options), _task_id(label, options), _corpora(label, options))
+        Task(label, task, _parse_share(label, options), _task_id(label, options), _parse_corpora(label, options))
         for (label, task), options in zip(sample_tasks.items(), tasks.values(), strict=True)
     )
-    weights = _weights(entries, parts)
+    weights = _parse_weights(entries, parts)
     _refuse_all_zero("share", [part.share for part in parts])
     if all(loss in weights for part in parts for loss in part.objective.losses):
         _refuse_all_zero("weight", weights.values())
@@ -209,9 +209,9 @@ def _build_task(label: str, options: Mapping[str, Any]) -> BaseObjective:
             return kind()
         preset = {key: defaults[key] for key in names if key in defaults and defaults[key] != default_of[key]}
         if not is_builtin(kind):  # its options may be of types that YAML lacks
-            return _adapter(kind).validate_python(preset | own)
+            return _type_adapter(kind).validate_python(preset | own)
         # Strict JSON accepts a list for a tuple, and converts nothing else.
-        return _adapter(kind).validate_json(json.dumps(preset | own, default=repr), strict=True)
+        return _type_adapter(kind).validate_json(json.dumps(preset | own, default=repr), strict=True)
     except ValidationError as error:
         details = error.errors()[0]
         if details["type"] == "value_error":
@@ -229,7 +229,7 @@ def _build_task(label: str, options: Mapping[str, Any]) -> BaseObjective:
 
 
 @cache
-def _adapter(kind: type[BaseObjective]) -> TypeAdapter[BaseObjective]:
+def _type_adapter(kind: type[BaseObjective]) -> TypeAdapter[BaseObjective]:
     return TypeAdapter(kind)
 
 
@@ -244,7 +244,7 @@ def _with_question(label: str, task: BaseObjective, questions: list[str]) -> Bas
         raise UserError(f"objective.{label}: {error}") from None
 
 
-def _share(label: str, options: Mapping[str, Any]) -> StepValue:
+def _parse_share(label: str, options: Mapping[str, Any]) -> StepValue:
     return _step_value(f"objective.{label}.share", options["share"]) if "share" in options else CONSTANT_ONE
 
 
@@ -255,7 +255,7 @@ def _task_id(label: str, options: Mapping[str, Any]) -> int | None:
     return task_id
 
 
-def _questions(label: str, options: Mapping[str, Any], questions: list[str]) -> list[str]:
+def _parse_questions(label: str, options: Mapping[str, Any], questions: list[str]) -> list[str]:
     """Return the question of a task in a composed objective, or those of all tasks."""
     if (own := options.get("question")) is None:
         return questions
@@ -264,7 +264,7 @@ def _questions(label: str, options: Mapping[str, Any], questions: list[str]) -> 
     return [own]
 
 
-def _corpora(label: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+def _parse_corpora(label: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     if "corpora" not in options:
         return ()
     names = options["corpora"]
@@ -273,7 +273,7 @@ def _corpora(label: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _weights(entries: Mapping[str, Mapping[str, Any]], parts: Iterable[Task]) -> dict[str, StepValue]:
+def _parse_weights(entries: Mapping[str, Mapping[str, Any]], parts: Iterable[Task]) -> dict[str, StepValue]:
     """Return the weight of each loss of a composed objective, except for losses that a custom task weights itself.
     Tasks that share a loss must agree."""
     weights: dict[str, tuple[str, StepValue | None]] = {}
@@ -284,14 +284,14 @@ def _weights(entries: Mapping[str, Mapping[str, Any]], parts: Iterable[Task]) ->
             weight = None if has_own_weights else StepValue((0,), (default,))
             if (value := entries[label].get("weight")) is not None:
                 losses = [loss] if label == loss else [*part.objective.losses]
-                weight = _weight(f"objective.{label}.weight", value, loss, losses, default) or weight
+                weight = _parse_weight(f"objective.{label}.weight", value, loss, losses, default) or weight
             other, before = weights.setdefault(loss, (label, weight))
             if label != other and (before != weight or weight is None):
                 raise UserError(f"objective: {other} and {label} share the loss {loss}: set the same weight.")
     return {loss: weight for loss, (_, weight) in weights.items() if weight is not None}
 
 
-def _weight(where: str, value: Any, loss: str, losses: list[str], default: float) -> StepValue | None:
+def _parse_weight(where: str, value: Any, loss: str, losses: list[str], default: float) -> StepValue | None:
     """Return the weight of a loss of a task. None if the mapping names only other losses."""
     if isinstance(value, Mapping) and any(isinstance(key, str) for key in value):
         if unknown := [key for key in value if key not in losses]:

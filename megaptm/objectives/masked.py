@@ -140,18 +140,18 @@ class MaskedLM(Objective):
     template: ClassVar = ("cls A sep", "cls A sep B sep")
 
     def __post_init__(self) -> None:
-        if self.units != "words" and "unit_starts" not in _parameters(self._hiding):
+        if self.units != "words" and "unit_starts" not in _parameter_names(self._hiding):
             raise UserError(
                 f"units ({self.units}) has no effect with hide: {self.hide}: remove it, or set hide: whole-words."
             )
         for option, kind, strategy in (("length_weights", "hide", self._hiding), ("similar", "show", self._showing)):
-            if getattr(self, option) and option not in _parameters(strategy):
+            if getattr(self, option) and option not in _parameter_names(strategy):
                 raise UserError(f"{option} has no effect with {kind}: {getattr(self, kind)}: remove it.")
         if self.length_weights and not sum(self.length_weights) > 0:
             raise UserError(
                 f"length_weights ({[*self.length_weights]}) are all 0: set relative frequencies of 1, 2 ... words."
             )
-        if not self.mask_token_prob + self.random_token_prob and "mask_token_prob" in _parameters(self._showing):
+        if not self.mask_token_prob + self.random_token_prob and "mask_token_prob" in _parameter_names(self._showing):
             raise UserError(
                 "mask_token_prob and random_token_prob are both 0, so that every label would be visible: raise one."
             )
@@ -166,7 +166,7 @@ class MaskedLM(Objective):
 
     @cached_property
     def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
-        if "unit_starts" not in _parameters(self._hiding) | _parameters(self._showing):
+        if "unit_starts" not in _parameter_names(self._hiding) | _parameter_names(self._showing):
             return ()
         return ANNOTATIONS_OF[self.units]
 
@@ -261,7 +261,7 @@ def _find_strategy(option: str, name: str, known: Mapping[str, Callable[..., Any
         if not callable(function):
             raise UserError(f"{option}: `{name}` is not a function: correct the name.")
         try:
-            _parameters(function)
+            _parameter_names(function)
         except ValueError:  # some functions written in C have no signature
             raise UserError(
                 f"{option}: `{name}` has no signature that can be inspected: wrap it in a Python function."
@@ -273,12 +273,12 @@ def _find_strategy(option: str, name: str, known: Mapping[str, Callable[..., Any
 
 
 @lru_cache
-def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+def _parameter_names(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(signature(function).parameters)
 
 
 def _accepted_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if name in _parameters(function)}
+    return {name: value for name, value in arguments.items() if name in _parameter_names(function)}
 
 
 def window_of_documents(sequence: int, document_mask: bool) -> SequenceWindow:

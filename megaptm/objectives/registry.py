@@ -40,17 +40,17 @@ _OBJECTIVES: dict[str, BaseObjective] = {
 }
 
 
-def _tasks() -> Iterator[tuple[str, type[BaseObjective]]]:
+def _contributed_tasks() -> Iterator[tuple[str, type[BaseObjective]]]:
     for tasks in contributions("objectives", "TASKS"):
         yield from tasks.items()
 
 
-def _objectives() -> Iterator[tuple[str, BaseObjective]]:
+def _contributed_objectives() -> Iterator[tuple[str, BaseObjective]]:
     for objectives in contributions("objectives", "OBJECTIVES"):
         yield from ((objective.name, objective) for objective in objectives)
 
 
-TASKS: Registry[type[BaseObjective]] = Registry(_TASKS, _tasks)
+TASKS: Registry[type[BaseObjective]] = Registry(_TASKS, _contributed_tasks)
 """Classes of tasks of which a config composes an objective, by name."""
-OBJECTIVES: Registry[BaseObjective] = Registry(_OBJECTIVES, _objectives)
+OBJECTIVES: Registry[BaseObjective] = Registry(_OBJECTIVES, _contributed_objectives)
 """Objectives that a config can select by name."""

@@ -98,10 +98,12 @@ def truncate_pair(
     # Of equal lengths the second is truncated.
     keep_second = min(len(second), max(length // 2, length - len(first)))
     keep_first = min(len(first), length - keep_second)
-    return LabeledTexts([_truncate(first, keep_first, rng), _truncate(second, keep_second, rng)], [0, 1], label)
+    return LabeledTexts(
+        [_truncate_text(first, keep_first, rng), _truncate_text(second, keep_second, rng)], [0, 1], label
+    )
 
 
-def _truncate(text: np.ndarray, keep: int, rng: np.random.Generator) -> np.ndarray:
+def _truncate_text(text: np.ndarray, keep: int, rng: np.random.Generator) -> np.ndarray:
     front = int(rng.binomial(len(text) - keep, 0.5))
     return text[front : front + keep]
 

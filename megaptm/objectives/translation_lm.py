@@ -86,7 +86,7 @@ class TranslationLM(MaskedLM):
                 continue
             room = left
             pairs.append(LabeledTexts([text[:, 0] for text in texts], [*self.languages]))
-            starts += [SPECIAL_START, *(part for text in texts for part in (_starts(text), SPECIAL_START))]
+            starts += [SPECIAL_START, *(part for text in texts for part in (_unit_starts(text), SPECIAL_START))]
         text_sequence = TextSequence.of_texts(pairs, context.special)
         sample = self.mask_sequence(text_sequence, context, pad_pieces(starts, sum(text_sequence.documents), 1))
         if self.resets_positions:
@@ -104,7 +104,7 @@ class TranslationLM(MaskedLM):
         return [text[:length] for text, length in zip(texts, lengths, strict=True)]
 
 
-def _starts(text: np.ndarray) -> np.ndarray:
+def _unit_starts(text: np.ndarray) -> np.ndarray:
     """Return the starts of units in a text, int64 [n]: 1 at the first token of each unit; without marks every token is
     one."""
     return unit_starts(text) if text.shape[1] > 1 else np.ones(len(text), dtype=np.int64)

@@ -45,7 +45,7 @@ class Background:
         done = self._running.done()
         failed, busy = any_rank_each(done and self._running.exception() is not None, not done)
         if failed:
-            self._raise()
+            self._raise_failure()
         elif not busy:
             self._start_next()
 
@@ -64,11 +64,11 @@ class Background:
         phase = next(self._phases, None)
         self._running = None if phase is None else _run_in_thread(phase)
 
-    def _raise(self) -> None:
+    def _raise_failure(self) -> None:
         assert self._running is not None
         wait([self._running])
         error, self._running = self._running.exception(), None
-        own, (cause, message) = _cause(error), min(filter(None, all_gather_object(_cause(error))))
+        own, (cause, message) = _describe_cause(error), min(filter(None, all_gather_object(_describe_cause(error))))
         if error is not None and own == (cause, message):
             raise error
         if cause == BUG:
@@ -90,7 +90,7 @@ def run_on_all_ranks(work: Callable[[], T]) -> T:
 BUG, USER_ERROR, STORAGE_FAILED, CONSEQUENCE = range(4)
 
 
-def _cause(error: BaseException | None) -> tuple[int, str] | None:
+def _describe_cause(error: BaseException | None) -> tuple[int, str] | None:
     """Return the class and message of an error, as text for other ranks."""
     if error is None:
         return None

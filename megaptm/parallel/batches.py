@@ -24,7 +24,7 @@ def share_batches(microbatches: list[dict[str, Tensor]] | None, group: dist.Proc
         [{name: (field.dtype, tuple(field.shape)) for name, field in batch.items()} for batch in microbatches or []]
     ]
     dist.broadcast_object_list(layout, src=source, group=group)
-    sizes = [_padded(dtype, shape) for batch in layout[0] for dtype, shape in batch.values()]
+    sizes = [_padded_bytes(dtype, shape) for batch in layout[0] for dtype, shape in batch.values()]
     if is_source:
         assert microbatches is not None
         # The GPU copies pinned memory asynchronously while the host launches further work.
@@ -37,16 +37,16 @@ def share_batches(microbatches: list[dict[str, Tensor]] | None, group: dist.Proc
         flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device())
     dist.broadcast(flat, src=source, group=group)
     pieces = iter(flat.split(sizes))
-    return [{name: _view(next(pieces), *kind) for name, kind in batch.items()} for batch in layout[0]]
+    return [{name: _view_as(next(pieces), *kind) for name, kind in batch.items()} for batch in layout[0]]
 
 
-def _bytes(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+def _num_bytes(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
     return torch.Size(shape).numel() * dtype.itemsize
 
 
-def _padded(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-    return -(-_bytes(dtype, shape) // ALIGNMENT) * ALIGNMENT
+def _padded_bytes(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    return -(-_num_bytes(dtype, shape) // ALIGNMENT) * ALIGNMENT
 
 
-def _view(piece: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    return piece[: _bytes(dtype, shape)].view(dtype).view(shape)
+def _view_as(piece: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return piece[: _num_bytes(dtype, shape)].view(dtype).view(shape)

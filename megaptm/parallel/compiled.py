@@ -54,7 +54,7 @@ def compile_layers(model: Model, log: Log) -> None:
 
     `log` receives a line for each stack and each kind of layer that stays eager.
     """
-    _configure()
+    _configure_torch()
     layers = []
     for path, stack in model.named_modules():
         if not isinstance(stack, BaseStack):
@@ -70,11 +70,11 @@ def compile_layers(model: Model, log: Log) -> None:
             layers.append((layer, kinds[block]))
     stream = _common_stream([layer for layer, _ in layers])
     for layer, kind in layers:
-        _prepare(layer)
-        _compile(layer, kind, stream)
+        _mark_eager_modules(layer)
+        _compile_layer(layer, kind, stream)
 
 
-def _configure() -> None:
+def _configure_torch() -> None:
     import torch._dynamo
     import torch._functorch.config
 
@@ -114,23 +114,23 @@ class _Compiled:
     def __init__(self, name: str, log: Log) -> None:
         self._name, self._log, self._is_eager = name, log, False
         # torch keeps the graphs of a function's code in one list, which is searched and has a maximum length.
-        function = FunctionType(_call.__code__.replace(co_name=name.replace(".", "_")), _call.__globals__)
-        self._call: Callable[..., Tensor] = torch.compile(function, dynamic=False, backend=BACKEND)
+        function = FunctionType(_call_module.__code__.replace(co_name=name.replace(".", "_")), _call_module.__globals__)
+        self._call_module: Callable[..., Tensor] = torch.compile(function, dynamic=False, backend=BACKEND)
 
     def __call__(self, module: nn.Module, *tensors: Any) -> Tensor:
         if self._is_eager:
-            return _call(module, *tensors)
+            return _call_module(module, *tensors)
         try:
-            return self._call(module, *tensors)
+            return self._call_module(module, *tensors)
         except torch._dynamo.exc.TorchDynamoException as error:
             self._is_eager = True
             cause = getattr(error, "inner_exception", error)  # of a failed backend
             reason = next(filter(None, map(str.strip, str(cause).splitlines())), "")
             self._log(f"{self._name} is not compiled: {type(cause).__name__}: {reason}")
-            return _call(module, *tensors)
+            return _call_module(module, *tensors)
 
 
-def _call(module: nn.Module, *tensors: Any) -> Tensor:
+def _call_module(module: nn.Module, *tensors: Any) -> Tensor:
     # Hooks of the module run before and after this: collectives of full sharding cannot be compiled.
     output: Tensor = type(module).forward(module, *tensors)
     return output
@@ -156,7 +156,7 @@ class _Kind:
         return self._recomputed[hook]
 
 
-def _compile(layer: Layer, kind: _Kind, stream: Callable[[], AbstractContextManager[None]] | None) -> None:
+def _compile_layer(layer: Layer, kind: _Kind, stream: Callable[[], AbstractContextManager[None]] | None) -> None:
     compiled = partial(kind.layer, layer)
     if layer.run_attention is not run:
         layer.run_attention = kind.recomputed(layer.run_attention)
@@ -174,7 +174,7 @@ def _compile(layer: Layer, kind: _Kind, stream: Callable[[], AbstractContextMana
 def _common_stream(layers: Iterable[Layer]) -> Callable[[], AbstractContextManager[None]] | None:
     """Let a layer sample all its dropout from one random stream, if its dropouts agree on one, and return that stream.
     Compiled code cannot change streams."""
-    dropouts = {dropout for layer in layers for dropout in _dropouts(layer)}
+    dropouts = {dropout for layer in layers for dropout in _active_dropouts(layer)}
     if not dropouts or any(dropout.stream is not own_stream for dropout in dropouts):
         return None
     for dropout in dropouts:
@@ -182,11 +182,11 @@ def _common_stream(layers: Iterable[Layer]) -> Callable[[], AbstractContextManag
     return own_stream
 
 
-def _dropouts(module: nn.Module) -> Iterator[Dropout]:
+def _active_dropouts(module: nn.Module) -> Iterator[Dropout]:
     return (child for child in module.modules() if isinstance(child, Dropout) and child.rate > 0)
 
 
-def _prepare(layer: Layer) -> None:
+def _mark_eager_modules(layer: Layer) -> None:
     """Mark the modules of a layer that torch.compile must leave eager."""
     for module in list(layer.modules()):
         dropout = module.dropout if isinstance(module, Attend) else module

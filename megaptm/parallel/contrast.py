@@ -46,21 +46,21 @@ class ContrastHook(EngineHook):
         self, pipeline: Pipeline, microbatches: list[MicroBatch], *, step: int | None
     ) -> Iterator[Mapping[str, Tensor]]:
         is_single = len(microbatches) == 1
-        for head in self._heads(pipeline):
+        for head in self._contrastive_heads(pipeline):
             head.gather = gather_samples if is_single else None
-        losses = self._labeled(microbatches)
+        losses = self._labeled_losses(microbatches)
         if is_single or not losses:
             yield {}
             return
         with one_attention_kernel():
             yield compare_by_features(pipeline, losses, microbatches, step=step)
 
-    def _heads(self, pipeline: Pipeline) -> list[ContrastHead]:
+    def _contrastive_heads(self, pipeline: Pipeline) -> list[ContrastHead]:
         """Return the contrastive heads that this rank holds."""
         modules = pipeline.last.chunk.last and pipeline.last.head
         return [cast(ContrastHead, modules[name]) for name in self._losses] if modules else []
 
-    def _labeled(self, microbatches: list[MicroBatch]) -> list[str]:
+    def _labeled_losses(self, microbatches: list[MicroBatch]) -> list[str]:
         """Return the contrastive losses that have labels in this step. Batches of another task have none; all ranks
         have batches of the same task."""
         return [name for name in self._losses if any(HEADS[name].label_field in batch for batch in microbatches)]
@@ -99,17 +99,17 @@ def compare_samples(
     sums = {}
     for name, head in heads.items():
         own_RF = torch.cat(
-            [_checked(output[name], batch, head) for output, batch in zip(features, microbatches, strict=True)]
+            [_check_features(output[name], batch, head) for output, batch in zip(features, microbatches, strict=True)]
         )
-        all_NF = _gather(own_RF, group).requires_grad_()
-        labels_N = _gather(torch.cat([batch[HEADS[name].label_field] for batch in microbatches]), group)
+        all_NF = _gather_ranks(own_RF, group).requires_grad_()
+        labels_N = _gather_ranks(torch.cat([batch[HEADS[name].label_field] for batch in microbatches]), group)
         first = dist.get_rank(group) * len(own_RF)
         with torch.enable_grad():
             losses_R = head.compare(all_NF, labels_N, slice(first, first + len(own_RF)))
             total = losses_R.sum()
         if losses_R.shape != own_RF.shape[:1]:
             raise UserError(
-                f"{type(head).__name__}.compare returned {_shape(losses_R)} for {len(own_RF)} of {len(all_NF)} "
+                f"{type(head).__name__}.compare returned {_format_shape(losses_R)} for {len(own_RF)} of {len(all_NF)} "
                 "samples. It must return one loss for each of the samples `own`."
             )
         (gradient_NF,) = torch.autograd.grad(total, all_NF)
@@ -126,9 +126,9 @@ def gather_samples(head: ContrastHead, own_RF: Tensor, labels_R: Tensor) -> tupl
     Gradients of the features are summed over data ranks.
     """
     group = parallel_state.get_data_parallel_group()
-    own_RF = _checked(own_RF, {head.label_field: labels_R}, head)
+    own_RF = _check_features(own_RF, {head.label_field: labels_R}, head)
     first = dist.get_rank(group) * len(own_RF)
-    return _GatherFeatures.apply(own_RF, group), _gather(labels_R, group), slice(first, first + len(own_RF))
+    return _GatherFeatures.apply(own_RF, group), _gather_ranks(labels_R, group), slice(first, first + len(own_RF))
 
 
 class _GatherFeatures(torch.autograd.Function):
@@ -138,7 +138,7 @@ class _GatherFeatures(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own_RF: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        return _gather(own_RF, group)
+        return _gather_ranks(own_RF, group)
 
     @staticmethod
     def backward(ctx: Any, gradient_NF: Tensor) -> tuple[Tensor, None]:
@@ -160,24 +160,24 @@ def one_attention_kernel() -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(enabled)
 
 
-def _checked(features: Tensor, batch: dict[str, Tensor], head: ContrastHead) -> Tensor:
+def _check_features(features: Tensor, batch: dict[str, Tensor], head: ContrastHead) -> Tensor:
     """Return the contrastive features if they have the required shape and dtype. Sums over all samples need more
     precision than bfloat16."""
     num_samples = len(batch[head.label_field])
     if features.dtype != torch.float32 or features.ndim != 2 or len(features) != num_samples:
         dtype = str(features.dtype).removeprefix("torch.")
         raise UserError(
-            f"{type(head).__name__}.features returned {_shape(features)} in {dtype} for {num_samples} samples. It must "
-            f"return [{num_samples}, F] in float32, for instance by .float()."
+            f"{type(head).__name__}.features returned {_format_shape(features)} in {dtype} for {num_samples} samples. "
+            f"It must return [{num_samples}, F] in float32, for instance by .float()."
         )
     return features
 
 
-def _shape(tensor: Tensor) -> str:
+def _format_shape(tensor: Tensor) -> str:
     return str(list(tensor.shape))
 
 
-def _gather(own: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _gather_ranks(own: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Gather tensors [R, ...] of all data ranks to [N, ...], in rank order."""
     gathered = own.new_empty(len(own) * dist.get_world_size(group), *own.shape[1:])
     dist.all_gather_into_tensor(gathered, own.contiguous(), group=group)

@@ -99,7 +99,7 @@ def _cuda_type_name(original: Callable[..., Any]) -> Callable[..., Any]:
     return type_name
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None: ...
+def _do_nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
 class _Overlay(ModuleType):
@@ -139,7 +139,7 @@ def _cuda_on_cpu() -> _Overlay:
             "default_generators": _OneGenerator(),
             "random": _Overlay(torch.cuda.random, random),
             "_lazy_call": lambda function, **kwargs: function(),
-            **dict.fromkeys(("synchronize", "empty_cache", "set_device", "_lazy_init"), _nothing),
+            **dict.fromkeys(("synchronize", "empty_cache", "set_device", "_lazy_init"), _do_nothing),
             **{f"{kind}Tensor": getattr(torch, f"{kind}Tensor") for kind in kinds},
             **random,
         },
@@ -165,10 +165,10 @@ class _Finder(importlib.abc.MetaPathFinder):
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
-            loader.exec_module = functools.partial(self._execute, loader.exec_module)
+            loader.exec_module = functools.partial(self._execute_module, loader.exec_module)
         return spec
 
-    def _execute(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+    def _execute_module(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
         execute(module)
         for name, value in list(vars(module).items()):
             if id(value) in self._replaced:

@@ -54,12 +54,12 @@ def dry_run(
 ) -> Iterator[DryRank]:
     """Build the given ranks of a layout without memory, and run micro-batches with the fields of `batch` on them."""
     for rank in ranks:
-        with _world(layout, rank) as own:
+        with _fake_process_group(layout, rank) as own:
             yield _dry_rank(spec, layout, precision, batch, rank, own)
 
 
 @contextmanager
-def _world(layout: Layout, rank: int) -> Iterator[Ranks]:
+def _fake_process_group(layout: Layout, rank: int) -> Iterator[Ranks]:
     """Open a fake process group of the layout's size in which this process is `rank` and no other process exists."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -73,7 +73,7 @@ def _world(layout: Layout, rank: int) -> Iterator[Ranks]:
 
 def _dry_rank(spec: ModelSpec, layout: Layout, precision: str, batch: BatchSpec, rank: int, ranks: Ranks) -> DryRank:
     with _without_memory(layout):
-        stages = _stages(spec, layout, precision, ranks)
+        stages = _build_chunks(spec, layout, precision, ranks)
         fields = {
             name: torch.zeros(layout.microbatch, *field.shape, dtype=getattr(torch, field.dtype))
             for name, field in batch.fields.items()
@@ -98,7 +98,7 @@ def _without_memory(layout: Layout) -> AbstractContextManager[object]:
     return torch.device("meta") if layout.tensor == 1 else FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def _stages(spec: ModelSpec, layout: Layout, precision: str, ranks: Ranks) -> list[Stage]:
+def _build_chunks(spec: ModelSpec, layout: Layout, precision: str, ranks: Ranks) -> list[Stage]:
     """Build the pipeline chunks of a rank as `parallel.stage.build_stages` does, without values."""
     config = transformer_config(spec, layout, CommunicationConfig(), precision)
     made = []

@@ -85,8 +85,8 @@ class FlatParameters:
             view.own_range = OwnRange(first - start, self.master_R[own], self.gradient_R[own])  # type: ignore[attr-defined]
             module._parameters[name] = view
             self.parameters.append(view)
-        _free(self._full_P)
-        _free(self._full_gradient_P)
+        _free_memory(self._full_P)
+        _free_memory(self._full_gradient_P)
 
     @property
     def is_gathered(self) -> bool:
@@ -111,7 +111,7 @@ class FlatParameters:
     def release(self) -> None:
         """Free the gathered weights of a fully sharded unit."""
         self._wait()  # memory must not be freed while a collective writes it
-        _free(self._full_P)
+        _free_memory(self._full_P)
 
     def _wait(self) -> None:
         if self._gathering is not None:
@@ -138,7 +138,7 @@ class FlatParameters:
             work.wait()
             self.gradient_R += total_R
             self._pending = None
-            _free(self._full_gradient_P)
+            _free_memory(self._full_gradient_P)
 
     def update_shard(self) -> None:
         """Copy this rank's float32 weights to its shard in the precision of the model."""
@@ -204,19 +204,21 @@ class FullySharded:
         The forward method of each layer must be called; calling only its parts would not gather the weights.
         """
         group = parallel_state.get_data_parallel_group()
-        layers = [layer for stack in model.modules() if isinstance(stack, BaseStack) for layer in _layers(stack)]
-        owners = [_owners(layer) for layer in layers]
+        layers = [
+            layer for stack in model.modules() if isinstance(stack, BaseStack) for layer in _layers_of_stack(stack)
+        ]
+        owners = [_trained_parameters(layer) for layer in layers]
         self._check_unshared(model)
         holding = Counter(module for layer in owners for module in {id(owner[0]) for owner in layer})
         shared = {module for module, number in holding.items() if number > 1}
         owners = [[owner for owner in layer if id(owner[0]) not in shared] for layer in owners]
         taken = {id(owner[0]) for layer in owners for owner in layer}
-        root = [owner for owner in _owners(model) if id(owner[0]) not in taken]
+        root = [owner for owner in _trained_parameters(model) if id(owner[0]) not in taken]
         self.root = Unit(root, group)
         self._by_layer = [Unit(layer, group) for layer in owners]
         _allocate_frozen(model)
         for number, (layer, unit) in enumerate(zip(layers, self._by_layer, strict=True)):
-            self._attach(layer, number, unit)
+            self._attach_hooks(layer, number, unit)
         for parameter in self.parameters():
             parameter.register_post_accumulate_grad_hook(_add_to_main_grad)
         self._pending: list[Unit] = []
@@ -240,13 +242,13 @@ class FullySharded:
             for flat in unit.flat:
                 yield from flat.parameters
 
-    def _attach(self, layer: nn.Module, number: int, unit: Unit) -> None:
+    def _attach_hooks(self, layer: nn.Module, number: int, unit: Unit) -> None:
         """Attach hooks to a layer that gather the weights of its unit and free them."""
 
         def before_forward(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             unit.each(FlatParameters.gather)
             if not _is_backward():  # in a recomputation, the backward pass prefetches
-                self._prefetch(number + 1)
+                self._prefetch_layer(number + 1)
             return _call_after_backward(lambda: self._after_backward(unit), inputs)
 
         def after_forward(_: nn.Module, inputs: Any, output: Any) -> None:
@@ -259,14 +261,14 @@ class FullySharded:
         layer.register_forward_pre_hook(before_forward)
         layer.register_forward_hook(after_forward)
 
-    def _prefetch(self, number: int) -> None:
+    def _prefetch_layer(self, number: int) -> None:
         if 0 <= number < len(self._by_layer):
             self._by_layer[number].each(FlatParameters.start_gather)
 
     def _before_backward(self, number: int, unit: Unit) -> None:
         unit.each(FlatParameters.gather)
         unit.each(FlatParameters.open_gradient)
-        self._prefetch(number - 1)
+        self._prefetch_layer(number - 1)
 
     def _after_backward(self, unit: Unit) -> None:
         unit.each(FlatParameters.release)
@@ -375,7 +377,7 @@ def _is_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _layers(stack: BaseStack) -> list[nn.Module]:
+def _layers_of_stack(stack: BaseStack) -> list[nn.Module]:
     return [stack[str(number)] for number in stack.numbers]
 
 
@@ -383,7 +385,7 @@ def _own_parameters(module: nn.Module) -> list[tuple[nn.Module, str]]:
     return [(module, name) for name, parameter in module._parameters.items() if parameter is not None]
 
 
-def _owners(root: nn.Module) -> list[tuple[nn.Module, str]]:
+def _trained_parameters(root: nn.Module) -> list[tuple[nn.Module, str]]:
     """Return module and name of each trained parameter of a model."""
     return [
         owner
@@ -409,7 +411,7 @@ def _has_memory(tensor: Tensor) -> bool:
     return tensor.untyped_storage().size() > 0
 
 
-def _free(tensor: Tensor) -> None:
+def _free_memory(tensor: Tensor) -> None:
     tensor.untyped_storage().resize_(0)
 
 

@@ -68,7 +68,7 @@ class ChunkGradients(DistributedDataParallel):
             if isinstance(module, Linear | SharedLinear | ColumnSplit | RowSplit):
                 _bypass_autograd(module)
         for group in self.bucket_groups:
-            group.start_grad_sync = _after(self._add_postponed, group.start_grad_sync)
+            group.start_grad_sync = _call_both(self._add_postponed, group.start_grad_sync)
 
     def _make_backward_post_hook(self, parameter: nn.Parameter) -> Callable[..., None]:
         """Return a function that autograd calls when a parameter's gradient is complete for a micro-batch."""
@@ -78,7 +78,7 @@ class ChunkGradients(DistributedDataParallel):
         def add(*_: object) -> None:
             gradient, own.grad = own.grad, None
             if gradient is not None and not own.grad_added_to_main_grad:
-                self._add(parameter, gradient)
+                self._add_gradient(parameter, gradient)
             elif gradient is not None and not overlaps and not getattr(own, "has_placeholder", False):
                 # With overlap the second gradient would be lost in the placeholder.
                 raise RuntimeError(
@@ -90,7 +90,7 @@ class ChunkGradients(DistributedDataParallel):
 
         return add
 
-    def _add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+    def _add_gradient(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         if parameter.numel() > MAX_POSTPONED:
             parameter.main_grad.add_(gradient)  # type: ignore[attr-defined]
             return
@@ -162,7 +162,7 @@ def add_gradients(totals: Sequence[Tensor], gradients: Sequence[Tensor]) -> None
         torch._foreach_add_(sums, terms)
 
 
-def _after(first: Callable[[], None], then: Callable[..., None]) -> Callable[..., None]:
+def _call_both(first: Callable[[], None], then: Callable[..., None]) -> Callable[..., None]:
     def call(*args: Any, **options: Any) -> None:
         first()
         then(*args, **options)

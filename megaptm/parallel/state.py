@@ -26,10 +26,10 @@ def pieces(optimizer: Optimizer, ranks: Ranks) -> Iterator[TensorPiece]:
     for part in optimizer.parts:
         if getattr(part.parameter, "shared", False):
             continue
-        yield from _slices(optimizer, part, ranks)
+        yield from _state_slices(optimizer, part, ranks)
         for kind, tensor in _state_tensors(optimizer, part).items():
             if tensor.like != "weight" and _writes_factor(part, tensor, ranks):
-                shape, box = _factor(part, tensor)
+                shape, box = _factor_shape_and_box(part, tensor)
                 data = _state_value(optimizer, part, kind, tensor, box.shape)
                 yield TensorPiece(f"{kind}/{part.placement.name}", shape, box.offset, box.shape, data)
 
@@ -40,7 +40,7 @@ def restore(optimizer: Optimizer, reader: TensorReader, *, step: int) -> None:
         for part in optimizer.parts:
             if is_sharded(part.parameter):
                 if part.master is not None:
-                    part.master.copy_(_read(reader, part, "weight", StateTensor()))
+                    part.master.copy_(_read_local_part(reader, part, "weight", StateTensor()))
             else:
                 placement = part.placement
                 weight = reader.read(f"weight/{placement.name}", placement.offset, tuple(part.parameter.shape))
@@ -50,7 +50,7 @@ def restore(optimizer: Optimizer, reader: TensorReader, *, step: int) -> None:
             if step > 0:  # an imported model, at step 0, has only weights
                 for kind, tensor in _state_tensors(optimizer, part).items():
                     if tensor.like != "weight" or part.master is not None:
-                        value = _read(reader, part, kind, tensor).to(part.key.device, copy=True)
+                        value = _read_local_part(reader, part, kind, tensor).to(part.key.device, copy=True)
                         optimizer.rule.state[part.key][kind] = value
     if isinstance(optimizer.megatron, ShardedOptimizer):
         optimizer.megatron.reload_model_params()
@@ -64,7 +64,7 @@ def _state_tensors(optimizer: Optimizer, part: TensorPart) -> Mapping[str, State
     return UPDATE_RULES[settings.name].state_tensors(settings, part) if part.parameter.requires_grad else {}
 
 
-def _slices(optimizer: Optimizer, part: TensorPart, ranks: Ranks) -> Iterator[TensorPiece]:
+def _state_slices(optimizer: Optimizer, part: TensorPart, ranks: Ranks) -> Iterator[TensorPiece]:
     """Yield the slice of a weight, and of its optimizer state with one value per element."""
     placement = part.placement
     if (placement.axis is None and ranks.tensor > 0) or (part.span is None and ranks.data > 0):
@@ -102,7 +102,7 @@ def _writes_factor(part: TensorPart, tensor: StateTensor, ranks: Ranks) -> bool:
     return ranks.data == 0 and (divided or ranks.tensor == 0)
 
 
-def _factor(part: TensorPart, tensor: StateTensor) -> tuple[tuple[int, ...], Box]:
+def _factor_shape_and_box(part: TensorPart, tensor: StateTensor) -> tuple[tuple[int, ...], Box]:
     """Return the shape of the full row or column statistics of a weight, and the box of them that this rank holds."""
     if tensor.like == "rows":
         return (part.placement.shape[0],), Box((part.placement.offset[0],), (part.length,))
@@ -110,11 +110,11 @@ def _factor(part: TensorPart, tensor: StateTensor) -> tuple[tuple[int, ...], Box
     return (part.matrices, part.full_width), Box((0, offset), (part.matrices, part.width))
 
 
-def _read(reader: TensorReader, part: TensorPart, kind: str, tensor: StateTensor) -> Tensor:
+def _read_local_part(reader: TensorReader, part: TensorPart, kind: str, tensor: StateTensor) -> Tensor:
     """Read the elements of a checkpoint tensor that this rank holds: with many data ranks a small part of the slice."""
     name, shape = f"{kind}/{part.placement.name}", tuple(part.parameter.shape)
     if tensor.like != "weight":
-        _, box = _factor(part, tensor)
+        _, box = _factor_shape_and_box(part, tensor)
         return reader.read(name, box.offset, box.shape)
     if part.span is None:
         return reader.read(name, part.placement.offset, shape)

@@ -78,7 +78,7 @@ class TiedParameters:
     def sum_gradients(self) -> None:
         """Set the gradient of every copy of a tied parameter to the sum over all copies."""
         for name in sorted(self._copies):
-            gradients = [_gradient(parameter) for parameter in self._copies[name]]
+            gradients = [_main_grad(parameter) for parameter in self._copies[name]]
             for other in gradients[1:]:
                 gradients[0].add_(other)
             if name in self._groups:
@@ -87,5 +87,5 @@ class TiedParameters:
                 other.copy_(gradients[0])
 
 
-def _gradient(parameter: nn.Parameter) -> torch.Tensor:
+def _main_grad(parameter: nn.Parameter) -> torch.Tensor:
     return parameter.main_grad  # type: ignore[attr-defined]

@@ -23,14 +23,14 @@ def elastic_layout(config: Config, room: Callable[[int], int], machine: Machine 
     return next(
         (
             candidate
-            for candidate in _candidates(config, room)
-            if _is_legal(config, candidate) and _fits(config, candidate, machine)
+            for candidate in _candidate_layouts(config, room)
+            if _is_legal(config, candidate) and _fits_memory(config, candidate, machine)
         ),
         None,
     )
 
 
-def _candidates(config: Config, room: Callable[[int], int]) -> Iterator[Layout]:
+def _candidate_layouts(config: Config, room: Callable[[int], int]) -> Iterator[Layout]:
     """Yield layouts of the config for which there are enough devices, nearest first."""
     layout, spec = config.layout, resolve_model(config)
     model_ranks = layout.tensor * layout.pipeline
@@ -43,7 +43,7 @@ def _candidates(config: Config, room: Callable[[int], int]) -> Iterator[Layout]:
         if tensor * pipeline <= room(tensor)
         for data in divisors(config.train.batch, limit=room(tensor) // (tensor * pipeline))
     ]
-    yield from sorted(other_layouts, key=lambda candidate: (-candidate.processes, _distance(candidate, layout)))
+    yield from sorted(other_layouts, key=lambda candidate: (-candidate.processes, _layout_distance(candidate, layout)))
 
 
 def _with_sizes(layout: Layout, *, tensor: int, pipeline: int, data: int) -> Layout:
@@ -61,7 +61,7 @@ def _with_sizes(layout: Layout, *, tensor: int, pipeline: int, data: int) -> Lay
     )
 
 
-def _distance(candidate: Layout, layout: Layout) -> tuple[int, int]:
+def _layout_distance(candidate: Layout, layout: Layout) -> tuple[int, int]:
     return abs(candidate.tensor - layout.tensor), abs(candidate.pipeline - layout.pipeline)
 
 
@@ -73,7 +73,7 @@ def _is_legal(config: Config, layout: Layout) -> bool:
     return True
 
 
-def _fits(config: Config, layout: Layout, machine: Machine | None) -> bool:
+def _fits_memory(config: Config, layout: Layout, machine: Machine | None) -> bool:
     if machine is None:
         return True
     needed = estimate_memory(make_workload(config.model_copy(update={"layout": layout})))

@@ -30,7 +30,7 @@ def find_local_machine() -> Machine:
     listed = nvidia_smi("--query-gpu=name,memory.total", "--format=csv,noheader,nounits").splitlines()
     # Of GPUs that share the memory of the processor, nvidia-smi writes `[N/A]`.
     sizes = ((name.strip(), mebibytes.strip()) for name, _, mebibytes in (line.rpartition(",") for line in listed))
-    gpus = _visible([(name, int(size) if size.isdecimal() else 0) for name, size in sizes])
+    gpus = _visible_gpus([(name, int(size) if size.isdecimal() else 0) for name, size in sizes])
     known = ", ".join(known_machines())
     if not gpus:
         raise UserError(
@@ -49,7 +49,7 @@ def find_local_machine() -> Machine:
     )
 
 
-def _visible(gpus: list[tuple[str, int]]) -> list[tuple[str, int]]:
+def _visible_gpus(gpus: list[tuple[str, int]]) -> list[tuple[str, int]]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES leaves to processes: by index, or as many as it has names."""
     if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
         return gpus

@@ -110,7 +110,7 @@ def load_machine(name: str, *, where: str = "--machine") -> Machine:
     if path.suffix not in (".yaml", ".yml") and not path.exists():
         path = FOLDER / f"{name}.yaml"
         if not path.exists():
-            raise UserError(_unknown(name, where))
+            raise UserError(_unknown_machine_message(name, where))
     layer = read_file(path)
     try:
         machine = Machine.model_validate(layer.values)
@@ -135,7 +135,7 @@ def known_machines() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def _unknown(name: str, where: str) -> str:
+def _unknown_machine_message(name: str, where: str) -> str:
     hint = nearest(name, known_machines(), "use one of {}, or the path of a YAML file.")
     return f"{where} {name}: no such machine; {hint}"
 

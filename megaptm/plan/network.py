@@ -32,10 +32,10 @@ def collective_seconds(machine: Machine, size: float, *, ranks: int, stride: int
     else:
         slow = machine.inter_node.gigabytes_per_second * machine.inter_node.efficiency * inside
         rate = min(fast, slow)
-    return size * (ranks - 1) / ranks / (rate * 1e9) + _latency(machine, ranks, inside)
+    return size * (ranks - 1) / ranks / (rate * 1e9) + _ring_latency(machine, ranks, inside)
 
 
-def _latency(machine: Machine, ranks: int, inside: int) -> float:
+def _ring_latency(machine: Machine, ranks: int, inside: int) -> float:
     """Return the seconds of the smallest message around a ring of ranks, hop by hop, as NCCL estimates it
     (src/graph/tuning.cc)."""
     if ranks == inside:

@@ -56,7 +56,7 @@ def draw_curves(curves: Mapping[str, Points], *, width: int = 72, height: int = 
         lines.append(line)
     lines.append(Text(" " * 9 + "└" + "─" * width))
     lines.append(Text(" " * 10 + f"{start:<{width // 2}.6g}{stop:>{width - width // 2}.6g}"))
-    return [*lines, *_legend(finite, width)]
+    return [*lines, *_legend_lines(finite, width)]
 
 
 def _distinct_labels(values: Sequence[float]) -> list[str]:
@@ -68,7 +68,7 @@ def _distinct_labels(values: Sequence[float]) -> list[str]:
     return labels
 
 
-def _legend(curves: Mapping[str, Points], width: int) -> list[Text]:
+def _legend_lines(curves: Mapping[str, Points], width: int) -> list[Text]:
     """Return the legend lines: color, name and last value of each curve."""
     lines = [Text(" " * 10)]
     for (name, points), color in zip(curves.items(), COLORS, strict=False):

@@ -45,7 +45,7 @@ def report(run: str | Path, *, console: Console | None = None, send: bool = Fals
     jobs = job_times(events, records)
     if not records:
         raise UserError(f"{run} has no metrics yet: `megaptm train {run}` writes them.")
-    title = f"{config.model.family}/{config.model.size}, {_objective(config)}"
+    title = f"{config.model.family}/{config.model.size}, {_objective_name(config)}"
     console.print(Text.assemble((run.name, "bold"), f": {title}; {_progress_text(config, records, jobs)}\n"))
     for line in draw_curves(loss_curves(records), width=min(console.width, 100) - 12):
         console.print(line, no_wrap=True)
@@ -77,7 +77,7 @@ def _trace_files(events: list[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(file for file in files if isinstance(file, str)))
 
 
-def _objective(config: Config) -> str:
+def _objective_name(config: Config) -> str:
     try:
         return config.built_objective.name
     except UserError:

@@ -94,8 +94,8 @@ class Heartbeat:
             safe_open(stacks_file(folder, self.rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb", buffering=0
         )
         self._file = safe_open(beat_file(folder, self.rank), os.O_RDWR | os.O_CREAT)
-        self._flush()
-        self._beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._flush_beat()
+        self._beating = threading.Thread(target=self._beat_until_stopped, name="heartbeat", daemon=True)
         self._beating.start()
         return self
 
@@ -114,7 +114,7 @@ class Heartbeat:
         if hasattr(self, "_beating"):
             self._beating.join(self.interval)
             self.enter("ended")
-            self._flush()
+            self._flush_beat()
             faulthandler.cancel_dump_traceback_later()
 
     def __enter__(self) -> Heartbeat:
@@ -127,7 +127,7 @@ class Heartbeat:
         """Report in the heartbeat that the next phase starts. All ranks call this at the same points of the program."""
         self._phase = phase
         self._position += 1
-        self._write(self._file)
+        self._write_beat(self._file)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
@@ -146,10 +146,10 @@ class Heartbeat:
         """Set the number of finished steps in the heartbeat, when a run resumes from a checkpoint."""
         self._steps = step
 
-    def _beat(self) -> None:
+    def _beat_until_stopped(self) -> None:
         stacks_written = False
         while not self._stop.wait(self.interval):
-            self._flush()
+            self._flush_beat()
             request = read_request(self._folder)
             if request == EXIT:
                 os._exit(EXIT_CONTINUE)
@@ -159,7 +159,7 @@ class Heartbeat:
                 os.fsync(self._stacks.fileno())
             stacks_written = request == STACKS
 
-    def _flush(self) -> None:
+    def _flush_beat(self) -> None:
         """Write a heartbeat so that other machines see it: network file systems send data when the file is closed."""
         self._count += 1
         self._halted_readers = halted_children() if self._phase == "data" else []
@@ -169,11 +169,11 @@ class Heartbeat:
         with contextlib.suppress(OSError):
             file = safe_open(beat_file(self._folder, self.rank), os.O_RDWR)
             try:
-                self._write(file)
+                self._write_beat(file)
             finally:
                 os.close(file)
 
-    def _write(self, file: int) -> None:
+    def _write_beat(self, file: int) -> None:
         """Write a heartbeat of fixed length in one call, so that a reader gets either the old or the new one."""
         if file < 0:
             return

@@ -64,7 +64,7 @@ class RunLock:
         try:
             self._wait_for_other_host()
         except UserError:
-            self._close()
+            self._close_file()
             raise
         self._write_holder()
         self._stop = threading.Event()
@@ -83,8 +83,8 @@ class RunLock:
             self._beats.join()  # afterwards the file descriptor may belong to another file
         if self.is_held():
             # Without a name, the next holder need not wait for beats.
-            self._write(json.dumps({"attempt": self.attempt.to_json()}).encode() if self.attempt else b"")
-        self._close()
+            self._write_content(json.dumps({"attempt": self.attempt.to_json()}).encode() if self.attempt else b"")
+        self._close_file()
 
     def is_held(self) -> bool:
         """Whether this process still holds the run's lock, so that no other job has taken over the run. To be checked
@@ -122,7 +122,7 @@ class RunLock:
                 holder = _read_holder(self.path)
                 # Processes of an earlier attempt hold the lock, or this attempt already took over.
                 is_own = self.attempt is not None and holder == {"attempt": self.attempt.to_json()}
-                if is_own or self._follows(holder):
+                if is_own or self._follows_holder(holder):
                     return file
                 os.close(file)
                 raise UserError(self._in_use_message(holder)) from None
@@ -144,7 +144,7 @@ class RunLock:
         """Wait for a heartbeat of the process on another host that holds the run's lock. Raise `UserError` if there is
         one; return if there is none, because the process has ended."""
         holder = _read_holder(self.path)
-        if holder.get("host") in (None, socket.gethostname()) or self._follows(holder):
+        if holder.get("host") in (None, socket.gethostname()) or self._follows_holder(holder):
             return
         last = _last_beat(self.path)
         deadline = time.monotonic() + MISSED_BEATS * self._beat_seconds
@@ -154,9 +154,9 @@ class RunLock:
                 raise UserError(self._in_use_message(holder))
 
     def _is_own(self, holder: dict[str, Any]) -> bool:
-        return self._file is not None and (holder.get("token") == self.token or self._follows(holder))
+        return self._file is not None and (holder.get("token") == self.token or self._follows_holder(holder))
 
-    def _follows(self, holder: dict[str, Any]) -> bool:
+    def _follows_holder(self, holder: dict[str, Any]) -> bool:
         return self.attempt is not None and self.attempt.follows(Attempt.from_json(holder.get("attempt")))
 
     def _in_use_message(self, holder: dict[str, Any]) -> str:
@@ -178,15 +178,15 @@ class RunLock:
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "token": self.token}
         attempt = {"attempt": self.attempt.to_json()} if self.attempt else {}
-        self._write(json.dumps(holder | attempt).encode())
+        self._write_content(json.dumps(holder | attempt).encode())
 
-    def _write(self, content: bytes) -> None:
+    def _write_content(self, content: bytes) -> None:
         assert self._file is not None
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, content, 0)
         os.fsync(self._file)
 
-    def _close(self) -> None:
+    def _close_file(self) -> None:
         assert self._file is not None
         _held.discard(self._file)
         os.close(self._file)

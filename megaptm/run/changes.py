@@ -99,13 +99,13 @@ def compare_configs(previous: Config, config: Config) -> ConfigComparison:
     events: list[Event] = [DataMovedEvent(step=done, before=old, after=new) for old, new in moved.items()]
     if previous.objective != config.objective:
         events.append(ObjectiveEvent(step=done, before=previous.objective, after=config.objective))
-    if jump is not None or _schedule(previous)[1:] != _schedule(config)[1:]:
+    if jump is not None or _schedule_values(previous)[1:] != _schedule_values(config)[1:]:
         events.append(_schedule_event(previous, config, done))
     return ConfigComparison(config.run, events=tuple(events))
 
 
 def _schedule_event(previous: Config, config: Config, done: int) -> ScheduleEvent:
-    before, after = (dict(zip(SCHEDULE_KEYS, _schedule(version), strict=True)) for version in (previous, config))
+    before, after = (dict(zip(SCHEDULE_KEYS, _schedule_values(version), strict=True)) for version in (previous, config))
     rates = learning_rate_at(previous, done), learning_rate_at(config, done)
     return ScheduleEvent(step=done, before=before, after=after, rate_before=rates[0], rate_after=rates[1])
 
@@ -150,7 +150,7 @@ def _steps_before(steps: Iterable[int], done: int) -> list[int]:
     return [step for step in steps if step < done]
 
 
-def _schedule(config: Config) -> tuple[int, int | None, list[int]]:
+def _schedule_values(config: Config) -> tuple[int, int | None, list[int]]:
     return config.train.steps, config.optimizer.decay_steps, [*config.optimizer.restarts]
 
 
@@ -168,7 +168,7 @@ def _sets_schedule(previous: Config, config: Config, done: int) -> bool:
 
 
 def _rate_choices(previous: Config, config: Config, jump: RateJump) -> Iterator[str]:
-    keys = zip(SCHEDULE_KEYS, _schedule(previous), _schedule(config), strict=True)
+    keys = zip(SCHEDULE_KEYS, _schedule_values(previous), _schedule_values(config), strict=True)
     changed = " and ".join(
         f"{key} from {_describe_value(old)} to {_describe_value(new)}" for key, old, new in keys if old != new
     )

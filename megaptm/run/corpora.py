@@ -71,21 +71,21 @@ class RunCorpora:
                 ]
             )
         )
-        shares = np.array([*self._shares().values()])
+        shares = np.array([*self._relative_epochs().values()])
         weighted: np.ndarray = np.rint(counts * shares[:, None]).astype(np.int64).sum(axis=0)
         return weighted
 
     def texts(self, split: str, part: int, parts: int) -> Iterator[tuple[float, Iterator[list[np.ndarray]]]]:
         """Yield for each corpus of a run its share, and a part of the documents of a split."""
-        for path, share in self._shares().items():
+        for path, share in self._relative_epochs().items():
             corpus, verify = self._corpora[path], self.config.data.verify
             yield share, read_texts(corpus, split, part=part, parts=parts, verify=verify)
 
     def tokens(self, split: str) -> float:
         """Return the number of tokens of all corpora of a run, weighted by their shares."""
-        return sum(share * self._corpora[path].split(split).tokens for path, share in self._shares().items())
+        return sum(share * self._corpora[path].split(split).tokens for path, share in self._relative_epochs().items())
 
-    def _shares(self) -> dict[str, float]:
+    def _relative_epochs(self) -> dict[str, float]:
         """Return the relative number of epochs of each corpus of a run; 1 for the corpus that is repeated most."""
         epochs = {
             path: self.config.data.mix[path] / corpus.split("train").tokens for path, corpus in self._corpora.items()
@@ -213,7 +213,7 @@ def refuse_larger_corpora(config: Config, vocabulary: int) -> None:
 def load_corpus_tokenizer(corpus: Corpus) -> Tokenizer:
     """Return the tokenizer in a corpus, after checking that it has the recorded fingerprint."""
     path, fingerprint = corpus.folder / "tokenizer", corpus.manifest.tokenizer["fingerprint"]
-    if corpus.mirror and _fingerprint(path) != fingerprint:
+    if corpus.mirror and _tokenizer_fingerprint(path) != fingerprint:
         corpus.mirror.fetch_tokenizer(again=True)
     tokenizer = load_tokenizer(path)
     if tokenizer.fingerprint != fingerprint:
@@ -223,7 +223,7 @@ def load_corpus_tokenizer(corpus: Corpus) -> Tokenizer:
     return tokenizer
 
 
-def _fingerprint(path: Path) -> str | None:
+def _tokenizer_fingerprint(path: Path) -> str | None:
     try:
         return load_tokenizer(path).fingerprint
     except UserError:

@@ -20,7 +20,7 @@ overwritten."""
 
 def submitted_config(config: Config) -> Path:
     """Return the file with the config of a submitted job."""
-    return Path(config.run) / SUBMITTED / f"{_digest(config_to_yaml(config).encode())}.yaml"
+    return Path(config.run) / SUBMITTED / f"{_content_digest(config_to_yaml(config).encode())}.yaml"
 
 
 def write_submission(config: Config, script: str) -> None:
@@ -33,7 +33,7 @@ def write_submission(config: Config, script: str) -> None:
 
 def check_submitted(path: Path) -> None:
     """Raise `UserError` if the config of a submitted job was changed after its submission."""
-    if path.parent.name == SUBMITTED and path.is_file() and _digest(path.read_bytes()) != path.stem:
+    if path.parent.name == SUBMITTED and path.is_file() and _content_digest(path.read_bytes()) != path.stem:
         raise UserError(f"{path} was changed after this job was submitted with it: submit the run again.")
 
 
@@ -64,5 +64,5 @@ def queued_jobs(run: Path) -> dict[str, str]:
     return {job: state for job, state, command in rows if command == str(script) or command.startswith(f"{script} ")}
 
 
-def _digest(content: bytes) -> str:
+def _content_digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]

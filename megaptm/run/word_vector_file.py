@@ -27,7 +27,7 @@ def with_vectors(table_VD: Tensor, path: str, names: Sequence[str]) -> Tensor:
     try:
         with regular_file(path).open(encoding="utf-8", errors="replace") as file:
             first = 1
-            for number, line in _lines(file, path):
+            for number, line in _numbered_lines(file, path):
                 word, *numbers = line.rstrip().split(" ")
                 if number == 1 and len(numbers) == 1:
                     first = 2
@@ -48,7 +48,7 @@ def with_vectors(table_VD: Tensor, path: str, names: Sequence[str]) -> Tensor:
     return table_VD
 
 
-def _lines(file: IO[str], path: str) -> Iterator[tuple[int, str]]:
+def _numbered_lines(file: IO[str], path: str) -> Iterator[tuple[int, str]]:
     """Yield numbered lines of a word vector file, starting at 1."""
     for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), ""), 1):
         if len(line) == MAX_LINE:

@@ -246,7 +246,7 @@ def _options(block: Block, record: AttentionSpec) -> tuple[str, ...]:
 
 def _in_turn(record: AttentionSpec, name: str, value: Any) -> tuple[Any, ...]:
     """Return the values of an attention option that layers use in turn; one if the value is valid for all layers."""
-    adapter = _adapters(record.__class__)[name]  # type: ignore[arg-type]
+    adapter = _field_validators(record.__class__)[name]  # type: ignore[arg-type]
     value = tuple(value) if isinstance(value, list) else value
     try:
         return (adapter.validate_python(value, strict=True),)
@@ -257,7 +257,7 @@ def _in_turn(record: AttentionSpec, name: str, value: Any) -> tuple[Any, ...]:
 
 
 @cache
-def _adapters(kind: Any) -> dict[str, TypeAdapter[Any]]:
+def _field_validators(kind: Any) -> dict[str, TypeAdapter[Any]]:
     """Return the validators of a record's fields: field -> validator of its values."""
     hints = get_type_hints(kind, include_extras=True)
     return {entry.name: TypeAdapter(hints[entry.name]) for entry in fields(kind)}
@@ -265,7 +265,7 @@ def _adapters(kind: Any) -> dict[str, TypeAdapter[Any]]:
 
 def value_errors(record: Any, prefix: str = "") -> Iterator[str]:
     """Yield an error message for each field of a block, or of a record in it, that has an unknown value."""
-    for name, adapter in _adapters(record.__class__).items():
+    for name, adapter in _field_validators(record.__class__).items():
         value = getattr(record, name)
         try:
             adapter.validate_python(value, strict=True)

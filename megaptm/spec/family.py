@@ -279,10 +279,10 @@ def change(table: Table, **differences: Any) -> Table:
 
     A mapping changes fields of a nested record, or of all records of a tuple: `change(block, norm={"eps": 1e-12})`.
     """
-    return replace(table, **{name: _changed(getattr(table, name), value) for name, value in differences.items()})
+    return replace(table, **{name: _change_record(getattr(table, name), value) for name, value in differences.items()})
 
 
-def _changed(value: Any, difference: Any) -> Any:
+def _change_record(value: Any, difference: Any) -> Any:
     if not isinstance(difference, Mapping) or isinstance(value, Mapping):
         return difference
     return (

@@ -43,7 +43,7 @@ class Cache:
         if self._mark_used(path):
             return False
         started = time.monotonic()
-        with self._locked(path):
+        with self._lock_file(path):
             if self._mark_used(path):  # another process was first
                 return False
             # Waiting for the other process, which failed, counts towards the patience.
@@ -51,7 +51,7 @@ class Cache:
             retry = replace(self.retry, seconds=remaining)
             size = file_size(url, retry) if size is None else size
             self._make_room(url, size)
-            self._download(url, path, sha256, size, retry)
+            self._download_verified(url, path, sha256, size, retry)
         return True
 
     def discard(self, *paths: Path) -> None:
@@ -59,7 +59,7 @@ class Cache:
         for path in paths:
             path.unlink(missing_ok=True)
 
-    def _download(self, url: str, path: Path, sha256: str, size: int, retry: RetryPolicy) -> None:
+    def _download_verified(self, url: str, path: Path, sha256: str, size: int, retry: RetryPolicy) -> None:
         with AtomicFile(path) as part:
             for _ in range(MAX_DOWNLOADS):
                 if download(url, part, size=size, retry=retry) == sha256:
@@ -103,7 +103,7 @@ class Cache:
                     yield status.st_mtime_ns, status.st_size, path
 
     @contextmanager
-    def _locked(self, path: Path) -> Iterator[None]:
+    def _lock_file(self, path: Path) -> Iterator[None]:
         """Lock a file of the cache, so that one thread of one process fetches it and the others wait."""
         locks = self.folder / "locks"
         locks.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ def safe_open(path: Path, flags: int, mode: int = 0o644) -> int:
     except OSError:
         refuse_link(path)
         if path.exists() and not path.is_file():
-            raise UserError(_refusal(path, "is not a regular file")) from None
+            raise UserError(_refusal_message(path, "is not a regular file")) from None
         raise
     status = os.fstat(descriptor)
     problem = None
@@ -34,7 +34,7 @@ def safe_open(path: Path, flags: int, mode: int = 0o644) -> int:
         problem = "has a hard link elsewhere"
     if problem is not None:
         os.close(descriptor)
-        raise UserError(_refusal(path, problem))
+        raise UserError(_refusal_message(path, problem))
     os.set_blocking(descriptor, True)
     if flags & os.O_TRUNC:
         os.ftruncate(descriptor, 0)
@@ -44,8 +44,8 @@ def safe_open(path: Path, flags: int, mode: int = 0o644) -> int:
 def refuse_link(path: Path) -> None:
     """Raise `UserError` if `path` is a symbolic link."""
     if path.is_symlink():
-        raise UserError(_refusal(path, f"is a link to {os.readlink(path)}"))
+        raise UserError(_refusal_message(path, f"is a link to {os.readlink(path)}"))
 
 
-def _refusal(path: Path, problem: str) -> str:
+def _refusal_message(path: Path, problem: str) -> str:
     return f"{path} {problem}: a run writes only to its own folder. Remove it, or replace it by a copy."

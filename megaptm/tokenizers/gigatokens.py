@@ -42,14 +42,14 @@ class Gigatoken:
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray | None]:
         """Encode texts with gigatoken: return int32 [tokens] for each."""
-        return [self._encode(text) for text in texts]
+        return [self._encode_text(text) for text in texts]
 
     def encode_batch_with_ends(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray] | None]:
         """Encode texts with gigatoken: return for each int32 [tokens] ids, and int32 [tokens] end of each token in
         characters."""
         return [self._encode_with_ends(text) for text in texts]
 
-    def _encode(self, text: str) -> np.ndarray | None:
+    def _encode_text(self, text: str) -> np.ndarray | None:
         if self._added is not None and self._added.search(text):
             return None
         if self._normalizer is not None and not (self._ascii_is_normal and text.isascii()):
@@ -61,7 +61,7 @@ class Gigatoken:
         normal = self._normalizer is None or (self._ascii_is_normal and text.isascii())
         if self._lengths is None or not normal:
             return None
-        if (ids := self._encode(text)) is None:
+        if (ids := self._encode_text(text)) is None:
             return None
         # The concatenated bytes of the tokens equal the text, unless the vocabulary lacks a byte.
         ends, content = np.cumsum(self._lengths[ids], dtype=np.int32), text.encode()

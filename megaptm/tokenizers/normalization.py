@@ -85,7 +85,7 @@ def expand_precompiled(normalizer: NormalizerPart | None, *, folds: bool = True)
         if part["type"] == "Precompiled":
             changed += expand_charsmap(part["precompiled_charsmap"])
         elif folds and part["type"] == "StripAccents":
-            changed.append(_replace(_combining_marks(), "", regex=True))
+            changed.append(_replace_component(_combining_marks(), "", regex=True))
         else:
             changed += [SIGMA, part] if folds and part["type"] == "Lowercase" else [part]
     return {"type": "Sequence", "normalizers": changed}
@@ -134,7 +134,7 @@ def expand_charsmap(charsmap: str) -> list[NormalizerPart]:
     bases: dict[str, list[str]] = defaultdict(list)
     for base, pattern in continuations.items():
         bases[pattern].append(base)
-    following = {character for pattern in bases for character in _characters(pattern)}
+    following = {character for pattern in bases for character in _characters_of_pattern(pattern)}
     mark = f"[{_class_ranges(following)}{JOINING}\\p{{M}}]"
     # The pattern with most bases comes first: Korean.
     composed = "|".join(
@@ -144,12 +144,12 @@ def expand_charsmap(charsmap: str) -> list[NormalizerPart]:
     # Matches at the first mark after a character, after skipping marks that SentencePiece composes with it.
     block = f"(?={mark})(?<=[\\s\\S])(?:(?:{composed})\\K|)" if composed else f"(?={mark})(?<=[\\s\\S])"
     return [
-        _replace(block, BLOCK, regex=True),
-        _replace(f"(?={mark})(?<=[^{BLOCK}])", SPLIT, regex=True),
+        _replace_component(block, BLOCK, regex=True),
+        _replace_component(f"(?={mark})(?<=[^{BLOCK}])", SPLIT, regex=True),
         {"type": "Precompiled", "precompiled_charsmap": charsmap},
-        _replace(SPLIT, ""),
+        _replace_component(SPLIT, ""),
         {"type": "NFC"},
-        _replace(BLOCK, ""),
+        _replace_component(BLOCK, ""),
     ]
 
 
@@ -180,14 +180,14 @@ def make_library_normalizer(normalizer: NormalizerPart | None) -> tokenizers.nor
     return Tokenizer.from_str(json.dumps(content)).normalizer
 
 
-def _replace(pattern: str, content: str, *, regex: bool = False) -> NormalizerPart:
+def _replace_component(pattern: str, content: str, *, regex: bool = False) -> NormalizerPart:
     return {"type": "Replace", "pattern": {"Regex" if regex else "String": pattern}, "content": content}
 
 
 def _collapse_groups(parts: list[NormalizerPart]) -> list[NormalizerPart]:
     """Undo `expand_precompiled`: replace each group of components that it created by the original component."""
     collapsed, at = list(parts), 0
-    if not any(part == _replace(BLOCK, "") for part in parts):
+    if not any(part == _replace_component(BLOCK, "") for part in parts):
         return collapsed
     while at < len(collapsed):
         kinds = [part["type"] for part in collapsed[at : at + 6]]
@@ -218,7 +218,7 @@ def _class_ranges(characters: Iterable[str]) -> str:
     return "".join(f"\\x{{{a:x}}}" if a == b else f"\\x{{{a:x}}}-\\x{{{b:x}}}" for a, b in spans)
 
 
-def _characters(pattern: str) -> Iterator[str]:
+def _characters_of_pattern(pattern: str) -> Iterator[str]:
     for first, last in re.findall(r"\\x\{(\w+)\}(?:-\\x\{(\w+)\})?", pattern):
         yield from map(chr, range(int(first, 16), int(last or first, 16) + 1))
 

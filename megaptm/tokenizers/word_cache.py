@@ -68,7 +68,7 @@ class WordCache:
         self._unsupported_spaces = tuple(space for space in RARE_SPACES if not _is_space(library, space.decode()))
         # Such a space at the end of a word may or may not merge with the next space.
         self._strips_wide_spaces = all(
-            _split(library, f"{space}a{space}") == _split(library, "a") for space in WIDE_SPACES
+            _split_words(library, f"{space}a{space}") == _split_words(library, "a") for space in WIDE_SPACES
         )
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray | None]:
@@ -232,8 +232,8 @@ def splits_at_marks(content: Mapping[str, Any], library: tokenizers.Tokenizer) -
         return False
     marks = (mark for mark in string.punctuation)
     return all(
-        _split(library, f"a{mark}1{mark}{mark}B")
-        == [*_split(library, "a"), mark, *_split(library, "1"), mark, mark, *_split(library, "B")]
+        _split_words(library, f"a{mark}1{mark}{mark}B")
+        == [*_split_words(library, "a"), mark, *_split_words(library, "1"), mark, mark, *_split_words(library, "B")]
         for mark in marks
     )
 
@@ -249,16 +249,16 @@ def _replaces_within_words(part: Mapping[str, Any]) -> bool:
 def _is_space(library: tokenizers.Tokenizer, space: str) -> bool:
     """Whether for a tokenizer a character separates words, alone, doubled or among others, without leaving a token."""
     for left, last in pairwise(("a", "it's", "12", "漢字か", "é.", "B😀")):
-        expected = _split(library, left) + _split(library, last)
+        expected = _split_words(library, left) + _split_words(library, last)
         for between in (space, space * 2, f" {space}", f"{space} ", f"\n{space} "):
-            if _split(library, f"{left}{between}{last}") != expected:
+            if _split_words(library, f"{left}{between}{last}") != expected:
                 return False
-        if _split(library, f"{space}{left}{space}{space}{last}{space}") != expected:
+        if _split_words(library, f"{space}{left}{space}{space}{last}{space}") != expected:
             return False
     return True
 
 
-def _split(library: tokenizers.Tokenizer, text: str) -> list[str]:
+def _split_words(library: tokenizers.Tokenizer, text: str) -> list[str]:
     if library.normalizer is not None:
         text = library.normalizer.normalize_str(text)
     return [piece for piece, _ in library.pre_tokenizer.pre_tokenize_str(text)]

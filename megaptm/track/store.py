@@ -64,7 +64,7 @@ class MlflowRun:
         refuse_foreign_server(uri)
         ensure_database(uri)
         self._client = MlflowClient(tracking_uri=uri)
-        self._id = self._open(state)
+        self._id = self._open_run(state)
         self._shortened: set[str] = set()
         self._infinite: set[str] = set()
 
@@ -75,7 +75,7 @@ class MlflowRun:
         A record that MLflow rejects is skipped with a warning, so that it does not block later ones.
         """
         try:
-            self._send(records)
+            self._send_records(records)
         except MlflowException as error:
             if error.error_code not in REJECTION_CODES or not self._is_active(self._id):
                 raise
@@ -87,9 +87,9 @@ class MlflowRun:
 
     def close(self) -> None: ...
 
-    def _send(self, records: Sequence[dict[str, Any]]) -> None:
+    def _send_records(self, records: Sequence[dict[str, Any]]) -> None:
         self._warn_of_shortened(records)
-        metrics = [metric for record in records if "step" in record for metric in _metrics(record)]
+        metrics = [metric for record in records if "step" in record for metric in _to_metrics(record)]
         for start in range(0, len(metrics), METRICS_PER_CALL):
             self._client.log_batch(self._id, metrics=metrics[start : start + METRICS_PER_CALL])
         self._tag_infinite(records)
@@ -101,7 +101,7 @@ class MlflowRun:
             if "artifact" in record:
                 self._send_file(self._run / record["artifact"])
             if "status" in record:
-                self._send_status(record["status"], _milliseconds(record))
+                self._send_status(record["status"], _to_milliseconds(record))
 
     def _warn_of_shortened(self, records: Sequence[dict[str, Any]]) -> None:
         """Warn once of each metric name that MLflow has under a shorter one."""
@@ -122,15 +122,15 @@ class MlflowRun:
                         self._client.set_tag(self._id, tag, f"{value} at step {record['step']}")
                     self._infinite.add(key)
 
-    def _open(self, state: UploadState) -> str:
+    def _open_run(self, state: UploadState) -> str:
         """Return the id of the MLflow run: the stored one, else one found by its tag (created but not stored), else a
         new one."""
         if state.run_id is not None and (experiment := self._is_active(state.run_id)):
             state.experiment_id = experiment
             return state.run_id
-        experiment = self._experiment(state)
+        experiment = self._find_or_create_experiment(state)
         matches = self._client.search_runs([experiment], filter_string=f"tags.`{JOB_TAG}` = '{state.job}'")
-        run = matches[0] if matches else self._create(experiment, state)
+        run = matches[0] if matches else self._create_run(experiment, state)
         if state.run_id is not None:
             logger.warning("MLflow run %s was deleted: all of %s goes to a new one", state.run_id, self._run / FILE)
             state.uploaded_bytes = 0
@@ -141,11 +141,11 @@ class MlflowRun:
         state.write(self._run)
         return state.run_id
 
-    def _create(self, experiment: str, state: UploadState) -> Run:
+    def _create_run(self, experiment: str, state: UploadState) -> Run:
         """Create the MLflow run. Its start time is that of its journal, since the first upload may be much later."""
         with (self._run / FILE).open("rb") as journal:
             first = parse_record(journal.readline()) or {}
-        start_time = _milliseconds(first) if "time" in first else None
+        start_time = _to_milliseconds(first) if "time" in first else None
         tags = {JOB_TAG: state.job}
         if state.parent is not None and self._is_active(state.parent):
             tags[MLFLOW_PARENT_RUN_ID] = state.parent
@@ -161,7 +161,7 @@ class MlflowRun:
             return None
         return str(info.experiment_id) if info.lifecycle_stage == LifecycleStage.ACTIVE else None
 
-    def _experiment(self, state: UploadState) -> str:
+    def _find_or_create_experiment(self, state: UploadState) -> str:
         """Return the MLflow experiment with the configured name, creating it if necessary. If it was deleted, use a
         numbered name.
 
@@ -211,8 +211,8 @@ class MlflowRun:
             self._client.log_artifact(self._id, str(path))
 
 
-def _metrics(record: dict[str, Any]) -> list[Metric]:
-    moment = _milliseconds(record)
+def _to_metrics(record: dict[str, Any]) -> list[Metric]:
+    moment = _to_milliseconds(record)
     return [
         # MLflow would store infinity as 1.8e308, which makes a curve unreadable; NaN leaves a gap. Journal and a tag
         # keep it.
@@ -222,7 +222,7 @@ def _metrics(record: dict[str, Any]) -> list[Metric]:
     ]
 
 
-def _milliseconds(record: dict[str, Any]) -> int:
+def _to_milliseconds(record: dict[str, Any]) -> int:
     """Return a time as milliseconds since 1970, as MLflow expects."""
     return round(1000 * record["time"])
 

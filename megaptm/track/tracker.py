@@ -60,23 +60,23 @@ class Tracker:
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step."""
-        self._add({"step": step, **metrics})
+        self._add_record({"step": step, **metrics})
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record parameters of the run. If a restart changes one, MLflow has the new value in the tag
         `latest.KEY`."""
-        self._add({"params": dict(params)})
+        self._add_record({"params": dict(params)})
 
     def log_artifact(self, path: str | Path) -> None:
         """Record a file in the run folder as an MLflow artifact. Its content at the time of upload is sent."""
-        self._add({"artifact": str(Path(path).resolve().relative_to(self._run))})
+        self._add_record({"artifact": str(Path(path).resolve().relative_to(self._run))})
 
     def log_status(self, status: str) -> None:
         """Record MLflow's status of the run: RUNNING, FINISHED, FAILED, KILLED, or SCHEDULED if it will be continued.
 
         MLflow measures the run's duration from the first record to the last status.
         """
-        self._add({"status": status})
+        self._add_record({"status": status})
 
     def close(self, *, seconds: float = 20.0) -> int:
         """Wait briefly for the uploads; return the number of records that are still missing in some logger."""
@@ -109,7 +109,7 @@ class Tracker:
         self.log_status("FINISHED" if kind is None else "FAILED")
         self.close()
 
-    def _add(self, record: Mapping[str, Any]) -> None:
+    def _add_record(self, record: Mapping[str, Any]) -> None:
         try:
             self._journal.add(record)
         except OSError as error:  # a full disk must not stop training; the line stays in memory
@@ -187,7 +187,7 @@ class Uploader(threading.Thread):
                     store.close()
                     return
                 pause = self._retry_seconds
-                self._sleep(BATCH_PAUSE_SECONDS)
+                self._sleep_between_uploads(BATCH_PAUSE_SECONDS)
                 self.wake.wait()
             except Exception as error:  # no error of a server or a library may reach training
                 store = None  # the run may have been deleted; opening it again creates a new one
@@ -200,7 +200,7 @@ class Uploader(threading.Thread):
                     )
                 if closing:
                     return
-                self._sleep(pause)
+                self._sleep_between_uploads(pause)
                 pause = min(2 * pause, MAX_RETRY_SECONDS)
 
     def _send_new(self, store: LoggerRun) -> None:
@@ -216,7 +216,7 @@ class Uploader(threading.Thread):
             self._state.uploaded_bytes += sum(map(len, lines))
             self._state.write(self._run)
 
-    def _sleep(self, seconds: float) -> None:
+    def _sleep_between_uploads(self, seconds: float) -> None:
         """Wait between uploads, unless the run ends in the meantime."""
         deadline = time.monotonic() + seconds
         while not self._closing and time.monotonic() < deadline:

@@ -69,7 +69,9 @@ def trust_typed_uri(arguments: Sequence[str], uri: str | None) -> None:
 
 def refuse_foreign_server(uri: str) -> None:
     """Raise `UserError` if MLflow would send the user's credentials to a server that only an untrusted config names."""
-    if not is_server(uri) or _origin(uri) in [_origin(os.environ.get(name, "")) for name in (MLFLOW_URI, TYPED_URI)]:
+    if not is_server(uri) or _origin_of(uri) in [
+        _origin_of(os.environ.get(name, "")) for name in (MLFLOW_URI, TYPED_URI)
+    ]:
         return
     logins = [name for name in LOGIN_VARIABLES if os.environ.get(name)]
     if CREDENTIALS.expanduser().exists():
@@ -98,10 +100,10 @@ def refuse_other_scheme(uri: str) -> None:
 
 def is_server(uri: str) -> bool:
     """Whether MLflow would send requests to this URI. Like MLflow, it accepts `HTTP://` and leading spaces."""
-    return _origin(uri)[0] in ("http", "https")
+    return _origin_of(uri)[0] in ("http", "https")
 
 
-def _origin(uri: str) -> tuple[str, str | None, int | None, str]:
+def _origin_of(uri: str) -> tuple[str, str | None, int | None, str]:
     try:
         parts = urlsplit(uri.strip())
         port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)

@@ -74,8 +74,8 @@ class BatchSource:
 
         # With a share of the checks, damage that one rank finds is raised on all.
         self.train, self.validation = run_on_all_ranks(open_mixes) if corpora.share else open_mixes()
-        self._read_train = _extended(config, self.train, "train")
-        self._read_validation = _extended(config, self.validation, "validation")
+        self._read_train = _with_extension_fields(config, self.train, "train")
+        self._read_validation = _with_extension_fields(config, self.validation, "validation")
         """Validation samples with the batch fields that extensions add."""
         self._loader: Loader | None = None
 
@@ -124,7 +124,7 @@ class BatchSource:
             self._loader.close()
 
 
-def _extended(config: Config, samples: SampleSource, split: str) -> SampleSource:
+def _with_extension_fields(config: Config, samples: SampleSource, split: str) -> SampleSource:
     """Return the samples of a split with the batch fields that extensions add."""
     for hook in run_hooks(config):
         samples = hook.with_added_fields(config, samples, split)

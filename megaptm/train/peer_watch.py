@@ -35,10 +35,10 @@ def watch_each_other(heartbeat: Heartbeat, run: Path, config: Config, rank_env: 
     factor = 1.0 if rank_env.rank == 0 else SECOND_WATCH_FACTOR
     limits = Limits(hang_seconds=seconds, data_timeout=config.data.timeout_seconds, factor=factor)
     watchdog = Watchdog(folder, range(rank_env.world), limits=limits, is_rank=True)
-    threading.Thread(target=_watch, args=(watchdog, run, seconds), name="watchdog", daemon=True).start()
+    threading.Thread(target=_watch_ranks, args=(watchdog, run, seconds), name="watchdog", daemon=True).start()
 
 
-def _watch(watchdog: Watchdog, run: Path, hang_seconds: float) -> None:
+def _watch_ranks(watchdog: Watchdog, run: Path, hang_seconds: float) -> None:
     while (hang := watchdog.check_progress()) is None:
         time.sleep(beat_seconds(hang_seconds))
     if not watchdog.folder.exists():  # a later start of the run owns the folder now

@@ -76,11 +76,11 @@ class StepProfiler:
             return
         if self._first is None:
             self._first = step
-            self._start()
+            self._start_profiler()
         with record_function(f"{STEP_NAME} {step}"):
             yield
         if step == self.config.steps[1]:
-            self._stop()  # before a validation
+            self._stop_profiler()  # before a validation
 
     def ends(self, step: int, *, stopping: bool) -> bool:
         """Whether the profiler trace ends after this step: it is the last one to profile, or the run stops now."""
@@ -90,12 +90,12 @@ class StepProfiler:
         """Write the profiler files, after the last profiled step."""
         assert self._first is not None
         first, self._first = self._first, None
-        self._stop()
-        own = None if self._profile is None else self._write(self._profile, first, step)
+        self._stop_profiler()
+        own = None if self._profile is None else self._write_files(self._profile, first, step)
         self._profile = None
         return StepTrace(first, step, [trace for trace in all_gather_object(own) if trace is not None])
 
-    def _start(self) -> None:
+    def _start_profiler(self) -> None:
         assert self.config is not None
         if self.rank not in self.config.ranks:
             return
@@ -105,7 +105,7 @@ class StepProfiler:
         self._profile.start()
         self._is_recording = True
 
-    def _stop(self) -> None:
+    def _stop_profiler(self) -> None:
         """Stop the profiler, after the GPU has finished the last step."""
         if self._profile is None or not self._is_recording:
             return
@@ -114,7 +114,7 @@ class StepProfiler:
         self._profile.stop()
         self._is_recording = False
 
-    def _write(self, profiled: profile, first: int, last: int) -> RankTrace:
+    def _write_files(self, profiled: profile, first: int, last: int) -> RankTrace:
         """Write the profiler trace, and on a GPU the memory snapshot. If the disk fails, there is no trace, and
         training continues."""
         folder, name = self.run / TRACES, f"steps-{first}-{last}-rank-{self.rank}"

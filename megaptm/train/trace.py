@@ -24,16 +24,16 @@ class TraceSpan:
 
 def gpu_work(trace: Mapping[str, Any]) -> list[TraceSpan]:
     """Return the kernels and copies of a profiler trace."""
-    return list(_spans(event for event in trace["traceEvents"] if event.get("cat") in GPU_CATEGORIES))
+    return list(_complete_spans(event for event in trace["traceEvents"] if event.get("cat") in GPU_CATEGORIES))
 
 
 def traced_steps(trace: Mapping[str, Any]) -> list[TraceSpan]:
     """Return the spans of training steps on the host in a profiler trace."""
     events = (event for event in trace["traceEvents"] if event.get("cat") == "user_annotation")
-    return [span for span in _spans(events) if span.name.startswith(STEP_NAME)]
+    return [span for span in _complete_spans(events) if span.name.startswith(STEP_NAME)]
 
 
-def _spans(events: Iterable[Mapping[str, Any]]) -> Iterator[TraceSpan]:
+def _complete_spans(events: Iterable[Mapping[str, Any]]) -> Iterator[TraceSpan]:
     for event in events:
         if event.get("ph") == "X":
             yield TraceSpan(str(event["name"]), event["ts"], event["ts"] + event["dur"])

@@ -45,7 +45,7 @@ class Weights:
 def second_step(case: Case) -> dict[str, dict[str, int]]:
     """Return the counters of the second step; the first step builds kernels and moments."""
     rows, fields, spec = case.layout.microbatch, fields_of(case), case.spec
-    with dry._world(case.layout, case.rank), FakeTensorMode(allow_non_fake_inputs=True), pretend.Waits():
+    with dry._fake_process_group(case.layout, case.rank), FakeTensorMode(allow_non_fake_inputs=True), pretend.Waits():
         built = build.build_engine(
             spec,
             case.layout,

@@ -154,12 +154,12 @@ def test_rank_waits_for_another_that_is_hashing(corpus, shared, hashed):
     waiting, hashing = (order_of(corpus, shared, rank).shards._verdicts for rank in (0, 1))
     files = {shard: corpus / f"train-{shard:06d}.tar" for shard in range(SHARDS)}
     checked = []
-    assert hashing._claim(2)
+    assert hashing._claim_shard(2)
     with ThreadPoolExecutor(1) as threads:
         done = threads.submit(waiting.check, files, checked.append)
         while len(checked) < SHARDS - 1:
             assert not done.done()
-        hashing._write(2, verdicts.UNDAMAGED)
+        hashing._write_verdict(2, verdicts.UNDAMAGED)
         done.result(timeout=60)
     assert sorted(checked) == [0, 1, 3, 4, 5]
 

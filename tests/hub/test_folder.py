@@ -295,6 +295,8 @@ def test_paths_are_not_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """A folder, a path below an existing folder, and anything with the form of a path is not looked up on the hub."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "exported").mkdir()
-    monkeypatch.setattr("megaptm.hub.download._download", lambda name: pytest.fail(f"the hub was asked for {name}"))
+    monkeypatch.setattr(
+        "megaptm.hub.download._download_snapshot", lambda name: pytest.fail(f"the hub was asked for {name}")
+    )
     for source in ("exported", "exported/gpt2", "./gpt2", "/nowhere/gpt2", "~/gpt2", "a/b/c", "", "gpt2 "):
         assert find_or_download(source) == Path(source)

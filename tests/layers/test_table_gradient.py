@@ -54,6 +54,6 @@ def test_accelerator_gets_few_large_products(device, width, parts):
     """The table has 50,304 rows."""
     gradient = TableGradient(torch.empty(50304, width, device=device), rows=2, chunk=1024)
     gradient.add(torch.empty(2, 50304, device=device), torch.empty(2, width, device=device))
-    ranges = [rows for rows, _ in gradient._parts()]
+    ranges = [rows for rows, _ in gradient._gradient_parts()]
     assert len(ranges) == parts
     assert sum(len(range(*rows.indices(50304))) for rows in ranges) == 50304

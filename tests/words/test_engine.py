@@ -171,7 +171,7 @@ def test_fused_step_matches_separate_step():
 def train_separately(task: str) -> dict[str, np.ndarray]:
     engine = build_engine(task, 1)
     engine.fill()
-    engine._train_separately([*engine._subsample(make_batches(0, 0, 1, 1))], 0.2)
+    engine._train_separately([*engine._subsample_words(make_batches(0, 0, 1, 1))], 0.2)
     return {"in": engine._in.flat, "out": engine._out.flat}
 
 

@@ -335,7 +335,7 @@ def ranking_accuracy(corpus: str) -> list[float]:
     for step in range(801):
         batches = next(steps)
         if step in (0, 800):
-            windows, replacements = engine._windows(batches[0])["ranking"]
+            windows, replacements = engine._windows_and_labels(batches[0])["ranking"]
             replaced, changed = windows.clone(), replacements != windows[:, engine.spec.size.before]
             replaced[:, engine.spec.size.before] = replacements
             with torch.no_grad():

@@ -52,7 +52,7 @@ def _read_rows(span: Span, encoding: Encoding, handler: UnreadableHandler) -> It
     csv.field_size_limit(sys.maxsize)  # `_LineIterator` limits the size of the whole row
     lines = _LineIterator(read_lines(span, encoding), span.file.source)
     # Strict, because a stray quote would otherwise silently merge the following rows into its field.
-    rows = csv.reader(lines, delimiter=_delimiter(span.file), strict=True)
+    rows = csv.reader(lines, delimiter=_delimiter_of_file(span.file), strict=True)
     while True:
         lines.first, lines.size = None, 0
         try:
@@ -94,5 +94,5 @@ class _LineIterator:
         return line.decode(BYTE_CODEC) + "\n"
 
 
-def _delimiter(file: InputFile) -> str:
+def _delimiter_of_file(file: InputFile) -> str:
     return file.source.delimiter or ("\t" if without_compression(file.name).lower().endswith(".tsv") else ",")

@@ -27,7 +27,7 @@ def read_json_lines(span: Span, handler: UnreadableHandler) -> Iterator[Document
             yield from _read_values(span, encoding, handler)
         return
     source, name = span.file.source, span.file.name
-    parse = _parser(encoding, source)
+    parse = _make_parser(encoding, source)
     for offset, line in read_lines(span, encoding):
         if line is not None and (not line or line.isspace()):
             continue
@@ -58,7 +58,7 @@ def _text_and_offsets(record: Any, source: Source) -> tuple[str, dict[str, Any]]
     return text_and_notes(record, source) if source.messages is None else conversation_of(record, source.messages)
 
 
-def _parser(encoding: Encoding, source: Source) -> Callable[[bytes | bytearray | None], Parsed]:
+def _make_parser(encoding: Encoding, source: Source) -> Callable[[bytes | bytearray | None], Parsed]:
     """Return a parser of JSON lines: line -> record and notes. The parser raises `UnreadableRecord`."""
     with require_library("orjson"):
         from orjson import loads  # more than twice as fast as json

@@ -57,7 +57,7 @@ def _read_documents(table: ParquetFile, span: Span, handler: UnreadableHandler) 
         try:
             if sum(len(value) for value in record.values() if isinstance(value, bytes)) > max_line_bytes(source):
                 raise line_too_long_error(source)
-            decoded = {field: _value(value, encoding) for field, value in record.items()}
+            decoded = {field: _to_json_value(value, encoding) for field, value in record.items()}
             text, part_notes = text_and_notes(decoded, source)
         except Exception as error:
             handler.handle_record(f"{name}@{row}", f"row {row:,}", to_unreadable_record(error))
@@ -69,7 +69,7 @@ def _read_rows(table: ParquetFile, span: Span, handler: UnreadableHandler) -> It
     """Yield row index in the file (from 0) and the required columns. The damaged remainder of a row group counts
     once."""
     source, next_row = span.file.source, 0
-    columns = _columns(table, source)
+    columns = _required_columns(table, source)
     for group_index in range(table.metadata.num_row_groups):
         group = table.metadata.row_group(group_index)
         row, next_row = next_row, next_row + group.num_rows
@@ -96,7 +96,7 @@ def _error_message(error: Exception) -> str:
     return brief_message(error)
 
 
-def _columns(table: ParquetFile, source: Source) -> list[str]:
+def _required_columns(table: ParquetFile, source: Source) -> list[str]:
     """Return the required columns that a Parquet file has; raise `Unreadable` if a text column is missing."""
     schema = table.schema_arrow
     refuse_duplicate_columns(schema.names, source)
@@ -141,7 +141,7 @@ def _to_python(column: Any) -> list[Any]:
     return column.to_pylist()
 
 
-def _value(value: Any, encoding: Encoding) -> Any:
+def _to_json_value(value: Any, encoding: Encoding) -> Any:
     """Convert a value of a Parquet file to a type that JSON can represent."""
     if isinstance(value, bytes):
         return encoding.decode(value)[0]

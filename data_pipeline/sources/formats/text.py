@@ -80,7 +80,7 @@ def _pair_lines(first: Iterator[Line], second: Iterator[Line], second_path: str)
 def _read_paragraphs(span: Span, handler: UnreadableHandler, form: str) -> Iterator[Document]:
     encoding = detect_record_encoding(span.file)
     for offset, pieces in read_paragraphs(span, encoding):
-        blocks = _blocks(pieces, span.file.source)
+        blocks = _split_into_blocks(pieces, span.file.source)
         try:
             text, notes = encoding.decode(next(blocks))
             remaining = (encoding.decode(block)[0] for block in blocks)
@@ -89,7 +89,7 @@ def _read_paragraphs(span: Span, handler: UnreadableHandler, form: str) -> Itera
             handler.handle_line(offset, error)
 
 
-def _blocks(pieces: Iterator[bytes | None], source: Source) -> Iterator[bytearray]:
+def _split_into_blocks(pieces: Iterator[bytes | None], source: Source) -> Iterator[bytearray]:
     """Yield a paragraph in blocks of complete lines, about MAX_DOCUMENT_CHARACTERS bytes each. Blocks do not depend on
     the read chunks."""
     held = bytearray()

@@ -36,7 +36,7 @@ def read_warc(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
         try:
             if isinstance(raw, UnreadableRecord):
                 raise raw
-            record = _parse(raw)
+            record = _parse_record(raw)
             if record.rec_type not in CONTENT_TYPES:
                 continue
             text, notes = _record_text(record, raw, span.file.source)
@@ -48,7 +48,7 @@ def read_warc(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
             yield from to_documents(text, source, notes)
 
 
-def _parse(raw: RawRecord) -> Any:
+def _parse_record(raw: RawRecord) -> Any:
     """Parse a record with warcio, which returns headers and a stream of the body."""
     with require_library("warcio"):
         from warcio.recordloader import ArcWarcRecordLoader

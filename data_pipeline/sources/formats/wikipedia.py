@@ -25,7 +25,7 @@ def read_wikipedia(span: Span, handler: UnreadableHandler) -> Iterator[Document]
     """Read a Wikipedia dump: yield articles (namespace 0) that are not redirects, named by page id."""
     prefixes = {"file", "image", "category"}  # valid in every language, in addition to the names in that language
     longest = span.file.source.max_bytes or MAX_ARTICLE_BYTES
-    for element in _elements(span):
+    for element in _read_elements(span):
         if element.tag == "namespace":
             if element.get("key") in FILE_NAMESPACES:
                 prefixes.add((element.text or "").casefold())
@@ -52,7 +52,7 @@ def read_wikipedia(span: Span, handler: UnreadableHandler) -> Iterator[Document]
             yield from to_documents(text, source, notes)
 
 
-def _elements(span: Span) -> Iterator[ElementTree.Element]:
+def _read_elements(span: Span) -> Iterator[ElementTree.Element]:
     """Yield namespace and page elements, with names without XML namespace. An element is freed when the next is
     read."""
     pages = _ElementCollector(span.file.source.max_bytes or MAX_ARTICLE_BYTES)

@@ -42,13 +42,13 @@ def text_of_markup(markup: str, leave_out: Collection[str], not_text: Collection
     if "lists" in leave_out:
         text = "\n".join(line for line in text.split("\n") if ITEM not in line)
     text = without_leftovers(text, tables="tables" not in leave_out)
-    text = QUOTES.sub(_apostrophes, SWITCHES.sub("", text.replace(ITEM, "")))
+    text = QUOTES.sub(_literal_apostrophes, SWITCHES.sub("", text.replace(ITEM, "")))
     text = SPACES.sub(" ", EMPTY_BRACKETS.sub("", text))
     text = "\n".join(line.strip(" \t") for line in text.split("\n"))
     return BLANK_LINES.sub("\n\n", text).strip()
 
 
-def _apostrophes(quotes: re.Match[str]) -> str:
+def _literal_apostrophes(quotes: re.Match[str]) -> str:
     count = len(quotes[0])
     return "'" * (1 if count == 4 else max(0, count - 5))
 

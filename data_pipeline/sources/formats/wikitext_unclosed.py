@@ -31,7 +31,7 @@ VOID = frozenset({"br", "hr", "wbr", "meta", "link", "img", "li", "dt", "dd", "t
 
 def without_unclosed(markup: str) -> str:
     """Return the markup of an article, with its unclosed openings hidden if it has too many."""
-    unclosed = _unclosed(markup)
+    unclosed = _unclosed_spans(markup)
     if sum(len(markup) - start for start, _ in unclosed) <= MAX_REREAD:
         return markup
     pieces, end = [], 0
@@ -41,13 +41,13 @@ def without_unclosed(markup: str) -> str:
     return "".join((*pieces, markup[end:]))
 
 
-def _unclosed(markup: str) -> list[tuple[int, int]]:
+def _unclosed_spans(markup: str) -> list[tuple[int, int]]:
     """Return the spans (start, end) of unclosed openings, in order."""
     opened: list[tuple[str, int, int]] = []
     unclosed: list[tuple[int, int]] = []
     num_open: dict[str, int] = {}
     """Opening -> number that are currently open."""
-    for match in _tokens(markup):
+    for match in _markup_tokens(markup):
         token, tag = match[0], (match["tag"] or "").lower()
         closed = f"<{tag}" if match["end"] else CLOSES.get(token)
         if closed is None:
@@ -68,7 +68,7 @@ def _unclosed(markup: str) -> list[tuple[int, int]]:
     return sorted(unclosed)
 
 
-def _tokens(markup: str) -> Iterator[re.Match[str]]:
+def _markup_tokens(markup: str) -> Iterator[re.Match[str]]:
     """Yield the openings and ends of markup, without those in comments and `<nowiki>`."""
     position, absent = 0, set()
     """`absent`: openings without an end after this position, so that each end is searched only once in vain."""

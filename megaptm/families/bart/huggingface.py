@@ -4,7 +4,7 @@ from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, TensorRule, pair
 
 
-def _stack(stack: str, prefix: str) -> tuple[TensorRule, ...]:
+def _stack_rules(stack: str, prefix: str) -> tuple[TensorRule, ...]:
     """Return the tensor rules of one stack of BART; `prefix`: prefix of megaptm's names at its input."""
     hf_stack = f"model.{stack}"
     layer = f"{hf_stack}.layers.{{n}}"
@@ -50,8 +50,8 @@ BART = Counterpart(
     },
     rules=(
         TensorRule("embed.token.weight", ("model.shared.weight",), VOCABULARY),
-        *_stack("encoder", ""),
-        *_stack("decoder", "decoder_"),
+        *_stack_rules("encoder", ""),
+        *_stack_rules("decoder", "decoder_"),
         *pair("decoder.{n}.cross.query", f"{CROSS}.q_proj"),
         *pair("decoder.{n}.cross.kv", f"{CROSS}.k_proj", f"{CROSS}.v_proj", weight=KV, bias=KV),
         *pair("decoder.{n}.cross.output", f"{CROSS}.out_proj"),

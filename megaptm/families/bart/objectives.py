@@ -120,12 +120,12 @@ class BartDenoising(Objective):
             is_start[starts] = 1
             order = permuted_sentences(starts, len(tokens), self.permute_rate, rng)
             tokens, is_start = tokens[order], is_start[order]
-        tokens = self._mask(tokens, np.flatnonzero(is_start), special, rng)
+        tokens = self._mask_or_delete(tokens, np.flatnonzero(is_start), special, rng)
         if self.rotate_prob and len(tokens) and rng.random() < self.rotate_prob:
             tokens = np.roll(tokens, -int(rng.integers(len(tokens))))
         return tokens
 
-    def _mask(
+    def _mask_or_delete(
         self, tokens: np.ndarray, starts: np.ndarray, special: SpecialTokens, rng: np.random.Generator
     ) -> np.ndarray:
         """Return the tokens of a document with some masked or deleted. `starts`: first tokens of units."""

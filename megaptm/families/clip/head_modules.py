@@ -59,12 +59,12 @@ class ImageTextHead(ContrastHead):
         recomputed in the backward pass, `ROWS_COMPARED` at a time."""
         rows = range(*own.indices(len(features_NF)))
         if len(rows) <= ROWS_COMPARED:
-            return self._compared(features_NF, answers_N, own)
+            return self._contrastive_loss(features_NF, answers_N, own)
         parts = [slice(at, min(at + ROWS_COMPARED, rows.stop)) for at in range(rows.start, rows.stop, ROWS_COMPARED)]
-        again = partial(checkpoint, self._compared, features_NF, answers_N, use_reentrant=False)
+        again = partial(checkpoint, self._contrastive_loss, features_NF, answers_N, use_reentrant=False)
         return torch.cat([again(part) for part in parts])
 
-    def _compared(self, features_NF: Tensor, answers_N: Tensor, own: slice) -> Tensor:
+    def _contrastive_loss(self, features_NF: Tensor, answers_N: Tensor, own: slice) -> Tensor:
         width = features_NF.shape[1] // 2
         images_NE, texts_NE, scale_N1 = features_NF.split([width, width, 1], dim=-1)
         # Equal in each sample: the gradient of the mean distributes the total evenly.

@@ -15,7 +15,7 @@ SECTIONS = {"image": "vision", "text": "text"}
 SQUEEZED = Conversion(lambda w, spec: [w[0].clone()], lambda ws, spec: ws[0][None])
 
 
-def _layers(stack: str) -> tuple[TensorRule, ...]:
+def _layer_rules(stack: str) -> tuple[TensorRule, ...]:
     layer = f"{SECTIONS[stack]}_model.encoder.layers.{{n}}"
     qkv = tuple(f"{layer}.self_attn.{name}_proj" for name in "qkv")
     rules = (
@@ -34,11 +34,11 @@ TENSOR_RULES = (
     TensorRule("embed.patch.image.weight", ("vision_model.embeddings.class_embedding",), SQUEEZED),
     TensorRule("embed.position.weight", ("vision_model.embeddings.position_embedding.weight",)),
     *pair("embed.norm", "vision_model.pre_layrnorm"),
-    *_layers("image"),
+    *_layer_rules("image"),
     *pair("image.final", "vision_model.post_layernorm"),
     TensorRule("embed.token.weight", ("text_model.embeddings.token_embedding.weight",), VOCABULARY),
     TensorRule("embed.text_position.weight", ("text_model.embeddings.position_embedding.weight",)),
-    *_layers("text"),
+    *_layer_rules("text"),
     *pair("text.final", "text_model.final_layer_norm"),
     TensorRule("head.image-text.image.weight", ("visual_projection.weight",)),
     TensorRule("head.image-text.text.weight", ("text_projection.weight",)),

@@ -59,7 +59,7 @@ def image_vectors(loaded: TrainedModel, images: Sequence[Image], *, batch: int =
     for start in range(0, len(images), batch):
         patches = [
             task.decode_patches(
-                _content(image),
+                _read_image(image),
                 task.patches_per_side(loaded.spec.context),
                 np.random.default_rng(0),
                 source=f"images[{number}]",
@@ -181,7 +181,7 @@ def image_text_task(loaded: TrainedModel) -> ImageText:
     return task
 
 
-def _content(image: Image) -> bytes:
+def _read_image(image: Image) -> bytes:
     if isinstance(image, bytes):
         return image
     try:
@@ -193,16 +193,16 @@ def _content(image: Image) -> bytes:
 def _text_features(loaded: TrainedModel, rows: Sequence[tuple[np.ndarray, int]]) -> Tensor:
     tokens = torch.from_numpy(np.stack([ids for ids, _ in rows]))
     batch = {f"{TEXT}tokens": tokens, "text_end": torch.tensor([end for _, end in rows])}
-    return _features(loaded, batch, without="image")[1]
+    return _compute_features(loaded, batch, without="image")[1]
 
 
 def _image_features(loaded: TrainedModel, patches: Tensor) -> Tensor:
     kinds = torch.full((len(patches), loaded.spec.context), PATCH)
     kinds[:, 0] = IMAGE
-    return _features(loaded, {"tokens": kinds, "patches": patches}, without="text")[0]
+    return _compute_features(loaded, {"tokens": kinds, "patches": patches}, without="text")[0]
 
 
-def _features(loaded: TrainedModel, batch: dict[str, Tensor], *, without: str) -> tuple[Tensor, Tensor]:
+def _compute_features(loaded: TrainedModel, batch: dict[str, Tensor], *, without: str) -> tuple[Tensor, Tensor]:
     """Return the features of images and texts; the side `without` has no input."""
     samples = len(next(iter(batch.values())))
     zeros = torch.zeros(1, samples, loaded.spec.size_of(without).width, device=loaded.device)

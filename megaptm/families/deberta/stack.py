@@ -38,7 +38,7 @@ class DisentangledStack(Stack):
             self["place_table"] = Embedding(context, self.size.width)
 
     def attention_inputs(self, x: Tensor, inputs: StackInputs) -> dict[AttentionSpec, AttentionInputs]:
-        mask, table = inputs.mask, self._distances()
+        mask, table = inputs.mask, self._distance_table()
         # Rows are computed once for all layers: it takes about twenty operations. Scores of distances replace the
         # causal fast path, so the mask must include causality.
         return super().attention_inputs(x, inputs) | {
@@ -64,7 +64,7 @@ class DisentangledStack(Stack):
             output = convolution(x, output, None if documents is None else documents[0])
         return output
 
-    def _distances(self) -> Tensor | None:
+    def _distance_table(self) -> Tensor | None:
         """Return the distance table of the stack, [R, D]. None in a chunk without layers."""
         if "distance_table" not in self:
             return None

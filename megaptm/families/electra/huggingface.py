@@ -7,7 +7,7 @@ from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, has_narrow_tables, pair, rules_for_stack
 
 
-def _encoder(stack: str) -> tuple[TensorRule, ...]:
+def _encoder_rules(stack: str) -> tuple[TensorRule, ...]:
     """Return the tensor rules of ELECTRA's generator and discriminator: BERT's, and the projection from the width of
     the tables."""
     rules = (rule for rule in BERT.rules if not rule.name.startswith("head."))
@@ -27,7 +27,7 @@ DISCRIMINATOR: Counterpart = replace(
     model="ElectraForPreTraining",
     fields={**BERT.fields, "embedding_size": "embedding"},
     rules=(
-        *_encoder("discriminator"),
+        *_encoder_rules("discriminator"),
         *pair("head.replaced-token.transform", "discriminator_predictions.dense"),
         *pair("head.replaced-token.classify", "discriminator_predictions.dense_prediction"),
     ),
@@ -39,7 +39,7 @@ GENERATOR: Counterpart = replace(
     stack="generator",
     model="ElectraForMaskedLM",
     rules=(
-        *_encoder("generator"),
+        *_encoder_rules("generator"),
         *pair("head.mlm.transform", "generator_predictions.dense"),
         *pair("head.mlm.norm", "generator_predictions.LayerNorm"),
         TensorRule("head.mlm.vocabulary.bias", ("generator_lm_head.bias",), VOCABULARY),

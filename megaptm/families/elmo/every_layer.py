@@ -63,7 +63,7 @@ class ScalarMix(nn.Module):
     def forward(self, layers_LBSD: Tensor, here_BS: Tensor) -> Tensor:
         """Return the weighted sum of ELMo's layers, [B, S, D]. `here_BS`: positions that are not padding."""
         if self.norm:
-            layers_LBSD = torch.stack([_normed(one_BSD, here_BS) for one_BSD in layers_LBSD])
+            layers_LBSD = torch.stack([_normalize_layer(one_BSD, here_BS) for one_BSD in layers_LBSD])
         mixed_BSD: Tensor = self.dropout(self.scale * torch.einsum("l,lbsd->bsd", self.weights.softmax(0), layers_LBSD))
         return mixed_BSD
 
@@ -112,7 +112,7 @@ class TaskWithLayers(nn.Module):
         return torch.stack([mix.penalty(strength) for mix in self.mixes.values() if isinstance(mix, ScalarMix)]).sum()
 
 
-def _normed(x_BSD: Tensor, here_BS: Tensor) -> Tensor:
+def _normalize_layer(x_BSD: Tensor, here_BS: Tensor) -> Tensor:
     """Normalize a layer of ELMo by mean and variance over all words (arXiv:1802.05365, 3.2)."""
     here_BS1 = here_BS[:, :, None].to(x_BSD.dtype)
     count = here_BS1.sum() * x_BSD.shape[-1]

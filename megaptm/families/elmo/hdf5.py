@@ -46,7 +46,7 @@ def read_hdf5(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Te
     library = import_h5py()
     try:
         with library.File(path, "r") as file:
-            return {name: _read(library, file, name, shape, path) for name, shape in shapes.items()}
+            return {name: _read_array(library, file, name, shape, path) for name, shape in shapes.items()}
     except UserError:
         raise
     # Damaged files raise many types of errors.
@@ -54,7 +54,7 @@ def read_hdf5(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Te
         raise UserError(f"{path} is not an HDF5 file, or is damaged ({error}): fetch it again.") from None
 
 
-def _read(library: Any, file: Any, name: str, shape: tuple[int, ...], path: Path) -> Tensor:
+def _read_array(library: Any, file: Any, name: str, shape: tuple[int, ...], path: Path) -> Tensor:
     groups = name.split("/")
     for index in range(len(groups)):
         # Links, external and virtual data sets could expose any file of this machine.

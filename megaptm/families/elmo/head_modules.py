@@ -43,7 +43,7 @@ class BidirectionalHead(nn.Module):
         labels = [batch[f"{prefix}labels"].t() for prefix in self.prefixes]
         pairs = zip(streams_SBD, labels, strict=True)
         losses = [
-            self._loss(number, x_SBD.flatten(0, 1), labels_SB.reshape(-1))
+            self._direction_loss(number, x_SBD.flatten(0, 1), labels_SB.reshape(-1))
             for number, (x_SBD, labels_SB) in enumerate(pairs)
         ]
         return torch.stack(losses).mean(), count_labels(labels[0])
@@ -59,7 +59,7 @@ class BidirectionalHead(nn.Module):
             (sample, copy_to_device(torch.from_numpy(sample.ids), self.table.weight.device)) for sample in samples
         ]
 
-    def _loss(self, direction: int, x_ND: Tensor, labels_N: Tensor) -> Tensor:
+    def _direction_loss(self, direction: int, x_ND: Tensor, labels_N: Tensor) -> Tensor:
         if not (self.training and self.number):
             return self.project(x_ND, self.table.weight, self.vocabulary.bias, labels_N)
         negatives, ids_K = self.negatives[direction]

@@ -76,8 +76,8 @@ class BidirectionalLM(Objective):
         special, characters_VC = context.special, vocabulary_spellings(context.special)
         assert characters_VC is not None
         texts = (
-            _text([part for part in piece if not part.backward], special),
-            _text([part for part in piece if part.backward], special)[::-1],
+            _join_documents([part for part in piece if not part.backward], special),
+            _join_documents([part for part in piece if part.backward], special)[::-1],
         )
         made: Sample = {}
         for prefix, text in zip(STREAMS, texts, strict=True):
@@ -87,7 +87,7 @@ class BidirectionalLM(Objective):
         return {**made, "reset_state": np.array(piece[0].starts_lane, dtype=np.int64)}
 
 
-def _text(parts: Sequence[DocumentSlice], special: SpecialTokens) -> np.ndarray:
+def _join_documents(parts: Sequence[DocumentSlice], special: SpecialTokens) -> np.ndarray:
     """Return the text of documents for ELMo, concatenated, each followed by `end` and `begin`. A sequence may start
     with `begin` and end with `end`."""
     assert special.end is not None

@@ -33,10 +33,10 @@ def character_ids(words: Iterable[str], marks: Mapping[str, int] | None = None) 
 
 def vocabulary_spellings(special: SpecialTokens) -> np.ndarray | None:
     """Return ELMo's character ids of each word of a vocabulary, int16 [V, C]. None if tokens are not words."""
-    return special.compute_once(_spellings)
+    return special.compute_once(_character_table)
 
 
-def _spellings(special: SpecialTokens) -> np.ndarray | None:
+def _character_table(special: SpecialTokens) -> np.ndarray | None:
     if not special.words:
         return None
     marks = {special.begin: TEXT_START, special.end: TEXT_END}

@@ -29,7 +29,7 @@ def write_similar_words(words: WordTable, tokenizer: Tokenizer, out: Path) -> in
     similar_tokens: defaultdict[tuple[int, ...], dict[tuple[int, ...], None]] = defaultdict(dict)
     for before in ("", " "):
         for word, similar_words in words.items():
-            own, *similar_ids = (_tokens(before + text, tokenizer) for text in (word, *similar_words))
+            own, *similar_ids = (_tokenize_word(before + text, tokenizer) for text in (word, *similar_words))
             candidates = [text for text in similar_ids if len(text) == len(own) and text != own]
             if own and candidates:
                 similar_tokens[own] |= dict.fromkeys(candidates)
@@ -43,7 +43,7 @@ def write_similar_words(words: WordTable, tokenizer: Tokenizer, out: Path) -> in
     return len(similar_tokens)
 
 
-def _tokens(word: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+def _tokenize_word(word: str, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the tokens of a word for the table of similar words; empty if the tokenizer does not know all of it."""
     ids = tuple(tokenizer.encode(word).tolist())
     return () if tokenizer.special.specials & set(ids) else ids
@@ -53,7 +53,7 @@ def read_table(path: Path) -> dict[str, list[str]]:
     """Read MacBERT's similar words from lines of `word<TAB>similar similar ...`, the most similar first. Blank lines
     and lines that start with # are ignored."""
     words: dict[str, list[str]] = {}
-    for number, line in _lines(path):
+    for number, line in _numbered_lines(path):
         if not line.strip() or line.startswith("#"):
             continue
         word, tab, similar = line.partition("\t")
@@ -70,7 +70,7 @@ def read_vectors(path: Path, tokenizer: Tokenizer, *, top: int) -> dict[str, lis
     Lines have a word and its vector, as in word2vec and GloVe files. A header line is skipped.
     """
     words, vectors = _read_vectors(path)
-    lengths = np.array([len(_tokens(word, tokenizer)) for word in words])
+    lengths = np.array([len(_tokenize_word(word, tokenizer)) for word in words])
     # Divide by the maximum first, because squares of large values would overflow.
     vectors /= np.maximum(np.abs(vectors).max(axis=1, keepdims=True), 1e-12)
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -99,7 +99,7 @@ def _indexes_of_largest(numbers: np.ndarray, top: int) -> np.ndarray:
 def _read_vectors(path: Path) -> tuple[list[str], np.ndarray]:
     words: list[str] = []
     rows: list[np.ndarray] = []
-    for number, line in _lines(path):
+    for number, line in _numbered_lines(path):
         word, *numbers = line.split() or [""]
         if not word or (number == 1 and len(numbers) == 1):
             continue
@@ -119,7 +119,7 @@ def _read_vectors(path: Path) -> tuple[list[str], np.ndarray]:
     return words, np.stack(rows)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         yield from enumerate(regular_file(path).read_text(encoding="utf-8").split("\n"), 1)
     except (OSError, UnicodeDecodeError) as error:

@@ -64,10 +64,10 @@ def load_similar_words(name: str) -> Similar:
         if not callable(function):
             raise UserError(f"similar: `{name}` is not a function: correct the name.")
         return function
-    return read_named_file("similar", name, _read, kind="table of similar words", remedy=REMEDY)
+    return read_named_file("similar", name, _read_table, kind="table of similar words", remedy=REMEDY)
 
 
-def _read(path: Path) -> SimilarWords:
+def _read_table(path: Path) -> SimilarWords:
     with ZipFile(path) as archive:
         if (size := sum(member.file_size for member in archive.infolist())) > MAX_BYTES:
             raise ValueError(f"it unpacks to {size:,} bytes")

@@ -73,14 +73,16 @@ class HashedAttend(AttentionCore):
         if not self.costs.chunks(len(q_SBHK)):
             return None
         with torch.no_grad():
-            return torch.stack([self._hash(q_SBHK, rotation) for rotation in self._rotations(q_SBHK).unbind(2)], 2)
+            return torch.stack(
+                [self._hash_buckets(q_SBHK, rotation) for rotation in self._hash_rotations(q_SBHK).unbind(2)], 2
+            )
 
     def forward(self, q_SBHK: Tensor, v_SBHK: Tensor, numbers: Tensor | None, buckets_BHRS: Tensor | None) -> Tensor:
         """Return the output of LSH attention, [S, B, H*K]. `numbers` as in `Mask.numbers`."""
         length, chunk = len(q_SBHK), self.costs.chunk if buckets_BHRS is not None else len(q_SBHK)
         q, v = (F.pad(x.permute(1, 2, 0, 3), (0, 0, 0, -length % chunk)) for x in (q_SBHK, v_SBHK))
         documents = None if numbers is None else numbers[0]
-        order = _sorted(buckets_BHRS, documents, q)
+        order = _sort_by_bucket(buckets_BHRS, documents, q)
         inverse = order.argsort(-1)
         chunks = (*order.shape[:2], -1, chunk)
         positions = order.reshape(chunks)
@@ -90,17 +92,16 @@ class HashedAttend(AttentionCore):
         work = _ChunkInputs(
             positions, _document_ids_at(documents, positions), length, self.causal, buckets_BHRS is not None, rate, seed
         )
-        q_sorted, v_sorted = (_reordered(x[:, :, None], order, inverse).reshape(*chunks, x.shape[-1]) for x in (q, v))
+        q_sorted, v_sorted = (_reorder(x[:, :, None], order, inverse).reshape(*chunks, x.shape[-1]) for x in (q, v))
         mixed, normalizers = _Chunks.apply(q_sorted, v_sorted, work)
         mixed, normalizers = (
-            _reordered(x.view(*order.shape, -1), inverse, order)[..., :length, :]
-            for x in (mixed, normalizers[..., None])
+            _reorder(x.view(*order.shape, -1), inverse, order)[..., :length, :] for x in (mixed, normalizers[..., None])
         )
         # A hash round is weighted by the softmax normalizer of its keys.
         mixed_BHSK = (mixed * normalizers.softmax(2).to(mixed.dtype)).sum(2) if order.shape[2] > 1 else mixed[:, :, 0]
         return mixed_BHSK.permute(2, 0, 1, 3).flatten(2)
 
-    def _rotations(self, q_SBHK: Tensor) -> Tensor:
+    def _hash_rotations(self, q_SBHK: Tensor) -> Tensor:
         """Return the hash rotations [H, K, R, F] of all factors, concatenated. They are sampled once per step."""
         by = (self.key, self.layer, self.heads, q_SBHK.device)
         if self._sampled is None or self._sampled[0] != by:
@@ -109,7 +110,7 @@ class HashedAttend(AttentionCore):
             self._sampled = by, copy_to_device(sampled, q_SBHK.device)
         return self._sampled[1]
 
-    def _hash(self, q_SBHK: Tensor, rotation_HKF: Tensor) -> Tensor:
+    def _hash_buckets(self, q_SBHK: Tensor, rotation_HKF: Tensor) -> Tensor:
         """Return the hash bucket of each position for one rotation, [B, H, S]: the direction, or its opposite, with the
         largest product."""
         rows, heads = q_SBHK.shape[1:3]
@@ -160,7 +161,7 @@ class HashedAttention(AttentionModule):
         return self.output(self.attend(q, v, mask, buckets_BHRS)), buckets_BHRS
 
 
-def _sorted(buckets_BHRS: Tensor | None, documents_BS: Tensor | None, q_BHPK: Tensor) -> Tensor:
+def _sort_by_bucket(buckets_BHRS: Tensor | None, documents_BS: Tensor | None, q_BHPK: Tensor) -> Tensor:
     """Return the positions sorted by document, hash bucket and position, padding last, [B, H, R, P]."""
     rows, heads, positions = q_BHPK.shape[:3]
     if buckets_BHRS is None:
@@ -181,7 +182,7 @@ def _document_ids_at(documents_BS: Tensor | None, positions_BHCc: Tensor) -> Ten
     return filled.gather(1, positions_BHCc.flatten(1)).view(positions_BHCc.shape)
 
 
-def _reordered(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+def _reorder(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
     """Gather x [B, H, R or 1, P, K] in an order of positions [B, H, R, P]."""
     moved: Tensor = _Reorder.apply(x.expand(*order.shape, -1), order, inverse)
     return moved
@@ -231,9 +232,9 @@ class _Chunks(torch.autograd.Function):
         ctx.work = work
         mixed = torch.empty_like(v_BHCcK)
         normalizers = torch.empty(q_BHCcK.shape[:4], dtype=sum_dtype(q_BHCcK.dtype), device=q_BHCcK.device)
-        for chunks, generator in _tiles(q_BHCcK, work):
+        for chunks, generator in _chunk_ranges(q_BHCcK, work):
             own = slice(chunks.start, chunks.stop)
-            mixed[:, :, own], normalizers[:, :, own] = _attend(
+            mixed[:, :, own], normalizers[:, :, own] = _attend_chunks(
                 *_chunk_inputs(q_BHCcK, v_BHCcK, chunks, work), chunks, work, generator
             )
         return mixed, normalizers
@@ -244,7 +245,7 @@ class _Chunks(torch.autograd.Function):
         q_BHCcK, v_BHCcK = ctx.saved_tensors
         work: _ChunkInputs = ctx.work
         grads = [torch.zeros(x.shape, dtype=sum_dtype(x.dtype), device=x.device) for x in (q_BHCcK, v_BHCcK)]
-        for chunks, generator in _tiles(q_BHCcK, work):
+        for chunks, generator in _chunk_ranges(q_BHCcK, work):
             with torch.enable_grad():
                 inputs = [
                     None if x is None else x.detach().requires_grad_()
@@ -253,17 +254,17 @@ class _Chunks(torch.autograd.Function):
                 q, q_before, v, v_before = inputs
                 assert q is not None
                 assert v is not None
-                outputs = _attend(q, q_before, v, v_before, chunks, work, generator)
+                outputs = _attend_chunks(q, q_before, v, v_before, chunks, work, generator)
             own = slice(chunks.start, chunks.stop)
             there = [x for x in inputs if x is not None]
             gradients = iter(torch.autograd.grad(outputs, there, (grad_mixed[:, :, own], grad_normalizers[:, :, own])))
             for number, x in enumerate(inputs):
                 if x is not None:
-                    _add(grads[number // 2], next(gradients), chunks, before=number % 2 == 1)
+                    _add_to_chunks(grads[number // 2], next(gradients), chunks, before=number % 2 == 1)
         return grads[0].to(q_BHCcK.dtype), grads[1].to(v_BHCcK.dtype), None
 
 
-def _tiles(q_BHCcK: Tensor, work: _ChunkInputs) -> Iterator[tuple[range, torch.Generator | None]]:
+def _chunk_ranges(q_BHCcK: Tensor, work: _ChunkInputs) -> Iterator[tuple[range, torch.Generator | None]]:
     """Yield ranges of chunks of LSH attention, and the generator of their dropout masks."""
     rows, heads, chunks, chunk, _ = q_BHCcK.shape
     generator = torch.Generator(q_BHCcK.device).manual_seed(work.seed) if work.dropout else None
@@ -287,7 +288,7 @@ def _chunk_before(x: Tensor, chunks: range) -> Tensor:
     return torch.cat([x[:, :, -1:], x[:, :, : chunks.stop - 1]], 2)
 
 
-def _add(grad: Tensor, gradient: Tensor, chunks: range, *, before: bool) -> None:
+def _add_to_chunks(grad: Tensor, gradient: Tensor, chunks: range, *, before: bool) -> None:
     if not before:
         grad[:, :, chunks.start : chunks.stop] += gradient
     elif chunks.start:
@@ -297,7 +298,7 @@ def _add(grad: Tensor, gradient: Tensor, chunks: range, *, before: bool) -> None
         grad[:, :, : chunks.stop - 1] += gradient[:, :, 1:]
 
 
-def _attend(
+def _attend_chunks(
     q: Tensor,
     q_before: Tensor | None,
     v: Tensor,

@@ -57,11 +57,11 @@ class _Reversible(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         draws, chosen = [], []
         for inputs in layers:
-            note = remember if _draws(inputs.layer) else _nothing
+            note = remember if _has_active_dropout(inputs.layer) else _no_context
             before_attention = note()
             mixed, of_layer = inputs.layer.attention_branch(x2.to(dtype), inputs.mask, inputs.position_state)
             x1, before_ffn = x1 + mixed, note()
-            x2 = x2 + torch.cat([inputs.layer.ffn_branch(piece) for piece in _pieces(x1.to(dtype))])
+            x2 = x2 + torch.cat([inputs.layer.ffn_branch(piece) for piece in _split_positions(x1.to(dtype))])
             draws.append((before_attention, before_ffn))
             chosen.append(of_layer)
         # Besides the generator states, each layer saves only its hash buckets.
@@ -93,7 +93,7 @@ def _fed_again(layer: Layer, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     weights = [inputs for part in (layer.ffn_norm, layer.ffn) for inputs in part.parameters() if inputs.requires_grad]
     sums = [torch.zeros(inputs.shape, dtype=sum_dtype(inputs.dtype), device=inputs.device) for inputs in weights]
     fed, grads = [], []
-    for piece, grad_piece in zip(_pieces(x), _pieces(grad), strict=True):
+    for piece, grad_piece in zip(_split_positions(x), _split_positions(grad), strict=True):
         with torch.enable_grad():
             piece_input = piece.detach().requires_grad_()
             # A view: module hooks must not be attached to a tensor whose gradient is requested.
@@ -108,13 +108,13 @@ def _fed_again(layer: Layer, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(fed), torch.cat(grads)
 
 
-def _pieces(x_SBD: Tensor) -> tuple[Tensor, ...]:
+def _split_positions(x_SBD: Tensor) -> tuple[Tensor, ...]:
     return x_SBD.split(max(1, ROWS_FED // x_SBD.shape[1]))
 
 
-def _draws(layer: Layer) -> bool:
+def _has_active_dropout(layer: Layer) -> bool:
     return any(isinstance(module, Dropout) and module.draws for module in layer.modules())
 
 
-def _nothing() -> RngReplay:
+def _no_context() -> RngReplay:
     return nullcontext

@@ -7,7 +7,7 @@ from megaptm.hub.tensor_rules import GATE_AND_VALUE, KV, QKV, VOCABULARY, Tensor
 from megaptm.spec import BIAS_BUCKETS, BIAS_FARTHEST
 
 
-def _stack(stack: str, ffn: int, *, gated: bool) -> tuple[TensorRule, ...]:
+def _stack_rules(stack: str, ffn: int, *, gated: bool) -> tuple[TensorRule, ...]:
     """Return the tensor rules of one stack of T5; the feed-forward is the last sub-layer of a block, with index
     `ffn`."""
     block = f"{stack}.block.{{n}}.layer"
@@ -32,11 +32,11 @@ def _stack(stack: str, ffn: int, *, gated: bool) -> tuple[TensorRule, ...]:
 CROSS = "decoder.block.{n}.layer.1.EncDecAttention"
 
 
-def _rules(*, gated: bool) -> tuple[TensorRule, ...]:
+def _all_rules(*, gated: bool) -> tuple[TensorRule, ...]:
     return (
         TensorRule("embed.token.weight", ("shared.weight",), VOCABULARY),
-        *_stack("encoder", ffn=1, gated=gated),
-        *_stack("decoder", ffn=2, gated=gated),
+        *_stack_rules("encoder", ffn=1, gated=gated),
+        *_stack_rules("decoder", ffn=2, gated=gated),
         TensorRule("decoder.{n}.cross_norm.weight", ("decoder.block.{n}.layer.1.layer_norm.weight",)),
         TensorRule("decoder.{n}.cross.query.weight", (f"{CROSS}.q.weight",)),
         TensorRule("decoder.{n}.cross.kv.weight", (f"{CROSS}.k.weight", f"{CROSS}.v.weight"), KV),
@@ -74,7 +74,7 @@ T5 = Counterpart(
     # The config class derives the first two from feed_forward_proj, unless the file sets them.
     optional_fields=frozenset(("dense_act_fn", "is_gated_act", "is_encoder_decoder")),
     determined_by={"scale_decoder_outputs": "tie_word_embeddings"},
-    rules=_rules(gated=False),
+    rules=_all_rules(gated=False),
     tied=dict.fromkeys((*INPUTS, "lm_head.weight"), "shared.weight"),
     special_ids={"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0},
 )
@@ -84,7 +84,7 @@ T5_V1_1 = replace(
     family="t5-v1.1",
     model_type="t5",
     fixed=T5.fixed | GATED | {"scale_decoder_outputs": False},
-    rules=(*_rules(gated=True), TensorRule("head.lm.table.weight", ("lm_head.weight",), VOCABULARY)),
+    rules=(*_all_rules(gated=True), TensorRule("head.lm.table.weight", ("lm_head.weight",), VOCABULARY)),
     tied=dict.fromkeys(INPUTS, "shared.weight"),
     tied_if_absent={"lm_head.weight": "shared.weight"},
 )

@@ -16,58 +16,60 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def _deinterleave(weight: Tensor, axis: int) -> Tensor:
+def _to_halves(weight: Tensor, axis: int) -> Tensor:
     """Reorder the position features along an axis from megaptm's order to Hugging Face's: all even features, then
     all odd ones."""
     return weight.unflatten(axis, (-1, 2)).transpose(axis, axis + 1).flatten(axis, axis + 1)
 
 
-def _interleave(weight: Tensor, axis: int) -> Tensor:
+def _from_halves(weight: Tensor, axis: int) -> Tensor:
     """Reorder the position features along an axis from Hugging Face's order to megaptm's: the inverse of
-    `_deinterleave`."""
+    `_to_halves`."""
     return weight.unflatten(axis, (2, -1)).transpose(axis, axis + 1).flatten(axis, axis + 1)
 
 
-def _permuted(form: Conversion, axis: int) -> Conversion:
+def _permute_axis(form: Conversion, axis: int) -> Conversion:
     """Return the form of a tensor rule that also permutes the features of one axis."""
     return Conversion(
-        lambda w, spec: form.to_hf(_deinterleave(w, axis), spec),
-        lambda ws, spec: _interleave(form.from_hf(ws, spec), axis),
+        lambda w, spec: form.to_hf(_to_halves(w, axis), spec),
+        lambda ws, spec: _from_halves(form.from_hf(ws, spec), axis),
     )
 
 
-PERMUTED_ROWS, PERMUTED_COLUMNS = _permuted(SAME, 0), _permuted(SAME, 1)
+PERMUTED_ROWS, PERMUTED_COLUMNS = _permute_axis(SAME, 0), _permute_axis(SAME, 1)
 
 
-def _norm(name: str, hf_name: str) -> tuple[TensorRule, ...]:
+def _norm_rules(name: str, hf_name: str) -> tuple[TensorRule, ...]:
     return tuple(TensorRule(f"{name}.{kind}", (f"{hf_name}.{kind}",), PERMUTED_ROWS) for kind in ("weight", "bias"))
 
 
-def _stack(stack: str) -> tuple[TensorRule, ...]:
+def _stack_rules(stack: str) -> tuple[TensorRule, ...]:
     """Return the tensor rules of one stack of the Transformer."""
     name, layer = f"{stack}.{{n}}", f"model.{stack}.layers.{{n}}"
     attention = tuple(f"{layer}.self_attn.{name}_proj.weight" for name in "qkv")
     return (
-        TensorRule(f"{name}.attention.qkv.weight", attention, _permuted(QKV, 1)),
+        TensorRule(f"{name}.attention.qkv.weight", attention, _permute_axis(QKV, 1)),
         TensorRule(f"{name}.attention.output.weight", (f"{layer}.self_attn.out_proj.weight",), PERMUTED_ROWS),
-        *_norm(f"{name}.attention_norm", f"{layer}.self_attn_layer_norm"),
+        *_norm_rules(f"{name}.attention_norm", f"{layer}.self_attn_layer_norm"),
         TensorRule(f"{name}.ffn.up.weight", (f"{layer}.fc1.weight",), PERMUTED_COLUMNS),
         TensorRule(f"{name}.ffn.up.bias", (f"{layer}.fc1.bias",)),
         TensorRule(f"{name}.ffn.down.weight", (f"{layer}.fc2.weight",), PERMUTED_ROWS),
         TensorRule(f"{name}.ffn.down.bias", (f"{layer}.fc2.bias",), PERMUTED_ROWS),
-        *_norm(f"{name}.ffn_norm", f"{layer}.final_layer_norm"),
+        *_norm_rules(f"{name}.ffn_norm", f"{layer}.final_layer_norm"),
     )
 
 
 CROSS = "model.decoder.layers.{n}.encoder_attn"
 TENSOR_RULES = (
-    TensorRule("embed.token.weight", ("model.shared.weight",), _permuted(VOCABULARY, 1)),
-    *_stack("encoder"),
-    *_stack("decoder"),
+    TensorRule("embed.token.weight", ("model.shared.weight",), _permute_axis(VOCABULARY, 1)),
+    *_stack_rules("encoder"),
+    *_stack_rules("decoder"),
     TensorRule("decoder.{n}.cross.query.weight", (f"{CROSS}.q_proj.weight",), PERMUTED_COLUMNS),
-    TensorRule("decoder.{n}.cross.kv.weight", (f"{CROSS}.k_proj.weight", f"{CROSS}.v_proj.weight"), _permuted(KV, 1)),
+    TensorRule(
+        "decoder.{n}.cross.kv.weight", (f"{CROSS}.k_proj.weight", f"{CROSS}.v_proj.weight"), _permute_axis(KV, 1)
+    ),
     TensorRule("decoder.{n}.cross.output.weight", (f"{CROSS}.out_proj.weight",), PERMUTED_ROWS),
-    *_norm("decoder.{n}.cross_norm", "model.decoder.layers.{n}.encoder_attn_layer_norm"),
+    *_norm_rules("decoder.{n}.cross_norm", "model.decoder.layers.{n}.encoder_attn_layer_norm"),
 )
 
 

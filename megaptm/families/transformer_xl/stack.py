@@ -37,7 +37,7 @@ class RelativeStack(Stack):
         attended, cache = self.attended(inputs), inputs.cache
         if cache is not None:
             attended = _with_cache(attended, inputs.mask, cache)
-        own = AttentionInputs(attended, self._sines(x.dtype, inputs), self.further_inputs(inputs))
+        own = AttentionInputs(attended, self._sinusoid_table(x.dtype, inputs), self.further_inputs(inputs))
         return dict.fromkeys(self.block.attentions, own)
 
     def attended(self, inputs: StackInputs) -> Tensor:
@@ -63,7 +63,7 @@ class RelativeStack(Stack):
         cache.current_states[number] = cached
         return self.run_attention(number, x, inputs, attention, cached_states=cache.states[number])
 
-    def _sines(self, dtype: torch.dtype, inputs: StackInputs) -> Tensor:
+    def _sinusoid_table(self, dtype: torch.dtype, inputs: StackInputs) -> Tensor:
         mask, cache = inputs.mask, inputs.cache
         sines = distance_sines(
             mask.length[0],

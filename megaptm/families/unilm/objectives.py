@@ -46,7 +46,7 @@ class OrderedMaskedLM(MaskedLM):
         return f"it has segment ids for {known} texts, not for {num_texts}" if num_texts > known else None
 
     def text_fields(self, length: int) -> Sample:
-        own = {"segments": np.full(length, SEGMENTS[self.context][0]), "order": self._order(length, 0)}
+        own = {"segments": np.full(length, SEGMENTS[self.context][0]), "order": self._attention_order(length, 0)}
         return super().text_fields(length) | own
 
     def raw_length(self, sequence: int) -> int:
@@ -80,14 +80,14 @@ class OrderedMaskedLM(MaskedLM):
         labeled = replace(text_sequence, segments=[SEGMENTS[self.context][index] for index in text_sequence.segments])
         sample = super().mask_sequence(labeled, context, starts)
         order = [
-            self._order(len(text), index)
+            self._attention_order(len(text), index)
             for text, index in zip(text_sequence.text, text_sequence.segments, strict=True)
         ]
         if self.context in ("left-to-right", "right-to-left"):  # of the document, whose texts are consecutive
-            order = [self._order(length, 1) for length in text_sequence.documents]
+            order = [self._attention_order(length, 1) for length in text_sequence.documents]
         return sample | {"order": pad_pieces(order, context.sequence, 0)}
 
-    def _order(self, length: int, index: int) -> np.ndarray:
+    def _attention_order(self, length: int, index: int) -> np.ndarray:
         """Return UniLM's attention order of a text, first or second (0 or 1): a position attends to those whose order
         is at most its own."""
         match self.context:

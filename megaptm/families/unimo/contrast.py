@@ -122,7 +122,7 @@ class CrossModalContrast(UnifiedObjective):
         assert isinstance(piece, list)
         sample, words = super().make_sample(piece, context), self.text_length(context.sequence)
         caption = sample["tokens"][: int((sample["document_ids"][:words] > 0).sum())].copy()
-        positives, negatives = self._rewrite(caption[1:-1], context.rng)
+        positives, negatives = self._rewrite_caption(caption[1:-1], context.rng)
         positives += [part.tokens for part in _retrieved_slices(piece, "texts")]
         negatives += [part.tokens for part in _retrieved_slices(piece, "captions")]
         texts = self._add_texts(sample, caption, positives, negatives, context)
@@ -172,7 +172,9 @@ class CrossModalContrast(UnifiedObjective):
             starts.append(words + at)
         return {"image_starts": pad_pieces([np.array(starts)], MAX_COMPARED_IMAGES, IGNORED)}
 
-    def _rewrite(self, caption: np.ndarray, rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def _rewrite_caption(
+        self, caption: np.ndarray, rng: np.random.Generator
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return tokens of paraphrases of a caption, and of negative rewritings."""
         if self.meanings is None:
             return [], []

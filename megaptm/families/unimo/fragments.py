@@ -73,7 +73,7 @@ class FragmentOptions:
         """Remove UNIMO's fragments from texts enclosed by special tokens, which fragments never contain. Fragments are
         sampled until the share is reached; the last one is truncated."""
         joined = np.concatenate(texts)
-        fragments = self._sample(~special.is_special[joined], rng)
+        fragments = self._sample_fragments(~special.is_special[joined], rng)
         token_pieces, order_pieces = [], []
         at, first = 0, 0
         empty = np.zeros(0, np.int64)
@@ -98,7 +98,7 @@ class FragmentOptions:
             at, first = at_fragment, first + len(text)
         return FragmentedText(token_pieces, order_pieces, np.concatenate(target_positions), np.concatenate(labels))
 
-    def _sample(self, free: np.ndarray, rng: np.random.Generator) -> list[tuple[int, int]]:
+    def _sample_fragments(self, free: np.ndarray, rng: np.random.Generator) -> list[tuple[int, int]]:
         """Sample fragments to remove: return (start, stop) of each, sorted. `free`: tokens that may be removed, bool
         [T]."""
         left = max(1, round(self.rate * int(free.sum()))) if free.any() else 0

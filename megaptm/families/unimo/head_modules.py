@@ -33,10 +33,10 @@ class CrossModalHead(ContrastHead):
         x_BSD = x_SBD.transpose(0, 1)
         positions = x_BSD.shape[1]
         regions = batch["region_features"].shape[1] if "region_features" in batch else positions
-        images, valid_images_BJ = _vectors(
+        images, valid_images_BJ = _normalized_vectors(
             x_BSD, batch.get("image_starts"), MAX_COMPARED_IMAGES, first=positions - regions
         )
-        texts, valid_texts_BK = _vectors(x_BSD, batch.get("text_starts"), MAX_COMPARED_TEXTS, first=0)
+        texts, valid_texts_BK = _normalized_vectors(x_BSD, batch.get("text_starts"), MAX_COMPARED_TEXTS, first=0)
         return torch.cat([images, texts, valid_images_BJ, valid_texts_BK], -1)
 
     def compare(self, features_NF: Tensor, answers_N: Tensor, own: slice) -> Tensor:
@@ -57,7 +57,7 @@ class CrossModalHead(ContrastHead):
         )
 
 
-def _vectors(x_BSD: Tensor, positions_BK: Tensor | None, count: int, *, first: int) -> tuple[Tensor, Tensor]:
+def _normalized_vectors(x_BSD: Tensor, positions_BK: Tensor | None, count: int, *, first: int) -> tuple[Tensor, Tensor]:
     """Return normalized vectors [B, K D], zero where a sample has fewer than `count`, and flags [B, K]. If
     `positions_BK` is None, there is one position, `first`."""
     if positions_BK is None:

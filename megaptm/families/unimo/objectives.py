@@ -15,22 +15,22 @@ from megaptm.objectives.composed import CONSTANT_ONE, StepValue, Task
 from megaptm.objectives.mixtures import NamedMixture
 
 
-def _sevenths(parts: float) -> StepValue:
+def _share_in_sevenths(parts: float) -> StepValue:
     return StepValue((0,), (parts / 7,))
 
 
 # Images, pairs and texts 1 : 1 : 5. Shares of the tasks of each kind are not published; equal here.
 UNIMO = NamedMixture(
     tasks=(
-        Task("spans", TextSpans(units="tokens"), _sevenths(5 / 2)),
-        Task("fragments", TextFragments(), _sevenths(5 / 2)),
-        Task("areas", MaskedAreas(image_only=True), _sevenths(1 / 2)),
-        Task("classes", MaskedAreas(target="distribution", image_only=True), _sevenths(1 / 2)),
-        Task("contrast", CrossModalContrast(), _sevenths(1 / 5)),
-        Task("pair-spans", ImageTextSpans(), _sevenths(1 / 5)),
-        Task("pair-fragments", ImageTextFragments(), _sevenths(1 / 5)),
-        Task("pair-areas", MaskedAreas(), _sevenths(1 / 5)),
-        Task("pair-classes", MaskedAreas(target="distribution"), _sevenths(1 / 5)),
+        Task("spans", TextSpans(units="tokens"), _share_in_sevenths(5 / 2)),
+        Task("fragments", TextFragments(), _share_in_sevenths(5 / 2)),
+        Task("areas", MaskedAreas(image_only=True), _share_in_sevenths(1 / 2)),
+        Task("classes", MaskedAreas(target="distribution", image_only=True), _share_in_sevenths(1 / 2)),
+        Task("contrast", CrossModalContrast(), _share_in_sevenths(1 / 5)),
+        Task("pair-spans", ImageTextSpans(), _share_in_sevenths(1 / 5)),
+        Task("pair-fragments", ImageTextFragments(), _share_in_sevenths(1 / 5)),
+        Task("pair-areas", MaskedAreas(), _share_in_sevenths(1 / 5)),
+        Task("pair-classes", MaskedAreas(target="distribution"), _share_in_sevenths(1 / 5)),
     ),
     weights_by_step={"mlm": CONSTANT_ONE, "mrfr": CONSTANT_ONE, "mrc-kl": CONSTANT_ONE, "cmcl": CONSTANT_ONE},
     label="unimo",

@@ -103,16 +103,19 @@ class Rewriter:
         with the same meaning."""
 
         def sample() -> Text:
-            return _replace(text, {match: _choose(self._phrases(match.meaning), rng) for match in self.find(text)})
+            return _replace(
+                text,
+                {match: _choose_phrase(self._phrases_with_meaning(match.meaning), rng) for match in self.find(text)},
+            )
 
-        return self._different(text, sample, lambda made: self.parse(made) == self.parse(text), number=number)
+        return self._sample_different(text, sample, lambda made: self.parse(made) == self.parse(text), number=number)
 
     def negatives(
         self, text: Text, rng: np.random.Generator, *, number: int = 1, with_attributes: bool = False
     ) -> list[Text]:
         """Return up to `number` rewritings of a caption with another meaning: one phrase is replaced by another meaning
         of its kind. `with_attributes`: an object and the attributes directly before it are all replaced."""
-        groups = self._groups(text) if with_attributes else [[match] for match in self.find(text)]
+        groups = self._objects_with_attributes(text) if with_attributes else [[match] for match in self.find(text)]
         groups = [group for group in groups if all(self._num_others(match.meaning) for match in group)]
         if not groups:
             return []
@@ -120,12 +123,16 @@ class Rewriter:
         def sample() -> Text:
             group = groups[rng.integers(len(groups))]
             return _replace(
-                text, {match: _choose(self._phrases(self._other_meaning(match.meaning, rng)), rng) for match in group}
+                text,
+                {
+                    match: _choose_phrase(self._phrases_with_meaning(self._other_meaning(match.meaning, rng)), rng)
+                    for match in group
+                },
             )
 
-        return self._different(text, sample, lambda made: self._has_other_meaning(made, text), number=number)
+        return self._sample_different(text, sample, lambda made: self._has_other_meaning(made, text), number=number)
 
-    def _different(
+    def _sample_different(
         self, text: Text, sample: Callable[[], Text], is_valid: Callable[[Text], bool], *, number: int
     ) -> list[Text]:
         """Return up to `number` valid rewritings that differ from the caption and from each other."""
@@ -140,9 +147,9 @@ class Rewriter:
     def _has_other_meaning(self, made: Text, text: Text) -> bool:
         """Whether a rewritten caption has phrases of the same kinds at the same positions, with a different meaning."""
         parsed, original = self.parse(made), self.parse(text)
-        return parsed != original and list(map(_kind, parsed)) == list(map(_kind, original))
+        return parsed != original and list(map(_kind_or_word, parsed)) == list(map(_kind_or_word, original))
 
-    def _groups(self, text: Text) -> list[list[PhraseMatch]]:
+    def _objects_with_attributes(self, text: Text) -> list[list[PhraseMatch]]:
         """Return the objects in a caption, each with the attributes directly before it."""
         groups: list[list[PhraseMatch]] = []
         group: list[PhraseMatch] = []
@@ -155,7 +162,7 @@ class Rewriter:
                 group = []
         return groups
 
-    def _phrases(self, meaning: Meaning) -> list[Text]:
+    def _phrases_with_meaning(self, meaning: Meaning) -> list[Text]:
         return self._phrases_of[meaning.kind][meaning.id]
 
     def _num_others(self, meaning: Meaning) -> int:
@@ -179,12 +186,12 @@ def join_words(words: Sequence[Any]) -> np.ndarray:
     return np.array([token for word in words for token in word], dtype=np.int64)
 
 
-def _kind(item: Hashable) -> Hashable:
+def _kind_or_word(item: Hashable) -> Hashable:
     """Return the kind of a meaning, or the word itself."""
     return item.kind if isinstance(item, Meaning) else item
 
 
-def _choose(phrases: Sequence[Text], rng: np.random.Generator) -> Text:
+def _choose_phrase(phrases: Sequence[Text], rng: np.random.Generator) -> Text:
     return phrases[int(rng.integers(len(phrases)))]
 
 

@@ -41,7 +41,7 @@ class RegionCosts(InputCosts):
 
     @property
     def num_norms(self) -> int:
-        self._check("norms", NORMS)
+        self._check_option("norms", NORMS)
         return NORMS[self.record.norms]
 
     @property
@@ -53,8 +53,8 @@ class RegionCosts(InputCosts):
     def linears(self) -> tuple[LinearShape, ...]:
         """Return all linear layers of image regions; a table is listed as a linear layer from its width to its
         rows. The mask table has two rows, as in the released code: row 0, for visible regions, is zero."""
-        self._check("boxes", BOXES)
-        self._check("hidden", HIDDEN)
+        self._check_option("boxes", BOXES)
+        self._check_option("hidden", HIDDEN)
         box = LinearShape(self.record.boxes, self.spec.size.table_width, True)
         mask = LinearShape(self.tied_linear.inputs, 2, False)
         return (self.tied_linear, box, mask) if self.record.hidden == "vector" else (self.tied_linear, box)
@@ -75,7 +75,7 @@ class RegionCosts(InputCosts):
         features, box, *_ = self.linears
         return positions * (features.inputs + box.inputs + self.num_norms * features.outputs) * element
 
-    def _check(self, option: str, known: Collection[str | int]) -> None:
+    def _check_option(self, option: str, known: Collection[str | int]) -> None:
         if (value := getattr(self.record, option)) not in known:
             raise UserError(
                 f"{self.spec.name}: RegionInput.{option} is {value!r}, which is unknown; use one of "

@@ -69,7 +69,7 @@ class _RegionClasses(_HiddenRegions):
         """Return the logits of detector classes at every position, [B, S, C]."""
         return self.classify(self._read(x_SBD.transpose(0, 1)))
 
-    def _scores(self, x_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    def _class_logits(self, x_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
         """Return the logits of detector classes at target positions, [B, A, C]."""
         scores: Tensor = self.classify(self._read_targets(x_SBD, batch))
         return scores
@@ -79,7 +79,7 @@ class RegionLabelHead(_RegionClasses):
     """MRC: cross-entropy with the detector's most likely class."""
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        return class_loss(self._scores(x_SBD, batch), batch[self.label_field])
+        return class_loss(self._class_logits(x_SBD, batch), batch[self.label_field])
 
 
 class RegionDistributionHead(_RegionClasses):
@@ -89,7 +89,7 @@ class RegionDistributionHead(_RegionClasses):
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels_BAC = batch[self.label_field]
         valid_BAC = labels_BAC != IGNORED
-        log_probabilities_BAC = self._scores(x_SBD, batch).float().log_softmax(-1)
+        log_probabilities_BAC = self._class_logits(x_SBD, batch).float().log_softmax(-1)
         divergence_BAC = F.kl_div(
             log_probabilities_BAC, torch.where(valid_BAC, labels_BAC, 0).float(), reduction="none"
         )

@@ -274,10 +274,10 @@ class MaskedRegions(RegionObjective):
         name = self.LABELS_OF_TARGET[self.target]
         field = self.label_fields(context.sequence)[name]
         labels = np.full(field.shape, IGNORED, dtype=field.dtype)
-        labels[: len(masked)] = self._labels(regions)[masked]
+        labels[: len(masked)] = self._region_labels(regions)[masked]
         return {**sample, "masked_positions": pad_pieces([words + masked], self.max_predictions, 0), name: labels}
 
-    def _labels(self, regions: Regions) -> np.ndarray:
+    def _region_labels(self, regions: Regions) -> np.ndarray:
         """Return the labels of all regions of an image, [R, ...]."""
         if self.target == "class":
             return regions.probabilities[:, 1:].argmax(1) + 1

@@ -123,14 +123,14 @@ def _read_arrays(content: bytes) -> dict[str, np.ndarray]:
             names = [name for name in ARRAYS if f"{name}.npy" in members]
             if any(file.getinfo(f"{name}.npy").compress_type not in PACKED for name in names):
                 raise RegionError("regions with a compression type that numpy does not use")
-            return {name: _parse_array(_content(file, f"{name}.npy")) for name in names}
+            return {name: _parse_array(_read_member(file, f"{name}.npy")) for name in names}
     except RegionError:
         raise
     except Exception as error:  # numpy, zipfile and zlib raise errors of their own
         raise RegionError("damaged", f"{type(error).__name__}: {error}"[:200]) from None
 
 
-def _content(file: zipfile.ZipFile, name: str) -> bytes:
+def _read_member(file: zipfile.ZipFile, name: str) -> bytes:
     """Return the content of a member of a file of regions, limited: the member may be larger than its header claims."""
     with file.open(name) as member:
         return member.read(MAX_BYTES)

@@ -24,7 +24,7 @@ class ImageRegions(nn.Module):
 
     def __init__(self, spec: ModelSpec, record: RegionInput) -> None:
         super().__init__()
-        _check(spec, record)
+        _check_model(spec, record)
         costs = RegionCosts(spec, record)
         features, box, *mask = costs.linears
         block = spec.family.first_block
@@ -55,7 +55,7 @@ class ImageRegions(nn.Module):
         return self.norm(x if segments_RBD is None else x + segments_RBD)
 
 
-def _check(spec: ModelSpec, record: RegionInput) -> None:
+def _check_model(spec: ModelSpec, record: RegionInput) -> None:
     family = spec.family
     has_segments = family.segments > 0
     errors = {

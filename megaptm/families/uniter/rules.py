@@ -16,7 +16,7 @@ def region_errors(config: Config, spec: ModelSpec) -> Iterator[str]:
     """Yield errors unless all tasks read the model's detector output and have the same number of regions."""
     if "detector" not in spec.size.inputs:
         return
-    parts = _parts(config.built_objective)
+    parts = _region_tasks(config.built_objective)
     for label, task in parts.items():
         where = f"objective ({label})"
         features, classes = detector_of(spec)
@@ -41,6 +41,6 @@ def region_errors(config: Config, spec: ModelSpec) -> Iterator[str]:
         yield f"objective: tasks have different numbers of image regions ({numbers}): set `regions` to one value."
 
 
-def _parts(objective: BaseObjective) -> dict[str, Any]:
+def _region_tasks(objective: BaseObjective) -> dict[str, Any]:
     objectives = {task.label or objective.name: task.objective for task in tasks_of(objective)}
     return {label: task for label, task in objectives.items() if hasattr(task, "regions")}

@@ -35,7 +35,7 @@ def transport_plan(
     """
     pairs_BTR = valid_words_BT[:, :, None] & valid_regions_BR[:, None, :]
     kernel_BTR = torch.where(pairs_BTR, (-costs_BTR / step).exp(), 0)
-    words_BT, regions_BR = (_shares(valid.to(costs_BTR.dtype)) for valid in (valid_words_BT, valid_regions_BR))
+    words_BT, regions_BR = (_equal_shares(valid.to(costs_BTR.dtype)) for valid in (valid_words_BT, valid_regions_BR))
     plan_BTR, scale_BT = pairs_BTR.to(costs_BTR.dtype), words_BT
     min_mass = torch.finfo(costs_BTR.dtype).tiny  # divisor for padding, which has no mass
     for _ in range(rounds):
@@ -56,6 +56,6 @@ def transport_distance(
     return (costs_BTR * plan_BTR).sum((1, 2))
 
 
-def _shares(valid: Tensor) -> Tensor:
+def _equal_shares(valid: Tensor) -> Tensor:
     """Return equal shares of mass for valid tokens or regions; the sum is 1 per sample."""
     return valid / valid.sum(-1, keepdim=True).clamp(min=1)

@@ -75,22 +75,22 @@ def _image_path(path: str, image: object) -> str:
 
 def find_image_texts(source: Source, listing: Listing) -> Iterator[InputFile]:
     """Yield metadata files, which describe all files below their folder, and in other folders captions with images."""
-    described = {_folder(file.name) for file in listing.files if is_metadata(file.name)}
+    described = {_parent_folder(file.name) for file in listing.files if is_metadata(file.name)}
     loose = [file for file in listing.files if not any(folder in described for folder in _parent_folders(file.name))]
-    images = {_stem(file.name): file.path for file in loose if is_image(file.name)}
-    captions = {_stem(file.name) for file in loose if file.name.lower().endswith(".txt")}
+    images = {_without_suffix(file.name): file.path for file in loose if is_image(file.name)}
+    captions = {_without_suffix(file.name) for file in loose if file.name.lower().endswith(".txt")}
     for file in listing.files:
         if is_metadata(file.name):
             yield input_file(file, source)
     for file in loose:
-        stem = _stem(file.name)
+        stem = _without_suffix(file.name)
         if file.name.lower().endswith(".txt"):
             yield input_file(file, source, images.get(stem))
         elif is_image(file.name) and stem not in captions:
             yield input_file(file, source)  # counted later as an image without a caption
 
 
-def _folder(name: str) -> str:
+def _parent_folder(name: str) -> str:
     return str(PurePosixPath(name).parent)
 
 
@@ -98,7 +98,7 @@ def _parent_folders(name: str) -> list[str]:
     return [str(folder) for folder in PurePosixPath(name).parents]
 
 
-def _stem(name: str) -> str:
+def _without_suffix(name: str) -> str:
     return str(PurePosixPath(name).with_suffix(""))
 
 

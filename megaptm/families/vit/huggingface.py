@@ -18,7 +18,7 @@ LAYER = "vit.encoder.layer.{n}"
 ATTENTION = tuple(f"{LAYER}.attention.attention.{name}" for name in ("query", "key", "value"))
 
 
-def _masks(spec: ModelSpec) -> bool:
+def _predicts_patches(spec: ModelSpec) -> bool:
     return "masked-patch" in spec.family.heads
 
 
@@ -58,7 +58,7 @@ TENSOR_RULES = (
     TensorRule("embed.patch.project.weight", ("vit.embeddings.patch_embeddings.projection.weight",), CONVOLUTION),
     TensorRule("embed.patch.project.bias", ("vit.embeddings.patch_embeddings.projection.bias",)),
     TensorRule("embed.patch.image.weight", ("vit.embeddings.cls_token",), BATCH_OF_ONE),
-    TensorRule("embed.patch.mask.weight", (), when=_masks),
+    TensorRule("embed.patch.mask.weight", (), when=_predicts_patches),
     TensorRule("embed.position.weight", ("vit.embeddings.position_embeddings",), BATCH_OF_ONE),
     *pair("encoder.{n}.attention_norm", f"{LAYER}.layernorm_before"),
     *pair("encoder.{n}.attention.qkv", *ATTENTION, weight=QKV, bias=QKV),

@@ -141,7 +141,7 @@ class ImageObjective(Objective):
         [document] = piece
         tokens = np.full(context.sequence, PATCH)
         tokens[0] = IMAGE
-        patches = self._patches(document, self.patches_per_side(context.sequence), context.rng)
+        patches = self._read_patches(document, self.patches_per_side(context.sequence), context.rng)
         return self.add_labels({"tokens": tokens, "patches": patches}, document, context)
 
     @abstractmethod
@@ -152,7 +152,7 @@ class ImageObjective(Objective):
     def add_labels(self, inputs: Sample, document: DocumentSlice, context: SampleContext) -> Sample:
         """Return the inputs of an image's sample, possibly changed, and its labels."""
 
-    def _patches(self, document: DocumentSlice, grid: int, rng: np.random.Generator) -> np.ndarray:
+    def _read_patches(self, document: DocumentSlice, grid: int, rng: np.random.Generator) -> np.ndarray:
         """Return the patches of a document's image, uint8 [N, channels x pixels]."""
         content = next(iter(document.blobs.values()), None)
         if content is None:

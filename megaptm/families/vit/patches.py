@@ -28,13 +28,13 @@ class ImagePatches(nn.Module):
 
     def forward(self, patches_BNP: Tensor, kinds_SB: Tensor) -> Tensor:
         """Return the patch embeddings [S, B, D] from uint8 patches [B, N, C P] and the kind of each position."""
-        x = self.project(self._normalized(patches_BNP)).transpose(0, 1)
+        x = self.project(self._normalize_pixels(patches_BNP)).transpose(0, 1)
         if self.mask is not None:
             hidden_NB = kinds_SB[1:] == MASKED_PATCH
             x = torch.where(hidden_NB[:, :, None], self.mask(torch.zeros_like(kinds_SB[1:])), x)
         return torch.cat([self.image(torch.zeros_like(kinds_SB[:1])), x])
 
-    def _normalized(self, patches_BNP: Tensor) -> Tensor:
+    def _normalize_pixels(self, patches_BNP: Tensor) -> Tensor:
         # Python floats one by one: a tensor of three would be a copy to the device that synchronizes.
         channels = patches_BNP.unflatten(-1, (CHANNELS, -1)).float().unbind(-2)
         scaled = [

@@ -49,7 +49,7 @@ class CropBox(NamedTuple):
 def open_image(content: bytes) -> Image:
     """Open an image and read its header, but no pixels. Raises Pillow's errors if it is damaged or not in
     `OPENED_FORMATS`."""
-    image: Image = _pillow().open(io.BytesIO(content), formats=OPENED_FORMATS)
+    image: Image = _import_pillow().open(io.BytesIO(content), formats=OPENED_FORMATS)
     return image
 
 
@@ -58,7 +58,7 @@ def to_rgb(image: Image) -> Image:
     dropped."""
     if image.mode in HIGH_BIT_DEPTH_MODES:
         levels = np.asarray(image).astype(np.int64).clip(0, 0xFFFF) >> 8
-        return _pillow().fromarray(levels.astype(np.uint8)).convert("RGB")
+        return _import_pillow().fromarray(levels.astype(np.uint8)).convert("RGB")
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     if image.mode == "RGB":
@@ -114,7 +114,7 @@ def crop_and_scale(image: Image, box: CropBox, size: int, resample: str = "bilin
             image.draft("RGB" if image.mode == "YCbCr" else image.mode, (int(width / shrink), int(height / shrink)))
     across, down = image.size[0] / width, image.size[1] / height
     part = (box.x0 * across, box.y0 * down, box.x1 * across, box.y1 * down)
-    filter_ = _pillow().Resampling[resample.upper()]
+    filter_ = _import_pillow().Resampling[resample.upper()]
     return np.asarray(to_rgb(image).resize((size, size), filter_, box=part))
 
 
@@ -139,7 +139,7 @@ def mean_colors(patches_NP: np.ndarray) -> np.ndarray:
     return red << 6 | green << 3 | blue
 
 
-def _pillow() -> Any:
+def _import_pillow() -> Any:
     """Return Pillow's image module."""
     try:
         from PIL import Image

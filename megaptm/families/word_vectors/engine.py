@@ -107,14 +107,14 @@ class WordEngine:
         """Train word vectors on this rank's sequences. Raise DivergedError on every process if the loss is not finite
         or shows divergence."""
         assert microbatches is not None
-        sequences = [*self._subsample(microbatches)]
+        sequences = [*self._subsample_words(microbatches)]
         rate = lr * next(iter(self.losses.values()))
         if self.exchange.ranks == 1 and len(sequences) == 1:
             tables = self._in.flat, self._out.flat
             results = [self._train_sequence(sequences[0], tables, (FULL_TABLE, FULL_TABLE), rate)]
         else:
             results = self._train_separately(sequences, rate)
-        result = self._combine(results)
+        result = self._combine_losses(results)
         (mean,) = result.losses.values()
         if not mean < DIVERGED * self._untrained_mean:
             raise DivergedError(
@@ -125,14 +125,14 @@ class WordEngine:
 
     def evaluate(self, microbatches: list[Any] | None) -> StepResult:
         assert microbatches is not None
-        return self._combine(self._train_separately([*self._subsample(microbatches)], None))
+        return self._combine_losses(self._train_separately([*self._subsample_words(microbatches)], None))
 
     def _set_counts(self, counts: np.ndarray) -> None:
         words_to_learn(self.spec, counts, self._special, self.task)
         self.counts = counts
         self._tables = word_tables(counts, sorted(self._special), self.task)
 
-    def _subsample(self, microbatches: list[Any]) -> Iterator[WordSequence]:
+    def _subsample_words(self, microbatches: list[Any]) -> Iterator[WordSequence]:
         for batch in microbatches:
             fields = (batch[name].numpy() for name in ("tokens", "document_ids", "seed"))
             for tokens, document_ids, seed in zip(*fields, strict=True):
@@ -177,7 +177,7 @@ class WordEngine:
         unchanged."""
         tables = self._in, self._out
         updates = [self._count_updates(sequence) for sequence in sequences]
-        fetched_rows = [_union([both[side][0] for both in updates]) for side in (0, 1)]
+        fetched_rows = [_union_of_rows([both[side][0] for both in updates]) for side in (0, 1)]
         initial = [table.fetch(rows) for table, rows in zip(tables, fetched_rows, strict=True)]
         results: list[tuple[float, int]] = []
         changes: tuple[list[RowChange], ...] = ([], [])
@@ -205,7 +205,7 @@ class WordEngine:
         kernels.count_updates(self._window_task(), sequence.words, sequence.documents, sequence.state, *counts)
         return [(rows, table_counts[rows]) for table_counts in counts for rows in [np.flatnonzero(table_counts)]]
 
-    def _combine(self, results: list[tuple[float, int]]) -> StepResult:
+    def _combine_losses(self, results: list[tuple[float, int]]) -> StepResult:
         """Return the combined loss of word vectors over all ranks, in sequence order."""
         gathered = self.exchange.all_gather(np.array(results, np.float64))
         loss, predictions = gathered.reshape(-1, 2).sum(axis=0).tolist()
@@ -214,5 +214,5 @@ class WordEngine:
         return StepResult({name: mean}, weight * mean, None, {name: int(predictions)})
 
 
-def _union(rows: list[np.ndarray]) -> np.ndarray:
+def _union_of_rows(rows: list[np.ndarray]) -> np.ndarray:
     return rows[0] if len(rows) == 1 else np.unique(np.concatenate(rows))

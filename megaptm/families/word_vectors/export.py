@@ -20,7 +20,7 @@ from megaptm.storage import AtomicFile
 def word2vec_text(vectors: WordVectors) -> Iterator[bytes]:
     """Yield word vectors in word2vec's text format: a line with number of words and width, then a line per word with
     its exact values."""
-    yield _heading(vectors)
+    yield _heading_line(vectors)
     yield from glove_text(vectors)
 
 
@@ -34,7 +34,7 @@ def glove_text(vectors: WordVectors) -> Iterator[bytes]:
 def word2vec_binary(vectors: WordVectors) -> Iterator[bytes]:
     """Yield word vectors in word2vec's binary format: a line with number of words and width, then each word, a space,
     its float32 values and a newline, as word2vec -binary 1 does."""
-    yield _heading(vectors)
+    yield _heading_line(vectors)
     for word, row in zip(vectors.words, vectors.vectors.astype("<f4"), strict=True):
         yield encode_word(word) + b" " + row.tobytes() + b"\n"
 
@@ -46,7 +46,7 @@ def safetensors(vectors: WordVectors) -> Iterator[bytes]:
     yield save(tensors, metadata={"words": json.dumps([*vectors.words], ensure_ascii=False)})
 
 
-def _heading(vectors: WordVectors) -> bytes:
+def _heading_line(vectors: WordVectors) -> bytes:
     return f"{len(vectors.words)} {vectors.vectors.shape[1]}\n".encode()
 
 

@@ -48,10 +48,10 @@ def fasttext_model(checkpoint: RunCheckpoint) -> Iterator[bytes]:
     for id_ in ids.tolist():
         yield encode_word(tokenizer.name(id_)) + b"\0" + struct.pack("<qb", int(counts[id_]), 0)
     table = read_table(checkpoint, "input")
-    yield from _matrix(np.concatenate([table[ids], table[spec.vocabulary :]]))
-    yield from _matrix(read_table(checkpoint, "output")[ids])
+    yield from _matrix_bytes(np.concatenate([table[ids], table[spec.vocabulary :]]))
+    yield from _matrix_bytes(read_table(checkpoint, "output")[ids])
 
 
-def _matrix(rows: np.ndarray) -> Iterator[bytes]:
+def _matrix_bytes(rows: np.ndarray) -> Iterator[bytes]:
     yield struct.pack("<?2q", False, *rows.shape)
     yield rows.astype("<f4").tobytes()

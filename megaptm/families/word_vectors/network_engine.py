@@ -84,13 +84,13 @@ class NetworkEngine:
         value is not finite."""
         assert microbatches is not None
         self._set_dictionary(step)
-        windows = [self._windows(batch) for batch in microbatches]
+        windows = [self._windows_and_labels(batch) for batch in microbatches]
         counts = self._count_windows(windows)
         if not any(counts.values()):
             raise NoLabelsError(f"step {step + 1} has no window with a label: raise data.sequence or train.batch.")
         self.network.zero_grad(set_to_none=True)
         scales = {name: self.losses[name] / max(count, 1.0) for name, count in counts.items()}
-        result = self._combine(self._forward_backward(windows, scales), counts)
+        result = self._mean_over_ranks(self._forward_backward(windows, scales), counts)
         gradients = self._reduce_gradients()
         norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients))
         if not (math.isfinite(result.loss) and math.isfinite(norm)):
@@ -98,14 +98,14 @@ class NetworkEngine:
                 f"step {step + 1} has a loss of {result.loss} and a gradient norm of {norm}. The step was not saved: "
                 f"{REMEDY}"
             )
-        self._update(gradients, norm, lr)
+        self._update_weights(gradients, norm, lr)
         return StepResult(result.losses, result.loss, norm, result.counts)
 
     @torch.no_grad()
     def evaluate(self, microbatches: list[Any] | None) -> StepResult:
         assert microbatches is not None
-        windows = [self._windows(batch) for batch in microbatches]
-        return self._combine(self._forward_backward(windows, None), self._count_windows(windows))
+        windows = [self._windows_and_labels(batch) for batch in microbatches]
+        return self._mean_over_ranks(self._forward_backward(windows, None), self._count_windows(windows))
 
     def _set_counts(self, counts: np.ndarray, *, step: int) -> None:
         self.counts = counts
@@ -122,7 +122,7 @@ class NetworkEngine:
         words = self.task.dictionary_size(step) if isinstance(self.task, WindowRanking) else None
         self._dictionary = self._words[:words]
 
-    def _windows(self, batch: dict[str, Tensor]) -> dict[str, LabeledWindows]:
+    def _windows_and_labels(self, batch: dict[str, Tensor]) -> dict[str, LabeledWindows]:
         """Return the windows and labels of each loss of the network."""
         batch = {name: value.to(device()) for name, value in batch.items()}
         if not isinstance(self.task, WindowRanking):
@@ -162,7 +162,7 @@ class NetworkEngine:
         return gradients
 
     @torch.no_grad()
-    def _update(self, gradients: list[Tensor], norm: float, lr: float) -> None:
+    def _update_weights(self, gradients: list[Tensor], norm: float, lr: float) -> None:
         """Update the network's weights by the clipped gradient and weight decay."""
         optimizer = self.config.optimizer
         clipped = 1.0 if optimizer.clip is None else min(1.0, optimizer.clip / max(norm, 1e-12))
@@ -179,7 +179,7 @@ class NetworkEngine:
         dist.all_reduce(sums)
         return sums.tolist()
 
-    def _combine(self, local_sums: Mapping[str, float], counts: Mapping[str, float]) -> StepResult:
+    def _mean_over_ranks(self, local_sums: Mapping[str, float], counts: Mapping[str, float]) -> StepResult:
         """Return the mean losses of the network over all ranks."""
         totals = self._all_reduce([local_sums[name] for name in self.losses])
         means = {name: total / max(counts[name], 1.0) for name, total in zip(self.losses, totals, strict=True)}

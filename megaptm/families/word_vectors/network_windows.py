@@ -30,7 +30,7 @@ def outside_token(special: SpecialTokens) -> int:
 def next_words(batch: dict[str, Tensor], spec: WordSpec, outside: int) -> LabeledWindows:
     """Return NNLM's windows of words and the next words for `causal-lm` sequences."""
     tokens_BS, labels_BS = batch["tokens"], batch["labels"]
-    windows_BSW = _windows(tokens_BS, _documents(batch), spec.window - 1, 0, outside)
+    windows_BSW = _windows_around(tokens_BS, _document_ids(batch), spec.window - 1, 0, outside)
     labeled = labels_BS != IGNORED
     return windows_BSW[labeled], labels_BS[labeled]
 
@@ -45,7 +45,7 @@ def ranked_windows(
     """
     known = torch.isin(batch["tokens"], dictionary)
     tokens_BS = torch.where(known, batch["tokens"], unknown)
-    windows_BSW = _windows(tokens_BS, _documents(batch), spec.size.before, spec.size.after, outside)
+    windows_BSW = _windows_around(tokens_BS, _document_ids(batch), spec.size.before, spec.size.after, outside)
     sampled = (batch["replacement_uniforms"][known].double() * len(dictionary)).long()
     return windows_BSW[known], dictionary[sampled]
 
@@ -54,16 +54,16 @@ def tagged_words(batch: dict[str, Tensor], outside: int, dictionary: Tensor, unk
     """Return C&W's windows around each word, and its tag, for `window-ranking` sequences."""
     tokens_BS = torch.where(torch.isin(batch["tokens"], dictionary), batch["tokens"], unknown)
     reach = TAG_DISTANCES // 2 + TAG_FILTER // 2
-    windows_BSW = _windows(tokens_BS, _documents(batch), reach, reach, outside)
+    windows_BSW = _windows_around(tokens_BS, _document_ids(batch), reach, reach, outside)
     return windows_BSW.flatten(0, 1), batch["tags"].flatten()
 
 
-def _documents(batch: dict[str, Tensor]) -> Tensor:
+def _document_ids(batch: dict[str, Tensor]) -> Tensor:
     """Return the document ids of a sequence of words, [B, S]; all 0 if the batch has none."""
     return batch["document_ids"] if "document_ids" in batch else torch.zeros_like(batch["tokens"])
 
 
-def _windows(tokens_BS: Tensor, documents_BS: Tensor, before: int, after: int, outside: int) -> Tensor:
+def _windows_around(tokens_BS: Tensor, documents_BS: Tensor, before: int, after: int, outside: int) -> Tensor:
     """Return windows of words around each position, itself included, int64 [B, S, before + 1 + after]."""
 
     def padded(rows_BS: Tensor, fill: int) -> Tensor:

@@ -69,14 +69,14 @@ class NextWord(Network):
 
     def loss(self, windows_NW: Tensor, labels_N: Tensor) -> Tensor:
         """Return NNLM's summed cross-entropy of the next words."""
-        loss: Tensor = self.project(self._features(windows_NW), self.output, self.bias, labels_N)
+        loss: Tensor = self.project(self._hidden_features(windows_NW), self.output, self.bias, labels_N)
         return loss
 
     def logits(self, windows_NW: Tensor) -> Tensor:
         """Return NNLM's logits of the next word, [N, V]."""
-        return F.linear(self._features(windows_NW), self.output, self.bias)
+        return F.linear(self._hidden_features(windows_NW), self.output, self.bias)
 
-    def _features(self, windows_NW: Tensor) -> Tensor:
+    def _hidden_features(self, windows_NW: Tensor) -> Tensor:
         x_ND = self.embed(windows_NW)
         hidden = [] if self.inner is None else [torch.tanh(self.inner(x_ND))]
         return torch.cat([*hidden, *([x_ND] if self.direct else [])], 1)

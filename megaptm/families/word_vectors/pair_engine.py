@@ -71,7 +71,7 @@ class PairEngine:
             for split in ("train", "validation")
         }
         self.pairs, self.held_out = (
-            self._table(split, pairs, share)
+            self._build_table(split, pairs, share)
             for (split, pairs), share in zip(counted.items(), (1.0, self._share), strict=True)
         )
         train, epochs = self.config.train, self.config.data.epochs
@@ -147,7 +147,7 @@ class PairEngine:
         loss, num_pairs = self.exchange.all_reduce(np.array(local_sums)).tolist()
         return float(loss / max(num_pairs, 1.0))
 
-    def _table(self, split: str, held: PairCounts, share: float) -> PairTable:
+    def _build_table(self, split: str, held: PairCounts, share: float) -> PairTable:
         """Return the table of a split's co-occurrence pairs, with counts divided by `share`."""
         pairs = int(self.exchange.all_gather(np.array([len(held.keys)])).sum())
         if not pairs:

@@ -170,13 +170,13 @@ class PairTable:
         """Select this rank's GloVe pairs of a step, by rounds, in random order within each."""
         epoch, step_of_epoch = divmod(step, self.steps)
         if epoch != self._epoch:
-            self._shuffle(epoch)
+            self._shuffle_pairs(epoch)
         selected = self._order[slice(*self._steps[step_of_epoch : step_of_epoch + 2])]
         words, contexts = np.divmod(self.held.keys[selected], self.vocabulary)
-        rounds = np.searchsorted(_rounds(words, contexts), np.arange(LANES + 1))
+        rounds = np.searchsorted(_rounds_of_pairs(words, contexts), np.arange(LANES + 1))
         return Pairs(words, contexts, self.held.counts[selected] / self.unit, rounds)
 
-    def _shuffle(self, epoch: int) -> None:
+    def _shuffle_pairs(self, epoch: int) -> None:
         """Compute the order of the pairs in an epoch: by step, round, and random number."""
         keys = self.held.keys
         with np.errstate(over="ignore"):
@@ -184,12 +184,12 @@ class PairTable:
                 keys.astype(np.uint64) ^ generator(*self.seed, epoch).integers(1 << 64, dtype=np.uint64)
             )
         step = ((random_bits >> np.uint64(32)) * np.uint64(self.steps) >> np.uint64(32)).astype(np.int64)
-        self._order = np.lexsort((random_bits, _rounds(*np.divmod(keys, self.vocabulary)), step))
+        self._order = np.lexsort((random_bits, _rounds_of_pairs(*np.divmod(keys, self.vocabulary)), step))
         self._steps = np.searchsorted(step[self._order], np.arange(self.steps + 1))
         self._epoch = epoch
 
 
-def _rounds(words: np.ndarray, contexts: np.ndarray) -> np.ndarray:
+def _rounds_of_pairs(words: np.ndarray, contexts: np.ndarray) -> np.ndarray:
     """Return the round in which the lanes of each pair meet, int64 [P]."""
     return (contexts - words) % LANES
 

@@ -65,9 +65,13 @@ class WindowRanking(PlainTextObjective):
         assert isinstance(piece, list)
         sample = self.text_sample(piece, context.document_mask)
         sample["replacement_uniforms"] = context.rng.random(len(sample["tokens"]))
-        return sample | {"tags": np.concatenate([self._tags(part) for part in piece])} if self.num_tags else sample
+        return (
+            sample | {"tags": np.concatenate([self._tags_of_tokens(part) for part in piece])}
+            if self.num_tags
+            else sample
+        )
 
-    def _tags(self, part: DocumentSlice) -> np.ndarray:
+    def _tags_of_tokens(self, part: DocumentSlice) -> np.ndarray:
         """Return the tags of tokens, int64 [tokens]: 0 without a tag, otherwise label index + 1."""
         tags = np.zeros(len(part.tokens), dtype=np.int64)
         for first, stop, label in part.annotations["tags"].tolist():

@@ -64,17 +64,17 @@ class WordVectors:
             _, buckets = subword_buckets([word], self.pieces.ngrams, len(self.pieces.vectors))
             if len(buckets):
                 return self.pieces.vectors[buckets].mean(axis=0)
-        return self.vectors[self._row(word)]
+        return self.vectors[self._row_of_word(word)]
 
     def nearest(self, word: str, number: int = 10) -> list[tuple[str, float]]:
         """Return the words with the most similar word vectors, with their cosine similarity."""
-        return self._near(_direction(self.vector(word)), [word], number)
+        return self._nearest_words(_unit_vector(self.vector(word)), [word], number)
 
     def analogy(self, first: str, second: str, third: str, number: int = 1) -> list[tuple[str, float]]:
         """Solve an analogy by word vectors: return the words nearest to second - first + third (arXiv:1301.3781,
         section 4)."""
-        a, b, c = (_direction(self.vector(word)) for word in (first, second, third))
-        return self._near(_direction(b - a + c), [first, second, third], number)
+        a, b, c = (_unit_vector(self.vector(word)) for word in (first, second, third))
+        return self._nearest_words(_unit_vector(b - a + c), [first, second, third], number)
 
     def count_solved_analogies(self, questions: Iterable[tuple[str, str, str, str]]) -> tuple[int, int]:
         """Return how many analogies of four words the word vectors solve, and how many have only known words."""
@@ -82,14 +82,14 @@ class WordVectors:
         solved = sum(fourth in dict(self.analogy(first, second, third)) for first, second, third, fourth in known)
         return solved, len(known)
 
-    def _row(self, word: str) -> int:
+    def _row_of_word(self, word: str) -> int:
         if word not in self.rows:
             suggestion = suggest(word, self.words[:MAX_SEARCHED])
             remedy = f"did you mean {suggestion}?" if suggestion else "choose another word."
             raise UserError(f"{word} is not one of the {len(self.words):,} words with a vector: {remedy}")
         return self.rows[word]
 
-    def _near(self, direction: np.ndarray, excluded: Sequence[str], number: int) -> list[tuple[str, float]]:
+    def _nearest_words(self, direction: np.ndarray, excluded: Sequence[str], number: int) -> list[tuple[str, float]]:
         cosines = self.directions @ direction
         known = {self.rows[word] for word in excluded if word in self.rows}
         cosines[[*known]] = -np.inf
@@ -100,7 +100,7 @@ class WordVectors:
         return [(self.words[row], float(cosines[row])) for row in best]
 
 
-def _direction(vector: np.ndarray) -> np.ndarray:
+def _unit_vector(vector: np.ndarray) -> np.ndarray:
     return vector / max(float(np.linalg.norm(vector)), 1e-12)
 
 

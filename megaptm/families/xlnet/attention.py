@@ -67,7 +67,11 @@ class TwoStreamAttention(RelativeAttention):
         length = None if targets_BA is None else mask.shape[2] - targets_BA.shape[1]
         q, k, v = self.project_with_cache(x_QBD, cached_MBD, length=length)
         of_distances = self.by_distance(q + position_bias_FH.t(), sines_LXD)
-        scores = shifted(of_distances, len(k)) if targets_BA is None else _at(of_distances, len(k), targets_BA)
+        scores = (
+            shifted(of_distances, len(k))
+            if targets_BA is None
+            else _scores_at_distances(of_distances, len(k), targets_BA)
+        )
         if apart_BQK is not None:
             scores = scores + self._by_segment(q, apart_BQK)
         scores = scores * self.attend.scale
@@ -87,7 +91,7 @@ class TwoStreamAttention(RelativeAttention):
         return torch.where(apart_BQK[:, None], other, same)
 
 
-def _at(of_distances_BHQL: Tensor, keys: int, targets_BA: Tensor) -> Tensor:
+def _scores_at_distances(of_distances_BHQL: Tensor, keys: int, targets_BA: Tensor) -> Tensor:
     """Return the scores of both streams by distance, [B, H, Q, K], from scores of queries and distances."""
     num_targets = targets_BA.shape[1]
     of_text, of_targets = of_distances_BHQL.split([of_distances_BHQL.shape[2] - num_targets, num_targets], 2)

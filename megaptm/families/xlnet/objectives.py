@@ -106,12 +106,12 @@ class PermutationLM(Objective):
         assert special.cls is not None
         assert special.sep is not None
         half, num_targets = sequence // 2, sequence // self.partial_k
-        text, starts, sentence_starts = self._text(
+        text, starts, sentence_starts = self._join_documents(
             [part for part in piece if not part.other_segment], special, piece[0].backward
         )
         split = self._sample_split(sentence_starts, half, rng)
         if other := [part for part in piece if part.other_segment]:
-            *other_arrays, sentence_starts = self._text(other, special, piece[0].backward)
+            *other_arrays, sentence_starts = self._join_documents(other, special, piece[0].backward)
             at = next(iter(np.flatnonzero(sentence_starts[: split + 1])), 0)
             text, starts = (
                 np.concatenate([own[:split], added[at : at + len(own) - split]])
@@ -147,7 +147,9 @@ class PermutationLM(Objective):
         ends = half + 1 + np.flatnonzero(sentence_starts[half + 1 :])
         return int(rng.choice(ends)) if len(ends) else half + int(rng.integers(1, len(sentence_starts) - half))
 
-    def _text(self, piece: list[DocumentSlice], special: SpecialTokens, backward: bool) -> tuple[np.ndarray, ...]:
+    def _join_documents(
+        self, piece: list[DocumentSlice], special: SpecialTokens, backward: bool
+    ) -> tuple[np.ndarray, ...]:
         """Return tokens with `end` after each document, and, in reading order, which tokens start a word and a
         sentence, if requested."""
         assert special.end is not None

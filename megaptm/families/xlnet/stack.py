@@ -22,7 +22,7 @@ class TwoStreamStack(RelativeStack):
         return inputs.mask.dense if targets_BA is None else attended_by_both(inputs.mask, targets_BA)
 
     def further_inputs(self, inputs: StackInputs) -> tuple[Tensor | None, ...]:
-        return (*super().further_inputs(inputs), _apart(inputs), inputs.fields.get("masked_positions"))
+        return (*super().further_inputs(inputs), _in_other_segment(inputs), inputs.fields.get("masked_positions"))
 
     def cached_positions(self, length: int) -> int:
         return length // 2
@@ -47,7 +47,7 @@ def _mask_of_queries(mask: Mask, targets_BA: Tensor) -> Tensor:
     return attended & ((query == key) | (query == 0))
 
 
-def _apart(inputs: StackInputs) -> Tensor | None:
+def _in_other_segment(inputs: StackInputs) -> Tensor | None:
     """Return which keys are in another segment than the query, [B, Q, K]. The recurrence cache is in segment 0."""
     segments_BS, targets_BA = inputs.fields.get("segments"), inputs.fields.get("masked_positions")
     if segments_BS is None:

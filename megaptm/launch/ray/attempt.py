@@ -124,7 +124,7 @@ class RunAttempt:
         """Wait until all ranks have exited, or until one fails or hangs and the others were ended. Signals that are
         appended to `signals` are forwarded."""
         num_forwarded = 0
-        waiting = {self._poll(agent): agent for agent in self._remaining_agents()}
+        waiting = {self._poll_agent(agent): agent for agent in self._remaining_agents()}
         while waiting:
             for number in signals[num_forwarded:]:
                 for agent in self._remaining_agents():
@@ -132,24 +132,24 @@ class RunAttempt:
                 num_forwarded += 1
             for agent in self._process_replies(waiting):
                 if not self.outcome.failed:
-                    waiting[self._poll(agent)] = agent
+                    waiting[self._poll_agent(agent)] = agent
             self.outcome.hang = self._watchdog.check_progress(
                 {end.rank for end in self.outcome.ends}, stopping=bool(signals)
             )
             if self.outcome.hang:
                 break
         grace = 0.0 if self.outcome.hang else GRACE_SECONDS  # no rank can save without the hung one
-        self._finish(lambda agent: agent.actor.end.remote(len(agent.ends), grace))
+        self._collect_replies(lambda agent: agent.actor.end.remote(len(agent.ends), grace))
         if not self.outcome.failed:
-            self._finish(lambda agent: agent.actor.release.remote(len(agent.ends)))
+            self._collect_replies(lambda agent: agent.actor.release.remote(len(agent.ends)))
         return self.outcome
 
-    def _finish(self, ask: Callable[[AgentHandle], Any]) -> None:
+    def _collect_replies(self, ask: Callable[[AgentHandle], Any]) -> None:
         waiting = {ask(agent): agent for agent in self._remaining_agents()}
         while waiting:
             waiting |= {ask(agent): agent for agent in self._process_replies(waiting)}
 
-    def _poll(self, agent: AgentHandle) -> Any:
+    def _poll_agent(self, agent: AgentHandle) -> Any:
         return agent.actor.poll.remote(len(agent.ends))
 
     def _remaining_agents(self) -> list[AgentHandle]:
@@ -165,7 +165,7 @@ class RunAttempt:
         for reply in ready:
             agent = waiting.pop(reply)
             try:
-                if self._record(agent, ray.get(reply)):
+                if self._record_report(agent, ray.get(reply)):
                     again.append(agent)
             except ray.exceptions.ActorUnavailableError:
                 time.sleep(POLL_SECONDS)
@@ -176,7 +176,7 @@ class RunAttempt:
         self._drop_silent(waiting, again)
         return again
 
-    def _record(self, agent: AgentHandle, report: AgentReport) -> bool:
+    def _record_report(self, agent: AgentHandle, report: AgentReport) -> bool:
         agent.last_reply = time.monotonic()
         agent.ends += report.ends
         self.outcome.ends += report.ends

@@ -88,7 +88,7 @@ class NodeAgent:
         deadline = time.monotonic() + POLL_LIMIT_SECONDS
         while True:
             alive = self._workers.poll()
-            new = self._report(known, alive=alive)
+            new = self._make_report(known, alive=alive)
             if new.out or new.err or new.ends or not alive or time.monotonic() > deadline:
                 return new
             time.sleep(POLL_SECONDS)
@@ -100,12 +100,12 @@ class NodeAgent:
         """End all remaining ranks of this node and return the remaining output, except an error that may be an echo."""
         self._workers.end_all(grace_seconds)
         self._workers.kill_all()
-        return self._report(known, alive=False)
+        return self._make_report(known, alive=False)
 
     def release(self, known: int) -> AgentReport:
         """Return the output of the node's ranks that was held back. Called after `end`."""
         self._workers.release()
-        return self._report(known, alive=False)
+        return self._make_report(known, alive=False)
 
-    def _report(self, known: int, *, alive: bool) -> AgentReport:
+    def _make_report(self, known: int, *, alive: bool) -> AgentReport:
         return AgentReport(self._out.take(), self._err.take(), self._workers.ends[known:], alive)

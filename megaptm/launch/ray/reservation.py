@@ -30,7 +30,7 @@ class Reservation:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _remove(self.group)
+        _remove_group(self.group)
 
 
 def reserve(layout: Layout, *, seconds: float, should_stop: Callable[[], object] = lambda: False) -> Reservation | None:
@@ -63,7 +63,7 @@ def _try_reserve(layout: Layout) -> Reservation | None:
     )
     if group.wait(RESERVE_SECONDS):
         return Reservation(layout, assignments, kind, group)
-    _remove(group)  # another job was faster, or a node is gone
+    _remove_group(group)  # another job was faster, or a node is gone
     return None
 
 
@@ -77,7 +77,7 @@ def _autoscaler_demand(layout: Layout) -> Iterator[Callable[[], bool]]:
     try:
         yield lambda: group.wait(0)
     finally:
-        _remove(group)
+        _remove_group(group)
 
 
 def _placement_group(bundles: Sequence[dict[str, float]], node_ids: Sequence[str] = ()) -> Any:
@@ -87,7 +87,7 @@ def _placement_group(bundles: Sequence[dict[str, float]], node_ids: Sequence[str
     return placement_group(list(bundles), strategy="PACK", bundle_label_selector=labels or None)
 
 
-def _remove(group: Any) -> None:
+def _remove_group(group: Any) -> None:
     from ray.util.placement_group import remove_placement_group
 
     remove_placement_group(group)

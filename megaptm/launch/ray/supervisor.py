@@ -80,7 +80,7 @@ class Supervisor:
         with self._lock:
             try:
                 with forwarding(self._stop_signals.append):
-                    return self._supervise()
+                    return self._supervise_locked()
             except KeyboardInterrupt:
                 return report_interrupt(run=self._run)
             except UserError:
@@ -88,10 +88,10 @@ class Supervisor:
                     discard_unused(self._run)
                 raise
 
-    def _supervise(self) -> int:
+    def _supervise_locked(self) -> int:
         reservation = self._reserve_first()
         while reservation is not None:
-            saved, outcome = last_saved_step(self._run), self._start(reservation)
+            saved, outcome = last_saved_step(self._run), self._run_attempt(reservation)
             code = self._exit_code(outcome, progress=last_saved_step(self._run) > saved)
             if code is not None:
                 return code
@@ -129,7 +129,7 @@ class Supervisor:
             )
         return reservation
 
-    def _start(self, reservation: Reservation) -> AttemptOutcome:
+    def _run_attempt(self, reservation: Reservation) -> AttemptOutcome:
         self._attempt = self._attempt.next_start()
         config = self._config.model_copy(update={"layout": reservation.layout})
         watchdog = Watchdog(

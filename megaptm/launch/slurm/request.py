@@ -91,7 +91,7 @@ def make_submission(job_request: JobRequest) -> Submission:
     job_request = replace(job_request, sbatch_options=parse_sbatch_options(job_request.sbatch_options))
     config = read_config(job_request.config, job_request.overrides)
     machine = load_machine(job_request.machine) if job_request.machine else None
-    request = _request(job_request, config, machine)
+    request = _resource_request(job_request, config, machine)
     case = CheckInput(config=config, machine=machine, request=request)
     findings = submission_findings(case)
     allocation = allocate(case)
@@ -127,7 +127,7 @@ def _num_jobs(config: Config, machine: Machine, job_request: JobRequest) -> int:
     return jobs_needed(make_plan(config, machine), time_limit, warning_seconds(job_request.sbatch_options))
 
 
-def _request(job_request: JobRequest, config: Config, machine: Machine | None) -> ResourceRequest:
+def _resource_request(job_request: JobRequest, config: Config, machine: Machine | None) -> ResourceRequest:
     per_node = job_request.per_node
     if per_node is None and job_request.nodes is None:
         per_node = min(machine.devices if machine else DEVICES, config.layout.processes)

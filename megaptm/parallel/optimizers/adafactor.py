@@ -58,7 +58,7 @@ class Adafactor(torch.optim.Optimizer):
         sliced = [part.placement.axis is not None for part in self.parts]
         sums = sum_over_ranks(values, sliced=sliced, divided=self.divided)
         squares = [sum_ for part, sum_ in zip(self.parts, sums, strict=True) if part.master is not None]
-        self._apply(held, squares, [group_of[id(master)] for _, master in held])
+        self._apply_update(held, squares, [group_of[id(master)] for _, master in held])
 
     def _update_factors(self, decay: float) -> None:
         values, sliced = [], []
@@ -111,7 +111,7 @@ class Adafactor(torch.optim.Optimizer):
         update_NC = part.by_row(gradient) * rows_N[:, None] * part.spread(columns_MC.rsqrt())
         gradient.copy_(part.in_local_shape(update_NC))
 
-    def _apply(
+    def _apply_update(
         self, held: list[tuple[TensorPart, Tensor]], squares: list[Tensor], groups: list[dict[str, Any]]
     ) -> None:
         """Apply Adafactor's update to the weights of this rank. `squares`: [2, M] for each weight, sums of squares of

@@ -54,9 +54,9 @@ def build_optimizer(model: ParallelModel, settings: OptimizerConfig) -> Optimize
         megatron = get_megatron_optimizer(config, model.chunks, overrides, use_gloo_process_groups=False)
         _copy_together(megatron.chained_optimizers[0])
     [inner] = megatron.chained_optimizers
-    shards = _shards(inner)
+    shards = _shards_by_parameter(inner)
     parts = [
-        _part(inner, shards, placement, parameter)
+        _tensor_part(inner, shards, placement, parameter)
         for stage in model.stages
         for placement, parameter in stage.placed_parameters()
     ]
@@ -108,7 +108,7 @@ def _slice_in_model(inner: Any, parameter: Parameter) -> Tensor:
     return weights[span.start : span.end]
 
 
-def _part(inner: Any, shards: Mapping[int, Tensor], placement: Placement, parameter: Parameter) -> TensorPart:
+def _tensor_part(inner: Any, shards: Mapping[int, Tensor], placement: Placement, parameter: Parameter) -> TensorPart:
     if not parameter.requires_grad:
         return TensorPart(placement, parameter, None)
     if is_sharded(parameter):
@@ -122,7 +122,7 @@ def _part(inner: Any, shards: Mapping[int, Tensor], placement: Placement, parame
     return TensorPart(placement, parameter, shards[id(parameter)], (owned.start, owned.end))
 
 
-def _shards(inner: Any) -> dict[int, Tensor]:
+def _shards_by_parameter(inner: Any) -> dict[int, Tensor]:
     """Return parameter id -> float32 shard that this data rank updates, with the distributed optimizer.
 
     megatron-core's own index follows the order of storage, which differs if some parameters are in float32 and others

@@ -41,7 +41,7 @@ class Optimizer:
             counted += own
             # Copies on other tensor ranks and stages do not count in the norm, but are updated too.
             ids = {id(grad) for grad in own}
-            copies += [grad for grad in _gradients(inner) if id(grad) not in ids]
+            copies += [grad for grad in _list_gradients(inner) if id(grad) not in ids]
         # Filled on the device: a copy from the host would wait for all work launched before it.
         own_loss = torch.full((), loss, dtype=torch.float64, device=device())
         total = torch.stack([_sum_of_squares(counted), _sum_of_squares(copies), own_loss])
@@ -56,7 +56,7 @@ class Optimizer:
         clip = self.settings.clip
         factor = 1.0 if clip is None else min(1.0, clip / (norm + 1e-6))
         if (factor := factor / scale) != 1.0:
-            gradients = [grad for inner in self.megatron.chained_optimizers for grad in _gradients(inner)]
+            gradients = [grad for inner in self.megatron.chained_optimizers for grad in _list_gradients(inner)]
             torch._foreach_mul_(gradients, factor)
 
     def set_rates(self, *, step: int, lr: float) -> None:
@@ -89,5 +89,5 @@ def _sum_of_squares(gradients: list[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(gradients)).double().square().sum()
 
 
-def _gradients(inner: Any) -> list[Tensor]:
+def _list_gradients(inner: Any) -> list[Tensor]:
     return [parameter.grad for parameter in inner.get_parameters() if parameter.grad is not None]

@@ -43,11 +43,11 @@ class Rule:
     """Function from a weight to the optimizer's state tensors for it, whichever rank holds them."""
 
 
-def _sgd(groups: Groups, settings: OptimizerConfig, parts: Parts, divided: bool) -> torch.optim.Optimizer:
+def _build_sgd(groups: Groups, settings: OptimizerConfig, parts: Parts, divided: bool) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, fused=True)
 
 
-def _adagrad(groups: Groups, settings: OptimizerConfig, parts: Parts, divided: bool) -> torch.optim.Optimizer:
+def _build_adagrad(groups: Groups, settings: OptimizerConfig, parts: Parts, divided: bool) -> torch.optim.Optimizer:
     rule = torch.optim.Adagrad(groups, lr=settings.lr, eps=settings.eps)
     for part in parts:
         if part.master is not None:
@@ -56,7 +56,7 @@ def _adagrad(groups: Groups, settings: OptimizerConfig, parts: Parts, divided: b
     return rule
 
 
-def _lamb(groups: Groups, settings: OptimizerConfig, parts: Parts, divided: bool) -> torch.optim.Optimizer:
+def _build_lamb(groups: Groups, settings: OptimizerConfig, parts: Parts, divided: bool) -> torch.optim.Optimizer:
     return Lamb(
         groups,
         parts,
@@ -71,16 +71,16 @@ def _stable_adamw(groups: Groups, settings: OptimizerConfig, parts: Parts, divid
     return StableAdamW(groups, parts, divided=divided, betas=settings.betas, eps=settings.eps)
 
 
-def _adafactor(groups: Groups, settings: OptimizerConfig, parts: Parts, divided: bool) -> torch.optim.Optimizer:
+def _build_adafactor(groups: Groups, settings: OptimizerConfig, parts: Parts, divided: bool) -> torch.optim.Optimizer:
     own = settings.adafactor.model_dump()
     return Adafactor(groups, parts, divided=divided, momentum=settings.momentum, **own)
 
 
-def _moments(settings: OptimizerConfig, part: TensorPart) -> Mapping[str, StateTensor]:
+def _moment_tensors(settings: OptimizerConfig, part: TensorPart) -> Mapping[str, StateTensor]:
     return {"exp_avg": StateTensor(), "exp_avg_sq": StateTensor()}
 
 
-def _factors(settings: OptimizerConfig, part: TensorPart) -> Mapping[str, StateTensor]:
+def _factored_tensors(settings: OptimizerConfig, part: TensorPart) -> Mapping[str, StateTensor]:
     mean = {"exp_avg": StateTensor()} if settings.momentum else {}
     if is_factored(part, settings.adafactor.min_dim_size_to_factor):
         return mean | {"exp_avg_sq_row": StateTensor("rows"), "exp_avg_sq_col": StateTensor("columns")}
@@ -88,12 +88,12 @@ def _factors(settings: OptimizerConfig, part: TensorPart) -> Mapping[str, StateT
 
 
 UPDATE_RULES: dict[str, Rule] = {
-    "adamw": Rule(None, _moments),
-    "stable-adamw": Rule(_stable_adamw, _moments),
-    "sgd": Rule(_sgd, lambda settings, part: {"momentum_buffer": StateTensor()} if settings.momentum else {}),
-    "adagrad": Rule(_adagrad, lambda settings, part: {"sum": StateTensor(start=settings.initial_accumulator)}),
-    "lamb": Rule(_lamb, _moments),
-    "adafactor": Rule(_adafactor, _factors),
+    "adamw": Rule(None, _moment_tensors),
+    "stable-adamw": Rule(_stable_adamw, _moment_tensors),
+    "sgd": Rule(_build_sgd, lambda settings, part: {"momentum_buffer": StateTensor()} if settings.momentum else {}),
+    "adagrad": Rule(_build_adagrad, lambda settings, part: {"sum": StateTensor(start=settings.initial_accumulator)}),
+    "lamb": Rule(_build_lamb, _moment_tensors),
+    "adafactor": Rule(_build_adafactor, _factored_tensors),
 }
 
 

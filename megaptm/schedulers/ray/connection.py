@@ -27,7 +27,7 @@ SLOW_START_ERRORS = ("timed out during startup", "Failed to connect to GCS")
 def connected(*, cpus: int | None = None) -> Iterator[None]:
     """Connect to Ray as `connect` does while the context is open. A process that is connected already stays
     connected."""
-    ray = _ray()
+    ray = _import_ray()
     if ray.is_initialized():
         yield
         return
@@ -45,7 +45,7 @@ def connect(address: str | None, *, cpus: int | None = None) -> None:
     A cluster that happens to run on this machine is used only if the address is `auto`. If no cluster answers,
     UserError is raised in bounded time.
     """
-    ray, target = _ray(), address or os.environ.get("RAY_ADDRESS") or "local"
+    ray, target = _import_ray(), address or os.environ.get("RAY_ADDRESS") or "local"
     if target == "local":
         _start_here(ray, cpus)
         return
@@ -58,10 +58,10 @@ def connect(address: str | None, *, cpus: int | None = None) -> None:
     try:
         ray.init(address=target, job_config=None if target.startswith(CLIENT) else _job_config(ray), **_quiet_options())
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
-        raise _unreachable(target, error) from None
+        raise _unreachable_error(target, error) from None
 
 
-def _ray() -> Any:
+def _import_ray() -> Any:
     """Return the module `ray`, with usage reports off. Raise UserError if it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -157,7 +157,7 @@ def _check_reachable(address: str) -> None:
         try:
             check(host_and_port)
         except Exception as error:
-            raise _unreachable(address, error) from None
+            raise _unreachable_error(address, error) from None
 
 
 def _check_grpc(host_and_port: str) -> None:
@@ -181,6 +181,6 @@ def _check_gcs(host_and_port: str) -> None:
     raylet.GcsClient(address=host_and_port)
 
 
-def _unreachable(address: str, error: Exception) -> UserError:
+def _unreachable_error(address: str, error: Exception) -> UserError:
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     return UserError(f"no Ray cluster answers at {address} ({reason}): correct RAY_ADDRESS or --address, or unset it.")

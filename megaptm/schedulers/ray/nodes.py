@@ -33,9 +33,9 @@ def run_on_ray_nodes(module: str, arguments: Sequence[str], seconds: float) -> t
         ]
         done, _ = ray.wait(tasks, num_returns=len(tasks), timeout=seconds)
         output = [
-            _output(task) if task in done else ProcessOutput("", f"no answer in {seconds:.0f} s") for task in tasks
+            _task_output(task) if task in done else ProcessOutput("", f"no answer in {seconds:.0f} s") for task in tasks
         ]
-    return _names(nodes), output
+    return _node_names(nodes), output
 
 
 def _on_node(module: str, arguments: Sequence[str], seconds: float, variables: Mapping[str, str]) -> ProcessOutput:
@@ -44,7 +44,7 @@ def _on_node(module: str, arguments: Sequence[str], seconds: float, variables: M
     return run_module(module, arguments, seconds=seconds, variables=variables)
 
 
-def _output(task: Any) -> ProcessOutput:
+def _task_output(task: Any) -> ProcessOutput:
     import ray
 
     try:
@@ -53,7 +53,7 @@ def _output(task: Any) -> ProcessOutput:
         return ProcessOutput("", str(error))
 
 
-def _names(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+def _node_names(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the host names of Ray nodes, with the start of the node id where several Ray nodes share a host."""
     hosts = [node["NodeManagerHostname"] for node in nodes]
     return [

@@ -114,7 +114,7 @@ class _StartAttempt:
             stderr=subprocess.STDOUT,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._stop)
+            signal.signal(number, self._forward_signal)
         assert self._process.stdout is not None
         # A thread, because without --block the daemons may keep the pipe open after `ray start` has ended.
         self._reader = threading.Thread(target=self._copy_output, args=(self._process.stdout,), daemon=True)
@@ -141,7 +141,7 @@ class _StartAttempt:
             except (psutil.Error, OSError):
                 continue
 
-    def _stop(self, number: int, _: object) -> None:
+    def _forward_signal(self, number: int, _: object) -> None:
         self.stop_requested = True
         self._process.send_signal(number)
 

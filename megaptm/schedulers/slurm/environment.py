@@ -29,23 +29,23 @@ def torch_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _first_address(environ: Mapping[str, str]) -> str:
     nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_JOB_NODELIST"]
-    return _address(_scontrol("show", "hostnames", nodes).split()[0])
+    return _ip_address(_run_scontrol("show", "hostnames", nodes).split()[0])
 
 
-def _address(host: str) -> str:
+def _ip_address(host: str) -> str:
     """Return the IP address of a node of a Slurm job. Node names need not be host names; Slurm's NodeAddr is the
     fallback."""
     try:
         return socket.gethostbyname(host)
     except OSError:
         pass
-    for field in _scontrol("show", "node", host, "--oneliner").split():
+    for field in _run_scontrol("show", "node", host, "--oneliner").split():
         if field.startswith("NodeAddr="):
             return socket.gethostbyname(field.removeprefix("NodeAddr="))
     raise UserError(f"the first node of this job, {host}, has no address: set MASTER_ADDR.")
 
 
-def _scontrol(*arguments: str) -> str:
+def _run_scontrol(*arguments: str) -> str:
     reply = try_slurm("scontrol", *arguments)
     if reply.error:
         raise UserError(f"scontrol {' '.join(arguments)} failed ({reply.error}): set MASTER_ADDR and MASTER_PORT.")

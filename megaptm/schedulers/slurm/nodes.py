@@ -16,7 +16,7 @@ LABELED = re.compile(r"^ *(\d+): ?(.*)$", re.MULTILINE)
 
 def run_on_slurm_nodes(module: str, arguments: Sequence[str], seconds: float) -> tuple[list[str], list[ProcessOutput]]:
     """Run a module on each node of the job; return node names and outputs."""
-    nodes = _hostnames(os.environ["SLURM_JOB_NODELIST"])
+    nodes = _expand_hostnames(os.environ["SLURM_JOB_NODELIST"])
     count = len(nodes)
     step = (f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", "--overlap", "--export=ALL")
     # The process on each node gets all CPUs of the job there, not the share of one of the job's own processes.
@@ -44,7 +44,7 @@ def _lines_by_label(text: str) -> dict[int, list[str]]:
     return lines
 
 
-def _hostnames(nodes: str) -> list[str]:
+def _expand_hostnames(nodes: str) -> list[str]:
     reply = try_slurm("scontrol", "show", "hostnames", nodes)
     if reply.error:
         raise UserError(

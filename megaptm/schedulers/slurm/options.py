@@ -77,7 +77,7 @@ def parse_sbatch_options(texts: Sequence[str]) -> tuple[str, ...]:
     if words and not words[0].startswith("-"):
         raise UserError(f"--sbatch={words[0]}: options of sbatch start with a dash: --sbatch=--partition=large.")
     for option in _split_options(words):
-        _refuse(option)
+        _refuse_option(option)
     return tuple(words)
 
 
@@ -100,7 +100,7 @@ def _split_options(words: Sequence[str]) -> Iterator[SbatchOption]:
                 yield SbatchOption(SHORT.get(letters[0], letters[0]), letters[1:].lstrip("=") or following)
 
 
-def _refuse(option: SbatchOption) -> None:
+def _refuse_option(option: SbatchOption) -> None:
     name = option.name
     if name in REFUSED and not (name == "gres" and "gpu" not in option.value):
         short = next((f" (-{letter})" for letter, long in SHORT.items() if long == name), "")

@@ -27,9 +27,9 @@ def test_phrases_of_file_match_longest_complete_words(tmp_path):
 def test_chinese_words_are_phrases(monkeypatch):
     library = SimpleNamespace(setLogLevel=lambda level: None, cut=lambda run: [run[:3], run[3:4], run[4:]])
     monkeypatch.setitem(sys.modules, "jieba", library)
-    words._jieba.cache_clear()
+    words._load_jieba.cache_clear()
     assert phrases_in("words", "(哈尔滨是省会) in 北") == ["哈尔滨", "省会"]
-    words._jieba.cache_clear()
+    words._load_jieba.cache_clear()
 
 
 def beyond(text):

@@ -85,7 +85,7 @@ def test_out_of_memory_ends_build(tmp_path, monkeypatch):
             raise MemoryError
 
     path = written(tmp_path / "a.jsonl.xz", lzma.compress(ROW))
-    monkeypatch.setattr(compression, "_decompressor", lambda *_: Poor)
+    monkeypatch.setattr(compression, "_make_decompressor", lambda *_: Poor)
     with pytest.raises(UserError, match="not enough memory to decompress xz data"):
         reading(path)
 

@@ -30,19 +30,19 @@ FAILURES = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 
 def groups_in(path: Path) -> list[str]:
     """Return the sorted names of images in an HDF5 file of regions; raise `RegionError` if the file is damaged."""
-    with _errors_as_refused(), _library().File(path, "r") as file:
+    with _errors_as_refused(), _import_h5py().File(path, "r") as file:
         return sorted(file)
 
 
 def regions_of(path: Path, name: str) -> bytes:
     """Return the regions of an image in an HDF5 file as `.npz`; raise `RegionError` if they are invalid."""
-    library = _library()
+    library = _import_h5py()
     with _errors_as_refused(), library.File(path, "r") as file:
         group = _own_item(library, file, name)
         if not isinstance(group, library.Group):
             raise RegionError("HDF5 regions outside of a group")
         read: dict[str, Any] = {
-            array: _read(library, _own_item(library, group, array)) for array in ARRAYS if array in group
+            array: _read_array(library, _own_item(library, group, array)) for array in ARRAYS if array in group
         }
     content = io.BytesIO()
     np.savez(content, **read)
@@ -68,7 +68,7 @@ def _own_item(library: Any, group: Any, name: str) -> Any:
     return group[name]
 
 
-def _read(library: Any, item: Any) -> np.ndarray:
+def _read_array(library: Any, item: Any) -> np.ndarray:
     if not isinstance(item, library.Dataset) or item.external or item.is_virtual or item.dtype.kind not in "fiu":
         raise RegionError("regions of another shape", "not numbers in this file")
     if item.nbytes > MAX_BYTES or item.id.get_storage_size() * MAX_COMPRESSION < item.nbytes:
@@ -78,7 +78,7 @@ def _read(library: Any, item: Any) -> np.ndarray:
     return np.asarray(item[()])
 
 
-def _library() -> Any:
+def _import_h5py() -> Any:
     try:
         import h5py
     except ImportError:

@@ -37,7 +37,7 @@ def write_region_shapes(folder: Path, *, images: int = NUM_IMAGES) -> None:
         sides = np.sort(rng.permutation(len(SIDES))[: rng.integers(1, len(SIDES), endpoint=True)])
         classes = 1 + rng.permutation(DETECTOR[1] - 1)[: len(sides)]
         names = [
-            f"{_name(class_index)} {SIDES[side]}"
+            f"{_class_name(class_index)} {SIDES[side]}"
             for class_index, side in zip(classes.tolist(), sides.tolist(), strict=True)
         ]
         (folder / f"{number:04d}.txt").write_text(str(rng.choice(TEXTS)).format(" and ".join(names)))
@@ -45,7 +45,7 @@ def write_region_shapes(folder: Path, *, images: int = NUM_IMAGES) -> None:
         np.savez(folder / f"{number:04d}.npz", **arrays)
 
 
-def _name(number: int) -> str:
+def _class_name(number: int) -> str:
     color, shape = divmod(number - 1, len(SHAPES))
     return f"a {COLORS[color]} {SHAPES[shape]}"
 

@@ -226,7 +226,7 @@ def _retrieve_block(
             yield kind, np.full((len(queries), options.top), -1, dtype=np.int32), np.zeros(len(queries))
             continue
         scores = _score_images(queries, candidates) if kind == "images" else _score_texts(queries, candidates)
-        rows, nearest = _nearest(scores, queries, candidates, kind, options)
+        rows, nearest = _find_nearest(scores, queries, candidates, kind, options)
         yield kind, np.where(rows < 0, -1, rows + begin).astype(np.int32), nearest
 
 
@@ -326,7 +326,7 @@ def _score_texts(queries: list[ComparedDocument], candidates: list[ComparedDocum
         yield retrieved
 
 
-def _nearest(
+def _find_nearest(
     scores: Scores,
     queries: list[ComparedDocument],
     candidates: list[ComparedDocument],

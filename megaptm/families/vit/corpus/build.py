@@ -93,7 +93,7 @@ def build_images(
             if recipe.texts:
                 files, beside = find_pairs(recipe, folder, held_out_folder, dropped)
             else:
-                files, labels = _files(recipe, folder, held_out_folder, dropped), list_labels(folder)
+                files, labels = _list_files(recipe, folder, held_out_folder, dropped), list_labels(folder)
         shards = _split_shards(recipe, existing, held_out) if existing else {}
         total = sum(result.size for results_of_split in files.values() for result in results_of_split)
         total += sum(result.size for results_of_split in shards.values() for result in results_of_split)
@@ -170,7 +170,9 @@ def _require_local(folder: Path | str) -> Path:
     return folder
 
 
-def _files(recipe: ImageRecipe, source: Path, held_out: Path | None, dropped: DropCounts) -> dict[str, list[ImageFile]]:
+def _list_files(
+    recipe: ImageRecipe, source: Path, held_out: Path | None, dropped: DropCounts
+) -> dict[str, list[ImageFile]]:
     """Return the image files of each split. Without a validation folder, images are split by hash."""
     labels = list_labels(source)
     finished = [*list_images(source, labels, dropped)]

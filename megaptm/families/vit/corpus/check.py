@@ -147,7 +147,7 @@ def _check_opened(image: Image, content: bytes, limits: ImageLimits) -> ValidIma
         return InvalidImage("aspect ratio too large", f"{width} x {height}")
     if image.mode == "F":
         return InvalidImage("unsupported pixel type", f"mode {image.mode}")
-    oddities = _oddities(image)
+    oddities = _unusual_properties(image)
     suffix, sketch = FORMATS.get(image.format or ""), 0
     if limits.check == "header" and is_truncated(content, suffix):
         return InvalidImage("damaged", "the file is truncated")
@@ -163,7 +163,7 @@ def _check_opened(image: Image, content: bytes, limits: ImageLimits) -> ValidIma
     return ValidImage(suffix, content, width, height, oddities, sketch)
 
 
-def _oddities(image: Image) -> tuple[str, ...]:
+def _unusual_properties(image: Image) -> tuple[str, ...]:
     names = []
     if image.mode in HIGH_BIT_DEPTH_MODES:
         names.append("16 bits")

@@ -73,7 +73,7 @@ def index_shard(job: IndexJob) -> ImageShardResult:
 
 def _write_index(job: IndexJob, path: Path, result: ImageShardResult, name: str) -> ImageShardResult:
     rows, texts, size = [], [], 0
-    for sample in _samples(path, job, result.dropped):
+    for sample in _read_samples(path, job, result.dropped):
         where = f"{job.shard.name}:{sample.key}"
         if len(sample.images) != 1:
             result.dropped.add(_sample_drop_reason(sample, texts=job.texts), where)
@@ -126,7 +126,7 @@ def _write_index(job: IndexJob, path: Path, result: ImageShardResult, name: str)
     return result
 
 
-def _samples(path: Path, job: IndexJob, dropped: DropCounts) -> Iterator[_Sample]:
+def _read_samples(path: Path, job: IndexJob, dropped: DropCounts) -> Iterator[_Sample]:
     """Yield the samples of a given shard: adjacent members with the same key, as in webdataset, where the key ends at
     the first dot of the file name."""
     sample: _Sample | None = None
@@ -195,7 +195,7 @@ def _read_member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 def _parse_label(content: bytes, name: str | None) -> int | None:
     """Parse the label index of an image from text or a JSON field; None if it is invalid."""
     try:
-        label: Any = json.loads(content) if name is not None else _digits(content)
+        label: Any = json.loads(content) if name is not None else _parse_digits(content)
     except (ValueError, RecursionError):
         return None
     if name is not None:
@@ -203,7 +203,7 @@ def _parse_label(content: bytes, name: str | None) -> int | None:
     return label if type(label) is int and 0 <= label < 1 << 24 else None
 
 
-def _digits(content: bytes) -> int:
+def _parse_digits(content: bytes) -> int:
     """Parse decimal digits of a label. Unlike `int`, rejects 1_0."""
     if not (digits := content.strip()).isdigit():
         raise ValueError("no digits")

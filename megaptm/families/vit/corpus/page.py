@@ -56,10 +56,10 @@ def sample_pictures(folder: Path, tokenizer: Tokenizer) -> list[Picture]:
 
 def write_image_page(report: ImageReport, pictures: Sequence[Picture], dropped: DroppedImages, folder: Path) -> None:
     """Write the report page of an image corpus beside it."""
-    (folder / PAGE).write_text(full_page(report.folder, _body(report, pictures, dropped)), encoding="utf-8")
+    (folder / PAGE).write_text(full_page(report.folder, _html_sections(report, pictures, dropped)), encoding="utf-8")
 
 
-def _body(report: ImageReport, valid_pictures: Sequence[Picture], dropped: DroppedImages) -> Iterator[str]:
+def _html_sections(report: ImageReport, valid_pictures: Sequence[Picture], dropped: DroppedImages) -> Iterator[str]:
     show = _ThumbnailRenderer()
     total = sum(counts["images"] for counts in report.splits.values())
     content = f"{len(report.labels):,} labels" if report.labels else f"texts of {report.tokens:,} tokens"
@@ -98,9 +98,9 @@ class _ThumbnailRenderer:
         self._room = MAX_BYTES
 
     def pictures(self, pictures_: Iterable[Picture]) -> str:
-        return f"<div class=pictures>{''.join(map(self._figure, pictures_))}</div>"
+        return f"<div class=pictures>{''.join(map(self._make_figure, pictures_))}</div>"
 
-    def _figure(self, counts: Picture) -> str:
+    def _make_figure(self, counts: Picture) -> str:
         image = ""
         if counts.content and len(counts.content) <= self._room:
             self._room -= len(counts.content)

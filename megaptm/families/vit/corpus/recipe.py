@@ -134,12 +134,12 @@ class ImageRecipe:
 def recipe_class(settings: Mapping[str, Any]) -> type[ImageRecipe]:
     """Return the class of image recipe that has these settings: `ImageRecipe`, or that of a family with further
     ones."""
-    further = {name for name, value in settings.items() if value not in (None, False)} - _names(ImageRecipe)
+    further = {name for name, value in settings.items() if value not in (None, False)} - _field_names(ImageRecipe)
     kinds: list[type[ImageRecipe]] = [*contributions("image_recipe", "RECIPE")] if further else []
-    return next((kind for kind in kinds if further & _names(kind)), ImageRecipe)
+    return next((kind for kind in kinds if further & _field_names(kind)), ImageRecipe)
 
 
-def _names(kind: type[ImageRecipe]) -> set[str]:
+def _field_names(kind: type[ImageRecipe]) -> set[str]:
     return {field.name for field in fields(kind)}
 
 
@@ -169,7 +169,7 @@ def read_image_settings(words: Sequence[str]) -> dict[str, Any]:
             settings["tokenizer"] = tokenizer
         settings |= values
     kind = recipe_class(settings)
-    settings = {name: value for name, value in settings.items() if name in _names(kind) or value is not False}
+    settings = {name: value for name, value in settings.items() if name in _field_names(kind) or value is not False}
     default = kind.tokenizer
     if content:
         # The default special tokens only fit the default kind.

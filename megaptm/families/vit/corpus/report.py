@@ -102,11 +102,11 @@ class ImageReport:
         executor = f"{self.workers} Ray workers" if self.workers else "one process"
         content = f"{len(self.labels):,} labels" if self.labels else f"texts of {self.tokens:,} tokens"
         console.print(Text(f"{content}; {sum(self.seconds.values()):.1f} s with {executor}"))
-        for line in self._lines():
+        for line in self._report_lines():
             console.print(Text(line, "yellow"), soft_wrap=True)
         console.print(histogram(self.sides, f"images by {self.size_name}"))
 
-    def _lines(self) -> list[str]:
+    def _report_lines(self) -> list[str]:
         lines = drop_lines(self.dropped, self.examples, self.messages)
         for oddity, count in sorted(self.converted.items(), key=lambda item: -item[1]):
             lines.append(f"converted when read: {count:,} {oddity}")

@@ -30,7 +30,7 @@ def write_shapes(folder: Path, *, texts: bool = False, number: int = NUM_IMAGES)
         ground = rng.normal(rng.integers(20, 236), 6, (SIDE, SIDE, 1)) + rng.normal(0, 6, (SIDE, SIDE, 3))
         image = Image.fromarray(ground.clip(0, 255).astype(np.uint8))
         shade = tuple((np.array(COLORS[color]) + rng.integers(-25, 26, 3)).clip(0, 255).tolist())
-        _draw(ImageDraw.Draw(image), shape, x, y, radius, shade)
+        _draw_shape(ImageDraw.Draw(image), shape, x, y, radius, shade)
         path = folder / f"{color} {shape}" / f"{index:04d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         image.save(path)
@@ -39,7 +39,7 @@ def write_shapes(folder: Path, *, texts: bool = False, number: int = NUM_IMAGES)
             path.with_suffix(".txt").write_text(str(rng.choice(TEXTS)).format(name))
 
 
-def _draw(draw: Any, shape: str, x: int, y: int, radius: int, color: tuple[int, ...]) -> None:
+def _draw_shape(draw: Any, shape: str, x: int, y: int, radius: int, color: tuple[int, ...]) -> None:
     box = (x - radius, y - radius, x + radius, y + radius)
     if shape == "circle":
         draw.ellipse(box, fill=color)

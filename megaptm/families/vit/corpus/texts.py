@@ -79,12 +79,15 @@ def list_pairs(folder: Path, dropped: DropCounts, limits: ImageLimits) -> Iterat
     for subfolder, inner_folders, names in os.walk(folder):
         inner_folders.sort()
         text_files = {
-            Path(name).stem: name for suffix in reversed(TEXT_SUFFIXES) for name in names if _suffix(name) == suffix
+            Path(name).stem: name
+            for suffix in reversed(TEXT_SUFFIXES)
+            for name in names
+            if _lower_suffix(name) == suffix
         }
-        stems = {Path(name).stem for name in names if _suffix(name) in limits.names}
+        stems = {Path(name).stem for name in names if _lower_suffix(name) in limits.names}
         groups = {}
         for name in sorted(names):
-            if limits.packed is not None and _suffix(name) in limits.packed.suffixes and is_utf8(name):
+            if limits.packed is not None and _lower_suffix(name) in limits.packed.suffixes and is_utf8(name):
                 groups[name] = _list_groups(Path(subfolder, name), dropped, limits.packed)
                 stems |= {group.name for group in groups[name]}
         for name in sorted(names):
@@ -100,10 +103,10 @@ def list_pairs(folder: Path, dropped: DropCounts, limits: ImageLimits) -> Iterat
                         dropped.add("image without text", own)
                     else:
                         yield replace(group, name=own), text_files[group.name]
-            elif _suffix(name) in TEXT_SUFFIXES:
+            elif _lower_suffix(name) in TEXT_SUFFIXES:
                 if path.stem not in stems:
                     dropped.add("text without image", shown)
-            elif _suffix(name) not in limits.names or name.startswith("."):
+            elif _lower_suffix(name) not in limits.names or name.startswith("."):
                 dropped.add("not an image suffix", shown)
             elif path.stem not in text_files:
                 dropped.add("image without text", shown)
@@ -133,7 +136,7 @@ def _list_groups(path: Path, dropped: DropCounts, packed: PackedFiles) -> list[I
     return [ImageFile(name, str(path), 0, size, status.st_mtime_ns, name) for name in names]
 
 
-def _suffix(name: str) -> str:
+def _lower_suffix(name: str) -> str:
     return Path(name).suffix.lower()
 
 
@@ -177,7 +180,7 @@ def pack_shard(job: PackJob) -> PackedShard:
                 raw_text = retry_outages(partial(_read_limited, path.with_name(beside)), path.with_name(beside))
                 read = partial(packed.read, path, file.group) if packed and file.group else path.read_bytes
                 content = retry_outages(read, path)
-                text = text_of(raw_text, job.field if _suffix(beside) == ".json" else None)
+                text = text_of(raw_text, job.field if _lower_suffix(beside) == ".json" else None)
                 text = job.steps.text(text, file.name)
             except InvalidTextError as refused:
                 record.dropped.add_text(refused, file.name, content)

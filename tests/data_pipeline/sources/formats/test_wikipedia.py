@@ -6,7 +6,7 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from data_pipeline.sources.formats.wikipedia import _elements
+from data_pipeline.sources.formats.wikipedia import _read_elements
 from data_pipeline.sources.formats.wikitext import text_of_markup
 from data_pipeline.sources.formats.wikitext_leftovers import _without_templates
 from data_pipeline.sources.formats.wikitext_unclosed import without_unclosed
@@ -172,7 +172,7 @@ def test_other_xml_is_dropped(tmp_path, refusal):
 def test_pages_are_freed(tmp_path):
     path = written(tmp_path / "dump.xml", HEAD + page(1, "River", "flows " * 2000) * 1000 + "</mediawiki>")
     tracemalloc.start()
-    assert sum(element.tag == "page" for element in _elements(span_of(path))) == 1000
+    assert sum(element.tag == "page" for element in _read_elements(span_of(path))) == 1000
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < path.stat().st_size / 2
