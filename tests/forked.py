@@ -17,7 +17,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import NoReturn
 
-from megaptm.launch.worker_group import Rendezvous, listen, rank_environments
+from megaptm.launch.worker_group import Rendezvous, open_listener, rank_environments
 from megaptm.run.folder import read_config
 from megaptm.run.rank import LISTENER
 from tests.ranks import PROCESSES
@@ -34,7 +34,7 @@ def megaptm(*words: object, code: int = 0, folder: Path | None = None) -> str:
     """
     outputs = [str(word) for word in words]
     world = read_config(Path(outputs[1]), outputs[2:]).layout.processes if outputs[0] == "train" else 0
-    with tempfile.TemporaryDirectory(prefix="megaptm-forked-") as errors, listen() as listener:
+    with tempfile.TemporaryDirectory(prefix="megaptm-forked-") as errors, open_listener() as listener:
         meet = Rendezvous(world, "127.0.0.1", listener.getsockname()[1])
         environments = rank_environments(range(world), meet, {}, threads=None) if world else {0: dict(os.environ)}
         logs = [Path(errors) / str(rank) for rank in environments]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from megaptm.distillation.spec import SOFT_LOGIT_BYTES
 from megaptm.layers.accumulate import gradient_sum_of
 from megaptm.layers.split import TensorRanks, UsesTensorRanks
-from megaptm.layers.table_gradient import TableGradient, scaled
+from megaptm.layers.table_gradient import TableGradient, scale_gradients
 from megaptm.losses.token import Projected, drops_unlabeled
 from megaptm.losses.token_costs import num_rows_projected
 
@@ -156,7 +156,7 @@ class _SoftTargets(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *d_losses: Tensor) -> tuple[Tensor | None, ...]:
         (d_loss,) = d_losses
-        gradients = scaled(
+        gradients = scale_gradients(
             *ctx.gradients, d_loss=d_loss, bias_dtype=ctx.bias_dtype, gradient_sum=gradient_sum_of(ctx.weight)
         )
         del ctx.gradients

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from megaptm.config import Config
 from megaptm.errors import EXIT_USER_ERROR, UserError, resource_errors_as_user_errors, storage_errors_as_user_errors
-from megaptm.launch.worker_group import LocalWorkerGroup, Rendezvous, forwarding, listen, rank_environments
+from megaptm.launch.worker_group import LocalWorkerGroup, Rendezvous, forward_signals, open_listener, rank_environments
 from megaptm.python_path import module_command
 from megaptm.report.terminal import run_title
 from megaptm.resilience.failures import failed_exits, report_exits, report_hang, report_interrupt
@@ -111,7 +111,7 @@ def launch(
     and `patience`. Returns 130 after two Ctrl-C.
     """
     logs = run / "logs"
-    listener = listen()
+    listener = open_listener()
     rendezvous = Rendezvous(processes, "127.0.0.1", listener.getsockname()[1])
     # On a terminal rank 0 draws a progress bar and inherits stdout. Otherwise its output is also copied to the log.
     out = None if sys.stdout.isatty() else _binary_stream(sys.stdout, sys.__stdout__)
@@ -121,7 +121,7 @@ def launch(
         beats, range(processes), limits=Limits(hang_seconds=hang_seconds, data_timeout=data_timeout)
     ).clear()
     variables = {**(environment or {}), VARIABLE: str(watchdog.folder)}
-    with forwarding(workers.forward):
+    with forward_signals(workers.forward):
         try:
             workers.start(rank_environments(range(processes), rendezvous, variables, threads=threads), listener)
             if hang := workers.wait(watchdog):

@@ -183,7 +183,7 @@ def rank_environments(
     return {rank: {**common, "RANK": str(rank), "LOCAL_RANK": str(local_rank)} for local_rank, rank in enumerate(ranks)}
 
 
-def listen(address: str | None = "127.0.0.1") -> socket.socket:
+def open_listener(address: str | None = "127.0.0.1") -> socket.socket:
     """Return a socket for the rendezvous that listens at a free port of this machine; `address` None: at all IPv4 and
     IPv6 addresses."""
     if address is None and socket.has_dualstack_ipv6():
@@ -192,7 +192,7 @@ def listen(address: str | None = "127.0.0.1") -> socket.socket:
 
 
 @contextmanager
-def forwarding(send: Callable[[int], None]) -> Iterator[None]:
+def forward_signals(send: Callable[[int], None]) -> Iterator[None]:
     """Forward signals that request a stop to the ranks, which save and exit; the launcher waits for them.
 
     The first Ctrl-C prints a message at once; the second raises KeyboardInterrupt, and later ones are ignored.

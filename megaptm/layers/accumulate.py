@@ -67,7 +67,7 @@ class GradientSum(Protocol):
     def total(self) -> Tensor:
         """Return the float32 buffer for the gradient sum, in the parameter's shape."""
 
-    def added(self) -> Tensor | None:
+    def mark_added(self) -> Tensor | None:
         """Notify the engine that the gradient is added to `total`. Return the value that the backward pass returns for
         the parameter."""
 
@@ -179,7 +179,7 @@ class EmbeddingLookup(torch.autograd.Function):
         # Most rows receive zero. Counting distinct rows would synchronize with a GPU.
         total_VD = retained.total
         total_VD += _sum_by_row(d_output.to(total_VD.dtype), ids, len(total_VD))
-        return None, retained.added()
+        return None, retained.mark_added()
 
 
 def _sum_by_row(d_output: Tensor, ids: Tensor, rows: int) -> Tensor:

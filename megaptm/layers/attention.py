@@ -182,7 +182,7 @@ class PatternAttend(Attend):
         if self.pattern is not None:
             self.pattern = self.pattern.for_heads(layer=layer, heads=heads)
 
-    def marks(self, numbers: Tensor | None) -> bool:
+    def has_global_tokens(self, numbers: Tensor | None) -> bool:
         """Whether the tensor from which masks are built includes marks of global tokens."""
         if numbers is None or are_offsets(numbers):
             return False
@@ -296,7 +296,7 @@ class SelfAttention(AttentionModule):
         """Return the output of self-attention, [S, B, D]. Arguments are those of `mix`."""
         return apply_linear(self.output, self.compute_attention(x_SBD, mask, *inputs, **options), mask)
 
-    def mix(
+    def compute_attention(
         self,
         x_SBD: Tensor,
         mask: Tensor | None,

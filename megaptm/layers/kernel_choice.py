@@ -189,7 +189,7 @@ OF_SPARSE = (VARLEN, "flash-attn", "transformer-engine", "flex", "tiles")
 
 
 @lru_cache(maxsize=1024)  # each layer calls this in each step
-def choose(work: AttentionWork, device: ComputeDevice, configured: str = AUTO) -> KernelChoice:
+def choose_kernel(work: AttentionWork, device: ComputeDevice, configured: str = AUTO) -> KernelChoice:
     """Choose the kernel of an attention computation. Raise UserError if the configured kernel cannot compute it."""
     if configured != AUTO:
         if why := _kernel_refusal(configured, work, device):

@@ -241,7 +241,7 @@ def _mask_mod(mask: Mask, marked: GlobalPositions | None) -> Callable[[Tensor, T
     def attends(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         own, slot = key.clamp(max=length - 1), (key - length).clamp(min=0)
         of_row = without_global_tokens.attends(batch, head, query, own) & (marks[batch, own] == 0)
-        return torch.where(key < length, of_row, marked.attended(mask, batch, query, slot))
+        return torch.where(key < length, of_row, marked.is_attended(mask, batch, query, slot))
 
     return attends
 

@@ -57,7 +57,7 @@ class Mask:
             table = _table_of(self.pattern, max(self.length), self.device, detect_fake_mode())
             object.__setattr__(self, "table", table)
 
-    def within(self, pattern: Pattern | None) -> Mask:
+    def with_pattern(self, pattern: Pattern | None) -> Mask:
         """Return the attention mask with a pattern; this mask if the pattern hides nothing."""
         return self if pattern is None or pattern.attends_to_all(max(self.length)) else replace(self, pattern=pattern)
 

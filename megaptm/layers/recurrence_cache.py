@@ -44,7 +44,7 @@ class StackCache:
         """Clear the recurrence cache of sequences that continue no other."""
         self.filled = self.filled.masked_fill(starts_B.bool(), 0)
 
-    def advanced(self) -> StackCache:
+    def after_sequence(self) -> StackCache:
         """Return the recurrence cache after the current sequence."""
         length, new_positions = self.length, len(next(iter(self.current_states.values())))
         states = {

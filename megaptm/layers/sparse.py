@@ -47,28 +47,28 @@ class GlobalPositions:
         positions_BG = global_positions(marks_BS) if positions_BG is None else positions_BG
         return cls(positions_BG, marks_BS.gather(1, positions_BG) != 0)
 
-    def take(self, x_SBHK: Tensor) -> Tensor:
+    def gather(self, x_SBHK: Tensor) -> Tensor:
         """Return x at the global positions, [G, B, H, K]."""
         rows = torch.arange(len(self.positions), device=self.positions.device)
         return x_SBHK[self.positions.t(), rows]
 
-    def put(self, x_SBHK: Tensor, own_GBHK: Tensor) -> Tensor:
+    def scatter(self, x_SBHK: Tensor, own_GBHK: Tensor) -> Tensor:
         """Return x with other values at the global positions."""
         # Padding entries point to other positions of the same sequence, which keep their values.
-        put_GBHK = torch.where(self.real.t()[:, :, None, None], own_GBHK, self.take(x_SBHK))
+        put_GBHK = torch.where(self.real.t()[:, :, None, None], own_GBHK, self.gather(x_SBHK))
         rows = torch.arange(len(self.positions), device=self.positions.device)
         return x_SBHK.index_put((self.positions.t(), rows), put_GBHK)
 
-    def keys_attended(self, mask: Mask, query: Tensor) -> Tensor:
+    def key_mask(self, mask: Mask, query: Tensor) -> Tensor:
         """Return the mask of queries [q, 1] and global positions as keys, [B, 1, q, G]."""
         rows, slots = (torch.arange(number, device=self.positions.device) for number in self.positions.shape)
-        return self.attended(mask, rows.view(-1, *(1,) * (query.dim() + 1)), query, slots)
+        return self.is_attended(mask, rows.view(-1, *(1,) * (query.dim() + 1)), query, slots)
 
-    def attended(self, mask: Mask, batch: Tensor, query: Tensor, slot: Tensor) -> Tensor:
+    def is_attended(self, mask: Mask, batch: Tensor, query: Tensor, slot: Tensor) -> Tensor:
         """Whether queries attend to global positions, for broadcastable batch, query and slot indices."""
         return self.real[batch, slot] & _without_pattern(mask, batch, query, self.positions[batch, slot])
 
-    def see(self, mask: Mask) -> Tensor:
+    def query_mask(self, mask: Mask) -> Tensor:
         """Return the mask of global positions as queries and all positions as keys, [B, 1, G, S]."""
         rows, keys = (torch.arange(number, device=mask.device) for number in (len(self.positions), mask.length[1]))
         attended = _without_pattern(mask, rows[:, None, None, None], self.positions[:, None, :, None], keys)
@@ -261,7 +261,7 @@ class _ByTiles(torch.autograd.Function):
         mixed_SNK = mixed_SBHK.flatten(1, 2)
         for tile, _, _, weights, drop in _attention_weights(q_SBHK, keys, work):
             used = weights if drop is None else weights * drop
-            mixed_SNK[tile.queries] = tile.join(torch.bmm(used, values.take(tile)))
+            mixed_SNK[tile.queries] = tile.join(torch.bmm(used, values.gather_tiles(tile)))
         return mixed_SBHK
 
     @staticmethod
@@ -276,7 +276,7 @@ class _ByTiles(torch.autograd.Function):
             grad = tile.divide(grad_SNK)
             used = weights if drop is None else weights * drop
             values.add(tile, torch.bmm(used.transpose(1, 2), grad))
-            grad_weights = torch.bmm(grad, values.take(tile).transpose(1, 2))
+            grad_weights = torch.bmm(grad, values.gather_tiles(tile).transpose(1, 2))
             if drop is not None:
                 grad_weights *= drop
             grad_scores = torch._softmax_backward_data(grad_weights, weights, 2, weights.dtype)
@@ -294,7 +294,7 @@ def _attention_weights(
     q_SNK, tile_masks = q_SBHK.flatten(1, 2), _TileMask(work, q_SBHK)
     generator = torch.Generator(q_SBHK.device).manual_seed(work.seed) if work.dropout else None
     for tile in _tiles_of(work.mask, q_SNK.shape[1]):
-        q, k = tile.divide(q_SNK) * work.scale, keys.take(tile)
+        q, k = tile.divide(q_SNK) * work.scale, keys.gather_tiles(tile)
         scores = torch.bmm(q, k.transpose(1, 2))
         if (visible := tile_masks.of(tile)) is not None:
             rows = (q_SBHK.shape[1], -1) if visible.dim() == 4 else (q_SBHK.shape[1], -1, tile.number)
@@ -386,7 +386,7 @@ class _KeysOrValues:
         self.grad_NSK: Tensor | None = None
         self.grad_NGK: Tensor | None = None
 
-    def take(self, tile: _Tile) -> Tensor:
+    def gather_tiles(self, tile: _Tile) -> Tensor:
         """Return the keys or values of the tiles of a group, [N x R, k + G, K]."""
         if isinstance(tile.keys, slice) and tile.number == 1:
             x_NkK = self.x_NSK[:, tile.keys]
@@ -398,7 +398,7 @@ class _KeysOrValues:
         return x_NkK if self.x_NGK is None else torch.cat([x_NkK, _repeat_for_tiles(self.x_NGK, tile.number)], dim=1)
 
     def add(self, tile: _Tile, grad_NkK: Tensor) -> None:
-        """Add gradients to those of the keys or values that `take` returned."""
+        """Add gradients to those of the keys or values that `gather_tiles` returned."""
         # Equal shapes do not suffice: blocks may be in another order, or global keys may be appended.
         is_complete = self.x_NGK is None and isinstance(tile.keys, slice) and grad_NkK.shape == self.x_NSK.shape
         if self.grad_NSK is None and is_complete:

@@ -150,16 +150,16 @@ class Dropout(nn.Module):
         self.stream: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
-    def draws(self) -> bool:
+    def is_active(self) -> bool:
         return self.training and self.rate > 0.0
 
-    def drawing(self) -> AbstractContextManager[None]:
+    def use_stream(self) -> AbstractContextManager[None]:
         """Return a context in which dropout samples from the stream's generator, which does not advance if dropout is
         off."""
-        return self.stream() if self.draws else nullcontext()
+        return self.stream() if self.is_active else nullcontext()
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.draws:
+        if not self.is_active:
             return x
-        with self.drawing():
+        with self.use_stream():
             return F.dropout(x, self.rate, training=True)

@@ -81,7 +81,7 @@ class TableGradient:
                 yield rows, left[:, rows].t() @ right_factor
 
 
-def scaled(
+def scale_gradients(
     d_hidden: Tensor,
     d_weight: TableGradient,
     d_bias: Tensor | None,

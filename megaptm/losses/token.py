@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import is_fake
 
 from megaptm.batch import IGNORED
 from megaptm.layers.accumulate import gradient_sum_of, sum_dtype
-from megaptm.layers.table_gradient import TableGradient, scaled
+from megaptm.layers.table_gradient import TableGradient, scale_gradients
 from megaptm.losses.cross_entropy import ALONE, CrossEntropy, is_fused
 from megaptm.losses.token_costs import LOGIT_BYTES, num_rows_projected
 
@@ -76,7 +76,7 @@ class TokenLoss(nn.Module):
         rows = num_rows_projected(len(hidden_ND), len(weight_VD), SAMPLED_LOGIT_BYTES)
         for hidden_CD, draws_C in zip(hidden_ND.split(rows), draws_N.split(rows), strict=True):
             logits_CV = self.logits(hidden_CD, weight_VD, bias_V).float()
-            tokens.append(pick(cumulative_shares(logits_CV, logits_CV.amax(-1, keepdim=True)), draws_C))
+            tokens.append(pick_token(cumulative_shares(logits_CV, logits_CV.amax(-1, keepdim=True)), draws_C))
         return torch.cat(tokens)
 
     def logits(self, hidden: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
@@ -113,7 +113,7 @@ def cumulative_shares(logits_CV: Tensor, largest_C1: Tensor) -> Tensor:
     return ((logits_CV - largest_C1).exp() * 2.0**34).round().long().cumsum(-1)
 
 
-def pick(shares_CV: Tensor, draws_C: Tensor) -> Tensor:
+def pick_token(shares_CV: Tensor, draws_C: Tensor) -> Tensor:
     """Return the sampled token [C]: the one whose interval of the cumulative sum contains the uniform number in [0,
     1)."""
     thresholds_C1 = (draws_C[:, None].double() * shares_CV[:, -1:]).long()
@@ -174,7 +174,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *d_losses: Tensor) -> tuple[Tensor | None, ...]:
         (d_loss,) = d_losses
-        gradients = scaled(
+        gradients = scale_gradients(
             *ctx.gradients, d_loss=d_loss, bias_dtype=ctx.bias_dtype, gradient_sum=gradient_sum_of(ctx.weight)
         )
         del ctx.gradients

@@ -178,7 +178,7 @@ class Model(nn.Module):
         mask = self_mask(batch, prefix, layers.block.visibility)
         return layers.attention_scores(layer, x_SBD, mask, batch.get(f"{prefix}positions"))
 
-    def hash_by(self, key: str | None) -> None:
+    def set_hash_seed_key(self, key: str | None) -> None:
         """Set the seed key for the hash rotations of LSH attention in each step. None: the key for evaluation."""
         for module in self.modules():
             if isinstance(module, AttentionCore):

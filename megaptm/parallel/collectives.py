@@ -22,10 +22,10 @@ def any_rank_each(*flags: bool) -> list[bool]:
     """Return `any_rank` of several flags, with one collective."""
     answers = torch.tensor(flags, dtype=torch.int32, device=device())
     dist.all_reduce(answers, op=dist.ReduceOp.MAX)
-    return [bool(answer) for answer in numbers(answers)]
+    return [bool(answer) for answer in copy_to_host(answers)]
 
 
-def numbers(tensor: Tensor) -> list[Any]:
+def copy_to_host(tensor: Tensor) -> list[Any]:
     """Copy the values of a tensor to the host, after the device has computed them.
 
     With NCCL, collectives are kernels, so the host waits for other ranks here. The watchdog recognizes such a wait by

@@ -188,7 +188,7 @@ def install() -> None:
 
 
 @contextlib.contextmanager
-def eager() -> Iterator[None]:
+def disable_compile() -> Iterator[None]:
     """Disable torch.compile while megatron-core is imported on a CPU.
 
     Its small fused functions are only useful on a GPU, and the compiler takes seconds to import.

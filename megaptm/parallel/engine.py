@@ -19,7 +19,7 @@ from megaptm.models.loss import num_labels
 from megaptm.models.output import ModelOutput
 from megaptm.parallel import state
 from megaptm.parallel.batches import share_batches
-from megaptm.parallel.collectives import numbers
+from megaptm.parallel.collectives import copy_to_host
 from megaptm.parallel.groups import device
 from megaptm.parallel.hooks import EngineHook
 from megaptm.parallel.initial import Initializer, fill
@@ -218,7 +218,7 @@ class Engine:
         dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
         # Each loss is known only on the stage that has its head.
         dist.all_reduce(total, group=parallel_state.get_pipeline_model_parallel_group())
-        sums, label_counts = numbers(torch.stack([total, counts.double()]))
+        sums, label_counts = copy_to_host(torch.stack([total, counts.double()]))
         means = {
             name: value / max(count, 1) for name, value, count in zip(self.losses, sums, label_counts, strict=True)
         }

@@ -31,7 +31,7 @@ class MainGrad:
     def total(self) -> Tensor:
         return self._parameter.main_grad  # type: ignore[attr-defined]
 
-    def added(self) -> Tensor | None:
+    def mark_added(self) -> Tensor | None:
         """Mark a parameter's gradient as added to its float32 sum. Return a placeholder whose values are not used: with
         overlap, megatron-core waits for a gradient of every parameter."""
         self._parameter.grad_added_to_main_grad = True  # type: ignore[attr-defined]

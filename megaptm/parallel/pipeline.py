@@ -45,7 +45,7 @@ class Pipeline:
         if step is not None:
             seed_step(self.seed, step, self.ranks)
         for chunk in self.chunks:
-            chunk.module.model.hash_by(None if step is None else f"{self.seed}:{step}")
+            chunk.module.model.set_hash_seed_key(None if step is None else f"{self.seed}:{step}")
 
         def forward_step(iterator: Iterator[MicroBatch], chunk: Any) -> tuple[Any, Any]:
             return chunk(next(iterator), **options), reduce

@@ -54,7 +54,7 @@ class RecurrenceHook(EngineHook):
         return {"caches": self._caches[chunk]}
 
     def after_forward(self, chunk: int) -> None:
-        self.current[chunk].note(self._caches[chunk])
+        self.current[chunk].note_states(self._caches[chunk])
         self._caches[chunk] = {}
 
     def after_step(self) -> None:
@@ -118,7 +118,7 @@ class RecurrenceCache:
             caches[stack] = StackCache(states, self.filled[samples])
         return caches
 
-    def note(self, caches: dict[str, StackCache]) -> None:
+    def note_states(self, caches: dict[str, StackCache]) -> None:
         """Note the new hidden states of the samples that the model just read."""
         self._noted.append({stack: stack_cache.after_sequence() for stack, stack_cache in caches.items()})
 

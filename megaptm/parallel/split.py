@@ -41,7 +41,7 @@ from megaptm.layers.split import (
     UsesTensorRanks,
     VocabularyBias,
 )
-from megaptm.losses.token import SAMPLED_LOGIT_BYTES, ReplicatedTokenLoss, TokenLoss, cumulative_shares, pick
+from megaptm.losses.token import SAMPLED_LOGIT_BYTES, ReplicatedTokenLoss, TokenLoss, cumulative_shares, pick_token
 from megaptm.losses.token_costs import num_rows_projected
 from megaptm.models.model import Model
 from megaptm.parallel.groups import OWN_STREAM
@@ -160,7 +160,7 @@ class VocabularySplitTokenLoss(TokenLoss):
             ends = shares_CV.new_empty(group.size() * len(shares_CV))
             dist.all_gather_into_tensor(ends, shares_CV[:, -1].contiguous(), group=group)
             ends_CR = ends.view(group.size(), -1).t().cumsum(-1).contiguous()
-            owner_C = pick(ends_CR, draws_C)
+            owner_C = pick_token(ends_CR, draws_C)
             before_C = ends_CR[:, self.ranks.rank] - shares_CV[:, -1]
             thresholds_C1 = ((draws_C.double() * ends_CR[:, -1]).long() - before_C)[:, None]
             token_C = torch.searchsorted(shares_CV, thresholds_C1, right=True).squeeze(1).clamp(max=columns - 1)

@@ -28,7 +28,7 @@ from megaptm.hub.stacks import rename_to_full, split_stack
 from megaptm.hub.tensor_rules import export_weights, import_weights
 from megaptm.layers.layer import StackInputs
 from megaptm.layers.mask import self_mask
-from megaptm.losses.token import cumulative_shares, pick
+from megaptm.losses.token import cumulative_shares, pick_token
 from megaptm.models.initial import fill
 from megaptm.models.model import Model
 from megaptm.objectives import OBJECTIVES, SpecialTokens
@@ -188,7 +188,7 @@ def test_corrupted_tokens_equal_the_released_code(
 def test_sampling_frequencies_match_softmax() -> None:
     logits = torch.randn(1, 30, generator=torch.Generator().manual_seed(0)) * 2
     uniforms = torch.rand(200_000, generator=torch.Generator().manual_seed(1))
-    sampled = pick(
+    sampled = pick_token(
         cumulative_shares(logits, logits.amax(-1, keepdim=True)).expand(len(uniforms), -1).contiguous(), uniforms
     )
     frequencies = torch.bincount(sampled, minlength=30) / len(uniforms)
@@ -198,10 +198,10 @@ def test_sampling_frequencies_match_softmax() -> None:
 def test_sampling_picks_possible_tokens() -> None:
     bounds = torch.tensor([0.0, 1 - 2**-24])
     logits = torch.tensor([-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]).expand(2, -1)
-    assert pick(cumulative_shares(logits, logits.amax(-1, keepdim=True)), bounds).tolist() == [1, 3]
+    assert pick_token(cumulative_shares(logits, logits.amax(-1, keepdim=True)), bounds).tolist() == [1, 3]
     # Logits of a diverged model: any token is valid, since the loss is NaN.
     logits = torch.full((2, 5), torch.nan)
-    assert pick(cumulative_shares(logits, logits.amax(-1, keepdim=True)), bounds).le(4).all()
+    assert pick_token(cumulative_shares(logits, logits.amax(-1, keepdim=True)), bounds).le(4).all()
 
 
 def test_discriminator_loss_does_not_train_the_generator() -> None:

@@ -229,7 +229,7 @@ def test_model_learns_repeated_text() -> None:
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-2), []
     for step in range(40):
         rows = torch.stack([text[start : start + 33] for start in range(step % 5, 40, 5)])
-        model.hash_by(f"0:{step}")
+        model.set_hash_seed_key(f"0:{step}")
         loss, count = model({"tokens": rows[:, :-1], "labels": rows[:, 1:]}).losses["lm"]
         optimizer.zero_grad()
         (loss / count).backward()

@@ -24,7 +24,7 @@ from transformers.models.reformer.modeling_reformer import LSHSelfAttention, Ref
 from megaptm.batch import IGNORED
 from megaptm.families.bigbird.pattern import SparseBlocks
 from megaptm.families.reformer.attention import EVALUATION, hash_rotations
-from megaptm.losses.token import cumulative_shares, pick
+from megaptm.losses.token import cumulative_shares, pick_token
 from megaptm.spec import Family, ModelSpec
 from tests.parity.reference import convert_inputs_with_queries, scatter_labels
 
@@ -197,7 +197,7 @@ def evaluate_joint_losses(
         is_masked = labels != IGNORED
         generator_logits = generator(**inputs).logits[is_masked]
         inputs["input_ids"] = inputs["input_ids"].clone()
-        inputs["input_ids"][is_masked] = pick(
+        inputs["input_ids"][is_masked] = pick_token(
             cumulative_shares(generator_logits, generator_logits.amax(-1, keepdim=True)),
             documents["uniforms"][is_masked],
         )

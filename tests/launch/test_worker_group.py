@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from megaptm.launch.worker_group import LocalWorkerGroup, Rendezvous, listen, rank_environments
+from megaptm.launch.worker_group import LocalWorkerGroup, Rendezvous, open_listener, rank_environments
 
 RENDEZVOUS = Rendezvous(world=5, address="10.0.0.7", port=4711)
 PRINT_ENVIRONMENT = """
@@ -68,7 +68,7 @@ dist.destroy_process_group()
 
 
 def test_rendezvous_port_is_reserved_before_start(tmp_path):
-    listener = listen()
+    listener = open_listener()
     port = listener.getsockname()[1]
     workers = LocalWorkerGroup([sys.executable, "-c", JOIN], logs=tmp_path, out=io.BytesIO(), err=io.BytesIO())
     workers.start(rank_environments(range(2), Rendezvous(2, "127.0.0.1", port), {}, threads=1), listener)
@@ -81,7 +81,7 @@ def test_rendezvous_port_is_reserved_before_start(tmp_path):
 
 
 def test_listen_accepts_ipv4_and_ipv6():
-    with listen(None) as listener:
+    with open_listener(None) as listener:
         port = listener.getsockname()[1]
         for address in ("127.0.0.1", "::1") if socket.has_dualstack_ipv6() else ("127.0.0.1",):
             socket.create_connection((address, port), timeout=5).close()

@@ -14,7 +14,7 @@ class GradientSum:
     def __init__(self, table):
         self.total = torch.zeros(table.shape)
 
-    def added(self):
+    def mark_added(self):
         return None
 
 

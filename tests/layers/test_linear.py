@@ -14,7 +14,7 @@ class GradientSum:
     def __init__(self, weight):
         self.total = torch.ones(weight.shape)
 
-    def added(self):
+    def mark_added(self):
         return None
 
 

@@ -13,7 +13,7 @@ class GradientSum:
     def __init__(self) -> None:
         self.total = torch.ones(50, 12)
 
-    def added(self) -> None:
+    def mark_added(self) -> None:
         return None
 
 

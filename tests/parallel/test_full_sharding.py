@@ -73,7 +73,7 @@ def test_memory_is_freed_as_planned(family: str, precision: str, layout: Layout)
 def test_gradient_of_autograd_is_added_to_that_of_a_module() -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
     parameter.main_grad = torch.full((2,), 3.0)  # type: ignore[attr-defined]
-    MainGrad(parameter, overlaps=False).added()
+    MainGrad(parameter, overlaps=False).mark_added()
     parameter.register_post_accumulate_grad_hook(_add_to_main_grad)
     parameter.sum().backward()
     assert parameter.main_grad.tolist() == [4.0, 4.0]  # type: ignore[attr-defined]

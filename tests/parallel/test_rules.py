@@ -229,5 +229,5 @@ def test_rows_are_summed_and_spread_by_matrix(rows):
     values = torch.randn(24, 2, generator=torch.Generator().manual_seed(0))[rows]
     expected = torch.stack([values[matrix == index].sum(0) for index in range(3)])
     torch.testing.assert_close(part.sum_by_matrix(values, rows), expected)
-    assert torch.equal(part.spread(expected, rows), expected[matrix])
-    assert torch.equal(part.spread(expected[:, 0], rows), expected[matrix, 0])
+    assert torch.equal(part.expand_to_rows(expected, rows), expected[matrix])
+    assert torch.equal(part.expand_to_rows(expected[:, 0], rows), expected[matrix, 0])

@@ -84,7 +84,7 @@ with heartbeat.during("step"):
 # As on GPUs, where a collective returns at once and its result is awaited.
 COMPUTES_FOR_EVER_ON_ITS_DEVICE = """
 with heartbeat.during("loading"):
-    from megaptm.parallel.collectives import numbers
+    from megaptm.parallel.collectives import copy_to_host
 class OfOthers:
     def tolist(self):
         ctypes.CDLL(None).sleep(600)
@@ -93,7 +93,7 @@ def compute_for_ever():
 with heartbeat.during("step"):
     if rank == 1:
         compute_for_ever()
-    numbers(OfOthers())
+    copy_to_host(OfOthers())
 """
 
 

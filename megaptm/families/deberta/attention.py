@@ -51,7 +51,7 @@ class DisentangledAttention(SelfAttention):
             self.add_module(name, Linear.of(costs.linears[name]))
         self.position_dropout = Dropout(dropout, masks="replicated")
 
-    def mix(
+    def compute_attention(
         self,
         x_SBD: Tensor,
         mask: Tensor | None,

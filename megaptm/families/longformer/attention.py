@@ -26,7 +26,7 @@ class WindowAttention(SelfAttention):
     def train_global_projections(self, enabled: bool) -> None:
         self.global_qkv.requires_grad_(enabled)
 
-    def mix(
+    def compute_attention(
         self,
         x_SBD: Tensor,
         mask: Tensor | None,

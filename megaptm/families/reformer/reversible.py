@@ -113,7 +113,7 @@ def _split_positions(x_SBD: Tensor) -> tuple[Tensor, ...]:
 
 
 def _has_active_dropout(layer: Layer) -> bool:
-    return any(isinstance(module, Dropout) and module.draws for module in layer.modules())
+    return any(isinstance(module, Dropout) and module.is_active for module in layer.modules())
 
 
 def _no_context() -> RngReplay:

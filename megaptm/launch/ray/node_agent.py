@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from megaptm.launch.worker_group import POLL_SECONDS, LocalWorkerGroup, Rendezvous, listen, rank_environments
+from megaptm.launch.worker_group import POLL_SECONDS, LocalWorkerGroup, Rendezvous, open_listener, rank_environments
 from megaptm.python_path import module_command, named_folders
 from megaptm.resilience.failures import ProcessExit
 
@@ -67,7 +67,7 @@ class NodeAgent:
 
     def rendezvous(self, address: str, world: int) -> Rendezvous:
         """Return an address on this node where all ranks can meet; the socket stays open until rank 0 takes it."""
-        self._listener = listen(None)
+        self._listener = open_listener(None)
         return Rendezvous(world, address, self._listener.getsockname()[1])
 
     def path_exists(self, path: Path) -> bool:

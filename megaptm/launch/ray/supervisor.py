@@ -16,7 +16,7 @@ from megaptm.launch.ray.attempt import READY_SECONDS, AttemptOutcome, RunAttempt
 from megaptm.launch.ray.placement import assign_ranks, count_ranks, not_enough_devices_error
 from megaptm.launch.ray.reservation import Reservation, reserve
 from megaptm.launch.restart_policy import Ending, RestartPolicy
-from megaptm.launch.worker_group import forwarding
+from megaptm.launch.worker_group import forward_signals
 from megaptm.plan.elastic import elastic_layout
 from megaptm.plan.machine import Machine
 from megaptm.plugins import ALLOW_CODE
@@ -79,7 +79,7 @@ class Supervisor:
         is_new = not self._run.exists()
         with self._lock:
             try:
-                with forwarding(self._stop_signals.append):
+                with forward_signals(self._stop_signals.append):
                     return self._supervise_locked()
             except KeyboardInterrupt:
                 return report_interrupt(run=self._run)

@@ -52,7 +52,9 @@ class Adafactor(torch.optim.Optimizer):
         for part, master in held:
             self._compute_direction(part, master, decay)
         values = [
-            torch.stack([part.squares(None if part.master is None else part.master.grad), part.squares(part.master)])
+            torch.stack(
+                [part.sum_squares(None if part.master is None else part.master.grad), part.sum_squares(part.master)]
+            )
             for part in self.parts
         ]
         sliced = [part.placement.axis is not None for part in self.parts]
@@ -107,8 +109,8 @@ class Adafactor(torch.optim.Optimizer):
             mean_M = columns_MC.mean(1)
         else:
             mean_M = part.sum_by_matrix(rows_R, slice(0, part.length)) / part.full_length
-        rows_N = (rows_R[part.rows] / part.spread(mean_M)).rsqrt()
-        update_NC = part.by_row(gradient) * rows_N[:, None] * part.spread(columns_MC.rsqrt())
+        rows_N = (rows_R[part.rows] / part.expand_to_rows(mean_M)).rsqrt()
+        update_NC = part.by_row(gradient) * rows_N[:, None] * part.expand_to_rows(columns_MC.rsqrt())
         gradient.copy_(part.in_local_shape(update_NC))
 
     def _apply_update(
@@ -136,7 +138,7 @@ class Adafactor(torch.optim.Optimizer):
             if part.matrices == 1:
                 update.mul_(rate_M)
             else:
-                update.copy_(part.in_local_shape(part.by_row(update) * part.spread(rate_M)[:, None]))
+                update.copy_(part.in_local_shape(part.by_row(update) * part.expand_to_rows(rate_M)[:, None]))
             if self.momentum:
                 if "exp_avg" not in state:
                     state["exp_avg"] = torch.zeros_like(master)

@@ -39,7 +39,9 @@ class Lamb(torch.optim.Optimizer):
             if part.master is not None:
                 self._compute_direction(part.master, group_of[id(part.master)])
         values = [
-            torch.stack([part.squares(part.master), part.squares(None if part.master is None else part.master.grad)])
+            torch.stack(
+                [part.sum_squares(part.master), part.sum_squares(None if part.master is None else part.master.grad)]
+            )
             for part in self.parts
         ]
         sliced = [part.placement.axis is not None for part in self.parts]
@@ -53,7 +55,7 @@ class Lamb(torch.optim.Optimizer):
                 continue
             weight_M, direction_M = squares.sqrt()
             trust_M = torch.where((weight_M > 0) & (direction_M > 0), weight_M / direction_M, 1.0)
-            trusted = part.by_row(part.master.grad) * part.spread(trust_M)[:, None]
+            trusted = part.by_row(part.master.grad) * part.expand_to_rows(trust_M)[:, None]
             part.master.sub_(part.in_local_shape(trusted), alpha=group["lr"])
 
     def _compute_direction(self, master: torch.Tensor, group: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from megatron.core.optimizer import ChainedOptimizer
 from torch import Tensor
 
 from megaptm.config import OptimizerConfig
-from megaptm.parallel.collectives import numbers
+from megaptm.parallel.collectives import copy_to_host
 from megaptm.parallel.groups import device
 from megaptm.parallel.optimizers.part import TensorPart
 from megaptm.parallel.optimizers.sharded import ShardedOptimizer
@@ -46,7 +46,7 @@ class Optimizer:
         own_loss = torch.full((), loss, dtype=torch.float64, device=device())
         total = torch.stack([_sum_of_squares(counted), _sum_of_squares(copies), own_loss])
         dist.all_reduce(total)
-        squares, *checked = numbers(total)
+        squares, *checked = copy_to_host(total)
         norm = math.sqrt(squares / replicas)
         return norm if all(map(math.isfinite, checked)) or not math.isfinite(norm) else math.nan
 

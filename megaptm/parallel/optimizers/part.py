@@ -99,7 +99,7 @@ class TensorPart:
         matrix_N = self.matrix_of_rows(rows).view(-1, *[1] * (rows_N.dim() - 1))
         return torch.stack([rows_N.masked_fill(matrix_N != index, 0.0).sum(0) for index in range(self.matrices)])
 
-    def spread(self, values_M: Tensor, rows: slice | None = None) -> Tensor:
+    def expand_to_rows(self, values_M: Tensor, rows: slice | None = None) -> Tensor:
         """Return values [N, ...] by row from values by matrix; [1, ...] if there is one matrix."""
         if self.matrices == 1:
             return values_M
@@ -116,7 +116,7 @@ class TensorPart:
         rows, turn = self.rows if rows is None else rows, self.matrices * self.placement.interleave
         return rows.start % turn == rows.stop % turn == 0
 
-    def squares(self, local: Tensor | None) -> Tensor:
+    def sum_squares(self, local: Tensor | None) -> Tensor:
         """Return the sum of squares [M] of the elements of each matrix that this rank holds. `local` has the shape of
         `master`."""
         if local is None:
