@@ -1,4 +1,4 @@
-"""All checks, in the order in which they are reported."""
+"""All checks of `megaptm check`, in the order in which they are reported."""
 
 from __future__ import annotations
 
@@ -46,8 +46,7 @@ def submission_findings(case: CheckInput) -> list[Finding]:
 
 
 def check_before_submission(case: CheckInput) -> list[Finding]:
-    """Make the checks that decide whether the run can start, and return their findings. Raise UserError if it
-    cannot."""
+    """Run the checks that decide whether the run can start, and return their findings. Raise UserError if it cannot."""
     findings = submission_findings(case)
     raise_faults(findings)
     return findings

@@ -1,4 +1,5 @@
-"""Topic `attention`: kernels of the model's attention, and whether the configured kernel can be used."""
+"""Topic `attention` of `megaptm check`: kernels of the model's attention, and whether the configured kernel can be
+used."""
 
 from __future__ import annotations
 

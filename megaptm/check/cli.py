@@ -1,5 +1,5 @@
-"""Command line of `megaptm check`: reads the arguments and runs the checks. Arguments that cannot be read are faults
-too."""
+"""Command line of `megaptm check`: reads the arguments and runs the checks. An argument that cannot be read is reported
+as a fault."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CommandLine:
     slurm_options: tuple[str, ...]
     full: bool
     only: tuple[str, ...]
-    """Topics to check; empty: all."""
+    """Topics to check (`--only`); empty: all."""
 
 
 def collect_findings(command_line: CommandLine, tell: Callable[[str], object]) -> Iterator[Finding]:

@@ -41,11 +41,11 @@ from megaptm.storage import RetryPolicy, file_sha256, join_path, list_files, reg
 TIMEOUT_SECONDS = 20.0
 """Timeout for a server of corpora. A run waits longer (data.timeout_seconds) than a user at a terminal."""
 MANY_EPOCHS = 40
-"""BERT had about this many epochs (arXiv:1810.04805, section A.2); more is unusual and gives a warning."""
+"""Number of epochs above which a check warns: about that of BERT (arXiv:1810.04805, section A.2)."""
 SAMPLE_BYTES = 1 << 30
-"""Bytes of a corpus that are read without --full: a second or two from a disk."""
+"""Bytes of a corpus that are checked without --full: a second or two from a disk."""
 SAMPLE_DOCUMENTS = 10_000
-"""Number of documents that are looked up in the index of a shard without --full."""
+"""Number of documents of a shard's index that are checked without --full."""
 THREADS = 4
 MAX_REPORTED = 5
 """Maximum number of damaged shards of a corpus that are reported individually."""
@@ -82,7 +82,7 @@ def _check_vectors(config: Config) -> Iterator[Finding]:
 
 @contextmanager
 def with_temporary_cache(config: Config) -> Iterator[Config]:
-    """Yield the config with a temporary cache and a short timeout.
+    """Yield the config with a temporary cache and a short timeout, for checks of corpora.
 
     Shards are checked here, so they are not verified again when opened.
     """
@@ -170,7 +170,7 @@ def _check_epochs(config: Config, text: Mix, samples: int) -> Iterator[Finding]:
 
 
 def _check_sample_length(config: Config, text: Mix) -> Iterator[Finding]:
-    """Yield a warning for each corpus with documents that fit into no sample, based on one of its shards."""
+    """Yield a warning for each corpus with documents that fit into no sample, judged by one of its shards."""
     for source in text.sources:
         order, sequence = source.order, config.data.sequence
         if not isinstance(order, DocumentOrder) or order.corpus.mirror:  # a remote shard is not downloaded for this
@@ -235,7 +235,7 @@ def _shards_finding(corpus: Corpus, shards: Sequence[ShardInfo], hashed: Sequenc
 
 
 def _sample_shards(case: CheckInput, shards: Sequence[ShardInfo]) -> list[ShardInfo]:
-    """Return the shards of a corpus whose content is checked; a sample is random each time."""
+    """Return the shards of a corpus whose content is checked, a new random sample each time."""
     if case.hashing == "all":
         return list(shards)
     sample: list[ShardInfo] = []
@@ -269,7 +269,7 @@ def _hash_problem(corpus: Corpus, info: ShardInfo) -> str | None:
 
 
 def _index_problem(case: CheckInput, corpus: Corpus, info: ShardInfo) -> str | None:
-    """Return the problem of the index of an undamaged shard. A remote shard is not downloaded for this."""
+    """Return the problem of a shard's index, if the shard is undamaged. A remote shard is not downloaded for this."""
     if corpus.mirror:
         return None
     try:

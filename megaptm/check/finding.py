@@ -1,4 +1,4 @@
-"""Findings of checks: one sentence each, and whether the run can start."""
+"""Findings of `megaptm check`: one sentence each, and whether the run can start."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Severity = Literal["ok", "warning", "fault", "unknown"]
 """Severity of a finding. `warning`: the run can start, but may not do what the user wants. `unknown`: cannot be checked
 here; the message says where."""
 Hashing = Literal["none", "some", "all"]
-"""Shards whose content a check reads: none (sizes are still compared), a sample, or all."""
+"""Choice of shards whose content a check reads: none (sizes are still compared), a sample, or all."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Finding of a check, one line of the table."""
+    """Finding of `megaptm check`, one line of its table."""
 
     topic: str
     state: Severity
@@ -41,7 +41,7 @@ class ResourceRequest:
     gpus_per_node: int | None = None
     """Number of GPUs per node. None: one per process; 0: none."""
     seconds: float | None = None
-    """Time limit of one job."""
+    """Time limit of one job in seconds."""
     slurm_options: tuple[str, ...] | None = None
     """Further options of sbatch, such as --partition=large; None: no Slurm job is requested, so Slurm is not
     queried."""
@@ -61,7 +61,7 @@ class CheckInput:
 
     config: Config
     config_errors: tuple[str, ...] = ()
-    """Broken rules of the config. With any, nothing is computed from the config; corpora and folders are still
+    """Errors of the config. If there are any, nothing is computed from the config; corpora and folders are still
     checked."""
     machine: Machine | None = None
     """Machine of the run; None: not specified, so memory and time are unknown."""
@@ -72,11 +72,11 @@ class CheckInput:
 
 
 Check = Callable[[CheckInput], Iterator[Finding]]
-"""Check of one topic. A UserError that it raises counts as a fault with that sentence."""
+"""Check of one topic of `megaptm check`. A UserError that it raises counts as a fault with that sentence."""
 
 
 def run_checks(checks: Iterable[tuple[str, Check]], case: CheckInput) -> Iterator[Finding]:
-    """Run checks: yield all findings in order. A check that raises is ended; the others continue."""
+    """Run checks: yield all findings in order. If a check raises an error, the other checks still run."""
     for topic, check in checks:
         try:
             yield from check(case)

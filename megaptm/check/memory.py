@@ -1,4 +1,4 @@
-"""Check of memory: whether the fullest rank fits on a device, and checkpoint copies in host memory."""
+"""Check of memory: whether the fullest rank fits on a device, and whether copies of checkpoints fit in host memory."""
 
 from __future__ import annotations
 

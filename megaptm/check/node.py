@@ -15,8 +15,8 @@ import psutil
 from megaptm.check.software import software
 
 LINE_BYTES = 1000
-"""Maximum bytes of a line that a node prints. srun splits lines of several processes into pieces of 1,024 bytes and
-mixes them."""
+"""Maximum bytes of a line of facts that a node prints. srun splits lines of several processes into pieces of 1,024
+bytes and mixes them."""
 
 
 @click.command()

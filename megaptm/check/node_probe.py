@@ -20,12 +20,12 @@ class NodeReplies:
     by_node: dict[str, dict[str, Any]]
     """Facts by node name, in the scheduler's order."""
     silent: dict[str, str]
-    """Node that did not reply -> reason."""
+    """Node that did not reply to the probe -> reason."""
     begin: float
-    """Times of this machine's clock before and after the probe."""
+    """Times of this machine's clock before and after the nodes were probed."""
     end: float
     all_nodes: bool
-    """Whether a scheduler's nodes were probed, not only this machine."""
+    """Whether all nodes of a scheduler were probed, not only this machine."""
 
 
 def probe_nodes(module: str, arguments: Sequence[str] = (), *, seconds: float) -> NodeReplies:

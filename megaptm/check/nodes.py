@@ -1,4 +1,5 @@
-"""Topic `nodes`: facts of every node of an allocation are compared; without an allocation, only this machine."""
+"""Topic `nodes` of `megaptm check`: compares facts of every node of an allocation. Without an allocation, only this
+machine is checked."""
 
 from __future__ import annotations
 
@@ -24,9 +25,9 @@ CLOCK_SECONDS = 1.0
 CLOCK_FAULT_SECONDS = 60.0
 """Clock offset in seconds from which servers reject requests that are signed with the time."""
 SHARE = 0.9
-"""Share of the usual memory or number of CPUs below which a node gives a warning."""
+"""Share of the other nodes' memory or number of CPUs below which a node gives a warning."""
 NAMED = 5
-"""Maximum number of nodes that a finding names; further ones are counted."""
+"""Maximum number of nodes that a finding names; the others are only counted."""
 WHERE = "on these nodes"
 
 
@@ -79,18 +80,18 @@ def unprobed_nodes(case: CheckInput, replies: NodeReplies) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class ProbedPaths:
-    """Paths that the nodes were asked about."""
+    """Paths that the nodes of an allocation were asked about."""
 
     visible: tuple[str, ...] = ()
     """Folders that each node must see."""
     writable: tuple[str, ...] = ()
     """Folders that each node must be able to write to."""
     token: str = ""
-    """Folder of the file that shows whether a disk is shared."""
+    """Folder with the file that shows whether a disk is shared between nodes."""
 
 
 def compare_nodes(replies: NodeReplies, paths: ProbedPaths) -> Iterator[Finding]:
-    """Yield the problems of single nodes, or one good finding if there are none."""
+    """Yield the problems of single nodes, or one finding without a problem."""
     findings = [
         *silent_nodes(replies),
         *software_findings(replies),
@@ -199,12 +200,13 @@ def nodes_below_usual(name: str, unit: str, scale: int, replies: NodeReplies) ->
 
 
 def facts_by_node(replies: NodeReplies, name: str) -> dict[str, Any]:
-    """Return one fact of each node: node -> value."""
+    """Return node -> value of one fact that the nodes reported."""
     return {node: facts[name] for node, facts in replies.by_node.items() if name in facts}
 
 
 def outliers(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
-    """Yield nodes with an unusual value: node, its value, the usual value, `node1 has`."""
+    """Yield each node with an unusual value: the node, its value, the usual value, and the start of a sentence, `node1
+    has`."""
     usual = usual_value(values)
     nodes = [node for node, own in values.items() if own == usual]
     usual_nodes = f"{nodes[0]} has" if len(nodes) == 1 else f"{len(nodes)} others have"

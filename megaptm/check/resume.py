@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from megaptm.checkpoint.checkpoint import Checkpoint
 
 SAMPLE_BYTES = 1 << 30
-"""Bytes read of a checkpoint without --full."""
+"""Bytes of a checkpoint that are checked without --full."""
 TOPIC = "run"
 
 
@@ -89,8 +89,8 @@ def _verify_checkpoint(case: CheckInput, checkpoint: Checkpoint) -> None:
 
 
 def _require_compatible(case: CheckInput, checkpoint: Checkpoint) -> None:
-    """Check that the checkpoint has the config's model, tokenizer and text. Topic `data` reports problems of a corpus
-    itself."""
+    """Check that the checkpoint has the config's model, tokenizer and text. The topic `data` reports problems of the
+    corpora themselves."""
     if case.config_errors:
         return
     with with_temporary_cache(case.config) as config:

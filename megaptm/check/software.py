@@ -1,4 +1,5 @@
-"""Topic `software`: versions of libraries, fused libraries, and the GPU driver of this machine. No torch."""
+"""Topic `software` of `megaptm check`: versions of libraries, fused libraries, and the GPU driver of this machine. No
+torch."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ OPTIONAL = ("ray", "transformers")
 REPORTED = ("python", "torch", "megatron-core", "mlflow", *OPTIONAL)
 BROKEN = "broken: "
 IMPORT_SECONDS = 45
-"""Timeout of importing a library, possibly from a network disk. Shorter than that of a node in `check.nodes`, so that
-the node reports it itself."""
+"""Timeout of importing a library, possibly from a network disk. It is shorter than the timeout of a node in
+`check.nodes`, so that the node itself reports the failure."""
 
 
 def check_software(case: CheckInput) -> Iterator[Finding]:

@@ -17,7 +17,8 @@ from megaptm.spec import LayerlessSpec
 TOPIC = "time"
 LOST = 0.02
 LOST_DEVICE_HOURS = 100.0
-"""Warn if the checkpoint interval loses more than this share and these device hours against the best one."""
+"""Share of device hours, and number of device hours, above which a check warns about the checkpoint interval: those
+lost compared with the best interval."""
 
 
 def check_time(case: CheckInput) -> Iterator[Finding]:

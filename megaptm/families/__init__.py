@@ -1,4 +1,4 @@
-"""The catalogue of families. Each family is a folder of this package with everything that its paper brought.
+"""The catalogue of families. Each family is a folder of this package with everything that its paper introduced.
 
 Only other families import such a folder by name. Its modules are found by their names: docs/architecture.md lists them.
 A user's package has the same modules, and an entry point.
@@ -33,7 +33,7 @@ _BUILT_IN: tuple[Family | LayerlessFamily, ...] = tuple(
 
 
 def _package_families() -> Iterator[Family | LayerlessFamily]:
-    """Yield the families of users' packages, checked."""
+    """Yield the families of users' packages, after checking them."""
     for table in chain.from_iterable(registered_attributes("", "FAMILIES")):
         if not isinstance(table, Family | LayerlessFamily):
             raise UserError(f"FAMILIES of a package has {table!r}, which is not a `megaptm.spec.Family`: remove it.")

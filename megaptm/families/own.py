@@ -1,4 +1,4 @@
-"""Validation of a family that the user defines: its mistakes are reported before a model is built."""
+"""Validation of a user-defined family: its mistakes are reported before a model is built."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Size:
     head_width: int | None = None
     """Width of one head. None: width / heads. T5-3B, T5-11B and GPT-3 13B (as printed) differ."""
     kv_heads: int | None = None
-    """Number of heads of keys and values (PaLM: 1). None: heads. None: heads."""
+    """Number of heads of keys and values (PaLM: 1). None: as many as query heads."""
     band: int | None = None
     """For `banded` attention: attended positions to each side, the query's own included. None: 256."""
     memory: int | None = None

@@ -17,7 +17,7 @@ from megaptm.storage.files import download, file_size
 from megaptm.storage.retry import RetryPolicy
 
 MAX_DOWNLOADS = 3
-"""Maximum downloads of a remote file with a wrong hash."""
+"""Maximum number of downloads of a remote file whose hash is wrong."""
 QUARANTINE = "quarantine"
 
 
@@ -28,7 +28,7 @@ def default_cache_folder() -> Path:
 
 @dataclass(frozen=True)
 class Cache:
-    """Cache of remote files: a folder of copies with least-recently-used eviction.
+    """Cache of remote files: a local folder of copies, from which the least recently used are removed.
 
     A process that has an evicted file open can still read it. Its space is freed when it is closed.
     """

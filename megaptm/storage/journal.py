@@ -1,4 +1,4 @@
-"""Journals: JSON objects, one per line, each with a `time`. Any number of processes may append."""
+"""Journals of a run: JSON objects, one per line, each with a `time`. Any number of processes may append."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_NUMBER = 1e30
 TAIL_BYTES = 1 << 16
 """Bytes at the end of a journal that are searched for the time of its last line."""
 MAX_CLOCK_ERROR = 366 * 86400.0
-"""Maximum seconds that a time may lie in the future; later times are ignored as invalid."""
+"""Maximum seconds that a time in a journal may lie in the future; later times are ignored as invalid."""
 
 # CLOCK_BOOTTIME is monotonic and, unlike CLOCK_MONOTONIC, includes the time that a laptop is suspended.
 _uptime_clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

@@ -1,4 +1,4 @@
-"""File systems of paths, by the kernel's table of mounts."""
+"""File systems of paths, from the kernel's table of mounts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
         "ocfs2",
     )
 )
-"""Types whose files are the same on every machine that mounts the same source."""
+"""Types of file systems whose files are the same on every machine that mounts the same source."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,19 @@ class Mount:
     """Mounted file system."""
 
     kind: str
-    """ext4, nfs4, lustre and so on; `unknown` if the system does not report it."""
+    """Type of the mounted file system: ext4, nfs4, lustre and so on; `unknown` if the system does not report it."""
     source: str
-    """Device, or server and export."""
+    """Source of the mounted file system: a device, or server and export."""
 
     @property
     def is_shared(self) -> bool:
-        """Whether machines share its files."""
+        """Whether the mounted file system is shared between machines."""
         return self.kind in NETWORK_FILE_SYSTEMS
 
 
 def find_mount(path: Path) -> Mount:
-    """Return the file system by device number. A bind mount or subvolume may have another device number than its own
-    line."""
+    """Return the mounted file system with a device number. A bind mount or subvolume may have another device number
+    than its own line in the table."""
     device, mounts = path.stat().st_dev, Path("/proc/self/mountinfo")
     device_number = f"{os.major(device)}:{os.minor(device)}"
     for line in reversed(mounts.read_text().splitlines() if mounts.exists() else []):

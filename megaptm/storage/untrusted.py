@@ -36,7 +36,7 @@ FileName = Annotated[str, AfterValidator(validate_file_name)]
 
 
 class Record(BaseModel):
-    """Base of objects in untrusted files. Strings are not converted to numbers; unknown keys are ignored."""
+    """Base of records in untrusted files. Strings are not converted to numbers; unknown keys are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 

@@ -38,21 +38,22 @@ class BartDenoising(Objective):
     """
 
     infill_rate: Share = 0.3
-    """Text infilling: share of tokens masked in spans. Each span becomes one mask; an empty span inserts a mask."""
+    """Text infilling of BART: share of tokens masked in spans. Each span becomes one mask; an empty span inserts a
+    mask."""
     poisson_lambda: MeanLength = 3.0
     """Lambda of the Poisson distribution of span lengths: their mean."""
     mask_rate: Share = 0.0
-    """Token masking: share of tokens masked individually."""
+    """Token masking of BART: share of tokens masked individually."""
     delete_rate: Share = 0.0
-    """Token deletion: share of tokens deleted, without a mark."""
+    """Token deletion of BART: share of tokens deleted. Nothing marks their positions."""
     permute_rate: Share = 1.0
-    """Sentence permutation: share of sentences that are permuted among themselves."""
+    """Sentence permutation of BART: share of sentences that are permuted among themselves."""
     rotate_prob: Share = 0.0
-    """Document rotation: probability that a document is rotated to start at a random token."""
+    """Document rotation of BART: probability that a document is rotated to start at a random token."""
     random_token_prob: Share = 0.0
     """Probability that a mask is replaced by a random token."""
     hide: Literal["tokens", "whole-words"] = "tokens"
-    """Unit of masking: tokens, or complete words."""
+    """Unit of masking in BART's denoising: tokens, or complete words."""
     global_tokens: GlobalTokens = 0
     """Number of global tokens at the start of each document, for an encoder with window attention (LED)."""
 

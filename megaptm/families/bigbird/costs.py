@@ -8,7 +8,7 @@ from megaptm.spec import Block, Size
 
 
 class BlockAttentionCosts(SelfAttentionCosts):
-    """Block-sparse self-attention."""
+    """Costs of block-sparse self-attention (BigBird)."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)

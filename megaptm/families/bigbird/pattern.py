@@ -29,7 +29,7 @@ class SparseBlocks(Pattern):
     edges: bool = True
     layer: int = 0
     heads: range = range(1)
-    """Heads of the layer that are on this rank."""
+    """Attention heads of BigBird's pattern that are on this tensor rank."""
     seed: int = 0
 
     @property

@@ -21,12 +21,12 @@ class BlockSparseSpec(AttentionSpec):
     reads_global_tokens = True
 
     block_size: PositiveInt = 64
-    """Number of positions of a block."""
+    """Number of positions in a block of BigBird's attention."""
     num_random_blocks: Annotated[int, Field(ge=0, le=1 << 10)] = 3
     """Number of random blocks that each block attends to; sampled for each layer and head."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
-    """Seed of the random blocks, besides layer and head. Part of the model: evaluation must use the blocks of
-    training."""
+    """Seed of BigBird's random blocks, in addition to layer and head. Part of the model: evaluation must use the blocks
+    of training."""
     edge_blocks: bool = True
     """Whether the first and last block are global (BigBird-ITC). If false, only the positions that the batch's field
     `global_tokens` marks are global (BigBird-ETC)."""

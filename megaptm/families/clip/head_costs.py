@@ -13,19 +13,21 @@ from megaptm.models.contrast_costs import ContrastHeadCosts
 from megaptm.spec import ModelSpec
 
 ROWS_COMPARED = 1024
-"""Samples whose images and texts are compared with all at once (`head_modules`): with 32,768 samples, 0.5 GB."""
+"""Number of samples whose images and texts CLIP's head compares with all others at once: with 32,768 samples, 0.5
+GB."""
 
 
 class ImageTextHeadCosts(ContrastHeadCosts):
-    """Contrast of images and texts over the whole batch, in both directions (CLIP, arXiv:2103.00020, figure 3): a
-    projection of each to one space, as wide as the text stack, and a temperature. Papers count it."""
+    """Costs of CLIP's contrastive head over the global batch, in both directions (arXiv:2103.00020, figure 3). It
+    projects images and texts to one space, as wide as the text stack, and has a temperature. Papers count its
+    parameters."""
 
     name = "image-text"
     module = "megaptm.families.clip.head_modules:ImageTextHead"
     label_field = "text_end"
     reads_end = True
     initial_values = MappingProxyType({"scale": -float(np.log(0.07))})
-    """The log temperature starts at log(1 / 0.07) (arXiv:2103.00020, 2.5)."""
+    """Initial log temperature of CLIP's head: log(1 / 0.07) (arXiv:2103.00020, 2.5)."""
     other_parameters = 1
 
     def __init__(self, spec: ModelSpec) -> None:

@@ -1,4 +1,4 @@
-"""Head of CLIP (arXiv:2103.00020): contrast of images and texts."""
+"""Contrastive head of CLIP (arXiv:2103.00020)."""
 
 # S sequence, B batch, D width, E features of a side, N samples of the global batch, R some of them
 
@@ -21,18 +21,20 @@ from megaptm.models.head_costs import HeadCosts
 from megaptm.spec import ModelSpec
 
 LARGEST = math.log(100)
-"""Maximum of the log temperature (arXiv:2103.00020, 2.5)."""
+"""Maximum of the log temperature of CLIP's contrastive head (arXiv:2103.00020, 2.5)."""
 
 
 class ImageTextHead(ContrastHead):
-    """CLIP's head: mean of the cross-entropies of the N x N cosines in both directions, times a learned temperature.
+    """CLIP's contrastive head: mean of the cross-entropies of the N x N cosines in both directions, times a learned
+    temperature.
 
     Reads an image at its class token, and a text at its end token. Features of a sample are the normalized vectors of
     image and text, and the temperature.
     """
 
     in_float32 = ("scale",)
-    """Parameters that stay float32: in bfloat16 1 / 0.07 could change only by 1.6 percent, or not at all."""
+    """Parameters of CLIP's head that stay float32: in bfloat16 1 / 0.07 could change only by 1.6 percent, or not at
+    all."""
 
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__(spec, costs)
@@ -79,8 +81,9 @@ class ImageTextHead(ContrastHead):
 
 
 class _ClampTemperature(torch.autograd.Function):
-    """Clamp the log temperature to at most `LARGEST`. At the bound gradients that would increase the value are dropped.
-    Every sample's gradient has the same sign, so the layout does not change what is dropped."""
+    """Autograd function that clamps CLIP's log temperature to at most `LARGEST`. At the bound, gradients that would
+    increase the value are dropped. Every sample's gradient has the same sign, so the layout does not change what is
+    dropped."""
 
     @staticmethod
     def forward(ctx: Any, number: Tensor) -> Tensor:

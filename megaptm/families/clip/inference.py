@@ -1,4 +1,4 @@
-"""Image-text models (CLIP): vectors, zero-shot classification (arXiv:2103.00020, 3.1), and retrieval."""
+"""Inference with image-text models (CLIP): vectors, zero-shot classification (arXiv:2103.00020, 3.1), and retrieval."""
 
 # N samples, E features of a side, C classes
 
@@ -31,7 +31,7 @@ from megaptm.tokenizers import load as load_tokenizer
 
 HEAD = "image-text"
 Image = str | Path | bytes
-"""Image file, or its content."""
+"""Type of an image: its file, or the content of the file."""
 TEMPLATES = ("a photo of a {}.",)
 """Default prompt template of a class (CLIP, arXiv:2103.00020, 3.1.4)."""
 
@@ -203,7 +203,7 @@ def _image_features(loaded: TrainedModel, patches: Tensor) -> Tensor:
 
 
 def _compute_features(loaded: TrainedModel, batch: dict[str, Tensor], *, without: str) -> tuple[Tensor, Tensor]:
-    """Return the features of images and texts; the side `without` has no input."""
+    """Return the features that CLIP's head compares, of images and texts. One side, `without`, may have no input."""
     samples = len(next(iter(batch.values())))
     zeros = torch.zeros(1, samples, loaded.spec.size_of(without).width, device=loaded.device)
     with torch.inference_mode():

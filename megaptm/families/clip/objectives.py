@@ -22,7 +22,7 @@ from megaptm.objectives.objective import (
 from megaptm.objectives.vocabulary import SpecialTokens
 
 TEXT = "text_"
-"""Prefix of the batch fields of an image's text."""
+"""Prefix of the batch fields for an image's text."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class ImageText(ImageObjective):
     """Objective of matching images and texts within a batch (CLIP, arXiv:2103.00020)."""
 
     crop: Literal["random", "random-square", "center", "none"] = "random-square"
-    """Crop of images in training; the paper uses a random square."""
+    """Crop of images in training with CLIP's objective; the paper uses a random square."""
     flip: bool = False
-    """Whether every second image is flipped horizontally in training. Few texts describe both orientations."""
+    """Whether each training image is flipped horizontally with probability 1/2. Few texts describe left and right."""
     text_length: SequenceLength = 77
-    """Maximum length of a text, special tokens included. Longer texts are truncated."""
+    """Maximum length of an image's text, special tokens included. Longer texts are truncated."""
 
     name = "image-text"
     annotation = "text"

@@ -10,13 +10,13 @@ from megaptm.spec import Block, Size
 
 
 class LSTMCosts(LayerCosts):
-    """Base of torch's LSTMs. Rows of both linear layers: (input gate, forget gate, new value, output gate) by
-    features."""
+    """Base of the costs of CoVe's LSTMs. Rows of both linear layers: (input gate, forget gate, new value, output gate)
+    by features."""
 
     kernels = 10
     directions = 1
     reads: int
-    """Number of input features of a position."""
+    """Number of input features of CoVe's LSTM at each position."""
 
     def lstm_linears(self, prefix: str = "") -> dict[str, LinearShape]:
         gates = 4 * self.size.ffn

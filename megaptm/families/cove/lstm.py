@@ -11,7 +11,7 @@ from megaptm.layers.costs import LayerCosts
 from megaptm.layers.split import Dropout, Linear
 
 LSTMState = tuple[Tensor, Tensor]
-"""Output and cell state of an LSTM, both [B, F]."""
+"""Output and cell state of CoVe's LSTM, both [B, F]."""
 
 
 class LSTM(nn.Module):

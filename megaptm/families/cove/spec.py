@@ -11,14 +11,14 @@ from megaptm.spec import Block, LayerSpec, Size
 
 @dataclass(frozen=True, kw_only=True)
 class LSTMSpec(LayerSpec):
-    """LSTM as in torch. Base class of both kinds."""
+    """LSTM of CoVe. Base class of its encoder and decoder layers."""
 
     reason = "is recurrent"
     reads_table = True
     directions: ClassVar[int] = 1
 
     first_layer: bool = False
-    """Whether the record describes the first layer; set by `at`."""
+    """Whether the record describes the first LSTM layer; set by `at`."""
 
     def at(self, layer: int) -> LayerSpec:
         return replace(self, first_layer=True) if layer == 0 else self

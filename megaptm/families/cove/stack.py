@@ -24,11 +24,11 @@ class LSTMLayer(nn.Module):
 
 
 class LSTMStack(BaseStack):
-    """Base class of both stacks. Dropout is applied to the input of each layer but the first, whose input already had
-    it, and to the last output."""
+    """Base class of CoVe's stacks. Dropout is applied to the last output and to the input of each layer. The input of
+    the first layer is an exception, because it had dropout before."""
 
     lstm_classes: ClassVar[tuple[type[LSTM | AttentiveLSTM | BidirectionalLSTM], ...]]
-    """Modules of the first layers; the last one is also that of the layers after them."""
+    """Module classes of CoVe's first layers. All further layers have the last of these classes."""
 
     def __init__(
         self, block: Block, size: Size, layers: range, *, dropout: float, memory: int | None = None, context: int = 0

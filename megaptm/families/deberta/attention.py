@@ -34,10 +34,10 @@ def distance_rows(length: int, record: DisentangledSpec, *, device: torch.device
 
 
 class DisentangledAttention(SelfAttention):
-    """Self-attention with content-to-position and position-to-content scores.
+    """DeBERTa's self-attention with content-to-position and position-to-content scores.
 
-    The stack owns the distance table [R, D]. Projections of its own, or those of the tokens, give a key and a query for
-    each distance.
+    The stack owns the distance table [R, D]. Projections of the attention layer, or those of the tokens, give a key and
+    a query for each distance.
     """
 
     position_key: Linear

@@ -1,4 +1,4 @@
-"""Convolution along the sequence, beside a layer."""
+"""Convolution along the sequence, next to a layer (DeBERTa-v2)."""
 
 # S sequence (here or of all ranks), B batch, D width
 

@@ -22,13 +22,13 @@ class DisentangledSpec(AttentionSpec):
     scores_distances = True
 
     max_distance: PositiveInt = 512
-    """Maximum distance to each side."""
+    """Maximum distance between query and key to each side in DeBERTa's attention."""
     num_distance_buckets: PositiveInt | None = None
     """Number of distance buckets to each side, logarithmic for large distances. None: one per distance."""
     norm: bool = False
     """Whether the distance table is normalized (DeBERTa-v2)."""
     projections: Literal["own", "tokens"] = "own"
-    """Projections of the distance table: its `own`, or those of the `tokens`."""
+    """Source of the projections of DeBERTa's distance table: its `own`, or those of the `tokens`."""
     convolution: bool = False
     """Whether a convolution of width 3 runs beside the first layer (DeBERTa-v2)."""
     mask_decoder: bool = False

@@ -19,11 +19,11 @@ from megaptm.spec import AttentionSpec
 
 
 class DisentangledStack(Stack):
-    """Children besides those of `Stack`: `distance_table` and `distance_norm` (shared by the stack), `convolution`
-    (beside the first layer) and `place_table` (mask decoder)."""
+    """Stack with DeBERTa's disentangled attention. Children besides those of `Stack`: `distance_table` and
+    `distance_norm` (shared by the stack), `convolution` (next to the first layer) and `place_table` (mask decoder)."""
 
     decodes: bool = False
-    """Whether this chunk has a mask decoder."""
+    """Whether this chunk of the stack has DeBERTa's mask decoder."""
 
     def add_tables(self, *, dropout: float, context: int) -> None:
         super().add_tables(dropout=dropout, context=context)

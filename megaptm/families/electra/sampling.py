@@ -15,7 +15,8 @@ REPLACED = "replaced"
 
 
 class ReplacedTokenSampler(InputSampler):
-    """Marks are the replaced positions. A sampled token that equals the original counts as original."""
+    """Sampler of ELECTRA's replacement tokens. It marks replaced positions; a sampled token that equals the original
+    counts as original."""
 
     @staticmethod
     def sample(

@@ -9,6 +9,7 @@ from megaptm.spec import SampledInput
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorInput(SampledInput):
-    """Text whose masked tokens are replaced by tokens sampled from a generator (section 2)."""
+    """Input of ELECTRA's discriminator: text whose masked tokens are replaced by tokens sampled from a generator
+    (section 2)."""
 
     sampler = "megaptm.families.electra.sampling:ReplacedTokenSampler"

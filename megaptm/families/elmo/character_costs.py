@@ -31,7 +31,7 @@ def word_shapes(size: Size) -> Iterator[LinearShape]:
 
 
 class CharacterCosts(InputCosts):
-    """Linear layers and costs of word embeddings from characters."""
+    """Linear layers and costs of ELMo's word embeddings from characters."""
 
     @property
     def linears(self) -> tuple[LinearShape, ...]:

@@ -19,7 +19,8 @@ from megaptm.spec import ModelSpec
 
 
 class Highway(nn.Module):
-    """Highway layer (arXiv:1505.00387). `carry` is the gate of the new value, as in the released code."""
+    """Highway layer of ELMo's word embeddings (arXiv:1505.00387). `carry` is the gate of the new value, as in the
+    released code."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -31,7 +32,8 @@ class Highway(nn.Module):
 
 
 class CharacterWords(nn.Module):
-    """Character embeddings, convolutions with max-pooling, highway layers and a projection to the stream."""
+    """ELMo's character-based word embeddings: character embeddings, convolutions with max-pooling, highway layers and a
+    projection to the width of the stack."""
 
     def __init__(self, spec: ModelSpec, record: CharacterInput) -> None:
         super().__init__()

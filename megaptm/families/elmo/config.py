@@ -10,7 +10,7 @@ from megaptm.section import Count, Section
 
 
 class CharacterKeys(Section):
-    """Keys of the convolutions over characters."""
+    """Keys of the section `model` for ELMo's convolutions over characters."""
 
     filters: Annotated[tuple[Annotated[tuple[Count, Count], Strict(False)], ...], Strict(False)] | None = None
     """Character convolutions: [characters, filters] of each. Default: that of `size`."""

@@ -45,7 +45,7 @@ _Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class ElmoLSTM(Record):
-    """Field `lstm` of options.json."""
+    """Field `lstm` of a released ELMo's options.json."""
 
     use_skip_connections: bool = False
     projection_dim: _Count
@@ -56,13 +56,13 @@ class ElmoLSTM(Record):
 
 
 class ElmoCharacterEmbedding(Record):
-    """Field `embedding` of `char_cnn`."""
+    """Field `embedding` of `char_cnn` in a released ELMo's options.json."""
 
     dim: _Count
 
 
 class ElmoCharacterCNN(Record):
-    """Field `char_cnn` of options.json."""
+    """Field `char_cnn` of a released ELMo's options.json."""
 
     activation: str
     filters: Annotated[
@@ -88,7 +88,7 @@ class ElmoFiles:
     options: Path
     weights: Path
     words: Path
-    """Path of a word list, or of the folder of a tokenizer."""
+    """Path of a released ELMo's word list, or of the folder of a tokenizer."""
     softmax: Path | None
 
 

@@ -21,9 +21,9 @@ class NegativeSamples:
     1)). Ids must be sorted by frequency."""
 
     ids: np.ndarray
-    """Ids of the negative samples, int64 [K]."""
+    """Ids of the negative samples of ELMo's softmax, int64 [K]."""
     num_trials: int
-    """Number of trials until K distinct ids were sampled."""
+    """Number of trials until K distinct negative ids were sampled."""
     vocabulary: int
 
     def log_expected(self, ids: Tensor) -> Tensor:

@@ -10,12 +10,12 @@ from typing import NamedTuple
 from megaptm.spec import Block, InputSpec, LayerSpec, ModelSpec, Size
 
 MAX_WORD_LENGTH = 50
-"""Maximum number of characters of a word, marks included; longer words are cut."""
+"""Maximum number of characters of a word in ELMo's input, marks included; longer words are cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectedLSTMSpec(LayerSpec):
-    """LSTM with projection, and a residual connection from the second layer on."""
+    """Record of ELMo's LSTM layers with projection, and a residual connection from the second layer on."""
 
     kind = "projected-lstm"
     costs = "megaptm.families.elmo.costs:ProjectedLSTMCosts"
@@ -25,9 +25,9 @@ class ProjectedLSTMSpec(LayerSpec):
     caches_states = True
 
     cell_clip: float = 3.0
-    """Maximum absolute value of the cell state."""
+    """Maximum absolute value of the cell state of ELMo's LSTM."""
     projection_clip: float = 3.0
-    """Maximum absolute value of the projected output."""
+    """Maximum absolute value of the projected output of ELMo's LSTM."""
 
     def cache_shape(self, size: Size, length: int) -> tuple[int, int]:
         """Return the shape of one state of ELMo's LSTM: output and cell."""
@@ -46,9 +46,9 @@ class CharacterSizes(NamedTuple):
     """Sizes of ELMo's character-based word embeddings."""
 
     filters: tuple[tuple[int, int], ...]
-    """(width, number of filters) of each convolution."""
+    """Width and number of filters of each convolution over characters (ELMo)."""
     highway: int
-    """Number of highway layers after the convolutions."""
+    """Number of highway layers after the convolutions over characters (ELMo)."""
     width: int
     """Width of a character embedding."""
 

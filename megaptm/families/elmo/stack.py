@@ -1,4 +1,4 @@
-"""ELMo's recurrent layers and stacks."""
+"""ELMo's LSTM layers and stacks."""
 
 # S sequence, B batch, D width, F features of a cell
 

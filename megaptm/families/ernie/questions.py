@@ -35,7 +35,7 @@ def sentence_distance_pair(group: SentenceGroup, rng: np.random.Generator, lengt
 
 
 MAX_STRETCHES = 3
-"""Maximum number of reordered stretches."""
+"""Maximum number of sentence stretches that ERNIE 2.0's sentence-reordering shuffles."""
 
 
 def reordered_stretches(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
@@ -70,7 +70,8 @@ def labeled_pair(group: SentenceGroup, rng: np.random.Generator, length: int) ->
 
 MAX_TURNS = 3
 FOREIGN_TURN_PROB = 0.5
-"""Share of dialogues with a turn of another dialogue. arXiv:1904.09223 does not publish it."""
+"""Share of dialogues in which a turn of another dialogue is inserted (ERNIE 1.0). arXiv:1904.09223 does not publish
+it."""
 
 
 def dialogue_turns(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:

@@ -17,7 +17,7 @@ from megaptm.models.target_positions import states_at
 from megaptm.spec import ModelSpec
 
 TEMPERATURE = 0.1
-"""Temperature of the comparison: divisor of cosines."""
+"""Temperature of InfoWord's comparison, by which cosines are divided."""
 
 
 class InfoMaxHead(ContrastHead):

@@ -16,7 +16,7 @@ from megaptm.objectives.objective import Piece, Sample, SampleContext, SampleObj
 from megaptm.objectives.vocabulary import SpecialTokens
 
 SPECIALS = 4
-"""Number of special tokens of `cls` A `sep` `cls` n-gram `sep`."""
+"""Number of special tokens in a sample of InfoWord: `cls` A `sep` `cls` n-gram `sep`."""
 
 Tokens = Annotated[int, Field(ge=1, le=10**4)]
 

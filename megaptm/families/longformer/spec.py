@@ -20,8 +20,8 @@ class WindowSpec(AttentionSpec):
     reads_global_tokens = True
 
     window: PositiveInt = 512
-    """Number of attended positions besides the query's own. Half of them are on each side; with causal `visibility` all
-    are before it."""
+    """Number of positions to which a query attends in Longformer's window, besides its own. Half of them are on each
+    side; with causal `visibility` all are before it."""
     dilation: PositiveInt = 1
     """Distance between neighboring attended positions of the window."""
 

@@ -17,7 +17,7 @@ from megaptm.tokenizers import Tokenizer, load
 
 WordTable = Mapping[str, Iterable[str]]
 BLOCK = 256
-"""Number of words compared with all others at a time."""
+"""Number of words that are compared with all others at a time, to find similar words."""
 
 
 def write_similar_words(words: WordTable, tokenizer: Tokenizer, out: Path) -> int:
@@ -89,7 +89,7 @@ def read_vectors(path: Path, tokenizer: Tokenizer, *, top: int) -> dict[str, lis
 
 
 def _indexes_of_largest(numbers: np.ndarray, top: int) -> np.ndarray:
-    """Return the indexes of the `most` largest similarities, in descending order."""
+    """Return the indexes of the `most` largest similarities between words, in descending order."""
     if not top:
         return np.zeros(0, dtype=np.int64)
     there = np.sort(np.argpartition(-numbers, top - 1)[:top])

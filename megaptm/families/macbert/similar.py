@@ -17,7 +17,7 @@ Similar = Callable[[tuple[int, ...]], np.ndarray | None]
 """Function from the tokens of a word to similar words of as many tokens, [words, tokens]. None: no similar words."""
 
 MAX_BYTES = 4 << 30
-"""Maximum bytes of an unpacked table of similar words; a hundred million words need less."""
+"""Maximum bytes of an unpacked table of similar words (MacBERT); a hundred million words need less."""
 REMEDY = "make it with `megaptm corpus similar-words`"
 
 
@@ -28,7 +28,7 @@ class SimilarWords:
     def __init__(self, tables: Mapping[str, np.ndarray]) -> None:
         self._similar: dict[tuple[int, ...], np.ndarray] = {}
         self.max_id = -1
-        """Largest token id in the table."""
+        """Largest token id in MacBERT's table of similar words."""
         for name, words in tables.items():
             if not name.startswith("words-"):
                 continue

@@ -38,7 +38,7 @@ def _qkv_from_hf(ws: list[Tensor], spec: ModelSpec) -> Tensor:
 
 
 def _shares_keys(spec: ModelSpec) -> bool:
-    """Whether a model has fewer key heads than query heads."""
+    """Whether a model has fewer key heads than query heads, as PaLM has."""
     return spec.size.key_heads != spec.size.heads
 
 

@@ -34,9 +34,9 @@ HIDDEN, ITSELF = -1e9, -1e5
 """Scores of LSH attention for masked keys, and for a query with itself: it attends to itself only if nothing else is
 left."""
 MAX_SCORES = 1 << 22
-"""Maximum number of attention scores in memory at a time."""
+"""Maximum number of LSH attention scores in memory at a time."""
 EVALUATION = "evaluation"
-"""Seed key of rotations outside of training steps."""
+"""Seed key of LSH attention's rotations outside of training steps."""
 
 
 def hash_rotations(key: str, layer: int, heads: range, shape: tuple[int, ...]) -> Tensor:
@@ -58,7 +58,7 @@ class HashedAttend(AttentionCore):
         self.costs, self.causal = costs, costs.block.causal
         self.layer, self.heads, self.num_heads = 0, range(costs.size.heads), costs.size.heads
         self.key = EVALUATION
-        """Seed key of rotations, besides layer and head."""
+        """Seed key of LSH attention's rotations, in addition to layer and head."""
         self.dropout = Dropout(costs.attention.dropout_rate(dropout), masks="heads")
         self._sampled: tuple[tuple[Any, ...], Tensor] | None = None
 
@@ -205,16 +205,16 @@ class _Reorder(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _ChunkInputs:
-    """Inputs of the forward and backward pass that have no gradients."""
+    """Inputs of LSH attention's forward and backward pass that have no gradients."""
 
     positions: Tensor
-    """Positions of the sorted sequence, by chunk [B, H, C, c]."""
+    """Positions of the sorted sequence of LSH attention, by chunk [B, H, C, c]."""
     documents: Tensor | None
     length: int
-    """Length S of the sequence."""
+    """Length S of the sequence that LSH attention sorts."""
     causal: bool
     looks_back: bool
-    """Whether a chunk attends to the chunk before it; the first chunk attends to the last."""
+    """Whether each chunk of LSH attention also attends to the chunk before it; the first chunk attends to the last."""
     dropout: float
     seed: int
 

@@ -11,7 +11,7 @@ from megaptm.spec import Block, Size
 
 
 class LocalAttentionCosts(SelfAttentionCosts):
-    """Self-attention within chunks; a query also attends to the previous chunk."""
+    """Costs of Reformer's local self-attention within chunks; a query also attends to the previous chunk."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
@@ -68,7 +68,7 @@ class HashedAttentionCosts(SelfAttentionCosts):
 
 
 class AxialCosts(InputCosts):
-    """Tables of rows and columns of a grid of positions."""
+    """Costs of Reformer's axial positions: tables of rows and columns of a grid of positions."""
 
     @property
     def linears(self) -> tuple[LinearShape, ...]:

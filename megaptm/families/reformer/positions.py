@@ -1,4 +1,4 @@
-"""Axial positions."""
+"""Axial position embeddings of Reformer."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """Reversible layer and the arguments of its attention."""
+    """Reversible layer of Reformer and the arguments of its attention."""
 
     layer: Layer
     mask: Tensor | None

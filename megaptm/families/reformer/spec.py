@@ -12,7 +12,7 @@ from pydantic import Field
 from megaptm.spec import AttentionSpec, Block, InputSpec, ModelSpec, PositiveInt, ResidualSpec, Size
 
 MAX_BUCKETS = 1 << 31
-"""Maximum number of hash buckets."""
+"""Maximum number of hash buckets of LSH attention."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class LocalSpec(AttentionSpec):
     caches_keys = False
 
     chunk_length: PositiveInt = 64
-    """Number of positions of a chunk."""
+    """Number of positions in a chunk of local attention (Reformer)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +41,9 @@ class LSHSpec(LocalSpec):
     reads_global_tokens = False
 
     num_hashes: Annotated[int, Field(ge=1, le=1 << 10)] = 1
-    """Number of hash rounds, each with its own random rotations."""
+    """Number of hash rounds of LSH attention, each with its own random rotations."""
     num_buckets: PositiveInt | Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = 64
-    """Number of hash buckets, even; a tuple of factors for a factorized hash."""
+    """Number of hash buckets of LSH attention, even; a tuple of factors for a factorized hash."""
 
     @property
     def bucket_factors(self) -> tuple[int, ...]:

@@ -11,8 +11,8 @@ from megaptm.models.head_costs import HeadCosts
 
 
 class SpanBoundaryHeadCosts(HeadCosts):
-    """Span boundary head (SpanBERT, arXiv:1907.10529, 3.2): tokens of a masked span from the two positions around it.
-    Two layers with norms, then token table and bias."""
+    """Costs of SpanBERT's span boundary head (arXiv:1907.10529, 3.2), which predicts the tokens of a masked span from
+    the two positions around it. Two layers with norms, then token table and bias."""
 
     name = "span-boundary"
     module = "megaptm.families.spanbert.head_modules:SpanBoundaryHead"
@@ -20,9 +20,9 @@ class SpanBoundaryHeadCosts(HeadCosts):
     predicted_only = True
     rows = 1
     offsets: ClassVar[int] = 20
-    """Number of positions in a span that have an embedding of their own."""
+    """Number of positions in a span that have an embedding in SpanBERT's head."""
     offset_width: ClassVar[int] = 200
-    """Width of the position table, for any model width (as in the released code)."""
+    """Width of the position table in SpanBERT's head, for any model width (as in the released code)."""
 
     @property
     def linears(self) -> Mapping[str, LinearShape]:

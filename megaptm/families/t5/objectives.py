@@ -50,7 +50,7 @@ class T5MaskedText(SameLengthObjective):
     """Objective of generating a text in which some tokens are masked, or only the masked tokens."""
 
     rate: Rate = CORRUPTION_RATE
-    """Corruption rate: share of tokens that are masked."""
+    """Corruption rate of T5's masked text: share of tokens that are masked."""
     mask_token_prob: Share = 0.9
     """Probability that a masked token is replaced by the mask token, or the first sentinel if there is none."""
     random_token_prob: Share = 0.1
@@ -58,7 +58,7 @@ class T5MaskedText(SameLengthObjective):
     hide: Literal["tokens", "span"] = "tokens"
     """Unit of masking: single `tokens`, or one `span` (MASS, arXiv:1905.02450, 3.1)."""
     ask: Literal["whole", "hidden"] = "whole"
-    """Text that the decoder generates: the `whole` text, or the `hidden` tokens in order."""
+    """Text that the decoder generates in T5's masked text: the `whole` text, or the `hidden` tokens in order."""
 
     prompts = ("masks",)
 
@@ -109,7 +109,7 @@ class DroppedTokens(EncoderDecoder):
     """Objective of generating the dropped tokens of a text. Nothing marks their positions."""
 
     rate: Rate = CORRUPTION_RATE
-    """Share of tokens that are dropped."""
+    """Share of tokens that T5's objective `dropped-tokens` drops."""
 
     name = "dropped-tokens"
 

@@ -33,7 +33,7 @@ class ClusterTable(nn.Module):
 
 
 class RowBias(nn.Module):
-    """Bias with one value per row of a cluster's table."""
+    """Bias with one value per row of a cluster's table (Transformer-XL)."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -41,10 +41,12 @@ class RowBias(nn.Module):
 
 
 class AdaptiveTokens(nn.Module):
-    """Adaptive input: `tables` of clusters and their projections to the stream (`maps`)."""
+    """Adaptive input of Transformer-XL: `tables` of clusters and their projections to the width of the stack
+    (`maps`)."""
 
     def __init__(self, spec: ModelSpec, *, embeds: bool) -> None:
-        """Build the tables. `embeds`: whether this chunk embeds tokens, besides serving a tied output."""
+        """Build the tables of an adaptive vocabulary. `embeds`: whether this chunk embeds tokens, besides serving a
+        tied output."""
         super().__init__()
         check_adaptive(spec)
         self.clusters, self.width = clusters(spec), spec.width
@@ -90,7 +92,7 @@ class AdaptiveTokens(nn.Module):
 
 
 class AdaptiveHead(nn.Module):
-    """Adaptive softmax: a frequent token or a cluster, then a token of the cluster."""
+    """Adaptive softmax of Transformer-XL: predicts a frequent token or a cluster, then a token of the cluster."""
 
     narrow: Linear | None
 

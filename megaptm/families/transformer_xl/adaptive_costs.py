@@ -18,7 +18,7 @@ from megaptm.spec import ModelSpec
 
 @dataclass(frozen=True)
 class Cluster:
-    """Cluster of token ids with a table of their own."""
+    """Cluster of token ids with a table of their own (Transformer-XL)."""
 
     first: int
     rows: int

@@ -11,8 +11,8 @@ from megaptm.spec import Block, Size
 
 
 class RelativeAttentionCosts(SelfAttentionCosts):
-    """Relative attention: content and distance scores, over a sequence and its recurrence cache. Distances are
-    projected to keys, and each head adds bias vectors to its queries."""
+    """Costs of Transformer-XL's relative attention: content and distance scores, over a sequence and its recurrence
+    cache. Distances are projected to keys, and each head adds bias vectors to its queries."""
 
     scored = True
 

@@ -20,8 +20,8 @@ from megaptm.spec import AttentionSpec
 
 
 class RelativeStack(Stack):
-    """Children besides those of `Stack`: `content_bias` and `place_bias`, if the layers share them. The input of each
-    layer enters its recurrence cache."""
+    """Stack with Transformer-XL's relative attention. Children besides those of `Stack`: `content_bias` and
+    `place_bias`, if the layers share them. The input of each layer enters its recurrence cache."""
 
     def add_tables(self, *, dropout: float, context: int) -> None:
         super().add_tables(dropout=dropout, context=context)

@@ -21,7 +21,7 @@ SEGMENTS: dict[str, tuple[int, ...]] = {
     "right-to-left": (3, 3),
     "sequence-to-sequence": (4, 5),
 }
-"""Segment ids of the first and second text, which tell the model the kind of context (released code)."""
+"""Segment ids of UniLM's first and second text, which tell the model the kind of context (released code)."""
 
 
 @dataclass(frozen=True)

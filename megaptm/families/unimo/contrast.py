@@ -40,7 +40,7 @@ class CrossModalContrast(UnifiedObjective):
     meanings: str | None = field(default=None, metadata=FILE)
     """File of phrases by meaning, made by `megaptm corpus meanings`. None: no rewritten captions."""
     max_paraphrases: OtherTexts = 2
-    """Maximum number of paraphrases of a caption."""
+    """Maximum number of paraphrases per caption in UNIMO's contrastive objective."""
     max_rewritten_negatives: OtherTexts = 3
     """Maximum number of negative rewritings; every second changes an object with its attributes, the others one
     phrase."""
@@ -188,5 +188,5 @@ class CrossModalContrast(UnifiedObjective):
 
 
 def _retrieved_slices(piece: Sequence[DocumentSlice], kind: str) -> list[DocumentSlice]:
-    """Return the document slices retrieved as one kind of `RETRIEVED`."""
+    """Return the slices of the documents that were retrieved as one kind of `RETRIEVED`."""
     return [part for part in piece if part.retrieved == kind]

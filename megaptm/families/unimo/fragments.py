@@ -35,14 +35,14 @@ class FragmentedText(NamedTuple):
     """Sequence in which fragments, each from `cls` to `sep`, follow the rest of their text."""
 
     tokens: list[np.ndarray]
-    """Tokens of each text with its fragments."""
+    """Tokens of each text, followed by its fragments."""
     order: list[np.ndarray]
-    """Attention order: every position attends to the rest of the text, and to its own and earlier fragment
-    positions."""
+    """Attention order of a text with fragments: every position attends to the rest of the text, and to its own and
+    earlier fragment positions."""
     target_positions: np.ndarray
     """Positions in the sequence that predict the next token of a fragment."""
     labels: np.ndarray
-    """Labels of the target positions."""
+    """Labels of the target positions of fragments."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class FragmentOptions:
     """Share and lengths of removed fragments: options of fragment generation."""
 
     rate: Rate = 0.25
-    """Share of tokens that are removed."""
+    """Share of tokens that fragment generation removes from a text."""
     min_length: FragmentLength = 4
     """Minimum length of a fragment in tokens; shorter ones occur in short texts."""
     max_length: FragmentLength = 32

@@ -8,12 +8,12 @@ from megaptm.layers.costs import LinearShape
 from megaptm.models.contrast_costs import ContrastHeadCosts
 
 MAX_COMPARED_TEXTS = 8
-"""Maximum number of texts of a sample that its image is compared with: the caption, its rewritten versions, and
-retrieved texts."""
+"""Maximum number of texts with which UNIMO compares an image: the caption, its rewritten versions, and retrieved
+texts."""
 MAX_COMPARED_IMAGES = 4
-"""Maximum number of images that a caption is compared with: its own image, and retrieved ones."""
+"""Maximum number of images with which UNIMO compares a caption: its own image, and retrieved ones."""
 COMPARED = MAX_COMPARED_IMAGES + MAX_COMPARED_TEXTS
-"""Number of vectors of a sample of images and texts."""
+"""Number of vectors in a sample of images and texts that UNIMO compares."""
 
 
 class CrossModalHeadCosts(ContrastHeadCosts):

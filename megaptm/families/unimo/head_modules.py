@@ -15,7 +15,7 @@ from megaptm.models.contrast import ContrastHead
 from megaptm.models.target_positions import states_at
 
 TEMPERATURE = 0.1
-"""Temperature of the comparison: divisor of cosines. The paper does not publish its value."""
+"""Temperature of UNIMO's comparison, by which cosines are divided. The paper does not publish its value."""
 
 
 class CrossModalHead(ContrastHead):

@@ -16,7 +16,8 @@ from megaptm.objectives.named_file import read_named_file
 
 MAX_BYTES = 256 << 20
 MAX_IDS = 1 << 31
-"""Bound of token ids, larger than the vocabulary of any tokenizer; larger ids are refused before arrays are made."""
+"""Upper bound of token ids in a table of phrases, larger than any vocabulary; larger ids are refused before arrays are
+made."""
 REMEDY = "make it with `megaptm corpus meanings`"
 
 Meanings = Mapping[str, Sequence[Sequence[Sequence[int]]]]
@@ -25,13 +26,13 @@ Meanings = Mapping[str, Sequence[Sequence[Sequence[int]]]]
 
 @dataclass(frozen=True)
 class MeaningTable:
-    """Rewriter over words, each a sequence of tokens."""
+    """Rewriter of captions that are given as tokens."""
 
     rewriter: Rewriter
     continuations: frozenset[int]
-    """Tokens that continue a word."""
+    """Token ids that continue a word of a caption."""
     max_id: int
-    """Largest token id in the table."""
+    """Largest token id in UNIMO's table of phrases."""
 
     def words(self, tokens: np.ndarray) -> Text:
         """Return the words of a caption for UNIMO's rewriting."""

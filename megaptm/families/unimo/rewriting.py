@@ -20,9 +20,9 @@ Text = tuple[Hashable, ...]
 """Text of a caption as words in order: strings, or the token ids of each."""
 
 KINDS = ("objects", "attributes", "relations")
-"""Kinds of phrases. A phrase is only replaced by one of its kind."""
+"""Kinds of phrases in captions. A phrase is only replaced by one of its kind."""
 TRIES = 8
-"""Number of samples per requested rewriting of a caption."""
+"""Number of attempts per requested rewriting of a caption."""
 
 
 class Meaning(NamedTuple):
@@ -187,7 +187,7 @@ def join_words(words: Sequence[Any]) -> np.ndarray:
 
 
 def _kind_or_word(item: Hashable) -> Hashable:
-    """Return the kind of a meaning, or the word itself."""
+    """Return the kind of a phrase's meaning, or the word itself if it is no phrase."""
     return item.kind if isinstance(item, Meaning) else item
 
 

@@ -48,9 +48,9 @@ class TextBeforeRegions(Objective):
     """Base of text-only objectives: region positions are empty."""
 
     regions: RegionNumber = 101
-    """Number of region positions, after those of the text."""
+    """Number of region positions in a text-only sample of UNIMO, after those of the text."""
     features: RegionNumber = 2048
-    """Feature width of a region."""
+    """Number of features of an image region."""
 
     needs_own_batches: ClassVar[bool] = True
     losses: ClassVar = {"mlm": 1.0}
@@ -256,8 +256,8 @@ class MaskedAreas(UnifiedObjective, MaskedRegions):
         return sample
 
     def choose_masked(self, regions: Regions, rng: np.random.Generator) -> np.ndarray:
-        """Return sorted indices of masked regions: complete overlap groups until the share is reached. The full image,
-        at index 0, is never masked."""
+        """Return sorted indices of masked regions: complete groups of overlapping regions until the share is reached.
+        The full image, at index 0, is never masked."""
         overlapping = intersection_over_union(regions.boxes[1:]) > self.min_overlap
         masked = np.zeros(len(overlapping), dtype=bool)
         num_masked = max(1, round(self.rate * len(overlapping)))

@@ -16,7 +16,7 @@ from megaptm.spec import ModelSpec
 NORMS = {"each": 3, "sum": 1}
 """Value of `RegionInput.norms` -> number of norms."""
 BOXES = (NUM_BOX_VALUES, NUM_BOX_VALUES - 2)
-"""Values of a region's box that are read: all, or those without its width and height."""
+"""Values of a region's box that the model reads: all, or those without its width and height."""
 HIDDEN = ("vector", "zeros")
 
 
@@ -24,7 +24,7 @@ class DetectorSizes(NamedTuple):
     """Output sizes of the region detector."""
 
     features: int
-    """Number of features of a region."""
+    """Number of features that the detector outputs for a region."""
     classes: int
     """Number of classes of the detector; the first is the background."""
 

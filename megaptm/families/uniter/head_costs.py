@@ -12,7 +12,7 @@ from megaptm.models.head_costs import HeadCosts, RowClassHeadCosts
 
 
 class ImageTextMatchHeadCosts(RowClassHeadCosts):
-    """ITM: whether an image's regions match a text."""
+    """Costs of UNITER's head ITM: whether an image's regions match a text."""
 
     name = "itm"
     label_field = "matched"
@@ -20,7 +20,7 @@ class ImageTextMatchHeadCosts(RowClassHeadCosts):
 
 
 class _HiddenRegionHeadCosts(HeadCosts):
-    """Base of heads of hidden regions: linear layer and norm."""
+    """Costs of heads for masked regions (UNITER): linear layer and norm. Base class."""
 
     projects = False
     predicted_only = True
@@ -35,7 +35,7 @@ class _HiddenRegionHeadCosts(HeadCosts):
 
 
 class RegionFeatureHeadCosts(_HiddenRegionHeadCosts):
-    """MRFR: features of hidden regions, by the transposed projection of features and a bias."""
+    """Costs of UNITER's head MRFR: features of masked regions, by the transposed projection of features and a bias."""
 
     name = "mrfr"
     module = "megaptm.families.uniter.head_modules:RegionFeatureHead"
@@ -52,7 +52,7 @@ class RegionFeatureHeadCosts(_HiddenRegionHeadCosts):
 
 
 class _RegionClassHeadCosts(_HiddenRegionHeadCosts):
-    """Base of heads that classify hidden regions: a linear layer to the classes."""
+    """Costs of UNITER's heads that classify masked regions: a linear layer to the classes. Base class."""
 
     @property
     def classes(self) -> int:  # type: ignore[override]  # a constant of other heads
@@ -64,7 +64,7 @@ class _RegionClassHeadCosts(_HiddenRegionHeadCosts):
 
 
 class RegionLabelHeadCosts(_RegionClassHeadCosts):
-    """MRC: class of hidden regions."""
+    """Costs of UNITER's head MRC: class of masked regions."""
 
     name = "mrc"
     module = "megaptm.families.uniter.head_modules:RegionLabelHead"
@@ -72,7 +72,7 @@ class RegionLabelHeadCosts(_RegionClassHeadCosts):
 
 
 class RegionDistributionHeadCosts(_RegionClassHeadCosts):
-    """MRC-kl: class distribution of hidden regions."""
+    """Costs of UNITER's head MRC-kl: class distribution of masked regions."""
 
     name = "mrc-kl"
     module = "megaptm.families.uniter.head_modules:RegionDistributionHead"
@@ -81,7 +81,7 @@ class RegionDistributionHeadCosts(_RegionClassHeadCosts):
 
 
 class WordRegionHeadCosts(HeadCosts):
-    """WRA: distance of words and regions by optimal transport. No parameters."""
+    """Costs of UNITER's head WRA: distance of words and regions by optimal transport. No parameters."""
 
     name = "wra"
     module = "megaptm.families.uniter.head_modules:WordRegionHead"

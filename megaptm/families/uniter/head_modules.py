@@ -21,7 +21,7 @@ from megaptm.spec import ModelSpec
 
 
 class _HiddenRegions(nn.Module):
-    """Base of heads for masked regions: transform and norm."""
+    """Base class of UNITER's heads for masked regions: transform and norm."""
 
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
@@ -37,8 +37,8 @@ class _HiddenRegions(nn.Module):
 
 
 class RegionFeatureHead(_HiddenRegions):
-    """MRFR: regression of masked region features by the transposed feature projection, with squared error. Each feature
-    is a label: the loss is a mean over regions and features."""
+    """UNITER's head MRFR: regression of masked region features by the transposed feature projection, with squared
+    error. Each feature is a label: the loss is a mean over regions and features."""
 
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__(spec, costs)
@@ -59,7 +59,7 @@ class RegionFeatureHead(_HiddenRegions):
 
 
 class _RegionClasses(_HiddenRegions):
-    """Base of heads with logits of detector classes."""
+    """Base class of UNITER's heads with logits of detector classes."""
 
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__(spec, costs)
@@ -76,15 +76,15 @@ class _RegionClasses(_HiddenRegions):
 
 
 class RegionLabelHead(_RegionClasses):
-    """MRC: cross-entropy with the detector's most likely class."""
+    """UNITER's head MRC: cross-entropy of masked regions with the detector's most likely class."""
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         return class_loss(self._class_logits(x_SBD, batch), batch[self.label_field])
 
 
 class RegionDistributionHead(_RegionClasses):
-    """MRC-kl: KL divergence to the detector's class distribution. Each class is a label: the loss is a mean over
-    regions and classes, as in the released code."""
+    """UNITER's head MRC-kl: KL divergence to the detector's class distribution. Each class is a label: the loss is a
+    mean over regions and classes, as in the released code."""
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels_BAC = batch[self.label_field]
@@ -97,8 +97,8 @@ class RegionDistributionHead(_RegionClasses):
 
 
 class WordRegionHead(nn.Module):
-    """WRA: optimal transport distance of words and regions, minimized for matching pairs and maximized for others
-    (released code)."""
+    """UNITER's head WRA: optimal transport distance of words and regions, minimized for matching pairs and maximized
+    for others (released code)."""
 
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()

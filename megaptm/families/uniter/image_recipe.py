@@ -33,7 +33,7 @@ def _errors_of_regions() -> Iterator[None]:
 
 
 class PackedRegions:
-    """HDF5 files with the regions of many images."""
+    """Source of a corpus: HDF5 files with the image regions of many images."""
 
     suffixes: tuple[str, ...] = SUFFIXES
 
@@ -48,7 +48,7 @@ class PackedRegions:
 
 @dataclass(frozen=True, kw_only=True)
 class RegionLimits(ImageLimits):
-    """Limits that a file of regions must meet to be kept. Its width and height are the number of regions."""
+    """Limits that a file of image regions must meet to be kept. Its width and height are the number of regions."""
 
     detector: tuple[int, int]
     """Sizes of the detector: number of a region's features, and number of classes."""

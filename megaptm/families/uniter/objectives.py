@@ -44,13 +44,13 @@ RETRIEVED = ("images", "texts", "captions")
 """Kinds of retrieved neighbors of an image: images of the same content, texts on the same topic, and captions of other
 images on almost the same topic."""
 RETRIEVAL_READER = "megaptm.families.uniter.retrieved:RetrievedDocuments"
-"""Reader of files of neighbors (`Neighbors.reader`)."""
+"""Class that reads files of retrieved neighbors (`Neighbors.reader`)."""
 RegionNumber = Annotated[int, Option(ge=1, le=1 << 14)]
-"""Option: number of regions, or of detector outputs per region."""
+"""Option of an objective: number of regions, or of detector outputs per region."""
 
 
 def region_fields(regions: int, features: int) -> dict[str, Field]:
-    """Return the batch fields of regions."""
+    """Return the batch fields of image regions."""
     return {
         "region_features": Field((regions, features), "float16", is_input=True, is_appended=True),
         "region_boxes": Field((regions, NUM_BOX_VALUES), "float32", is_input=True, is_appended=True),
@@ -81,14 +81,14 @@ class RegionObjective(Objective):
     template: ClassVar = ("cls A sep", "cls A sep B sep")
 
     def __post_init__(self) -> None:
-        """Raise `UserError` if options contradict each other."""
+        """Raise `UserError` if options of an objective on regions contradict each other."""
 
     @property
     def is_supervised(self) -> bool:
         return True
 
     def raw_length(self, sequence: int) -> int:
-        """Return 1, because a sample has one image."""
+        """Return 1 raw token, because a sample has one image."""
         return 1
 
     def sequence_window(self, sequence: int, document_mask: bool) -> SequenceWindow:

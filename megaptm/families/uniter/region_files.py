@@ -27,12 +27,13 @@ MAX_BYTES = 64 << 20
 REQUIRED_ARRAYS = {"features": 2, "norm_bb": 2, "soft_labels": 2}
 """Required array of a file of regions -> number of axes."""
 ARRAYS = (*REQUIRED_ARRAYS, "conf")
-"""Arrays of a file of regions that are read. The last one may be absent."""
+"""Arrays that are read from a file of regions. The last one may be absent."""
 BOX_COLUMNS = 6
 TOLERANCE = 0.1
 """Tolerance of relative coordinates below 0 and above 1: detectors round."""
 PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Compression types that numpy uses. For others zipfile unpacks without limit: 1,300 bytes of bzip2 become 2 GiB."""
+"""Compression types that are allowed in a file of regions: those that numpy uses. With others zipfile unpacks without
+limit: 1,300 bytes of bzip2 become 2 GiB."""
 
 
 class RegionError(Exception):
@@ -45,7 +46,7 @@ class RegionError(Exception):
 
 @dataclass(frozen=True)
 class Regions:
-    """Detector output for an image."""
+    """Detector output for an image: its regions."""
 
     features: np.ndarray
     """Features of the regions, float16 [R, F]."""

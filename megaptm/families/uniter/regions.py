@@ -16,9 +16,9 @@ from megaptm.spec import ModelSpec
 
 
 class ImageRegions(nn.Module):
-    """Region embedding: projections of detector features and box, each with an optional norm; their sum, plus segment,
-    is normalized (arXiv:1909.11740, section 3.1, and the released code). Features of masked regions are replaced by a
-    learned vector or zeros. Regions have no order."""
+    """Embedding of image regions: projections of detector features and box, each with an optional norm; their sum, plus
+    segment, is normalized (arXiv:1909.11740, section 3.1, and the released code). Features of masked regions are
+    replaced by a learned vector or zeros. Regions have no order."""
 
     mask: Embedding | None
 

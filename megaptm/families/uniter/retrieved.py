@@ -1,4 +1,5 @@
-"""Similar documents (UNIMO, arXiv:2012.15409, section 2.1): the file that lists them, and reading them.
+"""Retrieved documents that are similar to those of a corpus (UNIMO, arXiv:2012.15409, section 2.1): the file that lists
+them, and its reader.
 
 The safetensors file is written by `megaptm corpus retrieve`. For each split and kind, `<split>.<kind>` is int32
 [documents of the split, maximum]: indexes of similar documents in the same split of a corpus, the most similar first,
@@ -31,7 +32,7 @@ from megaptm.storage import AtomicFile, Cache
 METADATA = "retrieved"
 REMEDY = "make it with `megaptm corpus retrieve`"
 MAX_OPEN = 64
-"""Maximum number of open shards. Retrieved documents are scattered over a split."""
+"""Maximum number of shards that are open for retrieved documents, which are scattered over a split."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class RetrievedCorpus:
     """Corpus from which documents were retrieved."""
 
     id: str
-    """Id in the manifest of the corpus."""
+    """Id of the corpus of retrieved documents, from its manifest."""
     location: str
     """Folder or URL of the corpus."""
 
@@ -51,7 +52,7 @@ class RetrievedHeader:
     corpus: str
     """Id of the corpus whose documents were the queries."""
     max_text_length: int
-    """Maximum tokens of a retrieved text that were compared and are read."""
+    """Maximum number of tokens of a retrieved text that were compared and are read."""
     sources: Mapping[str, RetrievedCorpus]
     """Kind -> corpus of the retrieved documents."""
 
@@ -122,8 +123,8 @@ class RetrievedDocuments:
         cache: Cache | None,
         opened: Mapping[str, Corpus],
     ) -> None:
-        """Open the tables. `opened`: id -> corpus that is already open. Other corpora are opened from the location in
-        the file."""
+        """Open the tables of retrieved documents. `opened`: id -> corpus that is already open. Other corpora are opened
+        from the location in the file."""
         self.file, self.split, self.blobs = neighbors.file, split, blobs
         header = self.table.header
         if header.corpus != corpus.manifest.id:
@@ -134,10 +135,10 @@ class RetrievedDocuments:
         self.numbers = {
             kind: number for kind, number in neighbors.max_numbers.items() if number and kind in header.sources
         }
-        """Kind -> number of documents to sample."""
+        """Kind -> number of retrieved documents to sample."""
         self.shards: dict[str, OpenShards] = {}
         self.before: dict[str, np.ndarray] = {}
-        """Kind -> int64 [shards + 1]: number of documents before each shard."""
+        """Kind -> int64 [shards + 1]: number of documents before each shard of the retrieved corpus."""
         for kind in self.numbers:
             source = header.sources[kind]
             source_corpus = opened.get(source.id) or replace(

@@ -9,7 +9,7 @@ from typing import Any
 from megaptm.spec import InputSpec, ModelSpec
 
 REGION, MASKED_REGION = 0, 1
-"""Values of the batch field `tokens` at the region positions after a text: a region, a masked region."""
+"""Values of the batch field `tokens` at the region positions after a text: a region, or a masked region."""
 NUM_BOX_VALUES = 7
 """Number of box values of a region: left, top, right, bottom, width, height and area, as shares of the image's."""
 

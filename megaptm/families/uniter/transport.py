@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 STEP, ROUNDS = 0.5, 50
-"""Step size and number of proximal steps in the released code."""
+"""Step size and number of proximal steps of UNITER's optimal transport in the released code."""
 MIN_LENGTH = 1e-5
-"""Minimum length by which a vector is normalized."""
+"""Minimum length by which a vector is divided when it is normalized."""
 
 
 def cosine_costs(words_BTD: Tensor, regions_BRD: Tensor) -> Tensor:

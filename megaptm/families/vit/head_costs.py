@@ -12,8 +12,8 @@ from megaptm.spec import ModelSpec
 
 
 class ImageLabelHeadCosts(HeadCosts):
-    """Image classification from the class token: a table and one bias per label (ViT, arXiv:2010.11929, 3.1). Papers do
-    not count it."""
+    """Costs of the image classification head on the class token: a table and one bias per label (ViT, arXiv:2010.11929,
+    3.1). Papers do not count it."""
 
     name = "image-label"
     module = "megaptm.families.vit.head_modules:ImageLabelHead"
@@ -48,7 +48,8 @@ class ImageLabelHeadCosts(HeadCosts):
 
 
 class MaskedPatchHeadCosts(HeadCosts):
-    """Mean color, of 512, of masked patches (ViT, arXiv:2010.11929, appendix B.1.2)."""
+    """Costs of the head that predicts the mean color, of 512, of masked patches (ViT, arXiv:2010.11929, appendix
+    B.1.2)."""
 
     name = "masked-patch"
     module = "megaptm.families.vit.head_modules:MaskedPatchHead"

@@ -32,7 +32,7 @@ SECTION = "image_processor"
 CLASS_NAME = re.compile(r"(\w+?)(?:FeatureExtractor|ImageProcessor)(?:Fast|Pil)?")
 """Pattern of the old and new class names of image processors."""
 MAX_PIXEL_VALUE = 255
-"""Maximum pixel value."""
+"""Maximum value of a pixel."""
 MAX_SIDE = 1 << 14
 """Maximum side of an image in pixels, the same as for the option `size` of the objective."""
 
@@ -58,7 +58,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "CLIP": CLIP_DEFAULTS,
     "Bit": CLIP_DEFAULTS,
 }
-"""Class name without its suffix -> default values. Other classes do further steps."""
+"""Class name of an image processor without its suffix -> default values. Other classes do further steps."""
 COMMON_DEFAULTS = {
     "do_resize": True,
     "do_center_crop": False,
@@ -67,7 +67,7 @@ COMMON_DEFAULTS = {
     "do_pad": False,
 }
 KEEP_ASPECT_RATIO = ("CLIP", "Bit")
-"""Classes for which a single number in `size` means the shorter side; for the others it means both sides."""
+"""Image processors for which a single number in `size` means the shorter side; for the others it means both sides."""
 
 
 @dataclass(frozen=True)

@@ -58,13 +58,13 @@ class ImageObjective(Objective):
     largest square at a random position or centered; or `none`, the full image scaled to a square. Validation images are
     never cropped at random."""
     area_range: tuple[Area, Area] = (0.05, 1.0)
-    """Minimum and maximum share of the image's area, for `random`."""
+    """Minimum and maximum share of an image's area that the crop `random` keeps."""
     flip: bool = True
-    """Whether every second training image is flipped horizontally."""
+    """Whether each training image is flipped horizontally with probability 1/2."""
     validation_crop: Literal["center", "none"] | None = None
     """Crop of validation images and prompts. Default: `none` if `crop` is `none`, otherwise `center`."""
     crop_fraction: Area = 1.0
-    """Share of each side that is kept, centered, for `center` and `none`."""
+    """Share of each side of an image that is kept, centered, for `center` and `none`."""
     resample: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] = "bilinear"
     """Pillow's resampling filter for scaling to `size`."""
 
@@ -72,7 +72,7 @@ class ImageObjective(Objective):
     blobs: ClassVar = SUFFIXES
     blob_corpus: ClassVar = ("images", "megaptm corpus images")
     annotation: ClassVar[Literal["label", "text"] | None] = None
-    """Annotation that images must have. None: none is read."""
+    """Annotation of a corpus that images must have. None: none is read."""
     prompts = ()
     template: ClassVar = ("A", "A B")
 
@@ -93,7 +93,7 @@ class ImageObjective(Objective):
         )
 
     def raw_length(self, sequence: int) -> int:
-        """Return 1, because a sample has one image."""
+        """Return 1 raw token, because a sample has one image."""
         return 1
 
     def sequence_window(self, sequence: int, document_mask: bool) -> SequenceWindow:
@@ -210,7 +210,7 @@ class MaskedPatches(ImageObjective):
     B.1.2)."""
 
     rate: Rate = 0.5
-    """Masking rate: share of patches that are targets."""
+    """Masking rate of images: share of patches that are targets."""
     mask_patch_prob: Share = 0.8
     """Probability that a target patch is masked."""
     random_patch_prob: Share = 0.1

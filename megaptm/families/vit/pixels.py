@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = ("jpg", "png", "webp")
-"""Suffixes of image files in a shard."""
+"""Suffixes of image files in a shard of an image corpus."""
 FORMATS = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}
 """Pillow's image format -> suffix. MPO is a JPEG with a second image, written by some cameras."""
 OPENED_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
@@ -32,7 +32,7 @@ HIGH_BIT_DEPTH_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 RESAMPLINGS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """Pillow's resampling filters in the order of their numbers."""
 TRIES = 10
-"""Number of attempts of the published random crop, before the center crop is used."""
+"""Number of attempts of the published random crop, after which the center crop is used."""
 ASPECT_RANGE = (3 / 4, 4 / 3)
 """Minimum and maximum aspect ratio of the published random crop, width to height."""
 

@@ -16,15 +16,15 @@ from megaptm.data.loader import as_tensors, stack_samples
 
 RECALLS = (1, 5, 10)
 BATCH_PAIRS = 64
-"""Number of pairs per forward pass; they need little memory without gradients."""
+"""Number of pairs of images and texts per forward pass; they need little memory without gradients."""
 MAX_PAIRS = 5000
 TIE = 1e-6
-"""Cosines that differ by less count as equal; the order of sums changes them that much."""
+"""Maximum difference of two cosines that count as equal; the order of sums changes them by about that much."""
 
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Result of retrieval among all pairs: recall at 1, 5, 10."""
+    """Result of retrieval among all pairs of images and texts: recall at 1, 5, 10."""
 
     pairs: int
     texts_of_images: dict[int, float]

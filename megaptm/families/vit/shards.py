@@ -14,7 +14,7 @@ from megaptm.data.shards import TOKENS, TOKENS_AT, Shard, ShardWriter
 
 
 class ImageShard(Shard, ABC):
-    """Shard whose index has ids and the locations of files. Base class."""
+    """Image shard whose index has token ids and the locations of files. Base class."""
 
     ids_in_index = True
 
@@ -31,7 +31,7 @@ class ImageShard(Shard, ABC):
 
     @abstractmethod
     def _ids(self, document: int) -> np.ndarray:
-        """Return the ids of a document."""
+        """Return the token ids of a document of an image shard."""
 
 
 class LabeledShard(ImageShard):

@@ -12,9 +12,9 @@ from megaptm.errors import UserError
 from megaptm.spec import Family, InputSpec, ModelSpec
 
 Channels = tuple[float, float, float]
-"""A value for red, green and blue."""
+"""Type of a value for each of red, green and blue."""
 IMAGE, PATCH, MASKED_PATCH = range(3)
-"""Values of the batch field `tokens` in an image sequence: the whole image (first position), a patch, a masked
+"""Values of the batch field `tokens` in an image sequence: the full image (first position), a patch, or a masked
 patch."""
 CHANNELS = 3
 """Number of color channels of a pixel: red, green, blue."""
@@ -48,7 +48,7 @@ class PatchInput(InputSpec):
     std: Channels = (0.5, 0.5, 0.5)
     """Standard deviation by which centered pixels are divided."""
     bias: bool = True
-    """Whether the projection has a bias."""
+    """Whether the projection of image patches has a bias."""
 
     def errors(self, spec: ModelSpec) -> Iterator[str]:
         if "patch" not in spec.size.inputs:

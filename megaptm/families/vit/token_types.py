@@ -6,7 +6,7 @@ from __future__ import annotations
 from megaptm.data.token_types import TokenType
 
 LABELS = "labels"
-"""Labeled images. A document has one id, its label; the tar has it as text, too (`.cls`, `.json`)."""
+"""Token type of labeled images. A document has one id, its label; the tar has it as text, too (`.cls`, `.json`)."""
 IMAGE_LABELS = TokenType(
     pattern=LABELS, ids="uint32", shard="megaptm.families.vit.shards:LabeledShard", noun="image", is_label=True
 )
@@ -15,6 +15,6 @@ IMAGE_TEXTS = TokenType(
     shard="megaptm.families.vit.shards:CaptionedShard",
     noun="image",
 )
-"""Images with texts, `uint16[75]`. The tar has the text (`.txt`, `.json`)."""
+"""Token type of images with texts, `uint16[75]`. The tar has the text (`.txt`, `.json`)."""
 
 TOKEN_TYPES = (IMAGE_LABELS, IMAGE_TEXTS)

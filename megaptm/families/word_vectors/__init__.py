@@ -21,16 +21,16 @@ max-pooled over: 20 per side, which few sentences exceed."""
 
 @dataclass(frozen=True, kw_only=True)
 class WordSize:
-    """Sizes of a family's tables and projections."""
+    """Sizes of the tables and projections of a family of word vectors."""
 
     width: int
     """Width of a word vector."""
     buckets: int = 0
     """Number of rows for character n-grams, shared by hash; 0: a word has only its own row."""
     ngrams: tuple[int, int] = (0, 0)
-    """Minimum and maximum number of characters of an n-gram that has a row."""
+    """Minimum and maximum number of characters of an n-gram (fastText). Shorter and longer n-grams have no vector."""
     hidden: int = 0
-    """Number of hidden units of a network."""
+    """Number of hidden units of a network of word vectors (NNLM, C&W)."""
     before: int = 0
     """Number of words in a network's window before the predicted or ranked word."""
     after: int = 0

@@ -26,7 +26,7 @@ from megaptm.parallel.step_result import REMEDY, DivergedError, StepResult
 NO_SUBWORDS, FULL_TABLE = np.zeros(0, np.int64), np.zeros(0, np.int32)
 
 CountWords = Callable[[Exchange], np.ndarray]
-"""Function that all ranks call together to count words -> int64 [V]: frequency of each word in the corpora."""
+"""Function that all ranks call together to count words: frequency of each word in the corpora, int64 [V]."""
 
 
 DIVERGED = 4.0
@@ -36,13 +36,13 @@ scores beyond the sigmoid table cause no update."""
 
 @dataclass(frozen=True)
 class WordSequence:
-    """Sequence of words after subsampling."""
+    """Sequence of words after subsampling of frequent words."""
 
     words: np.ndarray
     documents: np.ndarray
     """Document index of each word."""
     state: np.uint64
-    """Generator state from which windows and noise are sampled."""
+    """Random generator state from which windows and noise words are sampled."""
 
 
 class WordEngine:

@@ -16,7 +16,8 @@ from megaptm.families.word_vectors.windows import MinimumCount
 from megaptm.objectives.objective import BaseObjective
 
 PairWindowSize = Annotated[int, Field(ge=1, le=20)]
-"""Option: window size. All of 1/1 ... 1/20 are multiples of 1/232,792,560, so that sums are exact in any order."""
+"""Option of GloVe: window size. All of 1/1 ... 1/20 are multiples of 1/232,792,560, so that sums are exact in any
+order."""
 AboveZero = Annotated[float, Field(gt=0, le=1e12)]
 Power = Annotated[float, Field(ge=0, le=2)]
 
@@ -31,15 +32,15 @@ class GloVe(BaseObjective):
     unit = "pairs"
 
     window: PairWindowSize = 10
-    """Context size in words to each side."""
+    """Window of GloVe: number of context words on each side."""
     symmetric: bool = True
-    """Whether the context includes words on both sides, or only words before."""
+    """Whether GloVe's context includes words on both sides, or only words before."""
     distance_weighting: bool = True
-    """Whether a pair at distance d counts 1/d, or 1."""
+    """Whether a pair of words at distance d counts 1/d, or 1."""
     x_max: AboveZero = 100.0
-    """Count above which pairs have weight 1; below it the weight is (count / x_max) ^ alpha."""
+    """Count above which pairs of words have weight 1; below it the weight is (count / x_max) ^ alpha."""
     alpha: Power = 0.75
-    """Exponent of the pair's weight."""
+    """Exponent of the weight of a pair of words."""
     bias_rate: AboveZero = 1.0
     """Learning rate of the biases: 1 in the released code, independent of the vectors' rate."""
     min_count: MinimumCount = 5

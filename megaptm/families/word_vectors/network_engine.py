@@ -34,7 +34,8 @@ WINDOWS = 4096
 
 
 class NetworkEngine:
-    """Network replicated on each data rank. Each rank processes the windows of its sequences, and gradients are summed.
+    """Training engine of a network of word vectors, which is replicated on each data rank. Each rank processes the
+    windows of its sequences, and gradients are summed.
 
     The weights follow the gradient of the mean over all windows of a step.
     """
@@ -48,7 +49,7 @@ class NetworkEngine:
         self._outside = outside_token(corpora.tokenizer.special)
         self._unknown = self._outside if corpora.tokenizer.unknown is None else corpora.tokenizer.unknown
         self._words = self._dictionary = torch.zeros(0, dtype=torch.int64)
-        """Word ids, most frequent first; and those of the step's dictionary."""
+        """Word ids, most frequent first; and those of the step's dictionary, which are the first of them."""
 
     def set_loss_weights(self, weights: Mapping[str, float]) -> None:
         """Change the weight of the loss of NNLM or C&W, starting with the next step."""
@@ -172,7 +173,7 @@ class NetworkEngine:
             parameter.add_(gradient, alpha=-lr * clipped)
 
     def _all_reduce(self, values: list[float]) -> list[float]:
-        """Return the sums of values over all ranks."""
+        """Return the sums of values over all data ranks."""
         if self.ranks.data_size == 1:
             return values
         sums = torch.tensor(values, dtype=torch.float64, device=device())

@@ -1,4 +1,5 @@
-"""Windows of a sequence and their labels. Positions outside the document hold the begin token."""
+"""Windows of words and their labels, for networks of word vectors. Positions outside the document hold the begin
+token."""
 
 # B sequences, S tokens of a sequence, N windows, W words of a window
 
@@ -13,7 +14,7 @@ from megaptm.families.word_vectors import TAG_DISTANCES, TAG_FILTER, WordSpec
 from megaptm.objectives.vocabulary import SpecialTokens
 
 LabeledWindows = tuple[Tensor, Tensor]
-"""Windows int64 [N, W], and for each the next word, or a replacement of its middle word: int64 [N]."""
+"""Windows of words, int64 [N, W], and for each the next word, or a replacement of its middle word: int64 [N]."""
 
 
 def outside_token(special: SpecialTokens) -> int:

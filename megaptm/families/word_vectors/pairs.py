@@ -16,11 +16,11 @@ from megaptm.families.word_vectors.glove import GloVe
 from megaptm.families.word_vectors.sharded_table import Exchange, lane_owners
 
 CorpusTexts = Iterable[tuple[float, Iterator[Sequence[np.ndarray]]]]
-"""For each corpus the weight of its counts, and this rank's documents in batches."""
+"""Type of the texts to count: for each corpus the weight of its counts, and this rank's documents in batches."""
 
 
 WORDS_PER_PASS = 1 << 18
-"""Number of words per counting pass: with windows of ten, five million pairs."""
+"""Number of words per pass that counts co-occurrences: with windows of ten, five million pairs."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ NO_PAIRS = PairCounts(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 class PairSum:
-    """Accumulated sum of co-occurrence counts."""
+    """Sum of co-occurrence counts, accumulated over texts."""
 
     def __init__(self) -> None:
         self._merged, self._pending, self._num_pending = NO_PAIRS, [NO_PAIRS], 0
@@ -151,12 +151,12 @@ class PairTable:
     held: PairCounts
     vocabulary: int
     unit: float
-    """Number of units in `held` per count of 1."""
+    """Number of units in `held` per co-occurrence count of 1."""
     seed: tuple[int | str, ...]
     pairs: int
-    """Number of pairs of all ranks."""
+    """Number of co-occurrence pairs of all ranks."""
     per_step: int
-    """Number of pairs per step, over all ranks."""
+    """Number of co-occurrence pairs per step, over all ranks."""
     _epoch: int = field(default=-1, init=False)
     _order: np.ndarray = field(init=False)
     _steps: np.ndarray = field(init=False)

@@ -1,4 +1,4 @@
-"""Window ranking (Collobert & Weston, 2008)."""
+"""Window ranking objective (Collobert & Weston, 2008)."""
 
 # S tokens of a sequence
 

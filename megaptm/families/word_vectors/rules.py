@@ -39,7 +39,7 @@ ADAGRAD_KEYS = ("name", "lr", "initial_accumulator")
 NETWORK_KEYS = (*SCHEDULE_KEYS, "weight_decay", "weight_decay_on", "clip")
 """Keys of `optimizer` for a neural network."""
 TEXT_KEYS = {"data": ("size_exponent", "dupe_factor"), "train": ("ramp", "phase_start", "skip_batches")}
-"""Keys of reading text, which do not apply to objectives that count all pairs first."""
+"""Config keys about reading text, which do not apply to objectives that count all pairs first."""
 
 
 def word_vector_errors(config: Config, family: WordFamily) -> Iterator[str]:

@@ -43,7 +43,7 @@ class WordVectors:
     counts: np.ndarray
     """Frequency of each word in the text, int64 [N]."""
     vectors: np.ndarray
-    """Vectors of the words, float32 [N, D]."""
+    """Word vectors, float32 [N, D], in the order of `words`."""
     pieces: WordPieces | None = None
     """Subwords (fastText), for words without a vector of their own."""
 

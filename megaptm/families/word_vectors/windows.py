@@ -63,9 +63,9 @@ class WordWindows(PlainTextObjective):
     """Options of skip-gram and CBOW. Defaults are those of the released code."""
 
     window: WindowWords = 5
-    """Maximum window size in words to each side."""
+    """Maximum number of context words on each side."""
     shrink: bool = True
-    """Whether the size of each window is sampled from 1 to `window`, or always `window`."""
+    """Whether the size of each window is sampled from 1 to `window`, or is always `window`."""
     output: Literal["negative-sampling", "hierarchical-softmax", "softmax"] = "negative-sampling"
     """Output layer: negative sampling, hierarchical softmax along a Huffman tree, or full softmax, which the others
     approximate (arXiv:1310.4546, equation 2) and whose cost grows with the vocabulary."""
@@ -78,7 +78,8 @@ class WordWindows(PlainTextObjective):
     min_count: MinimumCount = 5
     """Minimum number of occurrences of a word. Less frequent words are skipped, as words without an id are."""
     sigmoid: Literal["table", "exact"] = "table"
-    """Sigmoid from a table of 1,000 values without updates beyond ±6 (released code), or exact."""
+    """Sigmoid of skip-gram and CBOW: from a table of 1,000 values without updates beyond ±6 (released code), or
+    exact."""
 
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         return BatchSpec({"": sequence}, {**fields((sequence,), "tokens", "document_ids"), "seed": BatchField(())})

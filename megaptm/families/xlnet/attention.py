@@ -19,7 +19,7 @@ from megaptm.spec import ModelSpec
 
 
 class QueryTable(Embedding):
-    """Input of the query stream. All queries start equal; only positions distinguish them."""
+    """Input embedding of XLNet's query stream. All queries start equal; only positions distinguish them."""
 
     def __init__(self, spec: ModelSpec, record: QueryInput) -> None:
         super().__init__(record.rows, spec.size.table_width)
@@ -30,7 +30,7 @@ class QueryTable(Embedding):
 
 
 class TwoStreamAttention(RelativeAttention):
-    """Relative self-attention. Queries of the query stream, at the end, have no keys.
+    """Relative self-attention of XLNet's two streams. Queries of the query stream, at the end, have no keys.
 
     To the score of query q and key k, (q + s) e is added, where e is one of two vectors: same segment or different
     segment.
@@ -84,7 +84,7 @@ class TwoStreamAttention(RelativeAttention):
         return self.output(mixed_QBA)
 
     def _by_segment(self, q_QBHF: Tensor, apart_BQK: Tensor) -> Tensor:
-        """Return the attention scores by segment, [B, H, Q, K]."""
+        """Return XLNet's attention scores by segment, [B, H, Q, K]."""
         table_2FH = self.segment_table.weight.unflatten(0, (2, self.key_width))
         same_or_not = torch.einsum("sbhf,tfh->bhst", q_QBHF + self.segment_bias.weight.t(), table_2FH)
         same, other = same_or_not.unsqueeze(-1).unbind(3)

@@ -11,7 +11,7 @@ from megaptm.spec import Block, Size
 
 
 class TwoStreamAttentionCosts(RelativeAttentionCosts):
-    """Relative attention with vectors of segments."""
+    """Costs of XLNet's relative attention with vectors of segments."""
 
     @classmethod
     def stack_linears(  # type: ignore[override]

@@ -9,8 +9,8 @@ from megaptm.models.head_costs import HeadCosts
 
 
 class PermutationHeadCosts(HeadCosts):
-    """Permutation language model head (XLNet): tokens predicted in an order from the query stream, by token table and
-    bias."""
+    """Costs of XLNet's permutation language model head: tokens predicted in an order from the query stream, by token
+    table and bias."""
 
     name = "permutation-lm"
     module = "megaptm.families.xlnet.head_modules:PermutationHead"

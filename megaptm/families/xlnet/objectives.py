@@ -26,7 +26,8 @@ from megaptm.objectives.objective import (
 from megaptm.objectives.vocabulary import SpecialTokens
 
 MAX_SPAN_WORDS = 5
-"""Maximum span length in words; length n has probability proportional to 1 / n (released code, `_sample_mask`)."""
+"""Maximum length of XLNet's target spans in words; length n has probability proportional to 1 / n (released code,
+`_sample_mask`)."""
 QUERY_MULTIPLE = 8
 """Number of tensor ranks that can split a sequence with its queries, if they can split the text."""
 WINDOW_FACTOR = 6
@@ -42,12 +43,12 @@ class PermutationLM(Objective):
     code, `data_utils.py`)."""
 
     partial_k: Annotated[int, Option(ge=2, le=64)] = 6
-    """K: one of K positions is a target (2.3: the last in the order)."""
+    """Number K of positions of which one is a target of XLNet (2.3: the last in the order)."""
     units: Literal["words", "tokens"] = "words"
-    """Unit of spans. `tokens` is what the released code amounts to, because it searches word boundaries at wrong
-    positions."""
+    """Unit of XLNet's target spans. `tokens` is the effective unit of the released code, because it searches word
+    boundaries at wrong positions."""
     bidirectional_data: bool = True
-    """Whether every second sequence of a batch is read backward (3.1: half of the batch)."""
+    """Whether every second sequence of a batch is read backward (XLNet, 3.1: half of the batch)."""
     random_segment_prob: Share = 0.5
     """Probability that the second text is from another part of the corpus (released code, after BERT)."""
     sentence_boundaries: bool = False

@@ -23,8 +23,8 @@ class TwoStreamSpec(RelativeSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class QueryInput(InputSpec):
-    """Query stream beside the content stream: one query for each target position, which attends to the positions before
-    it in the factorization order, itself excluded (2.3)."""
+    """Input of XLNet's query stream, in addition to the content stream: one query for each target position, which
+    attends to the positions before it in the factorization order, itself excluded (2.3)."""
 
     name = "query"
     costs = "megaptm.models.embed_costs:TableCosts"

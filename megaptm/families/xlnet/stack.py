@@ -14,8 +14,8 @@ from megaptm.layers.mask import Mask
 
 
 class TwoStreamStack(RelativeStack):
-    """Layers of a content stream, and of a query stream if the batch has target positions. The first half of a sequence
-    enters the recurrence cache."""
+    """Stack of XLNet: a content stream, and a query stream if the batch has target positions. The first half of a
+    sequence enters the recurrence cache."""
 
     def attended(self, inputs: StackInputs) -> Tensor:
         targets_BA = inputs.fields.get("masked_positions")
@@ -35,7 +35,7 @@ def attended_by_both(mask: Mask, targets_BA: Tensor) -> Tensor:
 
 
 def _mask_of_queries(mask: Mask, targets_BA: Tensor) -> Tensor:
-    """Return the attention mask of the query stream, [B, 1, A, S]."""
+    """Return the attention mask of XLNet's query stream, [B, 1, A, S]."""
     if mask.order is None:
         raise UserError(
             "The batch has no `order`, which queries at target positions need: use an objective that provides it."
@@ -48,7 +48,8 @@ def _mask_of_queries(mask: Mask, targets_BA: Tensor) -> Tensor:
 
 
 def _in_other_segment(inputs: StackInputs) -> Tensor | None:
-    """Return which keys are in another segment than the query, [B, Q, K]. The recurrence cache is in segment 0."""
+    """Return which keys are in another segment than the query, [B, Q, K], for XLNet's scores by segment. The recurrence
+    cache is in segment 0."""
     segments_BS, targets_BA = inputs.fields.get("segments"), inputs.fields.get("masked_positions")
     if segments_BS is None:
         return None

@@ -23,9 +23,9 @@ SUFFIXES = (".h5", ".hdf5")
 MAX_COMPRESSION = 64
 """Maximum ratio of unpacked to stored bytes of an array of regions. Only zeros compress better with deflate."""
 MAX_CHUNK_ELEMENTS = 1 << 24
-"""Maximum elements of a chunk, because a chunk is always decompressed completely."""
+"""Maximum elements of a chunk of an HDF5 file with regions, because a chunk is always decompressed completely."""
 FAILURES = (OSError, RuntimeError, KeyError, ValueError, TypeError)
-"""Exceptions that h5py raises for damaged files."""
+"""Exceptions that h5py raises for damaged HDF5 files."""
 
 
 def groups_in(path: Path) -> list[str]:

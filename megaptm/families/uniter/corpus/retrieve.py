@@ -39,7 +39,7 @@ class RetrievalOptions:
     top: int = 4
     """Maximum number of documents retrieved per query and kind."""
     threshold: float = 0.3
-    """Minimum similarity, from 0 to 1."""
+    """Minimum similarity of retrieved documents, from 0 to 1."""
     block: int = 1 << 16
     """Number of consecutive documents that are compared with each other. Twice as many take twice as long per
     document."""
@@ -48,7 +48,7 @@ class RetrievalOptions:
     max_tokens: int = 64
     """Maximum number of tokens of a text that are compared and read."""
     detector: tuple[int, int] = (2048, 1601)
-    """Number of a region's features, and number of classes."""
+    """Sizes of the detector: number of a region's features, and number of classes."""
 
 
 @dataclass
@@ -84,7 +84,7 @@ class ComparedDocument:
     """Data of a document that the retrieval compares."""
 
     tokens: np.ndarray
-    """Tokens of the text, int64 [n]."""
+    """Tokens of a document's text that the retrieval compares, int64 [n]."""
     image: bytes = b""
     """Hash of the image's region file; empty if there is none."""
     classes: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
@@ -277,7 +277,7 @@ def max_class_probabilities(retrieved: Regions, columns: int) -> np.ndarray:
 
 
 Scores = Iterator[np.ndarray]
-"""Similarities of the retrieval: float32 [rows, M] for consecutive `ROWS` queries, cosine similarity with each
+"""Type of similarities in the retrieval: float32 [rows, M] for consecutive `ROWS` queries, cosine similarity with each
 candidate."""
 
 

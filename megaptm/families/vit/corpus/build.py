@@ -219,7 +219,7 @@ def _split_shards(
 
 
 def _index_shards(recipe: ImageRecipe, shards: Mapping[str, Sequence[ExistingShard]], work: JobRunner) -> Results:
-    """Index each given shard of images."""
+    """Index each given shard of an image corpus."""
     folder = str(work.folder / SHARDS)
     field = recipe.text if recipe.texts else recipe.label
     # Shards packed by this build have been checked already.

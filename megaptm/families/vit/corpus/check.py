@@ -38,16 +38,16 @@ class InvalidImageError(Exception):
 
 
 class PackedFiles(Protocol):
-    """Files that hold many images each."""
+    """Interface of files that hold many images each."""
 
     suffixes: tuple[str, ...]
 
     def list_names(self, path: Path) -> list[str]:
-        """Return the names of the images in a file of many; raise `InvalidImageError` if it is damaged."""
+        """Return the names of the images in a file that holds many; raise `InvalidImageError` if it is damaged."""
         ...
 
     def read(self, path: Path, name: str) -> bytes:
-        """Return an image in a file of many; raise `InvalidImageError` if it is invalid."""
+        """Return an image of a file that holds many; raise `InvalidImageError` if it is invalid."""
         ...
 
 
@@ -106,7 +106,7 @@ class ImageLimits:
 
 @dataclass(frozen=True)
 class ValidImage:
-    """Image that is kept."""
+    """Image that passed the checks of an image corpus."""
 
     suffix: str
     content: bytes

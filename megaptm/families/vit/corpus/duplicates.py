@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SIDE = 8
-"""Number of comparisons per row, and of rows, of an image's sketch: 64 bits."""
+"""Number of brightness comparisons per row, and of rows, in an image's sketch: 64 bits."""
 MAX_DIFFERENT_BITS = 3
 """Maximum number of different bits between sketches of images with the same appearance."""
 BANDS = 4
-"""Number of parts of a sketch. Two sketches that differ in at most `FEW` bits agree on at least one part."""
+"""Number of parts of an image's sketch. Two sketches that differ in at most `FEW` bits agree on at least one part."""
 BITS = 64 // BANDS
 
 

@@ -24,7 +24,7 @@ FIELDS = ("tokens", *SUFFIXES)
 
 @dataclass(frozen=True)
 class ImageFile:
-    """Input image file."""
+    """Input file of an image corpus."""
 
     name: str
     """Path of the image relative to the source: `cat/0001.jpg`."""
@@ -34,7 +34,7 @@ class ImageFile:
     modified: int
     """Modification time of the image. A continued build compares it to detect a changed file."""
     group: str = ""
-    """Name in a file that holds many images; empty for other files."""
+    """Name of the image in a file that holds many images; empty for other files."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ImageShardJob:
     folder: str
     files: tuple[ImageFile, ...]
     first: int
-    """Index in the corpus of the first file. Indexes are the keys of samples."""
+    """Index in the corpus of the shard's first image. Indexes are the keys of samples."""
     limits: ImageLimits
 
 
@@ -55,11 +55,11 @@ class ImageShardResult:
     info: ShardInfo | None
     dropped: DroppedImages
     oddities: Counter[str]
-    """Property that is converted when the image is read -> images."""
+    """Property that is converted when the image is read -> number of images in the shard."""
     labels: Counter[int]
-    """Label -> images."""
+    """Label -> number of images in the shard."""
     sides: list[int] = field(default_factory=lambda: [0] * 32)
-    """Number of images whose shorter side has 2**i to 2**(i + 1) - 1 pixels."""
+    """Number of images of the shard whose shorter side has 2**i to 2**(i + 1) - 1 pixels."""
 
 
 def list_labels(folder: Path) -> list[str]:

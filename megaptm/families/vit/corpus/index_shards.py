@@ -33,15 +33,15 @@ class IndexJob:
     """Job that indexes one given shard of images."""
 
     folder: str
-    """Folder for the index."""
+    """Folder for the index of a given image shard."""
     shard: ExistingShard
     field: str
-    """Field of `.json` that holds the label if there is no `.cls`, or the text if there is no `.txt`."""
+    """Field of `.json` that holds an image's label if there is no `.cls`, or its text if there is no `.txt`."""
     limits: ImageLimits
     steps: TextSteps = NO_STEPS
-    """Cleaning steps of texts."""
+    """Cleaning steps for the texts of images."""
     texts: bool = False
-    """Whether images have texts, which are saved beside the index, instead of labels."""
+    """Whether images have texts instead of labels; texts are saved next to the index."""
 
 
 @dataclass
@@ -166,7 +166,7 @@ def _sample_drop_reason(sample: _Sample, *, texts: bool) -> str:
 
 
 def _add_member(sample: _Sample, tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, job: IndexJob) -> None:
-    """Add a member of the tar to its sample."""
+    """Add a member of the shard's tar to its sample."""
     if suffix in job.limits.spellings:
         sample.images[job.limits.spellings[suffix]] = (member.offset_data, member.size)
         if member.size <= MAX_BYTES:

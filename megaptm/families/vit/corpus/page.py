@@ -21,11 +21,11 @@ from megaptm.families.vit.token_types import LABELS
 from megaptm.tokenizers import Tokenizer
 
 NUM_VALID_SHOWN = 24
-"""Number of images of the training split that the page shows."""
+"""Number of images of the training split that the report page shows."""
 MAX_BYTES = 512 << 10
-"""Maximum bytes of all thumbnails on a page. Further images are listed by name only."""
+"""Maximum bytes of all thumbnails on a report page. Further images are listed by name only."""
 CAPTION = 80
-"""Maximum characters of a caption on the page."""
+"""Maximum characters of an image's caption on the report page."""
 COUNTS = ("images", "bytes", "shards")
 
 

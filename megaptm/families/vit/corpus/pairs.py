@@ -1,4 +1,4 @@
-"""Build of a corpus of images with texts, in the rounds of `images.texts`."""
+"""Build of a corpus of images with texts, in the rounds of jobs that `images.texts` describes."""
 
 from __future__ import annotations
 

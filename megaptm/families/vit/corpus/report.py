@@ -25,11 +25,11 @@ class ImageReport:
     folder: str
     id: str
     splits: dict[str, dict[str, int]]
-    """Split -> number of images, bytes (of their files), shards."""
+    """Split of an image corpus -> number of images, bytes (of their files), shards."""
     labels: dict[str, int]
     """Label -> number of images."""
     tokens: int
-    """Number of tokens of all texts; one per label."""
+    """Number of tokens of all texts in an image corpus; one per label."""
     dropped: dict[str, int]
     """Reason -> number of dropped images."""
     examples: dict[str, list[tuple[str, str]]]
@@ -46,7 +46,7 @@ class ImageReport:
     reused_jobs: int
     """Number of jobs whose result was stored by an earlier build."""
     seconds: dict[str, float]
-    """Stage -> wall time in seconds."""
+    """Stage of an image build -> wall time in seconds."""
 
     @classmethod
     def of(

@@ -9,11 +9,11 @@ import numpy as np
 
 NUM_IMAGES = 2048
 SIDE = 32
-"""Side length of an image in pixels."""
+"""Side length of a drawn image in pixels."""
 COLORS = {"red": (210, 40, 40), "green": (40, 170, 60), "blue": (50, 70, 220), "yellow": (225, 205, 40)}
 SHAPES = ("circle", "square", "triangle", "cross")
 SIZES = {"small": (5, 7), "large": (9, 12)}
-"""Size -> pixels from the center of a shape to its edge."""
+"""Size of a drawn shape -> pixels from its center to its edge."""
 TEXTS = ("a photo of a {}.", "a picture of one {}.", "there is a {} here.", "a {} on a plain ground.")
 
 

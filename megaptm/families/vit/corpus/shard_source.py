@@ -1,4 +1,4 @@
-"""Given shards in a folder or at a URL: list them, and open one at a time.
+"""Image shards that existed before the build, in a folder or at a URL: list them, and open one at a time.
 
 A remote shard is copied to a temporary local file while it is read, and stays at its URL.
 """

@@ -22,17 +22,17 @@ from megaptm.tokenizers.labels import make_label_tokenizer
 
 SPLITS = ("train", "validation")
 Results = Mapping[str, Sequence[ImageShardResult]]
-"""Result of each image shard, by split."""
+"""Split -> result of each of its image shards."""
 
 
 @dataclass(frozen=True)
 class FinishedShards:
-    """Shards in the corpus, and their manifest entries."""
+    """Image shards in the corpus, and their manifest entries."""
 
     results: Results
     infos: Mapping[str, Sequence[ShardInfo]]
     names: Sequence[str]
-    """Names of the labels."""
+    """Names of the labels of an image corpus."""
     dtype: str
     tokenizer: Tokenizer
 

@@ -29,7 +29,7 @@ class TextSteps:
 
     steps: tuple[CleaningStep, ...] = ()
     inputs: tuple[tuple[str, str], ...] = ()
-    """(path, sha256) of files that the steps read."""
+    """Files that the cleaning steps read, as (path, sha256)."""
 
     @classmethod
     def of(cls, steps: Sequence[CleaningStep]) -> TextSteps:
@@ -57,7 +57,7 @@ class TextSteps:
 
 
 NO_STEPS = TextSteps()
-"""No cleaning steps."""
+"""Cleaning of image texts without any step."""
 
 
 def check_text_steps(steps: Sequence[CleaningStep]) -> None:

@@ -147,11 +147,11 @@ class PackJob:
     folder: str
     files: tuple[ImageFile, ...]
     texts: tuple[str, ...]
-    """Name of the text file beside each image."""
+    """Name of the text file of each image."""
     changed: tuple[int, ...]
-    """Modification time of each text file."""
+    """Modification time of each image's text file."""
     first: int
-    """Index in the corpus of the first file. Indexes are the keys of samples."""
+    """Index in the corpus of the job's first file. Indexes are the keys of samples."""
     field: str
     """Field of a `.json` that holds an image's text."""
     limits: ImageLimits
@@ -224,9 +224,9 @@ class ShardTexts:
 
     folder: str
     shards: tuple[tuple[str, str], ...]
-    """Name, and hash of the index."""
+    """Name of each image shard, and hash of its index."""
     limit_bytes: int
-    """Bytes after which reading stops. The text that exceeds this size is the last one."""
+    """Bytes of texts after which reading stops. The text that exceeds this size is the last one."""
 
     def read(self) -> Iterator[str]:
         left = self.limit_bytes
@@ -250,9 +250,9 @@ class EncodeJob:
     dtype: str
     """Data type in the manifest, one of `IMAGE_TEXTS`."""
     columns: int
-    """Number of columns of the first round's index."""
+    """Number of columns of the index that the first round of the build wrote."""
     left_out: tuple[int, ...]
-    """Rows of repeated images, which are dropped."""
+    """Rows of the index with repeated images, which are dropped."""
 
 
 def encode_shard(job: EncodeJob) -> ShardInfo:

@@ -14,10 +14,11 @@ import numpy as np
 from megaptm.families.word_vectors.compiled.decorator import compiled
 
 SCORE_LIMIT = 6.0
-"""Score beyond which the loops make no update, as in the released code and gensim."""
+"""Absolute score beyond which the loops of word vectors make no update, as in the released code and gensim."""
 TABLE_SIZE = 1000
 TABLE_SCALE = int(TABLE_SIZE / SCORE_LIMIT / 2)
-"""83: both implementations truncate it, and so never read the ends of the table."""
+"""Scale from a score to an index of the sigmoid table: 83, because both implementations truncate it, and so never read
+the ends of the table."""
 
 # Allows sums in another order, for vectorization; NaN and infinities keep their meaning.
 FAST = {"reassoc", "contract", "nsz"}
@@ -37,7 +38,7 @@ class WindowTask(NamedTuple):
     points: np.ndarray
     codes: np.ndarray
     softmax_words: np.ndarray
-    """For these five tables see `WordTables`."""
+    """Words of the softmax over the full vocabulary, see `WordTables`, which has these five tables."""
     starts: np.ndarray
     """Start of each word's rows in `pieces`, int64 [V + 1]; empty: one row per word."""
     pieces: np.ndarray
