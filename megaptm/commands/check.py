@@ -1,4 +1,4 @@
-"""`megaptm check`."""
+"""Command `megaptm check`."""
 
 from __future__ import annotations
 

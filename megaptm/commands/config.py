@@ -1,4 +1,4 @@
-"""`megaptm config`."""
+"""Command `megaptm config`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`megaptm evaluate`."""
+"""Command `megaptm evaluate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`megaptm families`."""
+"""Command `megaptm families`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`megaptm generate`."""
+"""Command `megaptm generate`."""
 
 from __future__ import annotations
 

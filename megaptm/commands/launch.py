@@ -1,4 +1,4 @@
-"""`megaptm launch`."""
+"""Command `megaptm launch`."""
 
 from __future__ import annotations
 

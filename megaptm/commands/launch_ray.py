@@ -1,4 +1,4 @@
-"""`megaptm launch ray`."""
+"""Command `megaptm launch ray`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`megaptm launch slurm`."""
+"""Command `megaptm launch slurm`."""
 
 from __future__ import annotations
 

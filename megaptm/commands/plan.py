@@ -1,4 +1,4 @@
-"""`megaptm plan`."""
+"""Command `megaptm plan`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`megaptm report`."""
+"""Command `megaptm report`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`megaptm tokenizer`."""
+"""Command `megaptm tokenizer`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`megaptm train`."""
+"""Command `megaptm train`."""
 
 from __future__ import annotations
 

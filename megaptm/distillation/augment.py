@@ -24,9 +24,9 @@ too us was we were what when where which who whom will with would you your
 FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 """English function words, which are not replaced, as in the released code."""
 PARTS = re.compile(r"\w+|\W+")
-"""Words, and the characters between them."""
+"""Pattern of words, and of the characters between them."""
 BATCH = 64
-"""Number of sequences per forward pass of the augmenting model."""
+"""Number of sequences per forward pass of the masked language model that augments text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +34,11 @@ class Augmentation:
     """Settings of data augmentation; the defaults are the paper's (section 4.2)."""
 
     copies: int = 20
-    """Number of passes over the sentence; equal results count once."""
+    """Number of passes over a sentence that is augmented; equal results count once."""
     candidates: int = 15
     """Number of candidates from which the replacement of a word is sampled."""
     probability: float = 0.4
-    """Probability of replacing a word."""
+    """Probability of replacing a word of a sentence."""
     retained: frozenset[str] = FUNCTION_WORDS
     """Words in lower case that are not replaced."""
 

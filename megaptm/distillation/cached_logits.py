@@ -40,13 +40,14 @@ UNFINISHED = "unfinished.json"
 PER_FILE = 256
 """Number of samples per file of teacher logits. With 512 positions and 32 tokens per position, a file has 25 MB."""
 MAX_NUMBER = 1_000_000
-"""Maximum number of positions per sequence, tokens per position, and samples per file."""
+"""Maximum number of positions per sequence, tokens per position, and samples per file of teacher logits."""
 DTYPES = ("float16", "float32")
-"""Types of stored logits."""
+"""Types in which teacher logits are stored."""
 MAX_OPEN = 2
 """Maximum number of files of teacher logits in memory."""
 TEACHER_IDS, TEACHER_LOGITS = "teacher_ids", "teacher_logits"
-"""Fields of a sample, [S, K]: token ids of a position, and their logits minus the largest. Zeros without logits."""
+"""Fields of a sample with teacher logits, [S, K]: token ids of a position, and their logits minus the largest. Zeros
+without logits."""
 COMMAND = "write it with `megaptm cache-logits` and the config of the run that reads it"
 
 
@@ -59,17 +60,17 @@ class TeacherLogitsManifest(Record):
     step: int
     head: str
     positions: str
-    """`all` positions except padding, or only target positions (`target`)."""
+    """Positions with teacher logits: `all` except padding, or only target positions (`target`)."""
     top: int
-    """Number of tokens per position."""
+    """Number of teacher logits that are stored per position."""
     dtype: str
     sequence: int
-    """Number of positions per sequence."""
+    """Number of positions per sequence of the teacher's logits."""
     vocabulary: int
     per_file: int
-    """Number of samples per file. The last file may have fewer."""
+    """Number of samples per file of teacher logits. The last file may have fewer."""
     samples: dict[str, int]
-    """Split -> number of samples, starting with sample 0."""
+    """Split -> number of samples with teacher logits, starting with sample 0."""
     files: dict[str, str]
     """Name of each file of teacher logits -> sha256."""
 
@@ -179,7 +180,7 @@ class TeacherLogits:
 
 
 class SplitLogits:
-    """Cached logits of a split, by sample number."""
+    """Cached teacher logits of a split, by sample number."""
 
     def __init__(self, source: TeacherLogits, split: str) -> None:
         self.source, self.split = source, split
@@ -282,7 +283,7 @@ class TeacherLogitsMix:
             own.streams,
             {**own.fields, TEACHER_IDS: Field(shape, "int32"), TEACHER_LOGITS: Field(shape, manifest.dtype)},
         )
-        """Specification of every sample."""
+        """Specification of the batch fields of every sample, including the teacher's logits."""
 
     def sample(self, index: int) -> Sample:
         sample = self.mix.sample(index)

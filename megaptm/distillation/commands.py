@@ -1,4 +1,4 @@
-"""`megaptm cache-logits`."""
+"""Command `megaptm cache-logits`."""
 
 from __future__ import annotations
 

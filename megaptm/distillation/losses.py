@@ -68,7 +68,7 @@ class DistillationLosses(UsesTensorRanks, nn.Module):
             if distillation.has_weight(hook) and distillation.projection != "none"
         ]
         self.maps = {hook: hook if distillation.projection == "by-kind" else "shared" for hook in hooks}
-        """Hook -> projection of its states."""
+        """Hidden states that are compared (`HOOKS`) -> projection to the teacher's width."""
         inputs, outputs = spec.size_of(self.last).width, distillation.teacher.size_of(self.last).width
         for name in dict.fromkeys(self.maps.values()):
             self.add_module(name, Linear(inputs, outputs, bias=True))

@@ -26,9 +26,9 @@ class LargestLogits(NamedTuple):
     values: Tensor
     """Teacher logits of these ids [N, K]."""
     first: int
-    """First vocabulary id of this rank."""
+    """First vocabulary id of this tensor rank."""
     words: int
-    """Number of vocabulary ids of this rank."""
+    """Number of vocabulary ids of this tensor rank."""
 
     def select(self, rows: Any) -> LargestLogits:
         """Return the largest teacher logits of a subset of the samples."""
@@ -114,7 +114,8 @@ def soft_class_loss(student_NC: Tensor, teacher_NC: Tensor, *, temperature: floa
 
 
 class _SoftTargets(torch.autograd.Function):
-    """Compute the gradient while a chunk's logits are in memory, as in `losses.token`; `backward` only scales it."""
+    """Autograd function that computes the gradient of the distillation loss while a chunk's logits are in memory, as in
+    `losses.token`; `backward` only scales it."""
 
     @staticmethod
     def forward(

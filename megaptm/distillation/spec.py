@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from megaptm.spec import EMBEDDED, ModelSpec
 
 HOOKS = ("logits", "classes", "cosine", "embeddings", "hidden", "scores")
-"""Outputs that are compared: token logits; class logits; direction of the last hidden states (cosine); input
-embeddings; hidden states of layers; attention scores before the softmax."""
+"""Outputs of student and teacher that are compared: token logits; class logits; direction of the last hidden states
+(cosine); input embeddings; hidden states of layers; attention scores before the softmax."""
 LOSS = "distill-"
 """Prefix of the names of distillation losses."""
 WORDS = ("lm", "mlm")
-"""Heads that predict tokens."""
+"""Names of heads that predict tokens."""
 SOFT_LOGIT_BYTES = 16
-"""Bytes of a compared logit: those of student and teacher, and their probabilities, in float32."""
+"""Bytes of a logit that student and teacher compare: the logits of both, and their probabilities, in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distillation:
-    """Teacher, and the losses between student and teacher."""
+    """Distillation of a config: teacher, and the losses between student and teacher."""
 
     teacher: ModelSpec
     weights: Mapping[str, float]

@@ -55,11 +55,11 @@ class ImportOption:
     """Override of an import, `model.KEY=VALUE`, for a value of `Size.inputs` that files of a model lack."""
 
     read: Callable[[str], Any]
-    """Function that returns the value of a text. Raises UserError for an invalid one."""
+    """Function that returns the value of an import option from its text. Raises UserError for an invalid one."""
     form: str
     """Format of the value of an import option, as the help shows it: `[FEATURES,CLASSES]`."""
     models: str
-    """Models that the option is for: "models of image regions"."""
+    """Models that the import option is for, as in "models of image regions"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Counterpart:
 
     family: str
     stack: str = ""
-    """Stack of a family whose stacks are separate models there."""
+    """Stack of a family whose stacks are separate models at Hugging Face."""
     model: str
     """Class in `transformers`; its `config_class` is the class of the config."""
     model_type: str = ""
@@ -83,10 +83,11 @@ class Counterpart:
     """config.json field -> name in `config_fields.megaptm_values`. Several fields may map to one value (dropouts); they
     must then agree."""
     checks: dict[str, tuple[str, Callable[[Any], bool]]] = field(default_factory=dict)
-    """Name of a value in `fields` that is no positive integer -> what a config must have, and whether a value is
-    that."""
+    """Name of a value in `fields` that is not simply a positive integer -> description of valid values, and function
+    that checks a value."""
     derived: dict[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
-    """Fields of `fields` that no config has under that name -> function of the config that returns the value."""
+    """Fields of `fields` that are computed instead of read -> function of the Hugging Face config that returns the
+    value."""
     further_values: Callable[[ModelSpec], Mapping[str, Any]] = lambda spec: {}
     """Function that returns further values by the names that `fields` uses. Raises UserError for a model that a config
     cannot express."""
@@ -119,7 +120,7 @@ class Counterpart:
     renames: dict[str, str] = field(default_factory=dict)
     """Regular expressions of names in some versions of the files -> the names in `rules`, applied in order."""
     tied: dict[str, str] = field(default_factory=dict)
-    """Alternative names of tied parameters -> the name in `rules`."""
+    """Alternative names of tied parameters in Hugging Face's files -> the name in `rules`."""
     tied_if_absent: dict[str, str] = field(default_factory=dict)
     """Parameters that are separate in megaptm and may be absent in a folder because they are tied there -> the name
     that holds their values."""
@@ -134,7 +135,7 @@ class Counterpart:
     """Name of the position table, if it may have fewer rows than needed: rows are then repeated cyclically. Only with
     `import_only`."""
     repeated_from_row: int = 0
-    """Row of the first position in that table."""
+    """Row of the first position in the repeated position table."""
     positions_after_pad: bool = False
     """Whether positions of a text are numbered from the pad token's id on."""
     import_options: Mapping[str, ImportOption] = field(default_factory=dict)

@@ -146,8 +146,8 @@ def _list_known(attribute: str, *, exported: bool = False) -> str:
 
 
 def _comparable_shape(family: Family, counterpart: Counterpart) -> dict[str, Any]:
-    """Return everything that determines the computation, except numbers of the config and mask decoders, which are used
-    only in pre-training."""
+    """Return everything that determines a model's computation, to compare families with Hugging Face counterparts.
+    Numbers of the config and mask decoders, which are used only in pre-training, are excluded."""
     table = {f.name: getattr(family, f.name) for f in fields(family) if f.name not in FREE_FIELDS}
     stacks = {
         name: change(block, **FREE_BLOCK_VALUES, attention=_attention_shape(block, counterpart))
@@ -158,7 +158,8 @@ def _comparable_shape(family: Family, counterpart: Counterpart) -> dict[str, Any
 
 
 def _attention_shape(block: Block, counterpart: Counterpart) -> object:
-    """Return the kinds of attention that layers use in turn, without the values that a config.json gives."""
+    """Return the kinds of attention that layers use in turn, without the values that a Hugging Face config
+    determines."""
     records = [_without_options(record, counterpart) for record in block.attentions]
     if counterpart.read_attention is not None and {*block.kinds} <= {*counterpart.family_table.first_block.kinds}:
         return "by layer", frozenset((record.bias, record.scale, record.dropout) for record in records)

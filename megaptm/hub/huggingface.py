@@ -59,13 +59,13 @@ class ExportedModel:
     """Exported model in Hugging Face's format."""
 
     classes: dict[str, str]
-    """Path in the folder (`.` for the folder itself) -> class of `transformers` that loads it."""
+    """Path in the exported folder (`.` for the folder itself) -> class of `transformers` that loads it."""
     left_out: tuple[str, ...]
-    """Heads that those classes do not have."""
+    """Heads of the model that the classes of `transformers` do not have."""
     processor: str
-    """Class of `transformers` that loads what prepares the model's inputs; empty if there is none."""
+    """Class of `transformers` that prepares the exported model's inputs; empty if there is none."""
     warnings: tuple[str, ...]
-    """Warnings about cases in which those classes compute something else."""
+    """Warnings about cases in which the classes of `transformers` compute something else."""
 
 
 @suppress_messages()
@@ -141,7 +141,8 @@ def to_hugging_face(
 
 
 def _unused_weights(unused: Mapping[str, Tensor], subfolder: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the parameters of `ImportedModel.unused` for a subfolder."""
+    """Return the parameters of an imported model that megaptm does not use (`ImportedModel.unused`), for a subfolder of
+    the export."""
     names = {name: name.rpartition("/") for name in unused}
     return {own: unused[name].to(dtype) for name, (stack, _, own) in names.items() if (stack or ".") == subfolder}
 

@@ -57,7 +57,7 @@ RECIPE: dict[str, Any] = {
 MAX_SEQUENCE = 512
 FAMILY, CONTEXT = "model.family=", "model.context="
 RESIZED = ", ".join(dict.fromkeys(known.family for known in COUNTERPARTS if known.repeated_table or known.resize))
-"""Families that can be imported with another context, as text."""
+"""Families that can be imported with another context, as text for messages."""
 INPUTS = {f"model.{key}=": key for key in import_options()}
 IMPORT_OPTIONS = (FAMILY, CONTEXT, *INPUTS)
 """Overrides that select how a model is imported; the last of several counts. Its config determines the rest."""
@@ -68,7 +68,8 @@ IMPORT_OPTIONS_HELP = (
 )
 TABLES = {name: table for name, table in FAMILIES.items() if isinstance(table, Family)}
 UNUSED = "unused.safetensors"
-"""File of a run with `ImportedModel.unused`, which an export writes again."""
+"""File of a run with the imported parameters that megaptm does not use (`ImportedModel.unused`), which an export writes
+again."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,14 @@ class ImportedRun:
 
     config: Config
     newly_initialized: tuple[str, ...]
-    """Heads that the model lacks, which are initialized."""
+    """Heads that the imported model lacks, which are initialized."""
     differing_dropouts: tuple[str, ...] = ()
-    """Dropout rates in which its config differs: `ImportedModel.differing_dropouts`."""
+    """Dropout rates of the imported model that megaptm's config cannot represent:
+    `ImportedModel.differing_dropouts`."""
     unused: tuple[str, ...] = ()
-    """Parameters that megaptm does not read: `ImportedModel.unused`."""
+    """Parameters of the imported model that megaptm does not use: `ImportedModel.unused`."""
     decoders: tuple[str, ...] = ()
-    """Modules of mask decoders that the model lacks, which are initialized."""
+    """Modules of mask decoders that the imported model lacks, which are initialized."""
 
 
 def import_run(

@@ -1,4 +1,4 @@
-"""Weights of a model of Hugging Face's format under our names, checked before any is taken."""
+"""Weights of a Hugging Face model under megaptm's names, all checked before any is used."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """A model of Hugging Face's format, by our names."""
+    """Hugging Face model whose parameters have megaptm's names."""
 
     spec: ModelSpec
     weights: dict[str, Tensor]
     """Full parameters by megaptm's names, float32."""
     absent: dict[str, tuple[int, ...]]
-    """Shapes of the parameters of heads that the model came without."""
+    """Shapes of the parameters of heads that the imported model lacks."""
     unused: Mapping[str, Tensor] = field(default_factory=dict)
     """Parameters in the files that megaptm's model does not have, by name; with the prefix `STACK/` for stacks that are
     separate models. An export writes them again."""
@@ -46,7 +46,7 @@ class ImportedModel:
     differing_dropouts: tuple[str, ...] = ()
     """Dropout rates that megaptm cannot represent, as `attention_dropout 0.0`."""
     settable_keys: tuple[str, ...] = ()
-    """Numbers of attention patterns that config.json has no field for (families that are only imported)."""
+    """Keys of attention patterns for which config.json has no field (families that are only imported)."""
     objective_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the objective that further files of the model determine, if they differ from the defaults."""
     missing_heads: frozenset[str] = frozenset()
@@ -60,7 +60,8 @@ class ImportedModel:
 
 
 def imported_model(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Tensor], where: str) -> ImportedModel:
-    """Check the tensors of a Hugging Face model and rename them; `where` is the folder or the class, for errors."""
+    """Check the tensors of a Hugging Face model and return them by megaptm's names. `where`: the folder or the class,
+    for errors."""
     # A config may claim any number of layers; build only as many as the files can have tensors for.
     if spec.layers > len(state):
         raise UserError(f"{where}: {CONFIG} has {spec.layers:,} layers, but there are only {len(state):,} tensors.")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HEADS = "head."
-"""Name prefix of parameters of heads."""
+"""Prefix of the names of head parameters."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,13 @@ def _stack_tensors(tensors: list[Tensor]) -> Tensor:
 
 
 def _pad_rows(rows: Tensor, spec: ModelSpec) -> Tensor:
-    """Pad rows [V, ...] with zeros to the padded vocabulary."""
+    """Pad the rows [V, ...] of a vocabulary table with zeros to the padded vocabulary."""
     return _concatenate([rows, rows.new_zeros(spec.padded_vocabulary - len(rows), *rows.shape[1:])])
 
 
 def _split_streams(fused: Tensor, spec: ModelSpec, *, streams: int) -> list[Tensor]:
-    """Split rows (head, stream, K) into one matrix (or bias) of rows (head, K) per stream."""
+    """Split rows (head, stream, K), such as queries, keys and values, into one matrix (or bias) of rows (head, K) per
+    stream."""
     by_head = fused.unflatten(0, (-1, streams, spec.size.key_width))
     # Copies, even of a single head: safetensors rejects views of a larger tensor.
     return [by_head[:, n].flatten(0, 1).clone() for n in range(streams)]

@@ -25,8 +25,8 @@ MAX_BEAMS = 1024
 # Bounded so that the penalty of any length is finite.
 MAX_PENALTY = 10
 Step = Callable[[list[list[int]], list[int]], Tensor]
-"""Function that computes a step of beam search, from the output of each beam, and the index of its parent in the
-previous step, to the logits [B, V] of the next token."""
+"""Function that computes a step of beam search. Arguments: the output of each beam, and the index of its parent in the
+previous step. It returns the logits [B, V] of the next token."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,7 @@ MICROBATCHES = 4
 
 @dataclass(frozen=True)
 class EvaluatedLoss:
-    """Loss of an evaluation in nats per label, of the model and of two baselines that do not read the input."""
+    """Evaluated loss in nats per label, of the model and of two baselines that do not read the input."""
 
     num_labels: int
     model: float
@@ -58,7 +58,7 @@ class EvaluatedLoss:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result of evaluating a model."""
+    """Result of `megaptm evaluate` for a model."""
 
     run: str
     step: int
@@ -67,7 +67,7 @@ class Evaluation:
     rows: int
     losses: dict[str, EvaluatedLoss]
     weights: dict[str, float]
-    """Weights of the losses in their weighted sum."""
+    """Weights of the losses in the total loss of the evaluation."""
     bytes_per_token: float | None
     """UTF-8 bytes of text per label, if every token is a label (causal-lm)."""
 

@@ -38,9 +38,9 @@ class Sampling:
     """Options of sampling the next token of generated text."""
 
     temperature: float = 0.8
-    """Divisor of the logits; 0: the most likely token is taken."""
+    """Temperature of sampling, by which logits are divided; 0: the most likely token is taken."""
     top_k: int = 50
-    """Number of most likely tokens from which one is sampled; 0: all."""
+    """Number of most likely tokens from which the next token is sampled; 0: all."""
     seed: int = 0
 
     def __post_init__(self) -> None:

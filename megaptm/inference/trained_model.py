@@ -29,7 +29,7 @@ class TrainedModel:
     config: Config
     """Config of the run; for an exported model, the config of a run that imports it."""
     step: int
-    """Step of the run; 0 for an exported model."""
+    """Training step of the model; 0 for an exported model."""
     model: Model
     """Model in evaluation mode, without gradients."""
     tokenizer: Tokenizer

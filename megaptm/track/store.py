@@ -45,7 +45,7 @@ NOTE = "[Curves]({curves}) of the run in `{run}`"
 KIND_TAG = ("mlflow.experimentKind", "custom_model_development")
 INFINITE_TAG = "infinite."
 INVALID_CHARACTERS = re.compile(r"[^\w.\-/ :]")
-"""Characters that MLflow does not allow in keys."""
+"""Characters that MLflow does not allow in the keys of metrics and parameters."""
 MAX_KEY_LENGTH = 240
 """Maximum length of an MLflow key. MLflow allows 250 characters; tags need some of them for a prefix."""
 REJECTION_CODES = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
@@ -104,7 +104,7 @@ class MlflowRun:
                 self._send_status(record["status"], _to_milliseconds(record))
 
     def _warn_of_shortened(self, records: Sequence[dict[str, Any]]) -> None:
-        """Warn once of each metric name that MLflow has under a shorter one."""
+        """Warn once about each metric whose name is shortened for MLflow."""
         names = [name for record in records for name in (*record, *record.get("params", ()))]
         for name in dict.fromkeys(name for name in names if len(name) > MAX_KEY_LENGTH):
             if name not in self._shortened:
@@ -112,8 +112,8 @@ class MlflowRun:
                 logger.warning("MLflow allows shorter names: it has %s... as %s", name[:40], _mlflow_key(name))
 
     def _tag_infinite(self, records: Sequence[dict[str, Any]]) -> None:
-        """Set the tag `infinite.NAME` to the value and step at which a metric is first infinite: MLflow has NaN
-        there."""
+        """Set the tag `infinite.NAME` to the value and step at which a metric is first infinite, because MLflow stores
+        NaN there."""
         for record in records:
             for key, value in record.items() if "step" in record else ():
                 if isinstance(value, float) and math.isinf(value) and key not in self._infinite:

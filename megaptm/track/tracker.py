@@ -1,4 +1,4 @@
-"""Tracker of the trainer, and the threads that send the journal to MLflow and other loggers.
+"""Tracker of a run's metrics, and the threads that send the journal to MLflow and other loggers.
 
 The tracker never waits for a network, server or database. The thread retries, and continues where it last stopped.
 """

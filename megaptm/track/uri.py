@@ -1,4 +1,4 @@
-"""MLflow's URI, the command to view it, and the page of a run."""
+"""MLflow's tracking URI, the command to view runs there, and the page of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MLFLOW_URI = "MLFLOW_TRACKING_URI"
 TYPED_URI = "MEGAPTM_TYPED_TRACK_URI"
 """Environment variable with the `track.uri` of a command line, for child processes."""
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks", "databricks-uc")
-"""URI schemes of MLflow's servers and databases; `postgresql+psycopg2` and the like are of these, too."""
+"""URI schemes of MLflow's servers and databases, without a driver such as in `postgresql+psycopg2`."""
 LOGIN_VARIABLES = (
     *("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_AUTH"),
     *("MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_TRACKING_CLIENT_CERT_PATH"),
