@@ -10,7 +10,7 @@ from megaptm.data.manifest import MANIFEST
 SCRATCH = "scratch"
 """Subfolder of a build for unfinished work."""
 FINISHED = "finished"
-"""Subfolder of a build for results of jobs."""
+"""Subfolder of a corpus build for results of finished jobs."""
 SHARDS = "shards"
 """Subfolder of a build for shards and their indexes, until they are linked into the corpus."""
 BUILDING = ".building"

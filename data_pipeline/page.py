@@ -108,7 +108,7 @@ def _unknown_words(report: CorpusReport) -> list[str]:
 
 
 def tiles(values: Mapping[str, str]) -> str:
-    """Return HTML of large numbers with their names."""
+    """Return HTML of some large numbers with their names, for the top of a report page."""
     return f"<div class=tiles>{''.join(f'<div><b>{value}</b>{name}</div>' for name, value in values.items())}</div>"
 
 

@@ -32,7 +32,7 @@ class _Limit:
     seconds: float | None = None
     folder = Path()
     known: frozenset[str] = frozenset()
-    """Keys of texts that exceeded the limit before."""
+    """Keys of texts that exceeded the time limit before."""
     armed = False
     rang = False
 

@@ -100,7 +100,8 @@ def _compare_tokens(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) 
 
 
 def _compare_files(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
-    """Compare the files of a shard with its index, which has the ids and may omit files."""
+    """Compare the files of a shard with its index, which has the token ids and may omit files. Return the first
+    difference, or an empty string."""
     largest = max((int(shard.tokens(document).max()) for document in range(len(shard))), default=0)
     if largest >= vocabulary:
         return f"{info.index_name} has label or id {largest:,}, beyond the {vocabulary:,} ids of the corpus"

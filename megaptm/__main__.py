@@ -43,7 +43,7 @@ from megaptm.processes import collect_garbage_rarely, end_now, replace_unencodab
 
 
 class Commands(FamilyGroup):
-    """Group that prints user errors and disk errors as one red sentence. Other errors are bugs and keep their
+    """Command group that prints user errors and disk errors as one red sentence. Other errors are bugs and keep their
     traceback."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

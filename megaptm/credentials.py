@@ -22,14 +22,14 @@ HASHES = ("sha256:", "sha512:")
 # The path starts after the `://`.
 FILES = ("file", "sqlite")
 BUCKETS = ("s3", "s3a", "gs", "gcs")
-"""URL schemes of object stores, which have no port after the `://`."""
+"""URL schemes of object stores, in which no port can follow the `://`."""
 # matches `sig`, `Signature`, `X-Amz-Credential`, `AWSAccessKeyId`, `access_token`, `api-key`, `password` ...
 SECRET_FIELD = re.compile(
     r"(^|[-_])(sig|auth|authorization|key|pass|jwt|hmac|bearer)$|(^|[-_])sign|token$|secret|passw|pwd|credential"
     r"|(api|access|account|shared)[-_]?key"
 )
 LONGEST_QUOTE = 200
-"""Maximum number of characters quoted from a library's message."""
+"""Maximum number of characters that an error quotes of a library's message."""
 REMEDY = (
     "remove them, because every checkpoint of a run stores its config. Set secrets in the environment "
     "(MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) or in the "

@@ -21,10 +21,10 @@ EXIT_INTERRUPTED = 130
 
 
 LONGEST = 1000
-"""Maximum number of characters of a sentence."""
+"""Maximum number of characters of an error's sentence."""
 
 QUOTED_PERIOD = re.compile(r"\.\)(?=[:;,.])")
-"""Pattern of a period of a message quoted in parentheses, within a sentence."""
+"""Pattern of a period in a quoted message in parentheses, which does not end the error's sentence."""
 NO_SPACE = re.compile(r"(.+):([^:/]+)")
 """Pattern of a key that lacks the space before its value, as in `{a:1}`."""
 
@@ -110,7 +110,7 @@ EXPECTATIONS = {
 
 
 def expected_value(details: Mapping[str, Any]) -> str:
-    """Return what pydantic's error expects of a value, in words."""
+    """Return the value that a pydantic error expects, in words."""
     form = EXPECTATIONS.get(details["type"])
     if form is None:
         return details["msg"].removeprefix("Input should be ")
@@ -118,7 +118,7 @@ def expected_value(details: Mapping[str, Any]) -> str:
 
 
 def validation_problem(details: Mapping[str, Any]) -> str:
-    """Return pydantic's error as a part of a sentence: `must be X`, or its own message."""
+    """Return a pydantic error as a part of a sentence: `must be X`, or its own message."""
     message = details["msg"].removeprefix("Value error, ").rstrip(".")
     if details["type"] in EXPECTATIONS or message.startswith("Input should be "):
         return f"must be {expected_value(details)}"
@@ -226,7 +226,7 @@ def _on_one_line(sentence: object) -> str:
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a full disk, quota or file; EFBIG is the limit of `ulimit -f`."""
 FULL_BYTES = 1 << 16
-"""Free bytes below which a file system counts as full."""
+"""Free bytes below which a file system is reported as full."""
 SHARED_MEMORY = "/dev/shm"
 # Caused by a path that the user chose or by the state of the disk; other system errors are defects of megaptm.
 PATH_ERRORS = (
@@ -239,7 +239,7 @@ PATH_ERRORS = (
 def storage_errors_as_user_errors(path: object) -> Iterator[None]:
     """Replace the system's error about a disk that is full, read-only or gone by a `UserError`.
 
-    It names `path` if the error names no file.
+    The `UserError` names `path` if the system's error names no file.
     """
     try:
         yield

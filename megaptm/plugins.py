@@ -22,7 +22,7 @@ from megaptm.errors import UserError
 from megaptm.python_path import searched_folders
 
 EXTENSIONS = ("megaptm.distillation",)
-"""Folders of the package that extend the core as families do, without being families."""
+"""Folders of megaptm that extend the core as families do, without being families."""
 ALLOW_CODE = "MEGAPTM_ALLOW_CODE"
 """Environment variable with the modules that runs may name, separated by commas. Child processes inherit it."""
 NAMED_BY_USER: set[str] = set()
@@ -30,9 +30,9 @@ NAMED_BY_USER: set[str] = set()
 NAMED_BY_RUNS: dict[str, str] = {}
 """Module -> config of a run that names it. A run's folder may come from an untrusted source."""
 ABSENT = object()
-"""Marker of a name that a module does not have."""
+"""Marker for an attribute that a plugin's module does not have."""
 ENTRY_POINTS = "megaptm.families"
-"""Group of the entry points of packages that add what a folder of `megaptm/families` can."""
+"""Group of the entry points of packages that add what a folder of `megaptm/families` can add."""
 PACKAGE_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 
 CHECKOUT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-"""Folder that contains the package."""
+"""Folder that contains the package megaptm: the checkout, or the folder of installed packages."""
 
 
 def module_command(module: str, *arguments: str) -> list[str]:

@@ -6,7 +6,7 @@ import numpy as np
 
 SLOTS_PER_HASH = 16
 MAX_TABLE_BITS = 26
-"""Maximum bits of an index of the table, which limit it to 64 MiB."""
+"""Maximum bits of an index of the hash table, which limit the table to 64 MiB."""
 
 
 class HashSet:

@@ -20,9 +20,9 @@ class NGrams:
 
     words: Words
     firsts: np.ndarray
-    """int64 [texts + 1]: index of the first word of each text."""
+    """Index of the first word of each text, int64 [texts + 1]."""
     starts: np.ndarray
-    """int32 [runs]: index of the first word of each n-gram."""
+    """Index of the first word of each n-gram, int32 [runs]."""
     grams: np.ndarray
     """uint64 [runs]: hash that is equal for equal n-grams of a text; hashes of a text are larger than those of the text
     before."""

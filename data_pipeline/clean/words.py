@@ -18,13 +18,13 @@ SEPARATOR, INSIDE, ALPHABETIC, ALONE = range(4)
 ALONE_RANGES = ((0x3041, 0x30FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))
 CODES = 0x110000
 SCRIPTS = 0x20000
-"""Code points above are Chinese characters or rare symbols."""
+"""Largest code point of alphabets; those above are Chinese characters or rare symbols."""
 
 AT_ONCE = 1 << 14
-"""Characters or words processed at a time, so that intermediate arrays stay in the cache."""
+"""Number of characters or words that are split at a time, so that intermediate arrays stay in the processor's cache."""
 WORD_BYTES = 8
 MAX_HASHED_BYTES = 128
-"""Bytes of a word that are hashed, in addition to its length. Longer ones are not natural words."""
+"""Maximum bytes of a word that are hashed, in addition to its length. Longer words are not natural."""
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 HALF = np.uint64(32)
 SHIFTS = np.array([30, 27, 31], np.uint64)

@@ -12,7 +12,7 @@ MAX_GIANTS = 32
 """Maximum number of documents that count as "a few" in a corpus's warnings, and number of largest documents that are
 recorded."""
 GIANT_SHARE = 0.01
-"""Maximum share of all documents that counts as "a few"."""
+"""Maximum share of all documents that counts as "a few" in a corpus's warnings."""
 MIN_DOCUMENTS = 10
 """Minimum documents for a warning. In a smaller corpus, one document often holds half of the tokens."""
 
@@ -36,12 +36,12 @@ class Composition:
     """Sizes of the documents of a corpus or a shard."""
 
     sources: dict[str, TextSize] = field(default_factory=dict)
-    """Path of a source -> size of its documents."""
+    """Path of a source -> total size of its documents."""
     formats: dict[str, TextSize] = field(default_factory=dict)
     lengths: dict[int, int] = field(default_factory=dict)
-    """2**i -> tokens in documents of 2**i to 2**(i + 1) - 1 tokens."""
+    """Power of two 2**i -> number of tokens in documents of 2**i to 2**(i + 1) - 1 tokens."""
     largest: list[tuple[int, str]] = field(default_factory=list)
-    """(tokens, name) of the largest documents, in descending order."""
+    """Tokens and name of the largest documents of a corpus, in descending order."""
 
     def add(self, document: Document, tokens: int, num_bytes: int) -> None:
         name, _, source = document.origin.partition(" ")

@@ -35,13 +35,13 @@ class PartJob:
     """Job that reads and cleans one part of a corpus."""
 
     folder: str
-    """Folder for the part. The file name is derived from the job."""
+    """Folder for the part of a corpus build. The file name is derived from the job."""
     spans: tuple[Span, ...]
     steps: tuple[CleaningStep, ...]
     on_error: OnError
     deduplicate: Deduplicate
     inputs: tuple[tuple[str, str], ...] = ()
-    """(path, sha256) of other files that cleaning steps read."""
+    """Other files that cleaning steps read, as (path, sha256)."""
     max_seconds: int = MAX_SECONDS
 
     @property

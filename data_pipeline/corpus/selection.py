@@ -36,12 +36,12 @@ class Documents(Protocol):
 
 
 DocumentRows = tuple[int, np.ndarray]
-"""Index of a part, and ascending int64 rows in it."""
+"""Type of some documents of a part: index of the part, and ascending int64 rows."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Assignment of documents by their hashes.
+    """Assignment of documents to splits by their hashes.
 
     The split of a document depends only on its text and the seed, so adding sources later moves no document to another
     split. Exception: if the minimum validation size was in effect, some documents may move to training.
@@ -49,12 +49,12 @@ class Selection:
 
     parts: Sequence[Documents]
     stays: Callable[[int], np.ndarray]
-    """Index of a part -> bool [n]: documents that remain after deduplication."""
+    """Index of a part -> which of its documents remain after deduplication, bool [n]."""
     below: int
-    """Bound on the first hash. Documents at or above it exceed `limit_bytes`."""
+    """Bound on the first hash of a document. Documents at or above it exceed `limit_bytes`."""
     salt: np.uint64
     held_below: int
-    """Bound on the salted second hash. Documents below it are in the validation split."""
+    """Bound on the salted second hash of a document. Documents below it are in the validation split."""
 
     def rows(self, number: int) -> dict[str, np.ndarray]:
         """Return the documents of a part in each split: `train` and `validation` -> ascending int64 rows."""

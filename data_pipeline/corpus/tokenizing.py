@@ -33,7 +33,7 @@ from megaptm.storage import is_remote, read_file
 from megaptm.tokenizers import Tokenizer, load
 
 BATCH_CHARACTERS, BATCH_DOCUMENTS = 1_000_000, 10_000
-"""Size of a batch for the tokenizer: large enough to use it fully, small enough for memory."""
+"""Characters and documents per batch for the tokenizer: large enough to use it fully, small enough for memory."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ class ShardJob:
     dtype: str
     part_rows: tuple[PartRows, ...]
     tokenizer: str
-    """Folder of the tokenizer."""
+    """Folder of the tokenizer of a corpus build."""
     fingerprint: str
     annotations: Annotations
     attached: Mapping[str, str]
     """Suffixes of files that documents may name: `Format.attached`."""
     on_error: OnError
     inputs: tuple[tuple[str, str], ...]
-    """(path, sha256) of other files that annotation reads."""
+    """Other files that annotation of the shard reads, as (path, sha256)."""
 
 
 @dataclass

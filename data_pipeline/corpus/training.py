@@ -33,7 +33,7 @@ class DocumentSample:
     """Sample of the documents of a corpus build, to train a tokenizer on."""
 
     rows: tuple[tuple[str, np.ndarray], ...]
-    """(stem, int64 rows) of each part."""
+    """Documents of the sample: (stem, int64 rows) of each part."""
 
     @classmethod
     def of(cls, selection: Selection, kind: str) -> DocumentSample:

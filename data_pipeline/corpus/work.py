@@ -91,7 +91,7 @@ class _Call:
     job: Any
     folder: str
     result_path: str | None
-    """Path of the stored result below the folder, or None."""
+    """Path of a job's stored result below the folder, or None."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class _JobOutcome:
 
 
 class _DamagedFilesError(Exception):  # no end, only more work
-    """Changed files, as arguments of the exception."""
+    """Raised for files that changed after a job had written them; they are the arguments of the exception."""
 
 
 def _run_job(call: _Call) -> _JobOutcome:
@@ -122,9 +122,9 @@ def _run_job(call: _Call) -> _JobOutcome:
 
 
 FILES = TypeAdapter(dict[str, str])
-"""Path below the folder -> sha256."""
+"""Type of the files that a job wrote: path below the folder -> sha256."""
 RESULT_PREFIX = b'{"sha256":"%s","job":'
-"""Start of a stored result, with the hash of what follows up to the closing brace."""
+"""Start of a stored result: the hash of everything after it, up to the closing brace."""
 
 
 def _store_result(result: Any, function: Callable, folder: Path, name: str, paths: Iterable[Path]) -> None:

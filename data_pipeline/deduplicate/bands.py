@@ -25,10 +25,10 @@ CONSIDERED, DECIDING = 32, 8
 """Number of signature components considered for the sort order, and number of them that are used. Each key considers
 different components, so that the same two documents are not separated in all bands."""
 BLOCK = 1 << 17
-"""Maximum number of entries whose signatures are in memory together. A band with more documents is compared in
+"""Maximum number of band entries whose signatures are in memory together. A band with more documents is compared in
 blocks."""
 PAIRS_AT_ONCE = 1 << 13
-"""Pairs of signatures compared at a time."""
+"""Number of pairs of signatures that are compared at a time."""
 NO_PAIRS = np.empty((2, 0), np.int64)
 
 
@@ -41,7 +41,7 @@ class BandJob:
     bucket: int
     of: int
     dropped: str | None
-    """File of bool [rows]: documents that are exact duplicates, which are skipped."""
+    """File of bool [rows]: documents that are exact duplicates, which the comparison of bands skips."""
 
     @property
     def certain(self) -> str:

@@ -17,7 +17,8 @@ from data_pipeline.deduplicate.options import Deduplicate
 from megaptm.storage import write_atomically
 
 Run = Callable[[str, Callable[[Any], Any], Sequence[Any]], list[Any]]
-"""`run(name, function, jobs)`: return the results of `function(job)` in the order of the jobs, from any executor."""
+"""Type of the function `run(name, function, jobs)`, which returns the results of `function(job)` in the order of the
+jobs, from any executor."""
 
 ENTRIES_PER_JOB = 1 << 22
 """Average number of band keys per job, at 40 bytes each: 170 MB. Hashes are uniform, so no job has many more, unless a
@@ -29,7 +30,7 @@ class PartListing:
     """List of all parts of a corpus, stored in a file that jobs refer to. Rows are numbered across parts."""
 
     path: str
-    """Path of the list. The file name is a hash of its content."""
+    """Path of the list of parts. The file name is a hash of its content."""
 
     @staticmethod
     def write(folder: str, parts: Sequence[PartFile], options: Deduplicate) -> PartListing:

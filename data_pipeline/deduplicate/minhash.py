@@ -22,7 +22,7 @@ HALF = np.uint64(32)
 PIECE = 1 << 20
 """Number of characters from which shingles are made at a time. The few shingles across the cuts are omitted."""
 AT_ONCE = 1 << 19
-"""Number of elements (empty bins times bins) processed at a time: half a megabyte."""
+"""Number of elements (empty bins times bins) of MinHash signatures that are filled at a time: half a megabyte."""
 
 
 def shingles(texts: Sequence[str], ngram: int) -> tuple[np.ndarray, np.ndarray]:

@@ -16,7 +16,7 @@ from data_pipeline.deduplicate.tables import load, save
 from data_pipeline.deduplicate.texts import TextComparer
 
 PAIRS_PER_JOB = 1 << 15
-"""Doubtful pairs per job; they take some seconds."""
+"""Number of doubtful pairs of documents per job, which take some seconds."""
 AT_ONCE = 1 << 8
 """Number of pairs of documents whose texts are read together."""
 
@@ -28,9 +28,10 @@ class CompareJob:
     listing: PartListing
     near: NearDuplicateOptions
     doubtful: tuple[str, ...]
-    """Files of pairs, see `BandJob.doubtful`."""
+    """Files of doubtful pairs of documents, see `BandJob.doubtful`."""
     connected: str
-    """File of [rows]: lowest connected row known so far. Pairs within a component are not read."""
+    """File of [rows]: lowest row known so far that is connected with each document. Pairs within a component are not
+    read."""
     bucket: int
     of: int
 

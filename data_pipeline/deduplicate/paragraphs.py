@@ -25,7 +25,7 @@ class CutJob:
 
     listing: PartListing
     number: int
-    """Index of the part."""
+    """Index of the part that the job rewrites."""
     first_paragraph: int
     documents: tuple[str, ...]
     paragraphs: tuple[str, ...]

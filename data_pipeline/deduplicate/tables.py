@@ -32,7 +32,7 @@ class RowWriter:
     """Writer of an .npy file row by row. The file gets its name when it is closed."""
 
     HEADER = 128
-    """Size of numpy's header in bytes, for any number of rows."""
+    """Size in bytes of the header of numpy's .npy format, for any number of rows."""
 
     def __init__(self, path: str, dtype: str, width: int):
         self._dtype, self._width, self.count = dtype, width, 0

@@ -52,7 +52,7 @@ class Shingles:
 
     halvings: int
     hashes: np.ndarray
-    """uint64 [n], ascending and unique."""
+    """Hashes of the shingles, uint64 [n], ascending and unique."""
 
     @staticmethod
     def of(text: str, ngram: int) -> Shingles:

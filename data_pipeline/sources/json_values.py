@@ -20,13 +20,12 @@ from data_pipeline.sources.unreadable import Unreadable, UnreadableRecord
 DECODER = json.JSONDecoder()
 SPACE = re.compile(r"[ \t\r\n]*")
 HEAD_BYTES = 1 << 16
-"""Size of the prefix that identifies the layout of a file."""
+"""Bytes at the start of a JSON file that identify its layout."""
 MARGIN = 16
 """Maximum characters between a parse error and the end of the buffer if the cause may be a cut-off word or number."""
 
 Value = tuple[int, Any]
-"""Offset of the first byte of a JSON value, and the value or an `UnreadableRecord`, after which parsing cannot
-continue."""
+"""JSON value with the offset of its first byte; or an `UnreadableRecord`, after which parsing cannot continue."""
 
 
 def has_values(file: InputFile, encoding: Encoding) -> bool:

@@ -20,7 +20,7 @@ MAX_LINE_BYTES = 256 << 20
 BOM = b"\xef\xbb\xbf"
 
 Line = tuple[int, bytes | bytearray | None]
-"""Offset, and the line without its newline. None for a line longer than MAX_LINE_BYTES."""
+"""Line of a source file without its newline, with its offset. None for a line longer than MAX_LINE_BYTES."""
 
 
 def max_line_bytes(source: Source) -> int:

@@ -16,19 +16,19 @@ class FoundFile:
 
     path: str
     name: str
-    """Path relative to the listed folder, starting with the folder's name, with slashes."""
+    """Path of a found file relative to the listed folder, starting with the folder's name, with slashes."""
     size: int
     version: str
 
 
 @dataclass(frozen=True)
 class Listing:
-    """All files of a path, unordered."""
+    """All files at the path of a source, unordered."""
 
     kind: Literal["file", "folder", "glob"]
     files: list[FoundFile]
     skipped: list[tuple[str, str]] = field(default_factory=list)
-    """(reason, name) of skipped entries: folders that a build created, and entries that are not files."""
+    """Skipped entries, as (reason, name): folders that a build created, and entries that are not files."""
 
 
 def is_hidden(name: str) -> bool:

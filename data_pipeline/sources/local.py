@@ -1,4 +1,4 @@
-"""Local files."""
+"""Local files of a source."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ BLANK_LINES = re.compile(rb"(?:[ \t\r\v\f]*\n)+")
 LINE_END_AND_BLANK_LINES = re.compile(rb"\n(?:[ \t\r\v\f]*\n)+")
 
 ParagraphBlock = tuple[int, int, bytes | None]
-"""Offset of the paragraph, offset of this block, and its complete lines. None for a line longer than MAX_LINE_BYTES."""
+"""Complete lines of a paragraph, with the offset of the paragraph and of these lines. None for a line longer than
+MAX_LINE_BYTES."""
 
 
 def read_paragraphs(span: Span, encoding: Encoding) -> Iterator[tuple[int, Iterator[bytes | None]]]:

@@ -1,4 +1,4 @@
-"""Remote files, by fsspec."""
+"""Remote files of a source, read by fsspec."""
 
 from __future__ import annotations
 

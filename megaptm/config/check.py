@@ -435,7 +435,7 @@ def _restarts_errors(config: Config) -> Iterator[str]:
 
 
 ENDLESS = ("rsqrt", "noam", "constant")
-"""Decay functions of the learning rate that have no end."""
+"""Decay functions of the learning rate that do not end at a step."""
 
 
 def _decay_errors(optimizer: OptimizerConfig) -> Iterator[str]:

@@ -17,9 +17,9 @@ from megaptm.models.head_costs import HEADS
 from megaptm.spec import Family, ModelSpec, Size, attention_options, with_attention_options
 
 ATTENTION_KEYS = ("head_width", "kv_heads", "band", "share")
-"""Keys that only layers of a transformer use."""
+"""Keys of the section `model` that only layers of a transformer use."""
 UNUSED_VALUES = {"division": 1, "groups": 1, "cycle": 1, "memory": 0}
-"""Values of unused keys in the config of a run."""
+"""Values by which a run's config shows that a key of the section `model` is unused."""
 
 
 def layered_model_errors(model: ModelConfig) -> Iterator[str]:

@@ -15,7 +15,7 @@ from megaptm.plugins import is_builtin
 from megaptm.spec import Family, HeadInput, LayerlessFamily
 
 ANY_SEQUENCE = 512
-"""Sequence length for building a batch specification; only lengths depend on it."""
+"""Sequence length with which a batch specification is built to compare it with a family; only lengths depend on it."""
 
 
 def sequence_lengths(batch: BatchSpec, family: Family) -> dict[str, int]:

@@ -35,9 +35,9 @@ REPLACED_KEYS = frozenset({"data.mix", "data.size_limits", "layouts", "objective
     f"{key}.{name}" for key, section in extension_sections().items() for name in section.replaced
 }
 AUTO = "auto"
-"""Value of `layout`."""
+"""Value of `layout` in a config that requests the planner's layout."""
 PYTHON_CONFIG = "the given config"
-"""Location of a config from Python in error messages."""
+"""Name of a config from Python in the location of error messages."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class UncheckedConfig:
 
     path: Path
     levels: tuple[tuple[ConfigLayer, ...], ...]
-    """Layers of the files, each alone, the most distant ancestor first; then all overrides together."""
+    """Values of each file of the config by itself, the most distant ancestor first; then those of all overrides
+    together."""
 
     @classmethod
     def read(cls, path: str | Path, overrides: Sequence[str] = ()) -> UncheckedConfig:

@@ -13,7 +13,8 @@ Use = Literal["generate", "fill", "guess"]
 
 
 def list_uses(spec: ModelSpec, prompts: Collection[Prompt]) -> tuple[Use, ...]:
-    """Return the uses of a model trained with such prompts, the usual one first. Without any, it only gives vectors."""
+    """Return the uses of a model trained with such prompts, the usual use first. A model without any use only computes
+    vectors."""
     family, holes = spec.family, [kind for kind in prompts if kind != "text"]
     result: list[Use] = []
     if "lm" in family.heads:

@@ -85,7 +85,7 @@ class ConfigLayer:
     values: dict[str, Any]
     origins: dict[str, str]
     key: tuple[str, ...] = ()
-    """Key that an override sets."""
+    """Dotted key that an override sets."""
 
 
 def read_file(path: Path) -> ConfigLayer:

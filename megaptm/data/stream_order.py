@@ -15,7 +15,7 @@ from megaptm.objectives.objective import DocumentSlice, SequenceWindow
 
 
 class NeighborReader(Protocol):
-    """Retrieved neighbors of the documents of a split."""
+    """Interface of readers of retrieved neighbors, for the documents of a split."""
 
     def sample(self, document: int, rng: np.random.Generator) -> Iterator[DocumentSlice]:
         """Sample documents that were retrieved as neighbors of `document`, each with its kind."""
@@ -96,7 +96,7 @@ class DocumentOrder(StreamOrder):
         self.random_segment_prob, self.retrieved = random_segment_prob, retrieved
         super().__init__(corpus, split, **options)
         self._before = np.concatenate(([0], np.cumsum(self.shards.sums("samples"))))
-        """int64 [shards + 1]: number of documents before each shard."""
+        """Number of documents before each shard, int64 [shards + 1]."""
 
     def piece(self, epoch: int, position: int) -> list[DocumentSlice]:
         window, index = self._find(epoch, position)

@@ -32,10 +32,10 @@ MAX_COUNT = 1 << 40
 
 @dataclass(frozen=True, kw_only=True)
 class ShardInfo:
-    """Description of one shard."""
+    """Description of one shard of a corpus."""
 
     name: str
-    """File name in the corpus folder, `train-000000.tar`. Its index is `train-000000.index.npy`."""
+    """File name of the shard in the corpus folder, `train-000000.tar`. Its index is `train-000000.index.npy`."""
     samples: int
     tokens: int
     bytes: int

@@ -14,15 +14,15 @@ from megaptm.families.registry import contributions
 
 @dataclass(frozen=True, kw_only=True)
 class TokenType:
-    """Storage of token ids: in arrays of the tar, or otherwise if `shard` names another class."""
+    """Type of token ids in shards: stored in arrays of the tar, or otherwise if `shard` names another class."""
 
     pattern: str
-    """Regular expression of its names in manifests. Groups: `ids`, the numpy type of an id, if the field `ids` is
-    empty; `count`, the maximum number of ids per document in the index, after all offsets."""
+    """Regular expression of the type's names in manifests. Groups: `ids`, the numpy type of an id, if the field `ids`
+    is empty; `count`, the maximum number of ids per document in the index, after all offsets."""
     ids: str = ""
-    """Numpy type of an id."""
+    """Numpy type of a token id."""
     shard: str = "megaptm.data.shards:Shard"
-    """Class of its shards, `package.module:NAME`, a subclass of `data.shards.Shard`."""
+    """Class of the shards with these token ids, `package.module:NAME`, a subclass of `data.shards.Shard`."""
     noun: str = "document"
     """Noun for a document in `megaptm corpus inspect`."""
     is_label: bool = False

@@ -21,10 +21,11 @@ from megaptm.errors import UserError
 from megaptm.storage.mounts import find_mount
 
 UNKNOWN, UNDAMAGED, DAMAGED = range(3)
-"""Values of a shard's byte."""
+"""Values of a shard's byte in a file of verdicts."""
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.02, 1.0
 PATIENCE_SECONDS = 120.0
-"""Maximum wait for other processes, which may have been killed. A gigabyte takes a second or two."""
+"""Maximum seconds to wait for other processes to check a shard; they may have been killed. A gigabyte takes a second or
+two."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -33,7 +34,7 @@ class ShareOfChecks:
     """Part of the checks of a run's corpora that one of its processes does."""
 
     folder: Path
-    """Folder of this start for verdicts."""
+    """Folder of this start of the run for verdicts on shards."""
     rank: int
     ranks: int
 

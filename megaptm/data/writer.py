@@ -42,7 +42,7 @@ class ShardWriter:
         self._hash = hashlib.sha256()
         self._position = 0
         self.tokens = 0
-        """Tokens added to the shard so far, which determine the start of the next shard."""
+        """Number of tokens added to the shard so far; the start of the next shard follows from it."""
         self._text_bytes = 0
         self._info: ShardInfo | None = None
         self._shard = AtomicFile(self.path)
@@ -126,7 +126,7 @@ class ShardWriter:
         return self._append_array(f"{name}.tokens.npy", ids)
 
     def _append_rest(self, name: str, ids: np.ndarray, meta: Mapping[str, Any] | None) -> None:
-        """Append the members that the index does not locate."""
+        """Append those members of a document to the shard that the index does not locate, such as its metadata."""
         if meta is not None:
             self._append_member(f"{name}.json", _JSON.encode(meta).encode())
 

@@ -9,8 +9,8 @@ from typing import Literal
 from megaptm.resilience.events import hung_twice_without_saving
 
 Ending = Literal["node-lost", "interrupted", "hung", "failed"]
-"""Reason why a start of a run ended: a node was lost; the scheduler ended the run or it saved itself to continue; a
-rank hung; a rank failed."""
+"""Reason why a start of a run ended: a node was lost; the scheduler ended it, or it saved itself to continue; a rank
+hung; a rank failed."""
 
 
 @dataclass

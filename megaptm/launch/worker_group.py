@@ -27,7 +27,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 POLL_SECONDS = 0.05
 APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 BACKLOG = 2048
-"""Number of pending connections of ranks that start before rank 0 has imported torch."""
+"""Maximum number of pending connections at the rendezvous, of ranks that start before rank 0 has imported torch."""
 KILL_SECONDS = 30.0
 """Seconds to wait for the end of a killed process, which the kernel may delay."""
 SAVES = "finishing the step and saving; then exiting with code 75"
@@ -40,7 +40,7 @@ class Rendezvous:
     world: int
     """Number of ranks of the run on all machines."""
     address: str
-    """Address of rank 0's machine."""
+    """Address of rank 0's machine, at which the ranks meet."""
     port: int
 
 

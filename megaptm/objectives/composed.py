@@ -23,7 +23,7 @@ class StepValue:
     """Piecewise constant function of the step."""
 
     steps: tuple[int, ...]
-    """First step of each value; the first of them is 0."""
+    """First step of each value of the function; the first of them is 0."""
     values: tuple[float, ...]
 
     def at(self, step: int) -> float:

@@ -11,8 +11,8 @@ from megaptm.errors import UserError
 Read = TypeVar("Read")
 
 FILE = {"names": "file"}
-"""Metadata of the field of an option that names a file or a custom function. A run stores its absolute path and its
-hash."""
+"""Metadata of an objective's field, by which the field names a file or a custom function. A run stores its absolute
+path and its hash."""
 
 
 def read_named_file(option: str, name: str, read: Callable[[Path], Read], *, kind: str, remedy: str) -> Read:

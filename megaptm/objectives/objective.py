@@ -46,7 +46,7 @@ class SequenceWindow:
     """
 
     stride: int
-    """Distance between the starts of consecutive sequences, in tokens and slots."""
+    """Distance between the starts of consecutive sequences in the stream, in tokens and slots."""
     lookahead: int = 0
     """Number of tokens and slots of the next sequence that this sequence also reads (causal-lm: 1, the last label)."""
     slots: int = 0
@@ -82,7 +82,7 @@ class DocumentSlice:
     """Suffix -> content of a file that belongs to the document, for suffixes that the objective requests (unit
     `document`)."""
     location: str = ""
-    """Shard and document index of those files, for error messages."""
+    """Shard and document index of the files that belong to the document, for error messages."""
     retrieved: str = ""
     """Kind of retrieved neighbor, if the document was added as one."""
 
@@ -115,7 +115,7 @@ class SentenceGroup:
 
 
 INSIDE = 2
-"""Mark of a token that continues a phrase or a tag."""
+"""Mark of a token that continues a phrase or a tagged span."""
 
 
 def mark_tokens(tokens: np.ndarray, annotations: Mapping[str, np.ndarray]) -> np.ndarray:

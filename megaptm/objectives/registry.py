@@ -53,4 +53,4 @@ def _contributed_objectives() -> Iterator[tuple[str, BaseObjective]]:
 TASKS: Registry[type[BaseObjective]] = Registry(_TASKS, _contributed_tasks)
 """Classes of tasks of which a config composes an objective, by name."""
 OBJECTIVES: Registry[BaseObjective] = Registry(_OBJECTIVES, _contributed_objectives)
-"""Objectives that a config can select by name."""
+"""Objectives that a config can select by name, each a task or a named mixture."""

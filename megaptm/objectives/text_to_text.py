@@ -24,7 +24,7 @@ class TextToText(Translation):
     """
 
     packed: bool = True
-    """Whether a sequence holds several examples, or one and padding."""
+    """Whether a sequence holds several examples of a task, or one example and padding."""
     fill: Annotated[float, Field(gt=0, le=2)] = FILL
     """Share of the encoder's sequence length that is filled with tokens of both parts. If targets are as long as
     inputs, 1 leaves both sequences half empty. Examples that do not fit are used in another epoch."""

@@ -21,8 +21,8 @@ from megaptm.objectives.objective import (
 )
 
 FILL = 0.875
-"""Share of the sequence length that is filled with pairs. With sentence pairs of 28 tokens per side on average, 1 of
-200 does not fit at 448 tokens, and 1 of 50 at 256; a different one in each epoch."""
+"""Share of the sequence length that is filled with pairs of texts. With sentence pairs of 28 tokens per side on
+average, 1 of 200 does not fit at 448 tokens, and 1 of 50 at 256; a different one in each epoch."""
 
 
 @dataclass(frozen=True)

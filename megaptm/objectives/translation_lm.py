@@ -23,7 +23,7 @@ from megaptm.objectives.text_questions import LabeledTexts, fit_lengths
 from megaptm.objectives.translation import FILL
 
 SLOTS = 3
-"""Special tokens of a pair: `cls` A `sep` B `sep`."""
+"""Number of special tokens in a pair of translation language modeling: `cls` A `sep` B `sep`."""
 Language = Annotated[int, Field(ge=0, le=10**6)]
 
 

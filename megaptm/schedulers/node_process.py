@@ -1,4 +1,4 @@
-"""A module run as a process on a node, and the facts that it prints."""
+"""Module that runs as a process on a node of a cluster, and the facts that it prints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from megaptm.python_path import module_command
 
 END_SECONDS = 10.0
-"""Seconds for a process on a node to end after SIGTERM."""
+"""Seconds that a process on a node has to end after SIGTERM."""
 
 
 @dataclass(frozen=True)

@@ -60,14 +60,14 @@ JOINING = (
 _CASED = r"[\p{Cased}&&[^\p{Case_Ignorable}]]"
 _BEFORE = "|".join(f"(?<={_CASED}{ignorable}Σ)" for ignorable in (r"\p{Case_Ignorable}" * n for n in range(8)))
 COMBINING = r"[\x{300}-\x{34e}"
-"""Start of the pattern for all characters with a combining class."""
+"""Start of the regular expression for all characters with a combining class."""
 SIGMA = {
     "type": "Replace",
     "pattern": {"Regex": rf"Σ(?:{_BEFORE})(?!(?>\p{{Case_Ignorable}}{{0,64}}){_CASED})"},
     "content": "ς",
 }
-"""Lower-cases a final sigma as Python does; the library's `Lowercase` only considers single characters. The bounds keep
-the cost linear, even for a line of a million dots."""
+"""Component of a normalizer that lower-cases a final sigma as Python does; the library's `Lowercase` only considers
+single characters. The bounds keep the cost linear, even for a line of a million dots."""
 
 
 def expand_precompiled(normalizer: NormalizerPart | None, *, folds: bool = True) -> NormalizerPart | None:

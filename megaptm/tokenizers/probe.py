@@ -17,7 +17,8 @@ ODD = (
 )
 CRITICAL = "aZé漢か1٣²'\u2019.,-_/ \t\n\r\v\f\x00\x1c\x85\u00a0\u2028\u3000\u200d\u0301\u1ac1\ufe0f😀▁sStTlL"
 LOW, STEP, HIGH = 0x300, 37, 0x20000
-"""Code points of the probe texts: all below LOW, and every STEP-th of those up to HIGH."""
+"""Code points of the texts on which two tokenizers are compared: all below LOW, and every STEP-th of those up to
+HIGH."""
 
 
 @lru_cache(maxsize=1)

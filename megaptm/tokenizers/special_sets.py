@@ -16,11 +16,11 @@ class SpecialSet:
     roles: Mapping[str, str]
     """Role (a key of `special.CONFIG_KEYS`) -> token. A token may have several roles."""
     first: tuple[str, ...] = ()
-    """Special tokens with ids 0, 1 ..."""
+    """Special tokens with the first ids 0, 1 ..."""
     last: tuple[str, ...] = ()
     """Special tokens with the highest ids."""
     single: str | None = None
-    """Template of one text for the library's TemplateProcessing; None to add no tokens."""
+    """Template of one text for `TemplateProcessing` of the tokenizers library; None to add no special tokens."""
     pair: str | None = None
     sentinels: int = 0
     """Default number of `<extra_id_N>` sentinels."""

@@ -106,11 +106,11 @@ class _Window:
         self.source = ChunksUntilError(source)
         self.data = bytearray()
         self.offset = offset
-        """Offset of the first byte of `data`."""
+        """Offset in the WARC file of the first byte of `data`."""
 
     @property
     def error(self) -> Unreadable | None:
-        """Reason for an early end of the stream."""
+        """Reason why the WARC file ended early."""
         return self.source.error
 
     def fill(self, size: int) -> bool:

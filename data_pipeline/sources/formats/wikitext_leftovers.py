@@ -13,7 +13,7 @@ PLAIN = str.maketrans("\1\2\3\4\5\6\7\10", SIGNS)
 COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 BRACE = re.compile(r"([{}])")
 OPEN_TEMPLATE = re.compile(r"\{\{.*(?:\n[ \t]*(?:\||!|\}\}).*)*")
-"""Matches to the end of the line, and the following lines of arguments."""
+"""Pattern of an unclosed template: the rest of its line, and the following lines of arguments."""
 LINK = re.compile(r"\[\[(?:[^\[\]|\n]{0,200}\|)?|\]\]|\{\{|\}\}")
 TAG = re.compile(
     r"</?(?:ref|references|nowiki|gallery|math|div|span|small|big|center|br|p|sup|sub|b|i|u|s|table|tr|td|th|li|ul|ol"
@@ -21,7 +21,7 @@ TAG = re.compile(
     re.IGNORECASE,
 )
 ROW = re.compile(r"[:*#; \t]*(?:\{\||\|\}|\|-|\|\+)")
-"""Start of a table line that holds no cell."""
+"""Pattern of the start of a table line that holds no cell."""
 CELL = re.compile(r"[ \t]*[|!]")
 CELLS = re.compile(r"\|\||!!")
 

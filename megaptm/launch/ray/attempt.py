@@ -49,7 +49,7 @@ class AttemptOutcome:
     """Result of one start of a run on Ray."""
 
     ends: list[ProcessExit] = field(default_factory=list)
-    """Ranks that exited by themselves, in order of their reports."""
+    """Exits of ranks that ended by themselves, in order of their reports."""
     lost: list[RankAssignment] = field(default_factory=list)
     """Ranks on nodes that are dead or do not reply."""
     broken: list[RankAssignment] = field(default_factory=list)

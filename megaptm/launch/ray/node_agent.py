@@ -1,4 +1,4 @@
-"""Actor that starts and supervises the ranks on one node. They die with it."""
+"""Ray actor that starts and supervises the ranks on one node. They die with it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AgentReport:
     """Report of a node's agent: new output and exits of ranks."""
 
     out: bytes = b""
-    """New standard output of rank 0."""
+    """New standard output of rank 0 since the last report."""
     err: bytes = b""
     ends: list[ProcessExit] = field(default_factory=list)
     alive: bool = True

@@ -32,7 +32,7 @@ the head of a cluster for a quarter of an hour."""
 TAKEN_PORT = re.compile(r"Failed to start the grpc server\. The specified port is (\d+)")
 STARTED = b"Ray runtime started"
 MARK = "MEGAPTM_RAY_START"
-"""Environment variable that identifies the processes of one attempt."""
+"""Environment variable that identifies the processes of one attempt to start Ray."""
 
 
 def retry_seconds() -> float:
