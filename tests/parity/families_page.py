@@ -52,7 +52,8 @@ except for `xl-literal` and `13b-literal`, which have the sizes of GPT-3's table
 WORD_HEAD = """
 ## Word vectors
 
-Tables and small networks ([word vectors](word-vectors.md)). Parameters are for the published number of words.
+These families are tables of vectors and small networks ([word vectors](word-vectors.md)). Numbers of parameters are for
+the published number of words.
 
 | family | words | parameters by size | objectives |
 |---|---|---|---|
