@@ -39,7 +39,7 @@ class StableAdamW(torch.optim.Optimizer):
         held = [(part, part.master) for part in self.parts if part.master is not None]
         # Kernels for all tensors at once: launching one for each would take longer on a GPU than the work.
         updates = self._compute_updates([master for _, master in held], settings)
-        values = [part.squares(None if part.master is None else part.master.grad) for part in self.parts]
+        values = [part.sum_squares(None if part.master is None else part.master.grad) for part in self.parts]
         sliced = [part.placement.axis is not None for part in self.parts]
         sums = sum_over_ranks(values, sliced=sliced, divided=self.divided)
         squares = [sum_M for part, sum_M in zip(self.parts, sums, strict=True) if part.master is not None]
@@ -50,7 +50,7 @@ class StableAdamW(torch.optim.Optimizer):
             if part.matrices == 1:
                 update.mul_(rate_M)
             else:
-                update.copy_(part.in_local_shape(part.by_row(update) * part.spread(rate_M)[:, None]))
+                update.copy_(part.in_local_shape(part.by_row(update) * part.expand_to_rows(rate_M)[:, None]))
         if held:
             torch._foreach_sub_([master for _, master in held], updates)
 
