@@ -75,10 +75,10 @@ def tiny_model(family: str, *, layers: int = 2, dropout: float = 0.0, noise: flo
     fill(model, seed=7)
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             shift = torch.randn(parameter.shape, generator=generator) * noise
             parameter += shift
-            if len(parameter) == model.spec.padded_vocabulary:
+            if name.startswith(("embed.", "head.")) and len(parameter) == model.spec.padded_vocabulary:
                 parameter[VOCABULARY:] = 0
     return model.eval()
 
