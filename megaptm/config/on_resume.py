@@ -41,6 +41,7 @@ RESUME_RULES = {
     "devices": OnResume.YES,
     "layouts": OnResume.YES,
     "objective": OnResume.LATER,
+    "model.attention": OnResume.NEXT_PHASE,
     "model.dropout": OnResume.NEXT_PHASE,
     "model.word_vectors": OnResume.YES,  # like train.init_from, it is read before the first step only
     "data.mix": OnResume.MOVED,

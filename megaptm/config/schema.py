@@ -174,7 +174,7 @@ class TrainConfig(Section):
     """Number of optimizer steps of the whole run."""
     phase_start: Annotated[int, Field(ge=0)] = 0
     """First step of this phase of the run: train.steps of the phase before, whose last checkpoint it continues.
-    data.sequence and model.dropout may differ from that phase. 0: the run has one phase."""
+    data.sequence, model.dropout and model.attention may differ from that phase. 0: the run has one phase."""
     batch: Count
     """Number of sequences of one step, over all processes."""
     ramp: RampConfig | None = None

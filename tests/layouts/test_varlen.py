@@ -35,7 +35,7 @@ def with_dense_masks(family: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("family", [*KINDS, "modernbert"])
 def test_layout_by_offsets_changes_no_result(family: str, name: str) -> None:
     layout = LAYOUTS[name]
     results = run_ranks(layout.processes, train_by_offsets, family, layout)

@@ -15,7 +15,10 @@ from tests.forked import megaptm
 
 SCHEDULE = ("optimizer.warmup_steps=1", "optimizer.decay=linear", "optimizer.decay_steps=8", "model.dropout=0.1")
 FIRST = ("data.sequence=16", "train.steps=4")
-SECOND = ("data.sequence=32", "model.dropout=0.0", "train.steps=8", "train.phase_start=4")
+SECOND = (
+    *("data.sequence=32", "model.dropout=0.0", "model.attention.dropout=false", "train.steps=8"),
+    "train.phase_start=4",
+)
 BATCH = 12
 
 
@@ -112,12 +115,15 @@ def test_slurm_preflight_refuses_an_invalid_phase(runs):
 
 def test_first_phase_after_the_second_is_refused(runs, second):
     output = megaptm("train", *runs.words("second", *FIRST), code=2)
-    assert f"3 keys differ from the config that the run in {second} was started with" in output
+    assert f"4 keys differ from the config that the run in {second} was started with" in output
     assert "data.sequence is 16, was 32" in output
 
 
 def test_all_changed_keys_are_listed(runs):
     before = content(runs.first_phase)
     output = megaptm("train", *runs.words("begun", *SECOND, "train.phase_start=3"), code=2)
-    assert "data.sequence is 32, was 16\n  model.dropout is 0.0, was 0.1\n  train.phase_start is 3, was 0" in output
+    assert (
+        "data.sequence is 32, was 16\n  model.attention.dropout is False, was True\n  model.dropout is 0.0, was 0.1\n"
+        "  train.phase_start is 3, was 0"
+    ) in output
     assert content(runs.first_phase) == before
