@@ -43,7 +43,7 @@ class DropCounts:
 
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
-    """Reason -> (source, first characters of the text)."""
+    """Examples of dropped documents: reason -> (source, first characters of the text)."""
     messages: dict[str, str] = field(default_factory=dict)
     """Reason -> detailed message about the first document, with a remedy, if there is one."""
 

@@ -21,7 +21,7 @@ class StageProgress(AbstractContextManager):
 
     def __init__(self, console: Console | None):
         self.seconds: dict[str, float] = {}
-        """Stage -> wall time in seconds."""
+        """Wall time of each stage in seconds."""
         columns = (SpinnerColumn(), TextColumn("{task.description:<18}"), BarColumn(), MofNCompleteColumn())
         has_bars = console is not None and console.is_terminal
         self._bars = Progress(*columns, TimeElapsedColumn(), console=console, disable=not has_bars)

@@ -55,7 +55,7 @@ class CorpusReport:
     reused_jobs: int = 0
     """Jobs whose result was stored by an earlier build."""
     seconds: dict[str, float]
-    """Stage -> wall time in seconds."""
+    """Wall time of each stage of the build in seconds."""
 
     def sum_over_splits(self, column: str) -> int:
         """Return the sum of `documents`, `tokens`, `bytes` or `shards` over all splits of the corpus."""

@@ -89,7 +89,7 @@ class BatchSpec:
 
     @property
     def num_appended(self) -> int:
-        """Return R, the number of positions after a sample's text, such as image regions."""
+        """Return R, the number of positions that a batch adds after each text, such as image regions."""
         return max((field.shape[0] for field in self.fields.values() if field.is_appended), default=0)
 
     @property

@@ -35,7 +35,7 @@ class BatchSchedule:
     start: int = 0
     """Batch size of the first step; set together with `increment` and `samples`."""
     increment: int = 0
-    """Amount by which the batch size grows each time."""
+    """Amount by which each stage of the ramp increases the batch size."""
     samples: int = 0
     """Number of samples in the ramp; 0: no ramp."""
     sizes_by_step: tuple[tuple[int, int], ...] = ()

@@ -35,9 +35,9 @@ class Annotations:
     tags: str | None = None
     """Labeled phrases: a file of `label<TAB>phrase` lines, or `package.module:function` (see `tags.py`)."""
     turns: bool = False
-    """Starts and speakers of turns, for documents with the note `turns`."""
+    """Whether to annotate starts and speakers of turns, for documents with the note `turns`."""
     parts: bool = False
-    """Starts of the parts of a document. Set by a recipe whose sources have parts."""
+    """Whether to annotate the starts of the parts of a document. Set by a recipe whose sources have parts."""
     labels: tuple[str, ...] = ()
     """All labels of documents, in index order. The label of a document is its note `label`."""
 

@@ -135,7 +135,7 @@ class Words:
         return edges[:-1][words], edges[1:][words]
 
     def _kinds_by_byte(self) -> np.ndarray:
-        """Return uint8 [bytes]: kind of the character that each byte belongs to."""
+        """Return the kind of the character that each byte of the text belongs to, uint8 [bytes]."""
         kinds = np.frombuffer(self._encoded.translate(_kinds_of_bytes(self._split)), np.uint8)
         if self._ascii:
             return kinds
@@ -208,7 +208,7 @@ def _hash_words(eight: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.
 
 
 def _codes_beyond_ascii(text: str) -> np.ndarray:
-    """Return uint32: the code points above 127, in order."""
+    """Return the code points of a text above 127, in order, as uint32."""
     above_ascii = []
     for start in range(0, len(text), AT_ONCE):
         codes = np.frombuffer(text[start : start + AT_ONCE].encode("utf-32-le", "surrogatepass"), "<u4")

@@ -120,7 +120,7 @@ def _text_digest(text: bytes) -> bytes:
 
 
 def _sort_digests(digests: bytearray) -> np.ndarray:
-    """Return uint64 [3, n]: sorted digests and their indexes."""
+    """Return digests of texts in sorted order, with their indexes, as uint64 [3, n]."""
     first, second = np.frombuffer(digests, "<u8").reshape(-1, 2).T
     order = np.lexsort((second, first))
     return np.stack([first[order], second[order], order.astype(np.uint64)])

@@ -37,6 +37,6 @@ def _split_document(document: Document, options: ParagraphOptions) -> list[str]:
 
 
 def _numbered_paragraphs(pieces: list[str], options: ParagraphOptions) -> list[tuple[int, str]]:
-    """Return (index in `pieces`, paragraph) of each paragraph that is long enough to be removed."""
+    """Return the paragraphs that are long enough to be removed, as (index in `pieces`, paragraph)."""
     paragraphs = ((index, pieces[index].strip()) for index in range(0, len(pieces), 2))
     return [(index, paragraph) for index, paragraph in paragraphs if len(paragraph) >= options.characters]

@@ -270,7 +270,7 @@ def _with_document_mask(values: dict[str, Any]) -> dict[str, Any]:
 
 
 class ModelSection(Section):
-    """Section `model` alone, for errors that name its keys."""
+    """Config that has only section `model`, so that errors name the keys of the model."""
 
     model: ModelConfig
 

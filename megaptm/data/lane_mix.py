@@ -25,7 +25,7 @@ class LaneMix(Mix):
         assert len(lanes) == len(sources)
         self.lanes = sum(lanes)
         self._source = generator(self.seed, "lanes").permutation(np.repeat(np.arange(len(lanes)), lanes))
-        """int64 [lanes]: source of each sequence."""
+        """Source of each lane, int64 [lanes]."""
         self._lane = np.empty(self.lanes, dtype=np.int64)
         self._lane[np.argsort(self._source, kind="stable")] = np.concatenate([*map(np.arange, lanes)])
         self._lanes = lanes

@@ -108,7 +108,7 @@ class Shard:
         self.path = path
         self.content = content
         self.index = index
-        """int64 [documents, 2 * fields]; see `TOKENS_AT`."""
+        """Index of the shard, int64 [documents, 2 * fields]: start and length of each field (see `TOKENS_AT`)."""
         self.dtype = dtype
         self.fields = tuple(fields)
         self.vocabulary: int | None = None

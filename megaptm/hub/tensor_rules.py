@@ -86,12 +86,12 @@ JOINED_GATE_AND_VALUE = Conversion(
 
 
 def always(spec: ModelSpec) -> bool:
-    """Return True: condition of tensor rules that apply to every model."""
+    """Return True; the condition of conversion rules that apply to every model."""
     return True
 
 
 def any_block(block: Block) -> bool:
-    """Return True: condition of tensor rules that apply to every layer."""
+    """Return True; the condition of conversion rules that apply to every layer."""
     return True
 
 

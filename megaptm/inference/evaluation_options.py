@@ -9,7 +9,7 @@ from megaptm.errors import UserError
 
 
 def _integer_option(minimum: int, help_: str) -> Any:
-    """Return the field of an option for an integer or None."""
+    """Return the dataclass field of an evaluation option that is an integer or None."""
     return field(default=None, metadata={"minimum": minimum, "help": help_})
 
 

@@ -119,7 +119,7 @@ def max_scores(device: torch.device) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _Tile:
-    """Group of R consecutive tiles of an attention pattern, with block indices on the device."""
+    """Group of R consecutive tiles of an attention pattern. Its block indices are on the device."""
 
     queries: slice
     """Queries of all R tiles of the group."""

@@ -110,7 +110,7 @@ def _truncate_text(text: np.ndarray, keep: int, rng: np.random.Generator) -> np.
 
 @dataclass(frozen=True)
 class Question:
-    """Question about the texts of a sequence. Its batch field is its name with underscores."""
+    """Question about the texts of a sequence, such as their order. Its batch field is its name with underscores."""
 
     make_texts: Callable[[SentenceGroup, np.random.Generator, int], LabeledTexts]
     """Function that makes texts: (sentences, generator, maximum tokens) -> texts."""

@@ -188,8 +188,11 @@ def _data_seconds(machine: Machine, work: Workload, stage: CountedStage, passes:
 
 
 def _sharded_seconds(machine: Machine, work: Workload, stage: CountedStage, passes: PassTimes) -> float:
-    """Return the seconds that full sharding adds: weights of layers are gathered twice for each micro-batch and their
-    gradients summed once, while other layers are computed; everything else once a step."""
+    """Return the seconds that full sharding adds to a step.
+
+    Weights of a layer are gathered twice for each micro-batch and its gradients summed once, while other layers are
+    computed. All other weights are gathered and their gradients summed once a step.
+    """
     counted, software = stage.parameters, work.software
 
     def over_data_ranks(size: float) -> float:

@@ -183,7 +183,7 @@ class ProfileEvent(Event, kind="profile"):
 
 @dataclass(frozen=True, kw_only=True)
 class StopSignalEvent(Event, kind="stop-signal"):
-    """The run was asked to stop."""
+    """The run received a signal to stop."""
 
     signal: str
 

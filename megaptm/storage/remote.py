@@ -49,7 +49,7 @@ class RemoteFile:
         return int(self._call_with_retries(lambda: self._file_system().info(self.url, **self._fresh_options())["size"]))
 
     def read(self) -> bytes:
-        """Read a small remote file."""
+        """Return the content of this remote file in one read, for small files."""
         return self._call_with_retries(lambda: self._file_system().cat_file(self.url))
 
     def chunks(self, size: int) -> Iterator[bytes]:

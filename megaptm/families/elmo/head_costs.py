@@ -12,8 +12,8 @@ from megaptm.spec import ModelSpec
 
 
 class BidirectionalHeadCosts(HeadCosts):
-    """Bidirectional language model head (ELMo, arXiv:1802.05365, 3.1): next token in each direction, each by its own
-    stack, with a shared table and bias. Papers do not count it."""
+    """Costs of ELMo's bidirectional language model head (arXiv:1802.05365, 3.1). It predicts the next token in each
+    direction from a stack of its own, with a shared table and bias. Papers do not count its parameters."""
 
     name = "bidirectional-lm"
     module = "megaptm.families.elmo.head_modules:BidirectionalHead"

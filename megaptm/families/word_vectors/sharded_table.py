@@ -185,7 +185,7 @@ class ShardedTable:
         return np.argsort(owner, kind="stable"), sizes
 
     def _flat_index(self, rows: np.ndarray) -> np.ndarray:
-        """Return the indices in `flat` of rows that this rank holds, int64."""
+        """Return where rows of the table that this rank holds are in its flat part, as int64 indices."""
         return rows // LANES * self.held.shape[1] + rows % LANES - self.first_lane
 
 

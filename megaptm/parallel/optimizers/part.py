@@ -1,4 +1,4 @@
-"""Tensor part that the optimizer of one rank holds, and sums over the ranks that hold the other parts."""
+"""Part of a tensor that the optimizer of one rank holds, and sums over the ranks with the other parts."""
 
 # R rows and C columns of this tensor rank's slice, N rows of the slice that are held here, M matrices
 

@@ -20,9 +20,9 @@ class Kind:
     """Kind of tokenizer: the algorithm that divides texts into tokens."""
 
     train: Callable[[Iterable[str], VocabularyRequest], Any]
-    """Training function: returns a `tokenizers.Tokenizer`, without the special tokens in `last`."""
+    """Function that trains the tokenizer: returns a `tokenizers.Tokenizer` without the special tokens in `last`."""
     specials: str
-    """Default set of special tokens: that of the family known for this kind."""
+    """Default set of special tokens: that of the family known for this kind of tokenizer."""
     lowercase: bool | None
     """Default of case folding; None if the kind does not support it."""
     needs_unknown: bool = True

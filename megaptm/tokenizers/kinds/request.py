@@ -9,7 +9,7 @@ from megaptm.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyRequest:
-    """Request to train a vocabulary: its parameters."""
+    """Parameters for the training of a tokenizer's vocabulary."""
 
     vocabulary: int
     """Vocabulary size, including special tokens."""
@@ -18,7 +18,7 @@ class VocabularyRequest:
     last: tuple[str, ...]
     """Special tokens that get their ids after training."""
     unknown: str | None
-    """Unknown token, an element of `first`."""
+    """Token for unknown words, one of the special tokens in `first`; None if there is none."""
     lowercase: bool
     digits: bool
     """Whether each digit is a separate token."""
