@@ -13,7 +13,7 @@ from megaptm.config.model import resolve_model
 from megaptm.config.model_rules import layered_model_errors, model_title, stack_sizes
 from megaptm.config.objective_fit import objective_errors, sequence_lengths
 from megaptm.config.schedule import tasks_without_samples
-from megaptm.config.schema import AdafactorConfig, Config, Layout, ModelConfig, OptimizerConfig
+from megaptm.config.schema import AdafactorConfig, Config, Layout, ModelConfig, MuonConfig, OptimizerConfig
 from megaptm.config.sections.extensions import used_sections
 from megaptm.errors import UserError, nearest
 from megaptm.families import FAMILIES, find_family
@@ -486,5 +486,6 @@ def _update_rule_errors(optimizer: OptimizerConfig) -> Iterator[str]:
                 f"optimizer.{key} is not used by optimizer.name {optimizer.name}; remove it, or choose "
                 f"{' or '.join(names)}."
             )
-    if optimizer.adafactor != AdafactorConfig() and optimizer.name != "adafactor":
-        yield f"optimizer.adafactor is not used by optimizer.name {optimizer.name}; remove it, or choose adafactor."
+    for section, default in (("adafactor", AdafactorConfig()), ("muon", MuonConfig())):
+        if getattr(optimizer, section) != default and optimizer.name != section:
+            yield f"optimizer.{section} is not used by optimizer.name {optimizer.name}; remove it, or choose {section}."

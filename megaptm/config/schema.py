@@ -18,7 +18,7 @@ from megaptm.batch_schedule import BatchSchedule
 from megaptm.config.sections.data import DataConfig
 from megaptm.config.sections.extensions import with_extension_sections
 from megaptm.config.sections.model import ModelConfig, Shape
-from megaptm.config.sections.optimizer import AdafactorConfig, OptimizerConfig
+from megaptm.config.sections.optimizer import AdafactorConfig, MuonConfig, OptimizerConfig
 from megaptm.errors import UserError
 from megaptm.families import find_family
 from megaptm.objectives import BaseObjective, build_objective
@@ -36,6 +36,7 @@ __all__ = [
     "Layout",
     "ModelConfig",
     "ModelSection",
+    "MuonConfig",
     "OptimizerConfig",
     "RampConfig",
     "Section",

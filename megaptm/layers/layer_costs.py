@@ -123,7 +123,7 @@ def linears_outside_layers(block: Block, size: Size, layers: range) -> Iterator[
     if not layers:
         return
     if block.score_bias:
-        yield LinearShape(size.heads, BIAS_BUCKETS, False, "rows")
+        yield LinearShape(size.heads, BIAS_BUCKETS, False, "heads")
     for record in dict.fromkeys(block.attentions):
         yield from costs_class(record).stack_linears(record, block, size, layers)
 

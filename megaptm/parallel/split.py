@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from megaptm.layers.accumulate import EmbeddingLookup, linear
 from megaptm.layers.attention import AttentionCore
-from megaptm.layers.layer import Stack
+from megaptm.layers.layer import BaseStack, Stack
 from megaptm.layers.split import (
     Dropout,
     Embedding,
@@ -62,6 +62,8 @@ class Placement:
     matrices: int = 1
     """Number of matrices that are interleaved in a parameter, `interleave` rows of each in turn (`LinearShape`)."""
     interleave: int = 1
+    in_layer: bool = False
+    """Whether it is a weight matrix of a layer: no table, head, norm or bias."""
 
     def local_part(self, full: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return this tensor rank's part, with a given shape, of a full tensor."""
@@ -172,7 +174,11 @@ class VocabularySplitTokenLoss(TokenLoss):
 
 def split_model(model: Model, config: ModelParallelConfig, *, ranks: int, rank: int) -> dict[str, Placement]:
     """Divide `model` over `ranks` tensor ranks in place; return the placement of each parameter."""
-    placements = {name: _placement(module, name, parameter, ranks, rank) for name, module, parameter in _owned(model)}
+    in_layers = {id(module) for stack in model.modules() if isinstance(stack, BaseStack) for module in stack.modules()}
+    placements = {
+        name: _placement(module, name, parameter, ranks, rank, in_layer=id(module) in in_layers)
+        for name, module, parameter in _owned(model)
+    }
     if ranks > 1:
         _swap(model, config, ranks, rank)
         _set_random_streams(model, sequence_parallel=config.sequence_parallel)
@@ -246,16 +252,19 @@ def _owned(model: nn.Module) -> list[tuple[str, nn.Module, nn.Parameter]]:
     ]
 
 
-def _placement(module: nn.Module, name: str, parameter: nn.Parameter, ranks: int, rank: int) -> Placement:
+def _placement(
+    module: nn.Module, name: str, parameter: nn.Parameter, ranks: int, rank: int, *, in_layer: bool
+) -> Placement:
     shape = tuple(parameter.shape)
     axis = AXIS[getattr(module, "split", "none")]
     if isinstance(module, Linear) and name.endswith("bias"):
         axis = 0 if module.split == "columns" else None
     interleaving = (module.matrices, module.interleave) if isinstance(module, Linear) else (1, 1)
+    is_layer_matrix = in_layer and isinstance(module, Linear) and len(shape) == 2
     if axis is None or ranks == 1:
-        return Placement(name, shape, (0,) * len(shape), None, *interleaving)
+        return Placement(name, shape, (0,) * len(shape), None, *interleaving, is_layer_matrix)
     offset = tuple(rank * (length // ranks) if i == axis else 0 for i, length in enumerate(shape))
-    return Placement(name, shape, offset, axis, *interleaving)
+    return Placement(name, shape, offset, axis, *interleaving, is_layer_matrix)
 
 
 def _swap(model: Model, config: ModelParallelConfig, ranks: int, rank: int) -> None:

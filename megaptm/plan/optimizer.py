@@ -48,16 +48,32 @@ def count_state(
         return StateSize(2 * trained)
     if optimizer.name == "adagrad":
         return StateSize(trained)
+    if optimizer.name == "muon":  # one momentum for the matrices of layers, two moments for the rest
+        matrices = (matrix for matrix in _layer_matrices(spec, local) if matrix.split != "heads")
+        return StateSize(2 * trained - sum(prod(_local_shape(matrix, tensor)) for matrix in matrices))
     momentum = trained if optimizer.momentum else 0
     if optimizer.name == "sgd":
         return StateSize(momentum)
     min_size, squares, factors = optimizer.adafactor.min_dim_size_to_factor, trained, 0
     for matrix in _all_matrices(spec, local, heads) if min_size is not None else ():
         if min(matrix.outputs // matrix.matrices, matrix.inputs) >= (min_size or 0):
-            rows = matrix.outputs // (tensor if matrix.split == "columns" else 1)
-            columns = matrix.inputs // (tensor if matrix.split == "rows" else 1)
+            rows, columns = _local_shape(matrix, tensor)
             squares, factors = squares - rows * columns, factors + rows + matrix.matrices * columns
     return StateSize(momentum + squares, factors)
+
+
+def orthogonalization_flops(optimizer: OptimizerConfig, spec: ModelSpec, local: Sequence[ModelChunk]) -> float:
+    """Return the FLOPs of one step of Muon for the matrices of these chunks, which the ranks of a stage divide."""
+    flops = 0.0
+    for matrix in _layer_matrices(spec, local):
+        long, short = sorted((matrix.outputs // matrix.matrices, matrix.inputs), reverse=True)
+        flops += matrix.matrices * (4.0 * short * short * long + 2.0 * short**3)
+    return optimizer.muon.ns_steps * flops
+
+
+def _local_shape(matrix: LinearShape, tensor: int) -> tuple[int, int]:
+    rows = matrix.outputs // (tensor if matrix.split == "columns" else 1)
+    return rows, matrix.inputs // (tensor if matrix.split in ("rows", "heads") else 1)
 
 
 def checkpoint_bytes(config: Config, parameters: int) -> int:
@@ -76,7 +92,10 @@ def _all_matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequenc
     """Yield the weights with two axes in these chunks of a model; `outputs` is their number of rows."""
     tokens = token_costs(spec)
     for chunk in local:
-        yield from _layer_matrices(spec, chunk)
+        yield from _layer_matrices(spec, [chunk])
+        for name, layers in chunk.layers.items():
+            if table := pretraining_table(spec, name, layers):
+                yield table
         local_heads = {name: head for name, head in head_costs(spec).items() if name in chunk.heads}
         embeds, projects = bool(chunk.embedded_stacks), any(head.projects for head in local_heads.values())
         if tokens is not None and (embeds or (spec.family.output.tied and projects)):
@@ -94,12 +113,11 @@ def _all_matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequenc
                 yield LinearShape(head.rows, spec.padded_vocabulary, False, "columns")
 
 
-def _layer_matrices(spec: ModelSpec, chunk: ModelChunk) -> Iterator[LinearShape]:
-    """Yield the weight matrices of a chunk's layers. Shared weights count once."""
-    for name, layers in chunk.layers.items():
-        block, size = spec.family.stacks[name], spec.size_of(name)
-        for sub in own_sublayers(block, size, layers, memory_width(spec, name)):
-            yield from sub.costs.linears.values()
-        yield from linears_outside_layers(block, size, layers)
-        if table := pretraining_table(spec, name, layers):
-            yield table
+def _layer_matrices(spec: ModelSpec, local: Sequence[ModelChunk]) -> Iterator[LinearShape]:
+    """Yield the weight matrices of the layers of chunks. Shared weights count once."""
+    for chunk in local:
+        for name, layers in chunk.layers.items():
+            block, size = spec.family.stacks[name], spec.size_of(name)
+            for sub in own_sublayers(block, size, layers, memory_width(spec, name)):
+                yield from sub.costs.linears.values()
+            yield from linears_outside_layers(block, size, layers)

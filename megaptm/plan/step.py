@@ -10,6 +10,7 @@ from megaptm.plan import costs
 from megaptm.plan.costs import PassTimes
 from megaptm.plan.machine import Machine
 from megaptm.plan.network import collective_seconds, message_seconds
+from megaptm.plan.optimizer import orthogonalization_flops
 from megaptm.plan.stages import CountedStage, count_stages, table_size
 from megaptm.plan.workload import Workload
 from megaptm.spec import Block, change
@@ -220,10 +221,16 @@ def exposed_seconds(communication: float, products: float, slowdown: float) -> f
 
 def _optimizer_seconds(machine: Machine, work: Workload, stage: CountedStage) -> float:
     """Return the planned seconds of the optimizer: norm, clipping and update rule, bytes read and written."""
-    trained = stage.parameters.trained
+    trained, layout = stage.parameters.trained, work.layout
     rule = 4 * (3 + 2 * stage.state.total / max(1, trained))
-    updated = trained / (work.layout.data if work.layout.divides_optimizer else 1)
+    updated = trained / (layout.data if layout.divides_optimizer else 1)
     # The norm reads a gradient; clipping reads and writes it. The rule reads it, and reads and writes weights and state
     # (Adam reads four values and writes three). The copy to the model's format reads and writes one value. All
     # gradients are set to zero. Rules that look at full tensors read them once or twice more, which is neglected.
-    return (updated * (4 + 8 + rule + 6) + trained * 4) / machine.bandwidth
+    seconds = (updated * (4 + 8 + rule + 6) + trained * 4) / machine.bandwidth
+    if work.optimizer is None or work.optimizer.name != "muon":
+        return seconds
+    # Data and tensor ranks divide the products of Muon; each matrix goes to its owner and comes back.
+    flops = orthogonalization_flops(work.optimizer, work.spec, stage.chunks) / (layout.tensor * layout.data)
+    traffic = 2 * collective_seconds(machine, trained * work.element_bytes, ranks=layout.data, stride=layout.tensor)
+    return seconds + flops / (machine.peak_flops(work.precision) * machine.efficiency.matmul) + traffic

@@ -386,6 +386,11 @@ def test_processes_and_microbatches():
             ["optimizer.adafactor.clip_threshold=null"],
             "optimizer.adafactor is not used by optimizer.name adamw; remove it, or choose adafactor.",
         ),
+        (
+            "gpt2/small",
+            ["optimizer.muon.momentum=0.9"],
+            "optimizer.muon is not used by optimizer.name adamw; remove it, or choose muon.",
+        ),
         ("gpt2/small", ["model.layers=1000000000"], "model.layers must be at most 65536, not 1000000000."),
         ("t5/base", [f"data.sequence={10**30}"], f"data.sequence must be at most 10000000, not {10**30}."),
         ("gpt2/small", ["data.workers=100000"], "data.workers must be at most 1024, not 100000."),

@@ -60,6 +60,7 @@ SLICED = ("longformer", "led", "reformer", "bigbird", "xlnet", "vit")
 RULES = {
     "lamb": OptimizerConfig(name="lamb", lr=1e-3, clip=1.0),
     "adafactor": OptimizerConfig(name="adafactor", lr=1e-2, adafactor=AdafactorConfig(min_dim_size_to_factor=16)),
+    "muon": OptimizerConfig(name="muon", lr=1e-3, clip=1.0),
     "adagrad": OptimizerConfig(name="adagrad", lr=1e-2),
 }
 CASES = {
@@ -85,7 +86,7 @@ CASES = {
 }
 OFTEN = {
     *("gpt2", "bert", "t5", "deberta-v3", "xlnet", "bigbird", "reformer", "uniter", "elmo"),
-    *("bert, by a teacher", "bert by adafactor", "gpt2, full sharding"),
+    *("bert, by a teacher", "bert by adafactor", "bert by muon", "gpt2, full sharding"),
     *("bart", *(f"{family}, whole sequences" for family in ("gpt2", "bert", "bart"))),
     *("clip, first stage", "electra, last stage", "longformer, tensor ranks"),
 }

@@ -26,6 +26,7 @@ from megaptm.models.model import Model
 from megaptm.distillation import hook
 from megaptm.parallel.full_sharding import FullySharded
 from megaptm.parallel import build, collectives, document_offsets, dry, model, stage
+from megaptm.parallel.optimizers import matrix_exchange
 from tests.cuda.cases import CASES, Case
 from tests.layouts.cases import LENGTH, batch, losses_of
 
@@ -137,6 +138,8 @@ def patch_models() -> None:
     patched.run_on_all_ranks = run_in_this_thread  # tensors are fake in this thread only
     patched = document_offsets
     patched.document_offsets = patched.cross_offsets = offsets_of
+    patched = matrix_exchange
+    patched.gather_pieces = lambda pieces, group: [pieces] * group.size()
     dist.all_gather_object = gather_nothing
 
 

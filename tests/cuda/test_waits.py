@@ -66,10 +66,11 @@ def test_kernels_have_deterministic_forms(guard, name):
     assert count_steps(guard, name in OFTEN)[name]["refused"] == {}
 
 
-def test_adafactor_launches_few_kernels(guard):
+@pytest.mark.parametrize("rule", ["adafactor", "muon"])
+def test_rules_launch_few_kernels(guard, rule):
     """At most as many as a pass of the model: a kernel for each operation and tensor would keep a GPU waiting."""
-    kernels = {name: sum(count_steps(guard, True)[name]["kernels"].values()) for name in ("bert", "bert by adafactor")}
-    assert kernels["bert by adafactor"] - kernels["bert"] < 350
+    kernels = {name: sum(count_steps(guard, True)[name]["kernels"].values()) for name in ("bert", f"bert by {rule}")}
+    assert kernels[f"bert by {rule}"] - kernels["bert"] < 350
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ RULES = {
     "sgd": ("gpt2", OptimizerConfig(name="sgd", lr=0.1, momentum=0.9, **CLIP)),
     "adagrad": ("bert", OptimizerConfig(name="adagrad", lr=0.02, initial_accumulator=0.1, **CLIP)),
     "lamb": ("bert", OptimizerConfig(name="lamb", lr=0.02, eps=1e-6, **CLIP)),
+    "muon": ("t5", OptimizerConfig(name="muon", lr=3e-3, **CLIP)),
     "adafactor as T5": (
         "t5",
         OptimizerConfig(name="adafactor", lr=0.03, adafactor=AdafactorConfig(min_dim_size_to_factor=8)),
@@ -122,7 +123,7 @@ def test_norms_and_biases_do_not_decay_by_default(name):
 
 def shared_parameters(rule, layout):
     """Return name -> values of the parameters that several stages hold, after some steps."""
-    family, settings = RULES[rule]
+    family, settings = (RULES | {"muon of shared layers": ("albert", RULES["muon"][1])})[rule]
     engine = filled_engine(tiny(family), layout, settings, losses=losses_of(family), seed=7)
     for step in range(STEPS):
         batches = micro_batches(batch(family, step), layout, engine.ranks.data)
@@ -134,7 +135,7 @@ def shared_parameters(rule, layout):
     }
 
 
-@pytest.mark.parametrize("rule", ["lamb", "adafactor as T5"])
+@pytest.mark.parametrize("rule", ["lamb", "adafactor as T5", "muon of shared layers"])
 def test_shared_parameters_of_stages_stay_equal(rule):
     values = run_ranks(4, shared_parameters, rule, LAYOUTS["PP2xDP2 distributed optimizer"])
     assert values[0]

@@ -6,11 +6,16 @@ import pytest
 import torch
 from transformers.optimization import Adafactor as TransformersAdafactor
 
+from megaptm.config import Layout
+from megaptm.config.schema import MuonConfig
+from megaptm.parallel.groups import open_groups
 from megaptm.parallel.optimizers.adafactor import Adafactor, is_factored
 from megaptm.parallel.optimizers.lamb import Lamb
+from megaptm.parallel.optimizers.muon import Muon, orthogonalize
 from megaptm.parallel.optimizers.part import TensorPart
 from megaptm.parallel.optimizers.stable_adamw import StableAdamW
 from megaptm.parallel.split import Placement
+from tests.ranks import run_ranks
 
 SHAPES = ((6, 4), (5,), (4, 8))
 STEPS = 8
@@ -175,6 +180,63 @@ def test_stable_adamw_equals_the_formula():
     assert_same(weights_after, weights)
 
 
+MATRICES = (*SHAPES, (8, 4), (4, 8))
+
+
+def muon_parts(dtype, shapes=MATRICES, **turns):
+    """Return parts whose matrices, but the last one, are of layers. The last stands for a token table."""
+    parts = []
+    for index, weight in enumerate(tensors(shapes=shapes)):
+        in_layer = len(shapes) == 1 or (weight.dim() == 2 and index < len(shapes) - 1)
+        placement = Placement(str(index), tuple(weight.shape), (0,) * weight.dim(), None, **turns, in_layer=in_layer)
+        parts.append(TensorPart(placement, torch.nn.Parameter(weight.to(dtype)), torch.nn.Parameter(weight)))
+    return parts
+
+
+def train_with_muon(dtype, adjust_lr_fn, nesterov, shapes=MATRICES, matrices=1, interleave=1):
+    open_groups(Layout())
+    parts = muon_parts(dtype, shapes, matrices=matrices, interleave=interleave)
+    options = MuonConfig(adjust_lr_fn=adjust_lr_fn, nesterov=nesterov, adamw_lr_ratio=0.1).model_dump()
+    rule = Muon(groups(), parts, betas=(0.9, 0.95), eps=1e-8, **options)
+    return trained(rule, parts, rate=lambda step: 0.02 / step, decay=0.1, shapes=shapes)
+
+
+def train_with_torch(adjust_lr_fn, nesterov):
+    """Train with torch.optim.Muon for matrices of layers and torch.optim.AdamW for the rest."""
+    parameters = [part.master for part in muon_parts(torch.float32)]
+    matrices = [parameter for parameter in parameters[:-1] if parameter.dim() == 2]
+    tables_and_norms = [parameters[1], parameters[-1]]
+    muon = torch.optim.Muon(matrices, lr=0.02, weight_decay=0.1, nesterov=nesterov, adjust_lr_fn=adjust_lr_fn)
+    adamw = torch.optim.AdamW(tables_and_norms, lr=0.002, betas=(0.9, 0.95), weight_decay=0.1)
+    for step in range(1, STEPS + 1):
+        for parameter, gradient in zip(parameters, gradients(step, MATRICES), strict=True):
+            parameter.grad = gradient.clone()
+        for optimizer, rate in ((muon, 0.02), (adamw, 0.002)):
+            optimizer.param_groups[0]["lr"] = rate / step
+            optimizer.step()
+    return [parameter.detach() for parameter in parameters]
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("adjust_lr_fn", ["original", "match_rms_adamw"])
+def test_muon_of_a_bf16_model_equals_torch(adjust_lr_fn, nesterov):
+    """torch orthogonalizes in bfloat16; products of several matrices at once may round otherwise."""
+    [weights_after] = run_ranks(1, train_with_muon, torch.bfloat16, adjust_lr_fn, nesterov)
+    for weight, expected in zip(weights_after, train_with_torch(adjust_lr_fn, nesterov), strict=True):
+        torch.testing.assert_close(weight, expected, rtol=1e-2, atol=2e-4)
+
+
+def test_muon_moves_along_the_orthogonal_factor():
+    """Singular vectors stay; singular values come near 1."""
+    matrices_MRC = torch.stack(tensors(shapes=((4, 8),) * 3))
+    u, _, v = torch.linalg.svd(matrices_MRC, full_matrices=False)
+    singular_values = torch.linalg.svdvals(orthogonalize(matrices_MRC, 5))
+    assert singular_values.min() > 0.65
+    assert singular_values.max() < 1.25
+    aligned = (u.mT @ orthogonalize(matrices_MRC, 5) @ v.mT).diagonal(dim1=1, dim2=2)
+    torch.testing.assert_close(aligned.sort().values, singular_values.sort().values)
+
+
 # Two heads of width 3, whose queries, keys and values are interleaved.
 FUSED = (18, 4)
 
@@ -201,6 +263,20 @@ def test_fused_matrices_are_updated_separately(rule, shape):
             alone.param_groups[0]["lr"] = 0.01
             alone.step()
         torch.testing.assert_close(split(weights_after)[stream], parts[0].master.detach(), rtol=2e-5, atol=1e-7)
+
+
+def test_muon_orthogonalizes_fused_matrices_separately():
+    [[fused_after]] = run_ranks(1, train_with_muon, torch.float32, "original", True, (FUSED,), 3, 3)
+    weight = tensors(shapes=(FUSED,))[0]
+    for stream, matrix in enumerate(split(weight)):
+        mean = torch.zeros_like(matrix)
+        for step in range(1, STEPS + 1):
+            gradient = split(gradients(step, (FUSED,))[0])[stream]
+            mean = 0.95 * mean + 0.05 * gradient
+            direction = orthogonalize((0.05 * gradient + 0.95 * mean)[None], 5)[0]
+            rate = 0.02 / step
+            matrix = matrix * (1 - 0.1 * rate) - rate * math.sqrt(6 / 4) * direction
+        torch.testing.assert_close(split(fused_after)[stream], matrix, rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ from tests.ranks import run_ranks
 
 FACTORED = OptimizerConfig(name="adafactor", lr=1e-3, adafactor=AdafactorConfig(min_dim_size_to_factor=32))
 PALM = OptimizerConfig(name="adafactor", lr=1e-3, momentum=0.9, adafactor=AdafactorConfig(min_dim_size_to_factor=None))
+MUON = OptimizerConfig(name="muon", lr=1e-3)
 SGD = OptimizerConfig(name="sgd", lr=1e-3)
 CASES = {
     "gpt2 in bf16": ("gpt2", "bf16", Layout(microbatch=2)),
@@ -59,6 +60,9 @@ CASES = {
     ),
     "deberta-v3, adafactor, two stages": ("deberta-v3", "bf16", Layout(microbatch=2, pipeline=2), FACTORED),
     "gpt2 as PaLM": ("gpt2", "fp32", Layout(microbatch=2), PALM),
+    "t5, muon": ("t5", "bf16", Layout(microbatch=2), MUON),
+    "bert, muon, two tensor ranks": ("bert", "fp32", Layout(microbatch=2, tensor=2), MUON),
+    "xlnet, muon, two stages": ("xlnet", "fp32", Layout(microbatch=2, pipeline=2), MUON),
     "gpt2 by SGD": ("gpt2", "bf16", Layout(microbatch=2), SGD),
 }
 

@@ -21,15 +21,31 @@ class AdafactorConfig(Section):
     """Whether lr is relative to the root mean square of the parameter tensor (at least 0.001)."""
 
 
+class MuonConfig(Section):
+    """Options of Muon, named as those of torch.optim.Muon."""
+
+    momentum: Fraction = 0.95
+    """Decay rate of the running mean of gradients."""
+    nesterov: bool = True
+    """Whether to add the gradient to the mean once more (Nesterov)."""
+    ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
+    """Newton-Schulz steps that orthogonalize a matrix."""
+    adjust_lr_fn: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    """Scale of the rate by the shape [rows, columns] of a matrix. match_rms_adamw: 0.2 sqrt(max(rows, columns)), for
+    the lr and weight decay of AdamW; original: sqrt(max(1, rows / columns)), for an lr of about 0.02."""
+    adamw_lr_ratio: Annotated[float, Field(gt=0.0)] = 1.0
+    """lr of AdamW, which updates tables, heads, norms and biases, divided by lr of Muon."""
+
+
 class OptimizerConfig(Section):
     """Update rule and learning rate of the optimizer."""
 
-    name: Literal["adamw", "stable-adamw", "lamb", "adafactor", "sgd", "adagrad"] = "adamw"
-    """Update rule of the optimizer."""
+    name: Literal["adamw", "stable-adamw", "lamb", "adafactor", "sgd", "adagrad", "muon"] = "adamw"
+    """Update rule of the optimizer. muon: Muon for the matrices of layers, AdamW for the rest."""
     lr: Annotated[float, Field(gt=0.0)]
     """Peak learning rate."""
     betas: Annotated[tuple[Fraction, Fraction], Strict(False)] = (0.9, 0.999)
-    """Decay rates of the running means of the gradient and of its square (adamw, stable-adamw, lamb)."""
+    """Decay rates of the running means of the gradient and of its square (adamw, stable-adamw, lamb, muon)."""
     bias_correction: bool = True
     """Whether to correct the bias of these means, which start at zero (adamw, lamb); the released code of BERT, ALBERT
     and ELECTRA does not."""
@@ -40,6 +56,7 @@ class OptimizerConfig(Section):
     initial_accumulator: Annotated[float, Field(ge=0.0)] = 0.0
     """Initial value of the sum of squares (adagrad)."""
     adafactor: AdafactorConfig = AdafactorConfig()
+    muon: MuonConfig = MuonConfig()
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     """Weight decay, decoupled from the update rule; for sgd and adagrad it is added to the gradient, as in torch."""
     weight_decay_scaling: Literal["lr", "lr-squared"] = "lr"

@@ -25,7 +25,7 @@ class RelativeAttentionCosts(SelfAttentionCosts):
     @classmethod
     def stack_linears(cls, record: RelativeSpec, block: Block, size: Size, layers: range) -> Iterator[LinearShape]:
         """Yield the query biases of relative attention."""
-        bias = LinearShape(size.heads, size.key_width, False, "rows")
+        bias = LinearShape(size.heads, size.key_width, False, "heads")
         yield from [bias] * (2 if record.biases == "stack" else 2 * cls.num_owners(block, size, layers))
 
     @staticmethod

@@ -19,6 +19,6 @@ class TwoStreamAttentionCosts(RelativeAttentionCosts):
     ) -> Iterator[LinearShape]:
         """Yield the query biases of two-stream attention, and the vectors of segments."""
         yield from super().stack_linears(record, block, size, layers)
-        bias = LinearShape(size.heads, size.key_width, False, "rows")
-        table = LinearShape(size.heads, 2 * size.key_width, False, "rows")
+        bias = LinearShape(size.heads, size.key_width, False, "heads")
+        table = LinearShape(size.heads, 2 * size.key_width, False, "heads")
         yield from [bias, table] * cls.num_owners(block, size, layers)

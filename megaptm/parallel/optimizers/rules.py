@@ -11,6 +11,7 @@ import torch
 from megaptm.config import OptimizerConfig
 from megaptm.parallel.optimizers.adafactor import Adafactor, is_factored
 from megaptm.parallel.optimizers.lamb import Lamb
+from megaptm.parallel.optimizers.muon import Muon
 from megaptm.parallel.optimizers.part import TensorPart
 from megaptm.parallel.optimizers.stable_adamw import StableAdamW
 
@@ -76,6 +77,10 @@ def _build_adafactor(groups: Groups, settings: OptimizerConfig, parts: Parts, di
     return Adafactor(groups, parts, divided=divided, momentum=settings.momentum, **own)
 
 
+def _build_muon(groups: Groups, settings: OptimizerConfig, parts: Parts, divided: bool) -> torch.optim.Optimizer:
+    return Muon(groups, parts, betas=settings.betas, eps=settings.eps, **settings.muon.model_dump())
+
+
 def _moment_tensors(settings: OptimizerConfig, part: TensorPart) -> Mapping[str, StateTensor]:
     return {"exp_avg": StateTensor(), "exp_avg_sq": StateTensor()}
 
@@ -87,6 +92,10 @@ def _factored_tensors(settings: OptimizerConfig, part: TensorPart) -> Mapping[st
     return mean | {"exp_avg_sq": StateTensor()}
 
 
+def _muon_tensors(settings: OptimizerConfig, part: TensorPart) -> Mapping[str, StateTensor]:
+    return {"momentum_buffer": StateTensor()} if part.placement.in_layer else _moment_tensors(settings, part)
+
+
 UPDATE_RULES: dict[str, Rule] = {
     "adamw": Rule(None, _moment_tensors),
     "stable-adamw": Rule(_stable_adamw, _moment_tensors),
@@ -94,6 +103,7 @@ UPDATE_RULES: dict[str, Rule] = {
     "adagrad": Rule(_build_adagrad, lambda settings, part: {"sum": StateTensor(start=settings.initial_accumulator)}),
     "lamb": Rule(_build_lamb, _moment_tensors),
     "adafactor": Rule(_build_adafactor, _factored_tensors),
+    "muon": Rule(_build_muon, _muon_tensors),
 }
 
 
@@ -102,9 +112,9 @@ def set_steps(rule: torch.optim.Optimizer, parts: Parts, step: int) -> None:
     per group."""
     for group in rule.param_groups:
         group["step"] = step
-    if isinstance(rule, torch.optim.AdamW | torch.optim.Adagrad):
+    if isinstance(rule, torch.optim.AdamW | torch.optim.Adagrad | Muon):
         for part in parts:
-            if part.master is not None:
-                device = part.master.device if isinstance(rule, torch.optim.AdamW) else None
+            if part.master is not None and not (isinstance(rule, Muon) and part.placement.in_layer):
+                device = None if isinstance(rule, torch.optim.Adagrad) else part.master.device
                 # A separate tensor for each: torch would increment a shared one once for each parameter.
                 rule.state[part.master]["step"] = torch.tensor(float(step), device=device)

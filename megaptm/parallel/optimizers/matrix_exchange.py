@@ -1,0 +1,178 @@
+"""Full matrices from the parts that tensor and data ranks hold, for update rules that need a matrix whole.
+
+Each matrix is gathered, changed and sent back by one process of its stage, its owner; all own about equally much.
+"""
+
+# M matrices of one shape, R rows and C columns
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import Tensor
+
+from megaptm.parallel.groups import device
+from megaptm.parallel.optimizers.part import TensorPart
+
+
+@dataclass(frozen=True, order=True)
+class MatrixPiece:
+    """Range of the flattened slice of a matrix that a tensor rank has."""
+
+    offset: tuple[int, ...]
+    """First row and column of the slice."""
+    shape: tuple[int, ...]
+    """Rows and columns of the slice."""
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Message:
+    """A piece of the matrix `index` that one process sends to another."""
+
+    index: int
+    piece: MatrixPiece
+    source: int
+    target: int
+
+
+class MatrixExchange:
+    """Owners of matrices, and the messages to them and back."""
+
+    def __init__(self, parts: Sequence[TensorPart]) -> None:
+        """`parts`: of matrices, equally many on all tensor and data ranks of a stage, which must all call this."""
+        self._parts = parts
+        self._group = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
+        self._rank, self._ranks = dist.get_rank(self._group), dist.get_world_size(self._group)
+        held = gather_pieces([_piece(part) for part in parts], self._group)
+        self._own_pieces = held[self._rank]
+        owners = _assign([prod(part.placement.shape) for part in parts], self._ranks)
+        gathered, returned = [], []
+        for index, owner in enumerate(owners):
+            holders: dict[MatrixPiece, list[int]] = defaultdict(list)
+            for rank, pieces in enumerate(held):
+                if (piece := pieces[index]) is not None:
+                    holders[piece].append(rank)
+            for piece, ranks in sorted(holders.items()):
+                gathered.append(Message(index, piece, _nearest(ranks, owner), owner))
+                returned += [Message(index, piece, owner, rank) for rank in ranks]
+        self._gathered, self._returned = self._own_messages(gathered), self._own_messages(returned)
+
+    def _own_messages(self, messages: Sequence[Message]) -> list[Message]:
+        return [message for message in messages if self._rank in (message.source, message.target)]
+
+    def map(self, local: Mapping[int, Tensor], function: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
+        """Return this process's part of `function` of each matrix.
+
+        - `local`: by index of a matrix this process's part, shaped like `master`.
+        - `function`: [M, R, C] -> [M, R, C] for matrices of one shape, in bfloat16 if the model is not in float32.
+        """
+        if not self._parts:
+            return {}
+        dtype = torch.float32 if self._parts[0].parameter.dtype == torch.float32 else torch.bfloat16
+        values = {(index, self._own_pieces[index]): part.reshape(-1).to(dtype) for index, part in local.items()}
+        pieces = self._exchange(self._gathered, values, dtype)
+        slices: dict[int, dict[tuple[int, ...], Tensor]] = defaultdict(dict)
+        matrices: dict[int, Tensor] = {}
+        for (index, piece), value in pieces.items():
+            if index not in matrices:
+                matrices[index] = torch.empty(self._parts[index].placement.shape, dtype=dtype, device=device())
+            by_offset = slices[index]
+            if piece.offset not in by_offset:
+                by_offset[piece.offset] = torch.empty(prod(piece.shape), dtype=dtype, device=device())
+            by_offset[piece.offset][piece.start : piece.stop] = value
+        for index, piece in pieces:
+            _slice(matrices[index], piece).copy_(slices[index][piece.offset].view(piece.shape))
+        changed = self._apply(matrices, function)
+        results = {
+            (index, piece): _slice(changed[index], piece).reshape(-1)[piece.start : piece.stop]
+            for index, piece in pieces
+        }
+        returned = self._exchange(self._returned, results, dtype)
+        return {index: returned[index, self._own_pieces[index]].view_as(part) for index, part in local.items()}
+
+    def _exchange(
+        self, messages: Sequence[Message], values: Mapping[tuple[int, MatrixPiece | None], Tensor], dtype: torch.dtype
+    ) -> dict[tuple[int, MatrixPiece], Tensor]:
+        """Send messages and return those to this process, by matrix and piece."""
+        if self._ranks == 1:
+            return {(message.index, message.piece): values[message.index, message.piece] for message in messages}
+        sent = sorted((m for m in messages if m.source == self._rank), key=lambda m: m.target)
+        received = sorted((m for m in messages if m.target == self._rank), key=lambda m: m.source)
+        send_counts, receive_counts = [0] * self._ranks, [0] * self._ranks
+        for message in sent:
+            send_counts[message.target] += message.piece.stop - message.piece.start
+        for message in received:
+            receive_counts[message.source] += message.piece.stop - message.piece.start
+        empty = torch.empty(0, dtype=dtype, device=device())
+        outgoing = torch.cat([empty, *(values[message.index, message.piece] for message in sent)])
+        incoming = torch.empty(sum(receive_counts), dtype=dtype, device=device())
+        dist.all_to_all_single(incoming, outgoing, receive_counts, send_counts, group=self._group)
+        lengths = [message.piece.stop - message.piece.start for message in received]
+        return {
+            (message.index, message.piece): value
+            for message, value in zip(received, incoming.split(lengths), strict=True)
+        }
+
+    def _apply(self, matrices: Mapping[int, Tensor], function: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
+        """Apply `function` to all matrices of one shape at once, and return full tensors by index."""
+        batches: dict[tuple[object, ...], list[int]] = defaultdict(list)
+        for index in matrices:
+            part = self._parts[index]
+            # Copies of a matrix on several stages must get equal updates, whatever other matrices these stages have.
+            is_copied = hasattr(part.parameter, "shared_embedding")
+            batches[part.full_length, part.full_width, index if is_copied else None].append(index)
+        changed: dict[int, Tensor] = {}
+        for indices in batches.values():
+            separate = [self._separate(index, matrices[index]) for index in indices]
+            results = function(torch.cat(separate)).split([len(each) for each in separate])
+            for index, result in zip(indices, results, strict=True):
+                turns = self._parts[index].full_length // self._parts[index].placement.interleave
+                changed[index] = result.unflatten(1, (turns, -1)).transpose(0, 1).reshape(matrices[index].shape)
+        return changed
+
+    def _separate(self, index: int, matrix: Tensor) -> Tensor:
+        """Return [M, R, C]: the matrices that one tensor stores in turns."""
+        placement = self._parts[index].placement
+        return matrix.unflatten(0, (-1, placement.matrices, placement.interleave)).transpose(0, 1).flatten(1, 2)
+
+
+def gather_pieces(pieces: list[MatrixPiece | None], group: dist.ProcessGroup) -> list[list[MatrixPiece | None]]:
+    """Return for each process of a group the piece of each matrix that it holds."""
+    held: list[list[MatrixPiece | None]] = [[] for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(held, pieces, group=group)
+    return held
+
+
+def _piece(part: TensorPart) -> MatrixPiece | None:
+    if part.master is None:
+        return None
+    shape = tuple(part.parameter.shape)
+    return MatrixPiece(part.placement.offset, shape, *(part.span or (0, prod(shape))))
+
+
+def _slice(matrix: Tensor, piece: MatrixPiece) -> Tensor:
+    (row, column), (rows, columns) = piece.offset, piece.shape
+    return matrix[row : row + rows, column : column + columns]
+
+
+def _nearest(ranks: Sequence[int], owner: int) -> int:
+    """Return the owner if it is one of the ranks, or a tensor rank of its data rank, or any."""
+    tensor = parallel_state.get_tensor_model_parallel_world_size()
+    return min(ranks, key=lambda rank: (rank != owner, rank // tensor != owner // tensor, rank))
+
+
+def _assign(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Return the owner of each matrix: large ones first, each to the process with the least elements so far."""
+    elements, owners = [0] * ranks, [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
+        owners[index] = elements.index(min(elements))
+        elements[owners[index]] += sizes[index]
+    return owners
