@@ -77,7 +77,8 @@ class MatrixExchange:
         if not self._parts:
             return {}
         dtype = torch.float32 if self._parts[0].parameter.dtype == torch.float32 else torch.bfloat16
-        values = {(index, self._own_pieces[index]): part.reshape(-1).to(dtype) for index, part in local.items()}
+        own_keys = {index: (index, piece) for index, piece in enumerate(self._own_pieces) if piece is not None}
+        values = {own_keys[index]: part.reshape(-1).to(dtype) for index, part in local.items()}
         pieces = self._exchange(self._gathered, values, dtype)
         slices: dict[int, dict[tuple[int, ...], Tensor]] = defaultdict(dict)
         matrices: dict[int, Tensor] = {}
@@ -96,10 +97,10 @@ class MatrixExchange:
             for index, piece in pieces
         }
         returned = self._exchange(self._returned, results, dtype)
-        return {index: returned[index, self._own_pieces[index]].view_as(part) for index, part in local.items()}
+        return {index: returned[own_keys[index]].view_as(part) for index, part in local.items()}
 
     def _exchange(
-        self, messages: Sequence[Message], values: Mapping[tuple[int, MatrixPiece | None], Tensor], dtype: torch.dtype
+        self, messages: Sequence[Message], values: Mapping[tuple[int, MatrixPiece], Tensor], dtype: torch.dtype
     ) -> dict[tuple[int, MatrixPiece], Tensor]:
         """Send messages and return those to this process, by matrix and piece."""
         if self._ranks == 1:
