@@ -160,9 +160,9 @@ _ADVICE = (
         "there are no adapters: all weights are trained.",
     ),
     (
-        "wandb use_wandb wandb_entity tensorboard tensorboard_dir enable_tensorboard report_to logger loggers "
-        "enable_wandb",
-        "metrics go to metrics.jsonl in the run folder and to MLflow (track.uri, track.experiment).",
+        "wandb use_wandb wandb_entity tensorboard tensorboard_dir enable_tensorboard report_to logger enable_wandb",
+        "metrics go to metrics.jsonl in the run folder and to the programs of track.loggers: mlflow, tensorboard, "
+        "wandb or csv.",
     ),
     (
         "early_stopping early_stopping_patience load_best_model_at_end exit_duration_in_mins",
