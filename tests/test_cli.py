@@ -252,7 +252,7 @@ def test_invalid_numeric_options_are_refused(words):
         ),
         (["generate", "x", "--max-new-tokens=3"], "did you mean --tokens?"),
         (["generate", "x", "--zzz"], "megaptm generate has no option --zzz; it has --prompt, --tokens"),
-        (["families", "llama"], "unknown family llama; docs/add-a-family.md shows"),
+        (["families", "mixtral"], "unknown family mixtral; docs/add-a-family.md shows"),
         (["config", "keys", "wsd"], "no key wsd; for warm-up, stable, decay set optimizer.warmup_steps"),
         (["config", "show", TINY, "context_parallel=2"], "there is no context parallelism"),
         (["config", "show", TINY, "layout.context=2"], "there is no context parallelism"),

@@ -26,7 +26,7 @@ def family_size_options(family: Family, *, embedding: int, band: int, memory: in
     - `band`: width of banded attention
     - `memory`: length of the recurrence cache; 0 to leave it out
 
-    The number of key-value heads is the published one. Cutoffs of adaptive softmax suit a vocabulary of about 100.
+    Published key-value heads are one or two. Cutoffs of adaptive softmax suit a vocabulary of about 100.
     """
     sizes, values = family.sizes.values(), {}
     if all(size.embedding is not None for size in sizes):
@@ -38,7 +38,7 @@ def family_size_options(family: Family, *, embedding: int, band: int, memory: in
     if memory and all(size.memory is not None for size in sizes):
         values["memory"] = memory
     if published := {size.kv_heads for size in sizes} - {None}:
-        values["kv_heads"] = min(published)
+        values["kv_heads"] = min(2, *published)
     return values
 
 

@@ -106,6 +106,7 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     own_context = None if table is None else table.context
     context = own_context or family.context if model.context is None else model.context
     embedding = model.embedding if table is None or model.embedding is not None else table.embedding
+    tied = table.tied if table is not None and model.tied is None else model.tied
     inputs = {key: value for record in family.inputs for key, value in record.size_defaults.items()}
     inputs |= {} if table is None else table.inputs
     for record in family.inputs:
@@ -114,19 +115,21 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
                 inputs[key] = value
             elif record.fits_context and model.context not in (None, family.context):
                 inputs.pop(key, None)
+    size = Size(
+        **shape,
+        embedding=embedding,
+        tied=tied,
+        inputs=inputs,
+        context=own_context,
+        # The first layer of some kinds of layers has the width of the token table.
+        stacks={
+            name: Size(**numbers, embedding=None if family.layer is None else embedding)
+            for name, numbers in stacks.items()
+        },
+    )
     return ModelSpec(
-        family=family,
-        size=Size(
-            **shape,
-            embedding=embedding,
-            inputs=inputs,
-            context=own_context,
-            # The first layer of some kinds of layers has the width of the token table.
-            stacks={
-                name: Size(**numbers, embedding=None if family.layer is None else embedding)
-                for name, numbers in stacks.items()
-            },
-        ),
+        family=family.for_size(size),
+        size=size,
         vocabulary=family.tokenizer.vocabulary if model.vocabulary is None else model.vocabulary,
         context=context,
         dropout=family.dropout if model.dropout is None else model.dropout,
@@ -149,7 +152,7 @@ def with_resolved_model(config: Config) -> Config:
         model_values = {name: getattr(spec.size, name) for name in spec.family.size_fields}
         model_values |= {"vocabulary": spec.vocabulary}
         return config.model_copy(update={"model": config.model.model_copy(update=model_values)})
-    shape = {name: getattr(spec.size, name) for name in (*SHAPE_KEYS, "embedding")}
+    shape = {name: getattr(spec.size, name) for name in (*SHAPE_KEYS, "embedding", "tied")}
     stacks = {
         stack: Shape(**{name: getattr(size, name) for name in SHAPE_KEYS}) for stack, size in spec.size.stacks.items()
     }

@@ -68,6 +68,8 @@ def _unused_key_reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]
         yield ("word_vectors",), "has no single table of words"
     if not any(HEADS[name].samples_negatives for name in family.heads if name in HEADS):
         yield ("negatives",), "compares all tokens in its losses"
+    if not all(HEADS[name].next_token for name in family.heads if name in HEADS):
+        yield ("tied",), "has heads with the projection of their paper"
     if not family.init.uses_std:
         yield ("init_std",), "initializes each weight by its own rule"
     if not any(block.sharing.sublayers for block in blocks):

@@ -17,6 +17,7 @@ FOLDERS = (
     "transformer",
     "gpt",
     "palm",
+    "llama",
     "bert",
     "roberta",
     "albert",

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from megaptm.errors import UserError
 from megaptm.hub.counterpart import FFN_RATIO, LEGACY_FIELDS, MAX_VALUE, Counterpart, is_count, is_number
 from megaptm.hub.folder import CONFIG
+from megaptm.hub.rope import ROPE_FORM, ROPE_PARAMETERS, are_rope_parameters, rope_options, rope_parameters
 from megaptm.spec import ModelSpec, Size, attention_options, change, with_attention_options
 
 STACK_VALUES = ("layers", "width", "heads", "ffn")
@@ -26,6 +27,7 @@ def megaptm_values(spec: ModelSpec, counterpart: Counterpart) -> dict[str, Any]:
         "kv_heads": size.key_heads,
         "ffn": size.ffn,
         "embedding": spec.size.table_width,
+        "tied": spec.family.output.tied,
         "vocabulary": spec.vocabulary,
         "context": spec.context,
         "positions": spec.positions,
@@ -33,6 +35,7 @@ def megaptm_values(spec: ModelSpec, counterpart: Counterpart) -> dict[str, Any]:
         **{name: getattr(block.sharing, name) for name in SHARING_VALUES},
         **{key: getattr(record, name) for record in spec.family.inputs for key, name in record.options.items()},
         **attention_options(block),
+        ROPE_PARAMETERS: rope_parameters(block.attentions[0].rope),
         **counterpart.further_values(spec),
         "dropout": spec.dropout,
         "attention_dropout": block.attentions[0].dropout_rate(spec.dropout),
@@ -88,6 +91,10 @@ def check_value(counterpart: Counterpart, field: str, value: Any) -> Any:
             is_valid = check(value)
         case "dropout" | "attention_dropout":
             expected, is_valid = "a number from 0 to below 1", is_number(value) and 0 <= value < 1
+        case "tied":
+            expected, is_valid = "true or false", type(value) is bool
+        case name if name == ROPE_PARAMETERS:
+            expected, is_valid = ROPE_FORM, are_rope_parameters(value)
         case "norm_eps":
             expected, is_valid = "a number between 0 and 1", is_number(value) and 0 < value < 1
         case _:
@@ -149,8 +156,11 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
     values = counterpart.read_values(counterpart, values)
     if values.get("ffn") is None:
         values["ffn"] = FFN_RATIO * values["width"]
+    if ROPE_PARAMETERS in values:
+        values |= rope_options(values[ROPE_PARAMETERS])
     family = counterpart.family_table
     size = _parse_size(counterpart, [*family.stacks], values)
+    family = family.for_size(size)
     dropout = values.get("dropout", family.dropout)
     options = {name: value for name, value in values.items() if name != "dropout"}
     if "attention_dropout" in values and values["attention_dropout"] != dropout:
@@ -227,6 +237,7 @@ def _parse_size(counterpart: Counterpart, stacks: list[str], values: Mapping[str
             inputs=inputs if stack == stacks[0] else {},
             context=None if (own := values.get(f"{stack}.context")) == values.get("context") else own,
             embedding=None if embedding == width else embedding,
+            tied=None if values.get("tied") == counterpart.family_table.output.tied else values.get("tied"),
         )
 
     # Values that no Hugging Face config has are those of the paper unless others are given.

@@ -10,7 +10,8 @@ from typing import Any
 from megaptm.errors import UserError
 from megaptm.families import contributions
 from megaptm.hub.counterpart import FFN_RATIO, Counterpart, ImportOption
-from megaptm.spec import AttentionSpec, Block, Family, ModelSpec, Size, attention_options, change
+from megaptm.hub.rope import ROPE_BY_KIND, ROPE_PARAMETERS
+from megaptm.spec import ROPE_OPTIONS, AttentionSpec, Block, Family, ModelSpec, Size, attention_options, change
 
 COUNTERPARTS: tuple[Counterpart, ...] = tuple(chain.from_iterable(contributions("huggingface", "COUNTERPARTS")))
 """Counterparts of all families that have a `huggingface.py`."""
@@ -87,6 +88,14 @@ def _check_patterns(counterpart: Counterpart, spec: ModelSpec) -> None:
     if counterpart.read_attention is not None:
         return
     names = {*counterpart.fields.values()}
+    if names & {ROPE_PARAMETERS, ROPE_BY_KIND}:
+        names |= {*ROPE_OPTIONS}
+    numbers = {record.rope for block in spec.family.stacks.values() for record in block.attentions}
+    if ROPE_PARAMETERS in names and len(numbers) > 1:
+        raise UserError(
+            f"model.attention: {', '.join(ROPE_OPTIONS)} differ among layers, but {counterpart.model} has one value of "
+            "each for all. Use `megaptm.load(RUN)` in Python."
+        )
     for block, own in zip(spec.family.stacks.values(), counterpart.family_table.stacks.values(), strict=True):
         expected = attention_options(own)
         for name, value in attention_options(block).items():
@@ -153,6 +162,8 @@ def _comparable_shape(family: Family, counterpart: Counterpart) -> dict[str, Any
         name: change(block, **FREE_BLOCK_VALUES, attention=_attention_shape(block, counterpart))
         for name, block in family.stacks.items()
     }
+    if "tied" in counterpart.fields.values():
+        table["output"] = replace(family.output, tied=True)
     inputs = tuple(replace(record, **dict.fromkeys(record.options.values())) for record in family.inputs)
     return {**table, "stacks": stacks, "inputs": inputs}
 

@@ -331,7 +331,7 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
     # Without the published special ids, which exceed a small vocabulary: transformers would warn.
     ids = (name for name in ("bos_token_id", "eos_token_id", *SAME_IDS) if hasattr(config_class, name))
     try:
-        complete = config_class(**configured, **other_values, **dict.fromkeys(ids, counterpart.unknown_id))
+        complete = config_class(**(other_values | configured), **dict.fromkeys(ids, counterpart.unknown_id))
     except Exception as error:  # of many types
         why = str(error).splitlines()[-1].strip()[:120]
         raise UserError(f"{CONFIG}: transformers rejects it ({why}); restore the file.") from None

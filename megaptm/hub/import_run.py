@@ -326,6 +326,7 @@ def _size_values(size: Size) -> dict[str, Any]:
         "head_width": None if is_default else size.key_width,
         "embedding": size.embedding,
         "kv_heads": size.kv_heads,
+        "tied": size.tied,
     }
     optional |= {key: [*value] if isinstance(value, tuple) else value for key, value in size.inputs.items()}
     return shape | {name: number for name, number in optional.items() if number is not None}

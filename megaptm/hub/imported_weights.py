@@ -138,14 +138,11 @@ def _rename_parameters(
         new_name = re.sub("|".join(map(re.escape, OLD_NAMES)), lambda old: OLD_NAMES[old[0]], file_name)
         for pattern, replacement in counterpart.renames.items():
             new_name = re.sub(pattern, replacement, new_name)
-        names = (counterpart.tied.get(name, name) for name in (new_name, counterpart.prefix + new_name))
+        full_names = (new_name, counterpart.prefix + new_name)
+        names = (name if name in known else counterpart.tied.get(name, name) for name in full_names)
         name = next((name for name in names if name in known), None)
         if name is None:
-            names = (
-                name
-                for name in (new_name, counterpart.prefix + new_name)
-                if name.startswith(counterpart.unused_prefixes)
-            )
+            names = (name for name in full_names if name.startswith(counterpart.unused_prefixes))
             if (name := next(names, None)) is None:
                 unknown.append(file_name)
             else:

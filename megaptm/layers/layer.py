@@ -27,7 +27,7 @@ from megaptm.layers.recurrence_cache import StackCache
 from megaptm.layers.rng import RngReplay, save_rng_state
 from megaptm.layers.split import Dropout, HeadTable, SequenceHooks, identity
 from megaptm.plugins import load_class
-from megaptm.spec import BIAS_BUCKETS, AttentionSpec, Block, LayerSpec, Size, value_errors
+from megaptm.spec import BIAS_BUCKETS, AttentionSpec, Block, LayerSpec, RopeNumbers, Size, value_errors
 
 
 def check_values(block: Block) -> None:
@@ -424,14 +424,13 @@ class Stack(SequenceHooks, BaseStack):
         mask, scores = inputs.mask, None
         if not all(map(self._reads_numbers, self._records)):
             scores = mask.scores(self._score_bias(mask))
-        bases = {record.rope_base for record in self._records}
-        turned = {base: self._rotation(mask, inputs.positions, base) for base in bases}
+        turned = self._rotations(mask, inputs.positions)
         # Every kind but those without global tokens takes their positions.
         marked = () if mask.global_positions is None else (mask.global_positions,)
         return {
             record: AttentionInputs(
                 self._numbers(x, mask, record) if self._reads_numbers(record) else scores,
-                turned[record.rope_base],
+                turned.get(record.rope),
                 marked if record.takes_global_positions else (),
             )
             for record in self._records
@@ -443,7 +442,7 @@ class Stack(SequenceHooks, BaseStack):
         layer = cast(Layer, self[str(number)])
         read = x if layer.norm_position == "post" else layer.attention_norm(x)
         attention = cast(SelfAttention, layer.attention)
-        turned = self._rotation(mask, positions, self.block.attention_at(number).rope_base)
+        turned = self._rotations(mask, positions).get(self.block.attention_at(number).rope)
         return attention.scores(read, mask.scores(self._score_bias(mask)), turned)
 
     @property
@@ -463,13 +462,15 @@ class Stack(SequenceHooks, BaseStack):
             return mask.numbers
         return mask.offsets if self._takes_offsets(x, mask, pattern=pattern) else mask.numbers
 
-    def _rotation(self, mask: Mask, positions: Tensor | None, base: float) -> Tensor | None:
-        """Return the rotary embedding of queries and keys. None without rotary positions."""
+    def _rotations(self, mask: Mask, positions: Tensor | None) -> dict[RopeNumbers, Tensor]:
+        """Return the rotary embedding of queries and keys for the numbers of each layer's attention
+        (`AttentionSpec.rope`). Empty without rotary positions."""
         if self.block.position != "rope":
-            return None
+            return {}
         if positions is None:
             positions = torch.arange(mask.length[0], device=mask.device)[None]
-        return rotation(positions, features=self.size.key_width, base=base)
+        different = dict.fromkeys(record.rope for record in self._records)
+        return {rope: rotation(positions, features=self.size.key_width, rope=rope) for rope in different}
 
     def _score_bias(self, mask: Mask) -> Tensor | None:
         """Return the learned bias of the attention scores, [1, H, Q, K]. None if there is none."""

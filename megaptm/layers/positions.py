@@ -12,7 +12,7 @@ from torch import Tensor
 
 from megaptm.layers.accumulate import sum_dtype
 from megaptm.layers.split import HeadTable
-from megaptm.spec import BIAS_BUCKETS, BIAS_FARTHEST
+from megaptm.spec import BIAS_BUCKETS, BIAS_FARTHEST, ROPE_TURNS, RopeNumbers
 
 ROUNDING = 1e-9
 """Tolerance of the borders between buckets of position biases, which must not depend on the device's rounding. It is
@@ -78,15 +78,25 @@ class _ByDistance(torch.autograd.Function):
         return stored.sum(1, dtype=sum_dtype(d_HQK.dtype)), None, None
 
 
-def rotation(positions_BS: Tensor, *, features: int, base: float) -> Tensor:
+def rotation(positions_BS: Tensor, *, features: int, rope: RopeNumbers) -> Tensor:
     """Return cosine and sine of the angles of rotary position embeddings, [2, S, B, 1, F/2].
 
     Pair i rotates by position / base^(2i/F) (arXiv:2104.09864, equation 15). Float32 regardless of the model's dtype:
     in bfloat16 positions above 256 would share angles.
     """
     exponents = torch.arange(0, features, 2, device=positions_BS.device, dtype=torch.float32) / features
-    angles_SBF = positions_BS.t()[:, :, None].float() * base**-exponents
+    angles_SBF = positions_BS.t()[:, :, None].float() * _stretched(rope.base**-exponents, rope)
     return torch.stack([angles_SBF.cos(), angles_SBF.sin()])[:, :, :, None]
+
+
+def _stretched(frequencies_F: Tensor, rope: RopeNumbers) -> Tensor:
+    """Return the frequencies of a rotary position embedding, in radians per position, divided by its factor."""
+    if rope.factor == 1.0 or rope.original_context is None:
+        return frequencies_F / rope.factor
+    low, high = ROPE_TURNS
+    turns_F = rope.original_context * frequencies_F / (2 * math.pi)
+    share_F = ((turns_F - low) / (high - low)).clamp(0.0, 1.0)
+    return torch.lerp(frequencies_F / rope.factor, frequencies_F, share_F)
 
 
 def rotate(x_SBHF: Tensor, turned: Tensor) -> Tensor:

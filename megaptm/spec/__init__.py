@@ -4,7 +4,16 @@ A family is the table of its paper. The code that builds a model reads only thes
 supports is an error when the model is built (`layers.layer`), never ignored.
 """
 
-from megaptm.spec.attention import AttentionSpec, BandedSpec, PatternSpec, PositiveInt, SlidingWindowSpec
+from megaptm.spec.attention import (
+    ROPE_OPTIONS,
+    ROPE_TURNS,
+    AttentionSpec,
+    BandedSpec,
+    PatternSpec,
+    PositiveInt,
+    RopeNumbers,
+    SlidingWindowSpec,
+)
 from megaptm.spec.block import (
     BIAS_BUCKETS,
     BIAS_FARTHEST,
@@ -44,6 +53,8 @@ __all__ = [
     "BIAS_BUCKETS",
     "BIAS_FARTHEST",
     "EMBEDDED",
+    "ROPE_OPTIONS",
+    "ROPE_TURNS",
     "SCORE_BIASES",
     "VISIBILITIES",
     "VOCABULARY_MULTIPLE",
@@ -66,6 +77,7 @@ __all__ = [
     "PatternSpec",
     "PositiveInt",
     "ResidualSpec",
+    "RopeNumbers",
     "SampledInput",
     "SegmentInput",
     "SharingSpec",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -16,10 +16,21 @@ if TYPE_CHECKING:
     from megaptm.spec.size import Size
 
 PositiveInt = Annotated[int, Field(ge=1)]
-PositiveFloat = Annotated[float, Field(gt=0.0)]
+PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 DropoutRate = Annotated[float, Field(ge=0.0, lt=1.0)]
-ROPE_OPTIONS = frozenset({"rope_base"})
+ROPE_OPTIONS = ("rope_base", "rope_factor", "rope_original_context")
 """Options of attention that only stacks with rotary positions have."""
+ROPE_TURNS = (1.0, 4.0)
+"""Turns of a pair of features within `rope_original_context` up to which its wavelength is stretched, and from which it
+is not (Llama 3.1)."""
+
+
+class RopeNumbers(NamedTuple):
+    """Numbers of a rotary position embedding: the fields `ROPE_OPTIONS` of `AttentionSpec`."""
+
+    base: float
+    factor: float
+    original_context: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +45,7 @@ class AttentionSpec:
     """Class of its torch module, a subclass of `AttentionModule`."""
     stack: ClassVar[str] = "megaptm.layers.layer:Stack"
     """Class of stacks whose layers have it, a subclass of `Stack`."""
-    options: ClassVar[tuple[str, ...]] = ("dropout", "rope_base")
+    options: ClassVar[tuple[str, ...]] = ("dropout", *ROPE_OPTIONS)
     """Fields that a config may set, under `model.attention`. The others define the family."""
     reads_global_tokens: ClassVar[bool] = False
     """Whether global tokens (batch field `global_tokens`) attend to more positions than others do."""
@@ -54,10 +65,20 @@ class AttentionSpec:
     scale: Literal["sqrt", "sqrt-3", "none"] = "sqrt"
     """Divisor of the scores: square root of the head width (`sqrt`), of three times the head width (`sqrt-3`, DeBERTa:
     scores are sums of three products), or 1 (`none`, T5)."""
-    rope_base: PositiveFloat = 10_000.0
-    """For `rope` positions: base of the wavelengths; the longest is about 2 pi times the base, in positions."""
     dropout: bool | DropoutRate = True
     """Whether the model's dropout also applies to attention weights (not in the original Transformer), or a rate."""
+    rope_base: PositiveFloat = 10_000.0
+    """For `rope` positions: base of the wavelengths; the longest is about 2 pi times the base, in positions."""
+    rope_factor: Annotated[float, Field(ge=1.0)] = 1.0
+    """For `rope` positions: factor that stretches wavelengths, for texts longer than those of earlier training."""
+    rope_original_context: PositiveInt | None = None
+    """For a `rope_factor`: length in earlier training. Wavelengths above it are stretched, those below a quarter of it
+    are not, and others by a mix of both (Llama 3.1). None: all are stretched (arXiv:2306.15595)."""
+
+    @property
+    def rope(self) -> RopeNumbers:
+        """Return the numbers of the rotary position embedding."""
+        return RopeNumbers(self.rope_base, self.rope_factor, self.rope_original_context)
 
     def dropout_rate(self, model: float) -> float:
         """Return the dropout rate of attention weights in a model with dropout rate `model`."""

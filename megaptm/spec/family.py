@@ -210,6 +210,10 @@ class Family:
         """Return the record of an input of the family, or None."""
         return next((record for record in self.inputs if isinstance(record, kind)), None)
 
+    def for_size(self, size: Size) -> Family:
+        """Return the family with the values in which this size differs."""
+        return self if size.tied in (None, self.output.tied) else change(self, output={"tied": size.tied})
+
     def with_input(self, record: InputSpec) -> Family:
         """Return the family with this input's record instead of the one of the same class."""
         return replace(self, inputs=tuple(record if type(old) is type(record) else old for old in self.inputs))

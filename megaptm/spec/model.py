@@ -100,7 +100,7 @@ class ModelSpec:
 def published(family: Family, size: str) -> ModelSpec:
     """Return the spec of a model exactly as published."""
     return ModelSpec(
-        family=family,
+        family=family.for_size(family.sizes[size]),
         size=family.sizes[size],
         vocabulary=family.tokenizer.vocabulary,
         context=family.sizes[size].context or family.context,

@@ -31,6 +31,8 @@ class Size:
     the previous sequence) or 0. None: 0."""
     embedding: int | None = None
     """Width of the token embedding, at the input and in tied heads (ALBERT, ELECTRA). None: width."""
+    tied: bool | None = None
+    """Whether the output projection is the token table, where sizes of a family differ. None: as in the family."""
 
     inputs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Key of the section `model` of a config -> value, for inputs whose values differ among sizes

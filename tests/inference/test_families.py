@@ -32,6 +32,8 @@ DECODERS = {
     "gpt3",
     "gpt3-banded",
     "palm",
+    "llama",
+    "llama3",
     "ettin-decoder",
     "transformer-xl",
     "transformer-xl-bytes",

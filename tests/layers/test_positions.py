@@ -15,7 +15,7 @@ from megaptm.families.deberta.spec import DisentangledSpec
 from megaptm.layers.attention_costs import SelfAttentionCosts
 from megaptm.layers.positions import bias_buckets, rotate, rotation, score_bias
 from megaptm.layers.split import HeadTable
-from megaptm.spec import BIAS_BUCKETS, Block, Size
+from megaptm.spec import BIAS_BUCKETS, AttentionSpec, Block, Size
 
 SIZE = Size(layers=1, width=512, heads=8, ffn=512)
 
@@ -37,7 +37,7 @@ class MovedBytes(TorchDispatchMode):
 def test_rotation_moves_the_planned_bytes(dtype: torch.dtype) -> None:
     length, heads, features = 256, SIZE.heads, SIZE.key_width
     queries = torch.randn(length, 4, heads, features, dtype=dtype, requires_grad=True)
-    turned = rotation(torch.arange(length)[None], features=features, base=1e4)
+    turned = rotation(torch.arange(length)[None], features=features, rope=AttentionSpec().rope)
     block = Block(position="rope")
     with_it, without = (
         SelfAttentionCosts(variant, SIZE, SIZE.width).memory_traffic(dtype.itemsize)

@@ -45,6 +45,9 @@ def small_ids(counterpart: Counterpart) -> dict[str, int | None]:
 def tie_reference(reference: PreTrainedModel, counterpart: Counterpart) -> PreTrainedModel:
     """Tie exactly the parameters that the counterpart names. The class itself may tie more."""
     present = {f"{path}.{leaf}" for path, module in reference.named_modules() for leaf in module._parameters}
+    by_config = "tied" in counterpart.fields.values()
+    if by_config and not reference.config.tie_word_embeddings:
+        return reference
     tied = {name: source for name, source in counterpart.tied.items() if {name, source} <= present}
     for name, source in tied.items():
         module, _, last = name.rpartition(".")

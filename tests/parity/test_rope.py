@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from megaptm.errors import UserError
 from megaptm.families.gpt import GPT2
 from megaptm.hub.tensor_rules import GATE_AND_VALUE, KV, QKV, VOCABULARY, TensorRule, export_weights
+from megaptm.layers.positions import rotation
 from megaptm.models.model import Model
-from megaptm.spec import AttentionSpec, Block, FFNSpec, NormSpec, change
+from megaptm.spec import AttentionSpec, Block, FFNSpec, NormSpec, RopeNumbers, change
 from tests.models.tiny import VOCABULARY as WORDS
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
 from tests.parity.reference import assert_close, table_gradient
@@ -98,6 +100,32 @@ def test_logits_and_gradient_equal_llama(positions: list[int] | None, kv_heads: 
     assert_close(loss / count, expected.loss)
     gradient = table_gradient(loss / count, model.embed.token.weight)
     assert_close(gradient[:WORDS], table_gradient(expected.loss, reference.model.embed_tokens.weight))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "parameters"),
+    [
+        (RopeNumbers(1e6, 1.0, None), {"rope_type": "default"}),
+        (RopeNumbers(1e6, 8.0, None), {"rope_type": "linear", "factor": 8.0}),
+        (
+            RopeNumbers(5e5, 32.0, 8192),
+            {
+                "rope_type": "llama3",
+                "factor": 32.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+        ),
+    ],
+    ids=["base", "linear", "by wavelength"],
+)
+def test_rotation_equals_transformers(numbers: RopeNumbers, parameters: dict[str, object]) -> None:
+    config = transformers.LlamaConfig(head_dim=128, rope_parameters={"rope_theta": numbers.base, **parameters})
+    positions = torch.tensor([[0, 1, 17, 41]])
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(()), positions)
+    turned = rotation(positions, features=128, rope=numbers)[:, :, 0, 0]
+    assert_close(turned, torch.stack([cos[0, :, :64], sin[0, :, :64]]).float())
 
 
 def test_logits_depend_on_distances_only() -> None:

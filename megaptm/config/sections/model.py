@@ -48,6 +48,8 @@ class GeneralModelConfig(Shape):
     of the paper."""
     context: Count | None = None
     """Longest sequence with learned positions. Default: that of `size`."""
+    tied: bool | None = None
+    """Whether the output projection of next-token heads is the token table. Default: that of `size`."""
     dropout: Fraction | None = None
     """Dropout rate everywhere in the model. Default: that of the paper."""
     z_loss: Annotated[float, Field(ge=0.0)] | None = None
@@ -77,10 +79,11 @@ class GeneralModelConfig(Shape):
     """Number of distinct layers in a group, which are repeated in turn. Default: that of `family`."""
     attention: dict[str, Any] = {}
     """Options of the family's kinds of attention: option -> value, or a list of values that layers use in turn. All
-    kinds have `dropout` (whether attention weights have the model's dropout, or a rate of their own), and those of
-    rotary positions `rope_base`. Further options are those of the kind: `window` (sliding windows), also `dilation`
-    (Longformer, LED); `block_size`, `num_random_blocks`, `seed` and `edge_blocks` (BigBird); `chunk_length`,
-    `num_hashes` and `num_buckets` (Reformer). Default: that of `family`."""
+    kinds have `dropout` (whether attention weights have the model's dropout, or a rate of their own). Those of rotary
+    positions have `rope_base`, `rope_factor` (that stretches wavelengths for longer texts) and `rope_original_context`
+    (null: all wavelengths are stretched; else those above this length). Further options are those of the kind: `window`
+    (sliding windows), also `dilation` (Longformer, LED); `block_size`, `num_random_blocks`, `seed` and `edge_blocks`
+    (BigBird); `chunk_length`, `num_hashes` and `num_buckets` (Reformer). Default: that of `family`."""
 
     @field_validator("size", mode="before")
     @classmethod

@@ -1,0 +1,61 @@
+"""Numbers of rotary positions in a Hugging Face config: the field `rope_parameters`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from megaptm.hub.counterpart import is_number
+from megaptm.spec import ROPE_TURNS, RopeNumbers
+
+ROPE_PARAMETERS = "rope_parameters"
+"""Field of a config, and name of its value in `Counterpart.fields`."""
+ROPE_BY_KIND = "rope_by_kind"
+"""The same for a field with a mapping for each kind of layer."""
+LOW, HIGH = ROPE_TURNS
+TYPES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": None},
+    "llama3": {
+        "factor": None,
+        "low_freq_factor": LOW,
+        "high_freq_factor": HIGH,
+        "original_max_position_embeddings": None,
+    },
+}
+"""Supported `rope_type` -> its further fields, with the value if there is only one. `linear` stretches all wavelengths,
+`llama3` those above a length."""
+ROPE_FORM = f"a mapping with rope_theta and a rope_type of {', '.join(TYPES)}, and for llama3 " + ", ".join(
+    f"{name} {value:g}" for name, value in TYPES["llama3"].items() if value
+)
+"""Supported values of `rope_parameters`, for errors."""
+
+
+def rope_parameters(rope: RopeNumbers) -> dict[str, Any]:
+    """Return the field `rope_parameters` of a config."""
+    name = "default" if rope.factor == 1.0 else "linear" if rope.original_context is None else "llama3"
+    numbers = {"factor": rope.factor, "original_max_position_embeddings": rope.original_context}
+    further = {field: numbers.get(field, value) for field, value in TYPES[name].items()}
+    return {"rope_type": name, "rope_theta": rope.base, **further}
+
+
+def are_rope_parameters(value: Any) -> bool:
+    """Whether `AttentionSpec.rope` can represent a field `rope_parameters`."""
+    if not isinstance(value, Mapping) or value.get("rope_type") not in TYPES:
+        return False
+    needed = {"rope_theta": None, **TYPES[value["rope_type"]]}
+    return value.get("partial_rotary_factor", 1.0) == 1.0 and all(
+        is_number(number := value.get(name)) and (number >= 1 if expected is None else number == expected)
+        for name, expected in needed.items()
+    )
+
+
+def rope_options(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of attention (`ROPE_OPTIONS`) that a field `rope_parameters` describes."""
+    known = {name: value[name] for name in TYPES[value["rope_type"]]}
+    context = known.get("original_max_position_embeddings")
+    return {
+        "rope_base": float(value["rope_theta"]),
+        "rope_factor": float(known.get("factor", 1.0)),
+        "rope_original_context": None if context is None else int(context),
+    }
