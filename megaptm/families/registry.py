@@ -18,6 +18,8 @@ FOLDERS = (
     "gpt",
     "palm",
     "llama",
+    "qwen3",
+    "olmo2",
     "bert",
     "roberta",
     "albert",

@@ -21,6 +21,7 @@ from megaptm.layers.custom_pattern import CustomPattern, check_alike
 from megaptm.layers.kernel_choice import AUTO, FLEX, FUSED, choose_kernel
 from megaptm.layers.kernels import SharedBlocks, attend_by, describe_device, describe_work, for_heads, kernel_window
 from megaptm.layers.mask import Mask
+from megaptm.layers.norm import HeadNorm
 from megaptm.layers.pattern import Pattern
 from megaptm.layers.positions import rotate
 from megaptm.layers.sparse import GlobalPositions
@@ -280,15 +281,19 @@ class SelfAttention(AttentionModule):
     qkv: Linear
     query: Linear
     kv: Linear
+    query_norm: HeadNorm
+    key_norm: HeadNorm
 
     def __init__(self, costs: LayerCosts, *, dropout: float) -> None:
         super().__init__()
         self.key_width = costs.size.key_width
-        self.grouped = "kv" in costs.linears
+        self.grouped, self.normed = "kv" in costs.linears, bool(costs.norms)
         for name in ("query", "kv") if self.grouped else ("qkv",):
             self.add_module(name, Linear.of(costs.linears[name]))
         # Biases of queries and values, ordered (head, [q, v], K), if keys have no bias.
         self.biases = HeadBias(costs.biases) if costs.biases else None
+        for name, shape in costs.norms.items():
+            self.add_module(name, HeadNorm(shape, key_width=self.key_width, eps=costs.block.norm.eps))
         self.attend: Attend = PatternAttend(costs, dropout=dropout)
         self.output = Linear.of(costs.linears["output"])
 
@@ -348,7 +353,7 @@ class SelfAttention(AttentionModule):
         if self.biases is not None:
             of_queries, of_values = self.biases.bias.view(-1, 2, self.key_width).unbind(1)
             q, v = q + of_queries, v + of_values
-        return q, k, v
+        return (self.query_norm(q), self.key_norm(k), v) if self.normed else (q, k, v)
 
 
 class CrossAttention(nn.Module):

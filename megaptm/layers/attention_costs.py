@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from megaptm.layers.costs import LayerCosts, LinearShape, MemoryTraffic, SavedBytes
+from megaptm.layers.costs import HeadNormShape, LayerCosts, LinearShape, MemoryTraffic, SavedBytes
 from megaptm.layers.custom_pattern import load_pattern
 from megaptm.layers.pattern import SlidingWindow
 from megaptm.spec import Block, Size
@@ -38,6 +38,14 @@ class SelfAttentionCosts(LayerCosts):
                 "kv": LinearShape(size.width, 2 * self.key_features, bias, split, matrices=2, interleave=interleave),
             }
         self.linears = projections | {"output": LinearShape(self.features, size.width, bias, "rows")}
+        if self.attention.qk_norm == "head":
+            self.norms = dict.fromkeys(("query_norm", "key_norm"), HeadNormShape(size.key_width, "shared"))
+        if self.attention.qk_norm == "width":
+            of_keys = "shared" if size.key_heads == 1 < size.heads else "columns"
+            self.norms = {
+                "query_norm": HeadNormShape(self.features, "columns"),
+                "key_norm": HeadNormShape(self.key_features, of_keys),
+            }
 
     @classmethod
     def stack_linears(cls, record: Any, block: Block, size: Size, layers: range) -> Iterator[LinearShape]:
@@ -62,16 +70,18 @@ class SelfAttentionCosts(LayerCosts):
 
     def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
         """Return the bytes saved for the backward pass of attention: queries and output (own), keys and values
-        (memory)."""
-        return SavedBytes(own=2 * self.features * element, memory=2 * self.key_features * element)
+        (memory), and inputs of norms."""
+        saved = (3 if self.norms else 2) * element
+        return SavedBytes(own=saved * self.features, memory=saved * self.key_features)
 
     def memory_traffic(self, element: int) -> MemoryTraffic:
-        """Return the memory traffic of attention: layout changes for the kernel and back, rotary embedding of queries
-        and keys."""
+        """Return the memory traffic of attention: layout changes for the kernel and back, norms and rotary embedding
+        of queries and keys."""
         features = self.features + self.key_features
         # Each is read twice and written once, and a float32 product is written and read.
         turned = features * (3 * element + 8) if self.block.position == "rope" else 0
-        return MemoryTraffic(forward=features * 2 * element + turned, backward=features * 4 * element + turned)
+        moved = features * element * (2 if self.norms else 1)
+        return MemoryTraffic(forward=2 * moved + turned, backward=4 * moved + turned)
 
 
 class BandedAttentionCosts(SelfAttentionCosts):

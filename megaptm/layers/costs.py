@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from megaptm.layers.pattern import Pattern
@@ -60,6 +61,16 @@ class LinearShape:
 
 
 @dataclass(frozen=True)
+class HeadNormShape:
+    """Shape of an RMSNorm of queries or keys."""
+
+    features: int
+    """Number of its weights: the width of one head, or of all."""
+    split: str
+    """`columns` (tensor ranks hold the weights of their heads) or `shared` (all weights, used with their own heads)."""
+
+
+@dataclass(frozen=True)
 class SavedBytes:
     """Bytes per token that the forward pass of a layer saves for the backward pass, over all tensor ranks. They exclude
     norm inputs and dropout masks."""
@@ -92,6 +103,8 @@ class LayerCosts(ABC):
     """Whether each layer adds its own terms, such as a position bias, to the attention scores."""
     biases: int = 0
     """Number of further parameters of the layer, which tensor ranks divide."""
+    norms: Mapping[str, HeadNormShape] = MappingProxyType({})
+    """Norms of queries and keys by name of the child module."""
     kernels: int = 0
     """Number of kernels per position that the layer launches besides matrix products, if it processes positions one by
     one."""

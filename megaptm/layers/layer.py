@@ -63,6 +63,8 @@ def _layer_errors(block: Block, record: LayerSpec, size: Size) -> Iterator[str]:
 def _attention_errors(block: Block, size: Size) -> Iterator[str]:
     for record in block.attentions:
         yield from record.errors(block, size)
+        if record.qk_norm != "none" and record.module != AttentionSpec.module:
+            yield f"attention.qk_norm is {record.qk_norm}, which {record.kind} attention does not support: use none."
 
 
 def _stack_errors(block: Block, size: Size) -> Iterator[str]:
@@ -127,6 +129,8 @@ class Layer(nn.Module):
                 self.add_module(f"{sub.name}_norm", Norm(size.width, block.norm))
             elif block.norm.position == "pre":
                 self.add_module(f"{sub.name}_norm", nn.Identity())
+            if sub.has_output_norm:
+                self.add_module(f"{sub.name}_output_norm", Norm(size.width, block.norm))
             self.add_module(sub.name, _module_class(sub)(sub.costs, dropout=dropout))
         self.attention.attend.assign(layer=number)
         self.dropout = Dropout(dropout, masks="residual")
@@ -160,11 +164,11 @@ class Layer(nn.Module):
             cached_states = self.attention_norm(cached_states)
         besides = () if cached_states is None and not known else (cached_states, *known)
         x = self._run_sublayer(
-            self.attention_norm, partial(self.run_attention, self.attention), x, mask, position_state, keys, *besides
+            "attention", partial(self.run_attention, self.attention), x, mask, position_state, keys, *besides
         )
         if memory is not None:
-            x = self._run_sublayer(self.cross_norm, partial(self.run_attention, self.cross), x, memory, memory_mask)
-        return self._run_sublayer(self.ffn_norm, self.ffn, x)
+            x = self._run_sublayer("cross", partial(self.run_attention, self.cross), x, memory, memory_mask)
+        return self._run_sublayer("ffn", self.ffn, x)
 
     def attention_branch(
         self, x: Tensor, mask: Tensor | None, position_state: Tensor | None, chosen: Tensor | None = None
@@ -179,11 +183,20 @@ class Layer(nn.Module):
         added: Tensor = self.dropout(self.ffn(self.ffn_norm(x)))
         return added
 
-    def _run_sublayer(
-        self, norm: nn.Module, sublayer: Callable[..., Tensor], x: Tensor, *inputs: Tensor | None
-    ) -> Tensor:
-        if self.norm_position == "post":
-            return norm(x + self.dropout(sublayer(x, *inputs)))
+    def attention_input(self, x: Tensor) -> Tensor:
+        """Return the input of the layer's attention, which is normalized unless norms are `post` or `output`."""
+        return x if self.norm_position in ("post", "output") else self.attention_norm(x)
+
+    def _run_sublayer(self, name: str, sublayer: Callable[..., Tensor], x: Tensor, *inputs: Tensor | None) -> Tensor:
+        norm: nn.Module = getattr(self, f"{name}_norm")
+        match self.norm_position:
+            case "post":
+                return norm(x + self.dropout(sublayer(x, *inputs)))  # type: ignore[no-any-return]
+            case "output":
+                return x + self.dropout(norm(sublayer(x, *inputs)))
+            case "sandwich":
+                output_norm: nn.Module = getattr(self, f"{name}_output_norm")
+                return x + self.dropout(output_norm(sublayer(norm(x), *inputs)))
         return x + self.dropout(sublayer(norm(x), *inputs))
 
 
@@ -334,7 +347,7 @@ class Stack(SequenceHooks, BaseStack):
             children = {
                 f"{name}{suffix}": getattr(layer, f"{name}{suffix}")
                 for name in block.sharing.sublayers
-                for suffix in ("", "_norm")
+                for suffix in ("", "_norm", "_output_norm")
                 if hasattr(layer, f"{name}{suffix}")
             }
             register[str(number)] = nn.ModuleDict(children)
@@ -440,7 +453,7 @@ class Stack(SequenceHooks, BaseStack):
         """Return the scores of a `dot` attention layer with input x [S, B, D], before the softmax: [B, H, S, S]
         float32; zero if masked or at most `MIN_SCORE`."""
         layer = cast(Layer, self[str(number)])
-        read = x if layer.norm_position == "post" else layer.attention_norm(x)
+        read = layer.attention_input(x)
         attention = cast(SelfAttention, layer.attention)
         turned = self._rotations(mask, positions).get(self.block.attention_at(number).rope)
         return attention.scores(read, mask.scores(self._score_bias(mask)), turned)

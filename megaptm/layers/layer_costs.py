@@ -25,10 +25,12 @@ class SubLayer:
     """Name of the sub-layer: `attention`, `cross` or `ffn`; `layer` for layers other than a transformer's."""
     costs: LayerCosts
     norm: int
-    """Number of parameters of the sub-layer's norm."""
+    """Number of parameters of the sub-layer's norms."""
     has_norm: bool = True
     """Whether the sub-layer has its own norm. With parallel norms, the feed-forward shares that of attention. The first
     layer may have none before attention (`NormSpec.first`)."""
+    has_output_norm: bool = False
+    """Whether the sub-layer has a second norm, of its output (`sandwich`)."""
 
     @property
     def is_attention(self) -> bool:
@@ -38,12 +40,14 @@ class SubLayer:
     @property
     def divided(self) -> int:
         """Return the number of the sub-layer's parameters that tensor ranks divide."""
-        return self.costs.biases + sum(linear.divided for linear in self.costs.linears.values())
+        norms = sum(norm.features for norm in self.costs.norms.values() if norm.split == "columns")
+        return self.costs.biases + norms + sum(linear.divided for linear in self.costs.linears.values())
 
     @property
     def replicated(self) -> int:
         """Return the number of the sub-layer's parameters that are replicated on tensor ranks."""
-        return self.norm + sum(linear.replicated for linear in self.costs.linears.values())
+        norms = sum(norm.features for norm in self.costs.norms.values() if norm.split == "shared")
+        return self.norm + norms + sum(linear.replicated for linear in self.costs.linears.values())
 
 
 @lru_cache(maxsize=256)
@@ -62,8 +66,9 @@ def sublayers(block: Block, size: Size, memory: int | None = None) -> tuple[SubL
     made = []
     for name, class_ in classes.items():
         has_norm = block.norm.first if name == "attention" else block.norm.position != "parallel"
-        norm = norm_parameters(block, size.width) if has_norm else 0
-        made.append(SubLayer(name, class_(block, size, memory), norm, has_norm))
+        has_output_norm = block.norm.position == "sandwich"
+        norm = norm_parameters(block, size.width) * (has_norm + has_output_norm)
+        made.append(SubLayer(name, class_(block, size, memory), norm, has_norm, has_output_norm))
     return tuple(made)
 
 

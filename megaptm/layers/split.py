@@ -81,6 +81,8 @@ class TensorRanks:
     """Hook that begins to sum over tensor ranks, in place, and returns a function that waits for the end."""
     reduce: Callable[[Tensor], Tensor] = identity
     """Hook that sums over tensor ranks, with a gradient."""
+    sum_and_gradient: Callable[[Tensor], Tensor] = identity
+    """Hook that sums over tensor ranks, as well as the gradient, since each rank uses the sum differently."""
 
 
 class UsesTensorRanks:

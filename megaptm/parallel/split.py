@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from megaptm.layers.accumulate import EmbeddingLookup, linear
 from megaptm.layers.attention import AttentionCore
 from megaptm.layers.layer import BaseStack, Stack
+from megaptm.layers.norm import HeadNorm
 from megaptm.layers.split import (
     Dropout,
     Embedding,
@@ -199,6 +200,7 @@ def _tensor_ranks(rank: int) -> TensorRanks:
         _largest_of_tensor_ranks,
         _begin_sum_over_tensor_ranks,
         reduce_from_tensor_model_parallel_region,
+        lambda x: copy_to_tensor_model_parallel_region(reduce_from_tensor_model_parallel_region(x)),
     )
 
 
@@ -219,7 +221,7 @@ def _largest_of_tensor_ranks(x: Tensor) -> None:
 def _set_stacks(model: Model, *, sequence_parallel: bool, ranks: int, rank: int) -> None:
     """Set the hooks with which stacks treat tensors that tensor ranks do not divide."""
     for module in model.modules():
-        if isinstance(module, Stack) and not sequence_parallel:
+        if isinstance(module, Stack | HeadNorm) and not sequence_parallel:
             # With sequence parallelism gradients of replicated parameters are summed anyway
             # (`_mark_sequence_parallel`).
             module.copy_to_tensor_ranks = copy_to_tensor_model_parallel_region
@@ -284,6 +286,8 @@ def _swap(model: Model, config: ModelParallelConfig, ranks: int, rank: int) -> N
                     child.weight = nn.Parameter(child.weight.new_empty(buckets, heads // ranks))
                 case HeadBias():
                     child.bias = nn.Parameter(child.bias.new_empty(child.bias.shape[0] // ranks))
+                case HeadNorm(split="columns"):
+                    child.weight = nn.Parameter(child.weight.new_empty(len(child.weight) // ranks))
                 case VocabularyBias():
                     child.bias = nn.Parameter(child.bias.new_empty(child.bias.shape[0] // ranks))
                 case ReplicatedTokenLoss():

@@ -45,8 +45,10 @@ def _sublayer_bytes(work: Workload, stack: str, block: Block, sub: SubLayer, rec
         work.element_bytes,
         1 if work.spec.dropout else 0,
     )
-    # Input of the norm, its output (which is the next linear layer's input), and the dropout mask.
-    saved = tokens * work.spec.size_of(stack).width * (2 * element + mask_bytes) / work.sequence_parts
+    # Input of the norm, its output (which is the next linear layer's input), or input and output of the sub-layer; the
+    # dropout mask.
+    copies = (3 if sub.has_output_norm else 2) * element + mask_bytes
+    saved = tokens * work.spec.size_of(stack).width * copies / work.sequence_parts
     if recompute == "attention" and sub.is_attention:
         return saved
     keys = block.cross if sub.name == "cross" and block.cross else stack

@@ -204,10 +204,11 @@ def _elementwise_seconds(machine: Machine, work: Workload, subs: Sequence[SubLay
     residual = len(subs) * tokens * size.width / work.sequence_parts
     # Norm: read, write. Residual sum: read twice, write. Separate dropout: read, write.
     drop = (2 * element if mask and not work.software.fused_residual else 0) + mask
-    forward = residual * (2 * element + 3 * element + drop)
+    output_norms = sum(sub.has_output_norm for sub in subs) / len(subs)
+    forward = residual * ((1 + output_norms) * 2 * element + 3 * element + drop)
     # Norm: read gradient and input, write gradient, read it again for the norm's weights. Sum as forward; dropout;
     # bias.
-    backward = residual * (5 * element + 3 * element + mask * (2 * element + 1) + element)
+    backward = residual * ((1 + output_norms) * 5 * element + 3 * element + mask * (2 * element + 1) + element)
     for sub in subs:
         traffic = sub.costs.memory_traffic(element)
         forward += tokens * traffic.forward / tensor
@@ -216,7 +217,7 @@ def _elementwise_seconds(machine: Machine, work: Workload, subs: Sequence[SubLay
     weights = sum(linear.weights for sub in subs for linear in sub.costs.linears.values()) / tensor
     backward += weights * (8 - element if work.software.fused_gradient_sum else 8 + element)
     kernel = machine.efficiency.kernel_microseconds * 1e-6
-    kernels = 5 * len(subs) + work.lengths[stack] * sum(sub.costs.kernels for sub in subs)
+    kernels = (5 + output_norms) * len(subs) + work.lengths[stack] * sum(sub.costs.kernels for sub in subs)
     return PassTimes(
         OperationTime(memory=forward / machine.bandwidth + kernels * kernel),
         OperationTime(memory=backward / machine.bandwidth + 2 * kernels * kernel),

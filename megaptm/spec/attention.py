@@ -67,6 +67,9 @@ class AttentionSpec:
     scores are sums of three products), or 1 (`none`, T5)."""
     dropout: bool | DropoutRate = True
     """Whether the model's dropout also applies to attention weights (not in the original Transformer), or a rate."""
+    qk_norm: Literal["none", "head", "width"] = "none"
+    """RMSNorm of queries and keys before rotary positions: of each head, with weights that heads share (`head`, Qwen3),
+    or over all heads (`width`, OLMo 2)."""
     rope_base: PositiveFloat = 10_000.0
     """For `rope` positions: base of the wavelengths; the longest is about 2 pi times the base, in positions."""
     rope_factor: Annotated[float, Field(ge=1.0)] = 1.0

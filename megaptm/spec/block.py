@@ -51,9 +51,17 @@ class NormSpec:
 
     kind: Literal["layer", "layer-no-shift", "layer-fixed", "rms"] = "layer"
     """`layer` (LayerNorm), `layer-no-shift` (no bias), `layer-fixed` (no weight and no bias) or `rms`."""
-    position: Literal["pre", "post", "parallel"] = "pre"
-    """`pre` (before each sub-layer, and after the last layer), `post` (after each residual sum) or `parallel` (one
-    before all sub-layers of a layer, whose outputs are summed; and after the last layer)."""
+    position: Literal["pre", "post", "parallel", "output", "sandwich"] = "pre"
+    """Position of norms:
+
+    - `pre`: before each sub-layer.
+    - `post`: after each residual sum.
+    - `parallel`: one before all sub-layers of a layer, whose outputs are summed.
+    - `output`: of each sub-layer's output, before the residual sum (OLMo 2).
+    - `sandwich`: before each sub-layer, and of its output (Gemma 2).
+
+    All but `post` also have one after the last layer.
+    """
     eps: float = 1e-5
     first: bool = True
     """Whether the first layer of a pre-norm stack has a norm before its attention (ModernBERT, which normalizes the

@@ -50,7 +50,7 @@ def with_option(**options: Any) -> dict:
     [
         (with_option(attention="linear"), r"Block.attention is 'linear'.*AttentionSpec"),
         (with_option(visibility="backwards"), r"Block.visibility is 'backwards'.*'full', 'causal'"),
-        (with_option(norm={"position": "sandwich"}), "Block.norm.position is 'sandwich'"),
+        (with_option(norm={"position": "middle"}), "Block.norm.position is 'middle'"),
         (with_option(ffn={"activation": "relu2"}), "Block.ffn.activation is 'relu2'"),
         (with_option(position="alibi"), "Block.position is 'alibi'"),
         ({"heads": ("lm", "sop")}, r"heads \['sop'\] are unknown"),

@@ -34,6 +34,8 @@ DECODERS = {
     "palm",
     "llama",
     "llama3",
+    "qwen3",
+    "olmo2",
     "ettin-decoder",
     "transformer-xl",
     "transformer-xl-bytes",

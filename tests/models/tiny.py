@@ -27,7 +27,7 @@ VOCABULARY = 101
 SIZE_OPTIONS = {
     "gpt1": {"ffn": 128},  # fixed in Hugging Face
     **{
-        name: {"head_width": 16} for name in ("palm", "t5", "t5-v1.1", "mt5")
+        name: {"head_width": 16} for name in ("palm", "qwen3", "t5", "t5-v1.1", "mt5")
     },  # heads wider than the model, as in T5 3B
 }
 """Size options of families whose tiny models differ from those of the other families."""

@@ -3,6 +3,8 @@ batches."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from megaptm.config import Layout
 from megaptm.families import CATALOGUE
+from megaptm.spec import change
 from tests.engines import filled_engine
 from tests.layouts.cases import ADAM
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
@@ -17,6 +20,10 @@ from tests.parity.reference import convert_inputs, make_reference, scatter_label
 from tests.ranks import run_ranks
 
 STEPS, ROWS, NUM_BATCHES = 25, 3, 5
+LAYERS = {"modernbert": 4, "ettin-decoder": 4}
+"""Layers of families whose first two are not of both kinds. More layers amplify rounding errors."""
+OPTIMIZER = ADAM.model_copy(update={"eps": 1e-5})
+"""Llama 2's epsilon. With 1e-8, weights whose gradient is nearly zero amplify rounding errors."""
 
 
 def batch_at(family: str, step: int) -> dict[str, torch.Tensor]:
@@ -26,23 +33,25 @@ def batch_at(family: str, step: int) -> dict[str, torch.Tensor]:
 
 def train_engine(family: str) -> list[float]:
     """Return the losses of megaptm's engine."""
+    spec = tiny_spec(family, layers=LAYERS.get(family, 2))
+    spec = replace(spec, family=change(spec.family, loss={"z_loss": 0.0}))  # the reference has none
     engine = filled_engine(
-        *(tiny_spec(family, layers=4), Layout(microbatch=ROWS), ADAM),
+        *(spec, Layout(microbatch=ROWS), OPTIMIZER),
         losses={CATALOGUE[family].heads[0]: 1.0},
         seed=7,
         precision="fp32",
     )
-    results = [engine.train_step([batch_at(family, step)], step=step, lr=ADAM.lr) for step in range(STEPS)]
+    results = [engine.train_step([batch_at(family, step)], step=step, lr=OPTIMIZER.lr) for step in range(STEPS)]
     return [result.loss for result in results]
 
 
 def train_reference(family: str) -> list[float]:
     """Return the losses of the Hugging Face model."""
-    reference = make_reference(tiny_model(family, layers=4, noise=0.0))
+    reference = make_reference(tiny_model(family, layers=LAYERS.get(family, 2), noise=0.0))
     matrices = [weight for weight in reference.parameters() if weight.dim() > 1]
     vectors = [weight for weight in reference.parameters() if weight.dim() == 1]
-    groups = [{"params": matrices, "weight_decay": ADAM.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=ADAM.lr, betas=ADAM.betas, eps=ADAM.eps)
+    groups = [{"params": matrices, "weight_decay": OPTIMIZER.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=OPTIMIZER.lr, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps)
     losses = []
     for step in range(STEPS):
         batch = batch_at(family, step)
@@ -50,15 +59,15 @@ def train_reference(family: str) -> list[float]:
         loss = F.cross_entropy(logits.flatten(0, 1), scatter_labels(batch).flatten())
         optimizer.zero_grad()
         loss.backward()
-        clip_grad_norm_(reference.parameters(), ADAM.clip)
+        clip_grad_norm_(reference.parameters(), OPTIMIZER.clip)
         optimizer.step()
         losses.append(loss.item())
     return losses
 
 
-@pytest.mark.parametrize("family", ["modernbert", "ettin-decoder", "llama"])
+@pytest.mark.parametrize("family", ["modernbert", "ettin-decoder", "llama", "qwen3", "olmo2"])
 def test_losses_equal_adamw_on_the_hugging_face_model(family: str) -> None:
     [losses] = run_ranks(1, train_engine, family)
     expected = train_reference(family)
-    assert losses == pytest.approx(expected, abs=1e-6)
+    assert losses == pytest.approx(expected, rel=1e-6)
     assert losses[-1] < losses[0] - 0.5

@@ -31,7 +31,7 @@ class RelativeSpec(AttentionSpec):
             yield "attention is relative in some layers only: use it in all layers of the stack, or in none."
         conflicts = {
             f"position is {block.position}": block.position != "none",
-            "norm.position is parallel": block.norm.position == "parallel",
+            f"norm.position is {block.norm.position}": block.norm.position not in ("pre", "post"),
             "attention.bias is no-keys": self.bias == "no-keys",
             f"cross is {block.cross}": block.cross is not None,
             f"residual is {block.residual.kind}": block.residual.stack != "",
