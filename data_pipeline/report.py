@@ -36,7 +36,7 @@ class CorpusReport:
     splits: dict[str, dict[str, int]]
     """Split -> documents, tokens, bytes (of the text in UTF-8), shards."""
     dropped: dict[str, int]
-    """Reason -> number of dropped documents."""
+    """Number of dropped documents by reason."""
     examples: dict[str, list[tuple[str, str]]]
     """Reason -> (source, first characters) of some dropped documents."""
     messages: dict[str, str] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class CorpusReport:
     composition: Composition = field(default_factory=Composition)
     """Documents, tokens and bytes by source and by format; tokens by document length; the largest documents."""
     lengths: dict[int, int]
-    """2**i -> documents of 2**i to 2**(i + 1) - 1 tokens."""
+    """Histogram of document lengths: 2**i -> documents of 2**i to 2**(i + 1) - 1 tokens."""
     tokenizer: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     workers: int

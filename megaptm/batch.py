@@ -68,7 +68,7 @@ class BatchSpec:
     """
 
     streams: Mapping[str, int]
-    """Prefix of a stream -> S: `""`, `decoder_` ..."""
+    """Sequence length S of each stream, by the prefix of its fields: `""`, `decoder_` ..."""
     fields: Mapping[str, Field]
 
     @property

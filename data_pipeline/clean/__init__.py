@@ -33,7 +33,7 @@ STEPS: dict[str, type] = {
     "cut-long": CutLong,
     "pair-by-connective": PairByConnective,
 }
-"""Name in a recipe -> cleaning step."""
+"""Cleaning steps by their names in a recipe."""
 
 CLEAN: tuple[CleaningStep, ...] = (Normalize(), DropEmpty(), DropShort())
 """Default cleaning steps, for a recipe that names none."""

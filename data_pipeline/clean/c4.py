@@ -104,7 +104,7 @@ def _contains_any(line: str, phrases: tuple[str, ...]) -> bool:
 
 
 def _has_fewer_sentences(text: str, min_count: int) -> bool:
-    """Whether a page's text has fewer than `least` sentences. Counting stops at `least`."""
+    """Whether a page's text has fewer than `min_count` sentences. Counting stops at `min_count`."""
     ends = SENTENCE_END.finditer(text)
     return any(next(ends, None) is None for _ in range(min_count))
 

@@ -64,7 +64,7 @@ def comparable_with_offsets(text: str) -> tuple[str, np.ndarray, np.ndarray]:
 
 
 def _is_combining(character: str) -> bool:
-    """Whether a character composes with the one before it."""
+    """Whether a Unicode character combines with the one before it."""
     return unicodedata.category(character)[0] == "M" or re.match(COMBINING, character) is not None
 
 

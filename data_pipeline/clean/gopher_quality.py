@@ -105,8 +105,8 @@ class GopherQuality(BatchFilter):
 
 
 def _exceeds_share(max_share: float, lines: list[str], marks: int, has_mark: Callable[[str], bool]) -> bool:
-    """Whether more than a share `most` of a text's lines start or end with a mark. Lines are only checked if the text
-    has enough marks."""
+    """Whether more than a share `max_share` of a text's lines start or end with a mark. Lines are only checked if the
+    text has enough marks."""
     limit = max_share * len(lines)
     return marks > limit and sum(map(has_mark, lines)) > limit
 

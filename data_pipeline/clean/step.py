@@ -163,7 +163,7 @@ def _run_batch(
 
 
 def require(condition: bool, message: str) -> None:
-    """Check an option of a cleaning step: raise a `UserError` with this message unless `good`."""
+    """Check an option of a cleaning step: raise a `UserError` with this message unless `condition` is true."""
     if not condition:
         raise UserError(message)
 
@@ -177,7 +177,7 @@ def require_shares(step: object, name: str, *fields: str) -> None:
 
 
 def require_minimum(minimum: int, step: object, name: str, *fields: str) -> None:
-    """Check the numbers in the options of a cleaning step: raise a `UserError` unless each is at least `least`, or
+    """Check the numbers in the options of a cleaning step: raise a `UserError` unless each is at least `minimum`, or
     None."""
     for field in fields:
         value = getattr(step, field)

@@ -78,7 +78,7 @@ class Words:
         return before
 
     def characters(self, offsets: np.ndarray) -> np.ndarray:
-        """Convert byte offsets in a text to character offsets: int32, in the shape of `places`."""
+        """Convert byte offsets in a text to character offsets: int32, in the shape of `offsets`."""
         if self._ascii:
             return offsets
         before = np.zeros(len(self._encoded) + 1, np.int32)

@@ -36,7 +36,7 @@ class Composition:
     """Sizes of the documents of a corpus or a shard."""
 
     sources: dict[str, TextSize] = field(default_factory=dict)
-    """Path of a source -> total size of its documents."""
+    """Total size of the documents of each source, by the source's path."""
     formats: dict[str, TextSize] = field(default_factory=dict)
     lengths: dict[int, int] = field(default_factory=dict)
     """Power of two 2**i -> number of tokens in documents of 2**i to 2**(i + 1) - 1 tokens."""

@@ -65,7 +65,7 @@ class Part:
 
     @property
     def sizes(self) -> np.ndarray:
-        """int64 [n]: bytes of the texts of the part."""
+        """Bytes of each text of the part, int64 [n]."""
         return load(f"{self.stem}.columns.npy")["size"]
 
 

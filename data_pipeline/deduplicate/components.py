@@ -26,7 +26,7 @@ class Components:
         return self._find_lowest(first) != self._find_lowest(second)
 
     def lowest(self) -> np.ndarray:
-        """Return [rows]: lowest row of each row's component."""
+        """Return the lowest row of the component of duplicates that each row is in, [rows]."""
         return self._find_lowest(np.arange(len(self._lower), dtype=self._lower.dtype))
 
     def connected(self) -> tuple[np.ndarray, np.ndarray]:

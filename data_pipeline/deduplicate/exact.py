@@ -16,7 +16,7 @@ DUPLICATE = "duplicate"
 
 @dataclass(frozen=True)
 class EqualJob:
-    """Job that finds equal digests in a range."""
+    """Job that finds documents with equal digests, in a range of digests."""
 
     listing: PartListing
     table: str

@@ -26,9 +26,9 @@ class Duplicates:
     reasons: np.ndarray
     """uint8 [documents]: index in REASONS, 0 for documents that are kept; all parts concatenated."""
     first_rows: np.ndarray
-    """int64 [parts + 1]: first row of each part."""
+    """First row of each part of the corpus, int64 [parts + 1]."""
     counts: dict[str, int]
-    """Reason -> number of documents."""
+    """Number of dropped documents by reason."""
     examples: dict[str, list[tuple[str, str]]]
     """Reason -> examples (source of the dropped document, source of the kept one)."""
 

@@ -89,7 +89,7 @@ class ParagraphOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Deduplicate:
-    """Kinds of duplicates to drop."""
+    """Options of deduplication: the kinds of duplicates to drop."""
 
     documents: bool = True
     """Whether to drop a document equal to an earlier one."""

@@ -50,8 +50,8 @@ class CutPart:
 
 
 def cut_paragraphs(parts: Sequence[PartFile], options: Deduplicate, run: Run, folder: str) -> list[CutPart]:
-    """Remove repeated paragraphs: write new parts to `folder`, with the sketches that `find_duplicates` needs; return
-    them in the order of `parts`."""
+    """Remove repeated paragraphs: write new parts to `folder`, with the sketches that `find.find_duplicates` needs;
+    return them in the order of `parts`."""
     assert options.paragraphs is not None
     listing = PartListing.write(folder, parts, options)
     counts = [load(f"{part.stem}.paragraphs.npy").shape[1] for part in parts]

@@ -17,8 +17,8 @@ def repeatable_paragraphs(document: Document, options: ParagraphOptions) -> list
 
 
 def without_paragraphs(document: Document, repeated: Sequence[bool], options: ParagraphOptions) -> str:
-    """Return the text of a document without the marked paragraphs of `repeatable`, each removed with the separator
-    after it."""
+    """Return the text of a document without its repeated paragraphs, each removed with the separator after it.
+    `repeated`: whether each paragraph that is long enough is repeated."""
     pieces = _split_document(document, options)
     for (index, _), cut in zip(_numbered_paragraphs(pieces, options), repeated, strict=True):
         if cut:

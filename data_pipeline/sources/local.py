@@ -58,7 +58,8 @@ def _list_glob(pattern: str, root: str) -> Listing:
 
 
 def _match_glob(pattern: str, already_read: list[str]) -> Iterator[str]:
-    """Yield the paths that match a glob. Below `**` each folder is searched once; further links to it go to `twice`."""
+    """Yield the paths that match a glob. Below `**` each folder is searched once. Further links to it are added to
+    `already_read`."""
     parts = pattern.split("/")
     if "**" not in parts:
         yield from glob.iglob(pattern)

@@ -109,7 +109,7 @@ def _check_gpus(case: CheckInput, name: str, nodes: dict[str, int], allocation: 
 
 
 def _gpus_by_node(partition: str) -> dict[str, int]:
-    """Return node of a partition -> number of its GPUs."""
+    """Return the number of GPUs of each node of a Slurm partition."""
     lines = run_slurm("sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N|%G")
     return {node: _gpus_in(gres) for node, _, gres in (line.partition("|") for line in lines)}
 

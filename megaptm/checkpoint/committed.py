@@ -36,7 +36,8 @@ def find_without_manifest(run: Path) -> list[tuple[int, Path]]:
 
 
 def _list_folders(run: Path) -> list[tuple[int, Path]]:
-    """Return step and folder of everything with the name of a checkpoint, replaced checkpoints first."""
+    """Return step and folder of every checkpoint of a run by name, without a check of its files. Replaced checkpoints
+    come first."""
     matches = [match for name in sorted(list_names(run / FOLDER)) if (match := NAME.fullmatch(name))]
     matches.sort(key=lambda match: match[2] is None)
     return [(int(match[1]), run / FOLDER / match[0]) for match in matches]

@@ -90,7 +90,7 @@ class StoredPiece:
 
     @property
     def count(self) -> int:
-        """Number of elements of the piece."""
+        """Number of elements of the stored piece of a tensor."""
         return self.span[1] - self.span[0] if self.span else math.prod(self.block)
 
     def boxes(self) -> Iterator[tuple[Box, int]]:

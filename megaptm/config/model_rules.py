@@ -19,11 +19,11 @@ from megaptm.spec import Family, ModelSpec, Size, attention_options, with_attent
 ATTENTION_KEYS = ("head_width", "kv_heads", "band", "share")
 """Keys of the section `model` that only layers of a transformer use."""
 UNUSED_VALUES = {"division": 1, "groups": 1, "cycle": 1, "memory": 0}
-"""Values by which a run's config shows that a key of the section `model` is unused."""
+"""Values that keys of the section `model` have in the config of a run if they are unused."""
 
 
 def layered_model_errors(model: ModelConfig) -> Iterator[str]:
-    """Yield every broken rule of a family with layers."""
+    """Yield the errors of section `model` for a family with layers."""
     spec = model_spec(model)
     yield from _unused_key_errors(model, spec)
     for key in ("z_loss", "label_smoothing") if spec.family.loss.negatives else ():

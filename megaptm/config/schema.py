@@ -47,7 +47,7 @@ __all__ = [
 
 
 LayersPerStage = Literal["auto"] | Annotated[tuple[Annotated[int, Field(ge=0)], ...], Strict(False)]
-"""`layout.layers_per_stage`."""
+"""Type of the key `layout.layers_per_stage`."""
 
 
 class Layout(Section):
@@ -221,7 +221,7 @@ class TrainConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """Checkpoints of a run. A run always saves one after its last step, and when a signal stops it."""
+    """Checkpoints of a run. A checkpoint is always saved after the last step, and when a signal stops the run."""
 
     every: Count = 1000
     """Number of steps between two checkpoints."""
@@ -364,7 +364,8 @@ def _with_steps(options: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _steps(table: dict[Any, Any]) -> dict[Any, Any]:
-    """Convert the steps in an option of a task to numbers; `weight` may have a table of steps per loss."""
+    """Convert the steps in an option of a training task to integers. Option `weight` may have a table of steps per
+    loss."""
     return {_step(key): _steps(value) if isinstance(value, dict) else value for key, value in table.items()}
 
 

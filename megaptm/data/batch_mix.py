@@ -27,7 +27,7 @@ class BatchMix(Mix):
         self.batch_size, self.block = batch, batch * BATCHES
         labels = np.array([source.task.label for source in sources])
         self._sources_of_task = [np.flatnonzero(labels == label) for label in dict.fromkeys(labels.tolist())]
-        """Source indexes of each task."""
+        """Indexes of the sources of each task."""
         super().__init__(sources, **options)
         self._specs_of_task = [self._batch.with_labels(spec.label_names) for spec in self._source_specs]
 

@@ -134,7 +134,8 @@ def validation_batches(
     ranks: int = 1,
     max_steps: int | None = None,
 ) -> list[list[MicroBatch]]:
-    """Return the first `most` steps of a validation mix, or all before text repeats. Each call gives the same list."""
+    """Return the first `max_steps` steps of a validation mix, or all before text repeats. Each call gives the same
+    list."""
     return [*read_validation(mix, batch=batch, microbatch=microbatch, rank=rank, ranks=ranks, max_steps=max_steps)]
 
 

@@ -31,9 +31,9 @@ REMEDIES = {
     "phrases": "annotate.phrases, a file of phrases",
     "tags": "annotate.tags, a file of tagged phrases",
 }
-"""Annotation -> how to build a corpus with it, for annotations that are not switches."""
+"""How to build a corpus with an annotation, by annotation, for those that are not switches."""
 ALSO_REQUIRED = {"turns": "sources with `messages`"}
-"""Annotation -> requirement of its switch."""
+"""Requirement on sources besides the annotation's switch, by annotation."""
 MAX_INDEXED_SHARDS = 100_000
 """Maximum number of shards whose indexes are read to count sentences or parts: a minute from a local disk, longer from
 a remote one."""
@@ -48,7 +48,7 @@ class OpenShards:
         self.table = corpus.split(split).shards
         # Shards without documents are skipped.
         self.rows = np.flatnonzero(self.table.rows["samples"])
-        """int64 [shards]: row of each shard in the table."""
+        """Row of each shard in the shard table, int64 [shards]."""
         self.verify = verify
         # One byte per shard, shared with the forked processes of the loader, so that each shard is hashed by only one
         # of them.
@@ -64,7 +64,7 @@ class OpenShards:
         return self.table[int(self.rows[shard])]
 
     def sums(self, column: str) -> np.ndarray:
-        """Return a column of the shard table: int64 [shards]."""
+        """Return a column of the shard table, int64 [shards]."""
         return self.table.rows[column][self.rows]
 
     def get_all(self, shards: Sequence[int]) -> list[Shard]:
@@ -113,7 +113,7 @@ class Epoch:
 
     number: int
     shards: np.ndarray
-    """int64 [shards]: permutation of the shards."""
+    """Order of the shards in this epoch, int64 [shards]."""
     window: int
     """Number of shards per window. The last window may have fewer."""
     measures: np.ndarray
@@ -122,7 +122,7 @@ class Epoch:
     """int64 [windows + 1]: number of samples that start before each window."""
 
     def __len__(self) -> int:
-        """Return the number of windows."""
+        """Return the number of windows in this epoch."""
         return len(self.samples) - 1
 
     def shards_of(self, window: int) -> np.ndarray:
@@ -135,7 +135,7 @@ class Window:
     """Shuffled documents of the shards that are opened together."""
 
     shard: np.ndarray
-    """int32 [documents]: shard of each document."""
+    """Shard of each document in the window, int32 [documents]."""
     document: np.ndarray
     """int32 [documents]: index of each document in its shard."""
     edges: np.ndarray

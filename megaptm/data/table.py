@@ -62,7 +62,7 @@ class ShardTable(Sequence[ShardInfo]):
         self.path = path
         self.split = split
         self.rows = _open_rows(path)
-        """`ROW` [shards]: the rows of the table."""
+        """Rows of the shard table, `ROW` [shards]."""
 
     @classmethod
     def open(cls, folder: Path, split: str, sha256: str) -> ShardTable:

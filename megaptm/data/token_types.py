@@ -24,7 +24,7 @@ class TokenType:
     shard: str = "megaptm.data.shards:Shard"
     """Class of the shards with these token ids, `package.module:NAME`, a subclass of `data.shards.Shard`."""
     noun: str = "document"
-    """Noun for a document in `megaptm corpus inspect`."""
+    """Word for a document of this type in `megaptm corpus inspect`."""
     is_label: bool = False
     """Whether a document has one id, which stands for a label instead of a text."""
 

@@ -72,7 +72,7 @@ class TeacherLogitsManifest(Record):
     samples: dict[str, int]
     """Split -> number of samples with teacher logits, starting with sample 0."""
     files: dict[str, str]
-    """Name of each file of teacher logits -> sha256."""
+    """Sha256 of each file of teacher logits, by its name."""
 
 
 class SampleLogits(NamedTuple):

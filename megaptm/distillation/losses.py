@@ -209,8 +209,8 @@ def real_positions(batch: Mapping[str, Tensor], prefix: str) -> Tensor:
 
 
 def compared_positions(batch: Mapping[str, Tensor], prefix: str, positions: str) -> Tensor:
-    """Return the positions whose logits student and teacher compare, [B, S]: `all` but padding, or `asked` target
-    positions."""
+    """Return the positions whose logits student and teacher compare, [B, S]. `positions`: `all` but padding, or
+    only the target positions."""
     real_BS = real_positions(batch, prefix)
     if positions == "all":
         return real_BS

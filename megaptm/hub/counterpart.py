@@ -139,14 +139,14 @@ class Counterpart:
     positions_after_pad: bool = False
     """Whether positions of a text are numbered from the pad token's id on."""
     import_options: Mapping[str, ImportOption] = field(default_factory=dict)
-    """Key of `Size.inputs` -> override of an import that gives its value."""
+    """Override of an import that gives the value of a key of `Size.inputs`, by key."""
     processors: tuple[str, str] = ("AutoTokenizer", "")
-    """Class of `transformers` that loads what prepares the model's inputs: with a tokenizer, and without."""
+    """Classes of `transformers` that load the preprocessor of the model's inputs: with a tokenizer, and without."""
     write_files: Callable[[ModelSpec, Path, BaseObjective], None] = lambda spec, folder, objective: None
     """Function that writes further files to the folder of an exported model. The objective is that of the training."""
     complete_model: Callable[[ImportedModel, Path | None], ImportedModel] = lambda model, folder: model
-    """Function that completes an imported model by further files of its folder, or by which weights are absent. The
-    folder is None for a model in memory."""
+    """Function that completes an imported model from further files of its folder, or from the list of absent weights.
+    The folder is None for a model in memory."""
     complete_config: Callable[[ImportedModel, dict[str, Any]], dict[str, Any]] = lambda model, values: values
     """Function that returns the values of the default config of a run that imports a model."""
     resize: Callable[[ImportedModel, int], ImportedModel] | None = None

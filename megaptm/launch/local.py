@@ -108,7 +108,7 @@ def launch(
     raised here as UserError.
 
     Returns 75 if none failed and one asks to be continued, and after a hang: see `Watchdog`, also for `hang_seconds`
-    and `patience`. Returns 130 after two Ctrl-C.
+    and `data_timeout`. Returns 130 after two Ctrl-C.
     """
     logs = run / "logs"
     listener = open_listener()

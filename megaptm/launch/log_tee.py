@@ -24,7 +24,7 @@ class LogTee(threading.Thread):
         super().__init__(daemon=True, name=f"tee-{log.stem}")
         self._source, self._terminal, self._log = source, terminal, log
         self.held = b""
-        """Output of the rank that is held back. After the thread has ended, the launcher prints or drops it."""
+        """Output of the rank that is not printed yet. After the thread has ended, the launcher prints or drops it."""
         self.unlogged = b""
         """End of the rank's output that could not be written to the log."""
 

@@ -450,7 +450,7 @@ class Stack(SequenceHooks, BaseStack):
         }
 
     def attention_scores(self, number: int, x: Tensor, mask: Mask, positions: Tensor | None = None) -> Tensor:
-        """Return the scores of a `dot` attention layer with input x [S, B, D], before the softmax: [B, H, S, S]
+        """Return the scores of a dot-product attention layer with input x [S, B, D], before the softmax: [B, H, S, S]
         float32; zero if masked or at most `MIN_SCORE`."""
         layer = cast(Layer, self[str(number)])
         read = layer.attention_input(x)

@@ -25,7 +25,7 @@ class Mask:
     """Attention mask between the queries and keys of one attention, built once per forward pass."""
 
     length: tuple[int, int]
-    """Number of queries and keys of the mask, (Q, K)."""
+    """Numbers of queries and keys of the mask, (Q, K)."""
     device: torch.device
     documents: tuple[Tensor, Tensor] | None = None
     """Document ids [B, Q] and [B, K], 0 for padding. A position attends to its own document only. None: each sequence

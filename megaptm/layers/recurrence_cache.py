@@ -41,7 +41,7 @@ class StackCache:
         return next(iter(self.states.values())).shape[0]
 
     def start(self, starts_B: Tensor) -> None:
-        """Clear the recurrence cache of sequences that continue no other."""
+        """Clear the recurrence cache of the sequences that do not continue an earlier one."""
         self.filled = self.filled.masked_fill(starts_B.bool(), 0)
 
     def after_sequence(self) -> StackCache:

@@ -18,7 +18,7 @@ class States(NamedTuple):
     """Outputs of a model's stacks and layers, [S, B, D] each, as tensor ranks hold them."""
 
     streams: Mapping[str, Tensor]
-    """Stack -> output of the stack."""
+    """Output of each stack of the model, by its name."""
     inner: Mapping[HeadInput, Tensor]
     """Outputs of single layers of the model."""
 
@@ -35,6 +35,6 @@ class ModelOutput:
     features: dict[str, Tensor] = field(default_factory=dict)
     """Contrastive loss -> features [B, F] that it compares, if requested."""
     logits: dict[str, Tensor] = field(default_factory=dict)
-    """Head -> its logits, if the batch has no labels."""
+    """Logits of each head, if the batch has no labels."""
     states: States | None = None
     """Outputs of stacks and of requested layers, besides losses."""

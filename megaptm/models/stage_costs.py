@@ -87,7 +87,7 @@ class ChainCosts:
     layers: Sequence[float]
     """Cost of each layer of the model (all stacks, end to end)."""
     inputs: Mapping[str, float]
-    """Stack -> cost of its embedding."""
+    """Cost of the embedding of each stack."""
     heads: Mapping[str, float]
 
 

@@ -79,12 +79,12 @@ class DocumentSlice:
     other_segment: bool = False
     """Whether this is the second segment, from another part of the corpus."""
     blobs: Mapping[str, bytes] = field(default_factory=dict)
-    """Suffix -> content of a file that belongs to the document, for suffixes that the objective requests (unit
+    """Contents of the files that belong to the document, by suffix, for suffixes that the objective requests (unit
     `document`)."""
     location: str = ""
     """Shard and document index of the files that belong to the document, for error messages."""
     retrieved: str = ""
-    """Kind of retrieved neighbor, if the document was added as one."""
+    """Kind of neighbor, if the document was retrieved and added to the sample; otherwise empty."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Neighbors:
     file: str
     """File of the retrieved neighbors."""
     max_numbers: Mapping[str, int]
-    """Kind of neighbor -> maximum number of documents."""
+    """Maximum number of retrieved documents by kind of neighbor."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from megaptm.objectives.objective import (
 
 FILL = 0.875
 """Share of the sequence length that is filled with pairs of texts. With sentence pairs of 28 tokens per side on
-average, 1 of 200 does not fit at 448 tokens, and 1 of 50 at 256; a different one in each epoch."""
+average, 1 pair of 200 does not fit at 448 tokens, and 1 of 50 at 256. In each epoch, other pairs do not fit."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Workload:
 
     spec: ModelSpec
     lengths: Mapping[str, int]
-    """Stack -> sequence length of the workload."""
+    """Sequence length of each stack in the workload."""
     layout: Layout
     batch: int
     """Number of samples of a step, over all data ranks."""

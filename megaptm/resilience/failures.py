@@ -155,8 +155,8 @@ def report_exits(ends: Sequence[ProcessExit], *, run: Path, logs: Path, forwarde
 def report_hang(hang: Hang, *, run: Path, signals: Collection[int] = ()) -> int:
     """Print and record a hang of a run; return the exit code, which means that the run can be continued.
 
-    `signals`: requests to stop. The end of a slow start by them is recorded as a stop: two hangs would prevent restarts
-    of the run.
+    `signals`: signals that asked the run to stop. If they end a slow start, a stop is recorded instead of a hang,
+    because after two hangs a run is not restarted.
     """
     event: Event = hang.event
     message = str(hang)

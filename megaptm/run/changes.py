@@ -197,7 +197,8 @@ def _find_moved(previous: Config, config: Config) -> dict[str, str]:
 
 
 def find_moved_corpora(run: Path, previous: Config, mix: Iterable[str], cache: Cache) -> dict[str, str]:
-    """Return old path -> path in `mix` of each corpus of `begun` that has another path in `mix`, identified by id."""
+    """Return old path -> path in `mix` of each corpus of the previous config that has another path in `mix`, identified
+    by id."""
     new = [path for path in mix if path not in previous.data.mix]
     if not new:
         return {}

@@ -144,8 +144,8 @@ def open_corpus(path: str, config: Config) -> Corpus:
 
 
 def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
-    """If the tokenizer lacks a special token that the family's kind has, raise `UserError` with that kind. Objectives
-    report other missing tokens."""
+    """Raise `UserError` if an objective needs a special token that the tokenizer lacks. If the family's kind of
+    tokenizer has the token, the error recommends that kind."""
     family = resolve(config).family
     known = SPECIALS[family.tokenizer.specials or KINDS[family.tokenizer.kind].specials].roles
     for task in tasks_of(config.built_objective):

@@ -38,7 +38,7 @@ class AttentionSpec:
     """Scaled dot-product attention of all pairs. Base class of all kinds."""
 
     kind: ClassVar[str] = "dot"
-    """Name of the kind."""
+    """Name of the kind of attention."""
     costs: ClassVar[str] = "megaptm.layers.attention_costs:SelfAttentionCosts"
     """Class of its linear layers and costs: `package.module:NAME`, a subclass of `SelfAttentionCosts`. No torch."""
     module: ClassVar[str] = "megaptm.layers.attention:SelfAttention"

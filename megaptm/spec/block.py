@@ -109,7 +109,7 @@ class ResidualSpec:
     """Residual connections of a stack: sums. Base class of all kinds."""
 
     kind: ClassVar[str] = "sum"
-    """Name of the kind."""
+    """Name of the kind of residual connection."""
     stack: ClassVar[str] = ""
     """Class of stacks with them: `package.module:NAME`, a subclass of `layers.layer.Stack`. Empty: the attention's."""
     streams: ClassVar[int] = 1

@@ -20,7 +20,7 @@ class LayerSpec:
     parallelism only."""
 
     kind: ClassVar[str]
-    """Name of the kind."""
+    """Name of the kind of layer."""
     costs: ClassVar[str]
     """Class of its linear layers and costs: `package.module:NAME`, a subclass of `layers.costs.LayerCosts`. No
     torch."""

@@ -14,8 +14,8 @@ ROLES = {"unknown": "<unk>", "begin": "<s>", "end": "</s>"}
 
 
 def make_word_tokenizer(words: Sequence[str], source: str) -> Tokenizer:
-    """Make a tokenizer from a list of words in the order of their ids, which splits at spaces only. `place` is the
-    source of the list."""
+    """Make a tokenizer from a list of words in the order of their ids, which splits at spaces only. `source`: file
+    of the list, for error messages."""
     from tokenizers import AddedToken, models, pre_tokenizers
     from tokenizers import Tokenizer as Library
 

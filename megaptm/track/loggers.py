@@ -20,7 +20,7 @@ class LoggerRun(Protocol):
         """Send records of the journal. A record may come again if the process was killed while sending it."""
 
     def close(self) -> None:
-        """Finish after the last record of a job."""
+        """Close the logger's run after the last record of a job."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class TensorBoardFiles:
         self._starts = False
 
     def send(self, records: Sequence[dict[str, Any]]) -> None:
-        """Write metrics as scalars, and parameters as a text."""
+        """Write metrics to TensorBoard as scalars, and parameters as a text."""
         for record in records:
             if "params" in record:
                 self._add(record, 0, [_table("config", record["params"])])

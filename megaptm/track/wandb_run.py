@@ -46,7 +46,7 @@ class WandbRun:
         self._exit_code = 0
 
     def send(self, records: Sequence[dict[str, Any]]) -> None:
-        """Send metrics and parameters of the run."""
+        """Send metrics and parameters of the run to Weights & Biases."""
         for record in records:
             if "params" in record:
                 self._run.config.update(record["params"], allow_val_change=True)

@@ -44,7 +44,7 @@ def _without_templates(text: str) -> str:
     if "}}" not in text:
         return text
     retained: list[str] = []
-    """Braces, and the text between them."""
+    """Retained pieces of the markup: braces, and the text between them."""
     for piece in BRACE.split(text):
         if not piece:
             continue

@@ -91,5 +91,5 @@ class OptimizerConfig(Section):
     """Step, counted from the start of the run, at which the decay ends. Default: train.steps. inverse: steps after
     which the rate is half; halving: steps after which it is halved again, those of an epoch."""
     step_unit: Literal["batches", "steps"] = "batches"
-    """Unit of these steps, except restarts, with a batch ramp: full batches by number of samples, or steps of any
-    size."""
+    """Unit of the steps of the schedule, except restarts, in a run with a batch ramp: number of samples divided by
+    train.batch, or steps of any batch size."""

@@ -35,8 +35,8 @@ class LSTM(nn.Module):
         return torch.sigmoid(output_gate) * torch.tanh(cell_BF), cell_BF
 
     def forward(self, x_SBD: Tensor, continues_SB1: Tensor | None, *, backward: bool = False) -> Tensor:
-        """Return the output of CoVe's LSTM, [S, B, F]. The state carries over from the previous position where
-        `continues` is 1."""
+        """Return the output of CoVe's LSTM, [S, B, F]. The state is carried over from the previous position
+        where `continues_SB1` is 1."""
         inputs, state, outputs = self.input(x_SBD), self.initial_state(x_SBD), []
         positions = range(len(inputs) - 1, -1, -1) if backward else range(len(inputs))
         for position in positions:

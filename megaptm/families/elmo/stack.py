@@ -40,7 +40,7 @@ class ProjectedLSTM(nn.Module):
         """Return the output of ELMo's projected LSTM at each position [S, B, D], and the last state [B, D + F]: output
         and cell state.
 
-        Positions outside `valid` keep the state.
+        Positions where `valid_SB` is 0 do not change the state.
         """
         output_BD, cell_BF = state.split([self.projection.out_features, self.projection.in_features], -1)
         outputs = []

@@ -12,7 +12,7 @@ from megaptm.spec import InputSpec, ModelSpec
 
 @dataclass(frozen=True, kw_only=True)
 class TaskInput(InputSpec):
-    """Input of task ids: each sequence has one."""
+    """Input of ERNIE's task ids: each sequence has one."""
 
     name = "task"
     costs = "megaptm.models.embed_costs:TableCosts"

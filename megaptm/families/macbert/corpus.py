@@ -64,7 +64,7 @@ def read_table(path: Path) -> dict[str, list[str]]:
 
 
 def read_vectors(path: Path, tokenizer: Tokenizer, *, top: int) -> dict[str, list[str]]:
-    """Find MacBERT's similar words by word vectors: return for each word the `most` words with as many tokens and the
+    """Find MacBERT's similar words by word vectors: return for each word the `top` words with as many tokens and the
     largest cosine similarity.
 
     Lines have a word and its vector, as in word2vec and GloVe files. A header line is skipped.
@@ -89,7 +89,7 @@ def read_vectors(path: Path, tokenizer: Tokenizer, *, top: int) -> dict[str, lis
 
 
 def _indexes_of_largest(numbers: np.ndarray, top: int) -> np.ndarray:
-    """Return the indexes of the `most` largest similarities between words, in descending order."""
+    """Return the indexes of the `top` largest similarities between words, in descending order."""
     if not top:
         return np.zeros(0, dtype=np.int64)
     there = np.sort(np.argpartition(-numbers, top - 1)[:top])

@@ -79,8 +79,8 @@ def _further_values(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _read_values(counterpart: Counterpart, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a config with the bases of layers in turn, and the window of a decoder, which is half of the
-    field."""
+    """Return the values of ModernBERT's Hugging Face config with the RoPE bases of the kinds of layers, in turn. The
+    window of a decoder is half of the config's."""
     bases = tuple(float(values["rope_base"][kind]["rope_theta"]) for kind in TURNS)
     causal = counterpart.family_table.first_block.causal
     return values | {"rope_base": bases, "window": values["window"] // 2 if causal else values["window"]}

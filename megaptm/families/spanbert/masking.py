@@ -48,7 +48,8 @@ def spans(*, rate: float, max_masked: int, unit_starts: np.ndarray, length_weigh
 
 
 def replace_spans(*, mask_token_prob: float, random_token_prob: float) -> Show:
-    """SpanBERT: replace masked spans as `replace_tokens` does, with one choice for each run of masked tokens."""
+    """Return SpanBERT's replacement of masked spans: as `show_ask.replace_tokens`, with one choice for each span of
+    masked tokens."""
 
     def show(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         first = first_of_spans(hidden)

@@ -54,7 +54,7 @@ class RetrievedHeader:
     max_text_length: int
     """Maximum number of tokens of a retrieved text that were compared and are read."""
     sources: Mapping[str, RetrievedCorpus]
-    """Kind -> corpus of the retrieved documents."""
+    """Corpus of the retrieved documents of each kind."""
 
 
 class RetrievedTable:
@@ -135,7 +135,7 @@ class RetrievedDocuments:
         self.numbers = {
             kind: number for kind, number in neighbors.max_numbers.items() if number and kind in header.sources
         }
-        """Kind -> number of retrieved documents to sample."""
+        """Number of retrieved documents of each kind to sample."""
         self.shards: dict[str, OpenShards] = {}
         self.before: dict[str, np.ndarray] = {}
         """Kind -> int64 [shards + 1]: number of documents before each shard of the retrieved corpus."""

@@ -60,7 +60,7 @@ FORMATS: dict[str, Callable[[WordVectors], Iterator[bytes]]] = {
 
 
 def export(checkpoint: RunCheckpoint, path: Path, format_: str) -> None:
-    """Export word vectors: write a file atomically."""
+    """Write trained word vectors to a file, atomically."""
     content = fasttext_model(checkpoint) if format_ == "fasttext-bin" else FORMATS[format_](read_vectors(checkpoint))
     if path.is_dir():
         raise UserError(f"{path} is a folder: give the path of a file.")

@@ -58,8 +58,8 @@ class TwoStreamAttention(RelativeAttention):
     ) -> Tensor:
         """Return the output of two-stream attention, [Q, B, D].
 
-        `mask`: [B or 1, 1, Q, K]. The biases are the stack's, if shared. `apart`: keys of another segment. `targets`:
-        positions of the query stream.
+        `mask`: [B or 1, 1, Q, K]. The biases are the stack's, if shared. `apart_BQK`: whether query and key are in
+        different segments. `targets_BA`: positions of the query stream.
         """
         assert keys is None, "queries and keys are projected from the same hidden states"
         if content_bias_FH is None or position_bias_FH is None:

@@ -186,7 +186,7 @@ class RunAttempt:
         return report.alive
 
     def _drop_silent(self, waiting: dict[Any, AgentHandle], again: list[AgentHandle]) -> None:
-        """Count agents without a recent reply as lost; a connection may block for very long."""
+        """Count agents without a recent reply as lost, because a connection to a dead node may block for very long."""
         for pending, agent in list(waiting.items()):
             if time.monotonic() - agent.last_reply > SILENT_SECONDS:
                 del waiting[pending]

@@ -24,7 +24,7 @@ class Reservation:
     assignments: list[RankAssignment]
     kind: str
     group: Any
-    """Placement group with one bundle per assignment, in order."""
+    """Ray's placement group, with one bundle for each of `assignments`, in the same order."""
 
     def __enter__(self) -> Reservation:
         return self

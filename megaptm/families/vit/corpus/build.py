@@ -55,8 +55,8 @@ MAX_LABELS = 1 << 16
 def images(arguments: Sequence[str], *, console: Console | None = None) -> ImageReport:
     """Build a corpus of images and print its report.
 
-    `words` are a source and `key=value` settings of `ImageRecipe` and `Build`. The source is a folder with a subfolder
-    per label, a folder of webdataset shards, `digits` or `shapes`.
+    `arguments` are a source and `key=value` settings of `ImageRecipe` and `BuildOptions`. The source is a folder with a
+    subfolder per label, a folder of webdataset shards, `digits` or `shapes`.
     """
     console = console or Console()
     sources, settings, options = split_arguments(arguments)

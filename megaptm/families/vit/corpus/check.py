@@ -117,7 +117,7 @@ class ValidImage:
     """Properties of the image that need conversion when it is read: `grey`, `CMYK`, `16 bits`, `animated: first
     picture` ..."""
     sketch: int = 0
-    """Sketch of the appearance of the image, if requested (`repeated.picture_sketch`)."""
+    """Sketch of the appearance of the image, if requested (`duplicates.appearance_sketch`)."""
 
 
 @dataclass(frozen=True)

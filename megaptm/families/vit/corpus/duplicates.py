@@ -16,7 +16,8 @@ SIDE = 8
 MAX_DIFFERENT_BITS = 3
 """Maximum number of different bits between sketches of images with the same appearance."""
 BANDS = 4
-"""Number of parts of an image's sketch. Two sketches that differ in at most `FEW` bits agree on at least one part."""
+"""Number of parts of an image's sketch. Two sketches that differ in at most `MAX_DIFFERENT_BITS` bits agree on at least
+one part."""
 BITS = 64 // BANDS
 
 
@@ -36,8 +37,8 @@ def appearance_sketch(picture: Image) -> int:
 
 
 def find_repeated(sketches: Iterable[int], *, near: bool) -> Iterator[bool]:
-    """Find repeated images: yield for each sketch whether an earlier kept one is equal or, with `near`, differs in at
-    most `FEW` bits."""
+    """Find repeated images: yield for each sketch whether an earlier kept one is equal. With `near`, whether it differs
+    in at most `MAX_DIFFERENT_BITS` bits."""
     known: set[int] = set()
     buckets: list[dict[int, list[int]]] = [{} for _ in range(BANDS)]
     for signed in sketches:

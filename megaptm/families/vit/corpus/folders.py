@@ -57,7 +57,7 @@ class ImageShardResult:
     oddities: Counter[str]
     """Property that is converted when the image is read -> number of images in the shard."""
     labels: Counter[int]
-    """Label -> number of images in the shard."""
+    """Number of images of each label in the image shard."""
     sides: list[int] = field(default_factory=lambda: [0] * 32)
     """Number of images of the shard whose shorter side has 2**i to 2**(i + 1) - 1 pixels."""
 

@@ -27,11 +27,11 @@ class ImageReport:
     splits: dict[str, dict[str, int]]
     """Split of an image corpus -> number of images, bytes (of their files), shards."""
     labels: dict[str, int]
-    """Label -> number of images."""
+    """Number of images of each label in an image corpus."""
     tokens: int
     """Number of tokens of all texts in an image corpus; one per label."""
     dropped: dict[str, int]
-    """Reason -> number of dropped images."""
+    """Number of dropped images by reason."""
     examples: dict[str, list[tuple[str, str]]]
     """Reason -> sources of some dropped images, with their texts."""
     messages: dict[str, str]
@@ -46,7 +46,7 @@ class ImageReport:
     reused_jobs: int
     """Number of jobs whose result was stored by an earlier build."""
     seconds: dict[str, float]
-    """Stage of an image build -> wall time in seconds."""
+    """Wall time of each stage of an image build in seconds."""
 
     @classmethod
     def of(

@@ -22,7 +22,7 @@ from megaptm.tokenizers.labels import make_label_tokenizer
 
 SPLITS = ("train", "validation")
 Results = Mapping[str, Sequence[ImageShardResult]]
-"""Split -> result of each of its image shards."""
+"""Results of the image shards of each split."""
 
 
 @dataclass(frozen=True)
