@@ -69,6 +69,7 @@ RESUME_RULES = {
     "train.log_every": OnResume.YES,
     "train.validate_every": OnResume.YES,
     "train.validate_batches": OnResume.YES,
+    "train.check_replicas_every": OnResume.YES,
     "train.profile": OnResume.YES,
     "train.threads": OnResume.YES,
     "train.hang_seconds": OnResume.YES,

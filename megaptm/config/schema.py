@@ -211,6 +211,10 @@ class TrainConfig(Section):
     """Steps between two measurements of the validation loss. Default: only after the last step."""
     validate_batches: Count = 8
     """Number of batches of a validation."""
+    check_replicas_every: Count | None = 100
+    """Steps between two comparisons of the weights that several ranks hold; also before each checkpoint. If they
+    differ, the run ends, names the rank, and continues from its last checkpoint when it is started again. null:
+    never."""
     profile: ProfileConfig | None = None
     """Trace of a few steps, written into the folder `profile` of the run. Default: no trace."""
     threads: Count | None = None

@@ -27,6 +27,7 @@ from megaptm.parallel.loss_scale import LossScale
 from megaptm.parallel.model import ParallelModel
 from megaptm.parallel.optimizers import Optimizer
 from megaptm.parallel.pipeline import InnerLosses, Pipeline, no_tokens
+from megaptm.parallel.replicas import check_replicas
 from megaptm.parallel.step_result import REMEDY, DivergedError, NoLabelsError, StepResult
 
 
@@ -128,6 +129,14 @@ class Engine:
         for hook in self.hooks:
             hook.after_step()
         return result
+
+    def check_replicas(self) -> None:
+        """Raise ReplicaError on every process if ranks that hold the same weights differ. With full sharding there is
+        one copy of each weight."""
+        if self.model.sharded is None:
+            weights = {part.placement.name: part.replica for part in self.optimizer.parts}
+            copied = {part.placement.name for part in self.optimizer.parts if part.placement.axis is None}
+            check_replicas(weights, copied, self.ranks)
 
     def _num_updates(self, step: int) -> int:
         """Return the number of updates that the optimizer made in the first `step` training steps."""

@@ -16,6 +16,7 @@ from megaptm.data.loader import LostWorkerError
 from megaptm.errors import EXIT_CONTINUE, FailureError, UserError, storage_errors_as_user_errors
 from megaptm.objectives import BaseObjective, weights_at
 from megaptm.parallel.collectives import all_gather_object, any_rank, any_rank_each, barrier
+from megaptm.parallel.replicas import ReplicaError
 from megaptm.parallel.step_result import REMEDY, DivergedError, NoLabelsError, StepResult
 from megaptm.plugins import PluginError
 from megaptm.resilience.heartbeat import Heartbeat
@@ -31,6 +32,10 @@ SPENT_ON = {"step": "productive", "saving": "checkpoint"}
 """Phase of the training loop -> field of `SecondsSpent`, where their names differ."""
 
 
+AFTER_DEVIATION = (
+    "started again, the run continues from its last checkpoint, where they agreed. If the same rank deviates again, "
+    "exclude its node."
+)
 AFTER_FAILED_SAVE = "earlier checkpoints are kept. Correct the cause and start the run again."
 
 END_OF_BATCHES = object()
@@ -105,7 +110,9 @@ def train(run: Training, *, start: int) -> int:
         if run.profiler.ends(done, stopping=stopping):
             _write_trace(run, done)
         not_saved = None
-        if is_last or stopping or wants_save or done % run.config.checkpoint.every == 0:
+        saves = is_last or stopping or wants_save or done % run.config.checkpoint.every == 0
+        _check_replicas(run, done, saves=saves)
+        if saves:
             not_saved = _save_checkpoint(run, done, wait=is_last or stopping or not run.config.checkpoint.asynchronous)
         else:
             run.checkpointer.advance()
@@ -172,6 +179,20 @@ def _train_step(run: Training, batches: Any, step: int, rate: float) -> StepResu
     except DivergedError:
         _finish_saving(run)
         raise
+
+
+def _check_replicas(run: Training, step: int, *, saves: bool) -> None:
+    """Compare the replicas of the weights if it is time, or if they are about to be saved. Raise ReplicaError on all
+    ranks if they differ."""
+    every = run.config.train.check_replicas_every
+    if every is None or not (saves or step % every == 0):
+        return
+    try:
+        with run.during("step"):
+            run.engine.check_replicas()
+    except ReplicaError as error:
+        _finish_saving(run)
+        raise ReplicaError(f"{error} after step {step:,}, which is not saved; {AFTER_DEVIATION}") from None
 
 
 def _write_trace(run: Training, step: int) -> None:

@@ -29,6 +29,9 @@ class TrainingEngine(Protocol):
     def evaluate(self, microbatches: list[Any] | None) -> StepResult:
         """Return the losses of micro-batches without training the model."""
 
+    def check_replicas(self) -> None:
+        """Raise ReplicaError on every process if ranks that hold the same weights differ."""
+
     def pieces(self) -> Iterable[TensorPiece]:
         """Return the pieces of the model and optimizer that this rank writes to a checkpoint; each element of each
         tensor comes from one rank."""

@@ -98,6 +98,9 @@ class WordEngine:
         if self.exchange.rank == 0:
             yield counts_piece(self.counts)
 
+    def check_replicas(self) -> None:
+        """Do nothing: data ranks divide the tables, of which there is one copy."""
+
     def restore(self, reader: TensorReader, *, step: int) -> None:
         self._set_counts(read_counts(reader, self.spec.vocabulary))
         self._in.restore(reader)

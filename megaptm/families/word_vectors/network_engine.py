@@ -26,6 +26,7 @@ from megaptm.families.word_vectors.networks import build_network
 from megaptm.families.word_vectors.ranking import WindowRanking
 from megaptm.families.word_vectors.vocabulary import COUNTS, frequent_words, read_counts
 from megaptm.parallel.groups import Ranks, device, open_groups
+from megaptm.parallel.replicas import check_replicas
 from megaptm.parallel.step_result import REMEDY, DivergedError, NoLabelsError, StepResult
 from megaptm.run.corpora import RunCorpora
 
@@ -73,6 +74,11 @@ class NetworkEngine:
                 rows = tensor[first:last]
                 offset = (first, *(0,) * (tensor.ndim - 1))
                 yield TensorPiece(name, tuple(tensor.shape), offset, tuple(rows.shape), rows)
+
+    def check_replicas(self) -> None:
+        """Raise ReplicaError on every process if the weights of NNLM or C&W differ between data ranks."""
+        weights = {name: parameter.detach() for name, parameter in self.network.named_parameters()}
+        check_replicas(weights, weights, self.ranks)
 
     def restore(self, reader: TensorReader, *, step: int) -> None:
         self._set_counts(read_counts(reader, self.spec.vocabulary), step=step)

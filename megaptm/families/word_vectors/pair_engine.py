@@ -95,6 +95,9 @@ class PairEngine:
         if self.exchange.rank == 0:
             yield counts_piece(self.counts)
 
+    def check_replicas(self) -> None:
+        """Do nothing: data ranks divide the tables, of which there is one copy."""
+
     def restore(self, reader: TensorReader, *, step: int) -> None:
         self._words.restore(reader)
         self._contexts.restore(reader)

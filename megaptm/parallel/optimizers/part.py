@@ -37,6 +37,11 @@ class TensorPart:
         return self.parameter if self.master is None else self.master
 
     @property
+    def replica(self) -> Tensor:
+        """Tensor with the same values on all data ranks: float32, unless data ranks divide it."""
+        return self.parameter if self.master is None or self.span is not None else self.master
+
+    @property
     def matrices(self) -> int:
         """Number M of matrices of the paper that are stored as one weight, such as queries, keys and values."""
         return self.placement.matrices
