@@ -52,8 +52,8 @@ def _are_bases(value: Any) -> bool:
         and all(
             isinstance(own, Mapping)
             and own.get("rope_type", "default") == "default"
-            and is_number(base := own.get("rope_theta"))
-            and base > 0
+            and is_number(own.get("rope_theta"))
+            and own["rope_theta"] > 0
             for own in value.values()
         )
     )
