@@ -22,8 +22,8 @@ from tests.ranks import run_ranks
 STEPS, ROWS, NUM_BATCHES = 25, 3, 5
 LAYERS = {"modernbert": 4, "ettin-decoder": 4}
 """Layers of families whose first two are not of both kinds. More layers amplify rounding errors."""
-OPTIMIZER = ADAM.model_copy(update={"eps": 1e-5})
-"""Llama 2's epsilon. With 1e-8, weights whose gradient is nearly zero amplify rounding errors."""
+OPTIMIZER = ADAM.model_copy(update={"lr": 1e-3})
+"""Optimizer whose steps are small enough that they do not amplify rounding errors."""
 
 
 def batch_at(family: str, step: int) -> dict[str, torch.Tensor]:
@@ -70,4 +70,4 @@ def test_losses_equal_adamw_on_the_hugging_face_model(family: str) -> None:
     [losses] = run_ranks(1, train_engine, family)
     expected = train_reference(family)
     assert losses == pytest.approx(expected, rel=1e-6)
-    assert losses[-1] < losses[0] - 0.5
+    assert losses[-1] < losses[0] - 0.2
