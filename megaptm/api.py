@@ -201,6 +201,7 @@ def open_webdataset(corpus: PathLike, *, split: str = "train", **options: Any) -
 def pretrain(
     config: PathLike | Mapping[str, Any],
     *,
+    change: bool = False,
     callbacks: Sequence[str | type[Callback] | Callback] | Mapping[str, Any] = (),
     **overrides: Any,
 ) -> int:
@@ -208,8 +209,9 @@ def pretrain(
 
     `config` is a YAML file, the name of a config that comes with megaptm (`gpt2/tiny`), the folder of an existing run,
     or a mapping with the contents of such a file. `overrides` are keys that take precedence: `run="runs/mine"`,
-    `train={"steps": 100}`. `callbacks` are subclasses of `megaptm.Callback`: their names (`package.module:NAME`),
-    classes, or instances of dataclasses. The processes of the run import them by name.
+    `train={"steps": 100}`. `change` accepts those that change the recipe of a begun run. `callbacks` are subclasses of
+    `megaptm.Callback`: their names (`package.module:NAME`), classes, or instances of dataclasses. The processes of the
+    run import them by name.
 
     Returns 0 if the run is complete, and 75 if a signal stopped it after saving: call again to continue. A mistake
     raises UserError (a ValueError), a failure RuntimeError, a second Ctrl-C KeyboardInterrupt.
@@ -225,7 +227,7 @@ def pretrain(
     if callbacks:
         overrides["callbacks"] = dict(callbacks) if isinstance(callbacks, Mapping) else _named(callbacks)
     source = config if isinstance(config, Mapping) else Path(config)
-    code = train_run(source, [format_override(key, value) for key, value in overrides.items()])
+    code = train_run(source, [format_override(key, value) for key, value in overrides.items()], change=change)
     if code == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
     if code not in (0, EXIT_CONTINUE):

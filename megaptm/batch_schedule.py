@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -62,15 +63,30 @@ class BatchSchedule:
         steps, sizes = zip(*self.sizes_by_step, strict=True)
         if steps[0] != 0:
             raise UserError(f"train.ramp.steps starts at step {steps[0]}: add the batch size of step 0.")
-        for name, values in (("steps", steps), ("batch sizes", sizes)):
-            if any(first >= second for first, second in pairwise(values)):
-                listed = ", ".join(map(str, values))
-                raise UserError(f"train.ramp.steps: the {name} ({listed}) must be ascending.")
+        if any(first >= second for first, second in pairwise(steps)):
+            raise UserError(f"train.ramp.steps: the steps ({', '.join(map(str, steps))}) must be ascending.")
         if sizes[-1] != self.final_size:
             raise UserError(
                 f"train.ramp.steps ends with a batch size of {sizes[-1]}, which must be train.batch "
                 f"({self.final_size})."
             )
+
+    @property
+    def changes(self) -> dict[int, int]:
+        """Return step -> batch size, for step 0 and each step at which the size changes."""
+        sizes: dict[int, int] = {}
+        for level in _levels_of(self):
+            if not sizes or level.size != [*sizes.values()][-1]:
+                sizes[level.step] = level.size
+        return sizes
+
+    def changes_after(self, earlier: BatchSchedule, step: int) -> dict[int, int]:
+        """Return the `changes` of a schedule that has the sizes of `earlier` up to a step, and these from there on."""
+        before = {begin: size for begin, size in earlier.changes.items() if begin < step}
+        after = {step: self.size(step)} | {begin: size for begin, size in self.changes.items() if begin > step}
+        if before and [*before.values()][-1] == after[step]:
+            del after[step]
+        return before | after
 
     def size(self, step: int) -> int:
         """Return the batch size of a step of the run."""
@@ -94,11 +110,10 @@ class BatchSchedule:
     def sizes(self, begin: int, end: int) -> dict[int, int]:
         """Return batch size -> number of steps with it among the steps from `begin` up to, but not including, `end`."""
         bounds = [*(level.step for level in _levels_of(self)), max(end, _levels_of(self)[-1].step + 1)]
-        counted = {
-            level.size: min(stop, end) - max(start, begin)
-            for level, (start, stop) in zip(_levels_of(self), pairwise(bounds), strict=True)
-        }
-        return {size: steps for size, steps in counted.items() if steps > 0}
+        counted: Counter[int] = Counter()
+        for level, (start, stop) in zip(_levels_of(self), pairwise(bounds), strict=True):
+            counted[level.size] += max(0, min(stop, end) - max(start, begin))
+        return {size: steps for size, steps in counted.items() if steps}
 
     def _level_at(self, step: int) -> _BatchSizeLevel:
         return _levels_of(self)[bisect_right(_levels_of(self), step, key=lambda level: level.step) - 1]

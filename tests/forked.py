@@ -33,7 +33,7 @@ def megaptm(*words: object, code: int = 0, folder: Path | None = None) -> str:
     asks to be continued.
     """
     outputs = [str(word) for word in words]
-    world = read_config(Path(outputs[1]), outputs[2:]).layout.processes if outputs[0] == "train" else 0
+    world = _world(outputs[1:]) if outputs[0] == "train" else 0
     with tempfile.TemporaryDirectory(prefix="megaptm-forked-") as errors, open_listener() as listener:
         meet = Rendezvous(world, "127.0.0.1", listener.getsockname()[1])
         environments = rank_environments(range(world), meet, {}, threads=None) if world else {0: dict(os.environ)}
@@ -56,6 +56,13 @@ def megaptm(*words: object, code: int = 0, folder: Path | None = None) -> str:
         output = "".join(log.read_text() for log in logs if log.exists())
     assert ended_with == code, output
     return output
+
+
+def _world(words: Sequence[str]) -> int:
+    """Return the number of ranks of a run, or of a branch with the layout of its original."""
+    config, *overrides = (word for word in words if not word.startswith(("--", "from=")))
+    sources = [word.removeprefix("from=").rpartition("@")[0] for word in words if word.startswith("from=")]
+    return read_config(Path(sources[0] if sources else config), overrides).layout.processes
 
 
 def _end_of(processes: Sequence[ForkServerProcess]) -> int:

@@ -67,15 +67,40 @@ def test_palm_batch_sizes_by_step():
 
 
 @pytest.mark.parametrize(
-    "batches", [BatchSchedule(12, sizes_by_step=((0, 4), (3, 8), (5, 12))), BatchSchedule(12, sizes_by_step=((0, 12),))]
+    "batches",
+    [
+        BatchSchedule(12, sizes_by_step=((0, 4), (3, 8), (5, 12))),
+        BatchSchedule(12, sizes_by_step=((0, 12),)),
+        BatchSchedule(12, sizes_by_step=((0, 12), (3, 4), (5, 12))),
+    ],
 )
 def test_batch_sizes_by_step_are_consecutive(batches):
     samples_read = 0
     for step in range(10):
         assert batches.first_sample(step) == samples_read
         assert batches.steps_in(samples_read) == batches.steps_in(samples_read + batches.size(step) - 1) == step
-        assert batches.size(step) == max(rows for begin, rows in batches.sizes_by_step if begin <= step)
+        assert batches.size(step) == [rows for begin, rows in batches.sizes_by_step if begin <= step][-1]
         samples_read += batches.size(step)
+
+
+def test_sizes_count_equal_batches_together():
+    batches = BatchSchedule(12, sizes_by_step=((0, 12), (3, 4), (5, 12)))
+    assert batches.sizes(1, 8) == {12: 5, 4: 2}
+    assert batches.changes == {0: 12, 3: 4, 5: 12}
+
+
+@pytest.mark.parametrize(
+    ("later", "step", "expected"),
+    [
+        (BatchSchedule(24), 7, {0: 4, 3: 8, 6: 12, 7: 24}),
+        (BatchSchedule(24), 6, {0: 4, 3: 8, 6: 24}),
+        (BatchSchedule(8), 4, {0: 4, 3: 8}),
+        (BatchSchedule(16, sizes_by_step=((0, 8), (9, 16))), 4, {0: 4, 3: 8, 9: 16}),
+    ],
+)
+def test_changes_after_a_step_keep_the_sizes_before(later, step, expected):
+    earlier = BatchSchedule(12, sizes_by_step=((0, 4), (3, 8), (6, 12)))
+    assert later.changes_after(earlier, step) == expected
 
 
 @pytest.mark.parametrize(
@@ -86,7 +111,6 @@ def test_batch_sizes_by_step_are_consecutive(batches):
             {"sizes_by_step": ((0, 4), (2, 8))},
             r"train.ramp.steps ends .* batch size of 8, which must be train.batch \(12\).",
         ),
-        ({"sizes_by_step": ((0, 12), (2, 12))}, r"train.ramp.steps: the batch sizes \(12, 12\) must be ascending"),
         ({"sizes_by_step": ((0, 4), (9, 8), (2, 12))}, r"train.ramp.steps: the steps \(0, 9, 2\) must be ascending"),
         (
             {"start": 12, "increment": 4, "samples": 99},

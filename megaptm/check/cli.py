@@ -39,6 +39,7 @@ class CommandLine:
 
     config: Path
     overrides: tuple[str, ...]
+    change: bool
     machine: str | None
     nodes: int | None
     processes_per_node: int | None
@@ -57,8 +58,9 @@ def collect_findings(command_line: CommandLine, tell: Callable[[str], object]) -
     options = _parse_argument(parse_sbatch_options, command_line.slurm_options, "slurm", faults) or ()
     machine = _parse_argument(load_machine, command_line.machine, "machine", faults)
     checks = _parse_argument(_select_checks, command_line.only, "topic", faults)
+    overrides, change = command_line.overrides, command_line.change
     draft = _parse_argument(
-        lambda path: read_draft(path, command_line.overrides), command_line.config, "config", faults
+        lambda path: read_draft(path, overrides, change=change), command_line.config, "config", faults
     )
     yield from faults
     if draft is None or checks is None:
@@ -69,6 +71,7 @@ def collect_findings(command_line: CommandLine, tell: Callable[[str], object]) -
         return
     case = CheckInput(
         config=draft.config,
+        change=change,
         config_errors=draft.mistakes,
         machine=machine,
         request=_job_request(command_line, seconds, options),

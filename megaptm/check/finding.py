@@ -60,6 +60,8 @@ class CheckInput:
     """Input of all checks of a run."""
 
     config: Config
+    change: bool = False
+    """Whether the config may alter the run that it continues."""
     config_errors: tuple[str, ...] = ()
     """Errors of the config. If there are any, nothing is computed from the config; corpora and folders are still
     checked."""

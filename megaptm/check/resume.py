@@ -13,7 +13,7 @@ from megaptm.config import Config, load_run, resolve
 from megaptm.data import Corpus
 from megaptm.errors import UserError
 from megaptm.run.changes import compare_configs
-from megaptm.run.compatibility import compatibility, find_abandoned, refuse_other_model, refuse_other_text
+from megaptm.run.compatibility import changes_data, compatibility, find_abandoned, refuse_other_model, refuse_other_text
 from megaptm.run.corpora import corpus_cache
 from megaptm.run.folder import CONFIG, check_phase, has_checkpoint
 from megaptm.run.submission import SCRIPT, refuse_queued
@@ -36,7 +36,7 @@ def check_resume(case: CheckInput) -> Iterator[Finding]:
         return
     if (run / CONFIG).exists() and has_checkpoint(run):
         with with_temporary_cache(case.config) as config:
-            faults = compare_configs(load_run(run / CONFIG), config).faults
+            faults = compare_configs(load_run(run / CONFIG), config, change=case.change).faults
         yield from (Finding(TOPIC, "fault", fault) for fault in faults)
         if faults:
             return
@@ -100,7 +100,8 @@ def _require_compatible(case: CheckInput, checkpoint: Checkpoint) -> None:
             return
     tokenizer = next(iter(manifests.values())).tokenizer["fingerprint"]
     refuse_other_model(checkpoint, compatibility(resolve(case.config), tokenizer))
-    refuse_other_text(checkpoint, {location: manifest.id for location, manifest in manifests.items()})
+    ids = {location: manifest.id for location, manifest in manifests.items()}
+    refuse_other_text(checkpoint, ids, may_change=changes_data(case.config, checkpoint))
 
 
 def _progress_finding(config: Config, newest: Checkpoint) -> Finding:

@@ -53,11 +53,17 @@ def read_newest_state(run: Path) -> dict[str, Any]:
 
     Hashes are not checked: `checkpoint.store.Store.load` does that, and needs torch.
     """
-    for _, folder in sorted(find_committed(run).items(), reverse=True):
-        path = folder / MANIFEST
-        with suppress(UserError, FileNotFoundError):
-            manifest = parse_json(read_small_file(path), path, remedy="take another checkpoint")
-            state = manifest.get("state") if isinstance(manifest, dict) else None
-            if isinstance(state, dict):
-                return state
+    return next(
+        (state for _, folder in sorted(find_committed(run).items(), reverse=True) if (state := read_state(folder))), {}
+    )
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Return the trainer's state in a checkpoint; empty if its manifest is not readable."""
+    path = folder / MANIFEST
+    with suppress(UserError, FileNotFoundError):
+        manifest = parse_json(read_small_file(path), path, remedy="take another checkpoint")
+        state = manifest.get("state") if isinstance(manifest, dict) else None
+        if isinstance(state, dict):
+            return state
     return {}

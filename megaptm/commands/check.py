@@ -21,6 +21,7 @@ from megaptm.errors import EXIT_USER_ERROR
 def check(
     config: Path,
     overrides: tuple[str, ...],
+    change: bool,
     machine: str | None,
     nodes: int | None,
     per_node: int | None,
@@ -63,6 +64,7 @@ def check(
     command_line = CommandLine(
         config=config,
         overrides=overrides,
+        change=change,
         machine=machine,
         nodes=nodes,
         processes_per_node=per_node,

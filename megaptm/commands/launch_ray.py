@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megaptm.commands.options import FiniteNumber, machine_option, overrides_argument
+from megaptm.commands.options import (
+    FiniteNumber,
+    change_option,
+    machine_option,
+    overrides_argument,
+    read_branch,
+    weights_option,
+)
 from megaptm.commands.output import echo
 from megaptm.errors import UserError
 
@@ -26,6 +33,8 @@ WAIT_AGAIN_SECONDS = 300.0
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path))
 @overrides_argument
+@change_option
+@weights_option
 @click.option("--address", help="HOST:PORT of the cluster.  [default: RAY_ADDRESS, else a new one on this machine]")
 @click.option(
     "--wait",
@@ -45,6 +54,8 @@ WAIT_AGAIN_SECONDS = 300.0
 def ray(
     config: Path,
     overrides: tuple[str, ...],
+    change: bool,
+    weights_only: bool,
     address: str | None,
     wait: float | None,
     retries: int,
@@ -75,13 +86,19 @@ def ray(
     from megaptm.plan.machine import load_machine
     from megaptm.processes import survive_closed_terminal
     from megaptm.report.terminal import run_title
+    from megaptm.run.branch import created_branch
     from megaptm.run.folder import read_config
     from megaptm.schedulers.ray.cluster import join
 
-    run_config = read_config(config, overrides)
+    if branch := read_branch(config, overrides, weights_only=weights_only):
+        if dry_run:
+            raise UserError("--dry-run creates nothing, so it cannot be used with from=: leave one of them out.")
+        config, overrides, change = branch.run, branch.overrides, True
+    with created_branch(branch):
+        run_config = read_config(config, overrides, change=change)
     ray_machine = load_machine(machine) if machine else None
     _refuse_copied_folder(run_config.run)
-    check_before_submission(CheckInput(config=run_config, machine=ray_machine))
+    check_before_submission(CheckInput(config=run_config, change=change, machine=ray_machine))
     if not (address or os.environ.get("RAY_ADDRESS")):
         echo("starting Ray on this machine", err=True)  # takes seconds, in which Ray prints nothing
     join(address, processes=run_config.layout.processes)
@@ -90,7 +107,7 @@ def ray(
         show_placement(run_config)
         return
     survive_closed_terminal()
-    sys.exit(_launch_run(run_config, address=address, wait=wait, retries=retries, machine=ray_machine))
+    sys.exit(_launch_run(run_config, address=address, wait=wait, retries=retries, machine=ray_machine, change=change))
 
 
 def _refuse_copied_folder(run: str) -> None:
@@ -103,7 +120,7 @@ def _refuse_copied_folder(run: str) -> None:
 
 
 def _launch_run(
-    config: Config, *, address: str | None, wait: float | None, retries: int, machine: Machine | None
+    config: Config, *, address: str | None, wait: float | None, retries: int, machine: Machine | None, change: bool
 ) -> int:
     from megaptm.launch.ray.supervisor import Supervisor
     from megaptm.report.terminal import run_title
@@ -118,4 +135,5 @@ def _launch_run(
         retries=retries,
         machine=machine,
         address=address,
+        change=change,
     ).supervise()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megaptm.commands.options import add_job_options
+from megaptm.commands.options import add_job_options, read_branch, weights_option
 from megaptm.commands.output import echo
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @add_job_options
+@weights_option
 @click.option(
     "--cpus-per-task", "cpus", type=click.IntRange(min=1), default=12, show_default=True, help="CPUs per process."
 )
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 def slurm(
     config: Path,
     overrides: tuple[str, ...],
+    change: bool,
+    weights_only: bool,
     machine: str | None,
     nodes: int | None,
     per_node: int | None,
@@ -65,10 +68,16 @@ def slurm(
     from megaptm.check.finding import number_with_noun
     from megaptm.errors import UserError
     from megaptm.launch.slurm.request import JobRequest, make_submission
+    from megaptm.run.branch import created_branch
 
+    if branch := read_branch(config, overrides, weights_only=weights_only):
+        if dry_run:
+            raise UserError("--dry-run creates nothing, so it cannot be used with from=: leave one of them out.")
+        config, overrides, change = branch.run, branch.overrides, True
     job_request = JobRequest(
         config=config,
         overrides=overrides,
+        change=change,
         machine=machine,
         nodes=nodes,
         per_node=per_node,
@@ -78,7 +87,10 @@ def slurm(
         jobs=jobs,
         sbatch_options=sbatch,
     )
-    submission = make_submission(job_request)
+    with created_branch(branch):
+        submission = make_submission(job_request)
+        if not dry_run:
+            submission.prepare()
     if dry_run:
         echo(submission.script, nl=False)
         echo(f"{submission.jobs} consecutive jobs." if submission.jobs > 1 else "1 job.", err=True)
@@ -86,7 +98,6 @@ def slurm(
             count = number_with_noun(len(submission.faults), "fault", "faults")
             raise UserError(f"this script would not be submitted ({count}):", *submission.faults)
         return
-    submission.prepare()
     sys.exit(_submit_jobs(submission.config, submission.jobs, follow))
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from megaptm.errors import UserError
+
+if TYPE_CHECKING:
+    from megaptm.run.branch import Branch
 
 
 class FiniteNumber(click.FloatRange):
@@ -38,6 +41,26 @@ def _complete_machine(ctx: click.Context, param: click.Parameter, prefix: str) -
 overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=_complete_key)
 
 
+change_option = click.option(
+    "--change", is_flag=True, help="Accept keys that change the recipe of a begun run (megaptm config keys)."
+)
+weights_option = click.option(
+    "--weights-only", is_flag=True, help="Branch with from=RUN at step 0, with a new optimizer."
+)
+
+
+def read_branch(config: Path, overrides: Sequence[str], *, weights_only: bool) -> Branch | None:
+    """Return the branch that a command requests by `from=RUN`, or None."""
+    from megaptm.run.branch import SOURCE, Branch
+
+    words = [str(config), *overrides]
+    if any(word.startswith(SOURCE) for word in words):
+        return Branch.parse(words, weights_only=weights_only)
+    if weights_only:
+        raise UserError("--weights-only needs from=RUN: name the run that the weights come from.")
+    return None
+
+
 def machine_option(**attributes: Any) -> Callable[..., Any]:
     """Return the option `--machine`, whose names a shell completes."""
     return click.option("--machine", shell_complete=_complete_machine, **attributes)
@@ -46,6 +69,7 @@ def machine_option(**attributes: Any) -> Callable[..., Any]:
 JOB_OPTIONS = (
     click.argument("config", type=click.Path(path_type=Path)),
     overrides_argument,
+    change_option,
     machine_option(help="Machine for the checks of memory and time: a name in configs/machines, or a YAML file."),
     click.option("--nodes", type=int, help="Nodes of the job.  [default: from the layout and the machine]"),
     click.option("--per-node", type=int, help="Processes per node.  [default: from the layout and the machine]"),

@@ -7,13 +7,34 @@ from pathlib import Path
 
 import click
 
-from megaptm.commands.options import overrides_argument
+from megaptm.commands.options import change_option, overrides_argument, read_branch, weights_option
 
 
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path))
 @overrides_argument
-def train(config: Path, overrides: tuple[str, ...]) -> None:
+@change_option
+@weights_option
+@click.option(
+    "--back-to",
+    type=click.IntRange(min=1),
+    metavar="STEP",
+    help="First return the run to this checkpoint and its recipe; later ones are set aside.",
+)
+@click.option(
+    "--skip-data",
+    type=click.IntRange(min=1),
+    metavar="BATCHES",
+    help="With --back-to: batches of text to skip before the next step.",
+)
+def train(
+    config: Path,
+    overrides: tuple[str, ...],
+    change: bool,
+    weights_only: bool,
+    back_to: int | None,
+    skip_data: int | None,
+) -> None:
     """Train a model, or continue a run.
 
     The same command again continues the run from its newest checkpoint. CONFIG is a YAML file, the name of a shipped
@@ -28,6 +49,18 @@ def train(config: Path, overrides: tuple[str, ...]) -> None:
     The first half of a run of 400 steps; then the second half, as if the run had not been stopped:
       megaptm train configs/gpt2/tiny.yaml run=runs/halves train.steps=400 train.stop_at=200
       megaptm train runs/halves
+
+    \b
+    Another learning rate from the next step on:
+      megaptm train runs/gpt2-tiny optimizer.lr=1e-4 --change
+
+    \b
+    A branch: another run that continues from a checkpoint of this one, with another recipe:
+      megaptm train run=runs/decay from=runs/gpt2-tiny@200 optimizer.decay=linear train.steps=250
+
+    \b
+    Return to step 200, and skip the text of 50 batches:
+      megaptm train runs/gpt2-tiny --back-to 200 --skip-data 50
 
     \b
     A run whose corpus was moved:
@@ -47,8 +80,15 @@ def train(config: Path, overrides: tuple[str, ...]) -> None:
       75   saved after a signal (SIGTERM, SIGUSR1, Ctrl-C, SIGHUP), or ended after a hang: start it again
       130  ended without saving by a second Ctrl-C
     """
+    from megaptm.errors import UserError
     from megaptm.launch.local import train as train_run
     from megaptm.processes import survive_closed_terminal
 
     survive_closed_terminal()
-    sys.exit(train_run(config, overrides))
+    if branch := read_branch(config, overrides, weights_only=weights_only):
+        config, overrides, change = branch.run, branch.overrides, True
+    if back_to is not None and branch is not None:
+        raise UserError("--back-to is for a run, and from= creates another: use one of them.")
+    if skip_data is not None and back_to is None:
+        raise UserError("--skip-data needs --back-to: name the step before which text is skipped.")
+    sys.exit(train_run(config, overrides, change=change, branch=branch, back_to=back_to, skip_data=skip_data or 0))

@@ -185,10 +185,10 @@ def _recurrence_errors(config: Config, spec: ModelSpec) -> Iterator[str]:
             f"train.ramp changes the number of sequences in a batch, but those of objective ({task.name}) continue "
             "from step to step: remove it."
         )
-    if continues and train.phase_start:
+    if continues and config.data.cursors is not None:
         yield (
-            f"train.phase_start continues another phase, but sequences of objective ({task.name}) continue only "
-            "between batches of one size: remove it."
+            f"data.cursors continues other data, but sequences of objective ({task.name}) continue only in the same "
+            "text: remove it."
         )
 
 
@@ -363,7 +363,9 @@ def _ramp_errors(config: Config) -> Iterator[str]:
     if layout.virtual > 1:
         unit *= layout.pipeline
         made_of += f", x layout.pipeline {layout.pipeline} for layout.virtual"
-    by_steps: dict[str, int | None] = {f"steps.{step}": rows for step, rows in ramp.steps.items()}
+    # Sizes of earlier phases may belong to another layout.
+    past = [step for step in ramp.steps if step <= config.train.phase_start][:-1]
+    by_steps: dict[str, int | None] = {f"steps.{step}": rows for step, rows in ramp.steps.items() if step not in past}
     for name, rows in (by_steps or {"start": ramp.start, "increment": ramp.increment}).items():
         if rows and rows % unit:
             yield f"train.ramp.{name} ({rows}) must be a multiple of {made_of})."

@@ -1,4 +1,4 @@
-"""Rules for changing keys when a run is continued, used by the check and printed in docs/config.md."""
+"""Rules for changing keys when a run is continued: the one source of the check and of docs/config.md."""
 
 from __future__ import annotations
 
@@ -10,28 +10,31 @@ from megaptm.config.sections.extensions import extension_sections
 class OnResume(StrEnum):
     """Rule for changing a key of a run that has saved a checkpoint."""
 
-    NO = "no"
+    NEVER = "never"
     YES = "yes"
+    CHANGE = "with --change"
+    """Rule for a key whose change alters the meaning of the run from the next step on."""
+    LATER = "later steps"
+    """Rule for a value that may change for later steps, and with `--change` in any way."""
+    ADDED = "more entries"
     MOVED = "moved"
     """Rule for a path that may change, if the content does not."""
-    LATER = "later steps"
-    """Rule for a value that must agree with the old one for all steps that are done."""
-    NEXT_PHASE = "next phase"
-    """Rule for a key that may change in a config whose `train.phase_start` is the `train.steps` of the phase before."""
 
 
 RULE_MEANINGS = {
     OnResume.YES: "any value.",
-    OnResume.NO: "the value at the start of the run. Another value needs another run folder (`run=FOLDER`).",
-    OnResume.MOVED: "another path of the same content, which is compared by a hash.",
+    OnResume.CHANGE: (
+        "another value from the next step on, with `megaptm train RUN --change` or a yes on a terminal "
+        "([another recipe](configs.md#another-recipe)). A moved corpus needs neither: it has the same id."
+    ),
     OnResume.LATER: (
         "a value that does not affect the steps that are done: other shares and weights of an `objective` from a "
-        "later step on, more entries of `train.skip_batches` (the run returns to a checkpoint before them), another "
-        "schedule for a run of another length ([longer runs](configs.md#a-longer-run))."
+        "later step on, another schedule for a run of another length "
+        "([longer runs](configs.md#a-longer-run)). Any other value with `--change`."
     ),
-    OnResume.NEXT_PHASE: (
-        "another value in a config whose `train.phase_start` is the `train.steps` of the phase before."
-    ),
+    OnResume.ADDED: "more entries; the run returns to a checkpoint before the first of them.",
+    OnResume.MOVED: "another path of the same content, which is compared by a hash.",
+    OnResume.NEVER: "the value at the start of the run. Another value needs another run folder (`run=FOLDER`).",
 }
 """Explanation of each rule for changing a key."""
 
@@ -41,12 +44,14 @@ RESUME_RULES = {
     "devices": OnResume.YES,
     "layouts": OnResume.YES,
     "objective": OnResume.LATER,
-    "model.attention": OnResume.NEXT_PHASE,
-    "model.dropout": OnResume.NEXT_PHASE,
+    "model.dropout": OnResume.CHANGE,
+    "model.z_loss": OnResume.CHANGE,
+    "model.label_smoothing": OnResume.CHANGE,
+    "model.attention": OnResume.CHANGE,
     "model.word_vectors": OnResume.YES,  # like train.init_from, it is read before the first step only
-    "data.mix": OnResume.MOVED,
-    "data.size_limits": OnResume.MOVED,
-    "data.sequence": OnResume.NEXT_PHASE,
+    "data": OnResume.CHANGE,
+    "data.cursors": OnResume.YES,
+    "data.max_cache_bytes": OnResume.YES,
     "data.epochs": OnResume.YES,
     "data.workers": OnResume.YES,
     "data.verify": OnResume.YES,
@@ -54,11 +59,20 @@ RESUME_RULES = {
     "data.timeout_seconds": OnResume.YES,
     "layout": OnResume.YES,
     "communication": OnResume.YES,
+    "optimizer": OnResume.CHANGE,
+    "optimizer.name": OnResume.NEVER,
+    "optimizer.momentum": OnResume.NEVER,  # its state exists only if it is not zero
+    "optimizer.initial_accumulator": OnResume.NEVER,
+    "optimizer.adafactor.min_dim_size_to_factor": OnResume.NEVER,
     "optimizer.decay_steps": OnResume.LATER,
     "optimizer.restarts": OnResume.LATER,
     "train.steps": OnResume.YES,
-    "train.phase_start": OnResume.NEXT_PHASE,
-    "train.skip_batches": OnResume.LATER,
+    "train.phase_start": OnResume.CHANGE,
+    "train.batch": OnResume.CHANGE,
+    "train.ramp": OnResume.CHANGE,
+    "train.seed": OnResume.CHANGE,
+    "train.precision": OnResume.CHANGE,
+    "train.skip_batches": OnResume.ADDED,
     "train.init_from": OnResume.YES,
     "train.init_step": OnResume.YES,
     "train.loss_scale": OnResume.YES,
@@ -78,7 +92,7 @@ RESUME_RULES = {
     "callbacks": OnResume.YES,
     **{f"{key}.{name}": OnResume.MOVED for key, section in extension_sections().items() for name in section.moved},
 }
-"""Config key or section -> rule for changing it on resume. Unlisted keys have `OnResume.NO`."""
+"""Config key or section -> rule for changing it on resume. Unlisted keys have `OnResume.NEVER`."""
 
 
 def resume_rule(key: str) -> OnResume:
@@ -86,7 +100,7 @@ def resume_rule(key: str) -> OnResume:
     key or section above it."""
     while key not in RESUME_RULES and "." in key:
         key = key.rpartition(".")[0]
-    return RESUME_RULES.get(key, OnResume.NO)
+    return RESUME_RULES.get(key, OnResume.NEVER)
 
 
 def keys_with_rule(rule: OnResume) -> list[str]:

@@ -144,7 +144,8 @@ class RampConfig(Section):
     samples: Count | None = None
     """Number of samples at which the batch reaches train.batch."""
     steps: dict[Annotated[int, Field(ge=0), Strict(False)], Count] = {}
-    """Step -> batch size from this step on. The first step is 0, and the last size is train.batch."""
+    """Step -> batch size from this step on. The first step is 0, and the last size is train.batch. A change of
+    train.batch on resume writes the sizes so far here."""
 
 
 class LossScaleConfig(Section):
@@ -174,8 +175,8 @@ class TrainConfig(Section):
     steps: Count
     """Number of optimizer steps of the whole run."""
     phase_start: Annotated[int, Field(ge=0)] = 0
-    """First step of this phase of the run: train.steps of the phase before, whose last checkpoint it continues.
-    data.sequence, model.dropout and model.attention may differ from that phase. 0: the run has one phase."""
+    """First step of this phase of the run. train.steps of the phase before, whose last checkpoint it continues, accepts
+    the changes of `--change`, which sets the step of the last one. 0: the run has one phase."""
     batch: Count
     """Number of sequences of one step, over all processes."""
     ramp: RampConfig | None = None

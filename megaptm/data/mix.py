@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -45,6 +45,11 @@ class MixSource:
     """Weight of the corpus, in tokens."""
     task: Task
 
+    @property
+    def key(self) -> str:
+        """Return the id of the corpus, with the task if there are several: the same wherever the corpus is."""
+        return self.order.corpus.manifest.id + self.name.removeprefix(self.corpus)
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -55,6 +60,26 @@ class Phase:
     """Number of samples of each source per block."""
     before: list[int]
     """Number of samples of each source before `first`."""
+
+
+@dataclass(frozen=True)
+class ReadCursors:
+    """Read position at which a mix continues that of another config, so that no text is repeated or skipped."""
+
+    step: int
+    """Step at which the mix starts."""
+    sample: int
+    """Index of its first sample."""
+    read: Mapping[str, tuple[int, int]]
+    """`MixSource.key` -> number of its samples read before, and number of its samples per epoch at that time. An absent
+    source starts from the beginning."""
+
+    def count(self, key: str, per_epoch: int) -> int:
+        """Return the number of samples of a source that count as read, if it has `per_epoch` of them now. With another
+        number, as for longer sequences, the share of the epoch that was read stays the same."""
+        read, before = self.read.get(key, (0, per_epoch))
+        epoch, position = divmod(read, before)
+        return epoch * per_epoch + position * per_epoch // before
 
 
 class SampleSource(Protocol):
@@ -90,10 +115,11 @@ class Mix:
         schedule: BatchSchedule | None = None,
         dupe_factor: int | None = None,
         last_step: int | None = None,
+        start: ReadCursors | None = None,
     ):
         """Create the mix. `schedule` maps steps to samples, for shares that change by step. Without it, the shares of
         `last_step` apply, or the last ones. After `dupe_factor` epochs, the sequences of the first epoch repeat with
-        the same noise."""
+        the same noise. With `start`, samples before its own do not exist."""
         self.sources = sources
         self.names = [source.name for source in sources]
         self.orders = [source.order for source in sources]
@@ -107,10 +133,16 @@ class Mix:
         self._source_specs = [source.task.objective.batch_spec(sequence, document_mask) for source in sources]
         """Batch specification of each source, before samples are widened to that of the objective."""
         self.phases: list[Phase] = []
+        self._salt = () if start is None else (start.step,)
+        """Key of the assignment of samples to sources, which differs between mixes of a run."""
         self._block: LRUCache[tuple[int, int], tuple[np.ndarray, np.ndarray]] = LRUCache(self._assign_block, 2)
         steps = sorted({step for source in sources for step in source.task.share.steps})
         if not schedule:
             steps = [step for step in steps if last_step is None or step <= last_step][-1:]
+        if start is not None:
+            before = [start.count(source.key, source.order.per_epoch) for source in sources]
+            self.phases.append(Phase(start.sample, self._quotas(start.step), before))
+            steps = [step for step in steps if step > start.step]
         for step in steps:
             first = schedule.first_sample(step) if schedule and step else 0
             before = [*self.cursors(first).values()] if self.phases else [0] * len(sources)
@@ -176,6 +208,12 @@ class Mix:
             )
         return self.fresh_samples // batch
 
+    def read(self, sample: int) -> dict[str, tuple[int, int]]:
+        """Return for each source of the mix, by key, the number of samples before `sample`, and of samples per
+        epoch."""
+        sources = zip(self.sources, self.cursors(sample).values(), strict=True)
+        return {source.key: (cursor, source.order.per_epoch) for source, cursor in sources}
+
     def sample(self, index: int) -> Sample:
         """Return sample `index` (0 or more) of the mix: the fields of `batch`, without batch axis.
 
@@ -235,11 +273,13 @@ class Mix:
         index, block = key
         quotas = self.phases[index].quotas
         unshuffled = np.repeat(np.arange(len(quotas)), quotas)
-        source = generator(self.seed, "mix", *((index,) if index else ()), block).permutation(unshuffled)
+        source = generator(self.seed, "mix", *self._salt, *((index,) if index else ()), block).permutation(unshuffled)
         return source, ranks_in_source(source, quotas)
 
     def _index_in_mix(self, source: int, cursor: int) -> int:
         """Return the index in the mix of sample `cursor` of a source, which must exist."""
+        if cursor < self.phases[0].before[source]:  # read under an earlier config
+            return self.phases[0].first
         index = bisect_right(self.phases, cursor, key=lambda phase: phase.before[source]) - 1
         phase = self.phases[index]
         block, rank = divmod(cursor - phase.before[source], phase.quotas[source])

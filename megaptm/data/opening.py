@@ -12,7 +12,7 @@ from megaptm.batch_schedule import BatchSchedule
 from megaptm.data.batch_mix import BatchMix
 from megaptm.data.lane_mix import LaneMix, assign_lanes
 from megaptm.data.lane_order import BothEndsOrder, LaneOrder
-from megaptm.data.mix import Mix, MixSource
+from megaptm.data.mix import Mix, MixSource, ReadCursors
 from megaptm.data.order import WINDOW, Order, check_annotations
 from megaptm.data.sentence_group_order import SentenceGroupOrder
 from megaptm.data.shards import Corpus, Verify
@@ -46,6 +46,7 @@ def open_mix(
     size_limits: Mapping[str, int] | None = None,
     lanes: int | None = None,
     last_step: int | None = None,
+    start: ReadCursors | None = None,
 ) -> Mix:
     """Open corpora (folder or URL -> weight, in tokens) as a mix, and check that they can be trained on together.
 
@@ -57,6 +58,7 @@ def open_mix(
     - `size_exponent`: weights count documents, and are multiplied by this power of the corpus's number of documents,
       which is limited by `size_limits`.
     - `dupe_factor`: epochs after which the same sequences repeat with the same noise.
+    - `start`: where the mix continues that of an earlier config of the run.
     - `lanes`: sequences of a batch, for objectives whose sequences continue from batch to batch. Default: one per
       corpus.
     """
@@ -126,8 +128,8 @@ def open_mix(
     if built.needs_own_batches and len(tasks) > 1 and schedule is not None:
         if schedule.samples or schedule.sizes_by_step:
             raise UserError(
-                f"train.ramp: each batch belongs to one task of objective {built.name}, so all have the same "
-                "size: remove it."
+                f"train.batch and train.ramp: each batch belongs to one task of objective {built.name}, so all have "
+                "the same size: keep one size."
             )
         kind = partial(BatchMix, batch=schedule.final_size)
     return kind(
@@ -140,6 +142,7 @@ def open_mix(
         schedule=schedule,
         dupe_factor=dupe_factor,
         last_step=last_step,
+        start=start,
     )
 
 

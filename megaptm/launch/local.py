@@ -12,19 +12,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import click
+
 from megaptm.config import Config
-from megaptm.errors import EXIT_USER_ERROR, UserError, resource_errors_as_user_errors, storage_errors_as_user_errors
+from megaptm.errors import (
+    EXIT_USER_ERROR,
+    UserError,
+    printable,
+    resource_errors_as_user_errors,
+    storage_errors_as_user_errors,
+)
 from megaptm.launch.worker_group import LocalWorkerGroup, Rendezvous, forward_signals, open_listener, rank_environments
 from megaptm.python_path import module_command
 from megaptm.report.terminal import run_title
 from megaptm.resilience.failures import failed_exits, report_exits, report_hang, report_interrupt
 from megaptm.resilience.heartbeat import HEARTBEATS, VARIABLE
 from megaptm.resilience.watchdog import Limits, Watchdog
+from megaptm.run.back import go_back
+from megaptm.run.branch import Branch, created_branch
 from megaptm.run.corpora_checks import check_corpora
 from megaptm.run.folder import (
     config_variables,
     discard_unused,
     exclusive_start,
+    find_differences,
     log_launch,
     prepare,
     read_config,
@@ -36,11 +47,41 @@ SILENT_SECONDS = 20.0
 """Seconds for which other ranks leave an error that all ranks detect to rank 0, which may start that much later."""
 
 
-def train(config: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> int:
-    """Train or continue the run of a config; return the exit code of the run, or of this rank."""
+def train(
+    config: Path | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    change: bool = False,
+    branch: Branch | None = None,
+    back_to: int | None = None,
+    skip_data: int = 0,
+) -> int:
+    """Train or continue the run of a config; return the exit code of the run, or of this rank.
+
+    `change`: the config may alter the run that it continues. `branch`: create the run first. `back_to`, `skip_data`:
+    first return the run to this step, and skip these batches.
+    """
     rank_environment = worker_environment()
+    if back_to is not None:
+        if rank_environment is not None or isinstance(config, Mapping):
+            raise UserError(
+                "--back-to changes a run once, and launchers repeat their command: name the folder of the run, and use "
+                "neither torchrun nor srun."
+            )
+        overrides = go_back(config, back_to, skip=skip_data, overrides=overrides)
+    with created_branch(branch, is_creator=rank_environment is None or rank_environment.rank == 0):
+        return _train(config, overrides, rank_environment, change=change)
+
+
+def _train(
+    config: Path | Mapping[str, Any],
+    overrides: Sequence[str],
+    rank_environment: RankEnvironment | None,
+    *,
+    change: bool,
+) -> int:
     try:
-        run_config = read_config(config, overrides)
+        run_config = read_config(config, overrides, change=change)
         if rank_environment is not None:
             check_processes(rank_environment, run_config.layout)
     except UserError:
@@ -50,14 +91,32 @@ def train(config: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> in
             sys.exit(EXIT_USER_ERROR)
         raise
     with storage_errors_as_user_errors(run_config.run):
-        return _launch_here(run_config) if rank_environment is None else _run_as_worker(run_config, rank_environment)
+        if rank_environment is not None:
+            return _run_as_worker(run_config, rank_environment, change=change)
+        if not change and _asks_for_changes(run_config):
+            run_config, change = read_config(config, overrides, change=True), True
+        return _launch_here(run_config, change=change)
 
 
-def _launch_here(config: Config) -> int:
+def _asks_for_changes(config: Config) -> bool:
+    """Ask on a terminal whether a config may alter the run that it continues. Return False without a question if it
+    does not, or may not."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    differences = find_differences(config)
+    if not differences.can_be_accepted:
+        return False
+    listed = "".join(f"\n  {printable(str(each))}" for each in differences.changes)
+    return click.confirm(
+        f"This changes the run in {printable(config.run)} from its next step on:{listed}\nContinue?", err=True
+    )
+
+
+def _launch_here(config: Config, *, change: bool) -> int:
     is_new = not Path(config.run).exists()
     check_corpora(config)
     with exclusive_start(config):
-        run = prepare(config)
+        run = prepare(config, change=change)
         log_launch(run)
         print(run_title(config), flush=True)
         command = module_command("megaptm.train.worker", "--run", str(run))
@@ -78,14 +137,14 @@ def _launch_here(config: Config) -> int:
             raise
 
 
-def _run_as_worker(config: Config, rank_environment: RankEnvironment) -> int:
+def _run_as_worker(config: Config, rank_environment: RankEnvironment, *, change: bool) -> int:
     from megaptm.train.run import run_worker
 
     if rank_environment.rank > 0:
         return run_worker(str(wait_until_prepared(config)), rank_environment)
     check_corpora(config)
     with exclusive_start(config):
-        run = prepare(config)
+        run = prepare(config, change=change)
         log_launch(run)
         return run_worker(str(run), rank_environment)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -22,10 +23,15 @@ Points = Sequence[tuple[float, float]]
 # Dots of a braille character, two wide and four high, as bits above U+2800.
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 COLORS = ("cyan", "yellow", "magenta", "green", "red")
+ABANDONED = "abandoned"
+"""Name of the curve of steps from which a run went back, which is gray."""
 
 
-def draw_curves(curves: Mapping[str, Points], *, width: int = 72, height: int = 14) -> list[Text]:
-    """Return lines of text that show curves of a run over a common range; NaN and infinite values leave gaps."""
+def draw_curves(
+    curves: Mapping[str, Points], *, width: int = 72, height: int = 14, marks: Iterable[int] = ()
+) -> list[Text]:
+    """Return lines of text that show curves of a run over a common range; NaN and infinite values leave gaps. The axis
+    has a tick at each step of `marks`."""
     finite = {name: [point for point in points if math.isfinite(point[1])] for name, points in curves.items()}
     all_points = [point for points in finite.values() for point in points]
     if not all_points:
@@ -33,7 +39,7 @@ def draw_curves(curves: Mapping[str, Points], *, width: int = 72, height: int = 
     (start, stop), (low, high) = _value_range([x for x, _ in all_points]), _value_range([y for _, y in all_points])
     cells = [[0] * width for _ in range(height)]
     colors = [[""] * width for _ in range(height)]
-    for (_, points), color in zip(finite.items(), COLORS, strict=False):
+    for _, points, color in _colored(finite):
         dots = [
             (
                 round((x - start) / (stop - start) * (2 * width - 1)),
@@ -54,9 +60,19 @@ def draw_curves(curves: Mapping[str, Points], *, width: int = 72, height: int = 
             # A space if there are no dots: in a font without braille, the empty braille character has another width.
             line.append(chr(0x2800 + cell) if cell else " ", style=color)
         lines.append(line)
-    lines.append(Text(" " * 9 + "└" + "─" * width))
+    ticks_at = {round((step - start) / (stop - start) * (width - 1)) for step in marks if start <= step <= stop}
+    lines.append(Text(" " * 9 + "└" + "".join("┴" if column in ticks_at else "─" for column in range(width))))
     lines.append(Text(" " * 10 + f"{start:<{width // 2}.6g}{stop:>{width - width // 2}.6g}"))
     return [*lines, *_legend_lines(finite, width)]
+
+
+def _colored(curves: Mapping[str, Points]) -> Iterator[tuple[str, Points, str]]:
+    """Yield the curves with their colors. Abandoned steps come first, so that others are drawn over them."""
+    if ABANDONED in curves:
+        yield ABANDONED, curves[ABANDONED], "bright_black"
+    remaining = ((name, points) for name, points in curves.items() if name != ABANDONED)
+    for (name, points), color in zip(remaining, COLORS, strict=False):
+        yield name, points, color
 
 
 def _distinct_labels(values: Sequence[float]) -> list[str]:
@@ -71,7 +87,7 @@ def _distinct_labels(values: Sequence[float]) -> list[str]:
 def _legend_lines(curves: Mapping[str, Points], width: int) -> list[Text]:
     """Return the legend lines: color, name and last value of each curve."""
     lines = [Text(" " * 10)]
-    for (name, points), color in zip(curves.items(), COLORS, strict=False):
+    for name, points, color in _colored(curves):
         entry = f"{name} {points[-1][1]:.4g}" if points else name
         if len(lines[-1]) > 10 and len(lines[-1]) + len(entry) + 2 > width + 10:
             lines.append(Text(" " * 10))
@@ -81,8 +97,16 @@ def _legend_lines(curves: Mapping[str, Points], width: int) -> list[Text]:
     return lines
 
 
-def save_picture(path: Path, records: Sequence[Mapping[str, Any]], *, title: str) -> None:
-    """Save the plot of a run as PNG."""
+def save_picture(
+    path: Path,
+    records: Sequence[Mapping[str, Any]],
+    *,
+    title: str,
+    marks: Mapping[int, str] | None = None,
+    abandoned: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Save the plot of a run as PNG. `marks`: step -> what was changed there. `abandoned`: metrics of steps from which
+    the run went back."""
     from matplotlib import style
 
     refuse_link(path.parent)
@@ -90,13 +114,20 @@ def save_picture(path: Path, records: Sequence[Mapping[str, Any]], *, title: str
     content = io.BytesIO()
     # A `matplotlibrc` in the working directory, possibly an untrusted run, could make LaTeX read files.
     with style.context("default"):
-        plot(records, title=title).savefig(content, dpi=120)
+        plot(records, title=title, marks=marks, abandoned=abandoned).savefig(content, dpi=120)
     write_atomically(path, content.getvalue())
 
 
-def plot(records: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
+def plot(
+    records: Sequence[Mapping[str, Any]],
+    *,
+    title: str,
+    marks: Mapping[int, str] | None = None,
+    abandoned: Sequence[Mapping[str, Any]] = (),
+) -> Figure:
     """Plot the curves of a run over steps: the loss (with held-out loss and baselines), each part of a combined loss,
-    the learning rate and the speed."""
+    the learning rate and the speed. Each panel has a line at the steps of `marks`, and gray curves of `abandoned`
+    steps."""
     from matplotlib.figure import Figure  # a figure of its own: no display, no global state
 
     parts = loss_parts(records)
@@ -109,6 +140,10 @@ def plot(records: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
         rate: ("learning rate", {"": curve(records, "learning_rate")}),
         speed: ("tokens/s", {"": curve(records, "tokens_per_second")}),
     }
+    metrics = ("loss", *(f"loss/{name}" for name in parts), "learning_rate", "tokens_per_second")
+    for axes, metric in zip(panels, metrics, strict=True):
+        for part in _split_repeated(abandoned):
+            axes.plot(*zip(*curve(part, metric), strict=True), color="lightgray", linewidth=1, zorder=0)
     for axes, (label, curves) in panels.items():
         for name, points in curves.items():
             style = {"linestyle": "--"} if name.startswith("baseline") else {}
@@ -119,12 +154,27 @@ def plot(records: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
                 axes.plot(x, y, label=printable(name), marker=marker, markersize=4, linewidth=width, **style)
         axes.set_ylabel(printable(label), parse_math=False)
         axes.grid(alpha=0.3)
+        for step in marks or {}:
+            axes.axvline(step, color="black", linestyle=":", linewidth=1)
+    for step, text in (marks or {}).items():
+        label = loss.text(step, 0.02, printable(shorten(text, 60)), transform=loss.get_xaxis_transform(), fontsize=7)
+        label.set(rotation=90, horizontalalignment="right", verticalalignment="bottom", parse_math=False)
     loss.set_title(printable(title), parse_math=False)
     speed.set(xlabel="step")
     if loss.get_legend_handles_labels()[0]:
         for text in loss.legend().get_texts():
             text.set_parse_math(False)
     return figure
+
+
+def _split_repeated(records: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Divide metrics where the step decreases: a run may go back several times."""
+    parts: list[list[Mapping[str, Any]]] = []
+    for record in (record for record in records if "loss" in record):
+        if not parts or record["step"] <= parts[-1][-1]["step"]:
+            parts.append([])
+        parts[-1].append(record)
+    return parts
 
 
 def loss_parts(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[float, float]]]]:

@@ -13,8 +13,10 @@ from rich.text import Text
 from megaptm.config import Config, UncheckedConfig
 from megaptm.console import Console
 from megaptm.errors import UserError
-from megaptm.report.curves import curve, draw_curves, loss_curves, save_picture
+from megaptm.report.curves import ABANDONED, curve, draw_curves, loss_curves, save_picture
 from megaptm.resilience.events import read_events
+from megaptm.run.branch import is_abandoned
+from megaptm.run.changes import recorded_changes
 from megaptm.run.folder import CONFIG, require_run
 from megaptm.run.time_spent import JobTime, TimeSpent, job_times, time_spent
 from megaptm.track import read_metrics, upload, view_instructions
@@ -38,25 +40,33 @@ def report(run: str | Path, *, console: Console | None = None, send: bool = Fals
     `send`: first send to MLflow the metrics that an unreachable server missed.
     """
     run, console = Path(run), console or Console()
-    config, records = _read_run_config(run), read_metrics(run)
+    config, all_records = _read_run_config(run), read_metrics(run)
     if send:
         upload(run, uri=config.track.uri, experiment=config.track.experiment, loggers=config.track.loggers)
     events = read_events(run)
-    jobs = job_times(events, records)
+    jobs = job_times(events, all_records)
+    records = [record for record in all_records if not is_abandoned(record, events)]
+    abandoned = [record for record in all_records if is_abandoned(record, events)]
     if not records:
         raise UserError(f"{run} has no metrics yet: `megaptm train {run}` writes them.")
     title = f"{config.model.family}/{config.model.size}, {_objective_name(config)}"
     console.print(Text.assemble((run.name, "bold"), f": {title}; {_progress_text(config, records, jobs)}\n"))
-    for line in draw_curves(loss_curves(records), width=min(console.width, 100) - 12):
+    marks = recorded_changes(events)
+    curves = loss_curves(records)
+    if abandoned:
+        curves[ABANDONED] = curve(abandoned, "loss")
+    for line in draw_curves(curves, width=min(console.width, 100) - 12, marks=marks):
         console.print(line, no_wrap=True)
     console.print()
     console.print(_metric_table(records, skipped=sum(event["kind"] == "skipped-step" for event in events)))
+    for step, text in marks.items():
+        console.print(Text(f"Step {step:,}: {text}"), soft_wrap=True)
     for file in _trace_files(events):
         console.print(f"Trace:   {run / file}", soft_wrap=True, highlight=False)
     if jobs:
         console.print(_time_table(time_spent(jobs)))
     picture = run / PICTURE
-    save_picture(picture, records, title=f"{run.resolve().name}: {title}")
+    save_picture(picture, records, title=f"{run.resolve().name}: {title}", marks=marks, abandoned=abandoned)
     console.print(f"Picture: {picture}", soft_wrap=True)
     if instructions := view_instructions(run.resolve()):
         console.print(f"MLflow:  {', then '.join(instructions)}", soft_wrap=True, highlight=False)

@@ -109,6 +109,15 @@ class ScheduleEvent(Event, kind="schedule"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChangeEvent(Event, kind="change"):
+    """The config changes the run for steps after `step`. Records the values of the changed keys."""
+
+    step: int
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataMovedEvent(Event, kind="data-moved"):
     """A corpus, or a file of a task, with the same content is read from another path."""
 
@@ -167,6 +176,23 @@ class AbandonedCheckpointEvent(Event, kind="abandoned-checkpoint"):
 
     step: int
     path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackEvent(Event, kind="back"):
+    """The run returned to the checkpoint of a step; later steps, up to `from_step`, are abandoned."""
+
+    step: int
+    from_step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BranchEvent(Event, kind="branch"):
+    """The run was created as a branch of another, from the checkpoint of a step there."""
+
+    step: int
+    run: str
+    weights_only: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,12 +348,17 @@ def _is_valid(event: Mapping[str, Any]) -> bool:
 
 
 def last_saved_step(run: Path) -> int:
-    """Return the newest step of any checkpoint of a run; 0 before the first.
+    """Return the newest step of any checkpoint of a run; 0 before the first. Abandoned steps do not count.
 
     Counts committed checkpoints in the folder, too, because a job may be killed before it records a commit.
     """
-    steps = (event["step"] for event in read_events(run) if event["kind"] == CheckpointEvent.kind and "step" in event)
-    return max([*steps, *find_committed(run)], default=0)
+    newest = 0
+    for event in (event for event in read_events(run) if "step" in event):
+        if event["kind"] == CheckpointEvent.kind:
+            newest = max(newest, event["step"])
+        elif event["kind"] == BackEvent.kind:
+            newest = min(newest, event["step"])
+    return max([newest, *find_committed(run)])
 
 
 def seconds_since_launch(run: Path) -> float | None:

@@ -17,10 +17,22 @@ from megaptm.config.on_resume import OnResume, keys_with_rule, resume_rule
 from megaptm.config.yamls import flatten
 from megaptm.data import Corpus
 from megaptm.errors import UserError
+from megaptm.families import find_family
 from megaptm.objectives.compose import is_continuation, map_files, named_files
-from megaptm.resilience.events import DataMovedEvent, Event, ObjectiveEvent, ScheduleEvent, last_saved_step, read_events
+from megaptm.resilience.events import (
+    BackEvent,
+    BranchEvent,
+    ChangeEvent,
+    DataMovedEvent,
+    Event,
+    ObjectiveEvent,
+    ScheduleEvent,
+    last_saved_step,
+    read_events,
+)
 from megaptm.run.compatibility import content_hash
 from megaptm.run.corpora import corpus_cache
+from megaptm.spec import LayerlessFamily
 from megaptm.storage import Cache
 
 ALLOWED = (
@@ -32,15 +44,20 @@ ALLOWED = (
 PACED = ("inverse", "halving")
 """Learning rate decays for which `decay_steps` is a time constant, not an end. Changing it would change the schedule
 from the start."""
+SIDES = ("before", "after")
+CONSEQUENCE = "train.phase_start"
+"""Key that `--change` sets to the step of the change, and so is not reported."""
 
 
 @dataclass(frozen=True)
-class RefusedChange:
-    """Config key of a continued run whose new value is rejected."""
+class ConfigChange:
+    """Config key of a continued run whose new value alters the run."""
 
     key: str
     before: Any
     now: Any
+    may_change: bool
+    """Whether `--change` accepts the new value."""
     note: str = ""
     """Note about allowed changes of the config key."""
 
@@ -50,35 +67,56 @@ class RefusedChange:
 
 @dataclass(frozen=True)
 class ConfigComparison:
-    """Result of comparing the config of a run with the one that continues it: rejected changes, and events for the
-    journal."""
+    """Result of comparing the config of a run with the one that continues it: changes, and events for the journal."""
 
     run: str
-    changes: tuple[RefusedChange, ...] = ()
+    changes: tuple[ConfigChange, ...] = ()
+    """Changes that alter the run, unless they are accepted."""
     choice: tuple[str, ...] = ()
     """Messages about a jump of the learning rate, with the config keys that resolve it."""
     events: tuple[Event, ...] = field(default=())
 
     @property
+    def can_be_accepted(self) -> bool:
+        """Whether `--change` accepts all changes."""
+        return bool(self.changes) and all(change.may_change for change in self.changes)
+
+    @property
     def faults(self) -> list[str]:
-        """Return messages for the rejected changes of a config and for the learning rate."""
+        """Return messages for the changes that are not accepted, and for the learning rate."""
         faults = [
-            f"{change.key} is {change.now} but the run in {self.run} was started with {change.before}: leave the key "
-            f"out to continue the run{change.note}, or choose another run=FOLDER (`megaptm config keys` lists the keys "
-            "that may change on resume)."
+            f"{change.key} is {change.now} but the run in {self.run} was started with {change.before}: "
+            f"{'add --change to continue with it, ' if change.may_change else ''}leave the key out to continue the "
+            f"run{change.note}, or choose another run=FOLDER (`megaptm config keys` lists the keys that may change on "
+            "resume)."
             for change in self.changes
         ]
         return [*faults, *([" ".join(self.choice)] if self.choice else [])]
+
+    def describe(self) -> Iterator[str]:
+        """Yield a line for each accepted change of the run."""
+        for event in self.events:
+            if isinstance(event, ChangeEvent):
+                for key, value in event.before.items():
+                    yield f"from step {event.step + 1:,} on, {key} is {event.after[key]}, was {value}"
+            if isinstance(event, ScheduleEvent):
+                yield (
+                    f"the learning rate of step {event.step + 1:,} is {event.rate_after:.3g} instead of "
+                    f"{event.rate_before:.3g}"
+                )
 
     def refuse(self) -> None:
         """Raise `UserError` with every key of the config that may not change."""
         if len(self.changes) == 1:
             raise UserError(self.faults[0])
         if self.changes:
+            may = [change.key for change in self.changes if change.may_change]
+            add = "" if not may else "add --change to accept them, " if self.can_be_accepted else ""
+            never = f"; --change accepts only {', '.join(may)}" if may and not add else ""
             raise UserError(
-                f"{len(self.changes)} keys differ from the config that the run in {self.run} was started with; leave "
-                f"them out to continue the run (`megaptm train {shlex.quote(self.run)}`), or choose another "
-                "run=FOLDER:",
+                f"{len(self.changes)} keys differ from the config that the run in {self.run} was started with; {add}"
+                f"leave them out to continue the run (`megaptm train {shlex.quote(self.run)}`), or choose another "
+                f"run=FOLDER{never}:",
                 *self.changes,
                 ALLOWED,
             )
@@ -86,22 +124,37 @@ class ConfigComparison:
             raise UserError(*self.choice)
 
 
-def compare_configs(previous: Config, config: Config) -> ConfigComparison:
-    """Compare the config of a run that has saved a checkpoint with the config that is to continue it."""
+def compare_configs(previous: Config, config: Config, *, change: bool = False) -> ConfigComparison:
+    """Compare the config of a run that has saved a checkpoint with the config that is to continue it.
+
+    `change`: accept changes that alter the run from the next step on. A config whose `train.phase_start` is the end of
+    the phase before accepts them, too.
+    """
     done = last_saved_step(Path(config.run))
-    moved = _find_moved(previous, config)
+    moved = find_moved(previous, config)
     previous = replace_paths(previous, moved)
-    changes = tuple(_refused_changes(previous, config, done))
+    changes = tuple(find_changes(previous, config, done))
+    accepted = accepts_changes(previous, config, change=change)
+    refused = tuple(each for each in changes if not (accepted and each.may_change))
     jump = rate_jump(previous, config, done)
-    if changes or (jump is not None and not _sets_schedule(previous, config, done)):
-        choice = () if changes or jump is None else tuple(_rate_choices(previous, config, jump))
-        return ConfigComparison(config.run, changes, choice)
+    may_jump = jump is None or (accepted and changes) or _sets_schedule(previous, config, done)
+    if refused or not may_jump:
+        choice = () if refused or jump is None else tuple(_rate_choices(previous, config, jump))
+        return ConfigComparison(config.run, refused, choice)
     events: list[Event] = [DataMovedEvent(step=done, before=old, after=new) for old, new in moved.items()]
-    if previous.objective != config.objective:
+    if changes := tuple(each for each in changes if each.key != CONSEQUENCE):
+        before = {each.key: each.before for each in changes}
+        events.append(ChangeEvent(step=done, before=before, after={each.key: each.now for each in changes}))
+    if previous.objective != config.objective and "objective" not in {each.key for each in changes}:
         events.append(ObjectiveEvent(step=done, before=previous.objective, after=config.objective))
     if jump is not None or _schedule_values(previous)[1:] != _schedule_values(config)[1:]:
         events.append(_schedule_event(previous, config, done))
     return ConfigComparison(config.run, events=tuple(events))
+
+
+def accepts_changes(previous: Config, config: Config, *, change: bool) -> bool:
+    """Whether a config may alter the run that it continues."""
+    return change or config.train.phase_start == previous.train.steps
 
 
 def _schedule_event(previous: Config, config: Config, done: int) -> ScheduleEvent:
@@ -110,40 +163,60 @@ def _schedule_event(previous: Config, config: Config, done: int) -> ScheduleEven
     return ScheduleEvent(step=done, before=before, after=after, rate_before=rates[0], rate_after=rates[1])
 
 
-def _refused_changes(previous: Config, config: Config, done: int) -> Iterator[RefusedChange]:
+def find_changes(previous: Config, config: Config, done: int) -> Iterator[ConfigChange]:
+    """Yield the keys of a config whose values alter the run that it continues after `done` steps."""
     before, now = flatten(previous.model_dump()), flatten(config.model_dump())
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)
         if key == "run" or _is_equal(old, new):
             continue
-        note = ""
-        match resume_rule(key):
+        rule, note = resume_rule(key), ""
+        match rule:
             case OnResume.YES:
                 continue
-            case OnResume.NEXT_PHASE if config.train.phase_start == previous.train.steps:
+            case OnResume.MOVED if old and new:  # compared by hash when the checkpoint is loaded
                 continue
-            case OnResume.MOVED if not key.startswith("data."):
-                if old and new:  # compared by hash when the checkpoint is loaded
-                    continue
-            case OnResume.MOVED:
-                note = " (a moved corpus is recognized by the id in its manifest)"
+            case OnResume.ADDED:
+                if new and int(key.rpartition(".")[2]) >= config.train.phase_start:
+                    continue  # the run goes back to an earlier checkpoint
+                note = f" (entries may be added, from step {config.train.phase_start:,} on)"
             case OnResume.LATER if key == "objective":
                 if is_continuation(previous.objective, config.objective, done):
                     continue
                 note = f" (shares and weights from step {done} on may change)"
-            case OnResume.LATER if key.startswith("train.skip_batches."):
-                if new:  # the run goes back to an earlier checkpoint
-                    continue
-                note = " (entries may be added)"
             case OnResume.LATER if key == "optimizer.restarts":
                 if _steps_before(old or (), done) == _steps_before(new or (), done):
                     continue
                 note = f" (steps from {done} on may change)"
             case OnResume.LATER if key == "optimizer.decay_steps" and config.optimizer.decay not in PACED:
                 continue  # `rate_jump` checks its effect on the learning rate
+            case OnResume.CHANGE if key.startswith("train.ramp") and previous.train.batch != config.train.batch:
+                continue  # follows from train.batch
+            case OnResume.CHANGE if key == "data.mix":
+                note = " (a moved corpus is recognized by the id in its manifest)"
             case _:
                 pass
-        yield RefusedChange(key, old, new, note)
+        may_change = rule in (OnResume.CHANGE, OnResume.LATER)
+        if may_change and (reason := _reason_against(key, previous, config)):
+            may_change, note = False, f" ({reason})"
+        yield ConfigChange(key, old, new, may_change, note)
+
+
+def _reason_against(key: str, previous: Config, config: Config) -> str:
+    """Return why `--change` does not accept another value of a key in this run; empty if it does."""
+    objectives = previous.built_objective, config.built_objective
+    if isinstance(find_family(config.model.family), LayerlessFamily):
+        return "runs of word vectors have one recipe"
+    if objectives[0].unit == "lane" and is_data_key(key):
+        return f"the sequences of {objectives[0].name} continue from step to step"
+    if key == "objective" and {*objectives[0].losses} != {*objectives[1].losses}:
+        return f"the losses must stay {', '.join(objectives[0].losses)}, because the heads of the model belong to them"
+    return ""
+
+
+def is_data_key(key: str) -> bool:
+    """Whether a config key determines which samples the steps read, or their number."""
+    return key.startswith(("data.", "train.batch", "train.ramp", "objective")) or key == "train.seed"
 
 
 def _steps_before(steps: Iterable[int], done: int) -> list[int]:
@@ -185,7 +258,7 @@ def _describe_value(value: Any) -> str:
     return "absent" if value is None else str(value)
 
 
-def _find_moved(previous: Config, config: Config) -> dict[str, str]:
+def find_moved(previous: Config, config: Config) -> dict[str, str]:
     """Return old path -> new path of moved corpora and files of the run, identified by hashes of their content."""
     moved = find_moved_corpora(Path(config.run), previous, config.data.mix, corpus_cache(config))
     old, new = named_files(previous.objective), named_files(config.objective)
@@ -237,3 +310,22 @@ def _is_equal(old: Any, new: Any) -> bool:
     """Whether two config values are equal, including the order of keys, which affects the assignment of samples to
     corpora and tasks."""
     return old == new and (not isinstance(old, dict) or [*old] == [*new])
+
+
+def recorded_changes(events: Iterable[Mapping[str, Any]]) -> dict[int, str]:
+    """Return step -> what happened to the run there: keys that were changed on resume, with both values; the run from
+    which this one branched; a return from later steps."""
+    marks: dict[int, list[str]] = {}
+    for event in events:
+        text = ""
+        match event["kind"]:
+            case BranchEvent.kind:
+                text = f"branch of {event.get('run')}"
+            case BackEvent.kind:
+                text = f"return from step {event.get('from_step')}"
+            case ChangeEvent.kind:
+                before, after = (value if isinstance(value := event.get(name), dict) else {} for name in SIDES)
+                text = ", ".join(f"{key} {before.get(key)} to {after[key]}" for key in after)
+        if text:
+            marks.setdefault(event["step"], []).append(text)
+    return {step: "; ".join(texts) for step, texts in marks.items()}

@@ -72,19 +72,37 @@ def _as_json(value: Any) -> Any:
     return [_as_json(item) for item in value] or None if isinstance(value, list | tuple) else value or None
 
 
-def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str]) -> None:
+def changes_data(config: Config, checkpoint: Checkpoint) -> bool:
+    """Whether the config continues a checkpoint with other data."""
+    return config.data.cursors is not None and config.data.cursors.step == checkpoint.step
+
+
+def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str], *, may_change: bool = False) -> None:
     """Raise `UserError` if a corpus was rebuilt, because its samples differ from those already read.
 
     `corpora`: path -> id of the manifest. A corpus may have been moved to a path that the checkpoint does not have.
+    `may_change`: corpora may also be added and removed (`changes_data`).
     """
     recorded = read_state(checkpoint, "corpora")
     moved = {identity for path, identity in corpora.items() if path not in recorded}
     for path, identity in recorded.items():
-        if corpora.get(path, identity if identity in moved else None) != identity:
+        if corpora.get(path, identity if may_change or identity in moved else None) != identity:
             raise UserError(
                 f"{path} in data.mix was rebuilt after {checkpoint.folder} was trained on it: restore the previous "
                 "corpus, or choose another run=FOLDER."
             )
+
+
+def refuse_earlier_phase(checkpoint: Checkpoint, config: Config) -> None:
+    """Raise `UserError` if the checkpoint is older than the last change of the config, which would be trained
+    earlier."""
+    if checkpoint.step < config.train.phase_start:
+        raise UserError(
+            f"{checkpoint.folder} is the newest undamaged checkpoint, but the config applies from step "
+            f"{config.train.phase_start:,} on (train.phase_start): restore the checkpoint of that step, or "
+            f"continue with the recipe of this one (`megaptm train {checkpoint.folder.parents[1]}` with --back-to "
+            f"{checkpoint.step})."
+        )
 
 
 def objective_files(config: Config) -> dict[str, str]:
@@ -99,11 +117,11 @@ def content_hash(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def refuse_other_files(checkpoint: Checkpoint, files: Mapping[str, str]) -> None:
+def refuse_other_files(checkpoint: Checkpoint, files: Mapping[str, str], *, may_change: bool = False) -> None:
     """Raise `UserError` if a file in task options has changed, because samples would differ from those of an
-    uninterrupted run."""
+    uninterrupted run. `may_change`: the config continues the run with other data (`changes_data`)."""
     for name, known in read_state(checkpoint, "files").items():
-        if files.get(name) != known:
+        if files.get(name) != known and not may_change:
             raise UserError(
                 f"objective.{name} is not the file that {checkpoint.folder} was trained with: restore that file, or "
                 "choose another run=FOLDER."

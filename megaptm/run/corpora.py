@@ -13,6 +13,7 @@ from megaptm.checkpoint.committed import find_committed
 from megaptm.config import Config, resolve
 from megaptm.data import Corpus, Mix, open_mix
 from megaptm.data.manifest import MANIFEST, NoCorpusError
+from megaptm.data.mix import ReadCursors
 from megaptm.data.opening import annotations_of, refuse_different_tokenizers
 from megaptm.data.order import check_annotations
 from megaptm.data.statistics import count_tokens, read_texts
@@ -109,6 +110,7 @@ class RunCorpora:
     def mix(self, split: str) -> Mix:
         """Return the mix of a run's corpora for `train` or `validation`."""
         data = self.config.data
+        cursors = data.cursors if split == "train" else None
         return open_mix(
             data.mix,
             opened=self._corpora,
@@ -125,6 +127,7 @@ class RunCorpora:
             schedule=self.config.batch_schedule if split == "train" else None,
             last_step=self.config.train.steps - 1,
             lanes=self.config.train.batch,
+            start=None if cursors is None else ReadCursors(cursors.step, cursors.sample, cursors.read),
         )
 
 

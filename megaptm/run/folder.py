@@ -38,7 +38,8 @@ from megaptm.resilience.events import (
 )
 from megaptm.resilience.heartbeat import HEARTBEATS
 from megaptm.resilience.lock import LAUNCH_FILE, RunLock
-from megaptm.run.changes import compare_configs, find_moved_corpora
+from megaptm.run.changes import ConfigComparison, compare_configs, find_moved_corpora
+from megaptm.run.continuation import continue_config
 from megaptm.run.corpora import corpus_cache, corpus_vocabulary
 from megaptm.run.hooks import run_hooks
 from megaptm.run.submission import SCRIPT, SUBMITTED, refuse_queued
@@ -71,16 +72,17 @@ def require_run(run: Path) -> None:
         raise UserError(f"{run} is not the folder of a run: it has no {CONFIG}.")
 
 
-def read_config(config: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
-    """Read the config of a command: a YAML file, the folder of a run, or the content of such a file."""
+def read_config(config: Path | Mapping[str, Any], overrides: Sequence[str] = (), *, change: bool = False) -> Config:
+    """Read the config of a command: a YAML file, the folder of a run, or the content of such a file. `change`: it may
+    alter the run that it continues."""
     written = _with_planned_layout(_with_vocabulary(_read_unchecked(config, overrides)))
-    loaded = absolute_paths(written.load())
+    loaded = absolute_paths(written.load(), change=change)
     trust_typed_uri(overrides, loaded.track.uri)
     return loaded
 
 
-def read_draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
-    """Read as much as possible of a command's config, with all its errors."""
+def read_draft(path: Path, overrides: Sequence[str] = (), *, change: bool = False) -> Draft:
+    """Read as much as possible of a command's config, with all its errors. `change`: as in `read_config`."""
     written = _read_unchecked(path, overrides)
     with contextlib.suppress(UserError):  # a corpus that cannot be opened is not an error of the config
         written = _with_vocabulary(written)
@@ -93,7 +95,7 @@ def read_draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
     if draft.config is None:
         return draft
     trust_typed_uri(overrides, draft.config.track.uri)
-    return replace(draft, config=absolute_paths(draft.config))
+    return replace(draft, config=absolute_paths(draft.config, change=change))
 
 
 def _read_unchecked(path: Path | Mapping[str, Any], overrides: Sequence[str]) -> UncheckedConfig:
@@ -154,9 +156,9 @@ def _with_planned_layout(written: UncheckedConfig) -> UncheckedConfig:
     return planned
 
 
-def absolute_paths(config: Config) -> Config:
-    """Return the config of a run with absolute paths, the steps of other runs, and the warm-up with which the run was
-    started.
+def absolute_paths(config: Config, *, change: bool = False) -> Config:
+    """Return the config of a run with absolute paths, the steps of other runs, and what the steps done determine
+    (`continue_config`).
 
     So the run can be continued from any directory.
     """
@@ -178,9 +180,11 @@ def absolute_paths(config: Config) -> Config:
     run = Path(config.run)
     for hook in run_hooks(config):
         config = hook.with_absolute_paths(config, lambda: _saved_config(run))
-    if config.optimizer.max_warmup_ratio is not None and (previous := _saved_config(Path(config.run))) is not None:
+    if (previous := _saved_config(run)) is None:
+        return config
+    if config.optimizer.max_warmup_ratio is not None:
         config = with_initial_warmup(config, previous)
-    return config
+    return continue_config(previous, config, change=change)
 
 
 def _saved_config(run: Path) -> Config | None:
@@ -212,8 +216,9 @@ def _folder_errors_as_user_errors(run: Path) -> Iterator[None]:
         raise UserError(describe_folder_error(run, error)) from None
 
 
-def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
-    """Create the run folder and write the config; raise `UserError` if the run was started with an incompatible one."""
+def prepare(config: Config, *, change: bool = False, attempt: Attempt | None = None) -> Path:
+    """Create the run folder and write the config; raise `UserError` if the run was started with an incompatible one.
+    `change`: as in `read_config`."""
     run = Path(config.run)
     check_phase(config)
     for name in OWN_NAMES:
@@ -226,13 +231,21 @@ def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
         refuse_queued(run)
     with _folder_errors_as_user_errors(run), RunLock(run, attempt=attempt):
         if (run / CONFIG).exists() and has_checkpoint(run):
-            resumption = compare_configs(load_run(run / CONFIG), config)
+            resumption = compare_configs(load_run(run / CONFIG), config, change=change)
             resumption.refuse()
             with Events(run) as events:
                 for event in resumption.events:
                     events.write(event)
+            for line in resumption.describe():
+                print(line, file=sys.stderr, flush=True)
         write_atomically(run / CONFIG, config_to_yaml(config).encode())
     return run
+
+
+def find_differences(config: Config) -> ConfigComparison:
+    """Compare a config with that of the run that it continues, without changing anything."""
+    previous = _saved_config(Path(config.run))
+    return ConfigComparison(config.run) if previous is None else compare_configs(previous, config)
 
 
 def config_variables(config: Config) -> dict[str, str]:

@@ -7,6 +7,10 @@ from typing import Any
 
 from megaptm.resilience.events import (
     START_KINDS,
+    AbandonedCheckpointEvent,
+    BackEvent,
+    BranchEvent,
+    ChangeEvent,
     DataMovedEvent,
     EvaluationEvent,
     ExitEvent,
@@ -68,7 +72,19 @@ def job_times(events: list[dict[str, Any]], records: list[dict[str, Any]]) -> li
     """Return the jobs of a run, in order, from its two journals."""
     jobs: list[JobTime] = []
     # Events that do not belong to a job: later evaluations, and preparation of the next job.
-    without_job = (EvaluationEvent.kind, ObjectiveEvent.kind, ScheduleEvent.kind, DataMovedEvent.kind)
+    without_job = {
+        kind.kind
+        for kind in (
+            AbandonedCheckpointEvent,
+            BackEvent,
+            BranchEvent,
+            ChangeEvent,
+            DataMovedEvent,
+            EvaluationEvent,
+            ObjectiveEvent,
+            ScheduleEvent,
+        )
+    }
     for event in (event for event in events if event["kind"] not in without_job):
         opens = event["kind"] in (StartEvent.kind, ResumeEvent.kind)
         if event["kind"] in START_KINDS or (opens and (not jobs or jobs[-1].ready_time is not None)):

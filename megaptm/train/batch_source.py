@@ -33,6 +33,10 @@ class Samples(Protocol):
     def cursors(self, number: int) -> Mapping[str, int]:
         """Return the number of samples of each source before sample `number`."""
 
+    def read(self, number: int) -> Mapping[str, tuple[int, int]]:
+        """Return how many samples of each source come before sample `number`, and how many an epoch has. The keys do
+        not depend on the paths of the corpora. Empty if a run cannot continue with other data."""
+
     def epochs_started(self, number: int) -> Mapping[str, int]:
         """Return the number of epochs of each source that the samples before `number` have started."""
 

@@ -34,11 +34,13 @@ from megaptm.resilience.events import (
 )
 from megaptm.resilience.lock import RunLock
 from megaptm.run.compatibility import (
+    changes_data,
     compatibility,
     find_abandoned,
     objective_files,
     read_state,
     recorded_layout,
+    refuse_earlier_phase,
     refuse_other_files,
     refuse_other_model,
     refuse_other_text,
@@ -108,8 +110,10 @@ class Checkpointer:
         self.has_restored = checkpoint is not None
         if checkpoint is not None:
             refuse_other_model(checkpoint, self.compatibility)
-            refuse_other_text(checkpoint, self.source.train.corpora)
-            refuse_other_files(checkpoint, self.files)
+            may_change = changes_data(self.config, checkpoint)
+            refuse_other_text(checkpoint, self.source.train.corpora, may_change=may_change)
+            refuse_other_files(checkpoint, self.files, may_change=may_change)
+            refuse_earlier_phase(checkpoint, self.config)
             for hook, extension in self.extensions:
                 hook.refuse_changes(checkpoint, extension)
             self.layout_before = recorded_layout(checkpoint)
@@ -209,6 +213,7 @@ class Checkpointer:
             **dict(chain.from_iterable(extension.items() for _, extension in self.extensions)),
             "samples": samples,
             "cursors": dict(self.source.train.cursors(samples)),
+            "read": dict(self.source.train.read(samples)),
             "corpora": dict(self.source.train.corpora),
             "files": self.files,
             HELD_OUT: asdict(self.held_out),

@@ -24,8 +24,10 @@ from megaptm.resilience.events import (
     SkippedStepEvent,
     StopRequestEvent,
     WeightsEvent,
+    read_events,
     seconds_since_launch,
 )
+from megaptm.run.changes import recorded_changes
 from megaptm.run.folder import CONFIG
 from megaptm.spec import LayerlessSpec, ModelSpec
 from megaptm.track import Tracker, view_instructions
@@ -92,7 +94,8 @@ class StepReport(Callback):
         self.seconds = SecondsSpent()
         self.tracker = Tracker(run, **config.track.model_dump())
         self.tracker.log_status("RUNNING")
-        self.tracker.log_params(flatten(config.model_dump()) | {"parameters": count_parameters(spec)})
+        changes = {f"change.step-{step}": text for step, text in recorded_changes(read_events(run)).items()}
+        self.tracker.log_params(flatten(config.model_dump()) | {"parameters": count_parameters(spec)} | changes)
         self.tracker.log_artifact(run / CONFIG)
         self.flops_per_sample: int | None = None
         if isinstance(spec, LayerlessSpec):  # the operations of a word depend on its sampled window

@@ -9,7 +9,7 @@ import pytest
 from megaptm.batch import IGNORED
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.data import open_mix
-from megaptm.data.mix import BLOCK
+from megaptm.data.mix import BLOCK, ReadCursors
 from megaptm.errors import UserError
 from megaptm.families.unimo.unified import TextBeforeRegions
 from megaptm.objectives import OBJECTIVES, SpecialTokens
@@ -115,6 +115,54 @@ def test_each_corpus_is_read_without_gaps(folders):
         per_epoch = mix.orders[location.source].per_epoch
         assert (location.epoch, location.position) == divmod(cursors[location.source], per_epoch)
         cursors[location.source] += 1
+
+
+CHANGED_AT = 150_123
+"""Sample at which a mix is changed, in the middle of a block."""
+
+
+def changed(folders, weights, before=None, **options):
+    """Return a mix with equal weights, and the mix that continues it."""
+    before = opened(dict.fromkeys(folders, 1), **(before or {}))
+    start = ReadCursors(step=7, sample=CHANGED_AT, read=before.read(CHANGED_AT))
+    return before, opened(weights, schedule=BatchSchedule(1), start=start, **options)
+
+
+def test_changed_weights_continue_each_corpus_without_gaps(folders):
+    before, after = changed(folders, {folders[0]: 1, folders[1]: 4})
+    cursors = [*before.cursors(CHANGED_AT).values()]
+    assert after.quotas[1] > 3 * after.quotas[0]
+    for index in range(CHANGED_AT, CHANGED_AT + 1000):
+        assert [*after.cursors(index).values()] == cursors
+        location = after.locate(index)
+        per_epoch = after.orders[location.source].per_epoch
+        assert (location.epoch, location.position) == divmod(cursors[location.source], per_epoch)
+        cursors[location.source] += 1
+
+
+def test_added_corpus_starts_and_removed_one_ends(folders, tmp_path):
+    tiny_corpus(tmp_path / "c", seed=3)
+    before, after = changed(folders, {folders[1]: 1, str(tmp_path / "c"): 1})
+    assert [*after.cursors(CHANGED_AT).values()] == [before.cursors(CHANGED_AT)[folders[1]], 0]
+
+
+def test_other_sequence_length_keeps_the_share_of_the_epoch(folders):
+    before, after = changed(folders, dict.fromkeys(folders, 1), sequence=16)
+    for old, new, cursors in zip(
+        before.orders,
+        after.orders,
+        zip(*(mix.cursors(CHANGED_AT).values() for mix in (before, after)), strict=True),
+        strict=True,
+    ):
+        assert new.per_epoch > 1.5 * old.per_epoch
+        assert cursors[1] / new.per_epoch == pytest.approx(cursors[0] / old.per_epoch, abs=1 / old.per_epoch)
+
+
+def test_epochs_of_a_changed_mix_count_what_was_read(folders):
+    before, after = changed(folders, {folders[0]: 1, folders[1]: 4})
+    assert after.samples_in(1) == CHANGED_AT
+    last = after.samples_in(1 + max(before.epochs_started(CHANGED_AT).values()))
+    assert max(after.epochs_started(last).values()) < max(after.epochs_started(last + 1).values())
 
 
 def test_fresh_samples_are_those_of_the_first_epoch(folders):

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.checkpoint.store import Store
@@ -13,10 +14,13 @@ from megaptm.commands.train import train
 from megaptm.config import load
 from megaptm.config.extension import overrides_to_extend, schedule_choices
 from megaptm.config.learning_rate import learning_rate_at
+from megaptm.config.on_resume import OnResume
+from megaptm.config.reference import config_sections
+from megaptm.config.schema import DeviceLayout
 from megaptm.data import Corpus
 from megaptm.errors import UserError
 from megaptm.resilience.events import CheckpointEvent, Events, read_events
-from megaptm.run.changes import compare_configs
+from megaptm.run.changes import compare_configs, find_changes
 from megaptm.run.compatibility import objective_files, refuse_other_model
 from megaptm.run.corpora import open_corpus
 from megaptm.run.folder import absolute_paths, prepare, read_config
@@ -43,9 +47,13 @@ def corpora(built, tmp_path):
     return tmp_path
 
 
-def make_config(folder, *overrides, mix="{tales: 1}"):
+def make_config(folder, *overrides, mix="{tales: 1}", change=False):
     own = [f"run={folder / 'run'}", f"data.mix={mix}", "model.vocabulary=300"]
-    return absolute_paths(load(TINY, [*own, "optimizer.warmup_steps=0", "optimizer.max_warmup_ratio=null", *overrides]))
+    fixed = ["optimizer.warmup_steps=0", "optimizer.max_warmup_ratio=null"]
+    return absolute_paths(load(TINY, [*own, *fixed, *overrides]), change=change)
+
+
+READ = {"id of tales": [160, 70]}
 
 
 def start_run(config, *, step=DONE, ids=None):
@@ -55,7 +63,8 @@ def start_run(config, *, step=DONE, ids=None):
     store.prepare(step)
     store.write(step, 0, [])
     known = {path: Corpus.open(path).manifest.id for path in config.data.mix} if ids is None else ids
-    store.commit(step, {"corpora": known, "files": objective_files(config)}, 1)
+    samples = config.batch_schedule.first_sample(step)
+    store.commit(step, {"corpora": known, "files": objective_files(config), "samples": samples, "read": READ}, 1)
     with Events(run) as events:
         events.write(CheckpointEvent(step=step, bytes=1, seconds=0.1))
     return run
@@ -80,7 +89,83 @@ def test_all_refused_keys_are_listed(tmp_path):
         "optimizer.lr is 1.0, was 0.002",
         "train.batch is 32, was 16",
     ]
+    assert "run=FOLDER; --change accepts only optimizer.lr, train.batch:" in head
     assert "layout, communication, train.steps" in allowed
+
+
+def test_change_is_refused_without_the_option(tmp_path):
+    start_run(make_config(tmp_path), ids={})
+    with pytest.raises(
+        UserError, match=r"^optimizer\.lr is 1\.0 but the run .* 0\.002: add --change to continue with it"
+    ):
+        prepare(make_config(tmp_path, "optimizer.lr=1"))
+
+
+def test_change_does_not_accept_another_model(tmp_path):
+    start_run(make_config(tmp_path), ids={})
+    with pytest.raises(UserError, match=r"^model\.layers is 3 but the run in .* with 4: leave the key out"):
+        prepare(make_config(tmp_path, "optimizer.lr=1", "model.layers=3", change=True), change=True)
+
+
+def test_accepted_changes_are_recorded_once(tmp_path, capsys):
+    run = start_run(make_config(tmp_path, "train.steps=20"), ids={})
+    more = ("train.steps=20", "optimizer.lr=0.001", "train.batch=32", "train.seed=5")
+    prepare(make_config(tmp_path, *more, change=True), change=True)
+    [event] = events_of_kind(run, "change")
+    assert event["step"] == DONE
+    assert event["before"] == {"optimizer.lr": 0.002, "train.batch": 16, "train.seed": 1234}
+    assert event["after"] == {"optimizer.lr": 0.001, "train.batch": 32, "train.seed": 5}
+    assert f"from step {DONE + 1} on, train.batch is 32, was 16" in capsys.readouterr().err
+    written = load(run / "config.yaml")
+    assert written.train.ramp.steps == {0: 16, DONE: 32}
+    assert written.train.phase_start == DONE
+    assert written.data.cursors.model_dump() == {"step": DONE, "sample": 160, "read": {"id of tales": (160, 70)}}
+    prepare(make_config(tmp_path, *more))  # the same command again, without --change
+    assert load(run / "config.yaml") == written
+    assert len(events_of_kind(run, "change")) == 1
+
+
+@pytest.mark.parametrize("key", ["optimizer.lr=0.001", "model.dropout=0.2", "train.batch=32"])
+def test_changes_that_read_the_same_samples_keep_their_order(tmp_path, key):
+    start_run(make_config(tmp_path, "train.steps=20"), ids={})
+    assert make_config(tmp_path, "train.steps=20", key, change=True).data.cursors is None
+
+
+def test_batch_may_change_to_sizes_that_the_layout_before_did_not_have(tmp_path):
+    """The sizes of past steps need not fit the layout of later ones."""
+    start_run(make_config(tmp_path, "train.steps=20"), ids={})
+    more = ("train.batch=64", "layout.data=32", "layout.microbatch=2")
+    prepare(make_config(tmp_path, "train.steps=20", *more, change=True), change=True)
+    assert load(tmp_path / "run/config.yaml").train.ramp.steps == {0: 16, DONE: 64}
+
+
+def test_change_back_is_a_change(tmp_path):
+    start_run(make_config(tmp_path, "train.steps=20"), ids={})
+    prepare(make_config(tmp_path, "train.steps=20", "train.batch=32", change=True), change=True)
+    with pytest.raises(UserError, match=r"^train\.batch is 16 but the run in "):
+        prepare(make_config(tmp_path, "train.steps=20"))
+
+
+def test_data_of_an_older_checkpoint_cannot_be_changed(tmp_path, monkeypatch):
+    start_run(make_config(tmp_path, "train.steps=20"), ids={})
+    monkeypatch.setattr("megaptm.run.continuation.read_newest_state", lambda run: {"samples": 160})
+    with pytest.raises(UserError, match="does not record how much of each corpus was read"):
+        make_config(tmp_path, "train.steps=20", "train.seed=5", change=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "reason"),
+    [
+        ("transformer-xl-bytes", "data.sequence=16", "the sequences of .* continue from step to step"),
+        ("bert", "objective=masked-lm", "the losses must stay mlm, next-sentence, because the heads"),
+    ],
+)
+def test_change_that_a_run_cannot_have_names_the_reason(tmp_path, family, key, reason):
+    path = TINY.parents[1] / family / "tiny.yaml"
+    own = [f"run={tmp_path / 'run'}", "data.mix={tales: 1}", "model.vocabulary=300"]
+    start_run(absolute_paths(load(path, own)), ids={})
+    with pytest.raises(UserError, match=reason):
+        prepare(absolute_paths(load(path, [*own, key]), change=True), change=True)
 
 
 def test_all_differences_of_the_model_are_listed():
@@ -97,6 +182,53 @@ def test_resume_needs_no_word_vectors_file(tmp_path):
     words = "model.word_vectors=" + str(tmp_path / "glove.txt")
     previous = make_config(tmp_path, words)
     assert compare_configs(previous, make_config(tmp_path)).faults == []
+
+
+def with_other_value(section, path):
+    """Return a section of a config with another value of a key, without validation. None for a key of an absent
+    section."""
+    name, _, below = path.partition(".")
+    value = getattr(section, name)
+    if below:
+        other = with_other_value(value, below) if isinstance(value, BaseModel) else None
+        return None if other is None else section.model_copy(update={name: other})
+    match value:
+        case bool():
+            other = not value
+        case int() | float():
+            other = value + 1
+        case str():
+            other = value + "-2"
+        case dict():
+            other = {**value, "another": 1}
+        case _:
+            other = 1
+    return section.model_copy(update={name: other})
+
+
+EXPECTED = {OnResume.YES: set(), OnResume.CHANGE: {True}, OnResume.NEVER: {False}}
+STARTED = load(TINY, ["data.mix={tales: 1}", "model.vocabulary=300", "train.ramp={steps: {0: 8, 9: 16}}"])
+KEYS = {
+    key: other
+    for section in config_sections()
+    for key in section.keys
+    if key.on_resume in EXPECTED and not key.path.startswith(("model.stacks.", *DeviceLayout.model_fields))
+    if (other := with_other_value(STARTED, key.path)) is not None
+}
+"""Config key -> config with another value of it."""
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.path)
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+def test_every_key_changes_as_the_reference_says(key):
+    changes = {
+        change.may_change for change in find_changes(STARTED, KEYS[key], DONE) if change.key.startswith(key.path)
+    }
+    assert changes == EXPECTED[key.on_resume]
+
+
+def test_keys_are_compared():
+    assert len(KEYS) > 100
 
 
 # Corpora

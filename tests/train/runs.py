@@ -61,12 +61,20 @@ SPECIALS = {"bart": "roberta", "transformer": "marian"}
 """Families whose special tokens are not the default of their tokenizer."""
 
 
-def build(text: Path, out: Path, family: str, *, annotate: Annotations | None = None) -> Path:
-    """Build a corpus for a family from a folder of text."""
+def build(
+    text: Path, out: Path, family: str, *, annotate: Annotations | None = None, tokenizer: Path | None = None
+) -> Path:
+    """Build a corpus for a family from a folder of text. `tokenizer`: that of another corpus."""
     (kind, vocabulary), specials = KINDS[family], SPECIALS.get(family)
     sentinels = 20 if kind == "unigram" and not specials else None
-    tokenizer = TokenizerRecipe(kind=kind, vocabulary=vocabulary, specials=specials, sentinels=sentinels)
-    recipe = Recipe(sources=(Source(str(text)),), tokenizer=tokenizer, validation=0.2, annotate=annotate)
+    own = TokenizerRecipe(kind=kind, vocabulary=vocabulary, specials=specials, sentinels=sentinels)
+    own = own if tokenizer is None else TokenizerRecipe(folder=str(tokenizer))
+    recipe = Recipe(
+        sources=(Source(str(text)),),
+        tokenizer=own,
+        validation=0.2,
+        annotate=annotate,
+    )
     build_corpus(recipe, out, workers=0, console=Console(quiet=True))
     return out
 

@@ -82,7 +82,7 @@ def test_checkpoint_has_the_recurrence_cache_of_each_sample(uninterrupted):
         (["objective=causal-lm", "data.document_mask=false"], "do not continue from step to step: set model.memory=0"),
         (["data.document_mask=true"], "set data.document_mask=false"),
         (["train.ramp={steps: {0: 4, 2: 8}}"], "train.ramp changes the number of sequences in a batch"),
-        (["train.phase_start=3"], "train.phase_start continues another phase"),
+        (["data.cursors={step: 3, sample: 9}"], "data.cursors continues other data"),
         (["train.batch=80000"], "lower train.batch"),
     ],
 )

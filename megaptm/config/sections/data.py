@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, Strict
 
 from megaptm.objectives.objective import SequenceLength
 from megaptm.section import Count, Section
+
+
+class CursorsConfig(Section):
+    """Read position from which a run that was continued with other data goes on. Written by `megaptm train`."""
+
+    step: Annotated[int, Field(ge=0)]
+    """Step at which the data were changed."""
+    sample: Annotated[int, Field(ge=0)]
+    """Index of the first sample after the change."""
+    read: dict[str, Annotated[tuple[Annotated[int, Field(ge=0)], Count], Strict(False)]] = {}
+    """Id of a corpus, and task if there are several -> samples that were read, and samples of an epoch at that time."""
 
 
 class DataConfig(Section):
@@ -42,6 +53,9 @@ class DataConfig(Section):
     """Local folder for shards of corpora at URLs. Default: ~/.cache/megaptm."""
     max_cache_bytes: Count = 64 << 30
     """Maximum bytes of the cache; the least recently used shards are removed."""
+    cursors: CursorsConfig | None = None
+    """Read position at the last change of the data on resume, written by `megaptm train`. Default: the data were the
+    same from the start."""
     timeout_seconds: Annotated[float, Field(gt=0.0, le=1500.0)] = 600.0
     """Seconds to wait for a server that does not respond, before the run saves and stops. Must be less than 30 minutes,
     the timeout between ranks."""

@@ -27,6 +27,9 @@ class PairSamples:
     def cursors(self, number: int) -> dict[str, int]:
         return {"pairs": number}
 
+    def read(self, number: int) -> dict[str, tuple[int, int]]:
+        return {}
+
     def epochs_started(self, number: int) -> dict[str, int]:
         return {"pairs": -(-number // (self.config.train.batch * self.engine.pairs.steps))}
 

@@ -62,10 +62,12 @@ class Supervisor:
         retries: int,
         machine: Machine | None,
         address: str | None = None,
+        change: bool = False,
     ) -> None:
-        """Prepare the supervision of a run. `address`: address of the cluster, if given on the command line."""
+        """Prepare the supervision of a run. `address`: address of the cluster, if given on the command line. `change`:
+        the config may alter the run that it continues."""
         self._command = launch_command(address)
-        self._config, self._run = config, Path(config.run)
+        self._config, self._run, self._change = config, Path(config.run), change
         self._wait, self._wait_again, self._machine = wait, wait_again, machine
         self._policy = RestartPolicy(self._run, retries=retries)
         self._attempt = Attempt.from_environment() or Attempt(secrets.token_hex(4), 0, 0)
@@ -152,7 +154,7 @@ class Supervisor:
             if not self._is_locked:
                 self._lock.enter_context(exclusive_start(config, attempt=self._attempt))
                 self._is_locked = True
-            prepare(config, attempt=self._attempt)
+            prepare(config, change=self._change, attempt=self._attempt)
             self._log_start(reservation)
             environment = {
                 **self._attempt.environment(),

@@ -45,6 +45,8 @@ class JobRequest:
 
     config: Path
     overrides: tuple[str, ...] = ()
+    change: bool = False
+    """Whether the config may alter the run that it continues."""
     machine: str | None = None
     nodes: int | None = None
     per_node: int | None = None
@@ -63,6 +65,7 @@ class Submission:
     config: Config
     script: str
     jobs: int
+    change: bool = False
     findings: tuple[Finding, ...] = ()
     """Findings of the checks before submission."""
 
@@ -81,7 +84,7 @@ class Submission:
         if not (checkout_folder() / COMMON).is_file():
             raise UserError(f"{checkout_folder()} has no {COMMON}: set MEGAPTM_HOME to a checkout of megaptm.")
         check_submission(self.script)
-        prepare(self.config)
+        prepare(self.config, change=self.change)
         (self.run / "logs").mkdir(exist_ok=True)
         write_submission(self.config, self.script)
 
@@ -89,10 +92,10 @@ class Submission:
 def make_submission(job_request: JobRequest) -> Submission:
     """Make a submission to Slurm: script, number of jobs, and findings. Raise UserError if no script can be written."""
     job_request = replace(job_request, sbatch_options=parse_sbatch_options(job_request.sbatch_options))
-    config = read_config(job_request.config, job_request.overrides)
+    config = read_config(job_request.config, job_request.overrides, change=job_request.change)
     machine = load_machine(job_request.machine) if job_request.machine else None
     request = _resource_request(job_request, config, machine)
-    case = CheckInput(config=config, machine=machine, request=request)
+    case = CheckInput(config=config, change=job_request.change, machine=machine, request=request)
     findings = submission_findings(case)
     allocation = allocate(case)
     assert allocation is not None
@@ -117,7 +120,7 @@ def make_submission(job_request: JobRequest) -> Submission:
             f"faster layout (megaptm plan --search), a longer --time, or --jobs {MAX_JOBS} to submit the first ones."
         )
         findings.append(Finding("time", "fault", message))
-    return Submission(config=config, script=script, jobs=jobs, findings=tuple(findings))
+    return Submission(config=config, script=script, jobs=jobs, change=job_request.change, findings=tuple(findings))
 
 
 def _num_jobs(config: Config, machine: Machine, job_request: JobRequest) -> int:

@@ -1,0 +1,246 @@
+"""Branch of a run: another run that continues from one of its checkpoints, with its history. Does not import torch."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from megaptm.checkpoint.committed import FOLDER, find_committed, read_state
+from megaptm.checkpoint.files import remove_tree
+from megaptm.config import load_run
+from megaptm.config.on_resume import OnResume, resume_rule
+from megaptm.config.yamls import YamlDumper, flatten
+from megaptm.errors import UserError
+from megaptm.resilience.events import FILE as EVENTS
+from megaptm.resilience.events import (
+    BackEvent,
+    BranchEvent,
+    ChangeEvent,
+    EpochEvent,
+    Events,
+    ObjectiveEvent,
+    ScheduleEvent,
+    WeightsEvent,
+    read_events,
+)
+from megaptm.run.folder import CONFIG, WAIT_SECONDS, absolute, discard_unused
+from megaptm.storage import JournalFile
+from megaptm.track import read_metrics
+from megaptm.track.journal import FILE as METRICS
+from megaptm.track.journal import STATE
+
+SOURCE = "from="
+BEST = "validation/loss"
+HISTORY = {kind.kind for kind in (BranchEvent, ChangeEvent, EpochEvent, ObjectiveEvent, ScheduleEvent, WeightsEvent)}
+"""Events of a run that belong to the history of its branches: those that do not tell of a job."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Branch that a command requests: `run=NEW from=RUN@4000`."""
+
+    run: Path
+    source: Path
+    selector: str
+    """Step of the checkpoint, `best` or `latest`."""
+    overrides: tuple[str, ...] = ()
+    """Changes of the recipe."""
+    weights_only: bool = False
+    """Start at step 0 with the weights of the checkpoint, and with a new optimizer."""
+
+    @classmethod
+    def parse(cls, words: Sequence[str], *, weights_only: bool = False) -> Branch:
+        """Return the branch that the words of a command request."""
+        sources = [word.removeprefix(SOURCE) for word in words if word.startswith(SOURCE)]
+        runs = [word.removeprefix("run=") for word in words if word.startswith("run=")]
+        overrides = tuple(word for word in words if not word.startswith((SOURCE, "run=")))
+        if len(sources) != 1 or len(runs) != 1:
+            raise UserError("a branch needs its folder and its source, each once: run=NEW from=RUN@STEP.")
+        if other := [word for word in overrides if "=" not in word]:
+            raise UserError(
+                f"{other[0]} is a config, but from={sources[0]} takes the config of that run: leave it out, and give "
+                "changes as KEY=VALUE."
+            )
+        path, _, selector = sources[0].rpartition("@")
+        if not path or "/" in selector or Path(sources[0]).is_dir():
+            path, selector = sources[0], "latest"
+        if not (selector.isdecimal() or selector in ("best", "latest")):
+            raise UserError(f"from={sources[0]}: after @ comes a step, best or latest, not {selector}.")
+        return cls(Path(absolute(runs[0])), Path(absolute(path)), selector, overrides, weights_only)
+
+    def create(self) -> bool:
+        """Create the folder of the branch; return False if an earlier start has done that. Raise `UserError` if there
+        is nothing to branch from, or if the folder belongs to another run."""
+        if (self.run / CONFIG).exists():
+            self._refuse_other()
+            return False
+        if self.run.exists() and any(self.run.iterdir()):
+            raise UserError(f"run={self.run} is a folder with other files: choose another run=FOLDER.")
+        step = self._step()
+        unfinished = self.run.with_name(f".{self.run.name}.branch-{secrets.token_hex(4)}")
+        try:
+            unfinished.mkdir(parents=True)
+            self._fill(unfinished, step)
+            unfinished.rename(self.run)
+        except FileNotFoundError as error:
+            raise UserError(
+                f"from={self.source}: {error.filename} was removed while the branch was created: start it again, or "
+                "name another step."
+            ) from None
+        finally:
+            if unfinished.exists():
+                remove_tree(unfinished)
+        return True
+
+    def wait(self, *, seconds: float = WAIT_SECONDS) -> None:
+        """Wait until rank 0 has created the branch."""
+        deadline = time.monotonic() + seconds
+        while not (self.run / CONFIG).exists():
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"rank 0 did not create run={self.run} within {seconds:.0f} s: see its log; if it has no error, "
+                    "the folder is not on a disk that all nodes share."
+                )
+            time.sleep(0.5)
+
+    def _refuse_other(self) -> None:
+        branches = [event for event in read_events(self.run) if event["kind"] == BranchEvent.kind]
+        latest = branches[-1] if branches else {}
+        is_same = latest.get("run") == str(self.source) and self.selector in ("best", "latest", str(latest.get("step")))
+        if not is_same:
+            raise UserError(
+                f"run={self.run} exists already, and is no branch of {self.source} at {self.selector}: choose another "
+                f"run=FOLDER, or continue it with `megaptm train {self.run}`."
+            )
+
+    def _step(self) -> int:
+        """Return the step of the checkpoint."""
+        if not (self.source / CONFIG).is_file():
+            raise UserError(f"from={self.source} is not the folder of a run: it has no {CONFIG}.")
+        steps = sorted(find_committed(self.source))
+        if not steps:
+            raise UserError(
+                f"from={self.source} has no checkpoint yet: train it first (`megaptm train {self.source}`)."
+            )
+        if self.selector == "latest":
+            return steps[-1]
+        listed = f"its checkpoints are of steps {', '.join(map(str, steps))}"
+        if self.selector != "best":
+            if (step := int(self.selector)) not in steps:
+                raise UserError(f"from={self.source}@{step}: there is no checkpoint of that step; {listed}.")
+            return step
+        losses = {record["step"]: record[BEST] for record in read_metrics(self.source) if BEST in record}
+        validated = [step for step in steps if step in losses]
+        if not validated:
+            raise UserError(
+                f"from={self.source}@best: no checkpoint has a validation loss (train.validate_every); {listed}: name "
+                "one of these."
+            )
+        return min(validated, key=lambda step: losses[step])
+
+    def _fill(self, folder: Path, step: int) -> None:
+        values = saved_recipe(self.source, step) | {"run": str(self.run)}
+        if self.weights_only:
+            start = {"init_from": str(self.source), "init_step": step, "phase_start": 0, "skip_batches": {}}
+            values |= {"train": values["train"] | start, "data": values["data"] | {"cursors": None}}
+        else:
+            _link_tree(find_committed(self.source)[step], folder / FOLDER / f"step-{step:08d}")
+            _copy_history(self.source, folder, step)
+        write_recipe(folder, values)
+        with Events(folder) as events:
+            events.write(BranchEvent(step=step, run=str(self.source), weights_only=self.weights_only))
+
+
+@contextmanager
+def created_branch(branch: Branch | None, *, is_creator: bool = True) -> Iterator[None]:
+    """Create a branch, or wait until the creator has done so. A branch that cannot be used is removed again."""
+    is_new = False
+    if branch is not None and is_creator:
+        is_new = branch.create()
+    elif branch is not None:
+        branch.wait()
+    try:
+        yield
+    except UserError:
+        if branch is not None and is_new:
+            discard_unused(branch.run)
+        raise
+
+
+def saved_recipe(run: Path, step: int) -> dict[str, Any]:
+    """Return the values of a config that continues a checkpoint with the recipe that it was trained with.
+
+    Keys that do not belong to the recipe (`OnResume.YES`), such as the layout and the number of steps, have their
+    values of today. A checkpoint of an import has no config, so its recipe is that of the run.
+    """
+    present = load_run(run / CONFIG).model_dump(mode="json")
+    recipe = read_state(find_committed(run)[step]).get("config")
+    if not isinstance(recipe, dict):
+        return present | {"run": str(run)}
+    for key, value in flatten(present).items():
+        if resume_rule(key) is OnResume.YES and not key.startswith("data.cursors"):
+            _set_key(recipe, key.split("."), value)
+    return recipe | {"run": str(run)}
+
+
+def _set_key(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    *sections, name = path
+    for section in sections:
+        if not isinstance(values.get(section), dict):
+            values[section] = {}
+        values = values[section]
+    values[name] = value
+
+
+def write_recipe(run: Path, values: Mapping[str, Any]) -> None:
+    """Write the config of a run that does not train."""
+    content = yaml.dump(dict(values), Dumper=YamlDumper, sort_keys=False, allow_unicode=True)
+    (run / CONFIG).write_text(content, encoding="utf-8")
+
+
+def _link_tree(source: Path, target: Path) -> None:
+    """Create hard links to the files of a checkpoint, which are never modified; copies on another file system."""
+    target.mkdir(parents=True)
+    for path in source.iterdir():
+        try:
+            os.link(path, target / path.name)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            shutil.copyfile(path, target / path.name)
+
+
+def _copy_history(source: Path, folder: Path, step: int) -> None:
+    """Copy the tokenizer, and what the journals tell of the steps up to `step`.
+
+    The upload state makes the branch a new run of MLflow whose parent is the original.
+    """
+    if (source / "tokenizer").exists():  # an import may have none
+        shutil.copytree(source / "tokenizer", folder / "tokenizer")
+    if (source / STATE).exists():
+        shutil.copyfile(source / STATE, folder / STATE)
+    events = read_events(source)
+    metrics = [record for record in read_metrics(source) if record["step"] <= step and not is_abandoned(record, events)]
+    past = [event for event in events if event["kind"] in HISTORY and event.get("step", 0) <= step]
+    for name, records in ((METRICS, metrics), (EVENTS, past)):
+        journal = JournalFile(folder / name)
+        for record in records:
+            journal.append(record)
+        journal.close()
+
+
+def is_abandoned(record: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the run went back to before the step of a record later."""
+    return any(
+        event["kind"] == BackEvent.kind and record["step"] > event["step"] and record["time"] < event["time"]
+        for event in events
+    )

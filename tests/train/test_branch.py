@@ -1,0 +1,215 @@
+"""Branches of a run, and its return to an earlier checkpoint."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from megaptm.report.summary import report
+from megaptm.resilience.events import last_saved_step, read_events
+from megaptm.run.back import go_back
+from megaptm.run.folder import read_config
+from megaptm.track import read_metrics
+from tests.bad_input.commands import content, user_error
+from tests.drills.program import arguments, checkpoints, finish, losses, resumed_at
+from tests.forked import megaptm
+
+STEPS = 6
+CONSTANT = (
+    *(f"train.steps={STEPS}", "checkpoint.every=2", "checkpoint.keep=9", "checkpoint.asynchronous=false"),
+    *("optimizer.warmup_steps=0", "optimizer.decay=constant", "train.validate_every=2"),
+)
+DECAY = ("optimizer.decay=linear", "optimizer.stable_steps=4")
+
+
+class Runs:
+    """Runs of one tiny GPT-2; `original` has all steps."""
+
+    def __init__(self, folder, corpus):
+        self.folder, self.corpus = folder, corpus
+        self.original = self.train("original", *CONSTANT)
+
+    def train(self, name, *more, code=0):
+        megaptm("train", *arguments("gpt2", self.folder / name, self.corpus, *more), code=code)
+        return self.folder / name
+
+    def branch(self, name, selector, *more, code=0):
+        megaptm("train", f"run={self.folder / name}", f"from={self.original}{selector}", *more, code=code)
+        return self.folder / name
+
+    def copy(self, name):
+        return shutil.copytree(self.original, self.folder / name)
+
+    def back(self, name, step, *more, skip=0, code=0):
+        """Return a copy of the original to a step, as `--back-to` does before the processes start, and train it."""
+        run = self.copy(name)
+        megaptm("train", run, *go_back(run, step, skip=skip, overrides=more), code=code)
+        return run
+
+
+@pytest.fixture(scope="module")
+def runs(real_corpus, tmp_path_factory):
+    return Runs(tmp_path_factory.mktemp("branch"), real_corpus("byte-bpe"))
+
+
+def events_of(run, kind):
+    return [event for event in read_events(run) if event["kind"] == kind]
+
+
+def newest_losses(run):
+    return {step: each[-1] for step, each in losses(run).items()}
+
+
+# Branches
+
+
+def test_branch_equals_a_run_with_its_schedule_from_the_start(runs):
+    """A decay branch of a stable run, stopped in between; the original does not change."""
+    before = content(runs.original)
+    branch = runs.branch("decay", "@4", *DECAY, "train.stop_at=5", code=75)
+    runs.branch("decay", "@4", "train.stop_at=null")
+    assert losses(branch) == losses(runs.train("stable", *CONSTANT, *DECAY))
+    assert resumed_at(branch) == [4, 5]
+    assert content(runs.original) == before
+
+
+def test_branch_has_the_history_and_links_the_checkpoint(runs):
+    branch = runs.branch("linked", "@2", "optimizer.lr=1e-4", "train.stop_at=3", code=75)
+    records = [record["step"] for record in read_metrics(branch) if "loss" in record]
+    assert records == [1, 2, 3]
+    assert [event["step"] for event in events_of(branch, "branch") + events_of(branch, "change")] == [2, 2]
+    shard = "checkpoints/step-00000002/rank-00000.safetensors"
+    assert os.path.samefile(branch / shard, runs.original / shard)
+
+
+def test_branch_copies_where_links_are_impossible(runs, monkeypatch):
+    from megaptm.run.branch import Branch
+
+    monkeypatch.setattr(os, "link", lambda *paths: (_ for _ in ()).throw(PermissionError(1, "no links")))
+    branch = Branch.parse([f"run={runs.folder / 'copied'}", f"from={runs.original}"])
+    assert branch.create()
+    name = f"checkpoints/step-{STEPS:08d}/manifest.json"
+    assert (branch.run / name).read_bytes() == (runs.original / name).read_bytes()
+    assert not os.path.samefile(branch.run / name, runs.original / name)
+
+
+def test_best_has_the_lowest_validation_loss(runs):
+    validated = {
+        record["step"]: record["validation/loss"]
+        for record in read_metrics(runs.original)
+        if "validation/loss" in record
+    }
+    branch = runs.branch("best", "@best", "train.steps=9", "train.stop_at=7", code=75)
+    assert [event["step"] for event in events_of(branch, "branch")] == [min(validated, key=validated.get)]
+
+
+def test_weights_only_starts_a_new_optimizer_at_step_0(runs):
+    branch = runs.branch("weights", "@4", "--weights-only", "train.steps=2")
+    init = f"train.init_from={runs.original}"
+    assert losses(branch) == losses(runs.train("init", *CONSTANT, init, "train.init_step=4", "train.steps=2"))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["from={0}@3"], "from={0}@3: there is no checkpoint of that step; its checkpoints are of steps 2, 4, 6."),
+        (["from={0}@newest"], "after @ comes a step, best or latest, not newest."),
+        (["from={0}/nothing"], "from={0}/nothing is not the folder of a run"),
+        (["from={0}@4", "model.layers=1"], "model.layers is 1"),
+        (["from={0}@4", "--back-to", "2"], "--back-to is for a run, and from= creates another"),
+        (["--weights-only"], "--weights-only needs from=RUN"),
+    ],
+)
+def test_invalid_branch_is_refused_and_leaves_nothing(runs, words, sentence):
+    expected = sentence.format(runs.original)
+    assert expected in user_error(
+        "train", f"run={runs.folder / 'refused'}", *(word.format(runs.original) for word in words)
+    )
+    assert not (runs.folder / "refused").exists()
+
+
+def test_best_needs_validation(runs):
+    run = runs.copy("without-validation")
+    journal = run / "metrics.jsonl"
+    journal.write_text("".join(line + "\n" for line in journal.read_text().splitlines() if "validation/" not in line))
+    output = user_error("train", f"run={runs.folder / 'refused'}", f"from={run}@best")
+    assert "@best: no checkpoint has a validation loss (train.validate_every)" in output
+
+
+def test_folder_of_another_run_is_not_a_branch(runs):
+    other = runs.copy("other")
+    assert "exists already, and is no branch of" in user_error("train", f"run={other}", f"from={runs.original}@4")
+
+
+# Return
+
+
+def test_return_without_changes_repeats_the_steps(runs):
+    run = runs.back("back", 2, "train.stop_at=5", code=75)
+    assert last_saved_step(run) == 5
+    megaptm("train", run)
+    assert resumed_at(run) == [2, 5]
+    assert newest_losses(run) == newest_losses(runs.original)
+    assert sorted(path.name for path in (run / "checkpoints").glob("*.abandoned")) == [
+        "step-00000004.abandoned",
+        "step-00000006.abandoned",
+    ]
+
+
+def test_return_with_skipped_data_equals_a_run_that_never_read_it(runs):
+    run = runs.back("skipping", 2, skip=3)
+    never = runs.train("never", *CONSTANT, "train.skip_batches={2: 3}")
+    assert newest_losses(run) == newest_losses(never)
+    state = json.loads((run / f"checkpoints/step-{STEPS:08d}/manifest.json").read_text())["state"]
+    assert state["samples"] == 12 * (STEPS + 3)
+
+
+def test_return_restores_the_recipe_of_the_checkpoint(runs):
+    run = runs.copy("recipe")
+    megaptm("train", run, "train.steps=8", "optimizer.lr=1e-4", "--change")
+    changed = newest_losses(run)
+    megaptm("train", run, *go_back(run, 4, overrides=["train.steps=6"]))
+    assert newest_losses(run) == changed | newest_losses(runs.original)
+    assert read_config(run).optimizer.lr == 1e-3
+
+
+def test_return_keeps_what_is_no_part_of_the_recipe(runs):
+    run = runs.copy("resources")
+    megaptm("train", run, "train.steps=8", "train.stop_at=7", "train.log_every=2", code=75)
+    megaptm("train", run, "train.steps=8", "train.stop_at=null")
+    go_back(run, 7)
+    config = read_config(run)
+    assert (config.train.steps, config.train.stop_at, config.train.log_every) == (8, None, 2)
+
+
+def test_return_by_the_command(runs):
+    run = runs.copy("command")
+    done = finish("train", str(run), "--back-to", "4", "--skip-data", "1")
+    assert done.returncode == 0, done.stderr
+    assert read_config(run).train.skip_batches == {4: 1}
+    assert resumed_at(run) == [4]
+
+
+def test_abandoned_steps_stay_in_the_report(runs, capsys):
+    run = runs.back("reported", 2, "train.stop_at=3", code=75)
+    report(run)
+    output = capsys.readouterr().out
+    assert f"step 3 of {STEPS}" in output
+    assert f"Step 2: return from step {STEPS}" in output
+    assert "abandoned" in output
+    assert checkpoints(run) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--back-to", "3"], "--back-to 3: {} has checkpoints of steps 2, 4, 6: name one of these"),
+        (["--skip-data", "3"], "--skip-data needs --back-to"),
+        (["--back-to", "2", "train.stepz=3"], "unknown key train.stepz"),
+    ],
+)
+def test_invalid_return_changes_nothing(runs, words, sentence):
+    before = content(runs.original)
+    assert sentence.format(runs.original) in user_error("train", runs.original, *words)
+    assert content(runs.original) == before
