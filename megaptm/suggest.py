@@ -194,7 +194,7 @@ _ADVICE = (
         "the family defines it (`megaptm families`); a family of your own can differ (docs/add-a-family.md).",
     ),
     (
-        "mistral mixtral gemma phi falcon opt bloom gpt_neox pythia deepseek mamba whisper",
+        "mixtral phi falcon opt bloom gpt_neox pythia deepseek mamba whisper",
         "docs/add-a-family.md shows how to add a family of your own.",
     ),
     (

@@ -170,6 +170,7 @@ def _unsupported_property(spec: ModelSpec) -> str:
         "has a recurrence cache": spec.has_recurrence_cache,
         "reads sampled tokens": bool(spec.family.sampled),
         "has queries beside the text": spec.family.has_queries,
+        "has a soft cap of its logits": spec.family.output.cap is not None,
     }
     return next((reason for reason, applies in unsupported.items() if applies), "")
 

@@ -20,6 +20,8 @@ FOLDERS = (
     "llama",
     "qwen3",
     "olmo2",
+    "mistral",
+    "gemma",
     "bert",
     "roberta",
     "albert",

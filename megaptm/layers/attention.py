@@ -19,11 +19,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from megaptm.layers.costs import LayerCosts
 from megaptm.layers.custom_pattern import CustomPattern, check_alike
 from megaptm.layers.kernel_choice import AUTO, FLEX, FUSED, choose_kernel
-from megaptm.layers.kernels import SharedBlocks, attend_by, describe_device, describe_work, for_heads, kernel_window
+from megaptm.layers.kernels import (
+    SharedBlocks,
+    attend_by,
+    attend_capped,
+    describe_device,
+    describe_work,
+    for_heads,
+    kernel_window,
+)
 from megaptm.layers.mask import Mask
 from megaptm.layers.norm import HeadNorm
 from megaptm.layers.pattern import Pattern
 from megaptm.layers.positions import rotate
+from megaptm.layers.soft_cap import soft_cap
 from megaptm.layers.sparse import GlobalPositions
 from megaptm.layers.split import Dropout, HeadBias, Linear
 from megaptm.layers.varlen import attend_by_document
@@ -60,9 +69,9 @@ class Attend(AttentionCore):
     pattern: Pattern | None = None
     """Attention pattern; with offsets of documents, none or a window."""
 
-    def __init__(self, *, causal: bool, scale: float, dropout: float) -> None:
+    def __init__(self, *, causal: bool, scale: float, dropout: float, cap: float | None = None) -> None:
         super().__init__()
-        self.causal, self.scale = causal, scale
+        self.causal, self.scale, self.cap = causal, scale, cap
         self.dropout = Dropout(dropout, masks="heads")
 
     def forward(self, q_SBHK: Tensor, k_MBHK: Tensor, v_MBHK: Tensor, mask: Tensor | None) -> Tensor:
@@ -84,6 +93,11 @@ class Attend(AttentionCore):
                     scale=self.scale,
                     dropout=rate,
                     window=kernel_window(self.pattern, self.causal),
+                )
+        if self.cap is not None:
+            with self.dropout.use_stream():
+                return attend_capped(
+                    *(q_SBHK, k_MBHK, v_MBHK, mask), causal=self.causal, scale=self.scale, cap=self.cap, dropout=rate
                 )
         heads = q_SBHK.shape[2]
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBHK, for_heads(k_MBHK, heads), for_heads(v_MBHK, heads)))
@@ -172,7 +186,8 @@ class PatternAttend(Attend):
 
     def __init__(self, costs: LayerCosts, *, dropout: float) -> None:
         rate = costs.attention.dropout_rate(dropout)
-        super().__init__(causal=costs.block.causal, scale=score_scale(costs), dropout=rate)
+        cap = costs.attention.score_cap
+        super().__init__(causal=costs.block.causal, scale=score_scale(costs), dropout=rate, cap=cap)
         self.pattern, self.visibility, self.num_heads = costs.pattern, costs.block.visibility, costs.size.heads
         self.kernel = AUTO
         """Attention kernel that the config requests."""
@@ -204,7 +219,7 @@ class PatternAttend(Attend):
         `global_qkv`: separate queries, keys and values of global attention, if the layer has them. `positions_BG`:
         global positions, if already computed (`global_positions`). `blocks_BHX`: result of `shared_blocks`.
         """
-        if mask is None and self.pattern is None and self.kernel in (AUTO, FUSED):
+        if mask is None and self.pattern is None and self.cap is None and self.kernel in (AUTO, FUSED):
             return super().forward(q_SBHK, k_SBHK, v_SBHK, None)
         if mask is not None and (mask.dtype == torch.bool or mask.is_floating_point() or are_offsets(mask)):
             return super().forward(q_SBHK, k_SBHK, v_SBHK, mask)
@@ -223,7 +238,9 @@ class PatternAttend(Attend):
             mixed_SBHK = self.attend_by_head(q_SBHK, k_SBHK, v_SBHK, made.scores(None))
         else:
             with self.dropout.use_stream():
-                mixed_SBHK = attend_by(kernel, q_SBHK, k_SBHK, v_SBHK, made, marked, scale=self.scale, dropout=rate)
+                mixed_SBHK = attend_by(
+                    *(kernel, q_SBHK, k_SBHK, v_SBHK, made, marked), scale=self.scale, dropout=rate, cap=self.cap
+                )
         if marked is not None:
             q, k, v = (q_SBHK, k_SBHK, v_SBHK) if global_qkv is None else global_qkv
             mixed_SBHK = marked.scatter(
@@ -234,9 +251,8 @@ class PatternAttend(Attend):
     def _choose(self, mask: Mask, dtype: torch.dtype, key_width: int) -> str:
         """Return the attention kernel for a mask with this pattern."""
         rate = self.dropout.rate if self.dropout.is_active else 0.0
-        return choose_kernel(
-            describe_work(mask, dtype, key_width, rate), describe_device(mask.device), self.kernel
-        ).kernel
+        work = describe_work(mask, dtype, key_width, rate, capped=self.cap is not None)
+        return choose_kernel(work, describe_device(mask.device), self.kernel).kernel
 
     def shared_blocks(self, mask: Mask, shared: SharedBlocks, dtype: torch.dtype, key_width: int) -> Tensor | None:
         """Return the attention blocks of this layer's pattern if FlexAttention computes it, else None. `mask`: mask of
@@ -247,8 +263,9 @@ class PatternAttend(Attend):
 
 def score_scale(costs: LayerCosts) -> float:
     """Return the factor by which attention scores are scaled."""
-    terms = {"sqrt": 1, "sqrt-3": 3}
-    return 1 / math.sqrt(terms[scale] * costs.size.key_width) if (scale := costs.attention.scale) in terms else 1.0
+    terms, record = {"sqrt": 1, "sqrt-3": 3}, costs.attention
+    width = costs.size.key_width if record.scale_width is None else record.scale_width
+    return 1 / math.sqrt(terms[record.scale] * width) if record.scale in terms else 1.0
 
 
 class AttentionModule(nn.Module):
@@ -293,7 +310,7 @@ class SelfAttention(AttentionModule):
         # Biases of queries and values, ordered (head, [q, v], K), if keys have no bias.
         self.biases = HeadBias(costs.biases) if costs.biases else None
         for name, shape in costs.norms.items():
-            self.add_module(name, HeadNorm(shape, key_width=self.key_width, eps=costs.block.norm.eps))
+            self.add_module(name, HeadNorm(shape, costs.block.norm, key_width=self.key_width))
         self.attend: Attend = PatternAttend(costs, dropout=dropout)
         self.output = Linear.of(costs.linears["output"])
 
@@ -329,6 +346,7 @@ class SelfAttention(AttentionModule):
         q_SBHK, k_SBHK, _ = self._placed(*self._project(x_SBD, None), position_state)
         k_SBHK = for_heads(k_SBHK, q_SBHK.shape[2])
         scores = q_SBHK.permute(1, 2, 0, 3).float() @ k_SBHK.permute(1, 2, 3, 0).float() * self.attend.scale
+        scores = soft_cap(scores, self.attend.cap)
         if mask is None and self.attend.causal:
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         if mask is not None and mask.is_floating_point():

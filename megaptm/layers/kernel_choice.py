@@ -49,6 +49,8 @@ class AttentionWork:
     """Whether the batch marks global tokens."""
     scored: bool = False
     """Whether terms, such as position biases, are added to the attention scores."""
+    capped: bool = False
+    """Whether attention scores have a soft cap."""
     reads_memory: bool = False
     """Whether attention keys come from another stack."""
     hashed: bool = False
@@ -187,6 +189,9 @@ KERNELS: dict[str, Callable[[AttentionWork, ComputeDevice], str]] = {
 OF_SPARSE = (VARLEN, "flash-attn", "transformer-engine", "flex", "tiles")
 """Attention kernels for sparse patterns, in order of preference; the first usable one is chosen."""
 
+OF_CAPPED = ("flash-attn", FLEX)
+"""Attention kernels for soft caps, in order of preference. Without them all scores are in memory (`fused`)."""
+
 
 @lru_cache(maxsize=1024)  # each layer calls this in each step
 def choose_kernel(work: AttentionWork, device: ComputeDevice, configured: str = AUTO) -> KernelChoice:
@@ -199,6 +204,9 @@ def choose_kernel(work: AttentionWork, device: ComputeDevice, configured: str = 
         return KernelChoice(configured, "set by train.attention_kernel")
     if work.hashed:
         return KernelChoice("chunks", "positions are sorted by hash and attend to nearby ones")
+    if work.capped:
+        kernel = next((name for name in OF_CAPPED if not _kernel_refusal(name, work, device)), FUSED)
+        return KernelChoice(kernel, "scores have a soft cap")
     if not work.sparse and not _kernel_refusal(VARLEN, work, device):
         return KernelChoice(VARLEN, "attention is restricted to the documents of packed sequences")
     if not work.sparse:
@@ -220,6 +228,8 @@ def _kernel_refusal(kernel: str, work: AttentionWork, device: ComputeDevice) -> 
         return "it does not support pairs defined by hashes, which only the kernel chunks computes"
     if work.scored and kernel != FUSED:
         return "it does not support terms added to attention scores"
+    if work.capped and kernel not in (*OF_CAPPED, FUSED):
+        return "it does not support a soft cap of attention scores"
     return KERNELS[kernel](work, device)
 
 
@@ -263,6 +273,7 @@ def attention_works(spec: ModelSpec, batch: BatchSpec, precision: str) -> Iterat
                     ordered=own and kind.ordered,
                     marked=own and f"{prefix}global_tokens" in batch.fields,
                     scored=own and (costs.scored or kind.score_bias),
+                    capped=own and kind.attentions[0].score_cap is not None,
                     reads_memory=not own,
                     hashed=costs.defines_mask and costs.pattern is None,
                     dropout=kind.attentions[0].dropout_rate(spec.dropout),

@@ -17,9 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from megaptm.layers.accumulate import sum_dtype
 from megaptm.layers.kernel_choice import AttentionWork, ComputeDevice
 from megaptm.layers.mask import Mask
 from megaptm.layers.pattern import AllPairs, Pattern, SlidingWindow, attended_blocks
+from megaptm.layers.soft_cap import soft_cap
 from megaptm.layers.sparse import GlobalPositions, attend_by_tiles
 
 if TYPE_CHECKING:  # it takes a second to import
@@ -35,7 +37,9 @@ PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp3
 """dtype of queries -> name of the precision in `train.precision`."""
 
 
-def describe_work(mask: Mask, dtype: torch.dtype, key_width: int, dropout: float) -> AttentionWork:
+def describe_work(
+    mask: Mask, dtype: torch.dtype, key_width: int, dropout: float, *, capped: bool = False
+) -> AttentionWork:
     """Return the properties of an attention computation on which the choice of a kernel depends. `dtype`: dtype of the
     queries."""
     return AttentionWork(
@@ -47,6 +51,7 @@ def describe_work(mask: Mask, dtype: torch.dtype, key_width: int, dropout: float
         documents=mask.documents is not None,
         ordered=mask.order is not None,
         marked=mask.marks is not None,
+        capped=capped,
         dropout=dropout,
     )
 
@@ -78,10 +83,11 @@ def attend_by(
     *,
     scale: float,
     dropout: float,
+    cap: float | None = None,
 ) -> Tensor:
     """Compute attention with a kernel: return the output [S, B, H, K] under the mask. The output at global tokens is
     computed elsewhere."""
-    return RUN[kernel](q_SBHK, k_SBGK, v_SBGK, mask, marked, scale, dropout)
+    return RUN[kernel](q_SBHK, k_SBGK, v_SBGK, mask, marked, scale, dropout, cap)
 
 
 def for_heads(x_MBGK: Tensor, heads: int) -> Tensor:
@@ -95,7 +101,14 @@ def for_heads(x_MBGK: Tensor, heads: int) -> Tensor:
 
 
 def _attend_by_tiles(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: GlobalPositions | None, scale: float, dropout: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    marked: GlobalPositions | None,
+    scale: float,
+    dropout: float,
+    cap: float | None,
 ) -> Tensor:
     k, v = for_heads(k, q.shape[2]), for_heads(v, q.shape[2])
     if mask.pattern is None:
@@ -104,7 +117,14 @@ def _attend_by_tiles(
 
 
 def _attend_by_flex(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: GlobalPositions | None, scale: float, dropout: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    marked: GlobalPositions | None,
+    scale: float,
+    dropout: float,
+    cap: float | None,
 ) -> Tensor:
     assert not dropout, "it has none"
     k_padded, v_padded = k, v
@@ -115,11 +135,45 @@ def _attend_by_flex(
     blocks, grouped = block_mask(mask, marked), q.shape[2] != k.shape[2]
     attend = _compiled_flex if q.is_cuda else _flex_attention
     try:
-        mixed_BHSK: Tensor = attend()(q_BHSK, k_BGSK, v_BGSK, block_mask=blocks, scale=scale, enable_gqa=grouped)
+        mixed_BHSK: Tensor = attend()(
+            *(q_BHSK, k_BGSK, v_BGSK), score_mod=_capping(cap), block_mask=blocks, scale=scale, enable_gqa=grouped
+        )
     except torch._dynamo.exc.FailOnRecompileLimitHit:
         # With more variants than this, compiling takes longer than tiles.
-        return _attend_by_tiles(q, k_padded, v_padded, mask, marked, scale, dropout)
+        if cap is not None:
+            return attend_capped(q, k_padded, v_padded, mask.scores(None), causal=mask.causal, scale=scale, cap=cap)
+        return _attend_by_tiles(q, k_padded, v_padded, mask, marked, scale, dropout, None)
     return mixed_BHSK.permute(2, 0, 1, 3)
+
+
+@cache
+def _capping(cap: float | None) -> Callable[..., Tensor] | None:
+    """Return FlexAttention's score function for a soft cap, the same function for the same cap."""
+    return None if cap is None else lambda score, batch, head, query, key: soft_cap(score, cap)
+
+
+def attend_capped(
+    q_SBHK: Tensor,
+    k_MBGK: Tensor,
+    v_MBGK: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool,
+    scale: float,
+    cap: float,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Attend with a soft cap of scores, all of which are in memory: return the output [S, B, H, K]. A mask replaces
+    `causal`."""
+    heads = q_SBHK.shape[2]
+    q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBHK, for_heads(k_MBGK, heads), for_heads(v_MBGK, heads)))
+    scores_BHSM = soft_cap(q @ k.transpose(2, 3) * scale, cap)
+    if mask is None and causal:
+        mask = torch.ones(scores_BHSM.shape[2:], dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        scores_BHSM = scores_BHSM.masked_fill(~mask, -torch.inf)
+    weights_BHSM = torch.softmax(scores_BHSM, -1, dtype=sum_dtype(q.dtype)).to(q.dtype)
+    return (F.dropout(weights_BHSM, dropout, training=True) @ v).permute(2, 0, 1, 3)
 
 
 def _flex_attention() -> Callable[..., Any]:
@@ -247,7 +301,14 @@ def _mask_mod(mask: Mask, marked: GlobalPositions | None) -> Callable[[Tensor, T
 
 
 def _flash_attn(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: GlobalPositions | None, scale: float, dropout: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    marked: GlobalPositions | None,
+    scale: float,
+    dropout: float,
+    cap: float | None,
 ) -> Tensor:
     from flash_attn import flash_attn_func
 
@@ -258,12 +319,20 @@ def _flash_attn(
         causal=mask.causal,
         window_size=kernel_window(mask.pattern, mask.causal),
         deterministic=torch.are_deterministic_algorithms_enabled(),
+        softcap=cap or 0.0,
     )
     return mixed_BSHK.transpose(0, 1)
 
 
 def _transformer_engine(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: GlobalPositions | None, scale: float, dropout: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    marked: GlobalPositions | None,
+    scale: float,
+    dropout: float,
+    cap: float | None,
 ) -> Tensor:
     window = kernel_window(mask.pattern, mask.causal)
     attend = _make_engine_attention(q.shape[2], k.shape[2], q.shape[3], mask.causal, window, scale, dropout)

@@ -63,8 +63,9 @@ def _layer_errors(block: Block, record: LayerSpec, size: Size) -> Iterator[str]:
 def _attention_errors(block: Block, size: Size) -> Iterator[str]:
     for record in block.attentions:
         yield from record.errors(block, size)
-        if record.qk_norm != "none" and record.module != AttentionSpec.module:
-            yield f"attention.qk_norm is {record.qk_norm}, which {record.kind} attention does not support: use none."
+        for name, value, default in (("qk_norm", record.qk_norm, "none"), ("score_cap", record.score_cap, None)):
+            if value != default and record.module != AttentionSpec.module:
+                yield f"attention.{name} is {value}, which {record.kind} attention does not support: use {default}."
 
 
 def _stack_errors(block: Block, size: Size) -> Iterator[str]:
@@ -401,7 +402,7 @@ class Stack(SequenceHooks, BaseStack):
         if self.kernel not in (AUTO, VARLEN):
             return inputs
         mask, memory_mask = inputs.mask, inputs.memory_mask
-        if mask.offsets is not None and not {*self._records} <= {*self.patterns}:
+        if mask.offsets is not None and not all(map(self._reads_numbers, self._records)):
             mask = replace(mask, by_offsets=self._takes_offsets(x, mask, scored=self.scored))
         if memory_mask is not None and memory_mask.offsets is not None:
             by_offsets = self._takes_offsets(x, memory_mask, reads_memory=True)
@@ -465,13 +466,14 @@ class Stack(SequenceHooks, BaseStack):
 
     def _reads_numbers(self, record: AttentionSpec) -> bool:
         """Whether the kernel of a kind of attention reads document ids and order, and needs no dense mask."""
-        return record in self.patterns or self.kernel not in (AUTO, FUSED, VARLEN)
+        return record in self.patterns or record.score_cap is not None or self.kernel not in (AUTO, FUSED, VARLEN)
 
     def _numbers(self, x: Tensor, mask: Mask, record: AttentionSpec) -> Tensor | None:
         """Return the batch's part of the mask of a kind of attention: document ids and attention order
         (`Mask.numbers`), or offsets of documents where its kernel takes them."""
         pattern = self.patterns.get(record)
-        if pattern is None or mask.offsets is None or self.kernel not in (AUTO, VARLEN):
+        unfit = pattern is None or record.score_cap is not None
+        if unfit or mask.offsets is None or self.kernel not in (AUTO, VARLEN):
             return mask.numbers
         return mask.offsets if self._takes_offsets(x, mask, pattern=pattern) else mask.numbers
 

@@ -13,7 +13,7 @@ from megaptm.layers.costs import LayerCosts, LinearShape, costs_class
 from megaptm.layers.feedforward_costs import find_activation
 from megaptm.spec import BIAS_BUCKETS, Block, ModelSpec, Size
 
-NORMS = {"layer": 2, "layer-no-shift": 1, "layer-fixed": 0, "rms": 1}
+NORMS = {"layer": 2, "layer-no-shift": 1, "layer-fixed": 0, "rms": 1, "rms-unit-offset": 1}
 """Value of `NormSpec.kind` -> parameters per feature."""
 
 

@@ -16,8 +16,7 @@ from megaptm.spec import NormSpec
 
 
 class Norm(nn.Module):
-    """Norm layer, [..., D] -> [..., D]: `layer` (LayerNorm), `layer-no-shift` (no bias), `layer-fixed` (no weight, no
-    bias) or `rms` (RMSNorm)."""
+    """Norm layer, [..., D] -> [..., D], of a kind of `NormSpec.kind`."""
 
     def __init__(self, width: int, record: NormSpec) -> None:
         super().__init__()
@@ -29,6 +28,8 @@ class Norm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "rms":
             return F.rms_norm(x, (self.width,), self.weight, self.eps)
+        if self.kind == "rms-unit-offset" and self.weight is not None:
+            return F.rms_norm(x, (self.width,), 1 + self.weight, self.eps)
         return F.layer_norm(x, (self.width,), self.weight, self.bias, self.eps)
 
 
@@ -52,9 +53,10 @@ class HeadNorm(UsesTensorRanks, nn.Module):
     copy_to_tensor_ranks: Callable[[Tensor], Tensor] = staticmethod(identity)
     """Hook for a weight that every tensor rank has and uses with its own heads."""
 
-    def __init__(self, shape: HeadNormShape, *, key_width: int, eps: float) -> None:
+    def __init__(self, shape: HeadNormShape, record: NormSpec, *, key_width: int) -> None:
         super().__init__()
-        self.split, self.key_width, self.eps = shape.split, key_width, eps
+        self.split, self.key_width, self.eps = shape.split, key_width, record.eps
+        self.offset = 1 if record.kind == "rms-unit-offset" else 0
         self.features = shape.features
         """Number of features over which the mean is taken, on all tensor ranks."""
         self.weight = nn.Parameter(torch.empty(shape.features))
@@ -66,6 +68,7 @@ class HeadNorm(UsesTensorRanks, nn.Module):
 
     def _normalize(self, x: Tensor) -> Tensor:
         weight = self.copy_to_tensor_ranks(self.weight) if self.split == "shared" else self.weight
+        weight = weight + self.offset if self.offset else weight
         if self.features == self.key_width:
             return F.rms_norm(x, (self.key_width,), weight, self.eps)
         if len(weight) == self.features:

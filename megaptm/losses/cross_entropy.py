@@ -46,10 +46,21 @@ class CrossEntropy:
     """Label smoothing: probability mass of the target that is spread evenly over the vocabulary."""
     ranks: TensorRanks = ALONE
     """Tensor ranks that divide the vocabulary; each holds the same number of columns of the logits."""
+    cap: float | None = None
+    """Soft cap of the logits (`OutputSpec.cap`)."""
 
     def __call__(self, logits_CV: Tensor, labels_C: Tensor, *, gradient: bool) -> tuple[Tensor, Tensor | None]:
         """Return the loss of each position, float32 [C], and the gradient of their sum in the dtype of the logits,
         which are overwritten. Both are zero for the label `IGNORED`."""
+        if self.cap is None:
+            return self._of_capped(logits_CV, labels_C, gradient=gradient)
+        logits_CV.div_(self.cap).tanh_()
+        slope_CV = 1 - logits_CV.square() if gradient else None
+        terms_C, d_CV = self._of_capped(logits_CV.mul_(self.cap), labels_C, gradient=gradient)
+        return terms_C, d_CV if d_CV is None or slope_CV is None else d_CV.mul_(slope_CV)
+
+    def _of_capped(self, logits_CV: Tensor, labels_C: Tensor, *, gradient: bool) -> tuple[Tensor, Tensor | None]:
+        """Return losses and gradient of logits that are capped already."""
         if not is_fused(logits_CV):
             return self._by_torch(logits_CV, labels_C, gradient=gradient)
         ops = torch.ops.megaptm

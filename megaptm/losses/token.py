@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import is_fake
 
 from megaptm.batch import IGNORED
 from megaptm.layers.accumulate import gradient_sum_of, sum_dtype
+from megaptm.layers.soft_cap import soft_cap
 from megaptm.layers.table_gradient import TableGradient, scale_gradients
 from megaptm.losses.cross_entropy import ALONE, CrossEntropy, is_fused
 from megaptm.losses.token_costs import LOGIT_BYTES, num_rows_projected
@@ -50,11 +51,13 @@ class TokenLoss(nn.Module):
     ranks = ALONE
     """Tensor ranks that divide the vocabulary of the token loss."""
 
-    def __init__(self, vocabulary: int, *, z_loss: float = 0.0, label_smoothing: float = 0.0) -> None:
+    def __init__(
+        self, vocabulary: int, *, z_loss: float = 0.0, label_smoothing: float = 0.0, cap: float | None = None
+    ) -> None:
         """`z_loss`: weight of the squared log-normalizer. `label_smoothing`: probability mass spread evenly over the
-        vocabulary. Both apply in training only."""
+        vocabulary. Both apply in training only. `cap`: soft cap of the logits."""
         super().__init__()
-        self.vocabulary, self.z_loss, self.label_smoothing = vocabulary, z_loss, label_smoothing
+        self.vocabulary, self.z_loss, self.label_smoothing, self.cap = vocabulary, z_loss, label_smoothing, cap
 
     def forward(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_N: Tensor) -> Tensor:
         """Return the cross-entropy, float32, summed over positions whose label is not `IGNORED`."""
@@ -63,7 +66,7 @@ class TokenLoss(nn.Module):
             if len(counted) < len(labels_N):
                 hidden_ND, labels_N = hidden_ND[counted], labels_N[counted]
         z_loss, smoothing = (self.z_loss, self.label_smoothing) if self.training else (0.0, 0.0)
-        cross_entropy = CrossEntropy(self.vocabulary, z_loss, smoothing, self.ranks)
+        cross_entropy = CrossEntropy(self.vocabulary, z_loss, smoothing, self.ranks, self.cap)
         loss: Tensor = _ProjectedCrossEntropy.apply(
             hidden_ND, weight_VD, bias_V, labels_N, cross_entropy, torch.is_grad_enabled()
         )
@@ -82,17 +85,18 @@ class TokenLoss(nn.Module):
     def logits(self, hidden: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
         """Return the logits of hidden states, [..., D] -> [..., vocabulary]."""
         bias = bias_V[: self.vocabulary] if bias_V is not None else None
-        return F.linear(hidden, weight_VD[: self.vocabulary], bias)
+        return soft_cap(F.linear(hidden, weight_VD[: self.vocabulary], bias), self.cap)
 
 
 class ReplicatedTokenLoss(TokenLoss):
     """Token loss with an embedding table that is replicated on tensor ranks."""
 
 
-def bytes_per_logit(hidden: Tensor) -> int:
+def bytes_per_logit(hidden: Tensor, cap: float | None = None) -> int:
     """Return the bytes per logit. With triton the gradient replaces the logit; otherwise there is a float32 softmax,
-    and its float32 input in other formats."""
-    return hidden.element_size() if is_fused(hidden) else LOGIT_BYTES[hidden.element_size()]
+    and its float32 input in other formats. A soft cap needs its slope."""
+    element = hidden.element_size()
+    return (element if is_fused(hidden) else LOGIT_BYTES[element]) + (0 if cap is None else element)
 
 
 def drops_unlabeled(hidden_ND: Tensor) -> bool:
@@ -138,7 +142,9 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         cross_entropy: CrossEntropy,
         wants_gradient: bool,
     ) -> Tensor:
-        rows_projected = num_rows_projected(len(hidden_ND), len(weight_VD), bytes_per_logit(hidden_ND))
+        rows_projected = num_rows_projected(
+            len(hidden_ND), len(weight_VD), bytes_per_logit(hidden_ND, cross_entropy.cap)
+        )
         ctx.weight, ctx.bias_dtype = weight_VD, bias_V.dtype if bias_V is not None else None
         d_weight = TableGradient(weight_VD, rows=len(hidden_ND), chunk=rows_projected)
         d_hidden = torch.empty_like(hidden_ND)

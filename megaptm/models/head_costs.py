@@ -166,6 +166,8 @@ class HeadCosts(ABC):
         hidden = 2 * positions * self.width * element
         if not self.projects:
             return LossBytes(hidden)
+        if logit_bytes is not None and self.spec.family.output.cap is not None:
+            logit_bytes += element  # slope of the soft cap
         projected = projection_bytes(
             positions, self.table_width, self.spec.padded_vocabulary, element, tensor=tensor, logit_bytes=logit_bytes
         )

@@ -139,7 +139,8 @@ VOCABULARY_TABLE = re.compile(r"(embed\.token|head\.[^.]+\.table)\.weight")
 def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """Return the initial value of a full parameter, float32 on the CPU, before it is split over ranks."""
     if ONES.fullmatch(name):
-        return torch.ones(shape, device="cpu")
+        block = spec.family.stacks.get(name.partition(".")[0], spec.family.last_block)
+        return torch.full(shape, 0.0 if block.norm.kind == "rms-unit-offset" else 1.0, device="cpu")
     if (constant_value := _constant_value(spec, name)) is not None:
         return torch.full(shape, constant_value, device="cpu")
     if ZEROS.fullmatch(name):

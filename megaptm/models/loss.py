@@ -23,7 +23,9 @@ def count_labels(labels: Tensor) -> Tensor:
 def token_loss(spec: ModelSpec) -> TokenLoss:
     """Build the token loss module of a model."""
     loss = spec.family.loss
-    return TokenLoss(spec.vocabulary, z_loss=loss.z_loss, label_smoothing=loss.label_smoothing)
+    return TokenLoss(
+        spec.vocabulary, z_loss=loss.z_loss, label_smoothing=loss.label_smoothing, cap=spec.family.output.cap
+    )
 
 
 def class_loss(logits: Tensor, labels: Tensor) -> Loss:

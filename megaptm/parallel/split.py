@@ -31,6 +31,7 @@ from megaptm.layers.accumulate import EmbeddingLookup, linear
 from megaptm.layers.attention import AttentionCore
 from megaptm.layers.layer import BaseStack, Stack
 from megaptm.layers.norm import HeadNorm
+from megaptm.layers.soft_cap import soft_cap
 from megaptm.layers.split import (
     Dropout,
     Embedding,
@@ -42,7 +43,13 @@ from megaptm.layers.split import (
     UsesTensorRanks,
     VocabularyBias,
 )
-from megaptm.losses.token import SAMPLED_LOGIT_BYTES, ReplicatedTokenLoss, TokenLoss, cumulative_shares, pick_token
+from megaptm.losses.token import (
+    SAMPLED_LOGIT_BYTES,
+    ReplicatedTokenLoss,
+    TokenLoss,
+    cumulative_shares,
+    pick_token,
+)
 from megaptm.losses.token_costs import num_rows_projected
 from megaptm.models.model import Model
 from megaptm.parallel.groups import OWN_STREAM
@@ -144,7 +151,7 @@ class VocabularySplitTokenLoss(TokenLoss):
     """`TokenLoss` with the vocabulary divided over tensor ranks."""
 
     def __init__(self, loss: TokenLoss, ranks: TensorRanks) -> None:
-        super().__init__(loss.vocabulary, z_loss=loss.z_loss, label_smoothing=loss.label_smoothing)
+        super().__init__(loss.vocabulary, z_loss=loss.z_loss, label_smoothing=loss.label_smoothing, cap=loss.cap)
         self.ranks = ranks
 
     @torch.no_grad()
@@ -155,7 +162,7 @@ class VocabularySplitTokenLoss(TokenLoss):
         tokens = []
         rows = num_rows_projected(len(hidden_ND), columns, SAMPLED_LOGIT_BYTES)
         for hidden_CD, draws_C in zip(hidden_ND.split(rows), draws_N.split(rows), strict=True):
-            logits_CV = F.linear(hidden_CD, weight_VD, bias_V).float()
+            logits_CV = soft_cap(F.linear(hidden_CD, weight_VD, bias_V).float(), self.cap)
             logits_CV[:, max(0, self.vocabulary - self.ranks.rank * columns) :] = -torch.inf
             largest_C1 = logits_CV.max(-1, keepdim=True).values
             dist.all_reduce(largest_C1, dist.ReduceOp.MAX, group=group)

@@ -45,7 +45,7 @@ class AttentionSpec:
     """Class of its torch module, a subclass of `AttentionModule`."""
     stack: ClassVar[str] = "megaptm.layers.layer:Stack"
     """Class of stacks whose layers have it, a subclass of `Stack`."""
-    options: ClassVar[tuple[str, ...]] = ("dropout", *ROPE_OPTIONS)
+    options: ClassVar[tuple[str, ...]] = ("dropout", "scale_width", *ROPE_OPTIONS)
     """Fields that a config may set, under `model.attention`. The others define the family."""
     reads_global_tokens: ClassVar[bool] = False
     """Whether global tokens (batch field `global_tokens`) attend to more positions than others do."""
@@ -67,6 +67,10 @@ class AttentionSpec:
     scores are sums of three products), or 1 (`none`, T5)."""
     dropout: bool | DropoutRate = True
     """Whether the model's dropout also applies to attention weights (not in the original Transformer), or a rate."""
+    scale_width: PositiveInt | None = None
+    """Head width for `scale`, if it is not that of the heads (Gemma 2 27B: that of the model divided by heads)."""
+    score_cap: PositiveFloat | None = None
+    """Soft cap c of scaled scores, c tanh(score / c) (Gemma 2). None: no cap."""
     qk_norm: Literal["none", "head", "width"] = "none"
     """RMSNorm of queries and keys before rotary positions: of each head, with weights that heads share (`head`, Qwen3),
     or over all heads (`width`, OLMo 2)."""

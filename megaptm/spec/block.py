@@ -49,8 +49,9 @@ def visibility_of(word: str) -> Visibility:
 class NormSpec:
     """Normalization layers of a stack."""
 
-    kind: Literal["layer", "layer-no-shift", "layer-fixed", "rms"] = "layer"
-    """`layer` (LayerNorm), `layer-no-shift` (no bias), `layer-fixed` (no weight and no bias) or `rms`."""
+    kind: Literal["layer", "layer-no-shift", "layer-fixed", "rms", "rms-unit-offset"] = "layer"
+    """`layer` (LayerNorm), `layer-no-shift` (no bias), `layer-fixed` (no weight and no bias), `rms` (RMSNorm) or
+    `rms-unit-offset` (RMSNorm whose factor is 1 plus the weight: Gemma)."""
     position: Literal["pre", "post", "parallel", "output", "sandwich"] = "pre"
     """Position of norms:
 

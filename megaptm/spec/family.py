@@ -66,6 +66,8 @@ class OutputSpec:
     transform: TransformSpec | None = None
     """Layer before the projection of `lm` heads, and the record of that of `mlm` heads. None: `lm` heads have no such
     layer, and `mlm` heads have BERT's."""
+    cap: float | None = None
+    """Soft cap c of next-token logits, c tanh(logits / c) (Gemma 2). None: no cap."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from megaptm.families import FOLDERS
 from megaptm.plugins import EXTENSIONS
 from tests.families.core_words import WORDS, count, words_in_core
 
-GENERAL = {"transformer", "gpt", "llama", "qwen3", "olmo2", "bert", "roberta", "t5"}
+GENERAL = {"transformer", "gpt", "llama", "qwen3", "olmo2", "mistral", "gemma", "bert", "roberta", "t5"}
 """Families whose parts are the core's."""
 
 

@@ -20,7 +20,7 @@ from megaptm.families.reformer.pattern import ChunkPairs
 from megaptm.layers import attention, kernel_choice, kernels
 from megaptm.layers.attention import PatternAttend
 from megaptm.layers.kernel_choice import KERNELS, AttentionWork, ComputeDevice, choose_kernel
-from megaptm.layers.kernels import attend_by, block_mask, describe_device, kernel_window
+from megaptm.layers.kernels import attend_by, attend_capped, block_mask, describe_device, kernel_window
 from megaptm.layers.layer import Stack
 from megaptm.layers.mask import Mask
 from megaptm.layers.pattern import Pattern
@@ -95,6 +95,48 @@ def test_kernel_equals_dense_mask(kernel: str, name: str, content: str) -> None:
     gradients = (torch.autograd.grad(result, x, back) for result in (mixed, expected))
     for gradient, expected_gradient in zip(*gradients, strict=True):
         assert (gradient - expected_gradient).abs().max() < 1e-12
+
+
+@pytest.mark.usefixtures("flex_backward_on_cpu")
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", ["causal", "causal window"])
+def test_flex_with_a_soft_cap_equals_all_scores(name: str, packed: bool) -> None:
+    mask, x, cap = mask_of(name, LENGTHS[1], packed=packed), random_qkv(LENGTHS[1]), 0.5
+    mixed = attend_by("flex", *x, mask, None, scale=SCALE, dropout=0.0, cap=cap)
+    expected = attend_capped(*x, mask.scores(None), causal=mask.causal, scale=SCALE, cap=cap)
+    assert (mixed - attend_by("flex", *x, mask, None, scale=SCALE, dropout=0.0)).abs().max() > 1e-3
+    real = torch.ones(LENGTHS[1], 2) if mask.documents is None else (mask.documents[0].t() > 0).double()
+    assert ((mixed - expected).abs().amax((2, 3)) * real).max() < 1e-12
+    back = torch.randn(mixed.shape, dtype=mixed.dtype) * real[:, :, None, None]
+    gradients = (torch.autograd.grad(result, x, back) for result in (mixed, expected))
+    for gradient, expected_gradient in zip(*gradients, strict=True):
+        assert (gradient - expected_gradient).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("device", "dropout", "kernel"),
+    [
+        (ComputeDevice("cpu"), 0.0, "fused"),
+        (ComputeDevice("cuda", frozenset({"triton"})), 0.0, "flex"),
+        (ComputeDevice("cuda", frozenset({"triton"})), 0.1, "fused"),
+        (ComputeDevice("cuda", ALL_PACKAGES), 0.0, "flex"),
+    ],
+)
+def test_kernel_of_a_soft_cap(device: ComputeDevice, dropout: float, kernel: str) -> None:
+    """With documents flash-attn cannot be used, and varlen and tiles have no soft cap."""
+    work = AttentionWork(
+        queries=8192,
+        key_width=64,
+        precision="bf16",
+        causal=True,
+        documents=True,
+        offsets=True,
+        capped=True,
+        dropout=dropout,
+    )
+    assert choose_kernel(work, device).kernel == kernel
+    with pytest.raises(UserError, match="does not support a soft cap of attention scores"):
+        choose_kernel(work, device, "varlen")
 
 
 @pytest.mark.parametrize("block", [4, 16])

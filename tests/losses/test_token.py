@@ -56,6 +56,26 @@ def test_token_loss_equals_cross_entropy(
         torch.testing.assert_close(gradient.double(), expected_gradient, rtol=tolerance, atol=tolerance / 10)
 
 
+@pytest.mark.parametrize("chunk", [1024, 7])
+def test_soft_cap_equals_cross_entropy(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(token, "num_rows_projected", lambda *_: chunk)
+    torch.manual_seed(0)
+    inputs = [(3 * torch.randn(rows, 8)).requires_grad_() for rows in (20, ROWS)]
+    labels = torch.randint(0, VOCABULARY, (20,))
+    labels[[3, 8]] = IGNORED
+    module = TokenLoss(VOCABULARY, z_loss=0.1, cap=2.0)
+    loss = module(*inputs, None, labels)
+    logits = 2.0 * torch.tanh(F.linear(*inputs)[:, :VOCABULARY] / 2.0)
+    torch.testing.assert_close(module.logits(*inputs, None), logits)
+    expected = F.cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
+    expected = expected + 0.1 * logits.logsumexp(-1)[labels != IGNORED].square().sum()
+    torch.testing.assert_close(loss, expected)
+    for gradient, expected_gradient in zip(
+        torch.autograd.grad(loss, inputs), torch.autograd.grad(expected, inputs), strict=True
+    ):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-5, atol=1e-5)
+
+
 def test_vocabulary_padding_gets_no_gradient() -> None:
     torch.manual_seed(0)
     hidden = torch.randn(5, 8)

@@ -79,7 +79,8 @@ class GeneralModelConfig(Shape):
     """Number of distinct layers in a group, which are repeated in turn. Default: that of `family`."""
     attention: dict[str, Any] = {}
     """Options of the family's kinds of attention: option -> value, or a list of values that layers use in turn. All
-    kinds have `dropout` (whether attention weights have the model's dropout, or a rate of their own). Those of rotary
+    kinds have `dropout` (whether attention weights have the model's dropout, or a rate of their own) and `scale_width`
+    (head width whose square root divides scores, if it is not that of the heads). Those of rotary
     positions have `rope_base`, `rope_factor` (that stretches wavelengths for longer texts) and `rope_original_context`
     (null: all wavelengths are stretched; else those above this length). Further options are those of the kind: `window`
     (sliding windows), also `dilation` (Longformer, LED); `block_size`, `num_random_blocks`, `seed` and `edge_blocks`
