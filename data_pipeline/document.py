@@ -45,7 +45,7 @@ class DropCounts:
     examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     """Examples of dropped documents: reason -> (source, first characters of the text)."""
     messages: dict[str, str] = field(default_factory=dict)
-    """Reason -> detailed message about the first document, with a remedy, if there is one."""
+    """Detailed message about the first document dropped for each reason, with a remedy, if there is one."""
 
     def add(self, reason: str, source: str, text: str = "", message: str = "") -> None:
         self.counts[reason] += 1

@@ -34,15 +34,15 @@ class CorpusReport:
     id: str
     files: int
     splits: dict[str, dict[str, int]]
-    """Split -> documents, tokens, bytes (of the text in UTF-8), shards."""
+    """Size of each split: documents, tokens, bytes (of the text in UTF-8), shards."""
     dropped: dict[str, int]
     """Number of dropped documents by reason."""
     examples: dict[str, list[tuple[str, str]]]
-    """Reason -> (source, first characters) of some dropped documents."""
+    """Examples of dropped documents by reason: (source, first characters)."""
     messages: dict[str, str] = field(default_factory=dict)
-    """Reason -> message about the first dropped document, with a remedy."""
+    """Message about the first document dropped for each reason, with a remedy."""
     languages: dict[str, int] = field(default_factory=dict)
-    """Language -> documents, if a step identifies languages."""
+    """Number of documents of each language, if a step identifies languages."""
     unknown_words: dict[str, UnknownWords] = field(default_factory=dict)
     """Language, or script if the language is unknown -> number of words, and number of words with unknown tokens."""
     composition: Composition = field(default_factory=Composition)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MicroBatch = dict[str, "Tensor"]
-"""Field name -> [B, ...] of the samples of a micro-batch, as `BatchSpec` describes."""
+"""Type of a micro-batch: fields of its samples, [B, ...], by name, as `BatchSpec` describes."""
 IGNORED = -100
 """Label of a position that enters no loss (torch's default)."""
 INPUT_FIELDS = (

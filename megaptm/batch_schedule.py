@@ -40,9 +40,10 @@ class BatchSchedule:
     samples: int = 0
     """Number of samples in the ramp; 0: no ramp."""
     sizes_by_step: tuple[tuple[int, int], ...] = ()
-    """(step, batch size from this step on), in order of steps; replaces `start`, `increment` and `samples`."""
+    """Pairs (step, batch size from this step on), in order of steps; they replace `start`, `increment` and
+    `samples`."""
     skips: tuple[tuple[int, int], ...] = ()
-    """(step, number of batches of its size that are skipped before it), as PaLM did after a loss spike (section
+    """Pairs (step, number of batches of its size that are skipped before it), as PaLM did after a loss spike (section
     5.1)."""
 
     def __post_init__(self) -> None:
@@ -108,7 +109,8 @@ class BatchSchedule:
         return bisect_right(range(max_steps), samples, key=lambda step: self.first_sample(step) + self.size(step))
 
     def sizes(self, begin: int, end: int) -> dict[int, int]:
-        """Return batch size -> number of steps with it among the steps from `begin` up to, but not including, `end`."""
+        """Return the number of steps of each batch size among the steps from `begin` up to, but not including,
+        `end`."""
         bounds = [*(level.step for level in _levels_of(self)), max(end, _levels_of(self)[-1].step + 1)]
         counted: Counter[int] = Counter()
         for level, (start, stop) in zip(_levels_of(self), pairwise(bounds), strict=True):

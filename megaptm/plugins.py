@@ -28,7 +28,7 @@ ALLOW_CODE = "MEGAPTM_ALLOW_CODE"
 NAMED_BY_USER: set[str] = set()
 """Modules named by configs that the user wrote, which are allowed."""
 NAMED_BY_RUNS: dict[str, str] = {}
-"""Module -> config of a run that names it. A run's folder may come from an untrusted source."""
+"""Modules that configs of runs name, each with such a config. A run's folder may come from an untrusted source."""
 ABSENT = object()
 """Marker for an attribute that a plugin's module does not have."""
 ENTRY_POINTS = "megaptm.families"

@@ -96,14 +96,14 @@ def _token_spans(shifted_parts: Sequence[tuple[int, int, int]], ends: np.ndarray
 
 
 def _label_row(document: Document, labels: Sequence[str]) -> np.ndarray:
-    """Return int32 [1, 2]; raise `ValueError` if the document's label is not in `labels`."""
+    """Return the row of a document's label, int32 [1, 2]; raise `ValueError` if the label is not in `labels`."""
     if (label := str(document.notes.get("label"))) not in labels:
         raise ValueError(f"the label {label!r} is not one of {', '.join(labels)}")
     return np.array([[0, labels.index(label)]], dtype=np.int32)
 
 
 def _tokens_within(spans: np.ndarray) -> np.ndarray:
-    """Return int32 [n]: unique indexes of the tokens within annotated spans."""
+    """Return the unique indexes of the tokens within annotated spans, int32 [n]."""
     tokens = [np.arange(first, stop, dtype=np.int32) for first, stop in spans[:, :2].tolist()]
     return np.unique(np.concatenate(tokens)) if tokens else np.zeros(0, dtype=np.int32)
 

@@ -24,7 +24,7 @@ MAX_ABBREVIATION = 20
 
 
 def sentence_starts(text: str, form: str = "prose") -> np.ndarray:
-    """Return int64 [sentences]: start of each sentence of prose, or of each line of code."""
+    """Return the start of each sentence of prose, or of each line of code, int64 [sentences]."""
     starts = np.array([0, *(_starts_in_code(text) if form == "code" else _starts_in_prose(text))], dtype=np.int64)
     return np.unique(starts[starts < len(text)])
 

@@ -52,7 +52,7 @@ def word_starts(text: str, ends: np.ndarray, chinese: str = "characters") -> np.
 
 
 def word_offsets(text: str, chinese: str = "characters") -> np.ndarray:
-    """Return int64 [words]: first character of each word of a text; `chinese` as in `Annotations`."""
+    """Return the first character of each word of a text, int64 [words]; `chinese` as in `Annotations`."""
     return _word_offsets(text, _kinds_of(text), chinese)
 
 
@@ -90,7 +90,7 @@ def _kinds_of(text: str) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _kind_table() -> np.ndarray:
-    """Return int8 [Unicode code points]: kind of each character."""
+    """Return the kind of each character, int8 [Unicode code points]."""
     kinds = np.full(sys.maxunicode + 1, LETTER, dtype=np.int8)
     for first, last in (*HAN, *KANA):
         kinds[first : last + 1] = ALONE

@@ -111,7 +111,7 @@ def _has_fewer_sentences(text: str, min_count: int) -> bool:
 
 @lru_cache(maxsize=4)
 def _read_phrases(path: str, _: tuple[int, int]) -> dict[int, HashSet]:
-    """Return number of words -> hashes of the banned phrases in a file with that many words."""
+    """Return the hashes of the banned phrases in a file, by the number of words in the phrase."""
     try:
         with regular_file(path).open(encoding="utf-8") as file:
             phrases = [Words(line) for line in file]

@@ -106,7 +106,7 @@ def _load_opencc() -> Any:
 
 
 class _SimplifiedCharacters(dict[int, str]):
-    """Code point -> simplified character, computed at the first lookup."""
+    """Table of simplified Chinese characters by code point, computed at the first lookup."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)

@@ -68,7 +68,7 @@ class GopherRepetition(BatchFilter):
         return None
 
     def _word_reasons(self, texts: Sequence[str]) -> dict[int, str]:
-        """Return index of a text -> the first broken rule about n-grams, for texts that break one."""
+        """Return the first broken rule about n-grams by index of the text, for texts that break one."""
         words, firsts = words_of(texts, fold=False, split="spaces")
         total = reduce_per_text(np.add, words.lengths, firsts)
         broken: dict[int, str] = {}

@@ -24,8 +24,8 @@ class NGrams:
     starts: np.ndarray
     """Index of the first word of each n-gram, int32 [runs]."""
     grams: np.ndarray
-    """uint64 [runs]: hash that is equal for equal n-grams of a text; hashes of a text are larger than those of the text
-    before."""
+    """Hashes of the n-grams, uint64 [runs]: equal for equal n-grams of a text. Hashes of a text are larger than those
+    of the text before."""
     size: int
 
     @staticmethod
@@ -40,7 +40,7 @@ class NGrams:
         return NGrams(words, firsts, starts, grams, size)
 
     def top_characters(self) -> np.ndarray:
-        """Return int64 [texts]: characters in the most frequent n-gram of each text (the longest if tied); 0 if none
+        """Return the characters in the most frequent n-gram of each text, the longest if tied, int64 [texts]; 0 if none
         occurs twice."""
         grams, counts = np.unique(self._repeated_grams(), return_counts=True)
         texts = _text_index(grams)
@@ -53,7 +53,7 @@ class NGrams:
         return max_counts * longest
 
     def duplicate_characters(self) -> np.ndarray:
-        """Return int64 [texts]: characters in the n-grams of each text that occurred earlier in it. Each character
+        """Return the characters in the n-grams of each text that occurred earlier in it, int64 [texts]. Each character
         counts once."""
         indexes = HashSet(self._repeated_grams()).indexes_of(self.grams)
         _, earliest = np.unique(self.grams[indexes], return_index=True)

@@ -46,9 +46,9 @@ class Words:
     """
 
     starts: np.ndarray
-    """int32 [words]: offset of the first byte of each word in the UTF-8 text."""
+    """Offset of the first byte of each word in the UTF-8 text, int32 [words]."""
     ends: np.ndarray
-    """int32 [words]: offset after the last byte of each word."""
+    """Offset after the last byte of each word, int32 [words]."""
 
     def __init__(self, text: str, *, fold: bool = True, split: WordSplit = "letters") -> None:
         encoded = text.encode("utf-8", "surrogatepass")
@@ -72,7 +72,7 @@ class Words:
 
     @cached_property
     def characters_before(self) -> np.ndarray:
-        """int64 [words + 1]: cumulative characters of the words before each word; the last entry is the total."""
+        """Cumulative characters of the words before each word, int64 [words + 1]; the last entry is the total."""
         before = np.zeros(len(self) + 1, np.int64)
         np.cumsum(self.lengths, dtype=np.int64, out=before[1:])
         return before
@@ -86,7 +86,7 @@ class Words:
         return before[offsets]
 
     def _is_continuation(self) -> np.ndarray:
-        """Return bool [bytes]: whether a byte is a continuation byte of a character."""
+        """Return whether each byte is a continuation byte of a character, bool [bytes]."""
         return (np.frombuffer(self._encoded, np.uint8) & 0xC0) == 0x80
 
     @cached_property
@@ -101,7 +101,7 @@ class Words:
         return hashes
 
     def ngrams(self, size: int) -> np.ndarray:
-        """Return uint64 [words - size + 1]: hash of each n-gram of `size` words; empty if there are fewer words."""
+        """Return the hash of each n-gram of `size` words, uint64 [words - size + 1]; empty if there are fewer words."""
         count = len(self) - size + 1
         if count < 1:
             return np.empty(0, np.uint64)
@@ -190,7 +190,8 @@ def reduce_per_text(gather: np.ufunc, values: np.ndarray, firsts: np.ndarray) ->
 
 
 def _hash_words(eight: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return uint64 [words] from the eight bytes at each offset: the first sixteen bytes at once, then the rest."""
+    """Return the hashes of words, uint64 [words], from the eight bytes at each offset: the first sixteen bytes at once,
+    then the rest."""
     own = np.minimum(sizes, MAX_HASHED_BYTES)
     hashes = eight[starts] & FIRST_BYTES[own]
     hashes *= MULTIPLIER
@@ -255,7 +256,8 @@ def _kinds_of_codes(split: WordSplit) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _small_letters() -> np.ndarray:
-    """Return uint32 [CODES]: lower-case code point of each capital, and any other code point unchanged."""
+    """Return a table of the lower-case code point of each capital, and any other code point unchanged, uint32
+    [CODES]."""
     small = np.arange(CODES, dtype=np.uint32)
     small[:SCRIPTS] = np.strings.lower(small[:SCRIPTS].view("U1")).view(np.uint32)
     return small

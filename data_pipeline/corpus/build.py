@@ -153,7 +153,7 @@ REMEDIES = {
     "tags": "phrases that occur in the text",
     "turns": "sources with `messages`",
 }
-"""Annotation -> input that the user must provide if the text has none of it."""
+"""Input that the user must provide if the text has none of an annotation, by annotation."""
 
 
 def count_annotations(results: Iterable[ShardResult], annotations: Annotations) -> dict[str, int]:

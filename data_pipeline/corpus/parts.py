@@ -60,7 +60,7 @@ class Part:
 
     @property
     def digests(self) -> np.ndarray:
-        """uint64 [n, 2]: 128-bit hashes of the texts of the part."""
+        """128-bit hashes of the texts of the part, uint64 [n, 2]."""
         return load(f"{self.stem}.columns.npy")["digest"]
 
     @property

@@ -49,7 +49,7 @@ class Selection:
 
     parts: Sequence[Documents]
     stays: Callable[[int], np.ndarray]
-    """Index of a part -> which of its documents remain after deduplication, bool [n]."""
+    """Documents that remain after deduplication, bool [n], by index of the part."""
     below: int
     """Bound on the first hash of a document. Documents at or above it exceed `limit_bytes`."""
     salt: np.uint64

@@ -77,9 +77,9 @@ class ShardResult:
     dropped: DropCounts
     languages: Counter[str]
     annotation_counts: Counter[str]
-    """Annotation -> number of its occurrences in the shard."""
+    """Number of occurrences of each annotation in the shard."""
     unknown: dict[str, UnknownWords]
-    """Language -> counts of words and unknown words; empty if the tokenizer knows every word."""
+    """Counts of words and unknown words in the shard, by language; empty if the tokenizer knows every word."""
     composition: Composition
 
 
@@ -202,7 +202,8 @@ def _drop_reason(ids: np.ndarray, annotations: Mapping[str, np.ndarray]) -> str:
 
 
 def _read_attached(document: Document, suffixes: Mapping[str, str]) -> dict[str, bytes] | None:
-    """Return suffix -> bytes of the file that a document names; empty without one, None if it cannot be read."""
+    """Return the bytes of the files that a document names, by suffix. Empty without one; None if a file cannot be
+    read."""
     part = document.notes.get(ATTACHED)
     if part is None:
         return {}

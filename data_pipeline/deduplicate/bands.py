@@ -70,7 +70,7 @@ def compare_bands(job: BandJob) -> int:
 
 
 def _entries_in_range(job: BandJob) -> tuple[np.ndarray, np.ndarray]:
-    """Return uint64 [n] keys and int64 [n] rows of the job's range, concatenated over parts."""
+    """Return the keys and rows of the job's range, uint64 [n] and int64 [n], concatenated over parts."""
     first_rows = job.listing.first_rows
     dropped = load(job.dropped) if job.dropped else None
     keys, rows = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
@@ -135,7 +135,8 @@ def _frequent_keys(keys: np.ndarray) -> Iterator[slice]:
 
 
 def _sort_order(signatures: np.ndarray, key: int) -> np.ndarray:
-    """Return int64 [n]: sort order by the components with most distinct values, then by all components."""
+    """Return the sort order of the entries by the components with most distinct values, then by all components, int64
+    [n]."""
     width = signatures.shape[1]
     numbers = signatures[:, (key + np.arange(CONSIDERED)) % width]
     values = np.sort(numbers, axis=0)
@@ -146,7 +147,7 @@ def _sort_order(signatures: np.ndarray, key: int) -> np.ndarray:
 
 
 def _count_agreeing(signatures: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """Return int64 [pairs]: number of equal components of two signatures."""
+    """Return the number of equal components of the two signatures of each pair, int64 [pairs]."""
     agreeing = np.empty(pairs.shape[1], np.int64)
     for begin in range(0, len(agreeing), PAIRS_AT_ONCE):
         block = slice(begin, begin + PAIRS_AT_ONCE)
@@ -156,7 +157,8 @@ def _count_agreeing(signatures: np.ndarray, pairs: np.ndarray) -> np.ndarray:
 
 
 def gather_signatures(listing: PartListing, rows: np.ndarray, hashes: int) -> np.ndarray:
-    """Return uint32 [rows, hashes]: MinHash signatures of the documents in ascending rows. Opens one file at a time."""
+    """Return the MinHash signatures of the documents in ascending rows, uint32 [rows, hashes]. Opens one file at a
+    time."""
     stems, first_rows = listing.stems, listing.first_rows
     cuts = np.searchsorted(rows, first_rows)
     signatures = np.empty((len(rows), hashes), np.uint32)

@@ -50,7 +50,7 @@ class PartListing:
 
     @property
     def first_rows(self) -> np.ndarray:
-        """int64 [parts + 1]: first row of each part, and the total number of rows."""
+        """First row of each part, and the total number of rows, int64 [parts + 1]."""
         return np.cumsum([0, *(documents for _, documents in _read_entries(self.path))])
 
 

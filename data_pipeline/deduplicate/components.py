@@ -22,7 +22,7 @@ class Components:
             np.minimum.at(self._lower, np.maximum(first, second), np.minimum(first, second))
 
     def are_separate(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """Return bool [n]: whether rows `left[i]` and `right[i]` are in different components."""
+        """Return whether rows `left[i]` and `right[i]` are in different components, bool [n]."""
         return self._find_lowest(first) != self._find_lowest(second)
 
     def lowest(self) -> np.ndarray:

@@ -24,16 +24,17 @@ class Duplicates:
     """Documents dropped as duplicates. Memory: 1 byte per document."""
 
     reasons: np.ndarray
-    """uint8 [documents]: index in REASONS, 0 for documents that are kept; all parts concatenated."""
+    """Index in REASONS of the drop reason of each document, 0 for documents that are kept, uint8 [documents]; all parts
+    concatenated."""
     first_rows: np.ndarray
     """First row of each part of the corpus, int64 [parts + 1]."""
     counts: dict[str, int]
     """Number of dropped documents by reason."""
     examples: dict[str, list[tuple[str, str]]]
-    """Reason -> examples (source of the dropped document, source of the kept one)."""
+    """Examples of duplicates by reason: source of the dropped document, source of the kept one."""
 
     def is_retained(self, part: int) -> np.ndarray:
-        """Return bool [documents of the part]: whether deduplication retains each document."""
+        """Return whether deduplication retains each document of a part, bool [documents of the part]."""
         return self.reasons[self.first_rows[part] : self.first_rows[part + 1]] == STAYS
 
 

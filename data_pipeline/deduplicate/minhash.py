@@ -76,8 +76,8 @@ def densify(minima: np.ndarray, seed: int) -> np.ndarray:
 
 
 def band_keys(signatures: np.ndarray, *, bands: int, rows: int, seed: int) -> np.ndarray:
-    """Return uint64 [n, bands]: keys that are equal if two MinHash signatures agree on all `rows` components of a
-    band."""
+    """Return band keys of MinHash signatures, uint64 [n, bands]. They are equal if two signatures agree on all `rows`
+    components of a band."""
     odd = np.random.Generator(np.random.PCG64(seed)).integers(0, 1 << 63, (bands, rows), np.uint64) * np.uint64(2)
     numbers = signatures[:, : bands * rows].reshape(-1, bands, rows).astype(np.uint64)
     keys = (numbers * (odd + np.uint64(1))).sum(axis=2, dtype=np.uint64)
@@ -86,7 +86,7 @@ def band_keys(signatures: np.ndarray, *, bands: int, rows: int, seed: int) -> np
 
 @lru_cache(maxsize=4)
 def _bin_orders(width: int, seed: int) -> np.ndarray:
-    """Return int64 [width, width]: for each bin, the order of the bins that it copies from."""
+    """Return for each bin of a MinHash signature the order of the bins that it copies from, int64 [width, width]."""
     order = np.tile(np.arange(width), (width, 1))
     return np.random.Generator(np.random.PCG64(seed)).permuted(order, axis=1)
 

@@ -111,7 +111,7 @@ class _ParagraphCutter:
 
 
 def _is_listed(paths: Sequence[str], begin: int, count: int) -> np.ndarray:
-    """Return bool [count]: whether the files of repeated paragraphs list each index from `begin` on."""
+    """Return whether the files of repeated paragraphs list each index from `begin` on, bool [count]."""
     marked = np.zeros(count, bool)
     for numbers, _ in entries_between(paths, begin, begin + count):
         marked[numbers - begin] = True

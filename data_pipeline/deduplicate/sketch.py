@@ -101,7 +101,8 @@ class Signatures:
 
 
 def compute_signatures(texts: Sequence[str], near: NearDuplicateOptions) -> np.ndarray:
-    """Return uint32 [texts, hashes]: MinHash signatures of texts. All components are EMPTY for a text without words."""
+    """Return the MinHash signatures of texts, uint32 [texts, hashes]. All components are EMPTY for a text without
+    words."""
     minima = _min_values([text[:PIECE] for text in texts], near)
     for number, text in enumerate(texts):
         for begin in range(PIECE, len(text), PIECE):

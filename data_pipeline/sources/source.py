@@ -65,7 +65,7 @@ class Source:
     leave_out: tuple[str, ...] = MARKUP
     """Wikipedia markup to remove: `headers`, `lists`, `tables`, as in BERT's corpus (arXiv:1810.04805, section 3.1)."""
     overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Glob of file names -> settings of the files that match: `{"reviews*.jsonl": {text: content}}`."""
+    """Settings of the files whose names match a glob, by glob: `{"reviews*.jsonl": {text: content}}`."""
     max_bytes: int | None = None
     """Maximum bytes of a line, row, JSON value, web page or article. Default: 256 MiB for a line, row or value, 64 MiB
     for a web page, 4 MiB for an article."""

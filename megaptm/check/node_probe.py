@@ -20,7 +20,7 @@ class NodeReplies:
     by_node: dict[str, dict[str, Any]]
     """Facts by node name, in the scheduler's order."""
     silent: dict[str, str]
-    """Node that did not reply to the probe -> reason."""
+    """Nodes that did not reply to the probe, each with the reason."""
     begin: float
     """Times of this machine's clock before and after the nodes were probed."""
     end: float

@@ -200,7 +200,7 @@ def nodes_below_usual(name: str, unit: str, scale: int, replies: NodeReplies) ->
 
 
 def facts_by_node(replies: NodeReplies, name: str) -> dict[str, Any]:
-    """Return node -> value of one fact that the nodes reported."""
+    """Return the value of one fact that the nodes reported, by node."""
     return {node: facts[name] for node, facts in replies.by_node.items() if name in facts}
 
 

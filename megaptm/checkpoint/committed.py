@@ -18,7 +18,7 @@ NAME = re.compile(r"step-(\d+)(\.replaced)?")
 
 
 def find_committed(run: Path) -> dict[int, Path]:
-    """Return step -> folder of each committed checkpoint. A checkpoint may be damaged.
+    """Return the folders of the committed checkpoints of a run by step. A checkpoint may be damaged.
 
     Empty if the run has no folder of checkpoints. Raises `UnreadableError` if the folder cannot be read: otherwise the
     run would silently restart at step 0.

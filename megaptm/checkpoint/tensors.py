@@ -318,7 +318,7 @@ class IndexedReader(TensorReader):
         super().__init__(folder)
         self._indexes = [read for _, read in indexes]
         self._indexes_of: dict[str, list[int]] = {}
-        """Tensor -> checkpoint indexes that list pieces of it."""
+        """Checkpoint indexes that list pieces of a tensor, by tensor."""
         for number, (names, _) in enumerate(indexes):
             for name in names:
                 self._indexes_of.setdefault(name, []).append(number)

@@ -124,7 +124,7 @@ def _layouts_json(family: Any) -> dict[str, dict[int, dict[str, Any]]]:
 
 
 def _shipped_layouts(family: Any) -> dict[str, dict[int, Layout]]:
-    """Return shipped config of the family -> number of devices -> layout. Reads each file once."""
+    """Return the layouts of the family's shipped configs, by config and number of devices. Reads each file once."""
     from megaptm.config import UncheckedConfig
     from megaptm.config.shipped import CONFIGS
     from megaptm.families import FAMILIES

@@ -88,7 +88,7 @@ def _location_of(path: tuple[str, ...], origins: dict[str, str]) -> str | None:
 
 
 def section_keys(path: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return name -> meaning of the keys in a section of the config's schema. An empty path is the top level."""
+    """Return the keys in a section of the config's schema, each with its meaning. An empty path is the top level."""
     if path[:1] == ("layouts",):
         return _key_meanings(Layout) if len(path) == 2 else {}
     section = _section_class(path)

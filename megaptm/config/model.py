@@ -30,7 +30,7 @@ SHAPE_KEYS = tuple(Shape.model_fields)
 LOSS_KEYS = ("z_loss", "label_smoothing", "negatives")
 """Keys that configure the losses of token heads."""
 SHARING_KEYS = {"share": "sublayers", "groups": "groups", "cycle": "cycle"}
-"""Key of a config's model -> field of `SharingSpec`."""
+"""Fields of `SharingSpec` by the key of a config's model."""
 
 
 def _shape_values(shape: Shape, table: Size | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ ANY_SEQUENCE = 512
 
 
 def sequence_lengths(batch: BatchSpec, family: Family) -> dict[str, int]:
-    """Return stack -> number of positions, including the queries beside its text."""
+    """Return the number of positions of each stack, including the queries beside its text."""
     num_queries = batch.num_predicted or 0
     return {
         stack: family.sequence_length(stack, tokens, num_queries)

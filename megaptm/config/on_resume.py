@@ -92,7 +92,7 @@ RESUME_RULES = {
     "callbacks": OnResume.YES,
     **{f"{key}.{name}": OnResume.MOVED for key, section in extension_sections().items() for name in section.moved},
 }
-"""Config key or section -> rule for changing it on resume. Unlisted keys have `OnResume.NEVER`."""
+"""Rules for changing config keys and sections on resume. Unlisted keys have `OnResume.NEVER`."""
 
 
 def resume_rule(key: str) -> OnResume:

@@ -130,7 +130,7 @@ class DeviceLayout(Section):
     devices: Count | None = None
     """Number of processes, each on one device. Default: the smallest number in `layouts`."""
     layouts: dict[Annotated[Count, Strict(False)], Layout] = {}
-    """Number of devices -> layout for this many and more, without `data`, which follows. Keys of `layout` take
+    """Layouts by number of devices, each for this many and more, without `data`, which follows. Keys of `layout` take
     precedence."""
 
 
@@ -144,7 +144,7 @@ class RampConfig(Section):
     samples: Count | None = None
     """Number of samples at which the batch reaches train.batch."""
     steps: dict[Annotated[int, Field(ge=0), Strict(False)], Count] = {}
-    """Step -> batch size from this step on. The first step is 0, and the last size is train.batch. A change of
+    """Batch sizes by the step from which they hold. The first step is 0, and the last size is train.batch. A change of
     train.batch on resume writes the sizes so far here."""
 
 
@@ -182,8 +182,8 @@ class TrainConfig(Section):
     ramp: RampConfig | None = None
     """Smaller batches at the start; `optimizer.step_unit` determines their effect on the learning rate."""
     skip_batches: dict[Annotated[Count, Strict(False)], Count] = {}
-    """Step -> number of batches that are skipped before it. After a loss spike, entries may be added to a run: it goes
-    back to its newest checkpoint at or before that step."""
+    """Number of batches that are skipped before a step, by step. After a loss spike, entries may be added to a run: it
+    goes back to its newest checkpoint at or before that step."""
     seed: Annotated[int, Field(ge=0)] = 1234
     """Seed of all randomness in the run."""
     init_from: str | None = None

@@ -215,8 +215,8 @@ class BatchMemory:
             ) from None
 
     def arrays(self, micro_batch: int) -> Sample:
-        """Return field -> [samples, ...] of a micro-batch. Its memory is that of the one `capacity` micro-batches
-        earlier."""
+        """Return the fields of a micro-batch by name, each [samples, ...]. Its memory is that of the one `capacity`
+        micro-batches earlier."""
         first = micro_batch % self.capacity * self._size
         return {
             name: np.frombuffer(self._memory, dtype, int(np.prod(shape)), first + at).reshape(shape)

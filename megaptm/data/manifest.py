@@ -30,7 +30,7 @@ SUMMED = ("samples", "tokens", "bytes")
 """Columns of the shard table whose sums are in the manifest."""
 
 ANNOTATIONS = {"sentences": 1, "words": 1, "capitals": 1, "phrases": 2, "tags": 3, "turns": 2, "parts": 1, "labels": 2}
-"""Annotation -> number of int32 columns. The first column is the ascending index of the token at which the item starts.
+"""Number of int32 columns of each annotation. The first is the ascending index of the token at which the item starts.
 
 Further columns: the end token (exclusive) of phrases and tags, the label index of tags, the role index of turns. The
 only row of labels has the label index of the document.

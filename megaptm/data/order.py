@@ -117,9 +117,9 @@ class Epoch:
     window: int
     """Number of shards per window. The last window may have fewer."""
     measures: np.ndarray
-    """int64 [windows + 1]: cumulative measure (see `Order.measure_documents`) before each window."""
+    """Cumulative measure (see `Order.measure_documents`) before each window, int64 [windows + 1]."""
     samples: np.ndarray
-    """int64 [windows + 1]: number of samples that start before each window."""
+    """Number of samples that start before each window, int64 [windows + 1]."""
 
     def __len__(self) -> int:
         """Return the number of windows in this epoch."""
@@ -137,11 +137,11 @@ class Window:
     shard: np.ndarray
     """Shard of each document in the window, int32 [documents]."""
     document: np.ndarray
-    """int32 [documents]: index of each document in its shard."""
+    """Index of each document in its shard, int32 [documents]."""
     edges: np.ndarray
-    """int64 [documents + 1]: cumulative measure before each document."""
+    """Cumulative measure before each document of the window, int64 [documents + 1]."""
     sample: np.ndarray
-    """int64 [samples]: permutation of the samples that start in this window."""
+    """Permutation of the samples that start in this window, int64 [samples]."""
 
 
 def check_annotations(corpus: Corpus, needed: Iterable[str], *, alone: bool = True) -> None:

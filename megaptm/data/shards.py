@@ -253,7 +253,7 @@ def _is_outage(error: Exception) -> bool:
 
 
 def open_index(folder: str | os.PathLike[str], info: ShardInfo, fields: Sequence[str], dtype: str) -> np.ndarray:
-    """Return int64 [documents, 2 * fields]: memory-mapped index of a shard; ids follow for some types."""
+    """Return the memory-mapped index of a shard, int64 [documents, 2 * fields]; ids follow for some types."""
     path = Path(folder) / info.index_name
     columns = 2 * len(fields) + find_token_type(dtype).num_columns(dtype)
     try:

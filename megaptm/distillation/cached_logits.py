@@ -70,7 +70,7 @@ class TeacherLogitsManifest(Record):
     per_file: int
     """Number of samples per file of teacher logits. The last file may have fewer."""
     samples: dict[str, int]
-    """Split -> number of samples with teacher logits, starting with sample 0."""
+    """Number of samples of each split with teacher logits, starting with sample 0."""
     files: dict[str, str]
     """Sha256 of each file of teacher logits, by its name."""
 

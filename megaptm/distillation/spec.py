@@ -24,9 +24,9 @@ class Distillation:
 
     teacher: ModelSpec
     weights: Mapping[str, float]
-    """Hook -> weight of its loss. Hooks without a weight are absent."""
+    """Weights of the distillation losses by hook. Hooks without a weight are absent."""
     layers: Mapping[str, tuple[int, ...]]
-    """Stack -> teacher layer for each student layer."""
+    """Teacher layer for each student layer, by stack."""
     layer_weights: tuple[float, ...] = ()
     """Weight of the distillation losses of each layer. Empty: 1."""
     questions: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Distillation:
     """Factor of the weights of the objective's losses."""
 
     def with_loss_weights(self, losses: Mapping[str, float]) -> dict[str, float]:
-        """Return loss -> weight for the losses of the objective and of the distillation."""
+        """Return the weights of the losses of the objective and of the distillation, by loss."""
         weights = {name: weight * self.objective for name, weight in losses.items()}
         return weights | {f"{LOSS}{hook}": weight for hook, weight in self.weights.items()}
 

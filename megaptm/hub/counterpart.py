@@ -98,8 +98,8 @@ class Counterpart:
     """Function that returns the kinds of attention that layers use in turn, from megaptm's values of a config that
     lists them by layer."""
     dropout_fields: dict[str, str] = field(default_factory=dict)
-    """Dropout field -> megaptm's value, if values may differ: an export writes it, and an import reports
-    differences."""
+    """Dropout fields of config.json with megaptm's values, if values may differ: an export writes them, and an import
+    reports differences."""
     fixed: dict[str, Any]
     """Fields with one value in the architecture: the value, or a function of the other fields."""
     optional_fields: frozenset[str] = frozenset()

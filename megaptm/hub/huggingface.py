@@ -46,7 +46,7 @@ ROLES = {"bos_token_id": "begin", "eos_token_id": "end", "pad_token_id": "pad"}
 FORCED_IDS = ("forced_bos_token_id", "forced_eos_token_id")
 """First and last token of generated text, regardless of the model's prediction; in few configs."""
 SAME_IDS = {"cls_token_id": "bos_token_id", "sep_token_id": "eos_token_id"}
-"""Ids of a few configs -> the id of the same token under its usual name."""
+"""Names of token ids in a few configs, with the usual name of the id of the same token."""
 TEXT_CONFIG = "text_config"
 """Section of a config that describes the text model."""
 LEGACY_END_ID = 2

@@ -127,7 +127,7 @@ class _CompiledLinear(torch.autograd.Function):
 
 
 _PARAMETERS: dict[int, weakref.ref[Tensor]] = {}
-"""Memory address -> parameter, for compiled code, which gets other tensor objects of the same memory."""
+"""Parameters by memory address, for compiled code, which gets other tensor objects of the same memory."""
 
 torch.library.define("megaptm::add_weight_gradient", "(Tensor d_output, Tensor x, Tensor weight) -> Tensor")
 

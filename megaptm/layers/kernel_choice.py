@@ -19,7 +19,7 @@ from megaptm.spec import Block, FFNSpec, ModelSpec, NormSpec, Size
 
 AUTO, FUSED, VARLEN, FLEX = "auto", "fused", "varlen", "flex"
 MODULES = {"flex": "triton", "flash-attn": "flash_attn", "transformer-engine": "transformer_engine"}
-"""Attention kernel -> package that it needs besides torch."""
+"""Packages that attention kernels need besides torch, by kernel."""
 WIDEST_HEAD = 256
 """Maximum head width of flash-attn and Transformer Engine."""
 NARROWEST_HEAD = 16

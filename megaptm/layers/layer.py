@@ -338,8 +338,8 @@ class Stack(SequenceHooks, BaseStack):
             self["bias_table"] = HeadTable(BIAS_BUCKETS, self.size.heads)
 
     def _shared_modules(self, layers: range, dropout: float, memory: int | None) -> dict[int, Mapping[str, nn.Module]]:
-        """Return index of the first layer -> modules that it shares with later layers of the stack, registered under
-        that index."""
+        """Return the modules that layers share with later layers of the stack, by index of the first layer, under which
+        they are registered."""
         block, size = self.block, self.size
         shared: dict[int, Mapping[str, nn.Module]] = {}
         self["shared"] = register = nn.ModuleDict()

@@ -24,7 +24,8 @@ class StackCache:
         """
         self.states, self.filled, self.farthest, self.same_length = states, filled, farthest, same_length
         self.current_states: dict[int, Tensor] = {}
-        """Layer -> its input in the current sequence, or the part of it that enters the recurrence cache, [S, B, D]."""
+        """Input of each layer in the current sequence, [S, B, D], or the part of it that enters the recurrence
+        cache."""
 
     @classmethod
     def empty(

@@ -16,7 +16,7 @@ Fewer positions mean more additions to the gradient of the table, and more kerne
 ALIGNMENT = 128
 """Number of which the positions of a chunk of logits are a multiple: rows of a tile in matrix products on GPUs."""
 LOGIT_BYTES = {2: 2 + 8, 4: 8, 8: 8 + 8}
-"""Element size -> bytes per logit of the token loss with torch operations: the logit, its softmax in float32, and its
+"""Bytes per logit of the token loss with torch operations, by element size: the logit, its softmax in float32, and its
 float32 input in other formats."""
 
 

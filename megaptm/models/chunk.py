@@ -16,7 +16,7 @@ class ModelChunk:
     """Chunk of a model for a pipeline stage: consecutive layers of all stacks, end to end."""
 
     layers: dict[str, range]
-    """Stack -> indices of its layers in this chunk of the model."""
+    """Indices of the layers of each stack in this chunk of the model."""
     first: bool
     last: bool
     """Whether the chunk has the heads that read full stacks, and the token table to which they are tied."""

@@ -71,7 +71,7 @@ class TokenCosts(InputCosts):
     Its output is as wide as the stack.
     """
     heads: Mapping[str, str] = MappingProxyType({})
-    """Head -> class of the head's costs with this token table, `package.module:NAME`. Other heads are those of
+    """Classes of the costs of heads with this token table, as `package.module:NAME`, by head. Other heads are those of
     `HEADS`."""
 
     @property

@@ -46,7 +46,7 @@ class HeadCosts(ABC):
     """Whether labels of the head are known only after sampling from another head; the batch has the target
     positions."""
     initial_values: ClassVar[Mapping[str, float]] = MappingProxyType({})
-    """Parameter of the head -> initial value of all of its elements, if it is not random."""
+    """Initial value of all elements of a parameter of the head, by parameter, if it is not random."""
     module: ClassVar[str] = ""
     """Class of the head's torch module, `package.module:NAME`, constructed with the spec and these costs."""
 

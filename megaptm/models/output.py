@@ -31,9 +31,9 @@ class ModelOutput:
     stream: Tensor | None = None
     """Hidden states [S, B, D], input of the next chunk: encoder and decoder concatenated along the sequence."""
     losses: dict[str, Loss] = field(default_factory=dict)
-    """Loss -> its sum and number of labels, for heads with labels in the batch."""
+    """Sum and number of labels of each loss, for heads with labels in the batch."""
     features: dict[str, Tensor] = field(default_factory=dict)
-    """Contrastive loss -> features [B, F] that it compares, if requested."""
+    """Features [B, F] that each contrastive loss compares, if requested."""
     logits: dict[str, Tensor] = field(default_factory=dict)
     """Logits of each head, if the batch has no labels."""
     states: States | None = None

@@ -63,7 +63,7 @@ class Composed(BaseObjective):
 
     tasks: tuple[Task, ...]
     weights_by_step: Mapping[str, StepValue]
-    """Loss -> weight, except for losses whose weight a custom task computes."""
+    """Weight of each loss as a function of the step, except for losses whose weight a custom task computes."""
 
     @property
     def name(self) -> str:  # type: ignore[override]

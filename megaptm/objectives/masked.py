@@ -50,7 +50,7 @@ ANNOTATIONS_OF: dict[str, tuple[str, ...]] = {
     "phrases": ("words", "phrases"),
     "entities": ("words", "tags"),
 }
-"""Unit of masking -> annotations that give the units."""
+"""Annotations that give the units of masking, by kind of unit."""
 
 TEXT_FIELDS = ("tokens", "segments", "positions", "document_ids")
 """Batch fields of masked text that the model reads."""
@@ -303,7 +303,7 @@ def enclose_documents(
 
 
 def word_starts(part: DocumentSlice) -> np.ndarray:
-    """Return int64 [tokens]: 1 at the first token of each word. A truncated word counts as one."""
+    """Return 1 at the first token of each word and 0 elsewhere, int64 [tokens]. A truncated word counts as one."""
     return unit_starts(mark_tokens(part.tokens, {"words": part.annotations["words"]}))
 
 

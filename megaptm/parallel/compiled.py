@@ -200,7 +200,7 @@ def _mark_eager_modules(layer: Layer) -> None:
 
 
 _EAGER: dict[type[nn.Module], type[nn.Module]] = {}
-"""Module class -> the same class with a `forward` that torch.compile leaves eager."""
+"""Subclasses of modules with a `forward` that torch.compile leaves eager, by class."""
 
 
 def _eager_class(cls: type[nn.Module]) -> type[nn.Module]:

@@ -18,7 +18,7 @@ from megaptm.config import Layout
 from megaptm.errors import UserError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""`train.precision` -> dtype of weights and activations."""
+"""Dtypes of weights and activations by `train.precision`."""
 
 OWN_STREAM = "tensor-rank"
 """Stream of megatron-core's random tracker that differs between tensor ranks; other streams are the same on all."""

@@ -30,7 +30,7 @@ class Memory:
     recurrence_cache: float = 0.0
     """Bytes of the recurrence cache: the current and the next one in training, and the one of validation."""
     extra: Mapping[str, float] = field(default_factory=dict)
-    """Name -> bytes, for each of the workload's extra costs."""
+    """Bytes of each of the workload's extra costs, by name."""
 
     @property
     def total(self) -> float:

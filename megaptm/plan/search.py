@@ -43,7 +43,7 @@ class Search:
     too_large: list[Candidate]
     """Legal layouts that need more memory than a rank has, smallest first."""
     refused: Counter[str]
-    """Reason of a rejection -> number of layouts rejected for it."""
+    """Number of layouts rejected, by reason."""
 
 
 def search_layouts(config: Config, machine: Machine, devices: int) -> Search:

@@ -292,8 +292,8 @@ NUMBERS = {
     event.kind: [field.name for field in fields(event) if field.type in ("int", "float") and field.name != "loss"]
     for event in Event.__subclasses__()
 }
-"""Event kind -> fields that readers add or compare, so they must be finite. Losses are excluded: they may be
-infinite."""
+"""Fields of events that readers add or compare, so they must be finite, by kind of event. Losses are excluded: they may
+be infinite."""
 START_KINDS = (LaunchEvent.kind, RestartEvent.kind)
 """Event kinds that start a job. The time from there to the first step is its start-up."""
 

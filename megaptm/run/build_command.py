@@ -18,9 +18,9 @@ EXAMPLE_SOURCES = {
     "labels": ("PAIRS.jsonl", "parts: [FIRST, SECOND], keep: [label]"),
     "parts": ("PAIRS.jsonl", "parts: [FIRST, SECOND]"),
 }
-"""Annotation of a corpus -> example source that provides it and is not plain text: path, and settings."""
+"""Example source that provides an annotation of a corpus and is not plain text, by annotation: path, and settings."""
 PLACEHOLDERS = {"labels": "[LABEL, LABEL]", "phrases": "PHRASES.txt", "tags": "TAGS.tsv"}
-"""Annotation of a corpus -> placeholder for its value on the command line, unless the annotation is a switch."""
+"""Placeholder for the value of an annotation of a corpus on the command line, unless the annotation is a switch."""
 
 
 def specials_option(family: Family | LayerlessFamily) -> list[str]:

@@ -259,7 +259,7 @@ def _describe_value(value: Any) -> str:
 
 
 def find_moved(previous: Config, config: Config) -> dict[str, str]:
-    """Return old path -> new path of moved corpora and files of the run, identified by hashes of their content."""
+    """Return the new paths of moved corpora and files of the run by old path, identified by hashes of their content."""
     moved = find_moved_corpora(Path(config.run), previous, config.data.mix, corpus_cache(config))
     old, new = named_files(previous.objective), named_files(config.objective)
     if renamed := [label for label, path in old.items() if new.get(label, path) != path]:
@@ -270,8 +270,8 @@ def find_moved(previous: Config, config: Config) -> dict[str, str]:
 
 
 def find_moved_corpora(run: Path, previous: Config, mix: Iterable[str], cache: Cache) -> dict[str, str]:
-    """Return old path -> path in `mix` of each corpus of the previous config that has another path in `mix`, identified
-    by id."""
+    """Return the new path in `mix` of each corpus of the previous config that has another path there, by old path.
+    Corpora are identified by id."""
     new = [path for path in mix if path not in previous.data.mix]
     if not new:
         return {}

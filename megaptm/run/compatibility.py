@@ -129,8 +129,8 @@ def refuse_other_files(checkpoint: Checkpoint, files: Mapping[str, str], *, may_
 
 
 def find_abandoned(store: Store, skip: Mapping[int, int]) -> dict[int, int]:
-    """Return checkpoint step -> key of `train.skip_batches` that the checkpoint's training did not apply, or applied
-    differently.
+    """Return the key of `train.skip_batches` that the training of a checkpoint did not apply, or applied differently,
+    by the checkpoint's step.
 
     Raises `UserError` if no other checkpoint is left to go back to.
     """

@@ -51,7 +51,7 @@ def refuse_queued(run: Path) -> None:
 
 
 def queued_jobs(run: Path) -> dict[str, str]:
-    """Return job id -> state (PENDING, RUNNING ...) of the queued jobs with the run's script.
+    """Return the states (PENDING, RUNNING ...) of the queued jobs with the run's script, by job id.
 
     Empty if Slurm does not respond. This is safe, because each job has its own copy of the config.
     """

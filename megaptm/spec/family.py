@@ -123,15 +123,15 @@ class Family:
     each (`spec.inputs`)."""
     embedding: EmbeddingSpec = field(default=EmbeddingSpec())
     stacks: dict[str, Block] = field(default_factory=dict)
-    """Name -> block, in the order of the data flow: `encoder`, `decoder` or both. The first stack reads the batch
-    fields without a prefix; every other stack reads fields with its name as prefix: `decoder_tokens`."""
+    """Blocks of the stacks by name, in the order of the data flow: `encoder`, `decoder` or both. The first stack reads
+    the batch fields without a prefix. Every other stack reads fields with its name as prefix: `decoder_tokens`."""
     heads: tuple[str, ...] = ("lm",)
     """Heads of the model, keys of `models.head_costs.HEADS`. `reads` gives the stack or layer that each reads."""
     reads: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
-    """Head -> the stack, or stacks, whose output it reads. Default: the last stack. `decoder.3` is the output of layer
-    3 of the decoder, before the final norm."""
+    """Stack, or stacks, whose output each head reads. Default: the last stack. `decoder.3` is the output of layer 3 of
+    the decoder, before the final norm."""
     sampled: Mapping[str, SampledInput] = field(default_factory=dict)
-    """Stack -> the record of its input, if it reads tokens sampled from a head of an earlier stack. The stack reads the
+    """Record of the input of each stack that reads tokens sampled from a head of an earlier stack. The stack reads the
     batch fields of the stack that the head reads."""
     output: OutputSpec = field(default=OutputSpec())
     loss: LossSpec = field(default=LossSpec())

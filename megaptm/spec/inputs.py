@@ -50,7 +50,8 @@ class InputSpec:
     """Whether the module adds positions after those of the text, one for each target position of the batch, which the
     module gets instead of `fields` and `tokens`: `masked_positions` [B, A]. Without target positions it adds none."""
     initial_values: ClassVar[Mapping[str, float]] = MappingProxyType({})
-    """Pattern of the module's parameter names -> initial value of all elements, if it is not random."""
+    """Initial value of all elements of the module's parameters, if it is not random, by pattern of the parameters'
+    names."""
     zero_first: ClassVar[tuple[str, ...]] = ()
     """Parameters of the module whose first row is initialized with zeros."""
     reads_text: ClassVar[bool] = True

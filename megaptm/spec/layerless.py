@@ -33,7 +33,7 @@ class LayerlessFamily(ABC):
     objectives: tuple[str, ...]
     """Names of the family's objectives; the first is the default of a config."""
     sizes: Mapping[str, Any]
-    """Name of a size -> its record, a dataclass."""
+    """Record of each size, a dataclass, by the name of the size."""
 
     @property
     @abstractmethod

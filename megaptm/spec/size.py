@@ -41,7 +41,7 @@ class Size:
     """Number of learned positions, where sizes of a family differ. None: the family's."""
 
     stacks: dict[str, Size] = field(default_factory=dict, hash=False)
-    """Stack -> its size, for stacks that differ from the others."""
+    """Sizes of the stacks that differ from the others, by stack."""
 
     @property
     def table_width(self) -> int:

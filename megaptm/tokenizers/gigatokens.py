@@ -127,7 +127,7 @@ def _keeps_bytes(content: Mapping[str, Any]) -> bool:
 
 
 def _byte_lengths(library: tokenizers.Tokenizer) -> np.ndarray:
-    """Return int32 [vocabulary]: bytes of each token. Each letter of the byte-level alphabet is one byte."""
+    """Return the bytes of each token, int32 [vocabulary]. Each letter of the byte-level alphabet is one byte."""
     ids = library.get_vocab(with_added_tokens=True)
     lengths = np.zeros(max(ids.values()) + 1, dtype=np.int32)
     for token, id_ in ids.items():

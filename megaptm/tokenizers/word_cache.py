@@ -265,7 +265,7 @@ def _split_words(library: tokenizers.Tokenizer, text: str) -> list[str]:
 
 
 def _word_starts(text: str) -> np.ndarray:
-    """Return int64 [words]: first character of each word of a text."""
+    """Return the first character of each word of a text, int64 [words]."""
     raw = np.frombuffer(text.encode(), dtype=np.uint8)
     space = SPACES[raw]
     starts = np.flatnonzero(~space & np.concatenate(([True], space[:-1])))

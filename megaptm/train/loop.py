@@ -29,7 +29,7 @@ from megaptm.train.profiler import StepProfiler
 from megaptm.train.training_engine import TrainingEngine
 
 SPENT_ON = {"step": "productive", "saving": "checkpoint"}
-"""Phase of the training loop -> field of `SecondsSpent`, where their names differ."""
+"""Fields of `SecondsSpent` by phase of the training loop, where their names differ."""
 
 
 AFTER_DEVIATION = (

@@ -15,7 +15,7 @@ class TrainingEngine(Protocol):
 
     ranks: Ranks
     losses: dict[str, float]
-    """Loss -> its weight in the sum that training minimizes."""
+    """Weight of each loss in the sum that training minimizes."""
 
     def set_loss_weights(self, weights: Mapping[str, float]) -> None:
         """Change the weights of the losses, starting with the next forward pass."""

@@ -23,7 +23,7 @@ TOKEN = re.compile(
     re.IGNORECASE,
 )
 LITERAL_ENDS = {"<!--": re.compile("-->"), "<nowiki>": re.compile("</nowiki>", re.IGNORECASE)}
-"""Markup that starts literal text -> markup that ends it."""
+"""Ends of literal text in markup, by the markup that starts it."""
 CLOSES = {"}}": "{{", "]]": "[[", "|}": "{|", "]": "["}
 VOID = frozenset({"br", "hr", "wbr", "meta", "link", "img", "li", "dt", "dd", "td", "th", "tr"})
 """HTML tags without an end tag."""

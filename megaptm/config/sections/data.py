@@ -25,13 +25,13 @@ class DataConfig(Section):
     """Training data of a run."""
 
     mix: Annotated[dict[str, Annotated[float, Field(gt=0.0)]], Field(min_length=1)]
-    """Corpus folder or URL -> weight. Weights count tokens and need not sum to one."""
+    """Corpora, as folders or URLs, with their weights. Weights count tokens and need not sum to one."""
     size_exponent: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     """Exponent of a corpus's number of documents, which multiplies its weight; weights then count documents. 1:
     proportional to size (T5); else 1 / temperature, such as mT5's 0.3. Default: weights count tokens, independent of
     size."""
     size_limits: dict[str, Count] = {}
-    """Corpus -> maximum number of documents that size_exponent uses (T5's artificial limit)."""
+    """Maximum number of documents that size_exponent uses, by corpus (T5's artificial limit)."""
     sequence: SequenceLength
     """Number of tokens of one sequence (T5: of the encoder's sequence)."""
     epochs: Count | None = None

@@ -20,7 +20,7 @@ from megaptm.spec import Block, ModelSpec, SlidingWindowSpec
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 BASE_FIELDS = {GLOBAL: "global_rope_theta", LOCAL: "local_rope_theta"}
-"""Kind of layer -> field of its base in the configs of earlier releases of transformers."""
+"""Fields of the RoPE base of each kind of layer in the configs of earlier releases of transformers."""
 DEFAULT_BASES = {GLOBAL: 160_000.0, LOCAL: 10_000.0}
 
 

@@ -25,7 +25,7 @@ SUFFIX = "npz"
 MAX_BYTES = 64 << 20
 """Maximum bytes of an unpacked file of regions; 100 regions of 2,048 features and 1,601 classes take 1.5 MiB."""
 REQUIRED_ARRAYS = {"features": 2, "norm_bb": 2, "soft_labels": 2}
-"""Required array of a file of regions -> number of axes."""
+"""Required arrays of a file of regions, with their numbers of axes."""
 ARRAYS = (*REQUIRED_ARRAYS, "conf")
 """Arrays that are read from a file of regions. The last one may be absent."""
 BOX_COLUMNS = 6

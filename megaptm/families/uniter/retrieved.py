@@ -138,7 +138,7 @@ class RetrievedDocuments:
         """Number of retrieved documents of each kind to sample."""
         self.shards: dict[str, OpenShards] = {}
         self.before: dict[str, np.ndarray] = {}
-        """Kind -> int64 [shards + 1]: number of documents before each shard of the retrieved corpus."""
+        """Number of documents before each shard of the retrieved corpus, int64 [shards + 1], by kind."""
         for kind in self.numbers:
             source = header.sources[kind]
             source_corpus = opened.get(source.id) or replace(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SUFFIXES = ("jpg", "png", "webp")
 """Suffixes of image files in a shard of an image corpus."""
 FORMATS = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}
-"""Pillow's image format -> suffix. MPO is a JPEG with a second image, written by some cameras."""
+"""Suffixes of image files by Pillow's image format. MPO is a JPEG with a second image, written by some cameras."""
 OPENED_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """Image formats that are opened, by Pillow's names; MPO counts as JPEG. Other formats of Pillow are no images, or have
 unmaintained decoders; EPS is a program that Pillow passes to Ghostscript."""

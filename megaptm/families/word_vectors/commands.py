@@ -16,7 +16,7 @@ READING_NOTES = {
     "fasttext-bin": "; in Python: fasttext.load_model({0!r}), gensim.models.fasttext.load_facebook_model({0!r})",
     "safetensors": "",
 }
-"""Format of word vectors -> note on how to read it."""
+"""Notes on how to read files of word vectors, by format."""
 
 
 OPTIONS = {

@@ -49,7 +49,7 @@ class WordVectors:
 
     @cached_property
     def rows(self) -> dict[str, int]:
-        """Return word -> row of the word vectors."""
+        """Return the row of each word in the word vectors."""
         return {word: row for row, word in enumerate(self.words)}
 
     @cached_property

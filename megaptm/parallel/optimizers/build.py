@@ -123,7 +123,7 @@ def _tensor_part(inner: Any, shards: Mapping[int, Tensor], placement: Placement,
 
 
 def _shards_by_parameter(inner: Any) -> dict[int, Tensor]:
-    """Return parameter id -> float32 shard that this data rank updates, with the distributed optimizer.
+    """Return the float32 shards that this data rank updates with the distributed optimizer, by parameter id.
 
     megatron-core's own index follows the order of storage, which differs if some parameters are in float32 and others
     are not.

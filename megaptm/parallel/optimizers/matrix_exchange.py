@@ -140,7 +140,7 @@ class MatrixExchange:
         return changed
 
     def _separate(self, index: int, matrix: Tensor) -> Tensor:
-        """Return [M, R, C]: the matrices that one tensor stores in turns."""
+        """Return the matrices that one tensor stores in turns, [M, R, C]."""
         placement = self._parts[index].placement
         return matrix.unflatten(0, (-1, placement.matrices, placement.interleave)).transpose(0, 1).flatten(1, 2)
 

@@ -98,9 +98,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalize(matrices_MRC: Tensor, steps: int, eps: float = 1e-7) -> Tensor:
-    """Return [M, R, C] the orthogonal factor U V^T of each matrix U S V^T, approximately.
+    """Return approximately the orthogonal factor U V^T of each matrix U S V^T, [M, R, C].
 
-    A Newton-Schulz iteration: each step is an odd polynomial of the singular values, computed by products alone.
+    Each step of the Newton-Schulz iteration is an odd polynomial of the singular values, computed by products alone.
     """
     a, b, c = COEFFICIENTS
     is_tall = matrices_MRC.shape[1] > matrices_MRC.shape[2]

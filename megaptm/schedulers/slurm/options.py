@@ -33,7 +33,7 @@ REFUSED = {
     "parsable": "the job ids are printed",
     "chdir": "set MEGAPTM_HOME to the folder in which jobs run",
 }
-"""Option of sbatch that is refused -> what to use instead. megaptm must know the size of a job, its name and its
+"""Options of sbatch that are refused, with what to use instead. megaptm must know the size of a job, its name and its
 log."""
 PARSED = ("gpus-per-node", "partition", "signal", "time")
 """Options of sbatch whose values megaptm reads; they must not be abbreviated either."""

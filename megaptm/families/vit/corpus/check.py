@@ -22,7 +22,7 @@ CONVERTED_SUFFIXES = frozenset(name.removeprefix(".") for name, suffix in MEMBER
 """Image suffixes that webdataset readers do not support. Files are converted to PNG; in a given shard they are
 dropped."""
 SPELLINGS = {name.removeprefix("."): suffix for name, suffix in MEMBERS.items() if suffix in SUFFIXES}
-"""Suffix of an image file in a public shard -> suffix in a corpus."""
+"""Suffixes of image files in a corpus, by the other suffixes that public shards use."""
 MAX_BYTES = 64 << 20
 """Maximum bytes of an image file that is read into memory."""
 MAX_PIXELS = 178_956_970
@@ -68,7 +68,7 @@ class ImageLimits:
     """Whether to compute a sketch of each decoded image."""
 
     spellings: ClassVar[Mapping[str, str]] = SPELLINGS
-    """Suffix of an image in a public shard -> suffix in a corpus."""
+    """Suffixes of images in a corpus, by the other suffixes that public shards use."""
     converted_suffixes: ClassVar[frozenset[str]] = CONVERTED_SUFFIXES
     """Suffixes of images in a public shard that are dropped."""
     packed: ClassVar[PackedFiles | None] = None

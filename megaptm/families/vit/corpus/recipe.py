@@ -29,7 +29,7 @@ TOKENIZER = TokenizerRecipe(kind="byte-bpe", vocabulary=49_408, specials="clip")
 TEXT_SETTINGS = ("text", "steps", "duplicates", "tokenizer", "max_tokens")
 """Settings of an image recipe that only apply to images with texts."""
 GENERATED: Mapping[str, Callable[..., None]] = {DIGITS: write_digits, SHAPES: write_shapes}
-"""Name of a generated source -> function that writes its files."""
+"""Functions that write the files of generated sources, by the name of the source."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ class ImageReport:
     folder: str
     id: str
     splits: dict[str, dict[str, int]]
-    """Split of an image corpus -> number of images, bytes (of their files), shards."""
+    """Size of each split of an image corpus: number of images, bytes (of their files), shards."""
     labels: dict[str, int]
     """Number of images of each label in an image corpus."""
     tokens: int
@@ -33,11 +33,11 @@ class ImageReport:
     dropped: dict[str, int]
     """Number of dropped images by reason."""
     examples: dict[str, list[tuple[str, str]]]
-    """Reason -> sources of some dropped images, with their texts."""
+    """Sources of some dropped images with their texts, by reason."""
     messages: dict[str, str]
-    """Reason -> detailed message about the first dropped image, if there is one."""
+    """Detailed message about the first image dropped for each reason, if there is one."""
     converted: dict[str, int]
-    """Property -> number of images that are kept, and converted when read."""
+    """Number of images that are kept, and converted when read, by the property that is converted."""
     sides: dict[int, int]
     """2**i -> number of images of size 2**i to 2**(i + 1) - 1."""
     size_name: str

@@ -13,7 +13,7 @@ SIDE = 32
 COLORS = {"red": (210, 40, 40), "green": (40, 170, 60), "blue": (50, 70, 220), "yellow": (225, 205, 40)}
 SHAPES = ("circle", "square", "triangle", "cross")
 SIZES = {"small": (5, 7), "large": (9, 12)}
-"""Size of a drawn shape -> pixels from its center to its edge."""
+"""Pixels from the center of a drawn shape to its edge, by size."""
 TEXTS = ("a photo of a {}.", "a picture of one {}.", "there is a {} here.", "a {} on a plain ground.")
 
 

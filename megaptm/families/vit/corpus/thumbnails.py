@@ -47,7 +47,7 @@ class DroppedImages(DropCounts):
     """Number of dropped images per reason, with thumbnails of the examples."""
 
     pictures: dict[str, list[str]] = field(default_factory=dict)
-    """Drop reason -> a `thumbnail` or an empty string for each entry of `examples`."""
+    """Pictures of dropped images by reason: a `thumbnail` or an empty string for each entry of `examples`."""
 
     def add_text(self, refused: InvalidTextError, source: str, content: bytes) -> None:
         """Count an image that is dropped because of its text."""
