@@ -22,7 +22,7 @@ from megaptm.parallel.collectives import all_gather_object, copy_to_host
 from megaptm.parallel.groups import Ranks, device
 
 BITS = {2: torch.int16, 4: torch.int32}
-"""Bytes of a weight -> type of its bits."""
+"""Integer types with as many bits as a weight, by bytes."""
 MAX_NAMED = 3
 """Maximum number of parameters that the error message names."""
 
@@ -55,12 +55,12 @@ def check_replicas(weights: Mapping[str, Tensor], copied: Collection[str], ranks
 
 @torch.no_grad()
 def _digest(weight: Tensor) -> Tensor:
-    """Return [1], the sum of the bits of a weight, modulo 2^64: the same on all devices, in whatever order they add."""
+    """Return the sum of the bits of a weight modulo 2^64, [1]: the same on all devices, in any order of addition."""
     return weight.detach().reshape(-1).view(BITS[weight.element_size()]).sum(dtype=torch.int64).view(1)
 
 
 def _differs(digests_P: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return [P]: whether the ranks of a group have different digests."""
+    """Return whether the ranks of a group have different digests of each weight, [P]."""
     extremes = torch.stack([digests_P, ~digests_P])  # ~ reverses the order without overflow
     dist.all_reduce(extremes, dist.ReduceOp.MAX, group=group)
     return extremes[0] != ~extremes[1]
@@ -89,7 +89,7 @@ def _describe(digests: Mapping[str, int], copied: Collection[str], ranks: Ranks)
     named = [f"rank {rank} on {by_rank[rank][4]}" for rank in sorted(deviating or undecided)]
     names = ", ".join([*differing][:MAX_NAMED])
     more = f" and {len(differing) - MAX_NAMED} more" if len(differing) > MAX_NAMED else ""
-    who = (
+    holders = (
         f"{', '.join(named)} deviate{'s' if len(named) == 1 else ''}" if deviating else f"{' and '.join(named)} differ"
     )
-    return f"replicas of the weights differ: {who} in {names}{more}"
+    return f"replicas of the weights differ: {holders} in {names}{more}"
