@@ -146,10 +146,10 @@ _ADVICE = (
         "shard layers.",
     ),
     (
-        "context_parallel context_parallel_size context_parallel_degree cp layout.context ulysses ring_attention "
+        "context_parallel context_parallel_size context_parallel_degree cp cp_comm_type ulysses ring_attention "
         "sequence_parallel_size",
-        "there is no context parallelism; layout.sequence_parallel=true splits norms and dropout along the "
-        "sequence over the tensor ranks.",
+        "layout.context divides sequences over ranks that gather keys and values (context parallelism); "
+        "layout.sequence_parallel=true splits norms and dropout along the sequence over the tensor ranks.",
     ),
     (
         "expert_parallel expert_model_parallel_size expert_parallel_degree ep num_experts moe",

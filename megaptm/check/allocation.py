@@ -35,9 +35,8 @@ def allocate(case: CheckInput) -> Allocation | None:
     if nodes * per_node != processes:
         layout = case.config.layout
         raise UserError(
-            f"{nodes} nodes x {per_node} processes are {nodes * per_node:,}, but the layout needs {processes:,} (data "
-            f"{layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline}): change --nodes, --per-node or "
-            "layout.data."
+            f"{nodes} nodes x {per_node} processes are {nodes * per_node:,}, but the layout needs {processes:,} "
+            f"({layout.axes}): change --nodes, --per-node or layout.data."
         )
     return Allocation(nodes, per_node)
 

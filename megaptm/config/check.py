@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
+from megaptm.config.context_rules import context_errors
 from megaptm.config.cut import cut_errors
 from megaptm.config.layer_rules import layer_layout_errors
 from megaptm.config.learning_rate import schedule_restarts
@@ -263,6 +264,7 @@ def _layout_errors(config: Config) -> Iterator[str]:
             break  # a value that divides this one may also divide the others
     yield from cut_errors(layout, spec, title)
     yield from _full_sharding_errors(layout, spec)
+    yield from context_errors(config, spec)
     if layout.recompute_every > 1 and layout.recompute == "none":
         yield (
             f"layout.recompute_every ({layout.recompute_every}) needs layout.recompute: set it to attention or full, "
@@ -272,9 +274,10 @@ def _layout_errors(config: Config) -> Iterator[str]:
         yield "layout.sequence_parallel needs layout.tensor of at least 2."
     if layout.sequence_parallel:
         for sequence, length in _stack_lengths(config, spec):
-            if length % tensor:
+            if length // layout.context % tensor:
+                share = f" / layout.context ({layout.context})" if layout.context > 1 else ""
                 yield (
-                    f"layout.tensor ({tensor}) must divide the {length} tokens of {sequence} when "
+                    f"layout.tensor ({tensor}) must divide the {length}{share} tokens of {sequence} when "
                     "layout.sequence_parallel is on; change data.sequence."
                 )
 
@@ -282,8 +285,8 @@ def _layout_errors(config: Config) -> Iterator[str]:
 def _full_sharding_errors(layout: Layout, spec: ModelSpec) -> Iterator[str]:
     if not layout.full_sharding:
         return
-    if layout.data == 1:
-        yield "layout.full_sharding needs layout.data of at least 2."
+    if layout.replicas == 1:
+        yield "layout.full_sharding needs layout.data or layout.context of at least 2."
     if layout.pipeline > 1:
         yield (
             "layout.full_sharding gathers the weights of each layer for every micro-batch, and layout.pipeline divides "

@@ -58,21 +58,24 @@ def without_stale_cut(values: Mapping[str, Any], levels: Sequence[Sequence[Confi
 def device_errors(config: Config, devices: int) -> Iterator[str]:
     """Yield an error if the layout cannot use this number of devices."""
     layout = config.layout
-    if devices % (layout.tensor * layout.pipeline):
+    if devices % layout.model_ranks:
         yield (
-            f"devices ({devices:,}) must be a multiple of layout.tensor x layout.pipeline ({layout.tensor} x "
-            f"{layout.pipeline}); use another number, or change the layout."
+            f"devices ({devices:,}) must be a multiple of {_axes(layout, 'tensor', 'pipeline')}; use another "
+            "number, or change the layout."
         )
     elif "data" in layout.model_fields_set and layout.processes != devices:
-        yield (
-            f"devices ({devices:,}) must be layout.data x layout.tensor x layout.pipeline ({layout.data} x "
-            f"{layout.tensor} x {layout.pipeline}); set only one of them."
-        )
+        yield (f"devices ({devices:,}) must be {_axes(layout, 'data', 'tensor', 'pipeline')}; set only one of them.")
+
+
+def _axes(layout: Layout, *names: str, prefix: str = "layout.") -> str:
+    """Return axes of a layout, and of several context ranks, with their sizes, as text."""
+    axes = {name: getattr(layout, name) for name in (*names, *(("context",) if layout.context > 1 else ()))}
+    return f"{' x '.join(prefix + name for name in axes)} ({' x '.join(map(str, axes.values()))})"
 
 
 def with_all_devices(config: Config, devices: int) -> Config:
     """Return the config with as many data ranks as fill the devices."""
-    data = devices // (config.layout.tensor * config.layout.pipeline)
+    data = devices // config.layout.model_ranks
     return config.model_copy(update={"layout": config.layout.model_copy(update={"data": data})})
 
 
@@ -89,11 +92,9 @@ def _check_row(num_devices: int, layout: Layout) -> None:
         raise UserError(
             f"layouts.{num_devices}.data: the number of data ranks follows from the number of devices; remove it."
         )
-    if num_devices % (layout.tensor * layout.pipeline):
-        raise UserError(
-            f"layouts.{num_devices}: tensor x pipeline ({layout.tensor} x {layout.pipeline}) must divide the "
-            f"{num_devices} devices."
-        )
+    if num_devices % layout.model_ranks:
+        axes = _axes(layout, "tensor", "pipeline", prefix="")
+        raise UserError(f"layouts.{num_devices}: {axes} must divide the {num_devices} devices.")
 
 
 def _index_of_latest(levels: Sequence[Sequence[ConfigLayer]], is_set: Callable[[dict[str, Any]], bool]) -> int:

@@ -10,7 +10,7 @@ from megaptm.spec import LayerSpec, ModelSpec
 
 def layer_layout_errors(layout: Layout, record: LayerSpec, name: str) -> Iterator[str]:
     """Yield errors of layouts other than data parallelism."""
-    for key in ("tensor", "pipeline", "virtual"):
+    for key in ("tensor", "context", "pipeline", "virtual"):
         if (number := getattr(layout, key)) > 1:
             yield f"layout.{key} ({number}) must be 1: {name} {record.reason}, and supports only data parallelism."
     if layout.sequence_parallel:

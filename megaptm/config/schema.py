@@ -57,6 +57,9 @@ class Layout(Section):
     """Data parallelism: copies of the model, each of which reads its part of the batch."""
     tensor: Count = 1
     """Tensor parallelism: processes that share each layer."""
+    context: Count = 1
+    """Context parallelism: processes that share each sequence, for long ones. They attend to its keys and values
+    together (docs/layouts.md)."""
     pipeline: Count = 1
     """Pipeline parallelism: number of stages."""
     virtual: Count = 1
@@ -93,7 +96,23 @@ class Layout(Section):
     @property
     def processes(self) -> int:
         """Return the number of processes of the run."""
-        return self.data * self.tensor * self.pipeline
+        return self.data * self.model_ranks
+
+    @property
+    def model_ranks(self) -> int:
+        """Return the number of processes that compute the same samples."""
+        return self.context * self.tensor * self.pipeline
+
+    @property
+    def replicas(self) -> int:
+        """Return the number of processes that hold the same weights: data ranks and their context ranks."""
+        return self.data * self.context
+
+    @property
+    def axes(self) -> str:
+        """Return the axes as text: `data 8 x context 2 x tensor 8 x pipeline 16`, without a single context rank."""
+        context = f"context {self.context} x " if self.context > 1 else ""
+        return f"data {self.data} x {context}tensor {self.tensor} x pipeline {self.pipeline}"
 
     @property
     def divides_optimizer(self) -> bool:

@@ -228,6 +228,11 @@ def _teacher_layout(config: Config, teacher: ModelSpec) -> Iterator[str]:
             "layout.full_sharding frees weights of layers between passes, which losses of a teacher (distill) read: "
             "use layout.distributed_optimizer."
         )
+    if config.layout.context > 1:
+        yield (
+            f"layout.context ({config.layout.context}) must be 1 with a teacher (distill), whose outputs belong to "
+            "complete sequences."
+        )
     if config.layout.pipeline > 1:
         yield (
             f"layout.pipeline ({config.layout.pipeline}) must be 1 with a teacher (distill), whose outputs are not "

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch._guards import detect_fake_mode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from megaptm.layers.context import UsesContextRanks
 from megaptm.layers.costs import LayerCosts
 from megaptm.layers.custom_pattern import CustomPattern, check_alike
 from megaptm.layers.kernel_choice import AUTO, FLEX, FUSED, choose_kernel
@@ -63,7 +64,7 @@ class AttentionCore(nn.Module):
         evaluation."""
 
 
-class Attend(AttentionCore):
+class Attend(UsesContextRanks, AttentionCore):
     """Scaled dot-product attention with dropout on the attention weights."""
 
     pattern: Pattern | None = None
@@ -78,12 +79,30 @@ class Attend(AttentionCore):
         """Return the attention output [S, B, H*K].
 
         `mask` is boolean, a bias on the scores, or offsets of documents (`layers.varlen`); a bias and offsets replace
-        `causal`. Keys and values may have fewer heads than queries; each serves a group of consecutive query heads.
+        `causal`. With context ranks S and M are the positions of this rank, and the mask is of its queries and all
+        keys. Keys and values may have fewer heads than queries; each serves a group of consecutive query heads.
         """
         return self.attend_by_head(q_SBHK, k_MBHK, v_MBHK, mask).flatten(2)
 
     def attend_by_head(self, q_SBHK: Tensor, k_MBHK: Tensor, v_MBHK: Tensor, mask: Tensor | None) -> Tensor:
         """Return the attention output before heads are merged, [S, B, H, K]."""
+        if self.context.size == 1:
+            return self._attend(q_SBHK, k_MBHK, v_MBHK, mask)
+        k_MBHK, v_MBHK = self.context.gather(k_MBHK, v_MBHK)
+        outputs, length = [], len(q_SBHK) // 2
+        for number, chunk in enumerate(self.context.chunks(len(q_SBHK) * self.context.size)):
+            # Keys after the last query are never attended to.
+            end, start = chunk.stop if self.causal else len(k_MBHK), number * length
+            own = mask
+            if mask is not None:
+                is_dense = not are_offsets(mask)
+                own = mask[..., start : start + length, :end] if is_dense else mask[2 * number : 2 * number + 2]
+            # A view would keep the memory of this rank's keys and values, which are one product with its queries.
+            queries = q_SBHK[start : start + length].contiguous()
+            outputs.append(self._attend(queries, k_MBHK[:end], v_MBHK[:end], own))
+        return torch.cat(outputs)
+
+    def _attend(self, q_SBHK: Tensor, k_MBHK: Tensor, v_MBHK: Tensor, mask: Tensor | None) -> Tensor:
         rate = self.dropout.rate if self.dropout.is_active else 0.0
         if mask is not None and are_offsets(mask):
             with self.dropout.use_stream():

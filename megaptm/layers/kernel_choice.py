@@ -248,9 +248,9 @@ def _by_attention(block: Block, size: Size) -> Counter[Block]:
     return Counter(replace(layer, norm=NormSpec(), ffn=FFNSpec()) for layer in layers)
 
 
-def attention_works(spec: ModelSpec, batch: BatchSpec, precision: str) -> Iterator[AttentionWork]:
-    """Yield the attention computations of a model, for sequences of such batches. Layers without attention have
-    none."""
+def attention_works(spec: ModelSpec, batch: BatchSpec, precision: str, *, context: int = 1) -> Iterator[AttentionWork]:
+    """Yield the attention computations of a model, for sequences of such batches. Layers without attention have none.
+    `context`: number of ranks that divide the sequences."""
     lengths = batch.lengths(spec.family.prefixes)
     for stack, block in spec.family.stacks.items():
         size, prefix = spec.size_of(stack), spec.family.prefixes[stack]
@@ -262,12 +262,13 @@ def attention_works(spec: ModelSpec, batch: BatchSpec, precision: str) -> Iterat
                 own, costs = sub.name == "attention", sub.costs
                 yield AttentionWork(
                     name=f"{word} attention of {number} layer{'s' if number > 1 else ''} of the {stack}",
-                    queries=lengths[stack],
+                    queries=lengths[stack] // context,
                     key_width=size.key_width,
                     precision=precision,
                     causal=own and kind.causal,
                     pattern=costs.pattern,
-                    documents=f"{prefix}document_ids" in batch.fields,
+                    # Context ranks treat a sequence without documents as one (`parallel.document_offsets`).
+                    documents=context > 1 or f"{prefix}document_ids" in batch.fields,
                     # Positions after a text follow its padding.
                     offsets=not batch.num_appended,
                     ordered=own and kind.ordered,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from megaptm.errors import UserError
 from megaptm.layers.attention import AttentionModule, CrossAttention, PatternAttend, SelfAttention, are_offsets
+from megaptm.layers.context import UsesContextRanks
 from megaptm.layers.feedforward import FeedForward
 from megaptm.layers.feedforward_costs import find_activation
 from megaptm.layers.kernel_choice import AUTO, FUSED, VARLEN, AttentionWork, choose_kernel
@@ -280,7 +281,7 @@ class BaseStack(nn.ModuleDict):
         raise NotImplementedError
 
 
-class Stack(SequenceHooks, BaseStack):
+class Stack(UsesContextRanks, SequenceHooks, BaseStack):
     """Stack of transformer layers.
 
     Children: `bias_table` (score bias, shared by the stack), the tables of a kind of attention (`add_tables`), `shared`
@@ -470,12 +471,14 @@ class Stack(SequenceHooks, BaseStack):
 
     def _numbers(self, x: Tensor, mask: Mask, record: AttentionSpec) -> Tensor | None:
         """Return the batch's part of the mask of a kind of attention: document ids and attention order
-        (`Mask.numbers`), or offsets of documents where its kernel takes them."""
+        (`Mask.numbers`), or offsets of documents where its kernel takes them. With context ranks also its pattern."""
         pattern = self.patterns.get(record)
-        unfit = pattern is None or record.score_cap is not None
-        if unfit or mask.offsets is None or self.kernel not in (AUTO, VARLEN):
-            return mask.numbers
-        return mask.offsets if self._takes_offsets(x, mask, pattern=pattern) else mask.numbers
+        is_fit = pattern is not None and record.score_cap is None and self.kernel in (AUTO, VARLEN)
+        # The last query of a document and its last key are the same position, unless later keys are gathered.
+        is_aligned = mask.causal or self.context.size == 1
+        if is_fit and mask.offsets is not None and is_aligned and self._takes_offsets(x, mask, pattern=pattern):
+            return mask.offsets
+        return mask.numbers if self.context.size == 1 else mask.with_pattern(pattern).scores(None)
 
     def _rotations(self, mask: Mask, positions: Tensor | None) -> dict[RopeNumbers, Tensor]:
         """Return the rotary embedding of queries and keys for the numbers of each layer's attention
@@ -492,4 +495,8 @@ class Stack(SequenceHooks, BaseStack):
         if "bias_table" not in self:
             return None
         table = cast(HeadTable, self["bias_table"])
-        return score_bias(table, *mask.length, bidirectional=self.block.position == "t5-bias")
+        bidirectional, (queries, keys) = self.block.position == "t5-bias", mask.length
+        if mask.queries is None:
+            return score_bias(table, range(queries), keys, bidirectional=bidirectional)
+        chunks = self.context.chunks(keys)
+        return torch.cat([score_bias(table, chunk, keys, bidirectional=bidirectional) for chunk in chunks], 2)

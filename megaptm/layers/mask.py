@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._guards import detect_fake_mode
 
 from megaptm.errors import UserError
+from megaptm.layers.context import ALONE, ContextRanks
 from megaptm.layers.pattern import Pattern
 from megaptm.layers.varlen import CROSS_OFFSETS, OFFSETS
 from megaptm.spec import visibility_of
@@ -40,6 +41,9 @@ class Mask:
     marks: Tensor | None = None
     """Marks of global tokens [B, S], not 0 at global positions, which attend and are attended to outside the
     pattern."""
+    queries: Tensor | None = None
+    """Positions of the queries, int64 [Q], if context ranks divide the sequence; document ids and order are then those
+    of complete sequences. None: all positions."""
     global_positions: Tensor | None = None
     """Indices of global positions, [B, G] (`layers.sparse.global_positions`). None: not computed yet."""
     offsets: Tensor | None = None
@@ -99,9 +103,12 @@ class Mask:
         rows = next((len(field) for field in (self.order, self.marks) if field is not None), 1)
         rows = rows if self.documents is None else len(self.documents[0])
         heads = 1 if self.pattern is None or self.table is None else len(self.table)
+        queries, keys = self.length
+        indices: list[Tensor] = [torch.arange(number, device=self.device) for number in (rows, heads, queries, keys)]
+        if self.queries is not None:
+            indices[2] = self.queries
         batch, head, query, key = (
-            torch.arange(number, device=self.device).view([-1 if axis == dimension else 1 for axis in range(4)])
-            for dimension, number in enumerate((rows, heads, *self.length))
+            index.view([-1 if axis == dimension else 1 for axis in range(4)]) for dimension, index in enumerate(indices)
         )
         return self.attends(batch, head, query, key).expand(rows, heads, *self.length)
 
@@ -115,6 +122,8 @@ class Mask:
             assert bias is None, "kernels that take offsets add nothing to the scores"
             return self.offsets
         special = self.documents is not None or self.order is not None or self.pattern is not None
+        # Kernels with causality of their own expect complete sequences.
+        special = special or (self.causal and self.queries is not None)
         if bias is None:
             return self.dense if special else None
         if not special and not self.causal:
@@ -162,9 +171,9 @@ def _table_of(pattern: Pattern, length: int, device: torch.device, mode: object)
     return None if table is None else torch.from_numpy(table).to(device)
 
 
-def self_mask(batch: dict[str, Tensor], prefix: str, visibility: str) -> Mask:
+def self_mask(batch: dict[str, Tensor], prefix: str, visibility: str, context: ContextRanks = ALONE) -> Mask:
     """Return the self-attention mask of a stack whose batch fields have this prefix: `tokens`, `document_ids`, `order`,
-    `global_tokens`."""
+    `global_tokens`. `context`: ranks that divide the tokens."""
     names = ("tokens", "document_ids", "order", "global_tokens")
     tokens, documents, order, marks = (batch.get(prefix + name) for name in names)
     assert tokens is not None
@@ -173,19 +182,21 @@ def self_mask(batch: dict[str, Tensor], prefix: str, visibility: str) -> Mask:
         raise UserError(
             f"The batch has no {prefix}order, the attention mask of this model: use an objective that provides it."
         )
+    length, queries = _divide(tokens, context)
     return Mask(
-        (tokens.shape[1], tokens.shape[1]),
+        (tokens.shape[1], length),
         tokens.device,
         (documents, documents) if documents is not None else None,
         causal=causal,
         order=order if ordered else None,
         marks=marks,
+        queries=queries,
         global_positions=batch.get(prefix + GLOBAL_POSITIONS),
         offsets=batch.get(prefix + OFFSETS),
     )
 
 
-def cross_mask(batch: dict[str, Tensor], queries: str, keys: str) -> Mask:
+def cross_mask(batch: dict[str, Tensor], queries: str, keys: str, context: ContextRanks = ALONE) -> Mask:
     """Return the cross-attention mask between two stacks: a position attends to its own document."""
     query, key = batch[queries + "tokens"], batch[keys + "tokens"]
     numbers = batch.get(queries + "document_ids"), batch.get(keys + "document_ids")
@@ -194,4 +205,12 @@ def cross_mask(batch: dict[str, Tensor], queries: str, keys: str) -> Mask:
             f"The batch has document_ids for only one of {queries}tokens and {keys}tokens; provide both or neither."
         )
     both = (numbers[0], numbers[1]) if numbers[0] is not None and numbers[1] is not None else None
-    return Mask((query.shape[1], key.shape[1]), query.device, both, offsets=batch.get(queries + CROSS_OFFSETS))
+    positions, offsets = _divide(query, context)[1], batch.get(queries + CROSS_OFFSETS)
+    length = query.shape[1], key.shape[1] * context.size
+    return Mask(length, query.device, both, queries=positions, offsets=offsets)
+
+
+def _divide(tokens_BL: Tensor, context: ContextRanks) -> tuple[int, Tensor | None]:
+    """Return the length of complete sequences, and the positions in them of the tokens of this context rank."""
+    length = tokens_BL.shape[1] * context.size
+    return length, None if context.size == 1 else context.positions(length, tokens_BL.device)

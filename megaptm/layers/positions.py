@@ -27,13 +27,12 @@ def sinusoid(positions_SB: Tensor, *, width: int) -> Tensor:
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)
 
 
-def bias_buckets(queries: int, keys: int, *, bidirectional: bool, device: torch.device | None = None) -> Tensor:
-    """Return the bucket of the position bias for each distance, [Q, K]: one bucket per small distance, logarithmic bins
-    for large ones.
+def bias_buckets(distance: Tensor, *, bidirectional: bool) -> Tensor:
+    """Return the bucket of the position bias for each distance of a key from a query: one bucket per small distance,
+    logarithmic bins for large ones.
 
     Bidirectional stacks use half of the buckets for each direction; causal stacks use all for the past.
     """
-    distance = torch.arange(keys, device=device)[None, :] - torch.arange(queries, device=device)[:, None]
     side = BIAS_BUCKETS // 2 if bidirectional else BIAS_BUCKETS
     steps = distance.abs() if bidirectional else (-distance).clamp(min=0)
     exact = side // 2
@@ -43,16 +42,12 @@ def bias_buckets(queries: int, keys: int, *, bidirectional: bool, device: torch.
     return bucket + (distance > 0) * side if bidirectional else bucket
 
 
-def score_bias(table: HeadTable, queries: int, keys: int, *, bidirectional: bool) -> Tensor:
-    """Return the learned position bias of the attention scores, [1, H, Q, K], for the H heads of the table on this
-    tensor rank."""
-    # All distances: from the last query to each key, then from the first query to each later key.
-    backward, forward = (
-        bias_buckets(*shape, bidirectional=bidirectional, device=table.weight.device).flatten()
-        for shape in ((queries, 1), (1, keys))
-    )
-    by_distance_LH: Tensor = table(torch.cat([backward.flip(0)[:-1], forward]))
-    biases: Tensor = _ByDistance.apply(by_distance_LH.t(), queries, keys)
+def score_bias(table: HeadTable, queries: range, keys: int, *, bidirectional: bool) -> Tensor:
+    """Return the learned position bias of the attention scores of consecutive queries with all keys, [1, H, Q, K], for
+    the H heads of the table on this tensor rank."""
+    distances = torch.arange(1 - queries.stop, keys - queries.start, device=table.weight.device)
+    by_distance_LH: Tensor = table(bias_buckets(distances, bidirectional=bidirectional))
+    biases: Tensor = _ByDistance.apply(by_distance_LH.t(), len(queries), keys)
     return biases[None]
 
 

@@ -9,6 +9,8 @@ so it need not wait for a device to count them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -32,8 +34,8 @@ def attend_by_document(
 ) -> Tensor:
     """Compute attention within documents: return the output [S, B, H, K].
 
-    `offsets`: result of `document_offsets` or `cross_offsets` on the device. `window`: number of
-    attended positions before and after the query; -1: all.
+    `offsets`: result of `document_offsets` or `cross_offsets` on the device, or a pair of rows of `context_offsets`.
+    `window`: number of attended positions before and after the query; -1: all.
     """
     # Copies, unless sequences come first in memory, as after `layers.attention.apply_linear`.
     q, k, v = (x.transpose(0, 1).flatten(0, 1) for x in (q_SBHK, k_MBGK, v_MBGK))
@@ -85,6 +87,24 @@ def cross_offsets(documents_BS: Tensor, memory_BM: Tensor) -> Tensor | None:
     ends = lengths[:, lengths.any(0)].cumsum(1)
     starts = np.pad(ends[:, :-1], ((0, 0), (1, 0)))
     return torch.from_numpy(np.stack([_pad_offsets(row, ids.size) for row, ids in zip(starts, streams, strict=True)]))
+
+
+def context_offsets(documents_BS: Tensor, memory_BM: Tensor, chunks: Sequence[range], *, causal: bool) -> Tensor | None:
+    """Return the offsets of the queries of a context rank and of all keys, int32 [2 x chunks, N + 1]: a pair of rows as
+    of `cross_offsets` for each chunk of queries, with the keys up to its end if attention is causal.
+
+    FlashAttention aligns causality to the last query and key of a document, which are then the same position. None as
+    of `cross_offsets`.
+    """
+    pairs = [
+        cross_offsets(documents_BS[:, chunk.start : chunk.stop], memory_BM[:, : chunk.stop if causal else None])
+        for chunk in chunks
+    ]
+    known = [offsets for offsets in pairs if offsets is not None]
+    if len(known) < len(pairs):
+        return None
+    length = max(offsets.shape[1] for offsets in known)
+    return torch.cat([torch.cat([of, of[:, -1:].expand(-1, length - of.shape[1])], 1) for of in known])
 
 
 def _pad_offsets(starts: np.ndarray, end: int) -> np.ndarray:

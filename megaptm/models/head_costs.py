@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from megaptm.errors import UserError
 from megaptm.families import Registry, contributions
@@ -32,6 +32,9 @@ class HeadCosts(ABC):
     is_classifier: ClassVar[bool] = True
     """Whether the head classifies, so that the loss of a random guess is defined; False for regression and
     distances."""
+    reads: ClassVar[Literal["each", "first", "any"]] = "any"
+    """Positions whose hidden states a term of the loss depends on: its own (`each`), the first of the sequence
+    (`first`), or others (`any`), which context parallelism does not support."""
     predicted_only: ClassVar[bool] = False
     """Whether the head reads only predicted positions, if the batch names them."""
     contrasts: ClassVar[bool] = False
@@ -180,6 +183,7 @@ class LanguageHeadCosts(HeadCosts):
 
     name = "lm"
     module = "megaptm.models.heads:LanguageHead"
+    reads = "each"
     next_token = True
 
     @property
@@ -209,6 +213,7 @@ class MaskedHeadCosts(HeadCosts):
 
     name = "mlm"
     module = "megaptm.models.heads:MaskedHead"
+    reads = "each"
     predicted_only = True
     rows = 1
 
@@ -227,6 +232,7 @@ class RowClassHeadCosts(HeadCosts):
     class."""
 
     module = "megaptm.models.heads:RowClassHead"
+    reads = "first"
     projects = False
     pooler_published: ClassVar[bool] = False
     """Whether papers count this head's pooler: True for one head of a family."""
@@ -248,6 +254,7 @@ class TokenClassHeadCosts(HeadCosts):
     """Costs of heads that classify each token. Base class."""
 
     module = "megaptm.models.heads:TokenClassHead"
+    reads = "each"
     projects = False
 
     @property

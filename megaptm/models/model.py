@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from megaptm.errors import UserError
 from megaptm.layers.attention import AttentionCore
+from megaptm.layers.context import UsesContextRanks
 from megaptm.layers.layer import BaseStack, Stack, StackInputs, identity, stack_class
 from megaptm.layers.layer_costs import memory_width
 from megaptm.layers.mask import cross_mask, self_mask
@@ -75,7 +76,7 @@ def _no_engine(stream: Tensor, losses: dict[str, Loss]) -> Tensor:
     raise RuntimeError(f"{[*losses]}: losses before the last chunk must be added by parallel.pipeline.InnerLosses")
 
 
-class Model(nn.Module):
+class Model(UsesContextRanks, nn.Module):
     """Model built from a spec.
 
     Parameter names do not depend on the chunk: `embed.token.weight`, `encoder.0.attention.qkv.weight`,
@@ -314,10 +315,10 @@ class Model(nn.Module):
                 continue
             if (cache := caches.get(name)) is not None and "reset_state" in batch:
                 cache.start(batch["reset_state"])
-            mask = self_mask(batch, prefix, stack.block.visibility)
+            mask = self_mask(batch, prefix, stack.block.visibility, self.context)
             memory, memory_mask = None, None
             if (source := stack.block.cross) is not None:
-                memory, memory_mask = streams[source], cross_mask(batch, prefix, prefixes[source])
+                memory, memory_mask = streams[source], cross_mask(batch, prefix, prefixes[source], self.context)
             outputs: dict[int, Tensor] = {EMBEDDED: streams[name]} if EMBEDDED in stack.read else {}
             inputs = StackInputs(
                 mask,

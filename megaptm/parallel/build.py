@@ -8,6 +8,7 @@ from typing import Any
 from megaptm.config import Layout, LossScaleConfig, OptimizerConfig
 from megaptm.errors import UserError
 from megaptm.models.head_costs import HEADS
+from megaptm.parallel.context import ContextHook, context_ranks
 from megaptm.parallel.contrast import ContrastHook
 from megaptm.parallel.document_offsets import DocumentOffsetsHook
 from megaptm.parallel.engine import Engine
@@ -54,12 +55,15 @@ def build_engine(
 
 def model_hooks(model: ParallelModel, losses: Iterable[str]) -> list[EngineHook]:
     """Return the engine hooks that a model and its losses need. Raise UserError if these exclude each other."""
-    hooks: list[EngineHook] = [GlobalTokensHook(), DocumentOffsetsHook(model.spec.family)]
+    context = context_ranks(model.ranks)
+    hooks: list[EngineHook] = [GlobalTokensHook(), DocumentOffsetsHook(model.spec.family, context)]
     contrastive = [name for name in losses if name in HEADS and HEADS[name].contrasts]
     if model.spec.has_recurrence_cache:
         hooks.append(RecurrenceHook([stage.model for stage in model.stages], model.ranks))
     if contrastive:
         hooks.append(ContrastHook(contrastive))
+    if context.size > 1:
+        hooks.append(ContextHook(model.spec, context))
     if model.spec.has_recurrence_cache and contrastive:
         raise UserError(
             f"{model.spec.name} has a recurrence cache, and {contrastive[0]} compares samples in two passes, "

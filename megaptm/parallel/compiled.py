@@ -2,6 +2,7 @@
 
 Operations that stay eager divide a layer into several graphs:
 - linear layers split over tensor ranks, whose collectives overlap with products
+- attention of context ranks, which gathers keys and values
 - sparse attention, which has kernels of its own
 - recomputed attention
 - dropout that samples from another random stream than the other dropouts of the layer
@@ -193,6 +194,7 @@ def _mark_eager_modules(layer: Layer) -> None:
         if (
             isinstance(module, ColumnParallelLinear | RowParallelLinear | SharedLinear)
             or (isinstance(module, PatternAttend) and module.pattern is not None)
+            or (isinstance(module, Attend) and module.context.size > 1)
             or (isinstance(dropout, Dropout) and dropout.rate > 0 and dropout.stream is not nullcontext)
         ):
             # By class: torch would compile a graph for each instance with a function of its own.

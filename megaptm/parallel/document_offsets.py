@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from megaptm.batch import MicroBatch
+from megaptm.layers.context import ALONE, ContextRanks
 from megaptm.layers.kernels import describe_device
-from megaptm.layers.varlen import CROSS_OFFSETS, OFFSETS, cross_offsets, document_offsets
+from megaptm.layers.varlen import CROSS_OFFSETS, OFFSETS, context_offsets, cross_offsets, document_offsets
 from megaptm.parallel.groups import device
 from megaptm.parallel.hooks import EngineHook
 from megaptm.spec import Family
@@ -21,7 +23,9 @@ class DocumentOffsetsHook(EngineHook):
     The host computes the offsets. A GPU would need a synchronization to count the documents.
     """
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: Family, context: ContextRanks = ALONE) -> None:
+        self._context = context
+        self._causal = {family.prefixes[name]: block.causal for name, block in family.stacks.items()}
         self._prefixes = [*dict.fromkeys(family.prefixes.values())]
         self._crossed = {
             family.prefixes[name]: family.prefixes[block.cross]
@@ -33,6 +37,13 @@ class DocumentOffsetsHook(EngineHook):
         here = describe_device(device())
         if here.kind != "cuda":
             return batch
+        added = self._find_context_offsets(batch) if self._context.size > 1 else self._find_offsets(batch)
+        pinned = device().type == "cuda"
+        return batch | {
+            name: offsets.pin_memory() if pinned else offsets for name, offsets in added.items() if offsets is not None
+        }
+
+    def _find_offsets(self, batch: MicroBatch) -> dict[str, Tensor | None]:
         added: dict[str, Tensor | None] = {}
         for prefix in self._prefixes:
             if prefix + FIELD in batch:
@@ -40,7 +51,22 @@ class DocumentOffsetsHook(EngineHook):
         for prefix, memory in self._crossed.items():
             if prefix + FIELD in batch and memory + FIELD in batch:
                 added[prefix + CROSS_OFFSETS] = cross_offsets(batch[prefix + FIELD], batch[memory + FIELD])
-        pinned = device().type == "cuda"
-        return batch | {
-            name: offsets.pin_memory() if pinned else offsets for name, offsets in added.items() if offsets is not None
-        }
+        return added
+
+    def _find_context_offsets(self, batch: MicroBatch) -> dict[str, Tensor | None]:
+        """Return the offsets of the queries of this context rank. Also of sequences that are one document, for which
+        kernels would need a mask of all pairs."""
+        added: dict[str, Tensor | None] = {}
+        documents = {prefix: self._get_documents(batch, prefix) for prefix in self._prefixes}
+        chunks = {prefix: self._context.chunks(ids.shape[1]) for prefix, ids in documents.items()}
+        for prefix, ids in documents.items():
+            added[prefix + OFFSETS] = context_offsets(ids, ids, chunks[prefix], causal=self._causal[prefix])
+        for prefix, memory in self._crossed.items():
+            if (prefix + FIELD in batch) == (memory + FIELD in batch):
+                offsets = context_offsets(documents[prefix], documents[memory], chunks[prefix], causal=False)
+                added[prefix + CROSS_OFFSETS] = offsets
+        return added
+
+    @staticmethod
+    def _get_documents(batch: MicroBatch, prefix: str) -> Tensor:
+        return batch[prefix + FIELD] if prefix + FIELD in batch else torch.ones_like(batch[prefix + "tokens"])

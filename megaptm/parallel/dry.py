@@ -22,6 +22,7 @@ from megaptm.batch import BatchSpec
 from megaptm.config import CommunicationConfig, Layout
 from megaptm.layers.split import Dropout
 from megaptm.models.model import Model, stream_lengths
+from megaptm.parallel.context import TARGETS, ContextHook, context_ranks, divide_sequences
 from megaptm.parallel.groups import Ranks, close_groups, open_groups
 from megaptm.parallel.recurrence_cache import RecurrenceCache
 from megaptm.parallel.split import mark_parameters, split_model
@@ -72,12 +73,10 @@ def _fake_process_group(layout: Layout, rank: int) -> Iterator[Ranks]:
 
 
 def _dry_rank(spec: ModelSpec, layout: Layout, precision: str, batch: BatchSpec, rank: int, ranks: Ranks) -> DryRank:
+    samples = _make_samples(spec, layout, batch, ranks)
     with _without_memory(layout):
         stages = _build_chunks(spec, layout, precision, ranks)
-        fields = {
-            name: torch.zeros(layout.microbatch, *field.shape, dtype=getattr(torch, field.dtype))
-            for name, field in batch.fields.items()
-        }
+        fields = {name: torch.zeros(field.shape, dtype=field.dtype) for name, field in samples.items()}
         # torch counts fused attention kernels differently on each device; unfused products are the same on all.
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             for stage in stages:
@@ -92,10 +91,24 @@ def _dry_rank(spec: ModelSpec, layout: Layout, precision: str, batch: BatchSpec,
     )
 
 
+def _make_samples(spec: ModelSpec, layout: Layout, batch: BatchSpec, ranks: Ranks) -> dict[str, Tensor]:
+    """Return a micro-batch of zeros; of context ranks, their part of one whose target positions are evenly spread."""
+    samples = {
+        name: torch.zeros(layout.microbatch, *field.shape, dtype=getattr(torch, field.dtype))
+        for name, field in batch.fields.items()
+    }
+    if ranks.context_size == 1:
+        return samples
+    if (number := batch.num_predicted) is not None:
+        spread = torch.arange(number) * samples["tokens"].shape[1] // number
+        samples[TARGETS] = spread.expand(layout.microbatch, -1)
+    return ContextHook(spec, context_ranks(ranks)).prepare_batch(samples)
+
+
 def _without_memory(layout: Layout) -> AbstractContextManager[object]:
     # Fake tensors claim to be on a CPU, where the loss of one tensor rank reads the number of labels, which needs
-    # values. Meta tensors have no device, which megatron-core's split embedding does not support.
-    return torch.device("meta") if layout.tensor == 1 else FakeTensorMode(allow_non_fake_inputs=True)
+    # values. Meta tensors have no device, which megatron-core's split embedding and gathers do not support.
+    return torch.device("meta") if layout.tensor == layout.context == 1 else FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def _build_chunks(spec: ModelSpec, layout: Layout, precision: str, ranks: Ranks) -> list[Stage]:
@@ -108,6 +121,7 @@ def _build_chunks(spec: ModelSpec, layout: Layout, precision: str, ranks: Ranks)
         for index, chunk in enumerate(rank_chunks(spec, layout, ranks)):
             model = Model(spec, chunk)
             placements = split_model(model, config, ranks=ranks.tensor_size, rank=ranks.tensor)
+            divide_sequences(model, ranks)
             mark_parameters(model, config, placements)
             made.append(Stage(_without_randomness(model), config, placements, index))
     finally:

@@ -20,7 +20,7 @@ from megaptm.models.output import ModelOutput
 from megaptm.parallel import state
 from megaptm.parallel.batches import share_batches
 from megaptm.parallel.collectives import copy_to_host
-from megaptm.parallel.groups import device
+from megaptm.parallel.groups import device, replica_group
 from megaptm.parallel.hooks import EngineHook
 from megaptm.parallel.initial import Initializer, fill
 from megaptm.parallel.loss_scale import LossScale
@@ -202,7 +202,7 @@ class Engine:
         local = torch.stack(
             [torch.stack([self._count_labels(loss, batch) for batch in microbatches]).sum() for loss in self.losses]
         )
-        dist.all_reduce(local, group=parallel_state.get_data_parallel_group())
+        dist.all_reduce(local, group=replica_group())
         return local
 
     def _count_labels(self, loss: str, batch: MicroBatch) -> Tensor:
@@ -224,7 +224,7 @@ class Engine:
                 total[index] = known[name]
             for inner in self._inner_losses:
                 total[index] += inner.sums.get(name, 0)
-        dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
+        dist.all_reduce(total, group=replica_group())
         # Each loss is known only on the stage that has its head.
         dist.all_reduce(total, group=parallel_state.get_pipeline_model_parallel_group())
         sums, label_counts = copy_to_host(torch.stack([total, counts.double()]))

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from megaptm.errors import UserError
 from megaptm.layers.layer import BaseStack
 from megaptm.models.model import Model
-from megaptm.parallel.groups import device
+from megaptm.parallel.groups import device, replica_group
 
 ALIGNMENT = 64
 """Alignment of parameters in their flat tensor, in elements, for kernels that read aligned memory."""
@@ -203,7 +203,7 @@ class FullySharded:
 
         The forward method of each layer must be called; calling only its parts would not gather the weights.
         """
-        group = parallel_state.get_data_parallel_group()
+        group = replica_group()
         layers = [
             layer for stack in model.modules() if isinstance(stack, BaseStack) for layer in _layers_of_stack(stack)
         ]

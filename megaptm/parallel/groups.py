@@ -35,6 +35,18 @@ class Ranks:
     tensor_size: int
     pipeline_size: int
     data_size: int
+    context: int = 0
+    context_size: int = 1
+
+    @property
+    def replica(self) -> int:
+        """Return the index of this rank among those with the same weights: data ranks and their context ranks."""
+        return self.data * self.context_size + self.context
+
+    @property
+    def replicas(self) -> int:
+        """Return the number of ranks with the same weights."""
+        return self.data_size * self.context_size
 
 
 def device() -> torch.device:
@@ -101,6 +113,7 @@ def open_groups(layout: Layout, *, timeout_minutes: float = 30.0) -> Ranks:
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
+        context_parallel_size=layout.context,
         virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
         create_gloo_process_groups=False,
         distributed_timeout_minutes=timeout_minutes,
@@ -116,7 +129,15 @@ def open_groups(layout: Layout, *, timeout_minutes: float = 30.0) -> Ranks:
         tensor_size=layout.tensor,
         pipeline_size=layout.pipeline,
         data_size=parallel_state.get_data_parallel_world_size(),
+        context=parallel_state.get_context_parallel_rank(),
+        context_size=layout.context,
     )
+
+
+def replica_group() -> dist.ProcessGroup:
+    """Return the group of the ranks with the same weights: data ranks and their context ranks."""
+    group: dist.ProcessGroup = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    return group
 
 
 def leave() -> None:
@@ -141,19 +162,19 @@ def close_groups() -> None:
 def seed_step(seed: int, step: int, ranks: Ranks) -> None:
     """Seed all random generators of this process for one training step.
 
-    Dropout is a function of (run seed, step, data rank, stage) and, if tensor ranks hold different slices, of the
+    Dropout is a function of (run seed, step, replica, stage) and, if tensor ranks hold different slices, of the
     tensor rank. No generator state is stored to resume bitwise on the same layout. Another layout has other dropout
     masks: fused attention takes one seed for all samples of a micro-batch, so masks cannot depend on the sample.
     """
     generator = torch.cuda if torch.cuda.is_available() else torch.default_generator
-    generator.manual_seed(stream_seed(seed, step, ranks.data, ranks.pipeline))
+    generator.manual_seed(stream_seed(seed, step, ranks.replica, ranks.pipeline))
     # megatron-core's own function adds the tensor rank to one seed, so streams of neighbors would coincide.
     tracker = get_cuda_rng_tracker()
     tracker.reset()
-    tracker.add(OWN_STREAM, stream_seed(seed, step, ranks.data, ranks.pipeline, ranks.tensor))
+    tracker.add(OWN_STREAM, stream_seed(seed, step, ranks.replica, ranks.pipeline, ranks.tensor))
 
 
 def stream_seed(*key: int) -> int:
-    """Return a 64-bit dropout seed of (run seed, step, data rank, stage) and optionally the tensor rank. Hashed, so
-    that seeds are never close."""
+    """Return a 64-bit dropout seed of (run seed, step, replica, stage) and optionally the tensor rank. Hashed, so that
+    seeds are never close."""
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little")

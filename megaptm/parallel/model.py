@@ -43,8 +43,8 @@ class ParallelModel:
 
     @property
     def gradient_replicas(self) -> int:
-        """Number of data ranks that hold each element of the gradient."""
-        return 1 if self.layout.divides_optimizer else self.ranks.data_size
+        """Number of data and context ranks that hold each element of the gradient."""
+        return 1 if self.layout.divides_optimizer else self.ranks.replicas
 
     def train(self, mode: bool = True) -> None:
         """Switch dropout of the model on or off."""
@@ -112,7 +112,7 @@ def build_parallel_model(
         config.no_sync_func, config.finalize_model_grads_func = sharded_stage.no_sync, model.finalize_gradients
         return model
     tied_parameters = TiedParameters(stages, layout, ranks, timeout_minutes=timeout_minutes)
-    overlap_grad_reduce = communication.overlap_grad_reduce and ranks.data_size > 1
+    overlap_grad_reduce = communication.overlap_grad_reduce and ranks.replicas > 1
     data_config = DistributedDataParallelConfig(
         use_distributed_optimizer=layout.distributed_optimizer,
         grad_reduce_in_fp32=True,

@@ -50,8 +50,9 @@ class Pipeline:
         def forward_step(iterator: Iterator[MicroBatch], chunk: Any) -> tuple[Any, Any]:
             return chunk(next(iterator), **options), reduce
 
-        # Length of the tensor sent between stages: the sequences of all stacks are concatenated.
-        length = sum(stream_lengths(microbatches[0], self.last.spec.family).values())
+        # Length of the tensor sent between stages: the sequences of all stacks are concatenated. Schedules divide it by
+        # the context ranks, which the micro-batches already are.
+        length = sum(stream_lengths(microbatches[0], self.last.spec.family).values()) * self.ranks.context_size
         reduced: list[Any] = get_forward_backward_func()(
             forward_step_func=forward_step,
             data_iterator=[iter(microbatches) for _ in self.chunks],

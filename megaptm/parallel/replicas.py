@@ -19,7 +19,7 @@ from torch import Tensor
 
 from megaptm.errors import FailureError
 from megaptm.parallel.collectives import all_gather_object, copy_to_host
-from megaptm.parallel.groups import Ranks, device
+from megaptm.parallel.groups import Ranks, device, replica_group
 
 BITS = {2: torch.int16, 4: torch.int32}
 """Integer types with as many bits as a weight, by bytes."""
@@ -40,9 +40,8 @@ def check_replicas(weights: Mapping[str, Tensor], copied: Collection[str], ranks
     empty = torch.empty(0, dtype=torch.int64, device=device())
     digests_P = torch.cat([empty, *map(_digest, weights.values())])
     differs_P = torch.zeros_like(digests_P, dtype=torch.bool)
-    if ranks.data_size > 1:
-        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-        differs_P |= _differs(digests_P, group)
+    if ranks.replicas > 1:
+        differs_P |= _differs(digests_P, replica_group())
     if ranks.tensor_size > 1:
         is_copied_P = torch.tensor([name in copied for name in weights], dtype=torch.bool, device=device())
         differs_P |= _differs(digests_P, parallel_state.get_tensor_model_parallel_group()) & is_copied_P

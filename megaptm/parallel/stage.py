@@ -21,6 +21,7 @@ from megaptm.layers.rng import RngReplay
 from megaptm.models.chunk import ModelChunk, chunks
 from megaptm.models.model import Model, even_chunks
 from megaptm.models.output import ModelOutput
+from megaptm.parallel.context import divide_sequences
 from megaptm.parallel.full_sharding import FullySharded
 from megaptm.parallel.groups import DTYPES, Ranks, device
 from megaptm.parallel.hooks import EngineHook
@@ -86,6 +87,7 @@ def transformer_config(
         ffn_hidden_size=spec.size.ffn,
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
+        context_parallel_size=layout.context,
         virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
         sequence_parallel=layout.sequence_parallel,
         params_dtype=dtype,
@@ -165,6 +167,7 @@ def _build(
         for hook in hooks:
             hook.extend_model(model)
         placements = split_model(model, config, ranks=ranks.tensor_size, rank=ranks.tensor)
+        divide_sequences(model, ranks)
         model.to(config.params_dtype)
         for module in model.modules():
             for name in getattr(module, "in_float32", ()):

@@ -67,7 +67,7 @@ def _state_tensors(optimizer: Optimizer, part: TensorPart) -> Mapping[str, State
 def _state_slices(optimizer: Optimizer, part: TensorPart, ranks: Ranks) -> Iterator[TensorPiece]:
     """Yield the slice of a weight, and of its optimizer state with one value per element."""
     placement = part.placement
-    if (placement.axis is None and ranks.tensor > 0) or (part.span is None and ranks.data > 0):
+    if (placement.axis is None and ranks.tensor > 0) or (part.span is None and ranks.replica > 0):
         return
     if part.master is None and part.span is not None:
         return  # another data rank holds it
@@ -96,10 +96,10 @@ def _state_value(
 
 
 def _writes_factor(part: TensorPart, tensor: StateTensor, ranks: Ranks) -> bool:
-    """Whether this rank writes row or column statistics of the optimizer. Data ranks have copies, and so have tensor
+    """Whether this rank writes row or column statistics of the optimizer. Replicas have copies, and so have tensor
     ranks, unless they divide this axis."""
     divided = part.placement.axis == (0 if tensor.like == "rows" else 1)
-    return ranks.data == 0 and (divided or ranks.tensor == 0)
+    return ranks.replica == 0 and (divided or ranks.tensor == 0)
 
 
 def _factor_shape_and_box(part: TensorPart, tensor: StateTensor) -> tuple[tuple[int, ...], Box]:

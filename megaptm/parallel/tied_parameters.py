@@ -60,18 +60,18 @@ class TiedParameters:
     def _open_groups(
         self, stage_sets: set[tuple[int, ...]], ranks: Ranks
     ) -> dict[tuple[int, ...], dist.ProcessGroup | None]:
-        """Create a process group per set of stages for this rank's tensor and data rank. Every process creates all
+        """Create a process group per set of stages for this rank's replica and tensor rank. Every process creates all
         groups in the same order."""
-        grid = torch.arange(dist.get_world_size()).view(ranks.pipeline_size, ranks.data_size, ranks.tensor_size)
+        grid = torch.arange(dist.get_world_size()).view(ranks.pipeline_size, ranks.replicas, ranks.tensor_size)
         groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         for stages in sorted(stage_sets):
             groups[stages] = None
             if len(stages) == 1:
                 continue
-            for data in range(ranks.data_size):
+            for replica in range(ranks.replicas):
                 for tensor in range(ranks.tensor_size):
-                    group = dist.new_group(grid[list(stages), data, tensor].tolist(), timeout=self._timeout)
-                    if (data, tensor) == (ranks.data, ranks.tensor) and ranks.pipeline in stages:
+                    group = dist.new_group(grid[list(stages), replica, tensor].tolist(), timeout=self._timeout)
+                    if (replica, tensor) == (ranks.replica, ranks.tensor) and ranks.pipeline in stages:
                         groups[stages] = group
         return groups
 

@@ -33,15 +33,15 @@ def layer_bytes(work: Workload, stack: str, block: Block | None = None, *, recom
     size, element = work.spec.size_of(stack), work.element_bytes
     subs = sublayers(block, size, memory_width(work.spec, stack))
     if not block.residual.saves_activations:
-        return work.layout.microbatch * subs[0].costs.chosen_pairs_bytes(work.lengths[stack]) / work.layout.tensor
+        return work.layout.microbatch * subs[0].costs.chosen_pairs_bytes(work.own_lengths[stack]) / work.layout.tensor
     if recompute == "full":
-        return work.layout.microbatch * work.lengths[stack] * size.width * element / work.sequence_parts
+        return work.layout.microbatch * work.own_lengths[stack] * size.width * element / work.sequence_parts
     return sum(_sublayer_bytes(work, stack, block, sub, recompute) for sub in subs)
 
 
 def _sublayer_bytes(work: Workload, stack: str, block: Block, sub: SubLayer, recompute: str) -> float:
     tokens, element, mask_bytes = (
-        work.layout.microbatch * work.lengths[stack],
+        work.layout.microbatch * work.own_lengths[stack],
         work.element_bytes,
         1 if work.spec.dropout else 0,
     )
@@ -58,6 +58,8 @@ def _sublayer_bytes(work: Workload, stack: str, block: Block, sub: SubLayer, rec
     # Keys and values of the recurrence cache. The cache itself is counted elsewhere.
     saved += work.layout.microbatch * sub.costs.cached_positions * 2 * sub.costs.features * element / work.layout.tensor
     if sub.costs.features:
+        # Chunks of context ranks are attended apart, and their outputs joined in a copy.
+        saved += tokens * sub.costs.features * element / work.layout.tensor if work.layout.context > 1 else 0.0
         saved += _score_bytes(work, sub.costs, stack, keys, recompute)
     return saved
 
@@ -65,15 +67,15 @@ def _sublayer_bytes(work: Workload, stack: str, block: Block, sub: SubLayer, rec
 def _score_bytes(work: Workload, costs: LayerCosts, queries: str, keys: str, recompute: str) -> float:
     """Return the activation bytes that attention saves between its inputs (queries, keys, values) and its output."""
     size, layout, element = work.spec.size_of(queries), work.layout, work.element_bytes
-    query_positions, rows = work.lengths[queries], layout.microbatch
-    pairs = rows * costs.pairs(query_positions, work.lengths[keys])
+    query_positions, rows = work.own_lengths[queries], layout.microbatch
+    pairs = rows * costs.pairs(work.lengths[queries], work.lengths[keys]) / layout.context
     if work.software.attention == "materialized":
         if recompute == "selective":
             return 0.0
         # Softmax, dropout mask and result of dropout: 5 bytes per score in bfloat16.
         drops = costs.block.attentions[0].dropout_rate(work.spec.dropout) > 0
         return pairs * size.heads * (2 * element + 1 if drops else element) / layout.tensor
-    if costs.computes_only_tiles(query_positions):
+    if costs.computes_only_tiles(work.lengths[queries]):
         return 0.0
     # Without a learned bias each layer converts the boolean mask to numbers, which heads share.
     if costs.scored:
@@ -83,7 +85,7 @@ def _score_bytes(work: Workload, costs: LayerCosts, queries: str, keys: str, rec
         return rows * query_positions * size.heads * 4 / layout.tensor + added
     shared = (
         pairs * element
-        if (work.has_mask or costs.masked(query_positions)) and not work.spec.family.stacks[queries].score_bias
+        if (work.has_mask or costs.masked(work.lengths[queries])) and not work.spec.family.stacks[queries].score_bias
         else 0
     )
     # One float32 per query and head.
@@ -103,23 +105,24 @@ def chunk_bytes(work: Workload, model_chunk: ModelChunk) -> float:
             for kind, number in passes_by_kind(block, spec.size_of(name), part).items()
         )
         if layers and block.score_bias:
-            total += rows * work.lengths[name] ** 2 * spec.size_of(name).heads / work.layout.tensor * element
+            pairs = work.own_lengths[name] * work.lengths[name]
+            total += rows * pairs * spec.size_of(name).heads / work.layout.tensor * element
     if work.spec.dropout:
-        embedded = rows * sum(work.lengths[name] * spec.size_of(name).width for name in model_chunk.embedded_stacks)
+        embedded = rows * sum(work.own_lengths[name] * spec.size_of(name).width for name in model_chunk.embedded_stacks)
         total += embedded / work.sequence_parts
-    embedded_lengths = {name: work.lengths[name] for name in model_chunk.embedded_stacks}
+    embedded_lengths = {name: work.own_lengths[name] for name in model_chunk.embedded_stacks}
     total += rows * sum(
         costs.saved_bytes(number, element) for costs, number in inputs_read(spec, embedded_lengths, work.appended)
     )
     # The final norm saves its input; its output belongs to the head.
     total += sum(
-        rows * work.lengths[name] * spec.output_width(name) * element / work.sequence_parts
+        rows * work.own_lengths[name] * spec.output_width(name) * element / work.sequence_parts
         for name in model_chunk.final_stacks
     )
     # Reversible stacks save their output: two float32 streams.
     stacks = (name for name, layers in model_chunk.layers.items() if layers)
     outputs = (name for name in stacks if not spec.family.stacks[name].residual.saves_activations)
-    total += sum(rows * work.lengths[name] * spec.output_width(name) * 4 / work.sequence_parts for name in outputs)
+    total += sum(rows * work.own_lengths[name] * spec.output_width(name) * 4 / work.sequence_parts for name in outputs)
     return total
 
 
@@ -151,7 +154,7 @@ def stage_bytes(work: Workload, number: int, chunks: list[ModelChunk]) -> float:
 def input_bytes(work: Workload) -> float:
     """Return the bytes of a step's samples in device memory, which each pipeline stage receives before its first pass.
     Tokens are negligible."""
-    inputs = inputs_read(work.spec, work.lengths, work.appended)
+    inputs = inputs_read(work.spec, work.own_lengths, work.appended)
     return float(work.samples_per_rank * sum(costs.batch_bytes(positions) for costs, positions in inputs))
 
 
@@ -160,13 +163,13 @@ def logits_bytes(work: Workload) -> float:
     losses = {head: _loss_bytes(work, head) for head in work.heads.values()}
     if not losses:  # output and gradient of the final norm
         last = next(reversed(work.spec.family.stacks))
-        return 2 * work.layout.microbatch * work.lengths[last] * work.spec.output_width(last) * work.element_bytes
+        return 2 * work.layout.microbatch * work.own_lengths[last] * work.spec.output_width(last) * work.element_bytes
     projecting = [bytes_ for head, bytes_ in losses.items() if head.projects] or [*losses.values()][-1:]
     return sum(loss.saved for loss in projecting) + max(loss.transient for loss in projecting)
 
 
 def _loss_bytes(work: Workload, head: HeadCosts) -> LossBytes:
-    positions = work.layout.microbatch * head.positions_read(work.lengths[head.stack], work.num_predicted)
+    positions = work.layout.microbatch * head.positions_read(work.own_lengths[head.stack], work.own_predicted)
     element, software = work.element_bytes, work.software
     logit_bytes = element if software.fused_loss else LOGIT_BYTES[element]
     return head.loss_bytes(
@@ -186,8 +189,8 @@ def workspace_bytes(work: Workload, largest: int) -> float:
     """Return the temporary bytes of a backward pass: gradients of activations, the gradient of one weight, and a
     recomputed layer."""
     spec, element = work.spec, work.element_bytes
-    longest = max(work.lengths, key=lambda name: work.lengths[name])
-    tokens = work.layout.microbatch * work.lengths[longest]
+    longest = max(work.own_lengths, key=lambda name: work.own_lengths[name])
+    tokens = work.layout.microbatch * work.own_lengths[longest]
     size = spec.size_of(longest)
     blocks = layers_by_kind(spec.family.stacks[longest], range(size.layers))
     inner = [sub.costs for block in blocks for sub in sublayers(block, size) if sub.name in ("ffn", "layer")]
@@ -206,13 +209,16 @@ def workspace_bytes(work: Workload, largest: int) -> float:
             layer_bytes(work, longest, kind, recompute="none") - layer_bytes(work, longest, kind, recompute="attention")
             for kind in blocks
         )
-    return gradients + largest * element + recomputed
+    # Keys and values of all context ranks, as gathered and in order; or their gradients.
+    keys = max(sub.costs.saved_bytes(element, dropout=False).memory for kind in blocks for sub in sublayers(kind, size))
+    gathered = 2 * work.layout.microbatch * work.lengths[longest] * keys / work.layout.tensor
+    return gradients + largest * element + recomputed + (gathered if work.layout.context > 1 else 0.0)
 
 
 def buffer_bytes(work: Workload) -> float:
     """Return the bytes of messages between pipeline stages, and of the gathered input of a sequence-parallel layer."""
-    stream = work.layout.microbatch * work.tokens_per_sample * work.spec.width * work.element_bytes
-    between = work.layout.microbatch * work.stage_positions * work.spec.width * work.element_bytes
+    width = work.layout.microbatch * work.spec.width * work.element_bytes / work.layout.context
+    stream, between = width * work.tokens_per_sample, width * work.stage_positions
     passed = 4 * between / work.sequence_parts if work.layout.pipeline > 1 else 0.0
     gathered = stream if work.layout.sequence_parallel else 0.0
     return passed + gathered

@@ -10,7 +10,8 @@ from megaptm.errors import UserError, read_integer
 from megaptm.plan.local_machine import find_local_machine
 from megaptm.plan.machine import Machine, load_machine
 from megaptm.plan.search import Candidate, Search, fastest_layout, search_layouts
-from megaptm.plan.show import PARTS, format_layout, format_seconds
+from megaptm.plan.show import format_layout, format_seconds
+from megaptm.plan.step import PARTS
 
 GIB = 2**30
 REUSED = "layout auto: as before in this run"
@@ -63,10 +64,7 @@ def describe_choice(chosen: Candidate, result: Search, config: Config, machine: 
         f"{format_seconds(chosen.step.seconds)} a step, {needed:.1f} of {usable:.1f} GiB"
     )
 
-    def axes(candidate: Candidate) -> tuple[int, int, int]:
-        return candidate.layout.data, candidate.layout.tensor, candidate.layout.pipeline
-
-    other = next((candidate for candidate in result.fitting if axes(candidate) != axes(chosen)), None)
+    other = next((other for other in result.fitting if other.layout.axes != layout.axes), None)
     if other is None:
         return f"{line}; no other data x tensor x pipeline fits"
     parts, slower = chosen.step.parts(), other.step.seconds / chosen.step.seconds - 1

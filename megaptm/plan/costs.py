@@ -33,10 +33,12 @@ class OperationTime:
     """Planned seconds of norms, activations, dropout, sums, and between kernels."""
     tensor: float = 0.0
     """Planned seconds of tensor-parallel communication that does not overlap with computation."""
+    context: float = 0.0
+    """Planned seconds of the gather of keys and values over context ranks."""
 
     @property
     def total(self) -> float:
-        return self.products + self.attention + self.memory + self.tensor
+        return self.products + self.attention + self.memory + self.tensor + self.context
 
     def __add__(self, other: OperationTime) -> OperationTime:
         # Written out because a search adds several hundred thousand of these.
@@ -45,10 +47,17 @@ class OperationTime:
             self.attention + other.attention,
             self.memory + other.memory,
             self.tensor + other.tensor,
+            self.context + other.context,
         )
 
     def __mul__(self, times: float) -> OperationTime:
-        return OperationTime(self.products * times, self.attention * times, self.memory * times, self.tensor * times)
+        return OperationTime(
+            self.products * times,
+            self.attention * times,
+            self.memory * times,
+            self.tensor * times,
+            self.context * times,
+        )
 
 
 @dataclass(frozen=True)
@@ -125,10 +134,10 @@ def time_layer(
         own = _linear_seconds(machine, work, sub, stack, keys)
         if sub.costs.features:
             attention = _attention_seconds(machine, work, sub.costs, stack, keys)
-            if hashing := sub.costs.hash_multiply_adds(work.lengths[stack]):
+            if hashing := sub.costs.hash_multiply_adds(work.own_lengths[stack]):
                 seconds = 2 * work.layout.microbatch * hashing / work.layout.tensor / machine.peak_flops(work.precision)
                 own += PassTimes(OperationTime(attention=seconds / machine.efficiency.matmul), OperationTime())
-            own += attention
+            own += attention + _gather_seconds(machine, work, sub, keys)
             if sub.name == "attention":
                 core = attention.forward
         passes += own
@@ -148,12 +157,12 @@ def time_layer(
 def _linear_seconds(machine: Machine, work: Workload, sub: SubLayer, stack: str, keys: str) -> PassTimes:
     tensor, forward = work.layout.tensor, 0.0
     for linear in sub.costs.linears.values():
-        tokens = work.layout.microbatch * work.lengths[keys if linear.reads_memory else stack]
+        tokens = work.layout.microbatch * work.own_lengths[keys if linear.reads_memory else stack]
         if linear.reads_distances:
-            tokens = 2 * work.lengths[stack]
+            tokens = 2 * work.own_lengths[stack]
         inputs = linear.inputs / tensor if linear.split == "rows" else linear.inputs
         outputs = linear.outputs / tensor if linear.split == "columns" else linear.outputs
-        times = work.lengths[stack] if linear.sequential else 1
+        times = work.own_lengths[stack] if linear.sequential else 1
         forward += times * time_product(machine, work, tokens / times, inputs, outputs)
     # The gradients of input and weight have as many operations each; their operands are the same three matrices.
     return PassTimes(OperationTime(products=forward), OperationTime(products=2 * forward))
@@ -164,6 +173,7 @@ def _attention_seconds(machine: Machine, work: Workload, costs: LayerCosts, quer
     computed one by one."""
     size, rows = work.spec.size_of(queries), work.layout.microbatch
     pairs = rows * size.heads / work.layout.tensor * costs.pairs(work.lengths[queries], work.lengths[keys])
+    pairs /= work.layout.context
     if work.software.attention == "materialized":
         drops = costs.block.attentions[0].dropout_rate(work.spec.dropout) > 0
         return _materialized(machine, work, pairs, size.key_width, drops=drops)
@@ -196,10 +206,23 @@ def _materialized(machine: Machine, work: Workload, pairs: float, key: int, *, d
     )
 
 
+def _gather_seconds(machine: Machine, work: Workload, sub: SubLayer, keys: str) -> PassTimes:
+    """Return the planned seconds of the gather of keys and values over context ranks, and of the sum of their
+    gradients. They are put in order: read and written once more."""
+    layout = work.layout
+    if layout.context == 1:
+        return PassTimes(OperationTime(), OperationTime())
+    key_bytes = sub.costs.saved_bytes(work.element_bytes, dropout=False).memory
+    size = layout.microbatch * work.lengths[keys] * key_bytes / layout.tensor
+    seconds = collective_seconds(machine, size, ranks=layout.context, stride=layout.tensor)
+    once = OperationTime(memory=2 * size / machine.bandwidth, context=seconds)
+    return PassTimes(once, once)
+
+
 def _elementwise_seconds(machine: Machine, work: Workload, subs: Sequence[SubLayer], stack: str) -> PassTimes:
     """Return the planned seconds of operations between matrix products: bytes read and written at memory bandwidth."""
     size, tensor, element = work.spec.size_of(stack), work.layout.tensor, work.element_bytes
-    tokens = work.layout.microbatch * work.lengths[stack]
+    tokens = work.layout.microbatch * work.own_lengths[stack]
     mask = 1 if work.spec.dropout else 0
     residual = len(subs) * tokens * size.width / work.sequence_parts
     # Norm: read, write. Residual sum: read twice, write. Separate dropout: read, write.
@@ -217,7 +240,7 @@ def _elementwise_seconds(machine: Machine, work: Workload, subs: Sequence[SubLay
     weights = sum(linear.weights for sub in subs for linear in sub.costs.linears.values()) / tensor
     backward += weights * (8 - element if work.software.fused_gradient_sum else 8 + element)
     kernel = machine.efficiency.kernel_microseconds * 1e-6
-    kernels = (5 + output_norms) * len(subs) + work.lengths[stack] * sum(sub.costs.kernels for sub in subs)
+    kernels = (5 + output_norms) * len(subs) + work.own_lengths[stack] * sum(sub.costs.kernels for sub in subs)
     return PassTimes(
         OperationTime(memory=forward / machine.bandwidth + kernels * kernel),
         OperationTime(memory=backward / machine.bandwidth + 2 * kernels * kernel),
@@ -234,7 +257,7 @@ def _communication_seconds(machine: Machine, work: Workload, sublayers: int, sta
     layout = work.layout
     if layout.tensor == 1:
         return PassTimes(OperationTime(), OperationTime())
-    tokens = layout.microbatch * work.lengths[stack]
+    tokens = layout.microbatch * work.own_lengths[stack]
     size = tokens * work.spec.size_of(stack).width * work.element_bytes
     seconds = collective_seconds(machine, size, ranks=layout.tensor, stride=1)  # one all-gather or reduce-scatter
     slowdown, overlap = machine.efficiency.overlap_slowdown, work.software.tensor_overlap
@@ -254,7 +277,7 @@ def time_embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> P
     """Return the planned seconds of embedding lookups of some stacks, their sum and dropout, and the update of table
     gradients."""
     own_tables = work.spec.family.own_tables  # besides the common one
-    positions = sum(work.lengths[name] * (2 if name in own_tables else 1) for name in stacks)
+    positions = sum(work.own_lengths[name] * (2 if name in own_tables else 1) for name in stacks)
     size = work.layout.microbatch * positions * work.spec.width * work.element_bytes
     seconds = size * 6 / machine.bandwidth + 6 * machine.efficiency.kernel_microseconds * 1e-6
     summed = collective_seconds(machine, size, ranks=work.layout.tensor, stride=1) * (
@@ -282,8 +305,8 @@ def time_head(machine: Machine, work: Workload, costs: HeadCosts) -> PassTimes:
     """Return the planned seconds of a head's projections and, if it projects on the vocabulary, of that and the
     cross-entropy."""
     tensor, rows = work.layout.tensor, work.layout.microbatch
-    length = work.lengths[costs.stack]
-    positions = costs.positions_read(length, work.num_predicted)
+    length = work.own_lengths[costs.stack]
+    positions = costs.positions_read(length, work.own_predicted)
     mapped_positions = rows * costs.num_transformed_positions(positions)
     linear_time = sum(
         time_product(machine, work, mapped_positions, linear.inputs, linear.outputs)

@@ -67,7 +67,7 @@ def chosen_ranks(work: Workload, ranks: str | None) -> list[int]:
     """Return the ranks that a dry run builds: those in `0,8,511`, or the first rank of each stage."""
     layout, world = work.layout, work.layout.processes
     if ranks is None:
-        return list(range(0, world, layout.tensor * layout.data))
+        return list(range(0, world, layout.tensor * layout.replicas))
     try:
         chosen = [int(word) for word in ranks.split(",")]
     except ValueError:
@@ -86,5 +86,20 @@ def compare_with_plan(work: Workload, ranks: Sequence[BuiltRank]) -> DryRunRepor
     by_stage = {rank.stage: rank.flops for rank in ranks}
     counted_flops = None
     if len(by_stage) == work.layout.pipeline:
-        counted_flops = sum(by_stage.values()) * work.layout.tensor * work.layout.data * work.microbatches
-    return DryRunReport(ranks, [rank.trained + rank.frozen for rank in counted], counted_flops, work.flops)
+        counted_flops = sum(by_stage.values()) * work.layout.tensor * work.layout.replicas * work.microbatches
+    planned = work.flops - _skipped_flops(work)
+    return DryRunReport(ranks, [rank.trained + rank.frozen for rank in counted], counted_flops, planned)
+
+
+def _skipped_flops(work: Workload) -> int:
+    """Return the FLOPs of the pairs that causal attention of context ranks does not compute: keys after the chunk of a
+    query. The plan counts the full square."""
+    context, pairs = work.layout.context, 0
+    if context == 1:
+        return 0
+    for name, length in work.lengths.items():
+        if work.spec.family.stacks[name].causal:
+            size = work.spec.size_of(name)
+            pairs += length * length * (2 * context - 1) // (4 * context) * size.layers * size.heads * size.key_width
+    # Scores and weighted values, forward and backward: six products.
+    return 2 * 6 * work.batch * pairs

@@ -16,9 +16,9 @@ from megaptm.plan.workload import make_workload
 def elastic_layout(config: Config, room: Callable[[int], int], machine: Machine | None = None) -> Layout | None:
     """Return the largest layout of the config that fits the remaining devices, or None if none fits.
 
-    `room(t)`: number of ranks that get a device in groups of t. Layouts with the config's tensor x pipeline come first,
-    because their ranks hold the same weights as before. If `machine` is given, the memory of the fullest rank must
-    suffice.
+    `room(t)`: number of ranks that get a device in groups of t. Layouts that differ in the data ranks alone come
+    first, because their ranks hold the same weights as before. If `machine` is given, the memory of the fullest rank
+    must suffice.
     """
     return next(
         (
@@ -33,36 +33,39 @@ def elastic_layout(config: Config, room: Callable[[int], int], machine: Machine 
 def _candidate_layouts(config: Config, room: Callable[[int], int]) -> Iterator[Layout]:
     """Yield layouts of the config for which there are enough devices, nearest first."""
     layout, spec = config.layout, resolve_model(config)
-    model_ranks = layout.tensor * layout.pipeline
-    for data in range(min(layout.data, room(layout.tensor) // model_ranks), 0, -1):
-        yield layout.model_copy(update={"data": data, "full_sharding": layout.full_sharding and data > 1})
+    for data in range(min(layout.data, room(layout.tensor) // layout.model_ranks), 0, -1):
+        yield layout.model_copy(
+            update={"data": data, "full_sharding": layout.full_sharding and data * layout.context > 1}
+        )
     other_layouts = [
-        _with_sizes(layout, tensor=tensor, pipeline=pipeline, data=data)
+        _with_sizes(layout, tensor=tensor, context=context, pipeline=pipeline, data=data)
         for tensor in divisors(spec.size.heads, limit=room(1))
+        for context in divisors(layout.context)
         for pipeline in sorted({*divisors(spec.layers), layout.pipeline})
-        if tensor * pipeline <= room(tensor)
-        for data in divisors(config.train.batch, limit=room(tensor) // (tensor * pipeline))
+        if tensor * context * pipeline <= room(tensor)
+        for data in divisors(config.train.batch, limit=room(tensor) // (tensor * context * pipeline))
     ]
     yield from sorted(other_layouts, key=lambda candidate: (-candidate.processes, _layout_distance(candidate, layout)))
 
 
-def _with_sizes(layout: Layout, *, tensor: int, pipeline: int, data: int) -> Layout:
+def _with_sizes(layout: Layout, *, tensor: int, context: int, pipeline: int, data: int) -> Layout:
     same_pipeline = pipeline == layout.pipeline
     return layout.model_copy(
         update={
             "tensor": tensor,
+            "context": context,
             "pipeline": pipeline,
             "data": data,
             "virtual": layout.virtual if same_pipeline else 1,
             "layers_per_stage": layout.layers_per_stage if same_pipeline else None,
             "sequence_parallel": layout.sequence_parallel and tensor > 1,
-            "full_sharding": layout.full_sharding and data > 1,
+            "full_sharding": layout.full_sharding and data * context > 1,
         }
     )
 
 
-def _layout_distance(candidate: Layout, layout: Layout) -> tuple[int, int]:
-    return abs(candidate.tensor - layout.tensor), abs(candidate.pipeline - layout.pipeline)
+def _layout_distance(candidate: Layout, layout: Layout) -> tuple[int, ...]:
+    return tuple(abs(getattr(candidate, axis) - getattr(layout, axis)) for axis in ("tensor", "context", "pipeline"))
 
 
 def _is_legal(config: Config, layout: Layout) -> bool:

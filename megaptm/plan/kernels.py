@@ -16,5 +16,5 @@ def attention_kernels(config: Config, device: str) -> list[tuple[str, KernelChoi
         return []
     batch = config.batch_spec
     here = ComputeDevice(device, deterministic=config.train.deterministic)
-    works = attention_works(spec, batch, config.train.precision)
+    works = attention_works(spec, batch, config.train.precision, context=config.layout.context)
     return [(work.name, choose_kernel(work, here, config.train.attention_kernel)) for work in works]

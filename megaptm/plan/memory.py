@@ -104,13 +104,13 @@ def state_bytes(
     copies = 0 if work.precision == "fp32" else trained
     weights, gradients = float(work.element_bytes * (trained + frozen)), float(work.software.gradient_bytes * trained)
     optimizer, factors = 4.0 * (known.elements + copies), 4.0 * known.factors
-    return weights, gradients, optimizer / (work.layout.data if work.layout.divides_optimizer else 1) + factors
+    return weights, gradients, optimizer / (work.layout.replicas if work.layout.divides_optimizer else 1) + factors
 
 
 def sharded_bytes(work: Workload, counted: Parameters) -> tuple[float, float]:
     """Return the bytes of weights and gradients of a rank with full sharding (`parallel.full_sharding`): its shards,
     all parameters outside of layers, and two layers: one is gathered or summed while the other is computed."""
     gathered = counted.trained - counted.in_layers + 2 * counted.largest_layer
-    shard = counted.trained / work.layout.data
+    shard = counted.trained / work.layout.replicas
     weights = work.element_bytes * (shard + gathered + counted.frozen)
     return weights, work.software.gradient_bytes * (shard + gathered)

@@ -18,6 +18,9 @@ from megaptm.plan.stages import CountedStage, count_stages
 from megaptm.plan.step import StepTime, estimate_step
 from megaptm.plan.workload import Workload, make_workload
 
+MIN_CONTEXT_POSITIONS = 2048
+"""Minimum number of positions of a sequence that a context rank gets in a search: fewer are better divided by other
+axes."""
 MAX_MEMORY_SHARE = 0.95
 """Share of a device's memory that a searched layout may fill; the formulas of activations have errors of a few
 percent."""
@@ -96,8 +99,8 @@ def _candidate(machine: Machine, work: Workload, stages: list[CountedStage]) -> 
 
 
 def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]:
-    """Yield sensible layouts: tensor ranks within a node, a distributed optimizer if there are data ranks; of a config
-    with full sharding, only layouts with it."""
+    """Yield sensible layouts: tensor ranks within a node, context ranks for long sequences, a distributed optimizer if
+    several ranks hold the same weights; of a config with full sharding, only layouts with it."""
     work = make_workload(config)
     layers, full_sharding = work.spec.layers, config.layout.full_sharding
 
@@ -112,11 +115,11 @@ def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]
             return [*even]
         return [*even, *([] if by_cost is None else [by_cost])]
 
-    for tensor in divisors(min(machine.devices, devices)):
+    for tensor, context in product(divisors(min(machine.devices, devices)), _context_sizes(work, devices)):
         for pipeline in divisors(devices // tensor, limit=1 if full_sharding else layers):
-            if devices % (tensor * pipeline):
+            if devices % (tensor * context * pipeline):
                 continue
-            data = devices // (tensor * pipeline)
+            data = devices // (tensor * context * pipeline)
             samples = config.train.batch // data  # `check` rejects batches that data ranks do not divide
             microbatches = [divisor for divisor in divisors(samples) if divisor <= 64] or [1]
             for virtual, recompute in product(_virtuals(layers, pipeline), ("none", "attention", "full")):
@@ -124,14 +127,15 @@ def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]
                     yield Layout(
                         data=data,
                         tensor=tensor,
+                        context=context,
                         pipeline=pipeline,
                         virtual=virtual,
                         layers_per_stage=cut,
                         microbatch=microbatch,
                         recompute=recompute,  # type: ignore[arg-type]
-                        sequence_parallel=_can_split_sequences(work, tensor),
-                        distributed_optimizer=data > 1 and not full_sharding,
-                        full_sharding=data > 1 and full_sharding,
+                        sequence_parallel=_can_split_sequences(work, tensor, context),
+                        distributed_optimizer=data * context > 1 and not full_sharding,
+                        full_sharding=data * context > 1 and full_sharding,
                     )
 
 
@@ -147,8 +151,14 @@ def _virtuals(layers: int, pipeline: int) -> list[int]:
     return sorted({number for size in sizes if (number := -(-layers // (pipeline * size))) <= share})
 
 
-def _can_split_sequences(work: Workload, tensor: int) -> bool:
-    return tensor > 1 and not any(length % tensor for length in work.lengths.values())
+def _context_sizes(work: Workload, devices: int) -> list[int]:
+    """Return the numbers of context ranks to try: powers of two."""
+    limit = max(1, max(work.lengths.values()) // MIN_CONTEXT_POSITIONS)
+    return [number for number in divisors(devices, limit=limit) if number.bit_count() == 1]
+
+
+def _can_split_sequences(work: Workload, tensor: int, context: int) -> bool:
+    return tensor > 1 and not any(length // context % tensor for length in work.lengths.values())
 
 
 def divisors(number: int, *, limit: int | None = None) -> list[int]:

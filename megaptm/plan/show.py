@@ -13,6 +13,7 @@ from megaptm.plan.dry import DryRunReport
 from megaptm.plan.plan import Plan
 from megaptm.plan.saving import CheckpointCost
 from megaptm.plan.search import Candidate, Search
+from megaptm.plan.step import PARTS
 
 GIB = 2**30
 
@@ -41,7 +42,7 @@ def show(plan: Plan, console: Console) -> None:
 
 def format_layout(layout: Layout) -> str:
     """Return a layout as text: `data 8 x tensor 8 x pipeline 16 (3 chunks each), micro-batch 1, ...`."""
-    words = f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline}"
+    words = layout.axes
     words += f" ({layout.virtual} chunks each)" if layout.virtual > 1 else ""
     if layout.layers_by_chunk is not None:
         words += f" of {', '.join(map(str, layout.layers_by_chunk))} layers"
@@ -112,19 +113,6 @@ def _print_step(plan: Plan, console: Console) -> None:
         f"{plan.work.tokens / step.seconds:,.0f} tokens/s; {step.mfu:.1%} of peak FLOP/s (MFU), {step.hfu:.1%} "
         "including recomputation (HFU)\n"
     )
-
-
-PARTS = {
-    "products": "matrix products",
-    "attention": "attention",
-    "memory": "memory-bound operations",
-    "tensor": "tensor communication",
-    "recompute": "recomputation",
-    "bubble": "pipeline bubble",
-    "pipeline": "pipeline communication",
-    "data": "data communication",
-    "optimizer": "optimizer",
-}
 
 
 def _print_run(plan: Plan, console: Console) -> None:
@@ -200,12 +188,15 @@ def show_dry(dry: DryRunReport, console: Console) -> None:
 
 def _candidate_table(candidates: Iterable[Candidate]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))  # ten titles in 80 columns
-    for name in ("data", "tensor", "pipeline", "virtual", "microbatch", "recompute", "step", "MFU", "bubble", "GiB"):
+    candidates = [*candidates]
+    context = ("context",) if any(candidate.layout.context > 1 for candidate in candidates) else ()
+    columns = ("tensor", "pipeline", "virtual", "microbatch", "recompute", "step", "MFU", "bubble", "GiB")
+    for name in ("data", *context, *columns):
         table.add_column(name, justify="right")
     for candidate in candidates:
         layout = candidate.layout
         table.add_row(
-            *(str(value) for value in (layout.data, layout.tensor)),
+            *(str(getattr(layout, name)) for name in ("data", *context, "tensor")),
             f"{layout.pipeline}{'' if layout.layers_by_chunk is None else '*'}",
             str(layout.virtual),
             str(layout.microbatch),

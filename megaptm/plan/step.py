@@ -15,6 +15,20 @@ from megaptm.plan.stages import CountedStage, count_stages, table_size
 from megaptm.plan.workload import Workload
 from megaptm.spec import Block, change
 
+PARTS = {
+    "products": "matrix products",
+    "attention": "attention",
+    "memory": "memory-bound operations",
+    "tensor": "tensor communication",
+    "context": "context communication",
+    "recompute": "recomputation",
+    "bubble": "pipeline bubble",
+    "pipeline": "pipeline communication",
+    "data": "data communication",
+    "optimizer": "optimizer",
+}
+"""Part of a step -> its title."""
+
 
 @dataclass(frozen=True)
 class StepTime:
@@ -25,6 +39,8 @@ class StepTime:
     memory: float
     tensor: float
     """Planned seconds of tensor-parallel communication that does not overlap with computation."""
+    context: float
+    """Planned seconds of gathering keys and values over context ranks."""
     recompute: float
     bubble: float
     """Planned seconds of filling and draining the pipeline, and of waiting for its slowest stage."""
@@ -48,8 +64,7 @@ class StepTime:
 
     def parts(self) -> dict[str, float]:
         """Return the planned seconds of a step by part."""
-        names = ("products", "attention", "memory", "tensor", "recompute", "bubble", "pipeline", "data", "optimizer")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in PARTS}
 
     @property
     def mfu(self) -> float:
@@ -83,6 +98,7 @@ def estimate_step(machine: Machine, work: Workload, stages: Sequence[CountedStag
         attention=compute.attention,
         memory=compute.memory,
         tensor=compute.tensor,
+        context=compute.context,
         recompute=slowest_passes.recompute.total,
         bubble=bubble,
         pipeline=_message_seconds(machine, work),
@@ -146,8 +162,8 @@ def _message_seconds(machine: Machine, work: Workload) -> float:
     if layout.pipeline == 1:
         return 0.0
     sliced = layout.tensor if work.software.sliced_boundaries else work.sequence_parts
-    size = layout.microbatch * work.stage_positions * work.spec.width * work.element_bytes / sliced
-    seconds = message_seconds(machine, size, stride=layout.tensor * layout.data, ranks=layout.processes)
+    size = layout.microbatch * work.stage_positions * work.spec.width * work.element_bytes / sliced / layout.context
+    seconds = message_seconds(machine, size, stride=layout.tensor * layout.replicas, ranks=layout.processes)
     exposed = machine.efficiency.overlap_slowdown if work.software.boundary_overlap else 1.0
     return 2 * layout.virtual * work.microbatches * seconds * exposed
 
@@ -158,7 +174,7 @@ def _data_seconds(machine: Machine, work: Workload, stage: CountedStage, passes:
     chunks, counted = stage.chunks, stage.parameters
 
     def over_data_ranks(size: float) -> float:
-        return collective_seconds(machine, size, ranks=layout.data, stride=layout.tensor)
+        return collective_seconds(machine, size, ranks=layout.replicas, stride=layout.tensor)
 
     if layout.full_sharding:
         return _sharded_seconds(machine, work, stage, passes)
@@ -197,7 +213,7 @@ def _sharded_seconds(machine: Machine, work: Workload, stage: CountedStage, pass
     counted, software = stage.parameters, work.software
 
     def over_data_ranks(size: float) -> float:
-        return collective_seconds(machine, size, ranks=work.layout.data, stride=work.layout.tensor)
+        return collective_seconds(machine, size, ranks=work.layout.replicas, stride=work.layout.tensor)
 
     layers, root = counted.in_layers, counted.trained - counted.in_layers
     overlapped = work.microbatches * over_data_ranks(layers * (2 * work.element_bytes + software.gradient_bytes))
@@ -223,7 +239,7 @@ def _optimizer_seconds(machine: Machine, work: Workload, stage: CountedStage) ->
     """Return the planned seconds of the optimizer: norm, clipping and update rule, bytes read and written."""
     trained, layout = stage.parameters.trained, work.layout
     rule = 4 * (3 + 2 * stage.state.total / max(1, trained))
-    updated = trained / (layout.data if layout.divides_optimizer else 1)
+    updated = trained / (layout.replicas if layout.divides_optimizer else 1)
     # The norm reads a gradient; clipping reads and writes it. The rule reads it, and reads and writes weights and state
     # (Adam reads four values and writes three). The copy to the model's format reads and writes one value. All
     # gradients are set to zero. Rules that look at full tensors read them once or twice more, which is neglected.
@@ -231,6 +247,6 @@ def _optimizer_seconds(machine: Machine, work: Workload, stage: CountedStage) ->
     if work.optimizer is None or work.optimizer.name != "muon":
         return seconds
     # Data and tensor ranks divide the products of Muon; each matrix goes to its owner and comes back.
-    flops = orthogonalization_flops(work.optimizer, work.spec, stage.chunks) / (layout.tensor * layout.data)
-    traffic = 2 * collective_seconds(machine, trained * work.element_bytes, ranks=layout.data, stride=layout.tensor)
+    flops = orthogonalization_flops(work.optimizer, work.spec, stage.chunks) / (layout.tensor * layout.replicas)
+    traffic = 2 * collective_seconds(machine, trained * work.element_bytes, ranks=layout.replicas, stride=layout.tensor)
     return seconds + flops / (machine.peak_flops(work.precision) * machine.efficiency.matmul) + traffic

@@ -69,6 +69,16 @@ class Workload:
         """Return the number of micro-batches of one process in a step."""
         return self.batch // (self.layout.data * self.layout.microbatch)
 
+    @cached_property
+    def own_lengths(self) -> Mapping[str, int]:
+        """Return the number of positions of a sequence that each context rank has: stack -> positions."""
+        return {name: length // self.layout.context for name, length in self.lengths.items()}
+
+    @property
+    def own_predicted(self) -> int | None:
+        """Return the number of predicted positions of a sequence on each context rank; None: all of its positions."""
+        return None if self.num_predicted is None else -(-self.num_predicted // self.layout.context)
+
     @property
     def tokens_per_sample(self) -> int:
         """Return the number of tokens of a sample, over all stacks."""
@@ -138,7 +148,7 @@ def needs_mask(config: Config, spec: ModelSpec) -> bool:
     batch, configured, gpu = config.batch_spec, config.train.attention_kernel, ComputeDevice("cuda")
     return any(
         FUSED in (configured, choose_kernel(work, gpu).kernel)
-        for work in attention_works(spec, batch, config.train.precision)
+        for work in attention_works(spec, batch, config.train.precision, context=config.layout.context)
         if work.documents or work.ordered
     )
 

@@ -61,7 +61,6 @@ def check_processes(rank_env: RankEnvironment, layout: Layout) -> None:
         return
     comparison = "more" if rank_env.world > layout.processes else "fewer"
     raise UserError(
-        f"{rank_env.world} processes are {comparison} than the {layout.processes} the layout needs (data "
-        f"{layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline}): start {layout.processes}, or change "
-        "layout.data."
+        f"{rank_env.world} processes are {comparison} than the {layout.processes} the layout needs "
+        f"({layout.axes}): start {layout.processes}, or change layout.data."
     )

@@ -257,6 +257,43 @@ def test_processes_and_microbatches():
         ),
         (
             "gpt2/small",
+            ["layout.context=3"],
+            "2 x layout.context (2 x 3) must divide the 1024 tokens of the decoder's sequence, of which each rank "
+            "holds two chunks: change data.sequence.",
+        ),
+        (
+            "gpt2/small",
+            ["layout={context: 2, tensor: 4, sequence_parallel: true}", "data.sequence=1020"],
+            "layout.tensor (4) must divide the 1020 / layout.context (2) tokens of the decoder's sequence",
+        ),
+        (
+            "gpt2/small",
+            ["layout.context=2", "train.attention_kernel=tiles"],
+            "layout.context (2) needs train.attention_kernel auto, fused or varlen, not tiles.",
+        ),
+        (
+            "longformer/base",
+            ["layout.context=2"],
+            "layout.context (2) must be 1: window attention in the encoder of longformer needs complete sequences.",
+        ),
+        (
+            "bigbird/base",
+            ["layout.context=2"],
+            "layout.context (2) must be 1: blocks attention in the encoder of bigbird needs complete sequences.",
+        ),
+        ("xlnet/base", ["layout.context=2"], "layout.context (2) must be 1: "),
+        ("reformer/enwik8", ["layout.context=2"], "layout.context (2) must be 1: "),
+        ("elmo/original", ["layout.context=2"], "layout.context (2) must be 1: elmo is recurrent"),
+        ("vit/b-16", ["layout.context=2"], "layout.context (2) must be 1: "),
+        (
+            "spanbert/base",
+            ["layout.context=2"],
+            "layout.context (2) must be 1: the loss span-boundary depends on several positions of a sequence.",
+        ),
+        ("electra/small", ["layout.context=2"], "layout.context (2) must be 1: "),
+        ("glove/50d", ["layout.context=2"], "layout.context (2) is not used by glove"),
+        (
+            "gpt2/small",
             ["layout.sequence_parallel=true", "layout.tensor=2", "data.sequence=511"],
             "layout.tensor (2) must divide the 511 tokens of the decoder's sequence",
         ),

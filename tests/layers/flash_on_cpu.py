@@ -41,9 +41,9 @@ def _weights(q: Tensor, k: Tensor, scale: float, causal: bool, before: int, afte
     """Return the attention weights [H, q, k] of one document. `before`, `after`: the window; -1: unlimited."""
     scores = torch.einsum("qhk,mhk->hqm", q, k.repeat_interleave(q.shape[1] // k.shape[1], 1)) * scale
     if causal:
-        assert len(q) == len(k)
         after = 0
-    step = torch.arange(len(k)) - torch.arange(len(q))[:, None]
+    # Aligned to the last query and key, as the kernels do.
+    step = torch.arange(len(k)) - torch.arange(len(q))[:, None] - (len(k) - len(q))
     is_far = (before >= 0) & (step < -before) | (after >= 0) & (step > after)
     scores = scores.masked_fill(is_far, -torch.inf)
     return scores.softmax(-1)

@@ -57,8 +57,8 @@ def test_rotation_moves_the_planned_bytes(dtype: torch.dtype) -> None:
 def distance_buckets() -> list[Tensor]:
     """Return the buckets of T5, bidirectional and causal, and of DeBERTa-v2."""
     released = DisentangledSpec(num_distance_buckets=256)
-    both, back = (bias_buckets(1, 600, bidirectional=bidirectional) for bidirectional in (True, False))
-    return [both, back, bias_buckets(600, 1, bidirectional=False), distance_rows(600, released)]
+    both, back = (bias_buckets(torch.arange(600), bidirectional=bidirectional) for bidirectional in (True, False))
+    return [both, back, bias_buckets(-torch.arange(600), bidirectional=False), distance_rows(600, released)]
 
 
 @pytest.mark.parametrize("towards", [-torch.inf, torch.inf])
@@ -73,8 +73,9 @@ def test_buckets_do_not_depend_on_rounding(monkeypatch: pytest.MonkeyPatch, towa
 def test_score_bias_equals_table_lookup(queries, keys):
     table = HeadTable(BIAS_BUCKETS, 3)
     torch.nn.init.normal_(table.weight)
-    looked_up = table.weight[bias_buckets(queries, keys, bidirectional=True)].permute(2, 0, 1)[None]
-    bias = score_bias(table, queries, keys, bidirectional=True)
+    distances = torch.arange(keys)[None, :] - torch.arange(queries)[:, None]
+    looked_up = table.weight[bias_buckets(distances, bidirectional=True)].permute(2, 0, 1)[None]
+    bias = score_bias(table, range(queries), keys, bidirectional=True)
     assert bias.equal(looked_up)
     d_scores = torch.randn(bias.shape)
     gradient, expected = (torch.autograd.grad(result, table.weight, d_scores)[0] for result in (bias, looked_up))

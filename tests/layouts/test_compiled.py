@@ -17,6 +17,7 @@ LAYOUTS = {
     "recompute": Layout(microbatch=2, recompute="full"),
     "recompute attention": Layout(microbatch=2, recompute="attention"),
     "DP2 full sharding": Layout(microbatch=2, data=2, full_sharding=True),
+    "CP2": Layout(microbatch=2, context=2),
     "TP2": Layout(microbatch=2, tensor=2),
     "TP2+SP": Layout(microbatch=2, tensor=2, sequence_parallel=True),
     "PP2": Layout(microbatch=2, pipeline=2),
@@ -69,7 +70,7 @@ def test_layout_equals_eager(family, name):
     assert_equal(compiled(family, LAYOUTS[name]), eager(family, LAYOUTS[name]))
 
 
-@pytest.mark.parametrize("name", ["TP2", "TP2+SP", "recompute"])
+@pytest.mark.parametrize("name", ["TP2", "TP2+SP", "CP2", "recompute"])
 def test_dropout_has_the_streams_of_eager_layers(name):
     """Captured graphs call torch's kernels; compiled ones generate masks of their own."""
     assert_equal(compiled("gpt2", LAYOUTS[name], dropout=0.1), eager("gpt2", LAYOUTS[name], dropout=0.1))

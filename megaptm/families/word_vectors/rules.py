@@ -12,6 +12,7 @@ COMMON_KEYS = ("family", "size", "vocabulary")
 """Keys of `model` that all families of word vectors use."""
 OTHER_PARALLELISM_KEYS = (
     "tensor",
+    "context",
     "pipeline",
     "virtual",
     "layers_per_stage",

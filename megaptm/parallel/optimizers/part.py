@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from torch import Tensor, nn
 
+from megaptm.parallel.groups import replica_group
 from megaptm.parallel.split import Placement
 
 
@@ -144,7 +145,7 @@ def sum_over_ranks(values: Sequence[Tensor], *, sliced: Sequence[bool], divided:
     # offsets here, and must get equal updates.
     flat = torch.cat([values[index].reshape(-1) for index in order]).double()
     if divided:
-        dist.all_reduce(flat, group=parallel_state.get_data_parallel_group())
+        dist.all_reduce(flat, group=replica_group())
     if count := sum(value.numel() for value, is_sliced in zip(values, sliced, strict=True) if is_sliced):
         dist.all_reduce(flat[:count], group=parallel_state.get_tensor_model_parallel_group())
     summed = dict(zip(order, flat.float().split([values[index].numel() for index in order]), strict=True))
