@@ -1,4 +1,4 @@
-"""Return of a run to an earlier checkpoint. What came after it is set aside, and nothing is deleted."""
+"""Return of a run to an earlier checkpoint. Later checkpoints are renamed, and nothing is deleted."""
 
 from __future__ import annotations
 

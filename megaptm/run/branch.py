@@ -41,7 +41,7 @@ from megaptm.track.journal import STATE
 SOURCE = "from="
 BEST = "validation/loss"
 HISTORY = {kind.kind for kind in (BranchEvent, ChangeEvent, EpochEvent, ObjectiveEvent, ScheduleEvent, WeightsEvent)}
-"""Events of a run that belong to the history of its branches: those that do not tell of a job."""
+"""Events of a run that belong to the history of its branches. Events of single jobs do not."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class Branch:
     selector: str
     """Step of the checkpoint, `best` or `latest`."""
     overrides: tuple[str, ...] = ()
-    """Changes of the recipe."""
+    """Overrides that change the recipe in the branch."""
     weights_only: bool = False
-    """Start at step 0 with the weights of the checkpoint, and with a new optimizer."""
+    """Whether to start at step 0 with the weights of the checkpoint and a new optimizer."""
 
     @classmethod
     def parse(cls, words: Sequence[str], *, weights_only: bool = False) -> Branch:
-        """Return the branch that the words of a command request."""
+        """Return the branch that the arguments of `megaptm train` request."""
         sources = [word.removeprefix(SOURCE) for word in words if word.startswith(SOURCE)]
         runs = [word.removeprefix("run=") for word in words if word.startswith("run=")]
         overrides = tuple(word for word in words if not word.startswith((SOURCE, "run=")))
@@ -123,7 +123,7 @@ class Branch:
             )
 
     def _step(self) -> int:
-        """Return the step of the checkpoint."""
+        """Return the step of the checkpoint from which the run branches."""
         if not (self.source / CONFIG).is_file():
             raise UserError(f"from={self.source} is not the folder of a run: it has no {CONFIG}.")
         steps = sorted(find_committed(self.source))
@@ -202,7 +202,7 @@ def _set_key(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def write_recipe(run: Path, values: Mapping[str, Any]) -> None:
-    """Write the config of a run that does not train."""
+    """Write the config of a run that is not training."""
     content = yaml.dump(dict(values), Dumper=YamlDumper, sort_keys=False, allow_unicode=True)
     (run / CONFIG).write_text(content, encoding="utf-8")
 
@@ -220,7 +220,7 @@ def _link_tree(source: Path, target: Path) -> None:
 
 
 def _copy_history(source: Path, folder: Path, step: int) -> None:
-    """Copy the tokenizer, and what the journals tell of the steps up to `step`.
+    """Copy to a branch the tokenizer of a run, and the journal entries of the steps up to `step`.
 
     The upload state makes the branch a new run of MLflow whose parent is the original.
     """
@@ -239,7 +239,7 @@ def _copy_history(source: Path, folder: Path, step: int) -> None:
 
 
 def is_abandoned(record: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the run went back to before the step of a record later."""
+    """Whether the run later went back to a step before that of a record."""
     return any(
         event["kind"] == BackEvent.kind and record["step"] > event["step"] and record["time"] < event["time"]
         for event in events

@@ -46,7 +46,7 @@ PACED = ("inverse", "halving")
 from the start."""
 SIDES = ("before", "after")
 CONSEQUENCE = "train.phase_start"
-"""Key that `--change` sets to the step of the change, and so is not reported."""
+"""Key that `--change` itself sets to the step of the change, so it is not reported."""
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ def _is_equal(old: Any, new: Any) -> bool:
 
 
 def recorded_changes(events: Iterable[Mapping[str, Any]]) -> dict[int, str]:
-    """Return step -> what happened to the run there: keys that were changed on resume, with both values; the run from
+    """Return by step what happened to the run there: keys that were changed on resume, with both values; the run from
     which this one branched; a return from later steps."""
     marks: dict[int, list[str]] = {}
     for event in events:

@@ -1,4 +1,4 @@
-"""Config that continues a run: what the steps done determine is filled in, and changes get their step. No torch."""
+"""Config that continues a run: values that follow from its past steps, and the step of changes. No torch."""
 
 from __future__ import annotations
 
