@@ -242,6 +242,20 @@ class PatternAttend(Attend):
             return super().forward(q_SBHK, k_SBHK, v_SBHK, None)
         if mask is not None and (mask.dtype == torch.bool or mask.is_floating_point() or are_offsets(mask)):
             return super().forward(q_SBHK, k_SBHK, v_SBHK, mask)
+        return self.attend_in_pattern(q_SBHK, k_SBHK, v_SBHK, mask, global_qkv, positions_BG, blocks_BHX)
+
+    def attend_in_pattern(
+        self,
+        q_SBHK: Tensor,
+        k_SBHK: Tensor,
+        v_SBHK: Tensor,
+        mask: Tensor | None,
+        global_qkv: tuple[Tensor, Tensor, Tensor] | None,
+        positions_BG: Tensor | None,
+        blocks_BHX: Tensor | None,
+    ) -> Tensor:
+        """Return the attention output [S, B, H*K] of the kernel that the pattern has. Compiled layers leave it
+        eager."""
         made = Mask.of(
             mask,
             len(q_SBHK),

@@ -188,26 +188,28 @@ def _active_dropouts(module: nn.Module) -> Iterator[Dropout]:
 
 
 def _mark_eager_modules(layer: Layer) -> None:
-    """Mark the modules of a layer that torch.compile must leave eager."""
+    """Mark the modules of a layer that torch.compile must leave eager. Attention with a pattern is compiled where it
+    takes offsets of documents."""
     for module in list(layer.modules()):
         dropout = module.dropout if isinstance(module, Attend) else module
         if (
             isinstance(module, ColumnParallelLinear | RowParallelLinear | SharedLinear)
-            or (isinstance(module, PatternAttend) and module.pattern is not None)
             or (isinstance(module, Attend) and module.context.size > 1)
             or (isinstance(dropout, Dropout) and dropout.rate > 0 and dropout.stream is not nullcontext)
         ):
             # By class: torch would compile a graph for each instance with a function of its own.
-            module.__class__ = _eager_class(type(module))
+            module.__class__ = _eager_class(type(module), "forward")
+        elif isinstance(module, PatternAttend) and module.pattern is not None:
+            module.__class__ = _eager_class(type(module), "attend_in_pattern")
 
 
-_EAGER: dict[type[nn.Module], type[nn.Module]] = {}
-"""Subclasses of modules with a `forward` that torch.compile leaves eager, by class."""
+_EAGER: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
+"""Subclasses of modules with a method that torch.compile leaves eager, by class and method."""
 
 
-def _eager_class(cls: type[nn.Module]) -> type[nn.Module]:
+def _eager_class(cls: type[nn.Module], method: str) -> type[nn.Module]:
     if cls in _EAGER.values():
         return cls
-    if cls not in _EAGER:
-        _EAGER[cls] = type(cls.__name__, (cls,), {"forward": torch.compiler.disable(cls.forward)})
-    return _EAGER[cls]
+    if (cls, method) not in _EAGER:
+        _EAGER[cls, method] = type(cls.__name__, (cls,), {method: torch.compiler.disable(getattr(cls, method))})
+    return _EAGER[cls, method]

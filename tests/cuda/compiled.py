@@ -208,4 +208,5 @@ if __name__ == "__main__":
     config.compile_threads, config.joint_graph_constant_folding = 1, False  # constants cannot be computed
     torch.set_default_dtype(torch.bfloat16)
     results: dict[str, Any] = {family: kernels_of(family) for family in sys.argv[1:]}
-    print(json.dumps(results | {"documents": kernels_by_documents("gpt2", 8, 16)}))
+    by_documents = {f"{family} documents": kernels_by_documents(family, 8, 16) for family in ("gpt2", "modernbert")}
+    print(json.dumps(results | by_documents))

@@ -53,7 +53,10 @@ def test_other_kernels_are_products_and_attention(guard, family):
     assert graph["backward"]["mm"] == 2 * PRODUCTS[family]
 
 
-def test_number_of_documents_compiles_nothing_again(guard):
-    """Attention within documents, whose number varies, is in the one graph of a layer."""
-    [graph] = graphs_of(guard)["documents"]
-    assert graph["forward"]["_flash_attention_forward"] == graph["backward"]["_flash_attention_backward"] == 1
+@pytest.mark.parametrize(("family", "kinds"), [("gpt2", 1), ("modernbert", 3)])
+def test_number_of_documents_compiles_nothing_again(guard, family, kinds):
+    """Attention within documents, whose number varies, is in the one graph of a kind of layer; also in a window."""
+    graphs = graphs_of(guard)[f"{family} documents"]
+    assert len(graphs) == kinds
+    for graph in graphs:
+        assert graph["forward"]["_flash_attention_forward"] == graph["backward"]["_flash_attention_backward"] == 1

@@ -24,9 +24,8 @@ LAYOUTS = {
     "PP2 interleaved": Layout(microbatch=2, pipeline=2, virtual=2),
     "TP2+SPxPP2 recompute": Layout(microbatch=4, tensor=2, pipeline=2, sequence_parallel=True, recompute="full"),
 }
-GRAPHS = {"gpt2": 1, "bert": 1, "t5": 2, "vit": 1, "bart": 2, "palm": 1, "modernbert": 3}
-"""Family -> kinds of layers. Layers of a kind share a graph, and none is divided. ModernBERT has a first layer, and
-others that attend to all or to a window."""
+GRAPHS = {"gpt2": 1, "bert": 1, "t5": 2, "vit": 1, "bart": 2, "palm": 1}
+"""Family -> kinds of layers. All four layers of a stack share a graph, and none is divided."""
 CAPTURED = "aot_eager"
 """Backend that captures the graphs of both passes and runs them without compiling."""
 
