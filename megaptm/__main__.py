@@ -26,7 +26,7 @@ from megaptm.commands.generate import generate
 from megaptm.commands.imports import imports
 from megaptm.commands.launch import launch
 from megaptm.commands.plan import plan
-from megaptm.commands.report import report
+from megaptm.commands.report import report, watch
 from megaptm.commands.tokenizer import tokenizer
 from megaptm.commands.train import train
 from megaptm.commands.unknown_words import explain_unknown_word
@@ -132,7 +132,7 @@ def run() -> NoReturn:
 
 for command in (
     *(families, config, corpus, tokenizer, plan, check, train, launch),
-    *(report, evaluate, generate, export, imports),
+    *(report, watch, evaluate, generate, export, imports),
 ):
     main.add_command(command)
 for command in (check, train, launch, report, evaluate, generate, export):

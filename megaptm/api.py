@@ -225,7 +225,7 @@ def pretrain(
     if not config:
         raise UserError("config is empty: name a YAML file, a config that comes with megaptm, or the folder of a run.")
     if callbacks:
-        overrides["callbacks"] = dict(callbacks) if isinstance(callbacks, Mapping) else _named(callbacks)
+        overrides["callbacks"] = dict(callbacks) if isinstance(callbacks, Mapping) else _name_callbacks(callbacks)
     source = config if isinstance(config, Mapping) else Path(config)
     code = train_run(source, [format_override(key, value) for key, value in overrides.items()], change=change)
     if code == EXIT_INTERRUPTED:
@@ -235,7 +235,7 @@ def pretrain(
     return code
 
 
-def _named(callbacks: Sequence[str | type[Callback] | Callback]) -> dict[str, dict[str, Any]]:
+def _name_callbacks(callbacks: Sequence[str | type[Callback] | Callback]) -> dict[str, dict[str, Any]]:
     """Return the config's `callbacks` for names, classes and dataclasses: name -> options."""
     options: dict[str, dict[str, Any]] = {}
     for callback in callbacks:

@@ -30,6 +30,7 @@ COMMANDS = [
     ["import"],
     ["import", "hf"],
     ["report"],
+    ["watch"],
     ["config"],
     ["config", "keys"],
     ["config", "show"],

@@ -12,8 +12,8 @@ from megaptm.families import FOLDERS
 from megaptm.plugins import EXTENSIONS
 from tests import ROOT
 
-# Package -> packages that it may import. `megaptm.errors`, `megaptm.suggest`, `megaptm.credentials`, `megaptm.console`,
-# `megaptm.python_path`, `megaptm.section` and `megaptm` itself (its version) are common.
+# Package -> packages that it may import. `megaptm.errors`, `megaptm.suggest`, `megaptm.credentials`, `megaptm.html`,
+# `megaptm.console`, `megaptm.python_path`, `megaptm.section` and `megaptm` itself (its version) are common.
 # `costs` are the modules of `layers`, `losses` and `models` that do not import torch (`is_costs`).
 NO_TORCH = {
     "spec": (),
@@ -212,7 +212,7 @@ PIPELINE_MAY_IMPORT = (
 
 
 COMMON = (
-    *("errors", "suggest", "credentials", "console", "python_path", "extensions", "section"),
+    *("errors", "suggest", "credentials", "console", "html", "python_path", "extensions", "section"),
     *("__version__", "__init__"),
 )
 

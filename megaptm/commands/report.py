@@ -1,23 +1,84 @@
-"""Command `megaptm report`."""
+"""Commands `megaptm report` and `megaptm watch`."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from megaptm.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from megaptm.report.history import History
+
+
+@click.command()
+@click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write the report as one HTML page, too.")
+@click.option("--samples", default=3, show_default=True, help="Number of samples on the page of a run.")
+@click.option("--upload", is_flag=True, help="First send metrics to loggers that missed them, such as MLflow.")
+def report(runs: tuple[Path, ...], html: Path | None, samples: int, upload: bool) -> None:
+    """Report the progress of a run: loss curve and use of time. With several runs, compare them.
+
+    The curves of a run are also written to its folder as a picture. The page has them with marks for restarts, changes
+    and spikes, jobs, memory, samples, and the config.
+
+    \b
+      megaptm report runs/gpt2-tiny --html gpt2-tiny.html
+      megaptm report runs/first runs/second --html comparison.html
+    """
+    from megaptm.console import Console
+    from megaptm.report.compare import comparison_page, print_comparison, read_runs
+    from megaptm.report.history import History
+    from megaptm.report.page import run_page, write_page
+    from megaptm.report.summary import report as show
+
+    if len(runs) > 1:
+        if upload:
+            raise UserError("--upload is for one run: name one.")
+        histories = read_runs(runs)
+        print_comparison(histories, Console())
+        if html is not None:
+            write_page(html, ", ".join(histories), comparison_page(histories))
+    else:
+        [run] = runs
+        show(run, send=upload)
+        if html is not None:
+            history = History.read(run)
+            write_page(html, history.name, run_page(history, *_samples(history, samples)))
+    if html is not None:
+        Console().print(f"Page:    {html}", soft_wrap=True, highlight=False)
+
+
+def _samples(history: History, count: int) -> tuple[list[tuple[str, Text]], str]:
+    """Return the first training samples of a run with titles and texts, or why there are none."""
+    from data_pipeline.inspection import show_sample
+    from megaptm.config import load_run
+    from megaptm.run.corpora import RunCorpora
+    from megaptm.run.folder import CONFIG
+
+    try:
+        corpora = RunCorpora(load_run(history.run / CONFIG))
+        mix = corpora.mix("train")
+        texts = [show_sample(mix.sample(number), mix.batch, corpora.tokenizer) for number in range(count)]
+    except UserError as error:
+        return [], f"There are no samples here: {error}"
+    return [(f"sample {number}", text) for number, text in enumerate(texts)], ""
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--upload", is_flag=True, help="First send metrics to MLflow that it missed while it was unreachable.")
-def report(run: Path, upload: bool) -> None:
-    """Report the progress of a run: loss curve and use of time.
-
-    The loss curve is also written to the run folder as a picture.
+@click.option("--seconds", default=2.0, show_default=True, help="Seconds between two looks at the run.")
+def watch(run: Path, seconds: float) -> None:
+    """Watch a run in the terminal: progress, loss curves and events, until its job ends.
 
     \b
-      megaptm report runs/gpt2-tiny
+      megaptm watch runs/gpt2-tiny
     """
-    from megaptm.report.summary import report as show
+    from megaptm.console import Console
+    from megaptm.report.watch import watch as show
 
-    show(run, send=upload)
+    show(run, Console(), seconds=seconds)

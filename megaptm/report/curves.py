@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from textwrap import shorten
@@ -14,9 +14,13 @@ from rich.text import Text
 
 from megaptm.errors import printable
 from megaptm.storage import refuse_link, write_atomically
+from megaptm.track.journal import OWN_METRICS
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from megaptm.report.marks import Mark
 
 Points = Sequence[tuple[float, float]]
 
@@ -25,6 +29,14 @@ DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 COLORS = ("cyan", "yellow", "magenta", "green", "red")
 ABANDONED = "abandoned"
 """Name of the curve of steps from which a run went back, which is gray."""
+MARK_COLORS = {"restart": "gray", "change": "purple", "failure": "darkorange", "spike": "red", "stop": "black"}
+"""Kind of mark -> its color in a picture."""
+METRICS = {"learning rate": "learning_rate", "tokens/s": "tokens_per_second"}
+"""Label of a panel -> its metric."""
+MAX_POINTS = 2000
+"""Maximum points of a curve in a picture."""
+MAX_PANELS = 8
+"""Maximum panels of further metrics in a picture."""
 
 
 def draw_curves(
@@ -97,16 +109,8 @@ def _legend_lines(curves: Mapping[str, Points], width: int) -> list[Text]:
     return lines
 
 
-def save_picture(
-    path: Path,
-    records: Sequence[Mapping[str, Any]],
-    *,
-    title: str,
-    marks: Mapping[int, str] | None = None,
-    abandoned: Sequence[Mapping[str, Any]] = (),
-) -> None:
-    """Save the plot of a run as PNG. `marks`: step -> what was changed there. `abandoned`: metrics of steps from which
-    the run went back."""
+def save_picture(path: Path, figure: Callable[[], Figure]) -> None:
+    """Save a plot as PNG."""
     from matplotlib import style
 
     refuse_link(path.parent)
@@ -114,7 +118,7 @@ def save_picture(
     content = io.BytesIO()
     # A `matplotlibrc` in the working directory, possibly an untrusted run, could make LaTeX read files.
     with style.context("default"):
-        plot(records, title=title, marks=marks, abandoned=abandoned).savefig(content, dpi=120)
+        figure().savefig(content, dpi=120)
     write_atomically(path, content.getvalue())
 
 
@@ -122,49 +126,61 @@ def plot(
     records: Sequence[Mapping[str, Any]],
     *,
     title: str,
-    marks: Mapping[int, str] | None = None,
+    marks: Sequence[Mark] = (),
     abandoned: Sequence[Mapping[str, Any]] = (),
 ) -> Figure:
     """Plot the curves of a run over steps: the loss (with held-out loss and baselines), each part of a combined loss,
-    the learning rate and the speed. Each panel has a line at the steps of `marks`, and gray curves of `abandoned`
-    steps."""
+    the learning rate, the speed, and further metrics. Abandoned records are gray."""
     from matplotlib.figure import Figure  # a figure of its own: no display, no global state
 
     parts = loss_parts(records)
-    figure = Figure(figsize=(9, 8 + 1.6 * len(parts)), layout="constrained")
-    heights = (4, *(1.5 for _ in parts), 1, 1)
-    loss, *part_axes, rate, speed = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
-    panels = {
-        loss: ("loss (weighted sum)" if parts else "loss (nats a token)", loss_curves(records)),
-        **{axes: (f"{name} (nats)", curves) for axes, (name, curves) in zip(part_axes, parts.items(), strict=True)},
-        rate: ("learning rate", {"": curve(records, "learning_rate")}),
-        speed: ("tokens/s", {"": curve(records, "tokens_per_second")}),
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {
+        "loss (weighted sum)" if parts else "loss (nats a token)": loss_curves(records),
+        **{f"{name} (nats)": curves for name, curves in parts.items()},
+        "learning rate": {"": curve(records, "learning_rate")},
+        "tokens/s": {"": curve(records, "tokens_per_second")},
+        **other_panels(records),
     }
-    metrics = ("loss", *(f"loss/{name}" for name in parts), "learning_rate", "tokens_per_second")
-    for axes, metric in zip(panels, metrics, strict=True):
+    heights = [4, *(1.5 for _ in parts), *(1 for _ in range(len(panels) - 1 - len(parts)))]
+    figure = Figure(figsize=(9, 2 + sum(heights)), layout="constrained")
+    all_axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
+    for axes, (label, curves) in zip(all_axes, panels.items(), strict=True):
         for part in _split_repeated(abandoned):
-            axes.plot(*zip(*curve(part, metric), strict=True), color="lightgray", linewidth=1, zorder=0)
-    for axes, (label, curves) in panels.items():
+            metric = METRICS.get(label, "loss" if axes is all_axes[0] else f"loss/{label.removesuffix(' (nats)')}")
+            if points := thin_out(curve(part, metric)):
+                axes.plot(*zip(*points, strict=True), color="lightgray", linewidth=1, zorder=0)
         for name, points in curves.items():
             style = {"linestyle": "--"} if name.startswith("baseline") else {}
             marker = "o" if name == "validation" and len(points) < 50 else ""
             if points:
-                width = 1.5 if axes is loss and not style else 1
-                x, y = zip(*points, strict=True)
+                width = 1.5 if axes is all_axes[0] and not style else 1
+                x, y = zip(*thin_out(points), strict=True)
                 axes.plot(x, y, label=printable(name), marker=marker, markersize=4, linewidth=width, **style)
         axes.set_ylabel(printable(label), parse_math=False)
         axes.grid(alpha=0.3)
-        for step in marks or {}:
-            axes.axvline(step, color="black", linestyle=":", linewidth=1)
-    for step, text in (marks or {}).items():
-        label = loss.text(step, 0.02, printable(shorten(text, 60)), transform=loss.get_xaxis_transform(), fontsize=7)
+        if len(curves) > 1 and axes is not all_axes[0] and any(curves.values()):
+            _add_legend(axes, fontsize="x-small")
+        for mark in marks:
+            axes.axvline(mark.step, color=MARK_COLORS[mark.kind], linewidth=1, linestyle=":")
+    loss = all_axes[0]
+    if abandoned:
+        loss.plot([], [], color="lightgray", label=ABANDONED)
+    for mark in (mark for mark in marks if mark.kind == "change"):
+        text = printable(shorten(mark.text, 60))
+        label = loss.text(mark.step, 0.02, text, transform=loss.get_xaxis_transform(), fontsize=7)
         label.set(rotation=90, horizontalalignment="right", verticalalignment="bottom", parse_math=False)
+    for kind in dict.fromkeys(mark.kind for mark in marks):
+        loss.plot([], [], color=MARK_COLORS[kind], linestyle=":", label=kind)
     loss.set_title(printable(title), parse_math=False)
-    speed.set(xlabel="step")
+    all_axes[-1].set(xlabel="step")
     if loss.get_legend_handles_labels()[0]:
-        for text in loss.legend().get_texts():
-            text.set_parse_math(False)
+        _add_legend(loss)
     return figure
+
+
+def _add_legend(axes: Axes, **options: Any) -> None:
+    for text in axes.legend(**options).get_texts():
+        text.set_parse_math(False)
 
 
 def _split_repeated(records: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
@@ -175,6 +191,30 @@ def _split_repeated(records: Sequence[Mapping[str, Any]]) -> list[list[Mapping[s
             parts.append([])
         parts[-1].append(record)
     return parts
+
+
+def other_panels(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Return panels of further metrics: the gradient norm, and those that callbacks recorded, one for each first part
+    of their names."""
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for key in dict.fromkeys(key for record in records for key in record):
+        group, _, name = key.partition("/")
+        if key == "gradient_norm" or group not in OWN_METRICS:
+            panels.setdefault(group.replace("_", " "), {})[name] = curve(records, key)
+    return dict(list(panels.items())[:MAX_PANELS])
+
+
+def thin_out(points: Points) -> Points:
+    """Return at most `MAX_POINTS` points of a curve, with its lowest and highest ones, so that spikes stay."""
+    if len(points) <= MAX_POINTS:
+        return points
+    size = -(-2 * len(points) // MAX_POINTS)
+    thinned: list[tuple[float, float]] = []
+    for start in range(0, len(points), size):
+        part = points[start : start + size]
+        finite = [point for point in part if math.isfinite(point[1])] or part
+        thinned += sorted({min(finite, key=lambda point: point[1]), max(finite, key=lambda point: point[1])})
+    return thinned
 
 
 def loss_parts(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[float, float]]]]:

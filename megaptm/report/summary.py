@@ -10,16 +10,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from megaptm.config import Config, UncheckedConfig
 from megaptm.console import Console
-from megaptm.errors import UserError
 from megaptm.report.curves import ABANDONED, curve, draw_curves, loss_curves, save_picture
-from megaptm.resilience.events import read_events
+from megaptm.report.history import History
 from megaptm.run.branch import is_abandoned
 from megaptm.run.changes import recorded_changes
-from megaptm.run.folder import CONFIG, require_run
-from megaptm.run.time_spent import JobTime, TimeSpent, job_times, time_spent
-from megaptm.track import read_metrics, upload, view_instructions
+from megaptm.run.time_spent import TimeSpent
+from megaptm.track import upload, view_instructions
 
 PICTURE = "report/loss.png"
 MEANINGS = {
@@ -40,44 +37,31 @@ def report(run: str | Path, *, console: Console | None = None, send: bool = Fals
     `send`: first send to MLflow the metrics that an unreachable server missed.
     """
     run, console = Path(run), console or Console()
-    config, all_records = _read_run_config(run), read_metrics(run)
+    history = History.read(run)
     if send:
-        upload(run, uri=config.track.uri, experiment=config.track.experiment, loggers=config.track.loggers)
-    events = read_events(run)
-    jobs = job_times(events, all_records)
-    records = [record for record in all_records if not is_abandoned(record, events)]
-    abandoned = [record for record in all_records if is_abandoned(record, events)]
-    if not records:
-        raise UserError(f"{run} has no metrics yet: `megaptm train {run}` writes them.")
-    title = f"{config.model.family}/{config.model.size}, {_objective_name(config)}"
-    console.print(Text.assemble((run.name, "bold"), f": {title}; {_progress_text(config, records, jobs)}\n"))
-    marks = recorded_changes(events)
-    curves = loss_curves(records)
-    if abandoned:
+        track = history.config.track
+        upload(run, uri=track.uri, experiment=track.experiment, loggers=track.loggers)
+    console.print(Text.assemble((run.name, "bold"), f": {history.title}; {history.progress}\n"))
+    changes, curves = recorded_changes(history.events), loss_curves(history.records)
+    # Steps that were repeated after a failure have equal losses.
+    if abandoned := [record for record in history.abandoned if is_abandoned(record, history.events)]:
         curves[ABANDONED] = curve(abandoned, "loss")
-    for line in draw_curves(curves, width=min(console.width, 100) - 12, marks=marks):
+    for line in draw_curves(curves, width=min(console.width, 100) - 12, marks=changes):
         console.print(line, no_wrap=True)
     console.print()
-    console.print(_metric_table(records, skipped=sum(event["kind"] == "skipped-step" for event in events)))
-    for step, text in marks.items():
+    console.print(_metric_table(history))
+    for step, text in changes.items():
         console.print(Text(f"Step {step:,}: {text}"), soft_wrap=True)
-    for file in _trace_files(events):
+    for file in _trace_files(history.events):
         console.print(f"Trace:   {run / file}", soft_wrap=True, highlight=False)
-    if jobs:
-        console.print(_time_table(time_spent(jobs)))
+    if history.jobs:
+        console.print(_time_table(history.time))
     picture = run / PICTURE
-    save_picture(picture, records, title=f"{run.resolve().name}: {title}", marks=marks, abandoned=abandoned)
+    save_picture(picture, history.plot)
     console.print(f"Picture: {picture}", soft_wrap=True)
     if instructions := view_instructions(run.resolve()):
         console.print(f"MLflow:  {', then '.join(instructions)}", soft_wrap=True, highlight=False)
     return picture
-
-
-def _read_run_config(run: Path) -> Config:
-    require_run(run)
-    # An unchecked config: the report needs no code of the user, which may be absent here or not allowed.
-    written = UncheckedConfig.read_run(run / CONFIG)
-    return written.draft().config or written.load()
 
 
 def _trace_files(events: list[dict[str, Any]]) -> list[str]:
@@ -87,20 +71,7 @@ def _trace_files(events: list[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(file for file in files if isinstance(file, str)))
 
 
-def _objective_name(config: Config) -> str:
-    try:
-        return config.built_objective.name
-    except UserError:
-        return config.objective if isinstance(config.objective, str) else "+".join(config.objective)
-
-
-def _progress_text(config: Config, records: list[dict[str, Any]], jobs: list[JobTime]) -> str:
-    step = max(record["step"] for record in records)
-    starts = f" in {len(jobs)} jobs" if len(jobs) > 1 else ""
-    return f"step {step} of {config.train.steps}{starts}"
-
-
-def _metric_table(records: list[dict[str, Any]], *, skipped: int) -> Table:
+def _metric_table(history: History) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     rows = (
         ("loss", "{:.4f}", "training loss, last"),
@@ -111,12 +82,12 @@ def _metric_table(records: list[dict[str, Any]], *, skipped: int) -> Table:
         ("gpu_idle_share", "{:.1%}", "time without work for the GPU, last trace"),
     )
     for key, form, label in rows:
-        if points := curve(records, key):
-            values = sorted(value for _, value in points) if label.endswith("median") else [points[-1][1]]
-            table.add_row(label, form.format(values[len(values) // 2]))
-    if peaks := curve(records, "peak_memory_bytes"):
-        table.add_row("peak memory of rank 0", f"{max(peak for _, peak in peaks) / 2**30:.2f} GiB")
-    if skipped:
+        value = history.median(key) if label.endswith("median") else history.last(key)
+        if value is not None:
+            table.add_row(label, form.format(value))
+    if (peak := history.peak_memory) is not None:
+        table.add_row("peak memory of rank 0", f"{peak / 2**30:.2f} GiB")
+    if skipped := sum(event["kind"] == "skipped-step" for event in history.events):
         table.add_row("steps skipped by the loss scale", f"{skipped:,}")
     return table
 

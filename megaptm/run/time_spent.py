@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from itertools import zip_longest
 from typing import Any
 
 from megaptm.resilience.events import (
@@ -110,7 +111,7 @@ def job_times(events: list[dict[str, Any]], records: list[dict[str, Any]]) -> li
 def time_spent(jobs: list[JobTime]) -> TimeSpent:
     """Return the time that a run has taken by purpose, the total over all jobs."""
     total = TimeSpent()
-    for job, following in zip(jobs, [*jobs[1:], None], strict=True):
+    for job, following in zip_longest(jobs, jobs[1:]):
         spent = _measured_parts(job)
         for name, seconds in spent.items():
             setattr(total, name, getattr(total, name) + seconds)

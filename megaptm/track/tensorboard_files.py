@@ -37,7 +37,7 @@ class TensorBoardFiles:
         """Write metrics to TensorBoard as scalars, and parameters as a text."""
         for record in records:
             if "params" in record:
-                self._add(record, 0, [_table("config", record["params"])])
+                self._add(record, 0, [_text_table("config", record["params"])])
             # The first step of a job, from which TensorBoard discards the steps of earlier jobs.
             self._starts = self._starts or record.get("status") == "RUNNING"
             if "step" not in record:
@@ -58,7 +58,7 @@ class TensorBoardFiles:
         self._writer.add_event(Event(wall_time=record["time"], step=step, summary=Summary(value=values)))
 
 
-def _table(tag: str, values: Mapping[str, Any]) -> Summary.Value:
+def _text_table(tag: str, values: Mapping[str, Any]) -> Summary.Value:
     """Return parameters as a table in Markdown."""
     rows = [f"| {key} | {str(value).replace('|', chr(92) + '|')} |" for key, value in values.items()]
     text = "\n".join(["| key | value |", "|---|---|", *rows])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from megaptm.config import Config
 from megaptm.errors import UserError, nearest
 from megaptm.plugins import PluginError, load_plugin, plugin_error
+from megaptm.track.journal import OWN_METRICS
 
 if TYPE_CHECKING:
     from megaptm.parallel.step_result import StepResult
@@ -21,15 +22,6 @@ if TYPE_CHECKING:
 
 STATE = "callbacks"
 """Key of the callbacks' state in a checkpoint's state."""
-OWN_METRICS = frozenset(
-    (
-        *("time", "step", "params", "artifact", "status", "loss", "loss_weight", "loss_scale", "learning_rate"),
-        *("gradient_norm", "tokens_per_second", "model_flops_per_second", "mfu", "peak_memory_bytes"),
-        *("data_wait_seconds", "step_seconds", "samples", "checkpoint_seconds", "gpu_idle_share"),
-        *("validation", "baseline", "evaluation"),
-    )
-)
-"""Names, or first parts of names, of metrics that a callback cannot record."""
 
 
 @dataclass
@@ -174,10 +166,10 @@ class Callbacks:
 
 def load_callbacks(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Callback]:
     """Import and build the callbacks of a config: name -> callback. Mistakes raise `UserError`."""
-    return {name: _build(name, options) for name, options in entries.items()}
+    return {name: _build_callback(name, options) for name, options in entries.items()}
 
 
-def _build(name: str, options: Mapping[str, Any]) -> Callback:
+def _build_callback(name: str, options: Mapping[str, Any]) -> Callback:
     kind = load_plugin(name, "callbacks", "class")
     if not isinstance(kind, type) or not issubclass(kind, Callback):
         raise UserError(f"callbacks ({name}) must be a subclass of megaptm.Callback: derive it.")

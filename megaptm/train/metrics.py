@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +35,7 @@ from megaptm.track.loggers import LOGGERS
 from megaptm.train.batch_source import Samples
 from megaptm.train.callbacks import Callback, RunState
 from megaptm.train.device_use import peak_memory_bytes
+from megaptm.train.time_left import TimeLeft
 
 if TYPE_CHECKING:
     from megaptm.parallel.step_result import StepResult
@@ -117,8 +118,8 @@ class StepReport(Callback):
             or len(self.objective.weights_by_step) < len(self.objective.losses)
         )
         self._has_started, self._since_step, self._since = False, start, SecondsSpent()
-        self._clock: tuple[int, float] | None = None
-        """Number of a finished step and its time on the monotonic clock."""
+        self._time_left: TimeLeft | None = None
+        """Set after the first step of the job."""
         self._screen = _ProgressBar(config.train.steps, start) if sys.stdout.isatty() else _LogLines(config.train.steps)
 
     def on_step_end(self, run: RunState, result: StepResult) -> None:
@@ -129,7 +130,7 @@ class StepReport(Callback):
             self._has_started = True
             seconds = seconds_since_launch(self.run)
             self.events.write(FirstStepEvent(step=step, seconds=seconds))
-            self._clock = step, time.monotonic()
+            self._time_left = TimeLeft(self.config, step)
             self._screen.first_step(step, seconds)
         self._report_epochs(step)
         self._report_weights(step)
@@ -161,12 +162,14 @@ class StepReport(Callback):
             "data_wait_seconds": waited / steps,
             "step_seconds": seconds / steps,
             "samples": float(samples),
+            **self._count_tokens(step, samples),
+            "seconds_left": self._seconds_left(step, seconds / steps),
         }
         self.tracker.log_metrics(step, metrics)
         if result.is_skipped:
             self._screen.advance(step)
         else:
-            self._screen.step_metrics(step, metrics, self._seconds_left(step, seconds / steps))
+            self._screen.step_metrics(step, metrics)
         self._since_step, self._since = step, SecondsSpent(**asdict(self.seconds))
 
     def _model_flops(self, samples_per_second: float) -> dict[str, float]:
@@ -180,11 +183,18 @@ class StepReport(Callback):
         }
 
     def _seconds_left(self, step: int, step_seconds: float) -> float:
-        """Return the remaining seconds of the run at the average speed since the first step, including time between
-        steps."""
-        first, first_time = self._clock or (step, 0.0)
-        pace = (time.monotonic() - first_time) / (step - first) if step > first else step_seconds
-        return pace * (self.config.train.steps - step)
+        assert self._time_left is not None
+        validation, checkpoint = self.seconds.validation, self.seconds.checkpoint
+        return self._time_left.estimate(step, step_seconds, validation=validation, checkpoint=checkpoint)
+
+    def _count_tokens(self, step: int, samples: int) -> dict[str, float]:
+        """Return the number of tokens trained on so far, and of those read from each corpus if there are several."""
+        cursors = self.samples.cursors(self.config.batch_schedule.first_sample(step))
+        names = short_names(list(cursors))
+        by_corpus = {
+            f"tokens/{names[path]}": float(number * self.tokens_per_sample) for path, number in cursors.items()
+        }
+        return {"tokens": float(samples * self.tokens_per_sample), **(by_corpus if len(cursors) > 1 else {})}
 
     def _report_epochs(self, step: int) -> None:
         """Report corpora that start a new epoch."""
@@ -216,10 +226,14 @@ class StepReport(Callback):
             metrics |= {f"validation/{name}": value for name, value in losses.items() if name != "loss"}
         self.tracker.log_metrics(run.step, metrics)
         self._screen.validation(run.step, metrics)
+        if self._time_left is not None:
+            self._time_left.num_validations += 1
 
     def checkpoint_wait(self, step: int, seconds: float) -> None:
         """Record the seconds that training waited for a checkpoint, or for its copy to host memory."""
         self.tracker.log_metrics(step, {"checkpoint_seconds": seconds})
+        if self._time_left is not None:
+            self._time_left.num_saves += 1
 
     def on_checkpoint(self, run: RunState, step: int, seconds: float) -> None:
         self._screen.saved(step, seconds)
@@ -256,6 +270,12 @@ class StepReport(Callback):
             print(f"curves: {', then '.join(look)}", flush=True)
 
 
+def short_names(paths: Sequence[str]) -> dict[str, str]:
+    """Return the last part of each path; the full path, if several have the same last part."""
+    last = {path: path.rstrip("/").rpartition("/")[2] or path for path in paths}
+    return {path: name if [*last.values()].count(name) == 1 else path for path, name in last.items()}
+
+
 def _trace_text(trace: StepTrace) -> str:
     parts = [f"trace of steps {trace.first} to {trace.last}: {', '.join(trace.files) or 'not written'}"]
     if trace.gpu_idle_share is not None:
@@ -289,12 +309,13 @@ class _LogLines:
         if seconds is not None:
             print(f"step {step}/{self.steps}  done {seconds:.1f} s after the command", flush=True)
 
-    def step_metrics(self, step: int, metrics: Mapping[str, float], left: float) -> None:
+    def step_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         norm = metrics.get("gradient_norm")
         print(
             f"step {step}/{self.steps}  loss {metrics['loss']:.4f}{_loss_list(metrics, 'loss/')}  "
             f"lr {metrics['learning_rate']:.2e}  {'' if norm is None else f'gradient {norm:.3f}  '}"
-            f"{metrics['tokens_per_second']:,.0f} tokens/s{_device_text(metrics)}  {format_duration(left)} left",
+            f"{metrics['tokens_per_second']:,.0f} tokens/s{_device_text(metrics)}  "
+            f"{format_duration(metrics['seconds_left'])} left",
             flush=True,
         )
 
@@ -349,7 +370,7 @@ class _ProgressBar:
         if seconds is not None:
             self._progress.console.print(f"step {step}: done {seconds:.1f} s after the command", highlight=False)
 
-    def step_metrics(self, step: int, metrics: Mapping[str, float], left: float) -> None:
+    def step_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         speed = f"{metrics['tokens_per_second']:,.0f} tokens/s{_device_text(metrics)}"
         self._progress.update(self._task, completed=step, loss=f"{metrics['loss']:.3f}", speed=speed)
 

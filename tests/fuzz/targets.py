@@ -111,10 +111,13 @@ def read_journals(folder: Path) -> Any:
     from rich.console import Console
 
     from megaptm.report import summary
+    from megaptm.report.history import History
+    from megaptm.report.page import run_page
     from megaptm.resilience.events import last_saved_step
 
     last_saved_step(folder)
     summary.report(folder, console=Console(file=io.StringIO()))
+    "".join(run_page(History.read(folder), []))
 
 
 def mutate_elmo(folder: Path, rng: Random) -> bool:

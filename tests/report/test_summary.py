@@ -74,6 +74,10 @@ def test_time_spent_adds_up_over_jobs():
     assert total.wall == pytest.approx(120.0)
 
 
+def test_run_without_jobs_took_no_time():
+    assert time_spent([]).wall == 0.0
+
+
 def test_job_without_a_step_is_startup_time():
     events = [{"time": 10.0, "kind": "launch"}, {"time": 14.0, "kind": "worker-lost", "rank": 0, "code": 1}]
     total = time_spent(job_times(events, []))

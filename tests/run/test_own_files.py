@@ -9,7 +9,7 @@ import pytest
 from megaptm.config import load
 from megaptm.errors import UserError
 from megaptm.launch.worker_group import LocalWorkerGroup
-from megaptm.report.curves import save_picture
+from megaptm.report.curves import plot, save_picture
 from megaptm.resilience.events import Events
 from megaptm.resilience.heartbeat import Heartbeat
 from megaptm.resilience.lock import RunLock
@@ -25,6 +25,7 @@ def make_config(run):
 
 
 PRECIOUS = "of the user"
+RECORDS = [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ def test_run_subfolders_must_not_be_links(run, tmp_path, name):
 
 def test_picture_replaces_a_link(run, user_file):
     (run / "loss.png").symlink_to(user_file)
-    save_picture(run / "loss.png", [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}], title="a run")
+    save_picture(run / "loss.png", lambda: plot(RECORDS, title="a run"))
     assert user_file.read_text() == PRECIOUS
     assert not (run / "loss.png").is_symlink()
 
@@ -103,7 +104,7 @@ def test_picture_replaces_a_link(run, user_file):
 def test_picture_ignores_matplotlibrc_in_the_working_directory(run, monkeypatch):
     monkeypatch.setitem(matplotlib.rcParams, "text.usetex", True)  # set by a file `matplotlibrc`; LaTeX can read files
     monkeypatch.setenv("PATH", "")
-    save_picture(run / "loss.png", [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}], title="a run")
+    save_picture(run / "loss.png", lambda: plot(RECORDS, title="a run"))
     assert (run / "loss.png").is_file()
 
 

@@ -10,14 +10,15 @@ from click.testing import CliRunner
 
 import megaptm as library
 from megaptm.__main__ import main
-from megaptm.api import _named
+from megaptm.api import _name_callbacks
 from megaptm.config import load
 from megaptm.config.yamls import flatten
 from megaptm.errors import UserError
 from megaptm.plugins import NAMED_BY_USER
 from megaptm.resilience.events import read_events
 from megaptm.track import read_metrics
-from megaptm.train.callbacks import METHODS, OWN_METRICS, RunState, load_callbacks
+from megaptm.track.journal import OWN_METRICS
+from megaptm.train.callbacks import METHODS, RunState, load_callbacks
 from tests import ROOT
 from tests.drills.program import arguments, checkpoints, losses, resumed_at
 from tests.forked import megaptm
@@ -147,7 +148,7 @@ def test_callback_follows_saves_stops_and_continues_a_run(run, corpus):
 
 def test_example_of_the_page_stops_a_run_that_does_not_learn(run, corpus, early):
     more = ("train.steps=9", "train.validate_every=1", "optimizer.lr=1e-30")
-    options = json.dumps(_named([early.StopEarly(patience=2)]))
+    options = json.dumps(_name_callbacks([early.StopEarly(patience=2)]))
     output = megaptm("train", *arguments("gpt2", run, corpus, *more, f"callbacks={options}"))
     [stop] = [event for event in read_events(run) if event["kind"] == "stop-request"]
     assert stop["step"] == 3
@@ -224,19 +225,19 @@ class Plain(library.Callback):
 
 
 def test_classes_and_dataclasses_are_named():
-    assert _named([Plain, Patience(5), "a.b:C"]) == {
+    assert _name_callbacks([Plain, Patience(5), "a.b:C"]) == {
         f"{__name__}:Plain": {},
         f"{__name__}:Patience": {"steps": 5},
         "a.b:C": {},
     }
     with pytest.raises(UserError, match="must be a dataclass"):
-        _named([Plain()])
+        _name_callbacks([Plain()])
 
 
 def test_class_of_a_script_is_rejected(monkeypatch):
     monkeypatch.setattr(Plain, "__module__", "__main__")
     with pytest.raises(UserError, match="move the class to the top of a module"):
-        _named([Plain])
+        _name_callbacks([Plain])
 
 
 @pytest.mark.parametrize("name", ["loss", "validation/mine", "step"])

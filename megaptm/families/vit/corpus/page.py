@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
 import numpy as np
 
-from data_pipeline.page import PAGE, bars, full_page, table, tiles, titled_bars
+from data_pipeline.page import PAGE
 from megaptm.data.shards import Corpus
 from megaptm.families.vit.corpus.report import ImageReport
 from megaptm.families.vit.corpus.thumbnails import DroppedImages, make_thumbnail
 from megaptm.families.vit.pixels import SUFFIXES
 from megaptm.families.vit.token_types import LABELS
+from megaptm.html import bars, escape, full_page, table, tiles, titled_bars
 from megaptm.tokenizers import Tokenizer
 
 NUM_VALID_SHOWN = 24

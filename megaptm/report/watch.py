@@ -1,0 +1,85 @@
+"""`megaptm watch`: a run in the terminal, drawn again as its journals grow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from megaptm.console import Console
+from megaptm.errors import UserError
+from megaptm.report.curves import draw_curves, loss_curves
+from megaptm.report.history import History
+from megaptm.report.terminal import format_duration
+from megaptm.resilience.events import START_KINDS, ExitEvent, read_events
+from megaptm.storage import now
+
+MAX_READING_SHARE = 0.1
+"""Maximum share of the time that is spent on reading the journals of a long run."""
+NUM_MARKS = 5
+
+
+def watch(run: Path, console: Console, *, seconds: float = 2.0) -> None:
+    """Draw a run every `seconds` until its job ends or the user presses Ctrl-C. Without a terminal, draw it once."""
+    start_time = time.monotonic()
+    frame = draw(run, console.width)
+    if not console.is_terminal:
+        console.print(frame)
+        return
+    with Live(frame, console=console, auto_refresh=False, screen=False) as live:
+        while not has_ended(run):
+            pause = max(seconds, (time.monotonic() - start_time) / MAX_READING_SHARE)
+            time.sleep(pause)
+            start_time = time.monotonic()
+            live.update(draw(run, console.width), refresh=True)
+
+
+def has_ended(run: Path) -> bool:
+    """Whether the last job of a run ended with an exit code; a killed one may be started again at any time."""
+    kinds = [event["kind"] for event in read_events(run) if event["kind"] in (*START_KINDS, ExitEvent.kind)]
+    return kinds[-1:] == [ExitEvent.kind]
+
+
+def draw(run: Path, width: int) -> RenderableType:
+    """Return the present state of a run: progress, speed, loss curves, and the last marks."""
+    try:
+        history = History.read(run)
+    except UserError as error:
+        if not read_events(run):
+            raise
+        return Text(f"no step is done yet ({error})")
+    return Group(*_draw_lines(history, width))
+
+
+def _draw_lines(history: History, width: int) -> Iterator[RenderableType]:
+    yield Text.assemble((history.name, "bold"), f": {history.title}; {history.progress}")
+    steps = history.config.train.steps
+    length = min(width, 100)
+    num_done = round(length * min(1.0, history.last_step / steps))
+    yield Text.assemble(("━" * num_done, "cyan"), ("─" * (length - num_done), "dim"))
+    yield Text(", ".join(_describe_speed(history)))
+    yield Text()
+    yield from draw_curves(loss_curves(history.records), width=max(20, min(width, 100) - 12))
+    if history.marks:
+        yield Text()
+        yield from (Text(f"step {mark.step:,}  {mark.text}"[:width], "dim") for mark in history.marks[-NUM_MARKS:])
+
+
+def _describe_speed(history: History) -> Iterator[str]:
+    newest = max(history.records, key=lambda record: record["time"])
+    for key, form, name in (
+        ("tokens_per_second", "{:,.0f}", "tokens/s"),
+        ("mfu", "{:.1%}", "MFU"),
+        ("step_seconds", "{:.3g}", "s/step"),
+        ("learning_rate", "{:.2e}", "learning rate"),
+        ("gradient_norm", "{:.3g}", "gradient norm"),
+    ):
+        if (value := history.last(key)) is not None:
+            yield f"{form.format(value)} {name}"
+    if (left := history.last("seconds_left")) is not None and not has_ended(history.run):
+        yield f"{format_duration(left)} left"
+    yield f"last record {format_duration(max(0.0, now() - newest['time']))} ago"

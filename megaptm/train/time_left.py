@@ -1,0 +1,46 @@
+"""Estimate of the remaining time of a run, which includes its validations and checkpoints."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from megaptm.config import Config
+
+VALIDATION_SHARE = 1 / 3
+"""Time of a validation batch as a share of a step, until a validation is measured: it has no backward pass."""
+
+
+@dataclass
+class TimeLeft:
+    """Estimate of the remaining seconds, from the time since the first step of a job."""
+
+    config: Config
+    first_step: int
+    start_time: float = field(default_factory=time.monotonic)
+    num_validations: int = 0
+    num_saves: int = 0
+
+    def estimate(self, step: int, step_seconds: float, *, validation: float, checkpoint: float) -> float:
+        """Return the remaining seconds after `step`, before its own validation and checkpoint. `step_seconds`: recent
+        pace, used after the first step. `validation`, `checkpoint`: seconds spent on them in this job."""
+        train, num_steps = self.config.train, step - self.first_step
+        # The time between steps counts, too: callbacks, the report, other processes of the machine.
+        elapsed = time.monotonic() - self.start_time - validation - checkpoint
+        pace = elapsed / num_steps if num_steps else step_seconds
+        per_validation = VALIDATION_SHARE * train.validate_batches * pace
+        if self.num_validations:
+            per_validation = validation / self.num_validations
+        per_save = checkpoint / max(1, self.num_saves)
+        return (
+            pace * (train.steps - step)
+            + per_validation * _num_times(step, train.steps, train.validate_every)
+            + per_save * _num_times(step, train.steps, self.config.checkpoint.every)
+        )
+
+
+def _num_times(step: int, last: int, every: int | None) -> int:
+    """Return how often something is done from `step` to `last`: every so many steps, and after the last."""
+    if every is None:
+        return 1
+    return last // every - (step - 1) // every + (last % every > 0)
