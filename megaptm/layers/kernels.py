@@ -136,7 +136,7 @@ def _attend_by_flex(
     attend = _compiled_flex if q.is_cuda else _flex_attention
     try:
         mixed_BHSK: Tensor = attend()(
-            *(q_BHSK, k_BGSK, v_BGSK), score_mod=_capping(cap), block_mask=blocks, scale=scale, enable_gqa=grouped
+            *(q_BHSK, k_BGSK, v_BGSK), score_mod=score_function(cap), block_mask=blocks, scale=scale, enable_gqa=grouped
         )
     except torch._dynamo.exc.FailOnRecompileLimitHit:
         # With more variants than this, compiling takes longer than tiles.
@@ -147,7 +147,7 @@ def _attend_by_flex(
 
 
 @cache
-def _capping(cap: float | None) -> Callable[..., Tensor] | None:
+def score_function(cap: float | None) -> Callable[..., Tensor] | None:
     """Return FlexAttention's score function for a soft cap, the same function for the same cap."""
     return None if cap is None else lambda score, batch, head, query, key: soft_cap(score, cap)
 

@@ -104,7 +104,7 @@ from torch.nn.attention.flex_attention import _identity
 from megaptm.layers.custom_pattern import CustomPattern
 from megaptm.families.reformer.pattern import ChunkPairs
 from megaptm.layers.pattern import Pattern, SlidingWindow
-from megaptm.layers.kernels import block_mask
+from megaptm.layers.kernels import block_mask, score_function
 from megaptm.layers.mask import Mask
 from tests.models.strided import near_or_first
 
@@ -114,8 +114,11 @@ PATTERNS: dict[str, tuple[Pattern, bool, bool]] = {
     "dilated window, causal": (SlidingWindow(255, 0, dilation=2), True, True),
     "chunks": (ChunkPairs(64), False, False),
     "custom, documents": (CustomPattern(near_or_first), False, True),
+    "soft cap, causal window of documents": (SlidingWindow(255, 0), True, True),
 }
 """Name -> pattern, whether it is causal, whether a sequence has several documents."""
+CAPS = {"soft cap, causal window of documents": 50.0}
+"""Name -> soft cap of the scores."""
 KERNEL_OPTIONS = {
     "PRESCALE_QK": False,
     "ROWS_GUARANTEED_SAFE": False,
@@ -129,6 +132,7 @@ KERNEL_OPTIONS = {
 def generate_code(name: str, mode: FakeTensorMode) -> dict[str, str]:
     """Return the code that torch generates for a forward and a backward pass."""
     pattern, causal, packed = PATTERNS[name]
+    score_mod = score_function(CAPS.get(name)) or _identity
     shape = (ROWS, HEADS, LENGTH, WIDTH)
     with mode:
         documents = torch.ones(ROWS, LENGTH, dtype=torch.long, device="cuda")
@@ -161,7 +165,7 @@ def generate_code(name: str, mode: FakeTensorMode) -> dict[str, str]:
     def forward(q: Tensor, k: Tensor, v: Tensor, *inputs: Tensor) -> list[Tensor]:
         mask_inputs, block_inputs = inputs[: len(read)], inputs[len(read) :]
         return [
-            *flex_attention(q, k, v, _identity, with_tensors(block_inputs), 0.125, KERNEL_OPTIONS, (), mask_inputs)[:2]
+            *flex_attention(q, k, v, score_mod, with_tensors(block_inputs), 0.125, KERNEL_OPTIONS, (), mask_inputs)[:2]
         ]
 
     def backward(
@@ -170,7 +174,7 @@ def generate_code(name: str, mode: FakeTensorMode) -> dict[str, str]:
         mask_inputs, block_inputs = inputs[: len(read)], inputs[len(read) :]
         indices = [torch.zeros((), dtype=torch.int32, device="cuda") for _ in range(4)]
         score = torch.zeros((), dtype=torch.bfloat16, device="cuda", requires_grad=True)
-        ahead, back = create_fw_bw_graph(_identity, (score, *indices), ())
+        ahead, back = create_fw_bw_graph(score_mod, (score, *indices), ())
         gradients = flex_attention_backward(
             q,
             k,

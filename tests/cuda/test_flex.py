@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.drill
-PATTERNS = ("window of documents", "dilated window, causal", "chunks", "custom, documents")
+PATTERNS = (
+    "window of documents",
+    "dilated window, causal",
+    "chunks",
+    "custom, documents",
+    "soft cap, causal window of documents",
+)
 
 
 def test_pattern_kernels_compile_for_a100_and_h100(guard, triton_path, tmp_path):
