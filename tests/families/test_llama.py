@@ -1,0 +1,155 @@
+"""Llama-like decoders in Hugging Face's format: numbers of rotary positions, tied tables, windows, and soft caps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from megaptm.config import resolve_model
+from megaptm.errors import UserError
+from megaptm.families import CATALOGUE
+from megaptm.hub.counterparts import find_counterpart
+from megaptm.hub.huggingface import describe_config, from_hugging_face, hugging_face_config
+from megaptm.hub.import_run import import_run
+from megaptm.layers.attention import score_scale
+from megaptm.layers.layer_costs import sublayers
+from megaptm.spec import ModelSpec, RopeNumbers, Size, change, published, with_attention_options
+from tests.models.tiny import tiny_batch, tiny_spec
+from tests.parity.reference import assert_close, build_with_weights, convert_inputs, make_random_reference
+
+LLAMA3_ROPE = {"rope_factor": 32.0, "rope_original_context": 12}
+
+
+def with_options(spec: ModelSpec, **options: Any) -> ModelSpec:
+    """Return the spec with other options of attention."""
+    stacks = {name: with_attention_options(block, options) for name, block in spec.family.stacks.items()}
+    return replace(spec, family=change(spec.family, stacks=stacks))
+
+
+def tied(spec: ModelSpec) -> ModelSpec:
+    size = change(spec.size, tied=True)
+    return replace(spec, size=size, family=spec.family.for_size(size))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        with_options(tiny_spec("llama"), rope_base=500.0),
+        with_options(tiny_spec("llama3"), **LLAMA3_ROPE),
+        tied(with_options(tiny_spec("llama3"), rope_factor=4.0)),
+        with_options(tiny_spec("gemma3"), rope_base=(100.0, 100.0, 100.0, 100.0, 100.0, 1000.0)),
+    ],
+    ids=["base", "by wavelength", "tied, all wavelengths", "by kind of layer"],
+)
+def test_import_continues_with_its_numbers(spec: ModelSpec, tmp_path: Path) -> None:
+    """A run that imports the model has them in its config, and equal logits."""
+    reference, batch = make_random_reference(spec), tiny_batch(spec.name, rows=1)
+    reference.save_pretrained(tmp_path / "theirs")
+    options = [f"model.family={spec.name}", "data.mix={corpus: 1}", "data.sequence=16"]
+    run = import_run(str(tmp_path / "theirs"), tmp_path / "run", options)
+    continued = resolve_model(run.config)
+    assert continued.family.stacks == spec.family.stacks
+    assert continued.family.output == spec.family.output
+    model = build_with_weights(continued, from_hugging_face(tmp_path / "theirs").weights)
+    assert_close(model.logits(batch)["lm"], reference(**convert_inputs(spec.name, batch))[0])
+
+
+@pytest.mark.parametrize(
+    ("config", "family", "size"),
+    [
+        (transformers.LlamaConfig(rms_norm_eps=1e-5), "llama", "7b"),
+        (transformers.MistralConfig(rms_norm_eps=1e-5), "mistral", "7b"),
+        (transformers.Gemma2Config(), "gemma2", "2b"),
+    ],
+    ids=["llama", "mistral", "gemma2"],
+)
+def test_default_configs_are_published_sizes(config: transformers.PretrainedConfig, family: str, size: str) -> None:
+    spec, expected = describe_config({**vars(config), **config.to_dict()})[1], published(CATALOGUE[family], size)
+    assert spec.family == expected.family
+    assert spec.size == change(expected.size, head_width=expected.size.key_width)
+    assert spec.vocabulary == expected.vocabulary
+
+
+def test_mistral_without_window_is_imported_as_llama(tmp_path: Path) -> None:
+    config = transformers.MistralConfig(
+        vocab_size=101,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=None,
+    )
+    reference, batch = transformers.MistralForCausalLM(config).eval(), tiny_batch("llama", rows=1)
+    imported = from_hugging_face(reference)
+    assert (imported.spec.name, find_counterpart(imported.spec).model) == ("llama", "LlamaForCausalLM")
+    model = build_with_weights(imported.spec, imported.weights)
+    assert_close(model.logits(batch)["lm"], reference(**convert_inputs("llama", batch))[0])
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 12},
+        {"rope_type": "default", "partial_rotary_factor": 0.5},
+    ],
+    ids=str,
+)
+def test_other_rotary_positions_are_refused(parameters: dict[str, Any]) -> None:
+    config = hugging_face_config(tiny_spec("llama")).to_dict()
+    with pytest.raises(UserError, match=r"rope_parameters is .* must be a mapping with rope_theta"):
+        describe_config(config | {"rope_parameters": {"rope_theta": 10_000.0, **parameters}})
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llama", {"rope_base": (100.0, 200.0)}),
+        ("mistral", {"window": (4, 6)}),
+        ("gemma3", {"rope_base": (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)}),
+        ("llama", {"scale_width": 4}),
+    ],
+    ids=str,
+)
+def test_options_without_hugging_face_config_are_refused(family: str, options: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"model\.attention.*Use `megaptm.load\(RUN\)`"):
+        find_counterpart(with_options(tiny_spec(family), **options))
+
+
+def test_scale_of_gemma2_27b() -> None:
+    """Scores of the 27B model are divided by the square root of width / heads, 144; its heads have 128."""
+    spec = with_options(published(CATALOGUE["gemma2"], "27b"), scale_width=144)
+    [attention, _] = sublayers(spec.family.last_block.at(0), spec.size)
+    assert score_scale(attention.costs) == 1 / 12
+    assert hugging_face_config(spec).query_pre_attn_scalar == 144
+
+
+def test_soft_caps_limit_logits() -> None:
+    spec = tiny_spec("gemma2")
+    reference = make_random_reference(spec)
+    imported = from_hugging_face(reference)
+    weights = {
+        name: 50 * weight if name == "embed.token.weight" else weight for name, weight in imported.weights.items()
+    }
+    logits = build_with_weights(imported.spec, weights).logits(tiny_batch("gemma2"))["lm"]
+    assert 29 < logits.abs().max() <= 30
+
+
+def test_tables_of_gemma3() -> None:
+    """Five local layers for each global one; the bases are 10,000 and 1,000,000 (arXiv:2503.19786, section 2)."""
+    attentions = CATALOGUE["gemma3"].last_block.attentions
+    assert [record.kind for record in attentions] == [*["sliding-window"] * 5, "dot"]
+    assert [record.rope for record in attentions[4:]] == [RopeNumbers(1e4, 1.0, None), RopeNumbers(1e6, 8.0, None)]
+
+
+def test_heads_of_qwen3_are_wider_than_the_model() -> None:
+    size = CATALOGUE["qwen3"].sizes["0.6b"]
+    assert isinstance(size, Size)
+    assert (size.width, size.heads * size.key_width) == (1024, 2048)
+    spec = tiny_spec("qwen3")
+    assert spec.size.heads * spec.size.key_width == 2 * spec.width
