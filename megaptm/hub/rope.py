@@ -43,9 +43,10 @@ def are_rope_parameters(value: Any) -> bool:
     """Whether `AttentionSpec.rope` can represent a field `rope_parameters`."""
     if not isinstance(value, Mapping) or value.get("rope_type") not in TYPES:
         return False
-    needed = {"rope_theta": None, **TYPES[value["rope_type"]]}
+    needed: dict[str, Any] = {"rope_theta": None, **TYPES[value["rope_type"]]}
+    numbers: dict[str, Any] = {name: value.get(name) for name in needed}
     return value.get("partial_rotary_factor", 1.0) == 1.0 and all(
-        is_number(number := value.get(name)) and (number >= 1 if expected is None else number == expected)
+        is_number(numbers[name]) and (numbers[name] >= 1 if expected is None else numbers[name] == expected)
         for name, expected in needed.items()
     )
 
