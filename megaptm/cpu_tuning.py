@@ -173,8 +173,8 @@ def _attend_forward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute attention on a CPU: return the output and, instead of normalizers, which the backward pass does not read,
-    nothing."""
+    """Compute attention on a CPU. Return the output and an empty tensor in place of the normalizers, which the backward
+    pass does not read."""
     if q_BHSK.dtype != torch.bfloat16:
         return fused(q_BHSK, k_BHTK, v_BHTK, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
     out_SNK = torch.empty_like(q_BHSK.permute(2, 0, 1, 3), memory_format=torch.contiguous_format).flatten(1, 2)

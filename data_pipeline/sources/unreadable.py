@@ -13,9 +13,10 @@ from megaptm.errors import UserError
 
 
 class Unreadable(Exception):  # noqa: N818 # describes a file, and does not always end the build
-    """A source file that cannot be read, or whose remainder cannot be read.
+    """Raised for a source file that cannot be read, or whose remainder cannot be read.
 
-    With `loses_text=False`, skipping it loses nothing, so the remedy is only given where the build ends.
+    With `loses_text=False`, the file can be skipped without loss of text. Its remedy is then only shown if the build
+    ends.
     """
 
     def __init__(self, reason: str, problem: str, remedy: str, *, loses_text: bool = True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from megaptm.families import find_family
 from megaptm.hub.tensor_rules import TensorRule
@@ -37,7 +37,7 @@ def is_list(value: Any) -> bool:
     return type(value) in (list, tuple)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     return type(value) in (int, float)
 
 

@@ -16,7 +16,7 @@ class InputCosts:
     itself."""
 
     def __init__(self, spec: ModelSpec, record: Any) -> None:
-        """Compute the costs. `record`: a subclass of `spec.InputSpec`."""
+        """Compute the costs of an input of a model. `record`: a subclass of `spec.InputSpec`."""
         self.spec, self.record = spec, record
 
     @property

@@ -19,5 +19,5 @@ class NamedMixture(Composed):
 
 
 def share_of_third(parts: int = 1) -> StepValue:
-    """Return the share of a task in a mixture: one of `parts` equal parts of a third."""
+    """Return the share of one of `parts` tasks that together have a third of a mixture's samples, equally divided."""
     return StepValue((0,), (1 / (3 * parts),))

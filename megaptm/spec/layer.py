@@ -40,8 +40,8 @@ class LayerSpec:
         return self
 
     def cache_shape(self, size: Size, length: int) -> tuple[int, int]:
-        """Return positions and width of the cache of a layer of this kind; `length`: the configured number of
-        positions."""
+        """Return the number of positions and the width of the recurrence cache of a layer of this kind. `length`: the
+        configured number of positions."""
         return length, size.width
 
     def errors(self, block: Block, size: Size) -> Iterator[str]:

@@ -38,7 +38,7 @@ class FinishedShards:
 
 
 def finish_labeled(results: Results, infos: Mapping[str, Sequence[ShardInfo]], names: Sequence[str]) -> FinishedShards:
-    """Return finished image shards with these label names."""
+    """Return the finished image shards of a corpus with labels, whose names are `names`."""
     return FinishedShards(results, infos, names, LABELS, make_label_tokenizer(names))
 
 
