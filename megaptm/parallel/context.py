@@ -76,8 +76,8 @@ class ContextHook(EngineHook):
         return {name: values.pin_memory() if pinned and name in changed else values for name, values in own.items()}
 
     def _own_targets(self, batch: MicroBatch, labels: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the target positions and labels in the sequence part of this context rank, padded to the largest number
-        in a sample."""
+        """Return the target positions and labels in the sequence part of this context rank, padded to the largest
+        number in a sample."""
         positions_BA = batch[TARGETS]
         length = batch["tokens"].shape[1]
         index_S = torch.full((length,), -1)

@@ -29,8 +29,8 @@ class ProjectedLSTMCosts(LayerCosts):
         }
 
     def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
-        """Return the bytes that ELMo's LSTM saves for the backward pass: four gates and their inputs, the cell before and
-        after clipping, its tanh, the projection's input, and its output before and after clipping."""
+        """Return the bytes that ELMo's LSTM saves for the backward pass: four gates and their inputs, the cell before
+        and after clipping, its tanh, the projection's input, and its output before and after clipping."""
         return SavedBytes(own=(12 * self.size.ffn + 2 * self.size.width) * element)
 
     def memory_traffic(self, element: int) -> MemoryTraffic:
