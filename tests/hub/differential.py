@@ -281,7 +281,7 @@ UNUSED_FIELDS = frozenset(
     (
         *("num_labels", "classifier_dropout", "cls_dropout", "summary_first_dropout", "summary_last_dropout"),
         *("summary_proj_to_labels", "onnx_export", "decoder_start_token_id", "_attn_implementation"),
-        *("text_config", "vision_config"),
+        *("text_config", "vision_config", "image_size", "patch_size", "image_token_id", "mm_tokens_per_image"),
     )
 )
 """Fields that a modeling file reads in other classes, in a loss, or to select a kernel."""

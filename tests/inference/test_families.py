@@ -104,7 +104,7 @@ def test_family_supports_the_uses_of_its_heads(loaded: LoadedModel) -> None:
     use = "generate" if family.name in DECODERS else "fill" if family.name in ENCODER_DECODERS else "guess"
     assert model_uses(loaded) == (use,)
     calls: dict[str, Callable[[], object]] = {
-        "generate": lambda: loaded.generate("The cat", tokens=5, temperature=0),
+        "generate": lambda: loaded.generate("The dog", tokens=5, temperature=0),
         "fill": lambda: loaded.fill(example_prompt(loaded), tokens=5, temperature=0),
         "guess": lambda: loaded.guess(example_prompt(loaded)),
     }

@@ -91,15 +91,16 @@ def test_palm_scales_by_fan_in() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_biases_start_at_zero_and_norms_at_one(family: str) -> None:
-    """Differences and padding of the vocabulary start at zero too."""
+    """Differences and padding of the vocabulary start at zero too, as do weights of norms to which 1 is added."""
     spec = tiny_spec(family)
+    start = 0 if spec.family.last_block.norm.kind == "rms-unit-offset" else 1
     model = Model(spec)
     fill(model, seed=1)
     for name, parameter in model.named_parameters():
         if name.endswith((".bias", "_difference.weight")):
             assert not parameter.any(), name
         elif parameter.dim() == 1:
-            assert parameter.eq(1).all(), name
+            assert parameter.eq(start).all(), name
         else:
             assert parameter[: spec.vocabulary].ne(0).all(), name
     assert not model.embed.token.weight[spec.vocabulary :].any()
