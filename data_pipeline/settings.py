@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from megaptm.errors import UserError, nearest, shown_value, validation_problem
-from megaptm.suggest import equivalent
+from megaptm.suggest import equivalent_name
 
 Kind = TypeVar("Kind")
 
@@ -44,7 +44,7 @@ def parse_settings(kind: type[Kind], content: Any, where: str, ready: Mapping[st
 def _suggest_setting(name: str, hints: Mapping[str, Any]) -> str:
     """Suggest a setting for one that the recipe's schema does not have: a similar name in this table, or the same name
     in a nested table."""
-    known_name = equivalent(name) or name
+    known_name = equivalent_name(name) or name
     if known_name not in hints:
         for table, hint in hints.items():
             if (kind := _nested_dataclass(hint)) and known_name in {field.name for field in fields(kind)}:

@@ -213,7 +213,7 @@ def suggest(name: object, known: Iterable[str]) -> str | None:
     """Suggest the known name that an unknown one was meant to be: an equivalent name, an abbreviation, or the nearest
     in spelling."""
     known, unknown = list(known), str(name)
-    if (meant := equivalent(unknown)) in known:
+    if (meant := equivalent_name(unknown)) in known:
         return meant
     same = [candidate for candidate in known if candidate.lower() == unknown.lower()]
     short = [
@@ -222,12 +222,12 @@ def suggest(name: object, known: Iterable[str]) -> str | None:
     return next(iter(same or short or get_close_matches(unknown, known, n=1)), None)
 
 
-def equivalent(name: object) -> str | None:
+def equivalent_name(name: object) -> str | None:
     """Return megaptm's equivalent of a name that another project uses."""
     return EQUIVALENT_NAMES.get(_normalize_name(name))
 
 
-def advice(*names: object) -> str | None:
+def advice_for(*names: object) -> str | None:
     """Return the advice for the first of these unknown names that only other projects have."""
     return next((ADVICE[word] for name in names if (word := _normalize_name(name)) in ADVICE), None)
 

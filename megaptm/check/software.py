@@ -185,10 +185,10 @@ def cuda_build_problems(facts: dict[str, Any], where: str) -> Iterator[str]:
     if facts["gpus"] and built is None:
         yield f"torch {where} is built without CUDA, but there are GPUs: install its build for CUDA {known or ''}."
     # Within a major version an older driver runs binaries of a newer toolkit.
-    elif facts["gpus"] and known and major(built) > major(known):
+    elif facts["gpus"] and known and major_version(built) > major_version(known):
         yield (
             f"torch {where} is built for CUDA {built}, but the GPU driver {facts['driver']} supports up to CUDA "
-            f"{known}: update the driver, or install torch's build for CUDA {major(known)}."
+            f"{known}: update the driver, or install torch's build for CUDA {major_version(known)}."
         )
 
 
@@ -202,5 +202,5 @@ def torch_cuda() -> str | None:
     return built[1] if built else None
 
 
-def major(version: str) -> int:
+def major_version(version: str) -> int:
     return int(version.partition(".")[0])

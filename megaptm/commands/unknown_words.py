@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from megaptm.suggest import advice, equivalent, suggest
+from megaptm.suggest import advice_for, equivalent_name, suggest
 
 
 def explain_unknown_word(error: click.NoSuchCommand | click.NoSuchOption) -> str:
@@ -20,11 +20,11 @@ def explain_unknown_word(error: click.NoSuchCommand | click.NoSuchOption) -> str
 
 
 def _command_remedy(name: str, group: click.Group, context: click.Context) -> str:
-    if equivalent(name) not in group.commands:
-        if instead := advice(name):
+    if equivalent_name(name) not in group.commands:
+        if instead := advice_for(name):
             return instead
         for words in _command_paths(context.find_root().command):
-            if words[-1] in (name, equivalent(name)):
+            if words[-1] in (name, equivalent_name(name)):
                 return f"did you mean megaptm {' '.join(words)}?"
     meant = suggest(name, group.commands)
     return f"did you mean {context.command_path} {meant}?" if meant else f"there are {', '.join(group.commands)}."
@@ -41,14 +41,14 @@ def _option_remedy(option: str, context: click.Context) -> str:
     command, name = context.command, option.lstrip("-").replace("-", "_")
     options = [form for parameter in command.get_params(context) for form in parameter.opts if form.startswith("--")]
     spellings = {form.lstrip("-").replace("-", "_"): form for form in options}
-    if (renamed := spellings.get(equivalent(name) or "")) is not None:
+    if (renamed := spellings.get(equivalent_name(name) or "")) is not None:
         return f"did you mean {renamed}?"
     settings = _setting_keys(context)
     same = [key for key in settings if name in (key, key.rpartition(".")[2])]
-    same += [key for key in settings if equivalent(name) in (key, key.rpartition(".")[2])]
+    same += [key for key in settings if equivalent_name(name) in (key, key.rpartition(".")[2])]
     if same:
         return f"settings are written without dashes: {same[0]}=VALUE."
-    if instead := advice(name):
+    if instead := advice_for(name):
         return instead
     if name in {parameter.name for parameter in command.params if isinstance(parameter, click.Argument)}:
         return f"write the value alone: {' '.join([context.command_path, *command.collect_usage_pieces(context)])}."

@@ -41,12 +41,12 @@ def without_stale_cut(values: Mapping[str, Any], levels: Sequence[Sequence[Confi
     if not isinstance(layout, dict) or not isinstance(cut, (list, tuple)):
         return {**values}
 
-    def sets(layer: dict[str, Any], *keys: str) -> bool:
+    def sets_layout_key(layer: dict[str, Any], *keys: str) -> bool:
         own = layer.get("layout")
         return isinstance(own, dict) and not own.keys().isdisjoint(keys)
 
-    stages_level = _index_of_latest(levels, lambda layer: sets(layer, "pipeline", "virtual"))
-    cut_level = _index_of_latest(levels, lambda layer: sets(layer, "layers_per_stage") or "layouts" in layer)
+    stages_level = _index_of_latest(levels, lambda layer: sets_layout_key(layer, "pipeline", "virtual"))
+    cut_level = _index_of_latest(levels, lambda layer: sets_layout_key(layer, "layers_per_stage") or "layouts" in layer)
     counts = [layout.get(key, 1) for key in ("pipeline", "virtual")]
     if not all(isinstance(count, int) for count in counts):  # reported by the validation
         return {**values}

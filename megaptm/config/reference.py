@@ -10,7 +10,7 @@ from typing import Any
 from megaptm.config.on_resume import RULE_MEANINGS, OnResume, resume_rule
 from megaptm.config.schema import Config, DeviceLayout
 from megaptm.errors import UserError, nearest
-from megaptm.suggest import equivalent
+from megaptm.suggest import equivalent_name
 
 FILLED_IN = ("objective",)
 """Config keys without a default that may be omitted, because another key determines them."""
@@ -74,7 +74,7 @@ def find_sections(name: str | None) -> list[ConfigSection]:
     if name in keys:
         section, key = keys[name]
         return [ConfigSection(section.name, section.meaning, (key,))]
-    names = {name, equivalent(name)}
+    names = {name, equivalent_name(name)}
     matching_keys = {candidate: tuple(key for key in candidate.keys if key.name in names) for candidate in all_sections}
     if any(matching_keys.values()):
         return [

@@ -57,7 +57,7 @@ def cache_logits(config: Path, overrides: tuple[str, ...], top: int, dtype: str,
     from megaptm.distillation.cache import cache_logits as write
     from megaptm.distillation.section import distill_section
 
-    def progress(done: int, total: int) -> None:
+    def show_progress(done: int, total: int) -> None:
         nonlocal logged_at
         if on_terminal or time.monotonic() - logged_at >= LOG_SECONDS:
             logged_at = time.monotonic()
@@ -69,7 +69,7 @@ def cache_logits(config: Path, overrides: tuple[str, ...], top: int, dtype: str,
         dtype=dtype,
         part=part_index,
         parts=parts,
-        tell=progress,
+        tell=show_progress,
     )
     samples = done.manifest.samples
     distill = distill_section(run_config)

@@ -16,7 +16,7 @@ from megaptm.distillation.section import distill_section
 from megaptm.distillation.spec import Distillation
 from megaptm.errors import UserError
 from megaptm.resilience.events import last_saved_step
-from megaptm.run.folder import absolute
+from megaptm.run.folder import absolute_path
 from megaptm.run.hooks import RunHook
 from megaptm.run.other_run import OtherRun
 from megaptm.spec import ModelSpec
@@ -37,11 +37,11 @@ class DistillationRun(RunHook):
     def with_absolute_paths(self, config: Config, previous: Callable[[], Config | None]) -> Config:
         distill = distill_section(config)
         assert distill is not None
-        teacher, step = absolute(distill.teacher), distill.step
+        teacher, step = absolute_path(distill.teacher), distill.step
         # A teacher that is trained further must not change in the middle of a run.
         if step is None and (start := previous()) is not None and (of_start := distill_section(start)) is not None:
             step = of_start.step
-        cached = distill.cached_logits and absolute(distill.cached_logits)
+        cached = distill.cached_logits and absolute_path(distill.cached_logits)
         if step is None and cached is not None:
             step = cached_step(Path(cached))
         step = newest_step(Path(teacher)) if step is None else step

@@ -57,24 +57,24 @@ def text_batch(loaded: TrainedModel, rows: Sequence[list[int]]) -> dict[str, Ten
     task, family = loaded.config.built_objective, loaded.spec.family
     longest = max(map(len, rows))
 
-    def padded(columns: Sequence[Sequence[int] | np.ndarray]) -> Tensor:
+    def pad_columns(columns: Sequence[Sequence[int] | np.ndarray]) -> Tensor:
         return torch.tensor([[*column, *[0] * (longest - len(column))] for column in columns])
 
     task_fields = [task.text_fields(len(row)) for row in rows]
-    fields = {"tokens": padded(rows)}
+    fields = {"tokens": pad_columns(rows)}
     needed = {
         "segments": family.segments > 0,
         "order": family.first_block.ordered,
         "global_tokens": any("global_tokens" in values for values in task_fields),
     }
     for name in (name for name, is_needed in needed.items() if is_needed):
-        fields[name] = padded(
+        fields[name] = pad_columns(
             [values.get(name, np.zeros(len(row), int)) for values, row in zip(task_fields, rows, strict=True)]
         )
     for name in (name for record in family.inputs for name in record.sample_fields):
         fields[name] = torch.tensor([int(values.get(name, 0)) for values in task_fields])
     if any(len(row) < longest for row in rows):
-        fields["document_ids"] = padded([[1] * len(row) for row in rows])
+        fields["document_ids"] = pad_columns([[1] * len(row) for row in rows])
     return {name: field.to(loaded.device) for name, field in fields.items()}
 
 

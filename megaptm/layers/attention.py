@@ -22,8 +22,8 @@ from megaptm.layers.custom_pattern import CustomPattern, check_alike
 from megaptm.layers.kernel_choice import AUTO, FLEX, FUSED, choose_kernel
 from megaptm.layers.kernels import (
     SharedBlocks,
-    attend_by,
     attend_capped,
+    attend_with_kernel,
     describe_device,
     describe_work,
     for_heads,
@@ -271,7 +271,7 @@ class PatternAttend(Attend):
             mixed_SBHK = self.attend_by_head(q_SBHK, k_SBHK, v_SBHK, made.scores(None))
         else:
             with self.dropout.use_stream():
-                mixed_SBHK = attend_by(
+                mixed_SBHK = attend_with_kernel(
                     *(kernel, q_SBHK, k_SBHK, v_SBHK, made, marked), scale=self.scale, dropout=rate, cap=self.cap
                 )
         if marked is not None:

@@ -64,7 +64,7 @@ class AttentionWork:
 
 
 @cache
-def installed() -> frozenset[str]:
+def installed_packages() -> frozenset[str]:
     """Return the packages of attention kernels (`MODULES`) that are installed here, without importing them."""
     return frozenset(name for name in MODULES.values() if importlib.util.find_spec(name) is not None)
 
@@ -75,7 +75,7 @@ class ComputeDevice:
 
     kind: str
     """Type of the device that computes attention, such as `cuda`."""
-    packages: frozenset[str] = field(default_factory=installed)
+    packages: frozenset[str] = field(default_factory=installed_packages)
     """Installed packages of attention kernels."""
     flash: bool = True
     """Whether torch's FlashAttention kernels run on the device, if it is a GPU."""
@@ -241,7 +241,7 @@ def _why_fused(work: AttentionWork) -> str:
     return "the pattern masks too few pairs to skip" if work.pattern else "there is no pattern of masked pairs"
 
 
-def _by_attention(block: Block, size: Size) -> Counter[Block]:
+def _blocks_by_attention(block: Block, size: Size) -> Counter[Block]:
     """Return the distinct kinds of attention of a stack, as blocks that differ in nothing else, and the number of
     layers of each."""
     layers = (block.at(layer) for layer in range(size.layers))
@@ -254,7 +254,7 @@ def attention_works(spec: ModelSpec, batch: BatchSpec, precision: str, *, contex
     lengths = batch.lengths(spec.family.prefixes)
     for stack, block in spec.family.stacks.items():
         size, prefix = spec.size_of(stack), spec.family.prefixes[stack]
-        for kind, number in _by_attention(block, size).items() if block.layer is None else ():
+        for kind, number in _blocks_by_attention(block, size).items() if block.layer is None else ():
             for sub in sublayers(kind, size):
                 if sub.name == "ffn":
                     continue

@@ -73,7 +73,7 @@ def has_flash(device: torch.device) -> bool:
     return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def attend_by(
+def attend_with_kernel(
     kernel: str,
     q_SBHK: Tensor,
     k_SBGK: Tensor,

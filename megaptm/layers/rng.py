@@ -38,11 +38,11 @@ def save_rng_state() -> RngReplay:
     on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
 
     @contextmanager
-    def again() -> Iterator[None]:
+    def repeat_random_numbers() -> Iterator[None]:
         with torch.random.fork_rng(devices=[] if on_gpu is None else [torch.cuda.current_device()]):
             torch.set_rng_state(host)
             if on_gpu is not None:
                 torch.cuda.set_rng_state(on_gpu)
             yield
 
-    return again
+    return repeat_random_numbers

@@ -243,7 +243,7 @@ def _with_faster_stages(costs: Sequence[float], sizes: list[int], pipeline: int)
         groups = [sums[stop] - sums[start] for start, stop in pairwise(accumulate(sizes, initial=0))]
         return [sum(groups[stage::pipeline]) for stage in range(pipeline)]
 
-    def moved(sizes: Sequence[int], source: int, target: int) -> list[int]:
+    def move_layer(sizes: Sequence[int], source: int, target: int) -> list[int]:
         changed = [*sizes]
         changed[source], changed[target] = changed[source] - 1, changed[target] + 1
         return changed
@@ -252,7 +252,7 @@ def _with_faster_stages(costs: Sequence[float], sizes: list[int], pipeline: int)
     while True:
         slowest = stages.index(max(stages))
         candidates = [
-            moved(sizes, source, target)
+            move_layer(sizes, source, target)
             for source in range(slowest, len(sizes), pipeline)
             for target in range(len(sizes))
             if sizes[source] > 1 and target % pipeline != slowest

@@ -96,7 +96,7 @@ def is_continuation(before: str | Mapping[str, Any], after: str | Mapping[str, A
         return True
     if _constant_options(before) != _constant_options(after):
         return False
-    old, new = (values_by_step(compose(_as_tasks(objective))) for objective in (before, after))
+    old, new = (values_by_step(compose(_tasks_by_label(objective))) for objective in (before, after))
     return all(
         old.get(key, CONSTANT_ONE).changes_before(step) == new.get(key, CONSTANT_ONE).changes_before(step)
         for key in old.keys() | new.keys()
@@ -106,13 +106,13 @@ def is_continuation(before: str | Mapping[str, Any], after: str | Mapping[str, A
 def map_files(objective: Mapping[str, Any], map_path: Callable[[str], str]) -> dict[str, Any]:
     """Return the mapping of a composed objective with `map_path` applied to files that options name."""
 
-    def mapped(key: str, value: Any) -> Any:
+    def map_paths(key: str, value: Any) -> Any:
         if key == "corpora" and isinstance(value, list):
             return [map_path(corpus) for corpus in value]
         return map_path(value) if key in _file_options() and isinstance(value, str) and not is_plugin(value) else value
 
     return {
-        label: {key: mapped(key, value) for key, value in options.items()} if isinstance(options, dict) else options
+        label: {key: map_paths(key, value) for key, value in options.items()} if isinstance(options, dict) else options
         for label, options in objective.items()
     }
 
@@ -138,7 +138,7 @@ def _file_options() -> tuple[str, ...]:
     return tuple(dict.fromkeys(option.name for option in options if option.metadata == FILE))
 
 
-def _as_tasks(objective: str | Mapping[str, Any]) -> Mapping[str, Any]:
+def _tasks_by_label(objective: str | Mapping[str, Any]) -> Mapping[str, Any]:
     return {objective: {}} if isinstance(objective, str) else objective
 
 
@@ -147,7 +147,7 @@ def _constant_options(objective: str | Mapping[str, Any]) -> list[tuple[str, Any
     assigned to tasks by order."""
     if isinstance(objective, str) and objective not in TASKS:
         return objective
-    tasks = ((label, _task_options(label, options)) for label, options in _as_tasks(objective).items())
+    tasks = ((label, _task_options(label, options)) for label, options in _tasks_by_label(objective).items())
     return [(label, {key: options[key] for key in options if key not in STEP_OPTIONS}) for label, options in tasks]
 
 

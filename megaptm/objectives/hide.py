@@ -82,7 +82,7 @@ def choose_units(
     return chosen[unit]
 
 
-def independent(*, rate: float, max_masked: int, unit_starts: np.ndarray) -> Hide:
+def mask_independently(*, rate: float, max_masked: int, unit_starts: np.ndarray) -> Hide:
     """Mask each unit independently with probability `rate`, at least one, and at most `max_masked` tokens in order of
     sampling (ERNIE 1.0, released code).
 
@@ -153,7 +153,7 @@ MASKING_STRATEGIES: Registry[Callable[..., Hide]] = Registry(
         "tokens": single_tokens,
         "tokens-with-repeats": single_tokens_with_repeats,
         "whole-words": whole_words,
-        "independent": independent,
+        "independent": mask_independently,
         "ngrams": ngrams,
         "token-ngrams": token_ngrams,
     },

@@ -210,9 +210,9 @@ def save_rng_state() -> RngReplay:
     states = random._get_all_rng_states()
 
     @contextmanager
-    def again() -> Iterator[None]:
+    def repeat_random_numbers() -> Iterator[None]:
         with random._fork_rng():
             random._set_all_rng_states(*states)
             yield
 
-    return again
+    return repeat_random_numbers

@@ -14,7 +14,7 @@ from megaptm.errors import UserError
 from megaptm.resilience.events import AbandonedCheckpointEvent, BackEvent, Events, last_saved_step
 from megaptm.resilience.lock import LAUNCH_FILE, RunLock
 from megaptm.run.branch import saved_recipe, write_recipe
-from megaptm.run.folder import CONFIG, absolute, require_run
+from megaptm.run.folder import CONFIG, absolute_path, require_run
 from megaptm.run.submission import SCRIPT, refuse_queued
 
 
@@ -25,7 +25,7 @@ def go_back(run: Path, step: int, *, skip: int = 0, overrides: Sequence[str] = (
     Checkpoints of later steps are renamed. `skip`: batches of text that are skipped before the next step. Raise
     `UserError`, and change nothing, if there is no such checkpoint or the overrides are invalid.
     """
-    run = Path(absolute(str(run)))
+    run = Path(absolute_path(str(run)))
     require_run(run)
     steps = sorted(find_committed(run))
     if step not in steps:

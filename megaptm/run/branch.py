@@ -32,7 +32,7 @@ from megaptm.resilience.events import (
     WeightsEvent,
     read_events,
 )
-from megaptm.run.folder import CONFIG, WAIT_SECONDS, absolute, discard_unused
+from megaptm.run.folder import CONFIG, WAIT_SECONDS, absolute_path, discard_unused
 from megaptm.storage import JournalFile
 from megaptm.track import read_metrics
 from megaptm.track.journal import FILE as METRICS
@@ -75,7 +75,7 @@ class Branch:
             path, selector = sources[0], "latest"
         if not (selector.isdecimal() or selector in ("best", "latest")):
             raise UserError(f"from={sources[0]}: after @ comes a step, best or latest, not {selector}.")
-        return cls(Path(absolute(runs[0])), Path(absolute(path)), selector, overrides, weights_only)
+        return cls(Path(absolute_path(runs[0])), Path(absolute_path(path)), selector, overrides, weights_only)
 
     def create(self) -> bool:
         """Create the folder of the branch; return False if an earlier start has done that. Raise `UserError` if there

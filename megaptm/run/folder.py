@@ -118,21 +118,21 @@ def _with_moved_corpora(run: Path, written: UncheckedConfig) -> UncheckedConfig:
     if not isinstance(data, dict) or data == previous.values.get("data") or not has_checkpoint(run):
         return written
     mix = data.get("mix")
-    typed = {absolute(path): path for path in mix if isinstance(path, str)} if isinstance(mix, dict) else {}
+    typed = {absolute_path(path): path for path in mix if isinstance(path, str)} if isinstance(mix, dict) else {}
     config = previous.load()
     moved = typed | {
         old: typed[new] for old, new in find_moved_corpora(run, config, typed, corpus_cache(config)).items()
     }
 
-    def follow(path: Any) -> Any:
+    def new_path(path: Any) -> Any:
         return moved.get(path, path) if isinstance(path, str) else path
 
     objective, limits = written.values.get("objective"), data.get("size_limits")
-    if isinstance(objective, dict) and (followed := map_files(objective, follow)) != objective:
+    if isinstance(objective, dict) and (followed := map_files(objective, new_path)) != objective:
         written = written.with_override(f"objective={json.dumps(followed)}")
     if isinstance(limits, dict) and moved.keys() & limits.keys():
         written = written.with_override(
-            f"data.size_limits={json.dumps({follow(path): limits[path] for path in limits})}"
+            f"data.size_limits={json.dumps({new_path(path): limits[path] for path in limits})}"
         )
     return written
 
@@ -162,16 +162,16 @@ def absolute_paths(config: Config, *, change: bool = False) -> Config:
 
     So the run can be continued from any directory.
     """
-    mix = {absolute(folder): weight for folder, weight in config.data.mix.items()}
-    cache = config.data.cache_dir and absolute(config.data.cache_dir)
-    limits = {absolute(folder): documents for folder, documents in config.data.size_limits.items()}
+    mix = {absolute_path(folder): weight for folder, weight in config.data.mix.items()}
+    cache = config.data.cache_dir and absolute_path(config.data.cache_dir)
+    limits = {absolute_path(folder): documents for folder, documents in config.data.size_limits.items()}
     data = config.data.model_copy(update={"mix": mix, "size_limits": limits, "cache_dir": cache})
-    objective = config.objective if isinstance(config.objective, str) else map_files(config.objective, absolute)
-    vectors = config.model.word_vectors and absolute(config.model.word_vectors)
+    objective = config.objective if isinstance(config.objective, str) else map_files(config.objective, absolute_path)
+    vectors = config.model.word_vectors and absolute_path(config.model.word_vectors)
     model = config.model.model_copy(update={"word_vectors": vectors})
-    update = {"run": absolute(config.run), "model": model, "data": data, "objective": objective}
+    update = {"run": absolute_path(config.run), "model": model, "data": data, "objective": objective}
     if config.train.init_from is not None:
-        folder, step = absolute(config.train.init_from), config.train.init_step
+        folder, step = absolute_path(config.train.init_from), config.train.init_step
         if step is None and (previous := _saved_config(Path(config.run))) is not None:
             step = previous.train.init_step
         step = newest_step(Path(folder)) if step is None else step
@@ -320,5 +320,5 @@ def has_checkpoint(run: Path) -> bool:
     return last_saved_step(run) > 0
 
 
-def absolute(path: str) -> str:
+def absolute_path(path: str) -> str:
     return path if "://" in path else os.path.abspath(os.path.expanduser(path))

@@ -54,7 +54,7 @@ class AtomicFile:
     def commit(self) -> None:
         """Sync and rename the temporary file, so that it survives a power failure."""
         try:
-            for path in _inner_first(self.part):
+            for path in _walk_inner_first(self.part):
                 sync(path)
             self.part.replace(self.path)
             sync(self.path.parent)
@@ -101,10 +101,10 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _inner_first(path: Path) -> Iterator[Path]:
+def _walk_inner_first(path: Path) -> Iterator[Path]:
     if path.is_dir():
         for entry in path.iterdir():
-            yield from _inner_first(entry)
+            yield from _walk_inner_first(entry)
     yield path
 
 

@@ -111,13 +111,13 @@ class Callbacks:
 
     def step_end(self, step: int, rate: float, result: StepResult) -> None:
         self.state.step, self.state.learning_rate = step, rate
-        self.checkpoints()
+        self.report_checkpoints()
         self._call("on_step_end", result)
 
     def validation(self, losses: Mapping[str, float]) -> None:
         self._call("on_validation", losses)
 
-    def checkpoints(self) -> None:
+    def report_checkpoints(self) -> None:
         """Report the checkpoints committed since the last call."""
         while self.committed:
             self._call("on_checkpoint", *self.committed.popleft())
@@ -129,7 +129,7 @@ class Callbacks:
 
     def stop(self, code: int) -> None:
         """Report the end of the job. Errors of callbacks are only printed, because the run is saved."""
-        self.checkpoints()
+        self.report_checkpoints()
         raised, self.error = self.error, None
         self._call("on_stop", code)
         if self.error is not None and self.error is not raised:

@@ -106,7 +106,7 @@ class Checkpointer:
         if self.events:
             self.store.take_over()
             self._abandon_skipped(self.events)
-        checkpoint = newest(self.store, self.rank_env)
+        checkpoint = newest_checkpoint(self.store, self.rank_env)
         self.has_restored = checkpoint is not None
         if checkpoint is not None:
             refuse_other_model(checkpoint, self.compatibility)
@@ -223,7 +223,7 @@ class Checkpointer:
         }
 
 
-def newest(store: Store, rank_env: RankEnvironment) -> Checkpoint | None:
+def newest_checkpoint(store: Store, rank_env: RankEnvironment) -> Checkpoint | None:
     """Return the newest undamaged checkpoint of a run, or None if there is none. Each rank verifies its share of the
     files.
 

@@ -85,7 +85,7 @@ def verified_reader(run: OtherRun, rank_env: RankEnvironment) -> TensorReader:
     from megaptm.checkpoint.store import Store
     from megaptm.parallel.background import run_on_all_ranks
 
-    def verified() -> TensorReader:
+    def open_verified() -> TensorReader:
         try:
             checkpoint = Store(run.folder).load(run.selected_step)
             checkpoint.verify(part=rank_env.rank, parts=rank_env.world)
@@ -95,7 +95,7 @@ def verified_reader(run: OtherRun, rank_env: RankEnvironment) -> TensorReader:
             ) from None
         return checkpoint.reader
 
-    return run_on_all_ranks(verified)
+    return run_on_all_ranks(open_verified)
 
 
 def _vector_initializer(path: str, corpora: RunCorpora) -> Initializer:

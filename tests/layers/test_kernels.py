@@ -20,7 +20,7 @@ from megaptm.families.reformer.pattern import ChunkPairs
 from megaptm.layers import attention, kernel_choice, kernels
 from megaptm.layers.attention import PatternAttend
 from megaptm.layers.kernel_choice import KERNELS, AttentionWork, ComputeDevice, choose_kernel
-from megaptm.layers.kernels import attend_by, attend_capped, block_mask, describe_device, kernel_window
+from megaptm.layers.kernels import attend_capped, attend_with_kernel, block_mask, describe_device, kernel_window
 from megaptm.layers.layer import Stack
 from megaptm.layers.mask import Mask
 from megaptm.layers.pattern import Pattern
@@ -86,7 +86,7 @@ def test_kernel_equals_dense_mask(kernel: str, name: str, content: str) -> None:
     length = LENGTHS[1]
     mask = mask_of(name, length, **dict.fromkeys(content.split(), True))
     marked, x = None if mask.marks is None else GlobalPositions.of(mask.marks), random_qkv(length)
-    mixed, expected = attend_by(kernel, *x, mask, marked, scale=SCALE, dropout=0.0), dense_attention(x, mask)
+    mixed, expected = attend_with_kernel(kernel, *x, mask, marked, scale=SCALE, dropout=0.0), dense_attention(x, mask)
     read = torch.ones(length, 2) if mask.documents is None else (mask.documents[0].t() > 0).double()
     if mask.marks is not None:  # global tokens have an attention of their own
         read = read * (mask.marks.t() == 0)
@@ -102,9 +102,9 @@ def test_kernel_equals_dense_mask(kernel: str, name: str, content: str) -> None:
 @pytest.mark.parametrize("name", ["causal", "causal window"])
 def test_flex_with_a_soft_cap_equals_all_scores(name: str, packed: bool) -> None:
     mask, x, cap = mask_of(name, LENGTHS[1], packed=packed), random_qkv(LENGTHS[1]), 0.5
-    mixed = attend_by("flex", *x, mask, None, scale=SCALE, dropout=0.0, cap=cap)
+    mixed = attend_with_kernel("flex", *x, mask, None, scale=SCALE, dropout=0.0, cap=cap)
     expected = attend_capped(*x, mask.scores(None), causal=mask.causal, scale=SCALE, cap=cap)
-    assert (mixed - attend_by("flex", *x, mask, None, scale=SCALE, dropout=0.0)).abs().max() > 1e-3
+    assert (mixed - attend_with_kernel("flex", *x, mask, None, scale=SCALE, dropout=0.0)).abs().max() > 1e-3
     real = torch.ones(LENGTHS[1], 2) if mask.documents is None else (mask.documents[0].t() > 0).double()
     assert ((mixed - expected).abs().amax((2, 3)) * real).max() < 1e-12
     back = torch.randn(mixed.shape, dtype=mixed.dtype) * real[:, :, None, None]
@@ -297,9 +297,9 @@ def test_tiles_replace_flex_at_the_recompile_limit(monkeypatch: pytest.MonkeyPat
     mask, x = mask_of("window", 64, packed=True, marking=True), [tensor.detach() for tensor in random_qkv(64)]
     marked = GlobalPositions.of(mask.marks)
     with torch._dynamo.config.patch(recompile_limit=1):
-        attend_by("flex", *x, mask_of("window", 64), None, scale=SCALE, dropout=0.0)
-        mixed = attend_by("flex", *x, mask, marked, scale=SCALE, dropout=0.0)
-    assert torch.equal(mixed, attend_by("tiles", *x, mask, marked, scale=SCALE, dropout=0.0))
+        attend_with_kernel("flex", *x, mask_of("window", 64), None, scale=SCALE, dropout=0.0)
+        mixed = attend_with_kernel("flex", *x, mask, marked, scale=SCALE, dropout=0.0)
+    assert torch.equal(mixed, attend_with_kernel("tiles", *x, mask, marked, scale=SCALE, dropout=0.0))
 
 
 def with_kernel(model: Model, kernel: str) -> Model:

@@ -13,7 +13,7 @@ from megaptm.data.manifest import Manifest
 from megaptm.data.shards import ShardWriter, write_manifest
 from megaptm.errors import UserError
 from megaptm.objectives import build_objective
-from megaptm.objectives.hide import independent
+from megaptm.objectives.hide import mask_independently
 from megaptm.objectives.objective import SampleContext, SentenceGroup, mark_tokens, unit_starts
 from megaptm.objectives.show_ask import replace_tokens
 from megaptm.objectives.vocabulary import SpecialTokens
@@ -59,7 +59,7 @@ def test_masks_equal_the_released_code(case):
     starts = np.concatenate(
         [np.array(row) != 1 if whole_words else np.ones(len(row), dtype=bool) for row, whole_words in rows]
     )
-    hidden = independent(rate=MASKING_RATE, max_masked=999, unit_starts=starts)(
+    hidden = mask_independently(rate=MASKING_RATE, max_masked=999, unit_starts=starts)(
         tokens, special, ReplayedGenerator(numbers[starts > 0])
     )
     assert tokens[hidden].tolist() == case["labels"]
@@ -76,7 +76,7 @@ def test_unknown_piece_ends_its_unit():
     tokens = np.arange(SPECIALS, SPECIALS + 12)
     tokens[[3, 7, 8]] = SPECIAL.begin
     starts = np.array([1, 1, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0])
-    hide, rng = independent(rate=0.5, max_masked=99, unit_starts=starts), np.random.default_rng(0)
+    hide, rng = mask_independently(rate=0.5, max_masked=99, unit_starts=starts), np.random.default_rng(0)
     hidden = np.array([hide(tokens, SPECIAL, rng) for _ in range(400)])
     assert (hidden[:, 1] == hidden[:, 2]).all()
     assert (hidden[:, 10] == hidden[:, 11]).all()
@@ -109,12 +109,18 @@ def test_number_of_targets_is_bounded():
     rng, tokens = np.random.default_rng(0), np.full(40, SPECIALS)
     starts = np.ones(40, dtype=int)
     assert {
-        independent(rate=0.001, max_masked=9, unit_starts=starts)(tokens, SPECIAL, rng).sum() for _ in range(50)
+        mask_independently(rate=0.001, max_masked=9, unit_starts=starts)(tokens, SPECIAL, rng).sum() for _ in range(50)
     } == {1}
     assert (
-        max(independent(rate=0.5, max_masked=9, unit_starts=starts)(tokens, SPECIAL, rng).sum() for _ in range(50)) == 9
+        max(
+            mask_independently(rate=0.5, max_masked=9, unit_starts=starts)(tokens, SPECIAL, rng).sum()
+            for _ in range(50)
+        )
+        == 9
     )
-    assert not independent(rate=0.5, max_masked=9, unit_starts=starts)(np.full(40, SPECIAL.cls), SPECIAL, rng).any()
+    assert not mask_independently(rate=0.5, max_masked=9, unit_starts=starts)(
+        np.full(40, SPECIAL.cls), SPECIAL, rng
+    ).any()
 
 
 def test_units_are_spans_and_words_outside_of_spans():

@@ -35,7 +35,7 @@ def load_newest(run, unreadable):
     from megaptm.errors import UserError
     from megaptm.run.rank import RankEnvironment
     from megaptm.storage import RetryPolicy
-    from megaptm.train.checkpointer import newest
+    from megaptm.train.checkpointer import newest_checkpoint
 
     rank, compared = dist.get_rank(), []
     before = files.RETRY, os.preadv, Checkpoint.verify_file
@@ -53,7 +53,9 @@ def load_newest(run, unreadable):
     if unreadable and rank == 1:
         files.RETRY, os.preadv = RetryPolicy(seconds=0.1, pause=0.01), preadv
     try:
-        checkpoint = newest(Store(Path(run), fence=always if rank == 0 else None), RankEnvironment(rank, RANKS, rank))
+        checkpoint = newest_checkpoint(
+            Store(Path(run), fence=always if rank == 0 else None), RankEnvironment(rank, RANKS, rank)
+        )
         return checkpoint and checkpoint.step, sorted(compared)
     except UserError as error:
         return str(error), sorted(compared)

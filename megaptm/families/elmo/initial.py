@@ -5,7 +5,7 @@ from megaptm.models.initial import InitialRules, Std, constant_std, glorot_std, 
 from megaptm.spec import Size
 
 
-def uniform(limit: float) -> Std:
+def uniform_std(limit: float) -> Std:
     """Return the standard deviation of ELMo's initial weights that are uniform between -limit and limit."""
     return constant_std(limit / 3**0.5)
 
@@ -17,8 +17,8 @@ def inverse_sqrt_filters(size: Size) -> float:
 
 # Word projections by fan-in, recurrent ones by Glorot of a joint kernel, which is two projections here.
 INITIAL_RULES: InitialRules = (
-    (r"token\.characters\.weight", uniform(1.0)),
-    (r"token\.filters\.\d+\.weight", uniform(0.05)),
+    (r"token\.characters\.weight", uniform_std(1.0)),
+    (r"token\.filters\.\d+\.weight", uniform_std(0.05)),
     (r"highway\.\d+\.(carry|transform)\.weight", inverse_sqrt_filters),
     (r"token\.out\.weight", inverse_sqrt_filters),
     (r"recurrent\.(input|state)\.weight", glorot_std(lambda size: 2 * size.width, lambda size: 4 * size.ffn)),

@@ -331,16 +331,16 @@ def _chunk_masks(chunks: range, work: _ChunkInputs) -> tuple[Tensor, Tensor]:
     """Return which keys LSH attention masks, and which are the query's own position, [B, H, g, c, k]."""
     own = slice(chunks.start, chunks.stop)
 
-    def sides(x: Tensor) -> tuple[Tensor, Tensor]:
+    def queries_and_keys(x: Tensor) -> tuple[Tensor, Tensor]:
         keys = torch.cat([_chunk_before(x, chunks), x[:, :, own]], 3) if work.looks_back else x[:, :, own]
         return x[:, :, own, :, None], keys[:, :, :, None]
 
-    query, key = sides(work.positions)
+    query, key = queries_and_keys(work.positions)
     hidden = key >= work.length
     if work.causal:
         hidden = hidden | (key > query)
     if work.documents is not None:
-        query_documents, key_documents = sides(work.documents)
+        query_documents, key_documents = queries_and_keys(work.documents)
         # As in `Mask.by_content`: padding attends to everything, and its output is never read.
         hidden = hidden | ((query_documents != key_documents) & (query_documents != 0))
     return hidden, key == query

@@ -76,7 +76,7 @@ class _Reversible(torch.autograd.Function):
         passed = zip(ctx.layers, ctx.draws, chosen, strict=True)
         for inputs, (draw_attention, draw_ffn), of_layer in reversed([*passed]):
             with draw_ffn():
-                fed, grad = _fed_again(inputs.layer, y1.to(ctx.dtype), grad2.to(ctx.dtype))
+                fed, grad = _recompute_ffn(inputs.layer, y1.to(ctx.dtype), grad2.to(ctx.dtype))
             x2, grad1 = y2 - fed, grad1 + grad
             with draw_attention(), torch.enable_grad():
                 x = x2.to(ctx.dtype).detach().requires_grad_()
@@ -87,7 +87,7 @@ class _Reversible(torch.autograd.Function):
         return grad1, grad2, None, None, None
 
 
-def _fed_again(layer: Layer, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+def _recompute_ffn(layer: Layer, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Recompute the feed-forward of a reversible layer: return its output and the gradient of its input. Weight
     gradients are passed on once, whatever the number of pieces: gradient reduction counts its calls."""
     weights = [inputs for part in (layer.ffn_norm, layer.ffn) for inputs in part.parameters() if inputs.requires_grad]

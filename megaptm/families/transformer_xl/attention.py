@@ -85,7 +85,7 @@ class RelativeAttention(AttentionModule):
         if content_bias_FH is None or position_bias_FH is None:
             content_bias_FH, position_bias_FH = self.content_bias.weight, self.place_bias.weight
         q, k, v = self.project_with_cache(x_SBD, cached_MBD)
-        scores = shifted(self.by_distance(q + position_bias_FH.t(), sines_LXD), len(k))
+        scores = shift_scores(self.by_distance(q + position_bias_FH.t(), sines_LXD), len(k))
         scores = (scores * self.attend.scale).masked_fill(~mask, -math.inf)
         return self.output(self.attend(q + content_bias_FH.t(), k, v, scores))
 
@@ -120,7 +120,7 @@ class RelativeAttention(AttentionModule):
         return torch.einsum("sbhf,lbhf->bhsl", q_QBHF, r_LXHF)
 
 
-def shifted(of_distances_BHSL: Tensor, keys: int) -> Tensor:
+def shift_scores(of_distances_BHSL: Tensor, keys: int) -> Tensor:
     """Shift Transformer-XL's relative attention scores: return [B, H, S, K] from scores by distance, largest first;
     each query's row starts one later than the next query's.
 

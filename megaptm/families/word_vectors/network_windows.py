@@ -67,10 +67,10 @@ def _document_ids(batch: dict[str, Tensor]) -> Tensor:
 def _windows_around(tokens_BS: Tensor, documents_BS: Tensor, before: int, after: int, outside: int) -> Tensor:
     """Return windows of words around each position, itself included, int64 [B, S, before + 1 + after]."""
 
-    def padded(rows_BS: Tensor, fill: int) -> Tensor:
+    def pad_documents(rows_BS: Tensor, fill: int) -> Tensor:
         sides = [rows_BS.new_full((len(rows_BS), number), fill) for number in (before, after)]
         width = before + 1 + after
         return torch.cat([sides[0], rows_BS, sides[1]], 1).unfold(1, width, 1)
 
-    same_document = padded(documents_BS, -1) == documents_BS[:, :, None]
-    return torch.where(same_document, padded(tokens_BS, outside), outside)
+    same_document = pad_documents(documents_BS, -1) == documents_BS[:, :, None]
+    return torch.where(same_document, pad_documents(tokens_BS, outside), outside)

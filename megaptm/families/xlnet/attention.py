@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from megaptm.families.transformer_xl.attention import RelativeAttention, shifted
+from megaptm.families.transformer_xl.attention import RelativeAttention, shift_scores
 from megaptm.families.xlnet.spec import QueryInput
 from megaptm.layers.costs import LayerCosts
 from megaptm.layers.split import Embedding, HeadTable
@@ -68,7 +68,7 @@ class TwoStreamAttention(RelativeAttention):
         q, k, v = self.project_with_cache(x_QBD, cached_MBD, length=length)
         of_distances = self.by_distance(q + position_bias_FH.t(), sines_LXD)
         scores = (
-            shifted(of_distances, len(k))
+            shift_scores(of_distances, len(k))
             if targets_BA is None
             else _scores_at_distances(of_distances, len(k), targets_BA)
         )
@@ -99,4 +99,4 @@ def _scores_at_distances(of_distances_BHQL: Tensor, keys: int, targets_BA: Tenso
     first_B1A1 = (of_text.shape[2] - 1 - targets_BA)[:, None, :, None]
     rows = first_B1A1 + torch.arange(keys, device=targets_BA.device)
     at_targets = of_targets.gather(-1, rows.expand(-1, of_targets.shape[1], -1, -1))
-    return torch.cat([shifted(of_text, keys), at_targets], 2)
+    return torch.cat([shift_scores(of_text, keys), at_targets], 2)

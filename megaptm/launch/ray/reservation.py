@@ -33,7 +33,9 @@ class Reservation:
         _remove_group(self.group)
 
 
-def reserve(layout: Layout, *, seconds: float, should_stop: Callable[[], object] = lambda: False) -> Reservation | None:
+def reserve_devices(
+    layout: Layout, *, seconds: float, should_stop: Callable[[], object] = lambda: False
+) -> Reservation | None:
     """Reserve devices of the Ray cluster within `seconds`; return None if there are not enough."""
     deadline = time.monotonic() + seconds
     if (reservation := _try_reserve(layout)) or seconds <= 0:

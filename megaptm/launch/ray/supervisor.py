@@ -14,7 +14,7 @@ from megaptm.config import Config
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, UserError
 from megaptm.launch.ray.attempt import READY_SECONDS, AttemptOutcome, RunAttempt
 from megaptm.launch.ray.placement import assign_ranks, count_ranks, not_enough_devices_error
-from megaptm.launch.ray.reservation import Reservation, reserve
+from megaptm.launch.ray.reservation import Reservation, reserve_devices
 from megaptm.launch.restart_policy import Ending, RestartPolicy
 from megaptm.launch.worker_group import forward_signals
 from megaptm.plan.elastic import elastic_layout
@@ -106,7 +106,7 @@ class Supervisor:
             count_ranks([node.devices for node in nodes], self._config.layout.tensor) >= self._config.layout.processes
         )
         seconds = max(self._wait, BUSY_SECONDS if has_devices else 0.0)
-        reservation = reserve(self._config.layout, seconds=seconds, should_stop=lambda: self._stop_signals)
+        reservation = reserve_devices(self._config.layout, seconds=seconds, should_stop=lambda: self._stop_signals)
         if reservation is None and not self._stop_signals:
             raise not_enough_devices_error(alive_nodes()[1], self._config.layout, kind)
         return reservation
@@ -114,7 +114,7 @@ class Supervisor:
     def _reserve_again(self) -> Reservation | None:
         """Reserve devices for the full layout if they become available in time, else for a smaller one."""
         seconds = max(self._wait_again, BUSY_SECONDS)  # devices of the last start become free in a moment
-        if reservation := reserve(self._config.layout, seconds=seconds, should_stop=lambda: self._stop_signals):
+        if reservation := reserve_devices(self._config.layout, seconds=seconds, should_stop=lambda: self._stop_signals):
             return reservation
         if self._stop_signals:
             return None
@@ -122,7 +122,7 @@ class Supervisor:
         layout = elastic_layout(
             self._config, lambda tensor: count_ranks([node.free for node in nodes], tensor), self._machine
         )
-        reservation = reserve(layout, seconds=BUSY_SECONDS) if layout else None
+        reservation = reserve_devices(layout, seconds=BUSY_SECONDS) if layout else None
         if reservation is None:
             free = ", ".join(f"{node.free} on {node.address}" for node in nodes) or "nothing"
             print(

@@ -58,13 +58,13 @@ def _interrupts_deferred(script: Path) -> Iterator[list[int]]:
     """
     interrupts: list[int] = []
 
-    def hold(number: int, frame: FrameType | None) -> None:
+    def hold_interrupt(number: int, frame: FrameType | None) -> None:
         if interrupts:
             raise KeyboardInterrupt
         interrupts.append(number)
         os.write(2, b"\nCtrl-C: the job is canceled as soon as sbatch has answered. Ctrl-C again: exit at once.\n")
 
-    before = signal.signal(signal.SIGINT, hold)
+    before = signal.signal(signal.SIGINT, hold_interrupt)
     try:
         yield interrupts
     except KeyboardInterrupt:
