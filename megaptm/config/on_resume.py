@@ -86,6 +86,7 @@ RESUME_RULES = {
     "train.check_replicas_every": OnResume.YES,
     "train.profile": OnResume.YES,
     "train.threads": OnResume.YES,
+    "train.restarts": OnResume.YES,
     "train.hang_seconds": OnResume.YES,
     "checkpoint": OnResume.YES,
     "track": OnResume.YES,

@@ -9,8 +9,9 @@ import secrets
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import click
 
@@ -22,10 +23,12 @@ from megaptm.errors import (
     resource_errors_as_user_errors,
     storage_errors_as_user_errors,
 )
+from megaptm.launch.restart_policy import RestartPolicy
 from megaptm.launch.worker_group import LocalWorkerGroup, Rendezvous, forward_signals, open_listener, rank_environments
 from megaptm.python_path import module_command
 from megaptm.report.terminal import run_title
-from megaptm.resilience.failures import failed_exits, report_exits, report_hang, report_interrupt
+from megaptm.resilience.events import last_saved_step
+from megaptm.resilience.failures import failed_exits, report_exits, report_hang, report_interrupt, root_cause
 from megaptm.resilience.heartbeat import HEARTBEATS, VARIABLE
 from megaptm.resilience.watchdog import Limits, Watchdog
 from megaptm.run.back import go_back
@@ -130,6 +133,7 @@ def _launch_here(config: Config, *, change: bool) -> int:
                     threads=config.train.threads,
                     hang_seconds=config.train.hang_seconds,
                     data_timeout=config.data.timeout_seconds,
+                    restarts=config.train.restarts,
                 )
         except UserError:
             if is_new:
@@ -149,6 +153,16 @@ def _run_as_worker(config: Config, rank_environment: RankEnvironment, *, change:
         return run_worker(str(run), rank_environment)
 
 
+@dataclass(frozen=True)
+class Ending:
+    """End of one start of a run."""
+
+    code: int
+    """Exit code of the run."""
+    reason: Literal["hung", "failed"] | None = None
+    """Why it may be started again; None if it ended otherwise: complete, stopped, or by an error of the program."""
+
+
 def launch(
     command: Sequence[str],
     *,
@@ -159,16 +173,54 @@ def launch(
     grace_seconds: float = 5.0,
     hang_seconds: float | None = None,
     data_timeout: float = 0.0,
+    restarts: int = 0,
 ) -> int:
     """Run `command` once per rank and return the exit code of the run.
 
     Rank 0 writes to the terminal; each rank writes to `run/logs/rank-N.log`. When one fails, the others have
-    `grace_seconds` to exit, the same again after SIGTERM, and are killed. A user error of a worker (exit code 2) is
+    `grace_seconds` to exit, the same again after SIGTERM, and are killed. After a hang, and if a rank was killed or its
+    hardware failed, all ranks are started again, at most `restarts` times. A user error of a worker (exit code 2) is
     raised here as UserError.
 
     Returns 75 if none failed and one asks to be continued, and after a hang: see `Watchdog`, also for `hang_seconds`
-    and `data_timeout`. Returns 130 after two Ctrl-C.
+    and `patience`. Returns 130 after two Ctrl-C.
     """
+    policy, saved = RestartPolicy(run, retries=restarts), last_saved_step(run)
+    has_stalled = False
+    while True:
+        ending = _launch_once(
+            command,
+            processes=processes,
+            run=run,
+            environment=environment,
+            threads=threads,
+            grace_seconds=grace_seconds,
+            hang_seconds=hang_seconds,
+            data_timeout=data_timeout,
+        )
+        if ending.reason is None:
+            return ending.code
+        before, saved = saved, last_saved_step(run)
+        # A kill is no fault of the step at which it happened: one start without a new checkpoint is allowed.
+        progress = saved != before or not has_stalled
+        has_stalled = saved == before
+        if not policy.may_restart(ending.reason, progress=progress):
+            return ending.code
+        step = f"the checkpoint of step {saved:,}" if saved else "the beginning"
+        print(f"Starting all ranks again from {step} ({policy.retries} restarts left).", file=sys.stderr, flush=True)
+
+
+def _launch_once(
+    command: Sequence[str],
+    *,
+    processes: int,
+    run: Path,
+    environment: Mapping[str, str] | None,
+    threads: int | None,
+    grace_seconds: float,
+    hang_seconds: float | None,
+    data_timeout: float,
+) -> Ending:
     logs = run / "logs"
     listener = open_listener()
     rendezvous = Rendezvous(processes, "127.0.0.1", listener.getsockname()[1])
@@ -184,15 +236,19 @@ def launch(
         try:
             workers.start(rank_environments(range(processes), rendezvous, variables, threads=threads), listener)
             if hang := workers.wait(watchdog):
-                return report_hang(hang, run=run, signals=workers.forwarded)
+                code = report_hang(hang, run=run, signals=workers.forwarded)
+                return Ending(code, None if workers.forwarded else "hung")
             workers.end_all(grace_seconds)
         except KeyboardInterrupt:
-            return report_interrupt(run=run)
+            return Ending(report_interrupt(run=run))
         finally:
             workers.kill_all()
-    if not failed_exits(workers.ends):
+    failed = failed_exits(workers.ends)
+    if not failed:
         workers.release()
-    return report_exits(workers.ends, run=run, logs=logs, forwarded=workers.forwarded)
+    code = report_exits(workers.ends, run=run, logs=logs, forwarded=workers.forwarded)
+    may_pass = bool(failed) and not workers.forwarded and root_cause(failed).is_fault_of_machine
+    return Ending(code, "failed" if may_pass else None)
 
 
 def _binary_stream(stream: Any, original: Any) -> IO[bytes]:

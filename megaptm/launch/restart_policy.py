@@ -1,4 +1,4 @@
-"""Rule for automatic restarts of an unfinished run, for Slurm and Ray."""
+"""Rule for automatic restarts of an unfinished run."""
 
 from __future__ import annotations
 

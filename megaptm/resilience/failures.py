@@ -29,6 +29,7 @@ LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 OWN_DEVICE = re.compile(r"cuda error|ncclUnhandledCudaError|CUDA failure", re.IGNORECASE)
+OUT_OF_MEMORY = re.compile(r"out of memory", re.IGNORECASE)
 
 BUS_ERROR_CAUSE = (
     "a memory-mapped file, such as the index of a shard, was truncated, or its disk failed; check the disks of "
@@ -85,6 +86,18 @@ class ProcessExit:
         may_print = self.code > 0 or self.code == -signal.SIGABRT
         error = self.last_error
         return may_print and LOST_PEER.search(error) is not None and OWN_DEVICE.search(error) is None
+
+    @property
+    def is_fault_of_machine(self) -> bool:
+        """Whether the process may succeed if it is started again: it was killed, its device or a peer failed, or it
+        reported a failure that is no mistake of the user. A traceback of the program is none."""
+        if self.code < 0:
+            return True
+        error = self.last_error
+        device = OWN_DEVICE.search(error) is not None and OUT_OF_MEMORY.search(error) is None
+        return self.code == EXIT_FAILURE and (
+            error.startswith(USER_ERROR) or device or LOST_PEER.search(error) is not None
+        )
 
     def was_ended_by(self, number: int) -> bool:
         """Whether a signal ended the process. During start-up, Python turns Ctrl-C into an exception."""

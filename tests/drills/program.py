@@ -25,6 +25,7 @@ SMALL = (
         "optimizer.lr=1e-3",
         "optimizer.max_warmup_ratio=null",
         "checkpoint.every=1000",
+        "train.restarts=0",
     ),
 )
 

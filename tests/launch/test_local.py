@@ -224,3 +224,36 @@ def test_workers_end_with_a_killed_launcher(program, tmp_path):
 def test_launcher_imports_no_torch():
     source = "import sys, megaptm.launch.local; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", source], check=False).returncode == 0
+
+
+COUNT_STARTS = """
+with open(folder / f"starts-{rank}", "a") as file:
+    file.write("x")
+start = (folder / f"starts-{rank}").stat().st_size
+"""
+
+
+def num_starts(folder, rank):
+    return (folder / f"starts-{rank}").stat().st_size
+
+
+@pytest.mark.parametrize(
+    "end", ["os.kill(os.getpid(), signal.SIGKILL)", "sys.exit('error: replicas of the weights differ')"]
+)
+def test_all_ranks_start_again_after_a_fault_of_the_machine(program, tmp_path, capfd, end):
+    body = f"{COUNT_STARTS}if rank == 1 and start == 1:\n    {end}\nif start == 1:\n    time.sleep(60)\n"
+    assert launch(program(body), processes=2, run=tmp_path / "run", restarts=2, grace_seconds=0.5) == 0
+    assert [num_starts(tmp_path, rank) for rank in range(2)] == [2, 2]
+    assert "Starting all ranks again from the beginning (1 restarts left)." in capfd.readouterr().err
+
+
+def test_second_fault_without_a_checkpoint_ends_the_run(program, tmp_path):
+    command = program(f"{COUNT_STARTS}os.kill(os.getpid(), signal.SIGKILL)\n")
+    assert launch(command, processes=1, run=tmp_path / "run", restarts=5) == 1
+    assert num_starts(tmp_path, 0) == 2
+
+
+def test_error_of_the_program_is_not_repeated(program, tmp_path):
+    command = program(f"{COUNT_STARTS}raise KeyError('label')\n")
+    assert launch(command, processes=1, run=tmp_path / "run", restarts=5) == 1
+    assert num_starts(tmp_path, 0) == 1

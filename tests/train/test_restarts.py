@@ -1,0 +1,36 @@
+"""A run on one machine continues by itself when a rank is killed."""
+
+import os
+import signal
+
+from tests.drills.program import arguments, losses, resumed_at, start, wait_for
+
+
+def rank_process(run, rank):
+    """Return the process id of a rank of a run, once it runs."""
+    command = f"--run\0{run}\0".encode()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/cmdline", "rb") as file, open(f"/proc/{name}/environ", "rb") as environ:
+                if command in file.read() and f"RANK={rank}".encode() in environ.read().split(b"\0"):
+                    return int(name)
+        except OSError:
+            continue
+    return None
+
+
+def test_run_continues_after_a_rank_was_killed(real_corpus, tmp_path):
+    run = tmp_path / "run"
+    shared = ("layout.data=2", "train.steps=40", "checkpoint.every=4", "train.restarts=1")
+    program = start("train", *arguments("gpt2", run, real_corpus("byte-bpe"), *shared))
+    wait_for(lambda: len(losses(run)) > 9 if (run / "metrics.jsonl").exists() else False, program)
+    os.kill(wait_for(lambda: rank_process(run, 1), program), signal.SIGKILL)
+    _, errors = program.communicate(timeout=200)
+    assert program.returncode == 0, errors
+    assert "Starting all ranks again from the checkpoint of step " in errors
+    [step] = resumed_at(run)
+    assert step >= 8
+    whole = start("train", *arguments("gpt2", tmp_path / "whole", real_corpus("byte-bpe"), *shared))
+    assert whole.wait(timeout=200) == 0
+    last = {number: values[-1:] for number, values in losses(run).items()}
+    assert last == losses(tmp_path / "whole")
