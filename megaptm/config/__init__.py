@@ -11,6 +11,7 @@ from megaptm.config.schema import (
     LossScaleConfig,
     ModelConfig,
     OptimizerConfig,
+    SpikeConfig,
     TrackConfig,
     TrainConfig,
 )

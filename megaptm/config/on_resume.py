@@ -76,6 +76,7 @@ RESUME_RULES = {
     "train.init_from": OnResume.YES,
     "train.init_step": OnResume.YES,
     "train.loss_scale": OnResume.YES,
+    "train.spikes": OnResume.YES,
     "train.deterministic": OnResume.YES,
     "train.attention_kernel": OnResume.YES,
     "train.compile": OnResume.YES,

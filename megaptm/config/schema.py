@@ -41,6 +41,7 @@ __all__ = [
     "RampConfig",
     "Section",
     "Shape",
+    "SpikeConfig",
     "TrackConfig",
     "TrainConfig",
 ]
@@ -179,6 +180,18 @@ class LossScaleConfig(Section):
     """Minimum of the loss scale. A step with infinite gradients at this scale ends the run."""
 
 
+class SpikeConfig(Section):
+    """Reaction to a spike: a loss or gradient norm far above those of the steps before."""
+
+    action: Literal["warn", "skip-step", "stop"] = "warn"
+    """warn: report it; skip-step: also leave weights and moments unchanged; stop: end the run, with the weights from
+    before the spike unsaved."""
+    sigmas: Annotated[float, Field(gt=0.0)] = 6.0
+    """Standard deviations above the mean of the window from which on a value is a spike."""
+    window: Annotated[int, Field(ge=16, le=10_000)] = 128
+    """Number of steps before it with which a step is compared; at least half of them are needed."""
+
+
 class ProfileConfig(Section):
     """Trace of a few steps by torch's profiler. Traced steps are slower; their losses stay the same."""
 
@@ -214,6 +227,7 @@ class TrainConfig(Section):
     """Type of weights and activations in the model; the optimizer always keeps fp32. fp16 is for GPUs without bf16."""
     loss_scale: LossScaleConfig | None = None
     """Dynamic loss scale of precision fp16. Default: that of each of its keys."""
+    spikes: SpikeConfig = SpikeConfig()
     deterministic: bool = False
     """Whether GPUs give bit-identical results each time, with slower kernels and collectives; CPUs always do."""
     attention_kernel: Literal["auto", "fused", "varlen", "tiles", "flex", "flash-attn", "transformer-engine"] = "auto"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from megaptm.config import Layout, LossScaleConfig, OptimizerConfig
+from megaptm.config import Layout, LossScaleConfig, OptimizerConfig, SpikeConfig
 from megaptm.errors import UserError
 from megaptm.models.head_costs import HEADS
 from megaptm.parallel.context import ContextHook, context_ranks
@@ -19,6 +19,7 @@ from megaptm.parallel.loss_scale import LossScale
 from megaptm.parallel.model import ParallelModel, build_parallel_model
 from megaptm.parallel.optimizers import build_optimizer
 from megaptm.parallel.recurrence_cache import RecurrenceHook
+from megaptm.parallel.spikes import Spikes
 from megaptm.spec import ModelSpec
 
 
@@ -32,12 +33,13 @@ def build_engine(
     hooks: Sequence[EngineHook] = (),
     open_initializer: Callable[[], Initializer] | None = None,
     loss_scale: LossScaleConfig | None = None,
+    spikes: SpikeConfig | None = None,
     **options: Any,
 ) -> Engine:
     """Build a training engine whose weights have no values yet: call `Engine.fill` or `Engine.restore`.
 
-    `hooks`: hooks of the run, besides those of the model. `loss_scale`: options for fp16. `options`: see
-    `build_parallel_model`.
+    `hooks`: hooks of the run, besides those of the model. `loss_scale`: options for fp16. `spikes`: reaction to
+    spikes of the loss; None: none. `options`: see `build_parallel_model`.
     """
     model = build_parallel_model(spec, layout, losses=losses, hooks=hooks, **options)
     for hook in hooks:
@@ -50,6 +52,7 @@ def build_engine(
         hooks=[*model_hooks(model, losses), *hooks],
         open_initializer=open_initializer,
         loss_scale=LossScale(loss_scale or LossScaleConfig()) if model.precision == "fp16" else None,
+        spikes=None if spikes is None else Spikes(spikes),
     )
 
 

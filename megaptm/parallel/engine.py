@@ -28,6 +28,7 @@ from megaptm.parallel.model import ParallelModel
 from megaptm.parallel.optimizers import Optimizer
 from megaptm.parallel.pipeline import InnerLosses, Pipeline, no_tokens
 from megaptm.parallel.replicas import check_replicas
+from megaptm.parallel.spikes import Spikes
 from megaptm.parallel.step_result import REMEDY, DivergedError, NoLabelsError, StepResult
 
 
@@ -44,11 +45,12 @@ class Engine:
         hooks: Sequence[EngineHook] = (),
         open_initializer: Callable[[], Initializer] | None = None,
         loss_scale: LossScale | None = None,
+        spikes: Spikes | None = None,
     ) -> None:
         """`losses`: loss -> weight. `open_initializer` is called by `fill`. Call `fill` or `restore` before the first
         training step."""
         self.model, self.optimizer, self.seed, self.hooks = model, optimizer, seed, hooks
-        self.loss_scale = loss_scale
+        self.loss_scale, self.spikes = loss_scale, spikes
         self.ranks = model.ranks
         self.pipeline = Pipeline(model.chunks, model.ranks, seed=seed)
         self._open_initializer = open_initializer
@@ -79,6 +81,8 @@ class Engine:
         yield from state.pieces(self.optimizer, self.ranks)
         if self.loss_scale is not None:
             yield from self.loss_scale.pieces(self.ranks)
+        if self.spikes is not None:
+            yield from self.spikes.pieces(self.ranks)
         for hook in self.hooks:
             yield from hook.pieces()
 
@@ -86,6 +90,8 @@ class Engine:
         """Restore weights and optimizer state from a checkpoint of any layout, written after `step` steps."""
         if self.loss_scale is not None:
             self.loss_scale.restore(reader)
+        if self.spikes is not None:
+            self.spikes.restore(reader)
         state.restore(self.optimizer, reader, step=self._num_updates(step))
         for hook in self.hooks:
             hook.restore(reader)
@@ -111,7 +117,8 @@ class Engine:
                 "`megaptm corpus inspect`."
             )
         scale = 1.0 if self.loss_scale is None else self.loss_scale.value
-        norm = self.optimizer.gradient_norm(loss=loss, replicas=self.model.gradient_replicas) / scale
+        norm, shared_loss = self.optimizer.gradient_norm(loss=loss, replicas=self.model.gradient_replicas)
+        norm /= scale
         result = StepResult(losses, loss, norm, counts, loss_scale=None if self.loss_scale is None else scale)
         if not math.isfinite(norm):
             if self.loss_scale is not None and self.loss_scale.skip():
@@ -121,6 +128,16 @@ class Engine:
                 f"step {step + 1} was rejected and changed no weight: its loss is {loss:.6g}"
                 f"{f' ({not_finite})' if not_finite else ''} and its gradient norm is {norm}; {REMEDY}"
             )
+        # All processes decide by the same bits.
+        if self.spikes is not None and (spike := self.spikes.find(loss=shared_loss, gradient_norm=norm)) is not None:
+            result = replace(result, spike=spike)
+            if self.spikes.stops:
+                raise DivergedError(
+                    f"step {step + 1} was rejected and changed no weight: a spike, {spike} (train.spikes.action is "
+                    f"stop); {REMEDY}"
+                )
+            if self.spikes.skip():
+                return replace(result, is_skipped=True)
         self.optimizer.clip_gradients(norm, scale=scale)
         self.optimizer.set_rates(step=self._num_updates(step), lr=lr)
         self.optimizer.step()
@@ -140,7 +157,7 @@ class Engine:
 
     def _num_updates(self, step: int) -> int:
         """Return the number of updates that the optimizer made in the first `step` training steps."""
-        return step - (0 if self.loss_scale is None else self.loss_scale.skipped)
+        return step - sum(state.skipped for state in (self.loss_scale, self.spikes) if state is not None)
 
     def zero_grad(self) -> None:
         """Set all gradients of the model to zero."""

@@ -35,4 +35,6 @@ class StepResult:
     loss_scale: float | None = None
     """Loss scale of the step. None if training uses no loss scale."""
     is_skipped: bool = False
-    """Whether the optimizer skipped the step, because gradients were infinite at this loss scale."""
+    """Whether the step changed no weight, because of a spike or of gradients that were infinite at this loss scale."""
+    spike: str | None = None
+    """Description of the spike, if the step is one."""

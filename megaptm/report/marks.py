@@ -18,6 +18,7 @@ KINDS = {
     **dict.fromkeys(("change", "schedule", "objective", "weights", "data-moved", "epoch"), "change"),
     **dict.fromkeys(("hang", "worker-lost", "node-lost", "not-saved", "skipped-step"), "failure"),
     **dict.fromkeys(("damaged-checkpoint", "abandoned-checkpoint"), "failure"),
+    "spike": "spike",
     **dict.fromkeys(("stop-request", "stop-signal", "interrupt"), "stop"),
 }
 """Kind of event -> kind of its mark. Other events have none."""

@@ -89,6 +89,8 @@ def _metric_table(history: History) -> Table:
         table.add_row("peak memory of rank 0", f"{peak / 2**30:.2f} GiB")
     if skipped := sum(event["kind"] == "skipped-step" for event in history.events):
         table.add_row("steps skipped by the loss scale", f"{skipped:,}")
+    if spikes := [event for event in history.events if event["kind"] == "spike"]:
+        table.add_row("spikes (skipped)", f"{len(spikes):,} ({sum(event['skipped'] is True for event in spikes):,})")
     return table
 
 

@@ -161,6 +161,16 @@ class SkippedStepEvent(Event, kind="skipped-step"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpikeEvent(Event, kind="spike"):
+    """The loss or the gradient norm of a step was far above those of the steps before."""
+
+    step: int
+    description: str
+    skipped: bool
+    """Whether the step changed no weight."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DamagedCheckpointEvent(Event, kind="damaged-checkpoint"):
     """A checkpoint does not match its hashes and is skipped. It was moved to `path`."""
 

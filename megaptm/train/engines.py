@@ -55,6 +55,7 @@ def build_engine(
         open_initializer=_open_initializer(config, corpora, rank_env),
         precision=config.train.precision,
         loss_scale=config.train.loss_scale,
+        spikes=config.train.spikes,
         communication=config.communication,
         timeout_minutes=timeout_minutes,
         global_tokens=config.batch_spec.has_global_tokens,

@@ -22,6 +22,7 @@ from megaptm.resilience.events import (
     FirstStepEvent,
     ProfileEvent,
     SkippedStepEvent,
+    SpikeEvent,
     StopRequestEvent,
     WeightsEvent,
     read_events,
@@ -134,10 +135,13 @@ class StepReport(Callback):
             self._screen.first_step(step, seconds)
         self._report_epochs(step)
         self._report_weights(step)
-        if result.is_skipped:
+        if result.spike is not None:
+            self.events.write(SpikeEvent(step=step, description=result.spike, skipped=result.is_skipped))
+            self._screen.note(step, f"{'skipped: ' if result.is_skipped else ''}spike, {result.spike}")
+        elif result.is_skipped:
             assert result.loss_scale is not None
             self.events.write(SkippedStepEvent(step=step, loss_scale=result.loss_scale))
-            self._screen.skipped(step, result.loss_scale)
+            self._screen.note(step, f"skipped: infinite gradients at loss scale {result.loss_scale:g}")
         if step % self.config.train.log_every and step not in (1, self.config.train.steps):
             self._screen.advance(step)
             return
@@ -319,8 +323,8 @@ class _LogLines:
             flush=True,
         )
 
-    def skipped(self, step: int, scale: float) -> None:
-        print(f"step {step}/{self.steps}  skipped: infinite gradients at loss scale {scale:g}", flush=True)
+    def note(self, step: int, text: str) -> None:
+        print(f"step {step}/{self.steps}  {text}", flush=True)
 
     def validation(self, step: int, metrics: Mapping[str, float]) -> None:
         losses = f"{metrics['validation/loss']:.4f}{_loss_list(metrics, 'validation/')}"
@@ -374,10 +378,8 @@ class _ProgressBar:
         speed = f"{metrics['tokens_per_second']:,.0f} tokens/s{_device_text(metrics)}"
         self._progress.update(self._task, completed=step, loss=f"{metrics['loss']:.3f}", speed=speed)
 
-    def skipped(self, step: int, scale: float) -> None:
-        self._progress.console.print(
-            f"step {step}: skipped, infinite gradients at loss scale {scale:g}", highlight=False
-        )
+    def note(self, step: int, text: str) -> None:
+        self._progress.console.print(f"step {step}: {text}", highlight=False)
 
     def validation(self, step: int, metrics: Mapping[str, float]) -> None:
         from rich.text import Text

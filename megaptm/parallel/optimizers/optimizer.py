@@ -30,9 +30,12 @@ class Optimizer:
     parts: Sequence[TensorPart]
     """Tensor parts of all parameters of this rank's stages, in order. All data and tensor ranks have equally many."""
 
-    def gradient_norm(self, *, loss: float, replicas: int) -> float:
-        """Return the norm of the full gradient; not finite on all processes if the loss or any gradient is not finite
-        on one of them. `replicas`: number of processes that hold each gradient."""
+    def gradient_norm(self, *, loss: float, replicas: int) -> tuple[float, float]:
+        """Return the norm of the full gradient, and the mean of `loss` over all processes: the same bits on each of
+        them. The norm is not finite if the loss or any gradient is not finite on one process.
+
+        `replicas`: number of processes that hold each gradient.
+        """
         self.megatron.prepare_grads()
         counted: list[Tensor] = []
         copies: list[Tensor] = []
@@ -48,7 +51,8 @@ class Optimizer:
         dist.all_reduce(total)
         squares, *checked = copy_to_host(total)
         norm = math.sqrt(squares / replicas)
-        return norm if all(map(math.isfinite, checked)) or not math.isfinite(norm) else math.nan
+        norm = norm if all(map(math.isfinite, checked)) or not math.isfinite(norm) else math.nan
+        return norm, checked[-1] / dist.get_world_size()
 
     def clip_gradients(self, norm: float, *, scale: float = 1.0) -> None:
         """Divide the gradients by the loss scale `scale`; then scale them down to the configured norm, if their `norm`

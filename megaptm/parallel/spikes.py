@@ -1,0 +1,70 @@
+"""Spikes of loss and gradient norm: values far above those of the steps before, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from megaptm.checkpoint.tensors import TensorPiece, TensorReader
+from megaptm.config import SpikeConfig
+from megaptm.parallel.groups import Ranks
+
+NAME = "spikes"
+"""Name of the state in checkpoints, [2, n + 1]: losses and gradient norms of the last n steps; in the last column the
+number of skipped steps."""
+
+
+class Spikes:
+    """Loss and gradient norm of the last steps, with which each step is compared.
+
+    As OLMo's optimizers do, a step is a spike if one of the two exceeds its mean by a number of standard deviations.
+    Spikes count in later means, so that a lasting change is no spike for long.
+    """
+
+    def __init__(self, config: SpikeConfig) -> None:
+        self._config = config
+        self._values = torch.empty(2, 0, dtype=torch.float64)
+        """Losses and gradient norms of at most `window` steps, the newest last."""
+        self.skipped = 0
+        """Number of steps that were skipped because of a spike."""
+
+    def find(self, *, loss: float, gradient_norm: float) -> str | None:
+        """Return a description of the spike if a step is one. Remember its values."""
+        current = torch.tensor([loss, gradient_norm], dtype=torch.float64)
+        before = self._values
+        self._values = torch.cat([before, current[:, None]], 1)[:, -self._config.window :]
+        if before.shape[1] < self._config.window // 2:
+            return None
+        means, deviations = before.mean(1), before.std(1)
+        for index, name in enumerate(("loss", "gradient norm")):
+            mean, deviation = means[index].item(), deviations[index].item()
+            value = current[index].item()
+            if value - mean > self._config.sigmas * deviation:
+                ratio = f"{(value - mean) / deviation:.3g}" if deviation else "infinitely many"
+                return f"{name} {value:.6g}, {ratio} standard deviations above the mean {mean:.6g}"
+        return None
+
+    def skip(self) -> bool:
+        """Count a step that is skipped because of a spike. Return False if spikes do not skip steps."""
+        self.skipped += self._config.action == "skip-step"
+        return self._config.action == "skip-step"
+
+    @property
+    def stops(self) -> bool:
+        """Whether a spike ends the run."""
+        return self._config.action == "stop"
+
+    def pieces(self, ranks: Ranks) -> Iterator[TensorPiece]:
+        """Yield the state for a checkpoint, on one rank, if spikes change what is trained."""
+        if ranks.world == 0 and self._config.action != "warn":
+            skipped = torch.tensor([[self.skipped], [self.skipped]], dtype=torch.float64)
+            data = torch.cat([self._values, skipped], 1)
+            yield TensorPiece(NAME, tuple(data.shape), (0, 0), tuple(data.shape), data)
+
+    def restore(self, reader: TensorReader) -> None:
+        """Restore the state from a checkpoint that has it; its window may have another length."""
+        if NAME in reader.names():
+            values = reader.read(NAME)
+            self.skipped = int(values[0, -1])
+            self._values = values[:, :-1][:, -self._config.window :]

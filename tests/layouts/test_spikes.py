@@ -1,0 +1,109 @@
+"""Steps whose loss or gradient norm is far above those before are found, and skipped on all ranks."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from megaptm.config import Layout, SpikeConfig
+from megaptm.parallel.groups import Ranks
+from megaptm.parallel.spikes import NAME, Spikes
+from megaptm.parallel.step_result import DivergedError
+from tests.engines import filled_engine
+from tests.layouts.cases import ADAM, batch, losses_of, micro_batches, tiny
+from tests.ranks import run_ranks
+
+STEPS, SPIKED = 11, 9
+LAYOUTS = {
+    "one process": Layout(microbatch=2),
+    "TP2xDP2 distributed optimizer": Layout(microbatch=2, tensor=2, data=2, distributed_optimizer=True),
+    "PP2": Layout(microbatch=2, pipeline=2),
+    "DP2 full sharding": Layout(microbatch=2, data=2, full_sharding=True),
+}
+
+
+def build(layout, action):
+    spikes = SpikeConfig(action=action, window=16)
+    return filled_engine(tiny("gpt2"), layout, ADAM, losses=losses_of("gpt2"), seed=7, spikes=spikes)
+
+
+def weights(engine):
+    return {piece.name: piece.data.clone() for piece in engine.pieces() if piece.name != NAME}
+
+
+def train_with_spike(layout, action):
+    """Train with gradients a thousand times as large in one step."""
+    engine = build(layout, action)
+    results = []
+    for step in range(STEPS):
+        batches = micro_batches(batch("gpt2", step), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
+        engine.set_loss_weights({"lm": 1000.0 if step == SPIKED else 1.0})
+        try:
+            results.append(engine.train_step(batches, step=step, lr=ADAM.lr))
+        except DivergedError as error:
+            return str(error), weights(engine)
+    return results, weights(engine)
+
+
+def train_without_step(layout):
+    engine = build(layout, "skip-step")
+    for step in range(STEPS):
+        batches = micro_batches(batch("gpt2", step), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
+        if step == SPIKED:
+            engine.spikes.skip()
+        else:
+            engine.train_step(batches, step=step, lr=ADAM.lr)
+    return weights(engine)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_spike_is_skipped_on_all_ranks(name):
+    layout = LAYOUTS[name]
+    expected = run_ranks(layout.processes, train_without_step, layout)
+    for (results, tensors), expected_tensors in zip(
+        run_ranks(layout.processes, train_with_spike, layout, "skip-step"), expected, strict=True
+    ):
+        assert [result.is_skipped for result in results] == [step == SPIKED for step in range(STEPS)]
+        assert "standard deviations above the mean" in results[SPIKED].spike
+        assert all(torch.equal(tensors[name], expected_tensors[name]) for name in expected_tensors)
+
+
+def test_spike_is_reported_and_trained_by_default():
+    [(results, _)] = run_ranks(1, train_with_spike, LAYOUTS["one process"], "warn")
+    assert [result.spike is not None for result in results] == [step == SPIKED for step in range(STEPS)]
+    assert not any(result.is_skipped for result in results)
+
+
+def test_spike_may_end_the_run():
+    [(message, _)] = run_ranks(1, train_with_spike, LAYOUTS["one process"], "stop")
+    assert message.startswith("step 10 was rejected and changed no weight: a spike, loss ")
+    assert "(train.spikes.action is stop)" in message
+
+
+def observe(spikes, losses):
+    return [spikes.find(loss=loss, gradient_norm=1.0 + loss / 100) is not None for loss in losses]
+
+
+NOISE = [3.0 + (17 * step % 11) / 100 for step in range(60)]
+
+
+@pytest.mark.parametrize("window", [16, 24])
+def test_restored_window_finds_the_same_spikes(window):
+    config = SpikeConfig(action="skip-step", window=window, sigmas=4.0)
+    losses = [*NOISE[:20], 9.0, *NOISE[20:], 3.5]
+    whole = Spikes(config)
+    found = observe(whole, losses)
+    assert [index for index, spike in enumerate(found) if spike] == [20, len(losses) - 1]
+    first = Spikes(config)
+    observe(first, losses[:25])
+    first.skip()
+    [piece] = first.pieces(Ranks(0, 0, 0, 0, 1, 1, 1))
+    second = Spikes(config)
+    second.restore(SimpleNamespace(names=lambda: [NAME], read=lambda name: piece.data))
+    assert observe(second, losses[25:]) == found[25:]
+    assert second.skipped == 1
+
+
+def test_lasting_change_is_no_spike_for_long():
+    found = observe(Spikes(SpikeConfig(window=16)), [*NOISE, *[loss + 5 for loss in NOISE]])
+    assert 1 <= sum(found) <= 2
