@@ -154,7 +154,7 @@ def _run_as_worker(config: Config, rank_environment: RankEnvironment, *, change:
 
 
 @dataclass(frozen=True)
-class Ending:
+class LaunchResult:
     """End of one start of a run."""
 
     code: int
@@ -220,7 +220,7 @@ def _launch_once(
     grace_seconds: float,
     hang_seconds: float | None,
     data_timeout: float,
-) -> Ending:
+) -> LaunchResult:
     logs = run / "logs"
     listener = open_listener()
     rendezvous = Rendezvous(processes, "127.0.0.1", listener.getsockname()[1])
@@ -237,10 +237,10 @@ def _launch_once(
             workers.start(rank_environments(range(processes), rendezvous, variables, threads=threads), listener)
             if hang := workers.wait(watchdog):
                 code = report_hang(hang, run=run, signals=workers.forwarded)
-                return Ending(code, None if workers.forwarded else "hung")
+                return LaunchResult(code, None if workers.forwarded else "hung")
             workers.end_all(grace_seconds)
         except KeyboardInterrupt:
-            return Ending(report_interrupt(run=run))
+            return LaunchResult(report_interrupt(run=run))
         finally:
             workers.kill_all()
     failed = failed_exits(workers.ends)
@@ -248,7 +248,7 @@ def _launch_once(
         workers.release()
     code = report_exits(workers.ends, run=run, logs=logs, forwarded=workers.forwarded)
     may_pass = bool(failed) and not workers.forwarded and root_cause(failed).is_fault_of_machine
-    return Ending(code, "failed" if may_pass else None)
+    return LaunchResult(code, "failed" if may_pass else None)
 
 
 def _binary_stream(stream: Any, original: Any) -> IO[bytes]:

@@ -36,6 +36,7 @@ def test_find_sections_and_keys():
         "train",
         "train.ramp",
         "train.loss_scale",
+        "train.spikes",
         "train.profile",
     ]
     [section] = find_sections("train.steps")

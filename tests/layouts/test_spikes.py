@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient norm is far above those before are found, and skipped on all ranks."""
+"""Steps whose loss or gradient norm is far above those before are are_spikes, and skipped on all ranks."""
 
 from types import SimpleNamespace
 
@@ -91,19 +91,19 @@ NOISE = [3.0 + (17 * step % 11) / 100 for step in range(60)]
 def test_restored_window_finds_the_same_spikes(window):
     config = SpikeConfig(action="skip-step", window=window, sigmas=4.0)
     losses = [*NOISE[:20], 9.0, *NOISE[20:], 3.5]
-    whole = Spikes(config)
-    found = observe(whole, losses)
-    assert [index for index, spike in enumerate(found) if spike] == [20, len(losses) - 1]
+    uninterrupted = Spikes(config)
+    are_spikes = observe(uninterrupted, losses)
+    assert [index for index, spike in enumerate(are_spikes) if spike] == [20, len(losses) - 1]
     first = Spikes(config)
     observe(first, losses[:25])
     first.skip()
     [piece] = first.pieces(Ranks(0, 0, 0, 0, 1, 1, 1))
     second = Spikes(config)
     second.restore(SimpleNamespace(names=lambda: [NAME], read=lambda name: piece.data))
-    assert observe(second, losses[25:]) == found[25:]
+    assert observe(second, losses[25:]) == are_spikes[25:]
     assert second.skipped == 1
 
 
 def test_lasting_change_is_no_spike_for_long():
-    found = observe(Spikes(SpikeConfig(window=16)), [*NOISE, *[loss + 5 for loss in NOISE]])
-    assert 1 <= sum(found) <= 2
+    are_spikes = observe(Spikes(SpikeConfig(window=16)), [*NOISE, *[loss + 5 for loss in NOISE]])
+    assert 1 <= sum(are_spikes) <= 2

@@ -30,7 +30,7 @@ def test_run_continues_after_a_rank_was_killed(real_corpus, tmp_path):
     assert "Starting all ranks again from the checkpoint of step " in errors
     [step] = resumed_at(run)
     assert step >= 8
-    whole = start("train", *arguments("gpt2", tmp_path / "whole", real_corpus("byte-bpe"), *shared))
-    assert whole.wait(timeout=200) == 0
+    undisturbed = start("train", *arguments("gpt2", tmp_path / "whole", real_corpus("byte-bpe"), *shared))
+    assert undisturbed.wait(timeout=200) == 0
     last = {number: values[-1:] for number, values in losses(run).items()}
     assert last == losses(tmp_path / "whole")
