@@ -92,7 +92,10 @@ GEMMA3 = replace(
     model="Gemma3ForCausalLM",
     model_type="gemma3_text",
     fields={**GEMMA2.fields, "rope_parameters": ROPE_BY_KIND},
-    checks={ROPE_BY_KIND: ("rope_theta of rope_type default or linear for each kind of layer", _are_by_kind)},
+    checks={
+        **LLAMA.checks,
+        ROPE_BY_KIND: ("rope_theta of rope_type default or linear for each kind of layer", _are_by_kind),
+    },
     further_values=lambda spec: _further_values(spec) | _rope_by_kind(spec),
     read_values=_read_by_kind,
     fixed={

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from megaptm.hub.counterpart import Counterpart
+from megaptm.hub.counterpart import MAX_VALUE, Counterpart, is_even
 from megaptm.hub.tensor_rules import GATE_AND_VALUE, KV, QKV, VOCABULARY, TensorRule
 from megaptm.spec import ModelSpec
 
@@ -63,6 +63,8 @@ LLAMA = Counterpart(
         "tie_word_embeddings": "tied",
         "attention_dropout": "attention_dropout",
     },
+    # Rotary positions pair the features of a head.
+    checks={"head_width": (f"an even number from 2 to {MAX_VALUE:,}", is_even)},
     fixed={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
     rules=(*MODEL_RULES, *NORM_RULES, *ATTENTION_RULES, *FFN_RULES),
     tied={"lm_head.weight": "model.embed_tokens.weight"},

@@ -31,7 +31,10 @@ MISTRAL = replace(
     family="mistral",
     model="MistralForCausalLM",
     fields={**LLAMA.fields, "sliding_window": "window"},
-    checks={"window": (f"an integer from 1 to {MAX_VALUE:,}, or null", lambda value: value is None or is_count(value))},
+    checks={
+        **LLAMA.checks,
+        "window": (f"an integer from 1 to {MAX_VALUE:,}, or null", lambda value: value is None or is_count(value)),
+    },
     fixed={"hidden_act": "silu"},
     contradictions=_contradictions,
     further_values=lambda spec: {"window": single_value(spec, "window")},
