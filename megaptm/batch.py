@@ -167,7 +167,7 @@ _ARRAYS = (np.ndarray, np.generic)
 
 
 def _describe_type(value: object) -> str:
-    """Describe the type of a sample's value: dtype and shape of an array, otherwise the class."""
+    """Describe the type of a value in a sample for an error: dtype and shape of an array, otherwise the class."""
     return f"{value.dtype.name} {[*value.shape]}" if isinstance(value, _ARRAYS) else f"a {type(value).__name__}"
 
 

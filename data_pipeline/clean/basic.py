@@ -106,7 +106,8 @@ class CutLong:
             yield cut_piece(document, start, len(document.text)) if start else document
 
     def _piece_end(self, text: str, start: int) -> int:
-        """Return the end of the piece that starts at `start`: a line's end in its second half if there is one."""
+        """Return where the piece of a long document that starts at `start` ends: at a line's end in its second half, if
+        there is one."""
         limit = start + self.characters
         for mark in ("\n\n", "\n"):
             index = text.rfind(mark, start + self.characters // 2, limit)

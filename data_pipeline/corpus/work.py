@@ -134,7 +134,8 @@ def _store_result(result: Any, function: Callable, folder: Path, name: str, path
 
 
 def _load_result(function: Callable, folder: Path, name: str) -> Any:
-    """Return a stored result; raise `FileNotFoundError` if there is none, `_DamagedFilesError` if files changed."""
+    """Return the stored result of a build's job; raise `FileNotFoundError` if there is none, `_DamagedFilesError` if
+    files changed."""
     try:
         content = (folder / name).read_bytes()
     except FileNotFoundError:

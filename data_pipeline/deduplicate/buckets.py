@@ -66,7 +66,7 @@ def num_buckets(entries: int) -> int:
 
 
 def bucket_slice(keys: np.ndarray, bucket: int, of: int) -> slice:
-    """Return the slice of a table's sorted 64-bit `keys` in range `bucket` of `of` equal ranges."""
+    """Return the slice of a deduplication table's sorted 64-bit `keys` in range `bucket` of `of` equal ranges."""
     first, last = (bucket << 64) // of, ((bucket + 1) << 64) // of - 1
     begin = np.searchsorted(keys, np.uint64(first), side="left")
     return slice(int(begin), int(np.searchsorted(keys, np.uint64(last), side="right")))

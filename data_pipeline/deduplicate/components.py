@@ -13,7 +13,7 @@ class Components:
         """A lower row of the same component, or the row itself if it is the lowest."""
 
     def join(self, first: np.ndarray, second: np.ndarray) -> None:
-        """Join components: connect row `left[i]` with row `right[i]`."""
+        """Join components of duplicates: connect row `left[i]` with row `right[i]`."""
         while len(first):
             first, second = self._find_lowest(first), self._find_lowest(second)
             separate = first != second

@@ -88,7 +88,7 @@ def add_job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read_part(text: str) -> tuple[int, int]:
-    """Parse an option like `3/8`: return the zero-based index of a part and the number of parts, (2, 8)."""
+    """Parse a command option like `3/8`: return the zero-based index of a part and the number of parts, (2, 8)."""
     number, _, parts = text.partition("/")
     if number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts):
         return int(number) - 1, int(parts)

@@ -48,7 +48,7 @@ class OwnRange:
 
     @property
     def span(self) -> tuple[int, int]:
-        """First element of the range and the one after its last."""
+        """First element of the range of a fully sharded parameter and the one after its last."""
         return self.start, self.start + self.master.numel()
 
 
@@ -279,11 +279,11 @@ class FullySharded:
             self._pending = [unit]
 
     def begin_pass(self) -> None:
-        """Gather the root unit at the start of a pass."""
+        """Gather the root unit of a fully sharded model at the start of a pass."""
         self.root.each(FlatParameters.gather)
 
     def zero_gradients(self) -> None:
-        """Set all gradients to zero, and allocate the full gradient of the root unit."""
+        """Set all gradients of a fully sharded model to zero, and allocate the full gradient of the root unit."""
         for unit in self.units:
             for flat in unit.flat:
                 flat.gradient_R.zero_()

@@ -60,7 +60,7 @@ class Attempt:
         return asdict(self)
 
     def next_start(self) -> Attempt:
-        """Return the attempt for the next start by the same launcher."""
+        """Return the attempt for the next start of a run by the same launcher."""
         return replace(self, start=self.start + 1)
 
     def environment(self) -> dict[str, str]:

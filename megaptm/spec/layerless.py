@@ -97,7 +97,7 @@ class LayerlessSpec(ABC):
     @property
     @abstractmethod
     def bytes(self) -> int:
-        """Return the bytes of the model's parameters, and of their optimizer state."""
+        """Return the bytes of the parameters of a model without layers, and of their optimizer state."""
 
     @property
     @abstractmethod

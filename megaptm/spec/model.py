@@ -90,7 +90,8 @@ class ModelSpec:
 
     @property
     def longest(self) -> int | None:
-        """Return the maximum length in tokens of a text, for a model with learned positions. None: unlimited."""
+        """Return the maximum length in tokens of a text that the model can read. None: unlimited, without learned
+        positions."""
         blocks = self.family.stacks.values()
         tables = any(block.position == "learned" or block != block.for_encoding for block in blocks)
         bounded = tables or any(record.reads_positions for record in self.family.inputs)

@@ -256,8 +256,8 @@ def _continuations(charsmap: bytes) -> dict[str, str]:
 
     @cache
     def pattern(node: int) -> str:
-        """Return a pattern of the possible continuations after a node of the table, longest first; empty without
-        any."""
+        """Return a pattern of the possible continuations after a node of the normalization table, longest first; empty
+        without any."""
         groups: dict[tuple[str, bool], list[str]] = defaultdict(list)
         for character, child, ends in characters(node):
             groups[pattern(child), ends].append(character)

@@ -175,7 +175,7 @@ def _sort_by_bucket(buckets_BHRS: Tensor | None, documents_BS: Tensor | None, q_
 
 
 def _document_ids_at(documents_BS: Tensor | None, positions_BHCc: Tensor) -> Tensor | None:
-    """Return the document ids of positions, [B, H, C, c]; 0 for padding."""
+    """Return the document ids of the positions in LSH attention's chunks, [B, H, C, c]; 0 for padding."""
     if documents_BS is None:
         return None
     filled = F.pad(documents_BS, (0, -documents_BS.shape[1] % positions_BHCc.shape[-1]))
@@ -220,7 +220,7 @@ class _ChunkInputs:
 
 
 class _Chunks(torch.autograd.Function):
-    """Attention of groups of chunks of the sorted sequence, one group after the other.
+    """LSH attention in groups of chunks of the sorted sequence, one group after the other.
 
     Only the scores of one group are in memory. Queries and values are saved for the backward pass, which recomputes
     scores.
@@ -276,7 +276,7 @@ def _chunk_ranges(q_BHCcK: Tensor, work: _ChunkInputs) -> Iterator[tuple[range, 
 def _chunk_inputs(
     q: Tensor, v: Tensor, chunks: range, work: _ChunkInputs
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-    """Return queries and values of a range of chunks, each with those of the previous chunks."""
+    """Return queries and values of a range of LSH attention's chunks, each with those of the previous chunks."""
     own = slice(chunks.start, chunks.stop)
     back = (_chunk_before(q, chunks), _chunk_before(v, chunks)) if work.looks_back else (None, None)
     return q[:, :, own], back[0], v[:, :, own], back[1]

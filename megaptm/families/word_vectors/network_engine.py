@@ -130,7 +130,7 @@ class NetworkEngine:
         self._dictionary = self._words[:words]
 
     def _windows_and_labels(self, batch: dict[str, Tensor]) -> dict[str, LabeledWindows]:
-        """Return the windows and labels of each loss of the network."""
+        """Return the windows of words and the labels for each loss of NNLM or C&W."""
         batch = {name: value.to(device()) for name, value in batch.items()}
         if not isinstance(self.task, WindowRanking):
             return {"lm": next_words(batch, self.spec, self._outside)}
@@ -146,7 +146,7 @@ class NetworkEngine:
     def _forward_backward(
         self, batches: list[dict[str, LabeledWindows]], scales: Mapping[str, float] | None
     ) -> dict[str, float]:
-        """Return the summed losses of this rank's windows by a pass of the network. With `scales`, add their gradients
+        """Return NNLM's or C&W's summed losses of this rank's windows of words. With `scales`, add their gradients
         times these to the weights' gradients."""
         totals = dict.fromkeys(self.losses, 0.0)
         for name, (windows, labels) in (item for batch in batches for item in batch.items()):

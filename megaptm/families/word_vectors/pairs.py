@@ -195,7 +195,7 @@ def _rounds_of_pairs(words: np.ndarray, contexts: np.ndarray) -> np.ndarray:
 
 
 def _mix_bits(numbers: np.ndarray) -> np.ndarray:
-    """Return 64 random bits for each pair's number, by the last steps of splitmix64, uint64 [P]."""
+    """Return 64 random bits for the number of each pair of words, by the last steps of splitmix64, uint64 [P]."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))

@@ -92,7 +92,7 @@ class TwoStreamAttention(RelativeAttention):
 
 
 def _scores_at_distances(of_distances_BHQL: Tensor, keys: int, targets_BA: Tensor) -> Tensor:
-    """Return the scores of both streams by distance, [B, H, Q, K], from scores of queries and distances."""
+    """Return XLNet's scores of both streams by distance, [B, H, Q, K], from scores of queries and distances."""
     num_targets = targets_BA.shape[1]
     of_text, of_targets = of_distances_BHQL.split([of_distances_BHQL.shape[2] - num_targets, num_targets], 2)
     # The distance grows by one for each position that the query is earlier.

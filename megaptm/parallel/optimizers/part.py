@@ -49,12 +49,12 @@ class TensorPart:
 
     @property
     def length(self) -> int:
-        """Number R of rows of the slice; for biases and norms the number of elements."""
+        """Number R of rows of this tensor rank's slice of the weight; for biases and norms the number of elements."""
         return self.parameter.shape[0] if self.parameter.dim() else 1
 
     @property
     def width(self) -> int:
-        """Number C of columns of the slice; 1 for biases and norms."""
+        """Number C of columns of this tensor rank's slice of the weight; 1 for biases and norms."""
         return math.prod(self.parameter.shape[1:])
 
     @property

@@ -31,7 +31,7 @@ COUNTS = ("images", "bytes", "shards")
 
 @dataclass(frozen=True)
 class Picture:
-    """Image on the page: caption, and a `thumbnail` or an empty string."""
+    """Image on the report page of an image corpus: caption, and a `thumbnail` or an empty string."""
 
     caption: str
     content: str
