@@ -207,7 +207,7 @@ _EAGER: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
 """Subclasses of modules with a method that torch.compile leaves eager, by class and method."""
 
 
-def _eager_class(cls: type[nn.Module], method: str) -> type[nn.Module]:
+def _eager_class(cls: type[Any], method: str) -> type[Any]:
     if cls in _EAGER.values():
         return cls
     if (cls, method) not in _EAGER:
