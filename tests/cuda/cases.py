@@ -48,6 +48,7 @@ class Case:
 
 
 DATA = Layout(data=4, microbatch=2, distributed_optimizer=True)
+CONTEXT = Layout(data=2, context=2, microbatch=2, distributed_optimizer=True)
 SHARDED = Layout(data=4, microbatch=2, full_sharding=True)
 WHOLE = Layout(
     data=2, tensor=2, pipeline=2, virtual=2, sequence_parallel=True, distributed_optimizer=True, recompute="full"
@@ -68,6 +69,8 @@ CASES = {
     "gpt2": Case("gpt2", DATA, microbatches=2),
     "gpt2, full sharding": Case("gpt2", SHARDED, microbatches=2),
     **{f"{family}, whole sequences": Case(family, DATA, documents=False) for family in ("gpt2", "bert", "bart")},
+    "gpt2, context ranks": Case("gpt2", CONTEXT),
+    "gpt2, context ranks, whole sequences": Case("gpt2", CONTEXT, rank=1, documents=False),
     "rotation": Case("rope", DATA),
     "pattern": Case("custom-pattern", DATA),
     "contrast": Case("two-towers-contrast", DATA),
@@ -88,6 +91,7 @@ OFTEN = {
     *("gpt2", "bert", "t5", "deberta-v3", "xlnet", "bigbird", "reformer", "uniter", "elmo"),
     *("bert, by a teacher", "bert by adafactor", "bert by muon", "gpt2, full sharding"),
     *("bart", *(f"{family}, whole sequences" for family in ("gpt2", "bert", "bart"))),
+    *("gpt2, context ranks", "gpt2, context ranks, whole sequences"),
     *("clip, first stage", "electra, last stage", "longformer, tensor ranks"),
 }
 """Cases of each test run, one of each kind. Drills count the others."""

@@ -75,7 +75,7 @@ def location() -> str:
     while frame is not None:
         code = frame.f_code
         path = Path(code.co_filename)
-        if path.is_relative_to(ROOT / "megaptm") and code.co_name != "numbers":
+        if path.is_relative_to(ROOT / "megaptm") and code.co_name != "copy_to_host":
             return f"{path.relative_to(ROOT)}:{frame.f_lineno} {code.co_name}{outer}"
         if not outer and "megatron" in path.parts:
             outer = f" < {'/'.join(path.parts[path.parts.index('megatron') :])}:{frame.f_lineno} {code.co_name}"

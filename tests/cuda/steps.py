@@ -126,6 +126,12 @@ def offsets_of(documents: torch.Tensor, *memory: torch.Tensor) -> torch.Tensor:
     return torch.empty(*(2,) * len(memory), 4 * len(documents) + 1, dtype=torch.int32)
 
 
+def offsets_of_chunks(
+    documents: torch.Tensor, _: torch.Tensor, chunks: tuple[range, range], **__: bool
+) -> torch.Tensor:
+    return torch.empty(2 * len(chunks), 4 * len(documents) + 1, dtype=torch.int32)
+
+
 def run_in_this_thread(work: Callable[[], T]) -> T:
     return work()
 
@@ -138,6 +144,7 @@ def patch_models() -> None:
     patched.run_on_all_ranks = run_in_this_thread  # tensors are fake in this thread only
     patched = document_offsets
     patched.document_offsets = patched.cross_offsets = offsets_of
+    patched.context_offsets = offsets_of_chunks
     patched = matrix_exchange
     patched.gather_pieces = lambda pieces, group: [pieces] * group.size()
     dist.all_gather_object = gather_nothing

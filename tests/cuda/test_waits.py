@@ -86,3 +86,11 @@ def test_documents_need_no_mask_of_pairs(guard, family, attentions, microbatches
     assert unpacked["_scaled_dot_product_flash_attention"] * microbatches == calls
     # The input of an attention, and its gradient, are copied so that the positions of a document are in a row.
     assert sum(kernels.values()) <= (sum(unpacked.values()) + 2 * attentions + moved) * microbatches
+
+
+@pytest.mark.parametrize("name", ["gpt2, context ranks", "gpt2, context ranks, whole sequences"])
+def test_context_ranks_need_no_mask_of_pairs(guard, name):
+    """Each attention is one kernel for each of two chunks of queries; keys and values are gathered in one message."""
+    step = count_steps(guard, True)[name]
+    assert step["pairs"] == {}
+    assert step["kernels"]["_flash_attention_forward"] == step["kernels"]["_flash_attention_backward"] == 2 * 2

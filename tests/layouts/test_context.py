@@ -27,7 +27,7 @@ LAYOUTS = {
     "CP2xTP2+SPxPP2": Layout(microbatch=4, context=2, tensor=2, pipeline=2, sequence_parallel=True),
 }
 FAMILIES = {
-    "bert": ("CP2", "CP2xTP2+SP"),
+    "bert": ("CP2", "CP4", "CP2xTP2+SP"),
     "albert": ("CP2xPP2",),
     "ernie-2": ("CP2",),
     "grouped-queries": ("CP2", "CP2xTP2"),
