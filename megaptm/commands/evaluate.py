@@ -35,11 +35,13 @@ def _with_evaluation_options(command: Callable[..., None]) -> Callable[..., None
 @click.option("--corpus", multiple=True, help="Corpus to evaluate on, instead of the run's own; repeatable.")
 @_with_evaluation_options
 @click.option("--step", type=int, help="Step of the checkpoint.  [default: the newest]")
+@click.option("--ema", is_flag=True, help="Use the running mean of the weights (optimizer.ema_decay).")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as one JSON object.")
 def evaluate(
     model: Path,
     corpus: tuple[str, ...],
     step: int | None,
+    ema: bool,
     as_json: bool,
     **further: Any,
 ) -> None:
@@ -91,7 +93,7 @@ def evaluate(
     from megaptm.inference.loaded_model import load_model
 
     tell("reading the checkpoint")
-    loaded = load_model(model, step=step)
+    loaded = load_model(model, step=step, ema=ema)
     _refuse_options(further, loaded.evaluate_options, loaded.spec.name)
     tell(f"opening the corpora (step {loaded.step:,}, on {loaded.device})")
     corpora = dict.fromkeys(corpus, 1.0)
@@ -105,7 +107,7 @@ def evaluate(
         for further_result in further_results:
             further_result.show(Console())
     sys.stdout.flush()
-    if not corpora and options.as_trained:
+    if not corpora and options.as_trained and not ema:
         tell("recording the result in the run folder" + (" and in the loggers" if loaded.config.track.enabled else ""))
         evaluation.record(loaded.config, result)
 

@@ -27,6 +27,7 @@ def export() -> None:
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--step", type=int, help="Step of the checkpoint.  [default: the newest]")
+@click.option("--ema", is_flag=True, help="Use the running mean of the weights (optimizer.ema_decay).")
 @click.option(
     "--average",
     type=click.IntRange(1),
@@ -34,7 +35,7 @@ def export() -> None:
     help="Average the weights of this many checkpoints, up to --step.",
 )
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True)
-def hugging_face(run: Path, folder: Path, step: int | None, average: int, dtype: str) -> None:
+def hugging_face(run: Path, folder: Path, step: int | None, ema: bool, average: int, dtype: str) -> None:
     """Export the model of RUN to FOLDER, for `transformers`.
 
     \b
@@ -61,7 +62,7 @@ def hugging_face(run: Path, folder: Path, step: int | None, average: int, dtype:
     from megaptm.run.checkpoint import open_checkpoint
 
     tell("reading and writing the weights")
-    checkpoint = open_checkpoint(run, step=step)
+    checkpoint = open_checkpoint(run, step=step, ema=ema)
     has_tokenizer = checkpoint.tokenizer.exists()
     exported = to_hugging_face(
         checkpoint.spec,

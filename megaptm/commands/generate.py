@@ -39,6 +39,7 @@ from megaptm.errors import printable
     help="Beam search: higher values prefer longer outputs.",
 )
 @click.option("--step", type=int, help="Step of the checkpoint.  [default: the newest]")
+@click.option("--ema", is_flag=True, help="Use the running mean of the weights (optimizer.ema_decay).")
 def generate(
     model: Path,
     prompt: str,
@@ -51,6 +52,7 @@ def generate(
     beams: int | None,
     length_penalty: float,
     step: int | None,
+    ema: bool,
 ) -> None:
     """Generate text with a MODEL. MODEL is the folder of a run or of an exported model.
 
@@ -76,7 +78,7 @@ def generate(
 
     tell("reading the checkpoint")
     sampling = generation.Sampling(temperature=0.0 if greedy else temperature, top_k=top_k, seed=seed)
-    loaded = load_model(model, step=step)
+    loaded = load_model(model, step=step, ema=ema)
     use = select_use(loaded, prompt)
     if use == "guess":
         _print_predictions(prompt, generation.predict_masks(loaded, prompt, guesses=guesses))

@@ -127,12 +127,20 @@ class LoadedModel(TrainedModel):
         return evaluate(self, options, corpora=None if corpora is None else dict(corpora))
 
 
-def load_model(folder: str | Path, *, step: int | None = None, device: str | torch.device | None = None) -> LoadedModel:
-    """Load the model of a run folder, or of a folder in Hugging Face's format, as `megaptm export hf` writes it."""
+def load_model(
+    folder: str | Path, *, step: int | None = None, device: str | torch.device | None = None, ema: bool = False
+) -> LoadedModel:
+    """Load the model of a run folder, or of a folder in Hugging Face's format, as `megaptm export hf` writes it.
+
+    `ema`: with the running means of the weights, only of a run.
+    """
     folder = Path(folder)
-    opened = (
-        open_run(folder, step=step, device=device) if is_run(folder, step) else open_exported(folder, device=device)
-    )
+    if is_run(folder, step):
+        opened = open_run(folder, step=step, device=device, ema=ema)
+    elif ema:
+        raise UserError(f"{folder} is an exported model, which has one set of weights: leave out --ema.")
+    else:
+        opened = open_exported(folder, device=device)
     # Families that are derived from others come later in the list, and are preferred.
     kinds = reversed([*contributions("inference", "LOADED_MODEL")])
     kind = next((kind for kind in kinds if kind.fits(opened)), LoadedModel)

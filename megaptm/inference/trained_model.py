@@ -58,10 +58,12 @@ class TrainedModel:
         return next(self.model.parameters()).device
 
 
-def open_run(run: str | Path, *, step: int | None = None, device: str | torch.device | None = None) -> TrainedModel:
+def open_run(
+    run: str | Path, *, step: int | None = None, device: str | torch.device | None = None, ema: bool = False
+) -> TrainedModel:
     """Load the model that a run saved at `step` (None: last), in float32, on `device` (None: the GPU if there is
-    one)."""
-    checkpoint = open_checkpoint(run, step=step)
+    one). `ema`: with the running means of its weights."""
+    checkpoint = open_checkpoint(run, step=step, ema=ema)
     return TrainedModel(
         folder=checkpoint.run,
         config=checkpoint.config,

@@ -8,7 +8,7 @@ Names and shapes are the same for every layout, so that any layout reads checkpo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -17,7 +17,15 @@ from megaptm.checkpoint.boxes import Box, span_boxes
 from megaptm.checkpoint.tensors import TensorPiece, TensorReader
 from megaptm.parallel.full_sharding import is_sharded
 from megaptm.parallel.groups import Ranks
-from megaptm.parallel.optimizers import UPDATE_RULES, Optimizer, ShardedOptimizer, StateTensor, TensorPart, set_steps
+from megaptm.parallel.optimizers import (
+    EMA,
+    Optimizer,
+    ShardedOptimizer,
+    StateTensor,
+    TensorPart,
+    set_steps,
+    state_tensors,
+)
 
 
 def pieces(optimizer: Optimizer, ranks: Ranks) -> Iterator[TensorPiece]:
@@ -27,7 +35,7 @@ def pieces(optimizer: Optimizer, ranks: Ranks) -> Iterator[TensorPiece]:
         if getattr(part.parameter, "shared", False):
             continue
         yield from _state_slices(optimizer, part, ranks)
-        for kind, tensor in _state_tensors(optimizer, part).items():
+        for kind, tensor in state_tensors(optimizer.settings, part).items():
             if tensor.like != "weight" and _writes_factor(part, tensor, ranks):
                 shape, box = _factor_shape_and_box(part, tensor)
                 data = _state_value(optimizer, part, kind, tensor, box.shape)
@@ -36,6 +44,7 @@ def pieces(optimizer: Optimizer, ranks: Ranks) -> Iterator[TensorPiece]:
 
 def restore(optimizer: Optimizer, reader: TensorReader, *, step: int) -> None:
     """Restore weights and optimizer state from a checkpoint of any layout, written after `step` updates."""
+    names = {*reader.names()} if optimizer.settings.ema_decay is not None else set()
     with torch.no_grad():
         for part in optimizer.parts:
             if is_sharded(part.parameter):
@@ -48,7 +57,9 @@ def restore(optimizer: Optimizer, reader: TensorReader, *, step: int) -> None:
                 if part.master is not None:
                     part.master.copy_(weight if part.span is None else weight.reshape(-1)[slice(*part.span)])
             if step > 0:  # an imported model, at step 0, has only weights
-                for kind, tensor in _state_tensors(optimizer, part).items():
+                for kind, tensor in state_tensors(optimizer.settings, part).items():
+                    if kind == EMA and f"{EMA}/{part.placement.name}" not in names:
+                        continue  # of a run that had no mean: it starts with the next update
                     if tensor.like != "weight" or part.master is not None:
                         value = _read_local_part(reader, part, kind, tensor).to(part.key.device, copy=True)
                         optimizer.rule.state[part.key][kind] = value
@@ -56,12 +67,6 @@ def restore(optimizer: Optimizer, reader: TensorReader, *, step: int) -> None:
         optimizer.megatron.reload_model_params()
     if step > 0:
         set_steps(optimizer.rule, optimizer.parts, step)
-
-
-def _state_tensors(optimizer: Optimizer, part: TensorPart) -> Mapping[str, StateTensor]:
-    """Return the optimizer state tensors of a weight; none if it is not trained."""
-    settings = optimizer.settings
-    return UPDATE_RULES[settings.name].state_tensors(settings, part) if part.parameter.requires_grad else {}
 
 
 def _state_slices(optimizer: Optimizer, part: TensorPart, ranks: Ranks) -> Iterator[TensorPiece]:
@@ -72,7 +77,7 @@ def _state_slices(optimizer: Optimizer, part: TensorPart, ranks: Ranks) -> Itera
     if part.master is None and part.span is not None:
         return  # another data rank holds it
     values = {"weight": part.parameter if part.master is None else part.master}
-    for kind, tensor in _state_tensors(optimizer, part).items():
+    for kind, tensor in state_tensors(optimizer.settings, part).items():
         if tensor.like == "weight":
             values[kind] = _state_value(optimizer, part, kind, tensor, tuple(values["weight"].shape))
     for kind, value in values.items():
@@ -92,7 +97,9 @@ def _state_value(
 ) -> Tensor:
     """Return an optimizer state tensor, or its initial value before the first step."""
     value: Tensor | None = optimizer.rule.state.get(part.key, {}).get(kind)
-    return torch.full(shape, tensor.start, device=part.key.device) if value is None else value
+    if value is not None:
+        return value
+    return part.key if tensor.start is None else torch.full(shape, tensor.start, device=part.key.device)
 
 
 def _writes_factor(part: TensorPart, tensor: StateTensor, ranks: Ranks) -> bool:

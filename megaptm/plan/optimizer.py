@@ -44,6 +44,10 @@ def count_state(
 
     Without an `optimizer`: two moments per weight.
     """
+    if optimizer is not None and optimizer.ema_decay is not None:
+        rule = optimizer.model_copy(update={"ema_decay": None})
+        size = count_state(rule, spec, local, trained, heads, tensor=tensor)
+        return StateSize(size.elements + trained, size.factors)
     if optimizer is None or optimizer.name in ("adamw", "stable-adamw", "lamb"):
         return StateSize(2 * trained)
     if optimizer.name == "adagrad":

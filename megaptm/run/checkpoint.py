@@ -17,7 +17,7 @@ from megaptm.errors import UserError
 from megaptm.run.folder import CONFIG, require_run
 from megaptm.spec import ModelSpec
 
-PREFIX = "weight/"
+PREFIX, EMA_PREFIX = "weight/", "ema/"
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class RunCheckpoint:
     run: Path
     config: Config
     checkpoint: Checkpoint
+    ema: bool = False
+    """Whether `weights` are the running means of the weights."""
 
     @property
     def step(self) -> int:
@@ -43,7 +45,7 @@ class RunCheckpoint:
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the weights of a checkpoint: fp32 parameters by global name, each read on access."""
-        return _Weights(self.checkpoint.reader)
+        return _Weights(self.checkpoint.reader, ema=self.ema)
 
     def mean_weights(self, number: int) -> Mapping[str, Tensor]:
         """Return the mean of the weights of this checkpoint and of the `number` - 1 before it, as in the evaluation of
@@ -58,18 +60,21 @@ class RunCheckpoint:
         earlier = [store.load(step) for step in steps[1:]]
         for checkpoint in earlier:
             checkpoint.verify()
-        return _Mean([self.weights(), *(_Weights(checkpoint.reader) for checkpoint in earlier)])
+        return _Mean([self.weights(), *(_Weights(checkpoint.reader, ema=self.ema) for checkpoint in earlier)])
 
 
 class _Weights(Mapping[str, Tensor]):
-    def __init__(self, reader: TensorReader) -> None:
+    def __init__(self, reader: TensorReader, *, ema: bool) -> None:
         self._reader = reader
+        means = (name.removeprefix(EMA_PREFIX) for name in reader.names() if name.startswith(EMA_PREFIX))
+        self._means = {*means} if ema else set()
         self._names = [name.removeprefix(PREFIX) for name in reader.names() if name.startswith(PREFIX)]
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._names:
             raise KeyError(name)
-        return self._reader.read(PREFIX + name)
+        # Weights that are not trained have no mean.
+        return self._reader.read((EMA_PREFIX if name in self._means else PREFIX) + name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -98,8 +103,9 @@ class _Mean(Mapping[str, Tensor]):
         return len(self._all[0])
 
 
-def open_checkpoint(run: str | Path, *, step: int | None = None) -> RunCheckpoint:
-    """Open the checkpoint of a run at `step`, or by default the newest one that is undamaged."""
+def open_checkpoint(run: str | Path, *, step: int | None = None, ema: bool = False) -> RunCheckpoint:
+    """Open the checkpoint of a run at `step`, or by default the newest one that is undamaged. `ema`: with the running
+    means of the weights."""
     run = Path(run)
     require_run(run)
     store = Store(run)
@@ -108,4 +114,9 @@ def open_checkpoint(run: str | Path, *, step: int | None = None) -> RunCheckpoin
         raise UserError(f"{run} has no checkpoint yet: continue it with `megaptm train {run}`.")
     if step is not None:
         checkpoint.verify()
-    return RunCheckpoint(run, load_run(run / CONFIG), checkpoint)
+    if ema and not any(name.startswith(EMA_PREFIX) for name in checkpoint.reader.names()):
+        raise UserError(
+            f"the checkpoint of step {checkpoint.step} of {run} has no running mean of the weights (--ema): it was "
+            "trained without optimizer.ema_decay. Leave out --ema, or average checkpoints (export hf --average)."
+        )
+    return RunCheckpoint(run, load_run(run / CONFIG), checkpoint, ema)

@@ -25,7 +25,7 @@ RULES = {
     "muon": ("t5", OptimizerConfig(name="muon", lr=3e-3, **CLIP)),
     "adafactor as T5": (
         "t5",
-        OptimizerConfig(name="adafactor", lr=0.03, adafactor=AdafactorConfig(min_dim_size_to_factor=8)),
+        OptimizerConfig(name="adafactor", lr=0.03, adafactor=AdafactorConfig(min_dim_size_to_factor=8), ema_decay=0.9),
     ),
     "adafactor as PaLM": (
         "gpt2",

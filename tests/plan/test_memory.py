@@ -63,6 +63,12 @@ CASES = {
     "t5, muon": ("t5", "bf16", Layout(microbatch=2), MUON),
     "bert, muon, two tensor ranks": ("bert", "fp32", Layout(microbatch=2, tensor=2), MUON),
     "xlnet, muon, two stages": ("xlnet", "fp32", Layout(microbatch=2, pipeline=2), MUON),
+    "bert, mean of weights": (
+        "bert",
+        "bf16",
+        Layout(microbatch=2, data=2, distributed_optimizer=True),
+        OptimizerConfig(name="adamw", lr=1e-3, ema_decay=0.9),
+    ),
     "gpt2 by SGD": ("gpt2", "bf16", Layout(microbatch=2), SGD),
 }
 

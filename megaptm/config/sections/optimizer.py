@@ -57,6 +57,9 @@ class OptimizerConfig(Section):
     """Initial value of the sum of squares (adagrad)."""
     adafactor: AdafactorConfig = AdafactorConfig()
     muon: MuonConfig = MuonConfig()
+    ema_decay: Fraction | None = None
+    """Decay rate of a running mean of the weights, which checkpoints then contain. `--ema` of evaluate, generate and
+    export hf uses it. Default: no mean."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     """Weight decay, decoupled from the update rule; for sgd and adagrad it is added to the gradient, as in torch."""
     weight_decay_scaling: Literal["lr", "lr-squared"] = "lr"

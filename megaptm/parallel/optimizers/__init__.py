@@ -8,7 +8,16 @@ them.
 from megaptm.parallel.optimizers.build import build_optimizer
 from megaptm.parallel.optimizers.optimizer import Optimizer
 from megaptm.parallel.optimizers.part import TensorPart
-from megaptm.parallel.optimizers.rules import UPDATE_RULES, StateTensor, set_steps
+from megaptm.parallel.optimizers.rules import EMA, StateTensor, set_steps, state_tensors
 from megaptm.parallel.optimizers.sharded import ShardedOptimizer
 
-__all__ = ["UPDATE_RULES", "Optimizer", "ShardedOptimizer", "StateTensor", "TensorPart", "build_optimizer", "set_steps"]
+__all__ = [
+    "EMA",
+    "Optimizer",
+    "ShardedOptimizer",
+    "StateTensor",
+    "TensorPart",
+    "build_optimizer",
+    "set_steps",
+    "state_tensors",
+]

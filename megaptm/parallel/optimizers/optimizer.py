@@ -16,6 +16,7 @@ from megaptm.config import OptimizerConfig
 from megaptm.parallel.collectives import copy_to_host
 from megaptm.parallel.groups import device
 from megaptm.parallel.optimizers.part import TensorPart
+from megaptm.parallel.optimizers.rules import EMA
 from megaptm.parallel.optimizers.sharded import ShardedOptimizer
 
 
@@ -84,6 +85,19 @@ class Optimizer:
     def step(self) -> None:
         """Update the weights. Call `gradient_norm` first, which prepares the gradients."""
         self.megatron.step_with_ready_grads()
+        if self.settings.ema_decay is not None:
+            self._update_means(1 - self.settings.ema_decay)
+
+    @torch.no_grad()
+    def _update_means(self, share: float) -> None:
+        """Move the running mean of each weight towards the weight by a share of their difference. It starts with the
+        weight after the first update."""
+        masters = [part.master for part in self.parts if part.master is not None and part.parameter.requires_grad]
+        for master in masters:
+            if EMA not in self.rule.state[master]:
+                self.rule.state[master][EMA] = master.detach().clone()
+        if masters:
+            torch._foreach_lerp_([self.rule.state[master][EMA] for master in masters], masters, share)
 
 
 def _sum_of_squares(gradients: list[Tensor]) -> Tensor:

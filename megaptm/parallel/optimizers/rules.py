@@ -29,8 +29,8 @@ class StateTensor:
     - `weight`: one value per element
     - `rows`, `columns`: one value per row, or per column of each matrix; replicated on data ranks
     """
-    start: float = 0.0
-    """Value of an optimizer's state tensor before the first step."""
+    start: float | None = 0.0
+    """Value of an optimizer's state tensor before the first step; None: that of the weight."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,19 @@ UPDATE_RULES: dict[str, Rule] = {
     "adafactor": Rule(_build_adafactor, _factored_tensors),
     "muon": Rule(_build_muon, _muon_tensors),
 }
+
+
+EMA = "ema"
+"""Name of the running mean of a weight, among the state tensors of any rule."""
+
+
+def state_tensors(settings: OptimizerConfig, part: TensorPart) -> Mapping[str, StateTensor]:
+    """Return the state tensors of a weight, by name: those of the update rule, and its running mean. None if the weight
+    is not trained."""
+    if not part.parameter.requires_grad:
+        return {}
+    mean = {} if settings.ema_decay is None else {EMA: StateTensor(start=None)}
+    return {**UPDATE_RULES[settings.name].state_tensors(settings, part), **mean}
 
 
 def set_steps(rule: torch.optim.Optimizer, parts: Parts, step: int) -> None:
