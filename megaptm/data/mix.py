@@ -52,7 +52,7 @@ class MixSource:
 
 
 @dataclass(frozen=True)
-class Phase:
+class MixPhase:
     """Phase of a mix: consecutive samples, from `first` on, in which the shares of the corpora are constant."""
 
     first: int
@@ -132,7 +132,7 @@ class Mix:
         self._batch = objective.batch_spec(sequence, document_mask)
         self._source_specs = [source.task.objective.batch_spec(sequence, document_mask) for source in sources]
         """Batch specification of each source, before samples are widened to that of the objective."""
-        self.phases: list[Phase] = []
+        self.phases: list[MixPhase] = []
         self._salt = () if start is None else (start.step,)
         """Key of the assignment of samples to sources, which differs between mixes of a run."""
         self._block: LRUCache[tuple[int, int], tuple[np.ndarray, np.ndarray]] = LRUCache(self._assign_block, 2)
@@ -141,12 +141,12 @@ class Mix:
             steps = [step for step in steps if last_step is None or step <= last_step][-1:]
         if start is not None:
             before = [start.count(source.key, source.order.per_epoch) for source in sources]
-            self.phases.append(Phase(start.sample, self._quotas(start.step), before))
+            self.phases.append(MixPhase(start.sample, self._quotas(start.step), before))
             steps = [step for step in steps if step > start.step]
         for step in steps:
             first = schedule.first_sample(step) if schedule and step else 0
             before = [*self.cursors(first).values()] if self.phases else [0] * len(sources)
-            self.phases.append(Phase(first, self._quotas(step), before))
+            self.phases.append(MixPhase(first, self._quotas(step), before))
 
     @property
     def quotas(self) -> list[int]:
@@ -261,7 +261,7 @@ class Mix:
         counted = zip(self.names, phase.before, phase.quotas, started, strict=True)
         return {name: before + block * quota + here for name, before, quota, here in counted}
 
-    def _find_block(self, sample: int) -> tuple[int, Phase, int, int]:
+    def _find_block(self, sample: int) -> tuple[int, MixPhase, int, int]:
         """Return index and phase of a sample of the mix, its block in the phase, and its position in the block."""
         index = bisect_right(self.phases, sample, key=lambda phase: phase.first) - 1
         phase = self.phases[index]

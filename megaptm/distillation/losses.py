@@ -225,7 +225,9 @@ def compared_positions(batch: Mapping[str, Tensor], prefix: str, positions: str)
 def head_projection(model: Model, head: str, states: States) -> Projected:
     """Return the vocabulary projection of a head, positions in order (S, B)."""
     assert model.head is not None
-    return cast(LanguageHead | MaskedHead, model.head[head]).projected(_head_input(model, head, states), model.table)
+    return cast(LanguageHead | MaskedHead, model.head[head]).vocabulary_projection(
+        _head_input(model, head, states), model.table
+    )
 
 
 def _class_logits(model: Model, head: str, states: States) -> Tensor:

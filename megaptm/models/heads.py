@@ -67,7 +67,7 @@ class LanguageHead(nn.Module):
         """Return the logits [B, S, V] of the next token."""
         return self.project.logits(self._read(x_SBD).transpose(0, 1), self._projection_weight(tied), self._bias)
 
-    def projected(self, x_SBD: Tensor, tied: Tensor | None) -> Projected:
+    def vocabulary_projection(self, x_SBD: Tensor, tied: Tensor | None) -> Projected:
         """Return the vocabulary projection of the next-token head for all positions in order (S, B)."""
         return Projected(self._read(x_SBD).flatten(0, 1), self._projection_weight(tied), self._bias)
 
@@ -121,7 +121,7 @@ class MaskedHead(nn.Module):
         assert tied is not None
         return self.project.logits(self._read(x_SBD.transpose(0, 1)), tied, self.vocabulary.bias)
 
-    def projected(self, x_SBD: Tensor, tied: Tensor | None) -> Projected:
+    def vocabulary_projection(self, x_SBD: Tensor, tied: Tensor | None) -> Projected:
         """Return the vocabulary projection of the masked-language-model head for all positions in order (S, B)."""
         assert tied is not None
         return Projected(self._read(x_SBD).flatten(0, 1), tied, self.vocabulary.bias)
