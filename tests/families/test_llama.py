@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
 from megaptm.config import resolve_model
@@ -15,7 +16,9 @@ from megaptm.families import CATALOGUE
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.huggingface import describe_config, from_hugging_face, hugging_face_config
 from megaptm.hub.import_run import import_run
+from megaptm.inference.generate import with_cache
 from megaptm.layers.attention import score_scale
+from megaptm.layers.layer import Stack
 from megaptm.layers.layer_costs import sublayers
 from megaptm.spec import ModelSpec, RopeNumbers, Size, change, published, with_attention_options
 from tests.models.tiny import tiny_batch, tiny_spec
@@ -119,6 +122,25 @@ def test_other_rotary_positions_are_refused(parameters: dict[str, Any]) -> None:
 def test_options_without_hugging_face_config_are_refused(family: str, options: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"model\.attention.*Use `megaptm.load\(RUN\)`"):
         find_counterpart(with_options(tiny_spec(family), **options))
+
+
+@pytest.mark.parametrize("family", ["llama3", "mistral", "olmo2", "gemma2", "gemma3"])
+def test_cached_generation_equals_hugging_face(family: str) -> None:
+    """The text is longer than the windows, of 4 positions."""
+    reference = make_random_reference(tiny_spec(family))
+    reference.generation_config.eos_token_id = None
+    imported = from_hugging_face(reference)
+    model = build_with_weights(imported.spec, imported.weights)
+    prompt = tiny_batch(family, rows=1)["tokens"][:, :6]
+    expected = reference.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=10, do_sample=False)
+    text, ids, decoder = prompt, prompt, model.stack("decoder")
+    assert isinstance(decoder, Stack)
+    with torch.inference_mode(), with_cache(decoder):
+        for _ in range(10):
+            positions = torch.arange(text.shape[1] - ids.shape[1], text.shape[1])[None]
+            ids = model.logits({"tokens": ids, "positions": positions})["lm"][:, -1:].argmax(-1)
+            text = torch.cat([text, ids], 1)
+    assert text.equal(expected)
 
 
 def test_scale_of_gemma2_27b() -> None:
