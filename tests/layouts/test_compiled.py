@@ -60,7 +60,8 @@ def test_one_graph_for_each_kind_of_layer(family):
 @pytest.mark.drill
 @pytest.mark.parametrize("family", [name for name in (*CATALOGUE, *VISION) if name not in GRAPHS])
 def test_every_family_equals_eager(family):
-    assert_equal(compiled(family), eager(family))
+    """Adam's first steps amplify the rounding of small gradients."""
+    assert_equal(compiled(family), eager(family), limit=1e-5)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
