@@ -82,6 +82,7 @@ RESUME_RULES = {
     "train.compile": OnResume.YES,
     "train.stop_at": OnResume.YES,
     "train.log_every": OnResume.YES,
+    "train.norms_every": OnResume.YES,
     "train.validate_every": OnResume.YES,
     "train.validate_batches": OnResume.YES,
     "train.check_replicas_every": OnResume.YES,

@@ -241,6 +241,9 @@ class TrainConfig(Section):
     the end."""
     log_every: Count = 1
     """Steps between two records of metrics; the first and last step are always recorded."""
+    norms_every: Count | None = None
+    """Steps between two measurements of the norms of gradients, weights and updates by group of layers
+    (docs/tracking.md). Such a step copies the float32 weights. Default: never."""
     validate_every: Count | None = None
     """Steps between two measurements of the validation loss. Default: only after the last step."""
     validate_batches: Count = 8

@@ -138,6 +138,8 @@ class Engine:
                 )
             if self.spikes.skip():
                 return replace(result, is_skipped=True)
+        for hook in self.hooks:
+            hook.before_update(self.optimizer, step=step, scale=scale)
         self.optimizer.clip_gradients(norm, scale=scale)
         self.optimizer.set_rates(step=self._num_updates(step), lr=lr)
         self.optimizer.step()
@@ -145,7 +147,7 @@ class Engine:
             self.loss_scale.update()
         for hook in self.hooks:
             hook.after_step()
-        return result
+        return replace(result, metrics={name: value for hook in self.hooks for name, value in hook.metrics().items()})
 
     def check_replicas(self) -> None:
         """Raise ReplicaError on every process if ranks that hold the same weights differ. With full sharding there is

@@ -18,6 +18,7 @@ from megaptm.parallel.pipeline import Pipeline
 if TYPE_CHECKING:
     from megaptm.parallel.initial import Initializer
     from megaptm.parallel.model import ParallelModel
+    from megaptm.parallel.optimizers import Optimizer
 
 
 class EngineHook:
@@ -70,8 +71,15 @@ class EngineHook:
     def after_forward(self, chunk: int) -> None:
         """Called after each forward pass of a pipeline chunk."""
 
+    def before_update(self, optimizer: Optimizer, *, step: int, scale: float) -> None:
+        """Called before the gradients of a training step are clipped; the loss scale has multiplied them by `scale`."""
+
     def after_step(self) -> None:
         """Called after an update or an evaluation. Not called after a rejected step."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return numbers of the last training step, equal on all ranks, for the metrics of the run."""
+        return {}
 
     def pieces(self) -> Iterable[TensorPiece]:
         """Return the pieces of this hook's state that this rank writes to a checkpoint."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from megaptm.errors import UserError
 
@@ -34,6 +35,8 @@ class StepResult:
     """Number of labels of each loss in the global batch."""
     loss_scale: float | None = None
     """Loss scale of the step. None if training uses no loss scale."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Further numbers of the step, from engine hooks."""
     is_skipped: bool = False
     """Whether the step changed no weight, because of a spike or of gradients that were infinite at this loss scale."""
     spike: str | None = None

@@ -29,6 +29,8 @@ class Memory:
     """Temporary bytes of a contrastive comparison, in addition to those of the pass after it."""
     recurrence_cache: float = 0.0
     """Bytes of the recurrence cache: the current and the next one in training, and the one of validation."""
+    weight_copy: float = 0.0
+    """Bytes of a copy of the float32 weights during the update, beyond those of the passes, which are free then."""
     extra: Mapping[str, float] = field(default_factory=dict)
     """Bytes of each of the workload's extra costs, by name."""
 
@@ -76,8 +78,14 @@ def _rank_memory(work: Workload, number: int, stage: CountedStage) -> Memory:
         buffers=buffers,
         comparison=comparison,
         recurrence_cache=3.0 * cache_bytes(work, chunks),
+        weight_copy=max(0.0, _weight_copy_bytes(work, counted.trained) - saved - logits - workspace),
         extra={costs.name: costs.bytes(work) for costs in work.extra_costs},
     )
+
+
+def _weight_copy_bytes(work: Workload, trained: int) -> float:
+    """Return the bytes of a rank's copy of its float32 weights, if norms are measured."""
+    return 4.0 * trained / (work.layout.data if work.layout.divides_optimizer else 1) if work.measures_norms else 0.0
 
 
 def cache_bytes(work: Workload, chunks: Sequence[ModelChunk]) -> float:

@@ -49,6 +49,8 @@ class Workload:
     software: Software = MEGAPTM
     optimizer: OptimizerConfig | None = None
     """Optimizer of the run. None: one with two state elements per weight."""
+    measures_norms: bool = False
+    """Whether some steps keep a copy of the float32 weights during the update (`train.norms_every`)."""
     extra_costs: tuple[ExtraCosts, ...] = ()
     """Costs of extensions of the run."""
 
@@ -176,6 +178,7 @@ def make_workload(config: Config) -> Workload:
         appended=batch.num_appended,
         trained_heads=tuple(objective.losses),
         optimizer=config.optimizer,
+        measures_norms=config.train.norms_every is not None,
         extra_costs=tuple(
             costs for section in used_sections(config) if (costs := section.extra_costs(config)) is not None
         ),

@@ -33,6 +33,7 @@ MARK_COLORS = {"restart": "gray", "change": "purple", "failure": "darkorange", "
 """Kind of mark -> its color in a picture."""
 METRICS = {"learning rate": "learning_rate", "tokens/s": "tokens_per_second"}
 """Label of a panel -> its metric."""
+NORMS = ("gradient_norm", "weight_norm", "update_norm")
 MAX_POINTS = 2000
 """Maximum points of a curve in a picture."""
 MAX_PANELS = 8
@@ -194,12 +195,12 @@ def _split_repeated(records: Sequence[Mapping[str, Any]]) -> list[list[Mapping[s
 
 
 def other_panels(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Return panels of further metrics: the gradient norm, and those that callbacks recorded, one for each first part
-    of their names."""
+    """Return panels of further metrics: norms, and those that callbacks recorded, one for each first part of their
+    names."""
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for key in dict.fromkeys(key for record in records for key in record):
         group, _, name = key.partition("/")
-        if key == "gradient_norm" or group not in OWN_METRICS:
+        if group in NORMS or group not in OWN_METRICS:
             panels.setdefault(group.replace("_", " "), {})[name] = curve(records, key)
     return dict(list(panels.items())[:MAX_PANELS])
 

@@ -54,7 +54,9 @@ def find_marks(events: Sequence[Mapping[str, Any]], records: Sequence[Mapping[st
             before = bisect_right(times, event["time"])
             step = by_time[before - 1][1] if before else 0
         marks.append(Mark(int(step or 0), KINDS[event["kind"]], printable(_describe_event(event))[:MAX_TEXT]))
-    return sorted([*marks, *find_spikes(curve(records, "loss"))], key=lambda mark: mark.step)
+    known = {mark.step for mark in marks if mark.kind == "spike"}  # found by the run itself (train.spikes)
+    spikes = (spike for spike in find_spikes(curve(records, "loss")) if spike.step not in known)
+    return sorted([*marks, *spikes], key=lambda mark: mark.step)
 
 
 def _describe_event(event: Mapping[str, Any]) -> str:

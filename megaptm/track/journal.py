@@ -46,7 +46,15 @@ REMEDY = "remove it"
 OWN_METRICS = frozenset(
     (
         *("time", "step", "params", "artifact", "status", "loss", "loss_weight", "loss_scale", "learning_rate"),
-        *("gradient_norm", "tokens_per_second", "model_flops_per_second", "mfu", "peak_memory_bytes"),
+        *(
+            "gradient_norm",
+            "weight_norm",
+            "update_norm",
+            "tokens_per_second",
+            "model_flops_per_second",
+            "mfu",
+            "peak_memory_bytes",
+        ),
         *("data_wait_seconds", "step_seconds", "seconds_left", "checkpoint_seconds", "gpu_idle_share"),
         *("samples", "tokens", "validation", "baseline", "evaluation"),
     )

@@ -41,10 +41,13 @@ def build_engine(
         return engine
     from megaptm.parallel.build import build_engine as build_parallel_engine
     from megaptm.parallel.compiled import should_compile
+    from megaptm.parallel.norms import NormsHook
 
     if compiles := should_compile(config.train.compile):
         log("layers are compiled in the first step, which takes longer")
     hooks = [section.build_hook(config, rank_env) for section in used_sections(config)]
+    if config.train.norms_every is not None:
+        hooks.append(NormsHook(config.train.norms_every))
     return build_parallel_engine(
         spec,
         config.layout,

@@ -142,6 +142,8 @@ class StepReport(Callback):
             assert result.loss_scale is not None
             self.events.write(SkippedStepEvent(step=step, loss_scale=result.loss_scale))
             self._screen.note(step, f"skipped: infinite gradients at loss scale {result.loss_scale:g}")
+        if result.metrics:
+            self.tracker.log_metrics(step, result.metrics)
         if step % self.config.train.log_every and step not in (1, self.config.train.steps):
             self._screen.advance(step)
             return

@@ -101,6 +101,13 @@ def test_spikes_are_marked_once():
     assert spike.text.startswith("spike: loss 6, median of the 50 before 3.0")
 
 
+def test_spike_that_the_run_found_is_marked_once():
+    records = [{"time": float(step), "step": step, "loss": 9.0 if step == 80 else 3.0} for step in range(1, 100)]
+    event = {"time": 80.0, "kind": "spike", "step": 80, "description": "loss 9", "skipped": False}
+    [mark] = find_marks([event], records)
+    assert (mark.step, mark.kind, mark.text) == (80, "spike", "spike: description loss 9, skipped False")
+
+
 def test_noise_and_short_curves_have_no_spikes():
     assert list(find_spikes([(step, 3.0 + 0.1 * (-1) ** step) for step in range(200)])) == []
     assert list(find_spikes([(1, 1.0), (2, 90.0)])) == []

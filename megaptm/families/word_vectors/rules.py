@@ -54,6 +54,8 @@ def word_vector_errors(config: Config, family: WordFamily) -> Iterator[str]:
             f"train.precision ({config.train.precision}) must be fp32 for {config.model.family}, whose vectors are "
             "trained in fp32 only; set it."
         )
+    if config.train.norms_every is not None:
+        yield f"train.norms_every is not used by {config.model.family}, which has no layers; remove it."
 
 
 def word_model_errors(model: Any, family: WordFamily) -> Iterator[str]:
