@@ -70,6 +70,7 @@ INVALID = {
         ["layout.full_sharding=true", "layout.data=2"],
         r"layout.full_sharding frees weights .* use layout.distributed_optimizer",
     ),
+    "context ranks": (["layout.context=2"], r"layout.context \(2\) must be 1 with a teacher"),
     "pipeline stages": (["layout.pipeline=2"], r"layout.pipeline \(2\) must be 1 with a teacher"),
     "widths": (
         ["distill.projection=none"],

@@ -83,7 +83,7 @@ def test_gradient_of_autograd_is_added_to_that_of_a_module() -> None:
 @pytest.mark.parametrize(
     ("config", "changes", "message"),
     [
-        ("gpt2/small", ["layout.data=1"], "layout.full_sharding needs layout.data of at least 2"),
+        ("gpt2/small", ["layout.data=1"], "layout.full_sharding needs layout.data or layout.context of at least 2"),
         (
             "gpt2/small",
             ["layout.data=2", "layout.pipeline=2"],
