@@ -78,6 +78,7 @@ def test_published_configs_are_the_published_sizes(config: dict[str, Any], famil
 def test_config_describes_the_family_again(family: str) -> None:
     spec = published(CATALOGUE[family], next(iter(CATALOGUE[family].sizes)))
     again = described(hugging_face_config(spec).to_dict())
+    assert again.name == family
     assert again.family.stacks == spec.family.stacks
     assert (again.size, again.vocabulary, again.context) == (spec.size, spec.vocabulary, spec.context)
 

@@ -37,7 +37,7 @@ ARCHITECTURES = {
     f"{counterpart.family}-{counterpart.stack}" if counterpart.stack else counterpart.family: counterpart
     for counterpart in COUNTERPARTS
     if not counterpart.import_only
-    and counterpart.family not in ("macbert", "tinybert")  # BertForPreTraining, like BERT
+    and counterpart.family not in ("macbert", "tinybert", "ettin", "mmbert")  # classes of BERT and ModernBERT
 }
 """Name -> Hugging Face architecture, which is imported as the family of that name."""
 

@@ -177,4 +177,8 @@ ETTIN_DECODER = replace(
     ),
 )
 
-COUNTERPARTS = (MODERNBERT, ETTIN_DECODER)
+# Of equal shape: a config that names no family is read as ModernBERT's.
+ETTIN = replace(MODERNBERT, family="ettin", model_type="modernbert")
+MMBERT = replace(ETTIN, family="mmbert", special_ids={"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0})
+
+COUNTERPARTS = (MODERNBERT, ETTIN_DECODER, ETTIN, MMBERT)
