@@ -132,16 +132,16 @@ def losses_and_gradients(model: Model, fields: dict[str, Tensor]) -> list[Tensor
 
 CALLS = {
     **dict.fromkeys(("gpt1", "gpt2", "palm", "bert", "roberta", "albert", "electra", "ernie", "distilbert"), 4),
-    **dict.fromkeys(("modernbert", "ettin-decoder"), 4),
+    **dict.fromkeys(("modernbert", "ettin-decoder", "llama", "qwen3", "olmo2", "mistral", "gemma3"), 4),
     "gpt3-banded": 4,
     "transformer": 6,
     "bart": 6,
     "t5": 2,
     "led": 4,
-    **dict.fromkeys(("deberta-v3", "unilm", "longformer", "bigbird", "reformer"), 0),
+    **dict.fromkeys(("deberta-v3", "unilm", "longformer", "bigbird", "reformer", "gemma2"), 0),
 }
-"""Family -> attentions of a pass that take offsets. Others add terms to scores, or have an order, global tokens, or a
-pattern that is no window."""
+"""Family -> attentions of a pass that take offsets. Others add terms to scores or cap them, or have an order, global
+tokens, or a pattern that is no window."""
 
 
 def run_by_offsets(family: str, fields: dict[str, Tensor]) -> tuple[Flash, list[Tensor], list[Tensor]]:
