@@ -78,7 +78,7 @@ def print_comparison(histories: Mapping[str, History], console: Console) -> None
     for line in draw_curves(curves, width=min(console.width, 100) - 12):
         console.print(line, no_wrap=True)
     if len(curves) > len(COLORS):
-        console.print(f"{len(COLORS)} of {len(curves)} runs are drawn; --html draws all.")
+        console.print(f"{len(COLORS)} of {len(curves)} runs are plotted; --html plots all.")
     console.print()
     titles, *rows = result_rows(histories)
     console.print(_build_table(titles, rows, numbers=True))
