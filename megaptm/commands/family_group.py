@@ -24,7 +24,7 @@ class FamilyGroup(click.Group):
         return super().get_command(ctx, cmd_name)
 
     def contributed_commands(self) -> Iterator[click.Command]:
-        """Yield the commands of families."""
+        """Yield the commands that families add to this command group."""
         from megaptm.families import contributions
 
         for commands in contributions("commands", "COMMANDS"):

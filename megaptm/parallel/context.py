@@ -50,7 +50,7 @@ class ContextHook(EngineHook):
         self._context, family = context, spec.family
         self._prefixes = [*dict.fromkeys(family.prefixes.values())]
         self._heads = {HEADS[name].label_field: HEADS[name] for name in family.heads}
-        """Label field -> its head."""
+        """Heads of the model by label field."""
 
     def prepare_batch(self, batch: MicroBatch) -> MicroBatch:
         own = dict(batch)

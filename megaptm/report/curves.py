@@ -30,9 +30,9 @@ COLORS = ("cyan", "yellow", "magenta", "green", "red")
 ABANDONED = "abandoned"
 """Name of the curve of steps from which a run went back, which is gray."""
 MARK_COLORS = {"restart": "gray", "change": "purple", "failure": "darkorange", "spike": "red", "stop": "black"}
-"""Kind of mark -> its color in a picture."""
+"""Colors of the marks of a run in a picture, by kind."""
 METRICS = {"learning rate": "learning_rate", "tokens/s": "tokens_per_second"}
-"""Label of a panel -> its metric."""
+"""Metrics of the panels of a picture, by label."""
 NORMS = ("gradient_norm", "weight_norm", "update_norm")
 MAX_POINTS = 2000
 """Maximum points of a curve in a picture."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class History:
-    """History of a run."""
+    """Metrics and events of a run, with the marks for its curves."""
 
     run: Path
     config: Config

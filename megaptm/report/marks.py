@@ -21,7 +21,7 @@ KINDS = {
     "spike": "spike",
     **dict.fromkeys(("stop-request", "stop-signal", "interrupt"), "stop"),
 }
-"""Kind of event -> kind of its mark. Other events have none."""
+"""Kinds of marks in the curves of a run, by kind of event. Other events have no mark."""
 HIDDEN = ("time", "kind", "step", "layout", "processes", "seconds", "stack", "rate_before", "rate_after", "path")
 """Fields of events that the text of a mark leaves out."""
 MAX_TEXT = 300

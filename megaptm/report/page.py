@@ -33,7 +33,7 @@ GIB = 2**30
 
 
 def write_page(path: Path, title: str, body: Iterable[str]) -> None:
-    """Write a page atomically."""
+    """Write an HTML page about runs to a file, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, full_page(title, body).encode())
 

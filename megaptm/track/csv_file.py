@@ -15,7 +15,8 @@ FILE = "metrics.csv"
 
 
 class CsvFile:
-    """Writer of the table. A new job writes it anew from the journal, so a killed one leaves no repeated line."""
+    """Writer of the table of metrics. A new job writes the table anew from the journal, so no line is repeated after a
+    kill."""
 
     def __init__(self, run: Path, state: UploadState) -> None:
         self._path = run / FILE

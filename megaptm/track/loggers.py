@@ -31,7 +31,7 @@ class Logger:
     store: str
     """Import path of the `LoggerRun`, which is called with the run folder and the upload state."""
     package: str | None = None
-    """Package that it needs, if that is optional; also the extra of megaptm that installs it."""
+    """Optional package that the logger needs; also the extra of megaptm that installs it. None if it needs none."""
 
     def open(self, run: Path, state: UploadState) -> LoggerRun:
         module, _, name = self.store.partition(":")
