@@ -71,7 +71,7 @@ class CorpusOutput(ABC):
             yield named
 
     def begin(self) -> None:
-        """Prepare the output folders of a corpus build. The homes are locked."""
+        """Prepare the output folders of a corpus build. The folders in `homes` must be locked."""
         self.scratch.mkdir(parents=True, exist_ok=True)
         for home in self.homes:
             _remove_all_but(home, self.scratch)

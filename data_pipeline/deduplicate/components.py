@@ -30,7 +30,7 @@ class Components:
         return self._find_lowest(np.arange(len(self._lower), dtype=self._lower.dtype))
 
     def connected(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows that are not the lowest of their component, and the lowest row of each."""
+        """Return the rows of duplicates that are not the lowest of their component, and the lowest row of each."""
         rows = np.flatnonzero(self._lower != np.arange(len(self._lower), dtype=self._lower.dtype))
         return rows, self._find_lowest(rows)
 

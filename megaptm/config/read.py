@@ -37,7 +37,7 @@ REPLACED_KEYS = frozenset({"data.mix", "data.size_limits", "layouts", "objective
 AUTO = "auto"
 """Value of `layout` in a config that requests the planner's layout."""
 PYTHON_CONFIG = "the given config"
-"""Name of a config from Python in the location of error messages."""
+"""Text that stands for the path of a config in error messages if it was given as a Python mapping."""
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,8 @@ class SentenceGroupOrder(Order):
         return SentenceGroup(sentences, sample_other_document=other, label=label, rest_of_document=rest_of_document)
 
     def _borders(self, shard: Shard, document: int, chunk: int) -> list[int]:
-        """Return the bounds of the sentences that start in the group's stretch of the document. Each token is in one
-        group."""
+        """Return the bounds of the sentences that start in the part of the document that belongs to a group. Each token
+        is in one group."""
         starts, total = self._starts(shard, document), int(shard.index[document, TOKENS])
         low, high, beyond = (np.array((0, 1, 2)) + chunk) * self.length
         first, last = np.searchsorted(starts, (low, high))

@@ -34,7 +34,7 @@ MAX_COMPILED = 64
 Further attention computations use tiles."""
 
 PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-"""dtype of queries -> name of the precision in `train.precision`."""
+"""Values of `train.precision` by dtype of the queries."""
 
 
 def describe_work(

@@ -63,7 +63,7 @@ class Spikes:
             yield TensorPiece(NAME, tuple(data.shape), (0, 0), tuple(data.shape), data)
 
     def restore(self, reader: TensorReader) -> None:
-        """Restore the state from a checkpoint that has it; its window may have another length."""
+        """Restore the state of the search for spikes, if the checkpoint has it. Its window may have another length."""
         if NAME in reader.names():
             values = reader.read(NAME)
             self.skipped = int(values[0, -1])

@@ -89,7 +89,7 @@ class _Reversible(torch.autograd.Function):
 
 def _recompute_ffn(layer: Layer, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Recompute the feed-forward of a reversible layer: return its output and the gradient of its input. Weight
-    gradients are passed on once, whatever the number of pieces: gradient reduction counts its calls."""
+    gradients are passed on once for all pieces, because gradient reduction counts its calls."""
     weights = [inputs for part in (layer.ffn_norm, layer.ffn) for inputs in part.parameters() if inputs.requires_grad]
     sums = [torch.zeros(inputs.shape, dtype=sum_dtype(inputs.dtype), device=inputs.device) for inputs in weights]
     fed, grads = [], []

@@ -168,7 +168,8 @@ class Supervisor:
 
     @property
     def _logs(self) -> Path:
-        """Return the log folder of this start, so that late output of a lost node does not mix with the next start."""
+        """Return the log folder of this start of a run on Ray. Late output of a lost node then does not mix with that
+        of the next start."""
         return self._run / "logs" / f"{self._attempt.chain}.{self._attempt.start}"
 
     def _log_start(self, reservation: Reservation) -> None:
