@@ -16,6 +16,7 @@ import click
 from megaptm import __version__
 from megaptm.commands.allow_code import add_allow_code
 from megaptm.commands.check import check
+from megaptm.commands.checkpoint import checkpoint
 from megaptm.commands.config import config
 from megaptm.commands.corpus import corpus
 from megaptm.commands.evaluate import evaluate
@@ -131,7 +132,7 @@ def run() -> NoReturn:
 
 
 for command in (
-    *(families, config, corpus, tokenizer, plan, check, train, launch),
+    *(families, config, corpus, tokenizer, plan, check, train, launch, checkpoint),
     *(report, watch, evaluate, generate, export, imports),
 ):
     main.add_command(command)

@@ -104,7 +104,9 @@ def _check_space(config: Config, run: Path, disk: Disk, probe: Path) -> Finding:
     parameters = count_parameters(resolve(config))
     size, ranks = checkpoint_bytes(config, parameters), config.layout.processes
     # If there is not more space, the oldest is removed before the next one is written, but never the last one.
-    num_checkpoints = min(max(config.checkpoint.keep, 2), -(-config.train.steps // config.checkpoint.every))
+    keep, steps = config.checkpoint.keep, config.train.steps
+    num_retained = max(keep.last, 2) + keep.best + (0 if keep.every is None else steps // keep.every)
+    num_checkpoints = min(num_retained, -(-steps // config.checkpoint.every))
     saved = sum(path.stat().st_size for path in run.glob("checkpoints/step-*/*"))
     needed, export = max(0, num_checkpoints * size - saved), EXPORT_BYTES * parameters
     details = {"needed_bytes": needed, "export_bytes": export, "free_bytes": disk.free}
@@ -114,7 +116,7 @@ def _check_space(config: Config, run: Path, disk: Disk, probe: Path) -> Finding:
         else f"a checkpoint of {human_bytes(size)}"
     )
     checkpoints += (
-        f" (checkpoint.keep {config.checkpoint.keep}, including the one being written)" if num_checkpoints > 1 else ""
+        f" (checkpoint.keep.last {keep.last}, including the one being written)" if num_checkpoints > 1 else ""
     )
     remedy = "free some space, lower checkpoint.keep, or choose another run=FOLDER."
     if needed > disk.free:

@@ -32,7 +32,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,10 @@ class Store:
         fence: Callable[[], bool] | None = None,
         token: str = "job",
         on_damaged: Callable[[int, str, Path], object] | None = None,
+        retained: Callable[[list[int]], Collection[int]] = lambda steps: (),
     ) -> None:
+        """Open the folder. `retained`: those of some steps whose checkpoints are not removed, besides the newest
+        `keep`."""
         if keep < 1:
             raise UserError(f"checkpoint.keep is {keep}: it must be 1 or more.")
         self.run = Path(run)
@@ -105,6 +108,7 @@ class Store:
         self.keep = keep
         self._fence = fence
         self._token = token
+        self._retained = retained
         self._on_damaged = on_damaged or (lambda step, problem, path: None)
 
     def take_over(self) -> None:
@@ -333,7 +337,7 @@ class Store:
             return folder.rename(target)
 
     def _make_room(self, step: int, needed: int) -> None:
-        for oldest in reversed(self.steps()[max(self.keep - 1, 1) :]):
+        for oldest in reversed(self._removable(self.steps(), max(self.keep - 1, 1))):
             if needed <= free_bytes(self.folder):
                 return
             self._remove_temporary(find_committed(self.run)[oldest])
@@ -400,12 +404,17 @@ class Store:
         try:
             self._clean_up()
             earlier = [step for step in self.steps() if step != just_committed]
-            for step in earlier[self.keep - 1 :]:
+            for step in self._removable(earlier, self.keep - 1):
                 self._remove_temporary(find_committed(self.run)[step])
         except OSError as error:  # the next checkpoint tries again
             log.warning(
                 "checkpoints before step %d could not be removed from %s: %s", just_committed, self.folder, error
             )
+
+    def _removable(self, steps: list[int], number: int) -> list[int]:
+        """Return the steps after the first `number` whose checkpoints are not retained."""
+        retained = self._retained(self.steps())
+        return [step for step in steps[number:] if step not in retained]
 
     def _read_record(self, path: Path) -> dict[str, Any]:
         record_path = self._record_path(path)

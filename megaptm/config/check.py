@@ -48,6 +48,7 @@ def config_errors(config: Config) -> Iterator[str]:
             _batch_errors,
             _schedule_errors,
             _profile_errors,
+            _keep_errors,
         )
     else:
         all_rules = (
@@ -58,6 +59,7 @@ def config_errors(config: Config) -> Iterator[str]:
             _batch_errors,
             _schedule_errors,
             _profile_errors,
+            _keep_errors,
         )
     for rules in all_rules:
         yield from rules(config)
@@ -390,6 +392,15 @@ def _schedule_errors(config: Config) -> Iterator[str]:
         )
     yield from _update_rule_errors(optimizer)
     yield from _skip_errors(config)
+
+
+def _keep_errors(config: Config) -> Iterator[str]:
+    checkpoint, validate_every = config.checkpoint, config.train.validate_every
+    if checkpoint.keep.best and (validate_every is None or checkpoint.every % validate_every):
+        yield (
+            f"checkpoint.keep.best compares validation losses, so that checkpoint.every ({checkpoint.every}) must be a "
+            f"multiple of train.validate_every ({validate_every}): change one of them, or remove checkpoint.keep.best."
+        )
 
 
 def _profile_errors(config: Config) -> Iterator[str]:

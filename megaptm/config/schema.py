@@ -33,6 +33,7 @@ __all__ = [
     "Count",
     "DataConfig",
     "DeviceLayout",
+    "KeepConfig",
     "Layout",
     "ModelConfig",
     "ModelSection",
@@ -264,17 +265,32 @@ class TrainConfig(Section):
     Start-up (at least five minutes), validation and saving may take 20 times as long. null: never."""
 
 
+class KeepConfig(Section):
+    """Checkpoints that are not removed when newer ones are saved. A number in place of the section is `last`."""
+
+    last: Count = 2
+    """Number of newest checkpoints to keep; on a full disk the oldest is removed before the next is written, but never
+    the last one."""
+    every: Count | None = None
+    """Keep the checkpoints of steps that are multiples of this, for branches and returns. Default: none."""
+    best: Annotated[int, Field(ge=0)] = 0
+    """Number of checkpoints with the lowest validation loss to keep."""
+
+
 class CheckpointConfig(Section):
     """Checkpoints of a run. A checkpoint is always saved after the last step, and when a signal stops the run."""
 
     every: Count = 1000
     """Number of steps between two checkpoints."""
-    keep: Count = 2
-    """Number of newest checkpoints to keep; on a full disk the oldest is removed before the next is written, but never
-    the last one."""
+    keep: KeepConfig = KeepConfig()
     asynchronous: bool = True
     """Continue training while a checkpoint is written, from a copy of weights and moments in host memory; the last step
     and a signal wait for it."""
+
+    @field_validator("keep", mode="before")
+    @classmethod
+    def _is_number_or_section(cls, value: Any) -> Any:
+        return {"last": value} if isinstance(value, int) else value
 
 
 class TrackConfig(Section):

@@ -82,10 +82,11 @@ class Checkpointer:
         self.files: dict[str, str] = broadcast_object(objective_files(config) if lock else {})
         self.store = Store(
             run,
-            keep=config.checkpoint.keep,
+            keep=config.checkpoint.keep.last,
             fence=lock.is_held if lock else None,
             token=broadcast_object(lock.token if lock else ""),
             on_damaged=self._report_damaged,
+            retained=self._retained_steps,
         )
         self.callbacks = callbacks
         self.callback_state: Mapping[str, Any] = {}
@@ -201,6 +202,12 @@ class Checkpointer:
             seconds = round(time.monotonic() - start_time, 3)
             self.events.write(CheckpointEvent(step=step, bytes=committed.size, seconds=seconds))
             self.callbacks.committed.append((step, seconds))
+
+    def _retained_steps(self, steps: list[int]) -> set[int]:
+        """Return the steps that `checkpoint.keep` retains besides the newest."""
+        keep = self.config.checkpoint.keep
+        multiples = {step for step in steps if keep.every is not None and step % keep.every == 0}
+        return multiples.union(self.held_out.best_steps(steps, keep.best))
 
     def _report_damaged(self, step: int, problem: str, new_path: Path) -> None:
         if self.events:

@@ -1,0 +1,90 @@
+"""Checkpoints that a run retains, and the commands that look at them."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from megaptm.commands.checkpoint import list_checkpoints, verify
+from megaptm.track import read_metrics
+from tests.bad_input.commands import user_error
+from tests.commands import run_command
+from tests.drills.program import arguments, checkpoints
+from tests.forked import megaptm
+from tests.train.runs import save_untrained
+
+STEPS = 7
+SETTINGS = (
+    *(f"train.steps={STEPS}", "checkpoint.every=1", "checkpoint.asynchronous=false", "train.validate_every=1"),
+    *("optimizer.warmup_steps=0", "optimizer.decay=constant", "optimizer.lr=0.3"),
+)
+
+
+@pytest.fixture(scope="module")
+def run(real_corpus, tmp_path_factory):
+    """Run with a rate at which the loss soon rises, stopped in between."""
+    folder = tmp_path_factory.mktemp("keep") / "run"
+    keep = "checkpoint.keep={last: 1, every: 3, best: 1}"
+    words = arguments("gpt2", folder, real_corpus("byte-bpe"), *SETTINGS, keep)
+    megaptm("train", *words, "train.stop_at=5", code=75)
+    megaptm("train", folder, "train.stop_at=null")
+    return folder
+
+
+def validation_losses(run):
+    return {record["step"]: record["validation/loss"] for record in read_metrics(run) if "validation/loss" in record}
+
+
+def test_run_retains_multiples_and_the_best(run):
+    losses = validation_losses(run)
+    best = min(losses, key=losses.get)
+    assert best not in (3, 6, STEPS)
+    assert checkpoints(run) == sorted({best, 3, 6, STEPS})
+
+
+def test_list_has_steps_sizes_and_losses(run):
+    listed = json.loads(run_command(list_checkpoints, run, "--json"))
+    losses = validation_losses(run)
+    assert [row["step"] for row in listed["checkpoints"]] == checkpoints(run)
+    assert [row["validation_loss"] for row in listed["checkpoints"]] == [losses[step] for step in checkpoints(run)]
+    assert {row["problem"] for row in listed["checkpoints"]} == {None}
+    assert f"step {STEPS:>10,}" in run_command(list_checkpoints, run)
+
+
+def test_number_is_the_number_of_newest(real_corpus, tmp_path):
+    words = arguments("gpt2", tmp_path / "run", real_corpus("byte-bpe"), *SETTINGS, "checkpoint.keep=2")
+    megaptm("train", *words, "train.steps=4")
+    assert checkpoints(tmp_path / "run") == [3, 4]
+
+
+def test_best_needs_validation_at_each_checkpoint(real_corpus, tmp_path):
+    words = arguments("gpt2", tmp_path / "run", real_corpus("byte-bpe"), *SETTINGS, "checkpoint.keep.best=1")
+    assert "checkpoint.every (1) must be a multiple of train.validate_every (2): change one" in user_error(
+        "train", *words, "train.validate_every=2"
+    )
+
+
+@pytest.fixture
+def untrained(real_corpus, tmp_path):
+    run, _ = save_untrained("gpt2", tmp_path / "run", real_corpus("byte-bpe"))
+    return run
+
+
+def test_verify_names_the_damaged_checkpoint(untrained):
+    assert "step 7: undamaged" in run_command(verify, untrained)
+    [file] = untrained.glob("checkpoints/step-00000007/*.safetensors")
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    result = CliRunner().invoke(verify, [str(untrained)])
+    assert "step 7: " in result.output
+    assert "its sha256 differs from its index" in result.output
+    assert "1 of the checkpoints in" in str(result.exception)
+    assert [path.name for path in (untrained / "checkpoints").iterdir()] == ["step-00000007"]
+
+
+def test_verify_refuses_an_unknown_step(untrained):
+    assert "--step 8: " in user_error("checkpoint", "verify", untrained, "--step", "8")
+
+
+def test_run_without_checkpoints_is_named(untrained):
+    (untrained / "checkpoints/step-00000007").rename(untrained / "elsewhere")
+    assert "has no checkpoint yet" in user_error("checkpoint", "list", untrained)
