@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 
-from megaptm.commands.options import add_job_options
+from megaptm.commands.options import add_job_options, change_option
 from megaptm.commands.output import print_json
 from megaptm.errors import EXIT_USER_ERROR
 
 
 @click.command()
 @add_job_options
+@change_option
 @click.option("--time", "limit", help="Time limit of a job, in sbatch's format: 24:00:00.")
 @click.option("--full", is_flag=True, help="Read all bytes of the corpora and of the newest checkpoint, not a sample.")
 @click.option("--only", multiple=True, metavar="TOPIC", help="Check only this topic; repeatable: --only data.")

@@ -41,9 +41,9 @@ def list_checkpoints(run: Path, as_json: bool) -> None:
     store = Store(run)
     losses = {record["step"]: record["validation/loss"] for record in read_metrics(run) if "validation/loss" in record}
     rows = [_row(store, step, losses.get(step)) for step in reversed(store.steps())]
-    others = sorted(name for name in list_names(store.folder) if ".abandoned" in name or ".damaged" in name)
+    set_aside = sorted(name for name in list_names(store.folder) if ".abandoned" in name or ".damaged" in name)
     if as_json:
-        print_json({"checkpoints": rows, "set_aside": others})
+        print_json({"checkpoints": rows, "set_aside": set_aside})
         return
     if not rows:
         raise UserError(f"{run} has no checkpoint yet: continue it with `megaptm train {run}`.")
@@ -51,7 +51,7 @@ def list_checkpoints(run: Path, as_json: bool) -> None:
         loss = "" if row["validation_loss"] is None else f"validation loss {row['validation_loss']:.4f}"
         size = row["problem"] or human_bytes(row["bytes"])
         echo(f"step {row['step']:>10,}  {size:>9}  {loss}".rstrip())
-    for name in others:
+    for name in set_aside:
         echo(f"set aside: {name}")
 
 

@@ -11,11 +11,10 @@ import click
 
 from megaptm.commands.options import (
     FiniteNumber,
-    change_option,
+    add_start_options,
     machine_option,
     overrides_argument,
     read_branch,
-    weights_option,
 )
 from megaptm.commands.output import echo
 from megaptm.errors import UserError
@@ -33,8 +32,7 @@ WAIT_AGAIN_SECONDS = 300.0
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path))
 @overrides_argument
-@change_option
-@weights_option
+@add_start_options
 @click.option("--address", help="HOST:PORT of the cluster.  [default: RAY_ADDRESS, else a new one on this machine]")
 @click.option(
     "--wait",
@@ -56,6 +54,8 @@ def ray(
     overrides: tuple[str, ...],
     change: bool,
     weights_only: bool,
+    back_to: int | None,
+    skip_data: int | None,
     address: str | None,
     wait: float | None,
     retries: int,
@@ -86,14 +86,18 @@ def ray(
     from megaptm.plan.machine import load_machine
     from megaptm.processes import survive_closed_terminal
     from megaptm.report.terminal import run_title
+    from megaptm.run.back import go_back
     from megaptm.run.branch import created_branch
     from megaptm.run.folder import read_config
     from megaptm.schedulers.ray.cluster import join
 
-    if branch := read_branch(config, overrides, weights_only=weights_only):
-        if dry_run:
-            raise UserError("--dry-run creates nothing, so it cannot be used with from=: leave one of them out.")
+    branch = read_branch(config, overrides, weights_only=weights_only, back_to=back_to, skip_data=skip_data)
+    if dry_run and (branch is not None or back_to is not None):
+        raise UserError("--dry-run changes nothing, so it cannot be used with from= and --back-to: leave it out.")
+    if branch is not None:
         config, overrides, change = branch.run, branch.overrides, True
+    if back_to is not None:
+        overrides = go_back(config, back_to, skip=skip_data or 0, overrides=overrides)
     with created_branch(branch):
         run_config = read_config(config, overrides, change=change)
     ray_machine = load_machine(machine) if machine else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megaptm.commands.options import add_job_options, read_branch, weights_option
+from megaptm.commands.options import add_job_options, add_start_options, read_branch
 from megaptm.commands.output import echo
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @add_job_options
-@weights_option
+@add_start_options
 @click.option(
     "--cpus-per-task", "cpus", type=click.IntRange(min=1), default=12, show_default=True, help="CPUs per process."
 )
@@ -40,6 +40,8 @@ def slurm(
     overrides: tuple[str, ...],
     change: bool,
     weights_only: bool,
+    back_to: int | None,
+    skip_data: int | None,
     machine: str | None,
     nodes: int | None,
     per_node: int | None,
@@ -68,12 +70,16 @@ def slurm(
     from megaptm.check.finding import number_with_noun
     from megaptm.errors import UserError
     from megaptm.launch.slurm.request import JobRequest, make_submission
+    from megaptm.run.back import go_back
     from megaptm.run.branch import created_branch
 
-    if branch := read_branch(config, overrides, weights_only=weights_only):
-        if dry_run:
-            raise UserError("--dry-run creates nothing, so it cannot be used with from=: leave one of them out.")
+    branch = read_branch(config, overrides, weights_only=weights_only, back_to=back_to, skip_data=skip_data)
+    if dry_run and (branch is not None or back_to is not None):
+        raise UserError("--dry-run changes nothing, so it cannot be used with from= and --back-to: leave it out.")
+    if branch is not None:
         config, overrides, change = branch.run, branch.overrides, True
+    if back_to is not None:
+        overrides = go_back(config, back_to, skip=skip_data or 0, overrides=overrides)
     job_request = JobRequest(
         config=config,
         overrides=overrides,

@@ -44,17 +44,44 @@ overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE].
 change_option = click.option(
     "--change", is_flag=True, help="Accept keys that change the recipe of a begun run (megaptm config keys)."
 )
-weights_option = click.option(
-    "--weights-only", is_flag=True, help="Branch with from=RUN at step 0, with a new optimizer."
+START_OPTIONS = (
+    change_option,
+    click.option("--weights-only", is_flag=True, help="Branch with from=RUN at step 0, with a new optimizer."),
+    click.option(
+        "--back-to",
+        type=click.IntRange(min=1),
+        metavar="STEP",
+        help="First return the run to this checkpoint and its recipe; later ones are set aside.",
+    ),
+    click.option(
+        "--skip-data",
+        type=click.IntRange(min=1),
+        metavar="BATCHES",
+        help="With --back-to: batches of text to skip before the next step.",
+    ),
 )
 
 
-def read_branch(config: Path, overrides: Sequence[str], *, weights_only: bool) -> Branch | None:
-    """Return the branch that a command requests by `from=RUN`, or None."""
+def add_start_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that change a begun run, branch it or return it."""
+    for option in reversed(START_OPTIONS):
+        command = option(command)
+    return command
+
+
+def read_branch(
+    config: Path, overrides: Sequence[str], *, weights_only: bool, back_to: int | None, skip_data: int | None
+) -> Branch | None:
+    """Return the branch that a command requests by `from=RUN`, or None. Raise `UserError` if its options exclude each
+    other."""
     from megaptm.run.branch import SOURCE, Branch
 
+    if skip_data is not None and back_to is None:
+        raise UserError("--skip-data needs --back-to: name the step before which text is skipped.")
     words = [str(config), *overrides]
     if any(word.startswith(SOURCE) for word in words):
+        if back_to is not None:
+            raise UserError("--back-to is for a run, and from= creates another: use one of them.")
         return Branch.parse(words, weights_only=weights_only)
     if weights_only:
         raise UserError("--weights-only needs from=RUN: name the run that the weights come from.")
@@ -69,7 +96,6 @@ def machine_option(**attributes: Any) -> Callable[..., Any]:
 JOB_OPTIONS = (
     click.argument("config", type=click.Path(path_type=Path)),
     overrides_argument,
-    change_option,
     machine_option(help="Machine for the checks of memory and time: a name in configs/machines, or a YAML file."),
     click.option("--nodes", type=int, help="Nodes of the job.  [default: from the layout and the machine]"),
     click.option("--per-node", type=int, help="Processes per node.  [default: from the layout and the machine]"),

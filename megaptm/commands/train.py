@@ -7,26 +7,13 @@ from pathlib import Path
 
 import click
 
-from megaptm.commands.options import change_option, overrides_argument, read_branch, weights_option
+from megaptm.commands.options import add_start_options, overrides_argument, read_branch
 
 
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path))
 @overrides_argument
-@change_option
-@weights_option
-@click.option(
-    "--back-to",
-    type=click.IntRange(min=1),
-    metavar="STEP",
-    help="First return the run to this checkpoint and its recipe; later ones are set aside.",
-)
-@click.option(
-    "--skip-data",
-    type=click.IntRange(min=1),
-    metavar="BATCHES",
-    help="With --back-to: batches of text to skip before the next step.",
-)
+@add_start_options
 def train(
     config: Path,
     overrides: tuple[str, ...],
@@ -80,15 +67,11 @@ def train(
       75   saved after a signal (SIGTERM, SIGUSR1, Ctrl-C, SIGHUP), or ended after a hang: start it again
       130  ended without saving by a second Ctrl-C
     """
-    from megaptm.errors import UserError
     from megaptm.launch.local import train as train_run
     from megaptm.processes import survive_closed_terminal
 
     survive_closed_terminal()
-    if branch := read_branch(config, overrides, weights_only=weights_only):
+    branch = read_branch(config, overrides, weights_only=weights_only, back_to=back_to, skip_data=skip_data)
+    if branch is not None:
         config, overrides, change = branch.run, branch.overrides, True
-    if back_to is not None and branch is not None:
-        raise UserError("--back-to is for a run, and from= creates another: use one of them.")
-    if skip_data is not None and back_to is None:
-        raise UserError("--skip-data needs --back-to: name the step before which text is skipped.")
     sys.exit(train_run(config, overrides, change=change, branch=branch, back_to=back_to, skip_data=skip_data or 0))

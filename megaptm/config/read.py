@@ -34,6 +34,8 @@ MAX_MESSAGES = 20
 REPLACED_KEYS = frozenset({"data.mix", "data.size_limits", "layouts", "objective"}) | {
     f"{key}.{name}" for key, section in extension_sections().items() for name in section.replaced
 }
+SHORTHANDS = {"checkpoint.keep": "last"}
+"""Section that may be a number -> the key that the number sets; the other keys keep their values."""
 AUTO = "auto"
 """Value of `layout` in a config that requests the planner's layout."""
 PYTHON_CONFIG = "the given config"
@@ -287,6 +289,8 @@ def _pop_parent(layer: ConfigLayer, where: str) -> str | None:
 
 def _merge_values(base: Any, change: Any, above: tuple[str, ...] = (), *, key: tuple[str, ...] = ()) -> Any:
     """Merge the values `change` into the config `base`, section by section; `key` is the key that an override sets."""
+    if (name := SHORTHANDS.get(".".join(above))) is not None:
+        base, change = ({name: value} if isinstance(value, int) else value for value in (base, change))
     replaces = any(".".join(above[:depth]) in REPLACED_KEYS for depth in range(1, len(above) + 1)) and len(
         above
     ) >= len(key)

@@ -61,8 +61,8 @@ def config_sections() -> list[ConfigSection]:
 
 
 def find_sections(name: str | None) -> list[ConfigSection]:
-    """Find sections of a config: all; the sections of a name with their subsections; or keys, by path, name, or another
-    library's name (`learning_rate`)."""
+    """Find sections of a config: all; the sections of a name with their subsections; or keys or nested sections, by
+    path, name, or another library's name (`learning_rate`)."""
     all_sections = config_sections()
     if name is None:
         return all_sections
@@ -82,6 +82,8 @@ def find_sections(name: str | None) -> list[ConfigSection]:
             for candidate, matching in matching_keys.items()
             if matching
         ]
+    if nested := [candidate for candidate in all_sections if candidate.name.rpartition(".")[2] in names]:
+        return nested
     known = [*(candidate.name for candidate in all_sections if candidate.name), *keys]
     sections = ", ".join(candidate.name for candidate in all_sections if candidate.name)
     raise UserError(f"a config has no section and no key {name}; {nearest(name, known, f'sections are {sections}.')}")

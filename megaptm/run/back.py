@@ -18,7 +18,7 @@ from megaptm.run.folder import CONFIG, absolute_path, require_run
 from megaptm.run.submission import SCRIPT, refuse_queued
 
 
-def go_back(run: Path, step: int, *, skip: int = 0, overrides: Sequence[str] = ()) -> list[str]:
+def go_back(run: Path, step: int, *, skip: int = 0, overrides: Sequence[str] = ()) -> tuple[str, ...]:
     """Return a run to the checkpoint of a step, with the recipe that it was trained with; return the overrides with
     which it continues there.
 
@@ -48,7 +48,7 @@ def go_back(run: Path, step: int, *, skip: int = 0, overrides: Sequence[str] = (
             events.write(AbandonedCheckpointEvent(step=later, path=str(store.abandon(later))))
         write_recipe(run, values)
         events.write(BackEvent(step=step, from_step=last))
-    return list(overrides)
+    return tuple(overrides)
 
 
 def _skipped(values: dict[str, Any]) -> dict[str, Any]:

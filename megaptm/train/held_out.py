@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from megaptm.storage import is_finite_number
-
 FIELD = "held_out"
 """Key of the validation loss in a checkpoint's state."""
 
@@ -37,7 +35,9 @@ class HeldOutLoss:
         self.rose = rose if isinstance(rose, int) else None
         losses = state.get("losses")
         known = losses.items() if isinstance(losses, dict) else ()
-        self.losses = {int(step): float(loss) for step, loss in known if step.isdecimal() and is_finite_number(loss)}
+        self.losses = {
+            int(step): float(loss) for step, loss in known if step.isdecimal() and isinstance(loss, int | float)
+        }
 
     def best_steps(self, steps: Iterable[int], number: int) -> list[int]:
         """Return those of some steps with the lowest validation losses."""

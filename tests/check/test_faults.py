@@ -102,7 +102,7 @@ FAULTS = [
         limited_files,
         r"folder: .*/run needs space for a checkpoint of .*, but its disk accepts no file of more than .* \(ulimit",
     ),
-    (another_config, r"run: train.seed is 7 but the run in .* was started with 1234: leave the key out"),
+    (another_config, r"run: train.seed is 7 but the run in .* was started with 1234: add --change to continue with it"),
     (
         another_model,
         r"run: .*/step-00000010 has another model: its layers is 4, the config's is 2; choose another run",

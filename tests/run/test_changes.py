@@ -146,6 +146,16 @@ def test_change_back_is_a_change(tmp_path):
         prepare(make_config(tmp_path, "train.steps=20"))
 
 
+def test_options_of_the_objective_change_and_the_data_continue(tmp_path):
+    path, own = TINY.parents[1] / "bert/tiny.yaml", [f"run={tmp_path / 'run'}", "data.mix={tales: 1}"]
+    start_run(absolute_paths(load(path, [*own, "model.vocabulary=300"])), ids={})
+    rate = "objective={masked-lm: {rate: 0.3}, next-sentence: {}}"
+    config = absolute_paths(load(path, [*own, "model.vocabulary=300", rate]), change=True)
+    prepare(config, change=True)
+    assert [*events_of_kind(tmp_path / "run", "change")[0]["after"]] == ["objective"]
+    assert config.data.cursors.step == DONE
+
+
 def test_data_of_an_older_checkpoint_cannot_be_changed(tmp_path, monkeypatch):
     start_run(make_config(tmp_path, "train.steps=20"), ids={})
     monkeypatch.setattr("megaptm.run.continuation.read_newest_state", lambda run: {"samples": 160})

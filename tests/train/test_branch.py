@@ -129,6 +129,17 @@ def test_invalid_branch_is_refused_and_leaves_nothing(runs, words, sentence):
     assert not (runs.folder / "refused").exists()
 
 
+@pytest.mark.parametrize("launcher", ["slurm", "ray"])
+@pytest.mark.parametrize("words", [["from={0}@4"], ["--back-to", "2"]])
+def test_dry_run_of_a_launcher_changes_nothing(runs, launcher, words):
+    before = content(runs.original)
+    target = runs.original if "--back-to" in words else f"run={runs.folder / 'refused'}"
+    command = [target, *(word.format(runs.original) for word in words), "--dry-run"]
+    assert "--dry-run changes nothing" in user_error("launch", launcher, *command)
+    assert content(runs.original) == before
+    assert not (runs.folder / "refused").exists()
+
+
 def test_best_needs_validation(runs):
     run = runs.copy("without-validation")
     journal = run / "metrics.jsonl"

@@ -126,5 +126,8 @@ def test_dropout_precision_seed_and_optimizer_change_together(runs):
     [event] = [event for event in read_events(changed) if event["kind"] == "change"]
     assert event["step"] == CHANGED
     assert [*event["after"]] == ["model.dropout", "optimizer.betas", "train.precision", "train.seed"]
+    lines = (changed / "metrics.jsonl").read_text().splitlines()
+    params = [record["params"] for record in map(json.loads, lines) if "params" in record]
+    assert params[-1][f"change.step-{CHANGED}"].startswith("model.dropout 0.0 to 0.3, optimizer.betas")
     report(changed)
     assert (changed / "report/loss.png").is_file()

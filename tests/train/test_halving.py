@@ -1,5 +1,7 @@
 """Learning rate that is halved after the validation loss rises, also after a resume."""
 
+import json
+from dataclasses import asdict
 from itertools import pairwise
 
 import pytest
@@ -31,7 +33,7 @@ def test_first_rise_of_validation_loss_is_stored(validation_losses, rose):
         held_out.add(10 * step, loss)
     assert (held_out.rose, held_out.last) == (rose, validation_losses[-1])
     again = HeldOutLoss()
-    again.restore({"last": held_out.last, "rose": held_out.rose})
+    again.restore(json.loads(json.dumps(asdict(held_out))))
     assert again == held_out
 
 
