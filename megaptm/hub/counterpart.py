@@ -104,6 +104,8 @@ class Counterpart:
     """Fields with one value in the architecture: the value, or a function of the other fields."""
     optional_fields: frozenset[str] = frozenset()
     """Fields of `fixed` that a config may lack: the class then uses the value in `fixed`."""
+    earlier_fields: tuple[str, ...] = ()
+    """Fields in files of earlier releases of transformers, from which the class computes others."""
     determined_by: dict[str, str] = field(default_factory=dict)
     """Fields of `fixed` that a config.json may lack because another field determines them -> that field."""
     contradictions: Callable[[Mapping[str, Any]], Iterable[str]] = lambda config: ()

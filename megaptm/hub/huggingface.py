@@ -327,7 +327,8 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
     # T5's class decides with the first whether its head scales the input, Marian's needs the ids, and older files have
     # the last two instead of `rope_parameters`.
     other_names = ("tie_word_embeddings", "pad_token_id", "decoder_start_token_id", "rope_theta", "rope_scaling")
-    other_values = {name: config[name] for name in other_names if name in config}
+    names = (*other_names, *counterpart.earlier_fields)
+    other_values = {name: config[name] for name in names if name in config}
     # Without the published special ids, which exceed a small vocabulary: transformers would warn.
     ids = (name for name in ("bos_token_id", "eos_token_id", *SAME_IDS) if hasattr(config_class, name))
     try:

@@ -77,6 +77,53 @@ def test_default_configs_are_published_sizes(config: transformers.PretrainedConf
     assert spec.vocabulary == expected.vocabulary
 
 
+def test_config_of_the_released_llama_3_2_1b() -> None:
+    """Files of earlier releases of transformers have `rope_theta` and `rope_scaling`."""
+    scaling = {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3"}
+    config = {
+        "model_type": "llama",
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "vocab_size": 128_256,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+        "rope_scaling": {**scaling, "original_max_position_embeddings": 8192},
+    }
+    spec, expected = describe_config(config, family="llama3")[1], published(CATALOGUE["llama3"], "1b")
+    options = {"rope_factor": 32.0, "rope_original_context": 8192}
+    assert spec.family == with_options(expected, **options).family
+    assert spec.size == change(expected.size, head_width=64)
+
+
+def test_config_of_the_released_gemma_3_1b() -> None:
+    config = {
+        "model_type": "gemma3_text",
+        "hidden_size": 1152,
+        "intermediate_size": 6912,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "vocab_size": 262_144,
+        "rope_theta": 1_000_000,
+        "rope_local_base_freq": 10_000,
+        "rope_scaling": None,
+        "sliding_window": 512,
+    }
+    spec, expected = describe_config(config)[1], published(CATALOGUE["gemma3"], "1b")
+    assert spec.family == with_options(expected, window=512, rope_factor=1.0).family
+    assert spec.size == expected.size
+    other = describe_config(config | {"rope_local_base_freq": 20_000})[1].family.last_block.attentions
+    assert [record.rope_base for record in other] == [*[20_000.0] * 5, 1_000_000.0]
+    with pytest.raises(UserError, match=r"sliding_window_pattern is 2 \(gemma3 has 6\)"):
+        describe_config(config | {"sliding_window_pattern": 2})
+
+
 def test_mistral_without_window_is_imported_as_llama(tmp_path: Path) -> None:
     config = transformers.MistralConfig(
         vocab_size=101,

@@ -103,7 +103,11 @@ GEMMA3 = replace(
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
         "layer_types": _layer_types(_kinds(GEMMA3_FAMILY)),
+        "sliding_window_pattern": len(_kinds(GEMMA3_FAMILY)),
     },
+    # Files of earlier releases have the last one instead of `layer_types`.
+    optional_fields=GEMMA2.optional_fields | {"sliding_window_pattern"},
+    earlier_fields=("rope_local_base_freq",),
     rules=(*GEMMA2.rules, *HEAD_NORM_RULES),
 )
 
