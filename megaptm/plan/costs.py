@@ -11,14 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
 
-from megaptm.layers.costs import LayerCosts
+from megaptm.layers.costs import LayerCosts, MemoryTraffic
 from megaptm.layers.layer_costs import SubLayer, memory_width, passes_by_kind, sublayers
 from megaptm.models.chunk import ModelChunk
 from megaptm.models.embed_costs import input_costs
 from megaptm.models.head_costs import HeadCosts
 from megaptm.plan.machine import Machine
 from megaptm.plan.network import collective_seconds
+from megaptm.plan.software import Software
 from megaptm.plan.workload import Workload
 from megaptm.spec import Block
 
@@ -82,9 +85,36 @@ class PassTimes:
 
 def time_product(machine: Machine, work: Workload, rows: float, inputs: float, outputs: float) -> float:
     """Return the planned seconds of the matrix product [rows, inputs] @ [inputs, outputs]."""
-    operations = 2 * rows * inputs * outputs / (machine.peak_flops(work.precision) * machine.efficiency.matmul)
+    rate = machine.peak_flops(work.precision) * machine.efficiency.matmul
+    operations = 2 * rows * inputs * outputs / (rate * tiling(rows, outputs, machine.multiprocessors))
     traffic = work.element_bytes * (rows * inputs + inputs * outputs + rows * outputs) / machine.bandwidth
     return operations + traffic + machine.efficiency.kernel_microseconds * 1e-6
+
+
+LAUNCHES_OUTSIDE_LAYERS = 25.0
+"""Number of kernels of embedding, head, loss and optimizer (tests/cuda/launches.yaml: GPT-2 has 531, and 24
+sub-layers)."""
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (64, 256, 0.85), (128, 64, 0.75))
+"""Rows and columns of the result that a multiprocessor computes at a time, and rate relative to the largest: tiles of
+cuBLAS on an A100 (NVIDIA's guide "Matrix Multiplication Background", figure 6, read off)."""
+
+
+@lru_cache(maxsize=65536)
+def tiling(rows: float, columns: float, multiprocessors: int) -> float:
+    """Return the share of the rate of a large product that a result of this shape leaves.
+
+    All multiprocessors compute a tile each, then the next wave of tiles. The last wave and the tiles at the edges are
+    not full, which narrow products of tensor ranks suffer from. 0 multiprocessors: a CPU, without tiles.
+    """
+    if not multiprocessors:
+        return 1.0
+    return max(
+        rate
+        * rows
+        * columns
+        / (ceil(ceil(rows / high) * ceil(columns / wide) / multiprocessors) * multiprocessors * high * wide)
+        for high, wide, rate in TILES
+    )
 
 
 def time_stage(
@@ -138,6 +168,8 @@ def time_layer(
                 seconds = 2 * work.layout.microbatch * hashing / work.layout.tensor / machine.peak_flops(work.precision)
                 own += PassTimes(OperationTime(attention=seconds / machine.efficiency.matmul), OperationTime())
             own += attention + _gather_seconds(machine, work, sub, keys)
+            if sub.costs.scored:
+                own += _score_seconds(machine, work, sub.costs, stack, keys)
             if sub.name == "attention":
                 core = attention.forward
         passes += own
@@ -155,7 +187,7 @@ def time_layer(
 
 
 def _linear_seconds(machine: Machine, work: Workload, sub: SubLayer, stack: str, keys: str) -> PassTimes:
-    tensor, forward = work.layout.tensor, 0.0
+    tensor, forward, backward = work.layout.tensor, 0.0, 0.0
     for linear in sub.costs.linears.values():
         tokens = work.layout.microbatch * work.own_lengths[keys if linear.reads_memory else stack]
         if linear.reads_distances:
@@ -164,8 +196,9 @@ def _linear_seconds(machine: Machine, work: Workload, sub: SubLayer, stack: str,
         outputs = linear.outputs / tensor if linear.split == "columns" else linear.outputs
         times = work.own_lengths[stack] if linear.sequential else 1
         forward += times * time_product(machine, work, tokens / times, inputs, outputs)
-    # The gradients of input and weight have as many operations each; their operands are the same three matrices.
-    return PassTimes(OperationTime(products=forward), OperationTime(products=2 * forward))
+        backward += times * time_product(machine, work, tokens / times, outputs, inputs)
+        backward += times * time_product(machine, work, inputs, tokens / times, outputs)
+    return PassTimes(OperationTime(products=forward), OperationTime(products=backward))
 
 
 def _attention_seconds(machine: Machine, work: Workload, costs: LayerCosts, queries: str, keys: str) -> PassTimes:
@@ -187,6 +220,34 @@ def _attention_seconds(machine: Machine, work: Workload, costs: LayerCosts, quer
     kernel = machine.efficiency.kernel_microseconds * 1e-6
     # The backward pass recomputes the scores: five products instead of two.
     return PassTimes(OperationTime(attention=seconds + kernel), OperationTime(attention=2.5 * seconds + 2 * kernel))
+
+
+def _score_seconds(machine: Machine, work: Workload, costs: LayerCosts, queries: str, keys: str) -> PassTimes:
+    """Return the planned seconds of scores that are gathered from a table of distances and given to attention as a
+    bias.
+
+    Sums, layout changes and zeros read and write the elements of a term 8 times forward and 14 times backward, and
+    adding by index takes 1.8 times as long as gathering (profile of DeBERTa-base, docs/results.md, 2026-11-26).
+    """
+    scores = work.layout.microbatch * work.own_lengths[queries] * (work.lengths[keys] + costs.cached_positions)
+    elements = costs.gathers * scores * work.spec.size_of(queries).heads / work.layout.tensor
+    traffic, gather = work.element_bytes / machine.bandwidth, machine.efficiency.gather_picoseconds * 1e-12
+    return PassTimes(
+        OperationTime(memory=elements * (8 * traffic + gather)),
+        OperationTime(memory=elements * (14 * traffic + 1.8 * gather)),
+    )
+
+
+def count_launches(work: Workload, chunks: Sequence[ModelChunk]) -> float:
+    """Return the number of kernels that the host launches for a micro-batch in the chunks of a stage."""
+    total = LAUNCHES_OUTSIDE_LAYERS
+    for chunk in chunks:
+        for name, span in chunk.layers.items():
+            size, memory = work.spec.size_of(name), memory_width(work.spec, name)
+            for kind, number in passes_by_kind(work.spec.family.stacks[name], size, span).items():
+                subs = sublayers(kind, size, memory)
+                total += number * (len(subs) * work.software.launches + sum(sub.costs.launches for sub in subs))
+    return total
 
 
 def _materialized(machine: Machine, work: Workload, pairs: float, key: int, *, drops: bool) -> PassTimes:
@@ -222,29 +283,57 @@ def _gather_seconds(machine: Machine, work: Workload, sub: SubLayer, keys: str) 
 def _elementwise_seconds(machine: Machine, work: Workload, subs: Sequence[SubLayer], stack: str) -> PassTimes:
     """Return the planned seconds of operations between matrix products: bytes read and written at memory bandwidth."""
     size, tensor, element = work.spec.size_of(stack), work.layout.tensor, work.element_bytes
+    block, software = work.spec.family.stacks[stack], work.software
     tokens = work.layout.microbatch * work.own_lengths[stack]
     mask = 1 if work.spec.dropout else 0
     residual = len(subs) * tokens * size.width / work.sequence_parts
-    # Norm: read, write. Residual sum: read twice, write. Separate dropout: read, write.
-    drop = (2 * element if mask and not work.software.fused_residual else 0) + mask
     output_norms = sum(sub.has_output_norm for sub in subs) / len(subs)
-    forward = residual * ((1 + output_norms) * 2 * element + 3 * element + drop)
-    # Norm: read gradient and input, write gradient, read it again for the norm's weights. Sum as forward; dropout;
-    # bias.
-    backward = residual * ((1 + output_norms) * 5 * element + 3 * element + mask * (2 * element + 1) + element)
+    norm = _norm_traffic(software, element, is_rms=block.norm.kind == "rms")
+    stream = 4 if software.autocast and not software.compiled else element  # float32 in the residual stream
+    # Residual sum: read twice, write. Separate dropout: read, write. A compiled sum is one kernel with dropout and the
+    # norm, which need not read it.
+    drop = (2 * element if mask and not (software.fused_residual or software.compiled) else 0) + mask
+    forward = residual * (
+        (1 + output_norms) * norm.forward + element + 2 * stream + drop - (element if software.compiled else 0)
+    )
+    # Sum as forward; dropout; bias.
+    drop = mask * (1 if software.compiled else 2 * element + 1)
+    backward = residual * (
+        (1 + output_norms) * norm.backward + (2 if software.compiled else 3) * stream + drop + element
+    )
     for sub in subs:
         traffic = sub.costs.memory_traffic(element)
+        if sub.name == "ffn" and not (software.fused_activation or software.compiled):
+            # Tanh-GELU in 8 operations of float32, and their gradients.
+            forward += 18 * 4 * tokens * size.ffn / tensor
+            backward += 34 * 4 * tokens * size.ffn / tensor
         forward += tokens * traffic.forward / tensor
         backward += tokens * traffic.backward / tensor
     # A weight gradient is added to its float32 sum, which is read and written; the product already counts one write.
     weights = sum(linear.weights for sub in subs for linear in sub.costs.linears.values()) / tensor
-    backward += weights * (8 - element if work.software.fused_gradient_sum else 8 + element)
+    backward += weights * (2 * software.gradient_bytes + (-element if software.fused_gradient_sum else element))
+    if software.autocast and not work.layout.full_sharding:
+        forward += weights * (4 + element)
     kernel = machine.efficiency.kernel_microseconds * 1e-6
     kernels = (5 + output_norms) * len(subs) + work.own_lengths[stack] * sum(sub.costs.kernels for sub in subs)
     return PassTimes(
         OperationTime(memory=forward / machine.bandwidth + kernels * kernel),
         OperationTime(memory=backward / machine.bandwidth + 2 * kernels * kernel),
     )
+
+
+def _norm_traffic(software: Software, element: int, *, is_rms: bool) -> MemoryTraffic:
+    """Return the bytes that a norm reads and writes per feature of a token.
+
+    One kernel reads and writes; backward it reads gradient and input, writes the gradient, and reads both again for its
+    weights. Autocast casts the input to float32 and the output back. The operations of an RMSNorm in float32 (cast,
+    square, mean, scale, cast, weight) read and write 28 bytes and four elements; their gradients 72 bytes and ten.
+    """
+    if is_rms and not (software.fused_norm or software.compiled):
+        return MemoryTraffic(forward=28 + 4 * element, backward=72 + 10 * element)
+    if software.autocast and not software.compiled:
+        return MemoryTraffic(forward=16 + 2 * element, backward=28 + 2 * element)
+    return MemoryTraffic(forward=2 * element, backward=(4 if software.compiled else 5) * element)
 
 
 def _communication_seconds(machine: Machine, work: Workload, sublayers: int, stack: str) -> PassTimes:
@@ -262,6 +351,8 @@ def _communication_seconds(machine: Machine, work: Workload, sublayers: int, sta
     seconds = collective_seconds(machine, size, ranks=layout.tensor, stride=1)  # one all-gather or reduce-scatter
     slowdown, overlap = machine.efficiency.overlap_slowdown, work.software.tensor_overlap
     forward, backward, hidden = 2 * seconds * sublayers, 2 * seconds * sublayers, 0.0
+    if layout.sequence_parallel and overlap == "none":
+        backward += seconds * sublayers  # the saved input is gathered once more
     if overlap == "pieces":
         # Each collective is split into as many pieces as ranks; only one piece does not overlap with a product.
         hidden, forward, backward = (forward + backward) * (1 - 1 / layout.tensor), forward / layout.tensor, 0.0

@@ -33,6 +33,12 @@ class Efficiency(Section):
     """Share of hidden communication time that still slows compute, because both use memory bandwidth."""
     kernel_microseconds: Duration
     """Microseconds between two kernels on a GPU, or to start one on a CPU."""
+    device_spread: Annotated[float, Field(ge=0.0, le=0.5)]
+    """Standard deviation of the speed of equal devices, relative to its mean. All wait for the slowest one."""
+    launch_microseconds: Duration
+    """Time in which the host launches a kernel of a training step, Python and autograd included; 0 on a CPU."""
+    gather_picoseconds: Duration
+    """Time of a device to gather one element by index, or half of that to add one by index."""
     source: str
     """Source of the measurements of a machine."""
 
@@ -63,6 +69,8 @@ class Machine(Section):
     """Memory in GiB taken by driver, libraries, communicators and fragmentation."""
     memory_gigabytes_per_second: Positive
     """Memory bandwidth of a device."""
+    multiprocessors: Annotated[int, Field(ge=0)]
+    """Number of multiprocessors of a device, each of which computes a tile of a matrix product; 0 for a CPU."""
     teraflops: dict[str, Positive]
     """Peak dense TFLOP/s by number format (bf16, fp16, fp32)."""
     efficiency: Efficiency

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from statistics import NormalDist
 
 from megaptm.layers.layer_costs import memory_width, sublayers
 from megaptm.plan import costs
 from megaptm.plan.costs import PassTimes
 from megaptm.plan.machine import Machine
-from megaptm.plan.network import collective_seconds, message_seconds
+from megaptm.plan.network import collective_seconds, message_seconds, neighbors_inside
 from megaptm.plan.optimizer import orthogonalization_flops
 from megaptm.plan.stages import CountedStage, count_stages, table_size
 from megaptm.plan.workload import Workload
@@ -26,6 +28,7 @@ PARTS = {
     "pipeline": "pipeline communication",
     "data": "data communication",
     "optimizer": "optimizer",
+    "host": "waiting for the host",
 }
 """Part of a step -> its title."""
 
@@ -49,6 +52,8 @@ class StepTime:
     data: float
     """Planned seconds in which data ranks sum gradients and gather weights without overlap with computation."""
     optimizer: float
+    host: float
+    """Seconds that devices wait for the host to launch kernels."""
     flops: int
     """Model FLOPs of a step on all devices."""
     hardware_flops: float
@@ -84,13 +89,17 @@ def estimate_step(machine: Machine, work: Workload, stages: Sequence[CountedStag
     layout = work.layout
     stages = count_stages(work) if stages is None else stages
     layers: dict[tuple[str, Block, str], PassTimes] = {}
-    passes = [costs.time_stage(machine, work, stage.chunks, layers) for stage in stages]
+    slowdown = 1 + machine.efficiency.device_spread * expected_maximum(layout.processes)
+    passes = [costs.time_stage(machine, work, stage.chunks, layers) * slowdown for stage in stages]
     totals = [stage_passes.total for stage_passes in passes]
     slowest = max(range(len(totals)), key=lambda stage: totals[stage])
     slowest_passes = passes[slowest] * work.microbatches
     compute = slowest_passes.forward + slowest_passes.backward + costs.time_comparison(machine, work)
     for extra in work.extra_costs:
         compute = compute + extra.seconds(machine, work)
+    # The host launches kernels while devices compute; it is slower if kernels are short.
+    launches = work.microbatches * costs.count_launches(work, stages[slowest].chunks)
+    launching = launches * machine.efficiency.launch_microseconds * 1e-6
     # The slowest stage waits until the first micro-batch reaches it, and the others end after its last one.
     bubble = (sum(totals) - totals[slowest]) / layout.virtual
     return StepTime(
@@ -108,12 +117,19 @@ def estimate_step(machine: Machine, work: Workload, stages: Sequence[CountedStag
         )
         + _feature_seconds(machine, work),
         optimizer=max(_optimizer_seconds(machine, work, stage) for stage in stages),
+        host=max(0.0, launching - compute.total - slowest_passes.recompute.total),
         flops=work.flops,
         hardware_flops=work.flops + recomputed_flops(work) + sum(extra.flops(work) for extra in work.extra_costs),
         devices=layout.processes,
         peak=machine.peak_flops(work.precision),
         stages=tuple(totals),
     )
+
+
+@lru_cache(maxsize=4096)
+def expected_maximum(number: int) -> float:
+    """Return the expected maximum of some standard normal values (Blom's approximation, 1958)."""
+    return NormalDist().inv_cdf((number - 0.375) / (number + 0.25))
 
 
 def recomputed_flops(work: Workload) -> float:
@@ -165,7 +181,10 @@ def _message_seconds(machine: Machine, work: Workload) -> float:
     size = layout.microbatch * work.stage_positions * work.spec.width * work.element_bytes / sliced / layout.context
     seconds = message_seconds(machine, size, stride=layout.tensor * layout.replicas, ranks=layout.processes)
     exposed = machine.efficiency.overlap_slowdown if work.software.boundary_overlap else 1.0
-    return 2 * layout.virtual * work.microbatches * seconds * exposed
+    # A stage between others receives and sends in both passes. What it sends and receives at once takes one message's
+    # time.
+    messages = 4 if work.software.blocking_boundaries and layout.pipeline > 2 else 2
+    return messages * layout.virtual * work.microbatches * seconds * exposed
 
 
 def _data_seconds(machine: Machine, work: Workload, stage: CountedStage, passes: PassTimes) -> float:
@@ -181,9 +200,10 @@ def _data_seconds(machine: Machine, work: Workload, stage: CountedStage, passes:
     weights, gradients = counted.trained * work.element_bytes, counted.trained * software.gradient_bytes
     slowdown = machine.efficiency.overlap_slowdown
     before, after = over_data_ranks(gradients), 0.0
+    group = _sharding_ranks(machine, work)
     if layout.distributed_optimizer:
-        after = over_data_ranks(weights)
-    else:
+        after = collective_seconds(machine, weights, ranks=group, stride=layout.tensor)
+    if not layout.distributed_optimizer or group < layout.replicas:
         before *= 2
     # Interleaved chunks end one after the other, `pipeline` micro-batches apart.
     rounds = 1 + layout.pipeline * (layout.virtual - 1) / layout.virtual
@@ -205,21 +225,45 @@ def _data_seconds(machine: Machine, work: Workload, stage: CountedStage, passes:
 
 
 def _sharded_seconds(machine: Machine, work: Workload, stage: CountedStage, passes: PassTimes) -> float:
-    """Return the seconds that full sharding adds to a step.
+    """Return the seconds that full sharding adds.
 
-    Weights of a layer are gathered twice for each micro-batch and its gradients summed once, while other layers are
-    computed. All other weights are gathered and their gradients summed once a step.
+    Weights of layers are gathered in both passes of each micro-batch and their gradients summed once, while other
+    layers are computed; everything else once a step. Each layer has collectives of its own, whose latency grows with
+    the ranks.
     """
-    counted, software = stage.parameters, work.software
+    counted, software, group = stage.parameters, work.software, _sharding_ranks(machine, work)
+    layers = max(1, sum(len(span) for chunk in stage.chunks for span in chunk.layers.values()))
 
-    def over_data_ranks(size: float) -> float:
-        return collective_seconds(machine, size, ranks=work.layout.replicas, stride=work.layout.tensor)
+    def over_group(size: float, pieces: int = 1) -> float:
+        return pieces * collective_seconds(machine, size / pieces, ranks=group, stride=work.layout.tensor)
 
-    layers, root = counted.in_layers, counted.trained - counted.in_layers
-    overlapped = work.microbatches * over_data_ranks(layers * (2 * work.element_bytes + software.gradient_bytes))
-    computed = work.microbatches * passes.total
-    once = over_data_ranks(root * (work.element_bytes + software.gradient_bytes))
-    return exposed_seconds(overlapped, computed, machine.efficiency.overlap_slowdown) + once
+    root = counted.trained - counted.in_layers
+    gather = over_group(counted.in_layers * work.element_bytes, layers * software.layer_gathers)
+    scatter = over_group(counted.in_layers * software.gradient_bytes, layers * software.layer_gathers)
+    hidden_scatter = scatter if software.gradient_overlap else 0.0
+    slowdown = machine.efficiency.overlap_slowdown
+    backward = passes.backward.total + passes.recompute.total
+    if software.gather_overlap:
+        overlapped = exposed_seconds(gather, passes.forward.total, slowdown)
+        overlapped += exposed_seconds(gather + hidden_scatter, backward, slowdown)
+    else:
+        overlapped = 2 * gather + exposed_seconds(hidden_scatter, backward, slowdown)
+    overlapped += scatter - hidden_scatter
+    once = over_group(root * (work.element_bytes + software.gradient_bytes))
+    # Copies on other nodes sum the gradients of their shards.
+    shard = counted.trained * software.gradient_bytes / group
+    copies = 2 * collective_seconds(
+        machine, shard, ranks=work.layout.replicas // group, stride=work.layout.tensor * group
+    )
+    return work.microbatches * overlapped + once + exposed_seconds(copies, backward, slowdown)
+
+
+def _sharding_ranks(machine: Machine, work: Workload) -> int:
+    """Return the number of data ranks that divide state among themselves."""
+    layout = work.layout
+    if work.software.sharding_group == "all":
+        return layout.replicas
+    return neighbors_inside(machine, ranks=layout.replicas, stride=layout.tensor)
 
 
 def _feature_seconds(machine: Machine, work: Workload) -> float:

@@ -184,6 +184,7 @@ def make_workload(config: Config) -> Workload:
         ),
         software=replace(
             MEGAPTM,
+            compiled=config.train.compile is not False,
             gradient_overlap=config.communication.overlap_grad_reduce,
             boundary_overlap=config.communication.overlap_p2p_comm,
         ),

@@ -15,6 +15,8 @@ class RelativeAttentionCosts(SelfAttentionCosts):
     cache. Distances are projected to keys, and each head adds bias vectors to its queries."""
 
     scored = True
+    gathers = 1
+    launches = 40
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)

@@ -13,6 +13,9 @@ from megaptm.spec import Block, Size
 class TwoStreamAttentionCosts(RelativeAttentionCosts):
     """Costs of XLNet's relative attention with vectors of segments."""
 
+    gathers = 2
+    launches = 68
+
     @classmethod
     def stack_linears(  # type: ignore[override]
         cls, record: TwoStreamSpec, block: Block, size: Size, layers: range
