@@ -14,15 +14,15 @@ from published import runs as published
 def main() -> None:
     """Print the tables and the errors of the planner. `--short` changes nothing, because this takes three seconds."""
     Options(__doc__).read()
-    rows, others = published.compare_all(), published.compare_others()
-    groups = {"runs.yaml": rows} | others
-    every = [row for found in others.values() for row in found]
-    print(published.errors_markdown(groups), published.layouts_markdown(others), sep="\n\n")
-    print("", published.summary(every, published.OTHERS), engine.markdown(), sep="\n\n")
+    rows, later = published.compare_all(), published.compare_others()
+    groups = {"runs.yaml": rows} | later
+    later_rows = [row for group in later.values() for row in group]
+    print(published.errors_markdown(groups), published.layouts_markdown(later), sep="\n\n")
+    print("", published.summary(later_rows, published.OTHERS), engine.markdown(), sep="\n\n")
     print("", published.summary(rows), published_memory.markdown(), published.markdown(rows), sep="\n\n")
-    print("", published.markdown(every), sep="\n\n")
+    print("", published.markdown(later_rows), sep="\n\n")
     errors = [abs(row.error) for row in rows]
-    held = [row.error for row in others[published.HELD_OUT]]
+    held = [row.error for row in later[published.HELD_OUT]]
     memory = [abs(row.planned() / row.peak - 1) for row in published_memory.rows()]
     print(f"\n{len(rows)} runs: median error {median(errors):.1%}, maximum error {max(errors):.1%}")
     print(f"METRIC planner_median_error {median(errors):.3f} ratio goal <=0.10")

@@ -78,6 +78,7 @@ def layers_by_kind(block: Block, layers: Sequence[int]) -> dict[Block, int]:
     return dict(Counter(block.at(layer) for layer in layers))
 
 
+@lru_cache(maxsize=4096)
 def passes_by_kind(block: Block, size: Size, layers: Sequence[int]) -> dict[Block, int]:
     """Return the distinct kinds of blocks among some layers of a stack, and how often a pass runs each."""
     repeated = (costs_class(record).repeated_layers(record, size) for record in {*block.attentions})

@@ -90,10 +90,10 @@ def estimate_step(machine: Machine, work: Workload, stages: Sequence[CountedStag
     stages = count_stages(work) if stages is None else stages
     layers: dict[tuple[str, Block, str], PassTimes] = {}
     slowdown = 1 + machine.efficiency.device_spread * expected_maximum(layout.processes)
-    passes = [costs.time_stage(machine, work, stage.chunks, layers) * slowdown for stage in stages]
-    totals = [stage_passes.total for stage_passes in passes]
+    passes = [costs.time_stage(machine, work, stage.chunks, layers) for stage in stages]
+    totals = [stage_passes.total * slowdown for stage_passes in passes]
     slowest = max(range(len(totals)), key=lambda stage: totals[stage])
-    slowest_passes = passes[slowest] * work.microbatches
+    slowest_passes = passes[slowest] * (work.microbatches * slowdown)
     compute = slowest_passes.forward + slowest_passes.backward + costs.time_comparison(machine, work)
     for extra in work.extra_costs:
         compute = compute + extra.seconds(machine, work)

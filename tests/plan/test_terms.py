@@ -36,8 +36,8 @@ def test_last_wave_of_tiles_is_partly_idle():
 
 
 def test_narrow_products_of_tensor_ranks_are_slower():
-    whole, part = costs.tiling(2048, 15360, 108), costs.tiling(2048, 15360 / 8, 108)
-    assert part < 0.8 < 0.95 < whole
+    undivided, divided = costs.tiling(2048, 15360, 108), costs.tiling(2048, 15360 / 8, 108)
+    assert divided < 0.8 < 0.95 < undivided
 
 
 def test_a_cpu_has_no_tiles():
@@ -95,10 +95,10 @@ def test_single_operations_of_an_rms_norm_are_slower():
 
 def test_collectives_of_each_parameter_are_slow_on_many_ranks():
     layout = {"data": 1024, "full_sharding": True, "batch": 1024}
-    one, twelve = (
+    layers, parameters = (
         step("gpt3", "13b", 2048, software=Software(layer_gathers=number), **layout).data for number in (1, 12)
     )
-    assert twelve > 3 * one
+    assert parameters > 3 * layers
 
 
 def test_sharding_within_nodes_gathers_faster():
