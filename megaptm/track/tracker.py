@@ -196,7 +196,7 @@ class Uploader(threading.Thread):
                     logger.warning(
                         "%s: %s; training continues",
                         self.title,
-                        str(error).removesuffix(".") if isinstance(error, UserError) else brief_message(error),
+                        (str(error) if isinstance(error, UserError) else brief_message(error)).removesuffix("."),
                     )
                 if closing:
                     return

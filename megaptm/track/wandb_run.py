@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+# wandb reads this when it is imported. Without it, each start prints its messages between those of training.
+os.environ.setdefault("WANDB_SILENT", "true")
+
 import wandb
 
 from megaptm.errors import UserError
@@ -18,13 +21,19 @@ TIMEOUT_SECONDS = 30.0
 
 
 class WandbRun:
-    """Weights & Biases run. The variables WANDB_MODE, WANDB_API_KEY, WANDB_ENTITY ... apply; the config names no
-    server."""
+    """Weights & Biases run. The variables WANDB_MODE, WANDB_API_KEY, WANDB_ENTITY ... apply."""
 
     def __init__(self, run: Path, state: UploadState) -> None:
         refuse_link(run / FOLDER)
+        for settings_file in (run / FOLDER / "settings", Path.cwd() / FOLDER / "settings"):
+            # The file may come with a run, and names the server that wandb sends the login to.
+            if settings_file.exists():
+                raise UserError(
+                    f"{settings_file} could send your login to any server: remove it, and set variables such as "
+                    "WANDB_BASE_URL instead."
+                )
         mode = os.environ.get("WANDB_MODE", "online")
-        if mode == "online" and wandb.api.api_key is None:  # wandb would ask for it on the terminal
+        if mode == "online" and not wandb.login(prompt=False):  # `init` would ask for it on the terminal
             raise UserError("Weights & Biases has no login: run `wandb login`, or set WANDB_MODE=offline.")
         settings = wandb.Settings(
             silent=True,

@@ -1,13 +1,18 @@
 """Loggers besides MLflow, each with its real library: all metrics arrive once, also over restarts and copies."""
 
+import contextlib
 import csv
 import importlib.util
 import json
 import math
+import os
 import shutil
+import socket
 import struct
 import subprocess
 import sys
+import threading
+import time
 from typing import get_args
 
 import pytest
@@ -16,6 +21,7 @@ from megaptm.config.schema import TrackConfig
 from megaptm.errors import UserError
 from megaptm.track import Tracker, read_metrics, upload
 from megaptm.track.loggers import LOGGERS, refuse_missing_packages
+from tests import ROOT
 
 LOCAL = ("tensorboard", "wandb", "csv")
 WANDB_HEADER, HEADER, BLOCK, ENDS = 7, 7, 32768, (1, 4)
@@ -50,21 +56,37 @@ def tensorboard_values(run, name):
 
 
 def wandb_records(run):
-    """Return the records of all offline files of a run, in order. The files are logs in LevelDB's format."""
+    """Return the records of all offline files of a run, in order."""
+    return [
+        record
+        for path in sorted(run.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
+        for record in read_complete(path)
+    ]
+
+
+def read_complete(path, *, seconds=120):
+    """Read a file of wandb, whose process writes the end of the run a little after `finish` returns."""
+    deadline = time.monotonic() + seconds
+    while not (records := read_log(path)) or records[-1].WhichOneof("record_type") != "exit":
+        assert time.monotonic() < deadline, records[-1:]
+        time.sleep(0.1)
+    return records
+
+
+def read_log(path):
+    """Read the records of a log in LevelDB's format."""
     protocol = pytest.importorskip("wandb.proto.wandb_internal_pb2")
-    records = []
-    for path in sorted(run.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime):
-        content, at, record = path.read_bytes(), WANDB_HEADER, b""
-        while at + HEADER <= len(content):
-            if BLOCK - at % BLOCK < HEADER:
-                at += BLOCK - at % BLOCK
-                continue
-            length, kind = struct.unpack_from("<HB", content, at + 4)
-            record += content[at + HEADER : at + HEADER + length]
-            at += HEADER + length
-            if kind in ENDS:
-                records.append(protocol.Record.FromString(record))
-                record = b""
+    records, content, at, record = [], path.read_bytes(), WANDB_HEADER, b""
+    while at + HEADER <= len(content):
+        if BLOCK - at % BLOCK < HEADER:
+            at += BLOCK - at % BLOCK
+            continue
+        length, kind = struct.unpack_from("<HB", content, at + 4)
+        record += content[at + HEADER : at + HEADER + length]
+        at += HEADER + length
+        if kind in ENDS and at <= len(content):
+            records.append(protocol.Record.FromString(record))
+            record = b""
     return records
 
 
@@ -137,6 +159,38 @@ def test_wandb_without_login_gives_a_warning(tmp_path, monkeypatch, caplog):
     assert (
         "Weights & Biases has no login: run `wandb login`, or set WANDB_MODE=offline; training continues" in caplog.text
     )
+
+
+@pytest.mark.parametrize("location", ["working directory", "run"])
+def test_wandb_sends_no_login_to_a_server_that_a_file_names(tmp_path, location):
+    """A run from elsewhere may bring a file `wandb/settings`."""
+    pytest.importorskip("wandb")
+    run, contacts = tmp_path / "run", []
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                contacts.append(connection.recv(4096))
+                connection.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    folder = tmp_path if location == "working directory" else run
+    (folder / "wandb").mkdir(parents=True)
+    (folder / "wandb/settings").write_text(f"[default]\nbase_url = http://127.0.0.1:{server.getsockname()[1]}\n")
+    source = (
+        "import sys; from megaptm.track import Tracker\n"
+        "t = Tracker(sys.argv[1], loggers=['wandb']); t.log_metrics(1, {'a': 1.0}); sys.exit(10 + t.close(seconds=90))"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    environment |= {"HOME": str(tmp_path), "WANDB_API_KEY": "a" * 40, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", source, str(run)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    server.close()
+    assert done.returncode == 11, done.stderr
+    assert f"{folder}/wandb/settings could send your login to any server" in done.stderr
+    assert contacts == []
 
 
 def test_csv_keeps_infinite_and_nan_values(tmp_path):
