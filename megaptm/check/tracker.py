@@ -68,9 +68,9 @@ def _check_server(uri: str, experiment: str) -> Finding:
         # In a thread, because the library's own timeout restarts with every byte.
         answer = run_with_deadline(2 * ANSWER_SECONDS, lambda: requests.get(address, **options))
     except (requests.Timeout, TimeoutError):
-        raise UserError(_unreachable(uri, f"no answer in {ANSWER_SECONDS:.0f} s")) from None
+        raise UserError(_unreachable_message(uri, f"no answer in {ANSWER_SECONDS:.0f} s")) from None
     except (requests.RequestException, OSError) as error:
-        raise UserError(_unreachable(uri, _error_reason(error))) from None
+        raise UserError(_unreachable_message(uri, _error_reason(error))) from None
     if answer.status_code in (401, 403):
         raise UserError(
             f"track.uri ({uri}) denies access ({answer.status_code}): set MLFLOW_TRACKING_USERNAME and "
@@ -83,7 +83,7 @@ def _check_server(uri: str, experiment: str) -> Finding:
     return Finding(TOPIC, "ok", f"MLflow at {uri} answers and {which}.", {"experiment_exists": known})
 
 
-def _unreachable(uri: str, why: str) -> str:
+def _unreachable_message(uri: str, why: str) -> str:
     return f"track.uri ({uri}) does not answer ({why}): start the server, correct the URL, {OR_DISABLE}"
 
 

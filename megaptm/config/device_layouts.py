@@ -60,14 +60,16 @@ def device_errors(config: Config, devices: int) -> Iterator[str]:
     layout = config.layout
     if devices % layout.model_ranks:
         yield (
-            f"devices ({devices:,}) must be a multiple of {_axes(layout, 'tensor', 'pipeline')}; use another "
+            f"devices ({devices:,}) must be a multiple of {_format_axes(layout, 'tensor', 'pipeline')}; use another "
             "number, or change the layout."
         )
     elif "data" in layout.model_fields_set and layout.processes != devices:
-        yield (f"devices ({devices:,}) must be {_axes(layout, 'data', 'tensor', 'pipeline')}; set only one of them.")
+        yield (
+            f"devices ({devices:,}) must be {_format_axes(layout, 'data', 'tensor', 'pipeline')}; set only one of them."
+        )
 
 
-def _axes(layout: Layout, *names: str, prefix: str = "layout.") -> str:
+def _format_axes(layout: Layout, *names: str, prefix: str = "layout.") -> str:
     """Return axes of a layout, and of several context ranks, with their sizes, as text."""
     axes = {name: getattr(layout, name) for name in (*names, *(("context",) if layout.context > 1 else ()))}
     return f"{' x '.join(prefix + name for name in axes)} ({' x '.join(map(str, axes.values()))})"
@@ -93,7 +95,7 @@ def _check_row(num_devices: int, layout: Layout) -> None:
             f"layouts.{num_devices}.data: the number of data ranks follows from the number of devices; remove it."
         )
     if num_devices % layout.model_ranks:
-        axes = _axes(layout, "tensor", "pipeline", prefix="")
+        axes = _format_axes(layout, "tensor", "pipeline", prefix="")
         raise UserError(f"layouts.{num_devices}: {axes} must divide the {num_devices} devices.")
 
 

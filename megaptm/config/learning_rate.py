@@ -96,10 +96,10 @@ def learning_rate(
         return peak if rose is None else peak * max(final, 0.5 ** (1 + (step - rose) // optimizer.decay_steps))
     end = optimizer.decay_steps if optimizer.decay_steps is not None else steps
     done = min(1.0, max(0.0, step - begin) / max(1, end - begin))
-    return peak * (final + (1.0 - final) * _shape(optimizer, done))
+    return peak * (final + (1.0 - final) * _decay_share(optimizer, done))
 
 
-def _shape(optimizer: OptimizerConfig, done: float) -> float:
+def _decay_share(optimizer: OptimizerConfig, done: float) -> float:
     """Return the learning rate of a decay with an end as a share between its minimum and its peak. `done`: share of the
     decay's steps that are done."""
     if optimizer.decay == "cosine":

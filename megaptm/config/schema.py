@@ -420,14 +420,14 @@ class Config(Section):
 def _with_steps(options: dict[Any, Any]) -> dict[Any, Any]:
     """Return the options of a task or question with numeric steps in `share` and `weight`."""
     by_step = {name: table for name in ("share", "weight") if isinstance(table := options.get(name), dict)}
-    return options | {name: _steps(table) for name, table in by_step.items()}
+    return options | {name: _parse_steps(table) for name, table in by_step.items()}
 
 
-def _steps(table: dict[Any, Any]) -> dict[Any, Any]:
+def _parse_steps(table: dict[Any, Any]) -> dict[Any, Any]:
     """Convert the steps in an option of a training task to integers. Option `weight` may have a table of steps per
     loss."""
-    return {_step(key): _steps(value) if isinstance(value, dict) else value for key, value in table.items()}
+    return {_parse_step(key): _parse_steps(value) if isinstance(value, dict) else value for key, value in table.items()}
 
 
-def _step(key: Any) -> Any:
+def _parse_step(key: Any) -> Any:
     return int(key) if isinstance(key, str) and re.fullmatch(r"[0-9]{1,4300}", key) else key

@@ -28,7 +28,7 @@ class Conversion:
 
 
 # Imported late: counterparts of families are known without torch.
-def _concatenate(tensors: list[Tensor]) -> Tensor:
+def _concatenate_tensors(tensors: list[Tensor]) -> Tensor:
     import torch
 
     return torch.cat(tensors)
@@ -43,7 +43,7 @@ def _stack_tensors(tensors: list[Tensor]) -> Tensor:
 
 def _pad_rows(rows: Tensor, spec: ModelSpec) -> Tensor:
     """Pad the rows [V, ...] of a vocabulary table with zeros to the padded vocabulary."""
-    return _concatenate([rows, rows.new_zeros(spec.padded_vocabulary - len(rows), *rows.shape[1:])])
+    return _concatenate_tensors([rows, rows.new_zeros(spec.padded_vocabulary - len(rows), *rows.shape[1:])])
 
 
 def _split_streams(fused: Tensor, spec: ModelSpec, *, streams: int) -> list[Tensor]:
@@ -67,7 +67,7 @@ QKV = Conversion(lambda w, spec: _split_streams(w, spec, streams=3), _fuse_strea
 KV = Conversion(lambda w, spec: _split_streams(w, spec, streams=2), _fuse_streams)
 # Queries, keys and values in one matrix, or bias, with rows ordered (stream, head, K).
 JOINED_QKV = Conversion(
-    lambda w, spec: [_concatenate(_split_streams(w, spec, streams=3))],
+    lambda w, spec: [_concatenate_tensors(_split_streams(w, spec, streams=3))],
     lambda ws, spec: _fuse_streams(list(ws[0].chunk(3)), spec),
 )
 GATE_AND_VALUE = Conversion(
@@ -75,7 +75,7 @@ GATE_AND_VALUE = Conversion(
 )
 # GPT-2's Conv1D: [inputs, outputs], with the outputs ordered (stream, head, K).
 CONV_QKV = Conversion(
-    lambda w, spec: [_concatenate(_split_streams(w, spec, streams=3)).t()],
+    lambda w, spec: [_concatenate_tensors(_split_streams(w, spec, streams=3)).t()],
     lambda ws, spec: _fuse_streams(list(ws[0].t().chunk(3)), spec),
 )
 # Gate and value in one matrix, with rows ordered (stream, feature).

@@ -145,7 +145,7 @@ def apply_linear(linear: Linear, x_SBD: Tensor, mask: Tensor | None) -> Tensor:
     The kernel for document offsets needs the positions of a document side by side in memory. Moving the input is
     cheaper than moving queries, keys and values, which are wider.
     """
-    if not _moves(linear, mask):
+    if not _swaps_axes(linear, mask):
         return linear(x_SBD)
     return linear(x_SBD.transpose(0, 1).contiguous()).transpose(0, 1)
 
@@ -155,14 +155,14 @@ def project_heads(
 ) -> tuple[Tensor, ...]:
     """Return queries, keys or values, each [S, B, H, K], from a linear layer with their interleaved matrices. The
     memory order is that of `apply_linear`."""
-    moves = _moves(linear, mask)
+    moves = _swaps_axes(linear, mask)
     x = x_SBD.transpose(0, 1).contiguous() if moves else x_SBD
     # Divided before they are moved back, so that their gradients are joined in the order of the product.
     parts: tuple[Tensor, ...] = linear(x).unflatten(-1, (-1, matrices, key_width)).unbind(3)
     return tuple(part.transpose(0, 1) for part in parts) if moves else parts
 
 
-def _moves(linear: Linear, mask: Tensor | None) -> bool:
+def _swaps_axes(linear: Linear, mask: Tensor | None) -> bool:
     # With sequence parallelism the layer gathers or divides the first axis.
     return mask is not None and are_offsets(mask) and not linear.sequence_parallel
 
@@ -266,7 +266,7 @@ class PatternAttend(Attend):
         )
         marked = None if made.marks is None else GlobalPositions.of(made.marks, positions_BG)
         rate = self.dropout.rate if self.dropout.is_active else 0.0
-        kernel = self._choose(made, q_SBHK.dtype, q_SBHK.shape[3])
+        kernel = self._choose_kernel(made, q_SBHK.dtype, q_SBHK.shape[3])
         if kernel == FUSED:
             mixed_SBHK = self.attend_by_head(q_SBHK, k_SBHK, v_SBHK, made.scores(None))
         else:
@@ -281,7 +281,7 @@ class PatternAttend(Attend):
             )
         return mixed_SBHK.flatten(2)
 
-    def _choose(self, mask: Mask, dtype: torch.dtype, key_width: int) -> str:
+    def _choose_kernel(self, mask: Mask, dtype: torch.dtype, key_width: int) -> str:
         """Return the attention kernel for a mask with this pattern."""
         rate = self.dropout.rate if self.dropout.is_active else 0.0
         work = describe_work(mask, dtype, key_width, rate, capped=self.cap is not None)
@@ -291,7 +291,7 @@ class PatternAttend(Attend):
         """Return the attention blocks of this layer's pattern if FlexAttention computes it, else None. `mask`: mask of
         the stack, without a pattern."""
         mask = mask.with_pattern(self.pattern)
-        return shared.of(mask) if self._choose(mask, dtype, key_width) == FLEX else None
+        return shared.of(mask) if self._choose_kernel(mask, dtype, key_width) == FLEX else None
 
 
 def score_scale(costs: LayerCosts) -> float:
@@ -366,7 +366,7 @@ class SelfAttention(AttentionModule):
         `position_state`: rotation of queries and keys (`positions.rotation`), if any. `keys`: input of the key and
         value projections, if not x. `positions_BG`, `blocks_BHX`: as in `PatternAttend.forward`.
         """
-        read = self._placed(*self._project(x_SBD, keys, mask), position_state)
+        read = self._rotate_queries_and_keys(*self._project(x_SBD, keys, mask), position_state)
         if positions_BG is None and blocks_BHX is None:
             return self.attend(*read, mask)
         return self.attend(*read, mask, None, positions_BG, blocks_BHX)
@@ -376,7 +376,7 @@ class SelfAttention(AttentionModule):
 
         `mask` as in `Attend.forward`. Fused kernels do not return scores, so they are computed a second time.
         """
-        q_SBHK, k_SBHK, _ = self._placed(*self._project(x_SBD, None), position_state)
+        q_SBHK, k_SBHK, _ = self._rotate_queries_and_keys(*self._project(x_SBD, None), position_state)
         k_SBHK = for_heads(k_SBHK, q_SBHK.shape[2])
         scores = q_SBHK.permute(1, 2, 0, 3).float() @ k_SBHK.permute(1, 2, 3, 0).float() * self.attend.scale
         scores = soft_cap(scores, self.attend.cap)
@@ -388,7 +388,9 @@ class SelfAttention(AttentionModule):
             scores = scores.masked_fill(~mask, -torch.inf)
         return scores.masked_fill(scores <= MIN_SCORE, 0.0)
 
-    def _placed(self, q: Tensor, k: Tensor, v: Tensor, position_state: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _rotate_queries_and_keys(
+        self, q: Tensor, k: Tensor, v: Tensor, position_state: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries and keys with rotary position embedding, if `position_state` has one."""
         return (q, k, v) if position_state is None else (rotate(q, position_state), rotate(k, position_state), v)
 

@@ -439,12 +439,12 @@ class Stack(UsesContextRanks, SequenceHooks, BaseStack):
         mask, scores = inputs.mask, None
         if not all(map(self._reads_numbers, self._records)):
             scores = mask.scores(self._score_bias(mask))
-        turned = self._rotations(mask, inputs.positions)
+        turned = self._compute_rotations(mask, inputs.positions)
         # Every kind but those without global tokens takes their positions.
         marked = () if mask.global_positions is None else (mask.global_positions,)
         return {
             record: AttentionInputs(
-                self._numbers(x, mask, record) if self._reads_numbers(record) else scores,
+                self._mask_numbers(x, mask, record) if self._reads_numbers(record) else scores,
                 turned.get(record.rope),
                 marked if record.takes_global_positions else (),
             )
@@ -457,7 +457,7 @@ class Stack(UsesContextRanks, SequenceHooks, BaseStack):
         layer = cast(Layer, self[str(number)])
         read = layer.attention_input(x)
         attention = cast(SelfAttention, layer.attention)
-        turned = self._rotations(mask, positions).get(self.block.attention_at(number).rope)
+        turned = self._compute_rotations(mask, positions).get(self.block.attention_at(number).rope)
         return attention.scores(read, mask.scores(self._score_bias(mask)), turned)
 
     @property
@@ -469,7 +469,7 @@ class Stack(UsesContextRanks, SequenceHooks, BaseStack):
         """Whether the kernel of a kind of attention reads document ids and order, and needs no dense mask."""
         return record in self.patterns or record.score_cap is not None or self.kernel not in (AUTO, FUSED, VARLEN)
 
-    def _numbers(self, x: Tensor, mask: Mask, record: AttentionSpec) -> Tensor | None:
+    def _mask_numbers(self, x: Tensor, mask: Mask, record: AttentionSpec) -> Tensor | None:
         """Return the batch's part of the mask of a kind of attention: document ids and attention order
         (`Mask.numbers`), or offsets of documents where its kernel takes them. With context ranks also its pattern."""
         pattern = self.patterns.get(record)
@@ -480,7 +480,7 @@ class Stack(UsesContextRanks, SequenceHooks, BaseStack):
             return mask.offsets
         return mask.numbers if self.context.size == 1 else mask.with_pattern(pattern).scores(None)
 
-    def _rotations(self, mask: Mask, positions: Tensor | None) -> dict[RopeNumbers, Tensor]:
+    def _compute_rotations(self, mask: Mask, positions: Tensor | None) -> dict[RopeNumbers, Tensor]:
         """Return the rotary embedding of queries and keys for the numbers of each layer's attention
         (`AttentionSpec.rope`). Empty without rotary positions."""
         if self.block.position != "rope":

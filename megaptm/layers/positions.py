@@ -80,11 +80,11 @@ def rotation(positions_BS: Tensor, *, features: int, rope: RopeNumbers) -> Tenso
     in bfloat16 positions above 256 would share angles.
     """
     exponents = torch.arange(0, features, 2, device=positions_BS.device, dtype=torch.float32) / features
-    angles_SBF = positions_BS.t()[:, :, None].float() * _stretched(rope.base**-exponents, rope)
+    angles_SBF = positions_BS.t()[:, :, None].float() * _stretch_frequencies(rope.base**-exponents, rope)
     return torch.stack([angles_SBF.cos(), angles_SBF.sin()])[:, :, :, None]
 
 
-def _stretched(frequencies_F: Tensor, rope: RopeNumbers) -> Tensor:
+def _stretch_frequencies(frequencies_F: Tensor, rope: RopeNumbers) -> Tensor:
     """Return the frequencies of a rotary position embedding, in radians per position, divided by its factor."""
     if rope.factor == 1.0 or rope.original_context is None:
         return frequencies_F / rope.factor

@@ -108,7 +108,7 @@ class Engine:
         self.zero_grad()
         for stage in self.model.stages:
             stage.model.begin_step(seed=self.seed, step=step)
-        losses, counts = self._forward_backward(self._share(microbatches), step=step)
+        losses, counts = self._forward_backward(self._share_microbatches(microbatches), step=step)
         loss = self._weighted_sum(losses)
         if not any(counts.values()):
             raise NoLabelsError(
@@ -171,7 +171,7 @@ class Engine:
     def evaluate(self, microbatches: list[MicroBatch] | None) -> StepResult:
         """Return the losses of validation micro-batches, without dropout and gradients."""
         self.model.train(False)
-        losses, counts = self._forward_backward(self._share(microbatches), step=None)
+        losses, counts = self._forward_backward(self._share_microbatches(microbatches), step=None)
         for hook in self.hooks:
             hook.after_step()
         return StepResult(losses, self._weighted_sum(losses), 0.0, counts)
@@ -179,7 +179,7 @@ class Engine:
     def _weighted_sum(self, losses: Mapping[str, float]) -> float:
         return sum(weight * losses[name] for name, weight in self.losses.items())
 
-    def _share(self, microbatches: list[MicroBatch] | None) -> list[MicroBatch]:
+    def _share_microbatches(self, microbatches: list[MicroBatch] | None) -> list[MicroBatch]:
         """Broadcast the micro-batches to all tensor ranks, and copy them to the device."""
         for hook in self.hooks:
             microbatches = microbatches and [hook.prepare_batch(batch) for batch in microbatches]

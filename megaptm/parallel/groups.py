@@ -74,7 +74,7 @@ def join(
         own_gpu = torch.device("cuda", local_rank if torch.cuda.device_count() > 1 else 0)
         torch.cuda.set_device(own_gpu)
     timeout = timedelta(minutes=timeout_minutes)
-    store = None if listener is None else _serve(listener, world, timeout)
+    store = None if listener is None else _open_rendezvous_store(listener, world, timeout)
     try:
         dist.init_process_group(
             "nccl" if torch.cuda.is_available() else "gloo",
@@ -96,7 +96,7 @@ def join(
         ) from error
 
 
-def _serve(listener: int, world: int, timeout: timedelta) -> dist.Store:
+def _open_rendezvous_store(listener: int, world: int, timeout: timedelta) -> dist.Store:
     """Return the rendezvous store that other ranks reach by `env://`, at a socket that already listens."""
     os.set_inheritable(listener, False)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

@@ -184,11 +184,11 @@ def split_model(model: Model, config: ModelParallelConfig, *, ranks: int, rank: 
     """Divide `model` over `ranks` tensor ranks in place; return the placement of each parameter."""
     in_layers = {id(module) for stack in model.modules() if isinstance(stack, BaseStack) for module in stack.modules()}
     placements = {
-        name: _placement(module, name, parameter, ranks, rank, in_layer=id(module) in in_layers)
-        for name, module, parameter in _owned(model)
+        name: _parameter_placement(module, name, parameter, ranks, rank, in_layer=id(module) in in_layers)
+        for name, module, parameter in _owned_parameters(model)
     }
     if ranks > 1:
-        _swap(model, config, ranks, rank)
+        _swap_modules(model, config, ranks, rank)
         _set_random_streams(model, sequence_parallel=config.sequence_parallel)
         if config.sequence_parallel:
             model.scatter_sequence = scatter_to_sequence_parallel_region
@@ -253,7 +253,7 @@ def _gather_for_replicated_heads(x_SBD: Tensor) -> Tensor:
     return gather_from_sequence_parallel_region(x_SBD, tensor_parallel_output_grad=False)
 
 
-def _owned(model: nn.Module) -> list[tuple[str, nn.Module, nn.Parameter]]:
+def _owned_parameters(model: nn.Module) -> list[tuple[str, nn.Module, nn.Parameter]]:
     return [
         (f"{path}.{leaf}" if path else leaf, module, parameter)
         for path, module in model.named_modules()
@@ -261,7 +261,7 @@ def _owned(model: nn.Module) -> list[tuple[str, nn.Module, nn.Parameter]]:
     ]
 
 
-def _placement(
+def _parameter_placement(
     module: nn.Module, name: str, parameter: nn.Parameter, ranks: int, rank: int, *, in_layer: bool
 ) -> Placement:
     shape = tuple(parameter.shape)
@@ -276,7 +276,7 @@ def _placement(
     return Placement(name, shape, offset, axis, *interleaving, is_layer_matrix)
 
 
-def _swap(model: Model, config: ModelParallelConfig, ranks: int, rank: int) -> None:
+def _swap_modules(model: Model, config: ModelParallelConfig, ranks: int, rank: int) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             match child:

@@ -126,7 +126,7 @@ def build_stages(
     Chunk c of stage p is chunk c * pipeline + p of the model; with one chunk per stage, chunk p.
     """
     return [
-        _build(
+        _build_chunk(
             spec,
             chunk,
             layout,
@@ -150,7 +150,7 @@ def rank_chunks(spec: ModelSpec, layout: Layout, ranks: Ranks) -> list[ModelChun
     return cut[ranks.pipeline :: layout.pipeline]
 
 
-def _build(
+def _build_chunk(
     spec: ModelSpec,
     chunk: ModelChunk,
     layout: Layout,

@@ -209,7 +209,7 @@ def _attention_seconds(machine: Machine, work: Workload, costs: LayerCosts, quer
     pairs /= work.layout.context
     if work.software.attention == "materialized":
         drops = costs.block.attentions[0].dropout_rate(work.spec.dropout) > 0
-        return _materialized(machine, work, pairs, size.key_width, drops=drops)
+        return _time_materialized(machine, work, pairs, size.key_width, drops=drops)
     query_positions = work.lengths[queries]
     is_unmasked = not (work.has_mask or costs.masked(query_positions) or costs.computes_only_tiles(query_positions))
     causal = costs.block.causal and queries == keys and is_unmasked
@@ -250,7 +250,7 @@ def count_launches(work: Workload, chunks: Sequence[ModelChunk]) -> float:
     return total
 
 
-def _materialized(machine: Machine, work: Workload, pairs: float, key: int, *, drops: bool) -> PassTimes:
+def _time_materialized(machine: Machine, work: Workload, pairs: float, key: int, *, drops: bool) -> PassTimes:
     element = work.element_bytes
     rate = machine.peak_flops(work.precision) * machine.efficiency.matmul
     products = 4 * pairs * key / rate

@@ -58,7 +58,7 @@ def search_layouts(config: Config, machine: Machine, devices: int) -> Search:
     known: dict[
         tuple[int, int, int, tuple[int, ...] | None], list[CountedStage]
     ] = {}  # independent of micro-batch and recomputation
-    for layout in _layouts(config, machine, devices):
+    for layout in _list_layouts(config, machine, devices):
         try:
             check(config.model_copy(update={"layout": layout}))
         except UserError as error:
@@ -68,7 +68,7 @@ def search_layouts(config: Config, machine: Machine, devices: int) -> Search:
         split = (layout.tensor, layout.pipeline, layout.virtual, layout.layers_by_chunk)
         if split not in known:
             known[split] = count_stages(work)
-        candidate = _candidate(machine, work, known[split])
+        candidate = _make_candidate(machine, work, known[split])
         (fitting if candidate.bytes <= MAX_MEMORY_SHARE * machine.usable_bytes else too_large).append(candidate)
     fitting.sort(key=lambda entry: entry.step.seconds)
     too_large.sort(key=lambda entry: entry.bytes)
@@ -92,13 +92,13 @@ def fastest_layout(result: Search, config: Config, machine: Machine, devices: in
     )
 
 
-def _candidate(machine: Machine, work: Workload, stages: list[CountedStage]) -> Candidate:
+def _make_candidate(machine: Machine, work: Workload, stages: list[CountedStage]) -> Candidate:
     needed = estimate_memory(work, stages)
     stage = fullest_stage(needed)
     return Candidate(work.layout, estimate_step(machine, work, stages), needed[stage].total, stage)
 
 
-def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]:
+def _list_layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]:
     """Yield sensible layouts: tensor ranks within a node, context ranks for long sequences, a distributed optimizer if
     several ranks hold the same weights; of a config with full sharding, only layouts with it."""
     work = make_workload(config)
@@ -122,7 +122,7 @@ def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]
             data = devices // (tensor * context * pipeline)
             samples = config.train.batch // data  # `check` rejects batches that data ranks do not divide
             microbatches = [divisor for divisor in divisors(samples) if divisor <= 64] or [1]
-            for virtual, recompute in product(_virtuals(layers, pipeline), ("none", "attention", "full")):
+            for virtual, recompute in product(_virtual_stage_counts(layers, pipeline), ("none", "attention", "full")):
                 for cut, microbatch in product(cuts(pipeline, virtual, recompute), microbatches):
                     yield Layout(
                         data=data,
@@ -139,7 +139,7 @@ def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]
                     )
 
 
-def _virtuals(layers: int, pipeline: int) -> list[int]:
+def _virtual_stage_counts(layers: int, pipeline: int) -> list[int]:
     """Return the numbers of virtual stages to try: those that divide the layers of a stack, or else the smallest one
     for each size of the largest chunk."""
     if pipeline == 1:

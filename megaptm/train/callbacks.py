@@ -107,20 +107,20 @@ class Callbacks:
         for name, callback in self._users.items():
             if name in state:
                 self._call_user(name, callback, "load_state_dict", state[name])
-        self._call("on_run_start")
+        self._call_callbacks("on_run_start")
 
     def step_end(self, step: int, rate: float, result: StepResult) -> None:
         self.state.step, self.state.learning_rate = step, rate
         self.report_checkpoints()
-        self._call("on_step_end", result)
+        self._call_callbacks("on_step_end", result)
 
     def validation(self, losses: Mapping[str, float]) -> None:
-        self._call("on_validation", losses)
+        self._call_callbacks("on_validation", losses)
 
     def report_checkpoints(self) -> None:
         """Report the checkpoints committed since the last call."""
         while self.committed:
-            self._call("on_checkpoint", *self.committed.popleft())
+            self._call_callbacks("on_checkpoint", *self.committed.popleft())
 
     def requests(self) -> tuple[bool, bool]:
         """Return whether a callback asks to end the run as complete, and to save; the second is then met."""
@@ -131,7 +131,7 @@ class Callbacks:
         """Report the end of the job. Errors of callbacks are only printed, because the run is saved."""
         self.report_checkpoints()
         raised, self.error = self.error, None
-        self._call("on_stop", code)
+        self._call_callbacks("on_stop", code)
         if self.error is not None and self.error is not raised:
             print(f"{self.error.traceback}warning: {self.error}", file=sys.stderr, flush=True)
 
@@ -142,10 +142,10 @@ class Callbacks:
             try:
                 states[name] = json.loads(json.dumps(callback.state_dict()))
             except Exception as error:
-                self._fail(name, "state_dict", error)
+                self._record_failure(name, "state_dict", error)
         return states
 
-    def _call(self, method: str, *values: object) -> None:
+    def _call_callbacks(self, method: str, *values: object) -> None:
         if self.report is not None:
             getattr(self.report, method)(self.state, *values)
         for name, callback in self._users.items():
@@ -158,9 +158,9 @@ class Callbacks:
         try:
             getattr(callback, method)(*values)
         except (Exception, SystemExit) as error:
-            self._fail(name, method, error)
+            self._record_failure(name, method, error)
 
-    def _fail(self, name: str, method: str, error: BaseException) -> None:
+    def _record_failure(self, name: str, method: str, error: BaseException) -> None:
         self.error = self.error or plugin_error(f"callback {name}: {method}", error)
 
 

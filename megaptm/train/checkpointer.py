@@ -167,7 +167,7 @@ class Checkpointer:
             lambda: self.store.prepare(step) if self.events else None,
             partial(self.store.write, step, self.rank_env.rank, pieces),
             partial(self.store.write_index, step, self.rank_env.rank, self.rank_env.world),
-            partial(self._commit, step, self._state(step), start_time),
+            partial(self._commit_checkpoint, step, self._build_state(step), start_time),
         )
         return self._report_storage_failure(self._background.finish) if wait else None
 
@@ -196,7 +196,7 @@ class Checkpointer:
             return problem
         return None
 
-    def _commit(self, step: int, state: dict[str, Any], start_time: float) -> None:
+    def _commit_checkpoint(self, step: int, state: dict[str, Any], start_time: float) -> None:
         if self.events:
             committed = self.store.commit(step, state, ranks=self.rank_env.world)
             seconds = round(time.monotonic() - start_time, 3)
@@ -213,7 +213,7 @@ class Checkpointer:
         if self.events:
             self.events.write(DamagedCheckpointEvent(step=step, problem=problem, path=str(new_path)))
 
-    def _state(self, step: int) -> dict[str, Any]:
+    def _build_state(self, step: int) -> dict[str, Any]:
         samples = self.config.batch_schedule.first_sample(step)
         return {
             **self.compatibility,

@@ -37,9 +37,9 @@ class WindowAttention(SelfAttention):
         blocks_BHX: Tensor | None = None,
     ) -> Tensor:
         """Return the output of window attention, [S, B, H*K]. `mask`: numbers of a batch (`Mask.numbers`)."""
-        q, k, v = self._placed(*self._project(x_SBD, keys, mask), position_state)
+        q, k, v = self._rotate_queries_and_keys(*self._project(x_SBD, keys, mask), position_state)
         global_qkv = None
         if self.attend.has_global_tokens(mask):
             gq, gk, gv = self.global_qkv(x_SBD).unflatten(-1, (-1, 3, self.key_width)).unbind(3)
-            global_qkv = self._placed(gq, gk, gv, position_state)
+            global_qkv = self._rotate_queries_and_keys(gq, gk, gv, position_state)
         return self.attend(q, k, v, mask, global_qkv, positions_BG, blocks_BHX)

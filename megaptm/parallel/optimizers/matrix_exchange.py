@@ -51,9 +51,9 @@ class MatrixExchange:
         self._parts = parts
         self._group = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
         self._rank, self._ranks = dist.get_rank(self._group), dist.get_world_size(self._group)
-        held = gather_pieces([_piece(part) for part in parts], self._group)
+        held = gather_pieces([_held_piece(part) for part in parts], self._group)
         self._own_pieces = held[self._rank]
-        owners = _assign([prod(part.placement.shape) for part in parts], self._ranks)
+        owners = _assign_owners([prod(part.placement.shape) for part in parts], self._ranks)
         gathered, returned = [], []
         for index, owner in enumerate(owners):
             holders: dict[MatrixPiece, list[int]] = defaultdict(list)
@@ -61,7 +61,7 @@ class MatrixExchange:
                 if (piece := pieces[index]) is not None:
                     holders[piece].append(rank)
             for piece, ranks in sorted(holders.items()):
-                gathered.append(Message(index, piece, _nearest(ranks, owner), owner))
+                gathered.append(Message(index, piece, _nearest_owner(ranks, owner), owner))
                 returned += [Message(index, piece, owner, rank) for rank in ranks]
         self._gathered, self._returned = self._own_messages(gathered), self._own_messages(returned)
 
@@ -79,7 +79,7 @@ class MatrixExchange:
         dtype = torch.float32 if self._parts[0].parameter.dtype == torch.float32 else torch.bfloat16
         own_keys = {index: (index, piece) for index, piece in enumerate(self._own_pieces) if piece is not None}
         values = {own_keys[index]: part.reshape(-1).to(dtype) for index, part in local.items()}
-        pieces = self._exchange(self._gathered, values, dtype)
+        pieces = self._exchange_pieces(self._gathered, values, dtype)
         slices: dict[int, dict[tuple[int, ...], Tensor]] = defaultdict(dict)
         matrices: dict[int, Tensor] = {}
         for (index, piece), value in pieces.items():
@@ -90,16 +90,16 @@ class MatrixExchange:
                 by_offset[piece.offset] = torch.empty(prod(piece.shape), dtype=dtype, device=device())
             by_offset[piece.offset][piece.start : piece.stop] = value
         for index, piece in pieces:
-            _slice(matrices[index], piece).copy_(slices[index][piece.offset].view(piece.shape))
-        changed = self._apply(matrices, function)
+            _slice_piece(matrices[index], piece).copy_(slices[index][piece.offset].view(piece.shape))
+        changed = self._apply_by_shape(matrices, function)
         results = {
-            (index, piece): _slice(changed[index], piece).reshape(-1)[piece.start : piece.stop]
+            (index, piece): _slice_piece(changed[index], piece).reshape(-1)[piece.start : piece.stop]
             for index, piece in pieces
         }
-        returned = self._exchange(self._returned, results, dtype)
+        returned = self._exchange_pieces(self._returned, results, dtype)
         return {index: returned[own_keys[index]].view_as(part) for index, part in local.items()}
 
-    def _exchange(
+    def _exchange_pieces(
         self, messages: Sequence[Message], values: Mapping[tuple[int, MatrixPiece], Tensor], dtype: torch.dtype
     ) -> dict[tuple[int, MatrixPiece], Tensor]:
         """Send messages and return those to this process, by matrix and piece."""
@@ -122,7 +122,9 @@ class MatrixExchange:
             for message, value in zip(received, incoming.split(lengths), strict=True)
         }
 
-    def _apply(self, matrices: Mapping[int, Tensor], function: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
+    def _apply_by_shape(
+        self, matrices: Mapping[int, Tensor], function: Callable[[Tensor], Tensor]
+    ) -> dict[int, Tensor]:
         """Apply `function` to all matrices of one shape at once, and return full tensors by index."""
         batches: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for index in matrices:
@@ -132,14 +134,14 @@ class MatrixExchange:
             batches[part.full_length, part.full_width, index if is_copied else None].append(index)
         changed: dict[int, Tensor] = {}
         for indices in batches.values():
-            separate = [self._separate(index, matrices[index]) for index in indices]
+            separate = [self._separate_matrices(index, matrices[index]) for index in indices]
             results = function(torch.cat(separate)).split([len(each) for each in separate])
             for index, result in zip(indices, results, strict=True):
                 turns = self._parts[index].full_length // self._parts[index].placement.interleave
                 changed[index] = result.unflatten(1, (turns, -1)).transpose(0, 1).reshape(matrices[index].shape)
         return changed
 
-    def _separate(self, index: int, matrix: Tensor) -> Tensor:
+    def _separate_matrices(self, index: int, matrix: Tensor) -> Tensor:
         """Return the matrices that one tensor stores in turns, [M, R, C]."""
         placement = self._parts[index].placement
         return matrix.unflatten(0, (-1, placement.matrices, placement.interleave)).transpose(0, 1).flatten(1, 2)
@@ -152,25 +154,25 @@ def gather_pieces(pieces: list[MatrixPiece | None], group: dist.ProcessGroup) ->
     return held
 
 
-def _piece(part: TensorPart) -> MatrixPiece | None:
+def _held_piece(part: TensorPart) -> MatrixPiece | None:
     if part.master is None:
         return None
     shape = tuple(part.parameter.shape)
     return MatrixPiece(part.placement.offset, shape, *(part.span or (0, prod(shape))))
 
 
-def _slice(matrix: Tensor, piece: MatrixPiece) -> Tensor:
+def _slice_piece(matrix: Tensor, piece: MatrixPiece) -> Tensor:
     (row, column), (rows, columns) = piece.offset, piece.shape
     return matrix[row : row + rows, column : column + columns]
 
 
-def _nearest(ranks: Sequence[int], owner: int) -> int:
+def _nearest_owner(ranks: Sequence[int], owner: int) -> int:
     """Return the owner if it is one of the ranks, or a tensor rank of its data rank, or any."""
     tensor = parallel_state.get_tensor_model_parallel_world_size()
     return min(ranks, key=lambda rank: (rank != owner, rank // tensor != owner // tensor, rank))
 
 
-def _assign(sizes: Sequence[int], ranks: int) -> list[int]:
+def _assign_owners(sizes: Sequence[int], ranks: int) -> list[int]:
     """Return the owner of each matrix: large ones first, each to the process with the least elements so far."""
     elements, owners = [0] * ranks, [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):

@@ -59,7 +59,7 @@ class Muon(torch.optim.Optimizer):
         own_ids = {id(master) for _, master in held}
         group_of = {id(master): group for group in self.param_groups for master in group["params"]}
         self._step_adamw(own_ids)
-        directions = self._directions([master for _, master in held])
+        directions = self._update_momentum([master for _, master in held])
         updates = self._exchange.map(
             {index: direction for (index, _), direction in zip(held, directions, strict=True)},
             lambda matrices_MRC: orthogonalize(matrices_MRC, self.ns_steps),
@@ -82,7 +82,7 @@ class Muon(torch.optim.Optimizer):
         ]
         self._adamw.step()
 
-    def _directions(self, masters: Sequence[Tensor]) -> Iterable[Tensor]:
+    def _update_momentum(self, masters: Sequence[Tensor]) -> Iterable[Tensor]:
         """Return the momentum of matrices after their gradients are added; with Nesterov's look ahead."""
         if not masters:
             return []
