@@ -18,7 +18,7 @@ from megaptm.plan.stages import CountedStage, count_stages
 from megaptm.plan.step import StepTime, estimate_step
 from megaptm.plan.workload import Workload, make_workload
 
-MIN_CONTEXT_POSITIONS = 2048
+MIN_CONTEXT_POSITIONS = 4096
 """Minimum number of positions of a sequence that a context rank gets in a search: fewer are better divided by other
 axes."""
 MAX_MEMORY_SHARE = 0.95
