@@ -116,7 +116,7 @@ def save_while_the_storage_waits(run):
             self.rank_env = RankEnvironment(0, 1, 0)
             self.callbacks, self._background, self._copies = SimpleNamespace(committed=[]), Background(), HostStaging()
 
-        def _state(self, step):
+        def _build_state(self, step):
             return {}
 
     saver = Saver()
