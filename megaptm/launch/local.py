@@ -207,7 +207,7 @@ def launch(
         if not policy.may_restart(ending.reason, progress=progress):
             return ending.code
         step = f"the checkpoint of step {saved:,}" if saved else "the beginning"
-        print(f"Starting all ranks again from {step} ({policy.retries} restarts left).", file=sys.stderr, flush=True)
+        print(f"Starting all ranks again from {step} (restarts left: {policy.retries}).", file=sys.stderr, flush=True)
 
 
 def _launch_once(

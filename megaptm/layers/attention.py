@@ -238,7 +238,8 @@ class PatternAttend(Attend):
         `global_qkv`: separate queries, keys and values of global attention, if the layer has them. `positions_BG`:
         global positions, if already computed (`global_positions`). `blocks_BHX`: result of `shared_blocks`.
         """
-        if mask is None and self.pattern is None and self.cap is None and self.kernel in (AUTO, FUSED):
+        is_plain = self.pattern is None and self.cap is None and self.kernel in (AUTO, FUSED)
+        if mask is None and (is_plain or self.context.size > 1):
             return super().forward(q_SBHK, k_SBHK, v_SBHK, None)
         if mask is not None and (mask.dtype == torch.bool or mask.is_floating_point() or are_offsets(mask)):
             return super().forward(q_SBHK, k_SBHK, v_SBHK, mask)

@@ -163,7 +163,9 @@ def _unfit_shape(work: AttentionWork) -> str:
 
 
 def _flash_attn(work: AttentionWork, device: ComputeDevice) -> str:
-    return _windows_refusal("flash-attn", work, device)
+    if why := _windows_refusal("flash-attn", work, device):
+        return why
+    return "it has no dropout with a soft cap" if work.capped and work.dropout else ""
 
 
 def _transformer_engine(work: AttentionWork, device: ComputeDevice) -> str:

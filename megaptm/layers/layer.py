@@ -85,6 +85,11 @@ def _stack_errors(block: Block, size: Size) -> Iterator[str]:
             f"position is {block.position}, a bias on the scores of all pairs, but {', '.join(sorted(own_masks))} "
             "attention skips some pairs: use another position, or full attention."
         )
+    if block.score_bias and any(record.score_cap is not None for record in block.attentions):
+        yield (
+            f"position is {block.position}, a bias on the scores, which attention with a score_cap does not add: "
+            "use another position, or remove score_cap."
+        )
     if size.cached_positions and not block.caches_states:
         yield f"attention is {block.kinds[0]}, which has no recurrence cache: set memory to 0."
 
@@ -478,7 +483,10 @@ class Stack(UsesContextRanks, SequenceHooks, BaseStack):
         is_aligned = mask.causal or self.context.size == 1
         if is_fit and mask.offsets is not None and is_aligned and self._takes_offsets(x, mask, pattern=pattern):
             return mask.offsets
-        return mask.numbers if self.context.size == 1 else mask.with_pattern(pattern).scores(None)
+        if self.context.size == 1:
+            return mask.numbers
+        # Other layers of the stack may take offsets, for which a window or a cap of this kind would be lost.
+        return replace(mask, by_offsets=False).with_pattern(pattern).scores(None)
 
     def _compute_rotations(self, mask: Mask, positions: Tensor | None) -> dict[RopeNumbers, Tensor]:
         """Return the rotary embedding of queries and keys for the numbers of each layer's attention

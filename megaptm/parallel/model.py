@@ -35,6 +35,8 @@ class ParallelModel:
     chunks: list[ChunkGradients] | list[FullyShardedStage]
     """Pipeline chunks of this rank with their gradient buffers, in pipeline order."""
     tied_parameters: TiedParameters
+    compiles: bool = False
+    """Whether torch.compile compiles the layers."""
 
     @property
     def sharded(self) -> FullySharded | None:
@@ -108,7 +110,7 @@ def build_parallel_model(
         sharded_stage = FullyShardedStage(stage)
         attach_main_grads(sharded.parameters(), overlaps=False)
         tied = TiedParameters(stages, layout, ranks, timeout_minutes=timeout_minutes)
-        model = ParallelModel(spec, layout, precision, ranks, stages, [sharded_stage], tied)
+        model = ParallelModel(spec, layout, precision, ranks, stages, [sharded_stage], tied, compiles)
         config.no_sync_func, config.finalize_model_grads_func = sharded_stage.no_sync, model.finalize_gradients
         return model
     tied_parameters = TiedParameters(stages, layout, ranks, timeout_minutes=timeout_minutes)
@@ -124,6 +126,6 @@ def build_parallel_model(
     # Otherwise gradients would be summed over data ranks after as many micro-batches as in the first step.
     no_sync = [chunk.no_sync for chunk in chunks]
     config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
-    model = ParallelModel(spec, layout, precision, ranks, stages, chunks, tied_parameters)
+    model = ParallelModel(spec, layout, precision, ranks, stages, chunks, tied_parameters, compiles)
     config.finalize_model_grads_func = model.finalize_gradients
     return model

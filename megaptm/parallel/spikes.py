@@ -57,7 +57,7 @@ class Spikes:
 
     def pieces(self, ranks: Ranks) -> Iterator[TensorPiece]:
         """Yield the state for a checkpoint, on one rank, if spikes change what is trained."""
-        if ranks.world == 0 and self._config.action != "warn":
+        if ranks.world == 0 and (self._config.action != "warn" or self.skipped):
             skipped = torch.tensor([[self.skipped], [self.skipped]], dtype=torch.float64)
             data = torch.cat([self._values, skipped], 1)
             yield TensorPiece(NAME, tuple(data.shape), (0, 0), tuple(data.shape), data)

@@ -60,6 +60,8 @@ class RunCheckpoint:
         earlier = [store.load(step) for step in steps[1:]]
         for checkpoint in earlier:
             checkpoint.verify()
+            if self.ema:
+                _require_means(self.run, checkpoint)
         return _Mean([self.weights(), *(_Weights(checkpoint.reader, ema=self.ema) for checkpoint in earlier)])
 
 
@@ -114,9 +116,15 @@ def open_checkpoint(run: str | Path, *, step: int | None = None, ema: bool = Fal
         raise UserError(f"{run} has no checkpoint yet: continue it with `megaptm train {run}`.")
     if step is not None:
         checkpoint.verify()
-    if ema and not any(name.startswith(EMA_PREFIX) for name in checkpoint.reader.names()):
+    if ema:
+        _require_means(run, checkpoint)
+    return RunCheckpoint(run, load_run(run / CONFIG), checkpoint, ema)
+
+
+def _require_means(run: Path, checkpoint: Checkpoint) -> None:
+    """Raise UserError unless a checkpoint has the running means of the weights."""
+    if not any(name.startswith(EMA_PREFIX) for name in checkpoint.reader.names()):
         raise UserError(
             f"the checkpoint of step {checkpoint.step} of {run} has no running mean of the weights (--ema): it was "
             "trained without optimizer.ema_decay. Leave out --ema, or average checkpoints (export hf --average)."
         )
-    return RunCheckpoint(run, load_run(run / CONFIG), checkpoint, ema)

@@ -244,7 +244,7 @@ def test_all_ranks_start_again_after_a_fault_of_the_machine(program, tmp_path, c
     body = f"{COUNT_STARTS}if rank == 1 and start == 1:\n    {end}\nif start == 1:\n    time.sleep(60)\n"
     assert launch(program(body), processes=2, run=tmp_path / "run", restarts=2, grace_seconds=0.5) == 0
     assert [num_starts(tmp_path, rank) for rank in range(2)] == [2, 2]
-    assert "Starting all ranks again from the beginning (1 restarts left)." in capfd.readouterr().err
+    assert "Starting all ranks again from the beginning (restarts left: 1)." in capfd.readouterr().err
 
 
 def test_second_fault_without_a_checkpoint_ends_the_run(program, tmp_path):

@@ -79,7 +79,7 @@ def train_by_offsets(family: str, layout: Layout) -> dict[str, Any]:
     return results | {"calls": len(calls.forward)}
 
 
-@pytest.mark.parametrize("family", ["gpt2", "grouped-queries", "bert", "transformer", "gpt3-banded"])
+@pytest.mark.parametrize("family", ["gpt2", "grouped-queries", "bert", "transformer", "gpt3-banded", "modernbert"])
 def test_offsets_of_context_ranks_change_no_result(family: str) -> None:
     """Attention by offsets of documents, as on GPUs, equals dense masks in one process."""
     layout = LAYOUTS["CP2"]

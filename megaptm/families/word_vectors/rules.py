@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from megaptm.config.schema import Config, Layout, OptimizerConfig
+from megaptm.config.schema import Config, Layout, OptimizerConfig, SpikeConfig
 from megaptm.families.word_vectors import FAMILIES, LANES, WordFamily
 
 COMMON_KEYS = ("family", "size", "vocabulary")
@@ -54,6 +54,8 @@ def word_vector_errors(config: Config, family: WordFamily) -> Iterator[str]:
             f"train.precision ({config.train.precision}) must be fp32 for {config.model.family}, whose vectors are "
             "trained in fp32 only; set it."
         )
+    if config.train.spikes != SpikeConfig():
+        yield f"train.spikes is not used by {config.model.family}, which has no layers; remove it."
     if config.train.norms_every is not None:
         yield f"train.norms_every is not used by {config.model.family}, which has no layers; remove it."
 

@@ -7,7 +7,7 @@ Each matrix is gathered, changed and sent back by one process of its stage, its 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -19,6 +19,9 @@ from torch import Tensor
 
 from megaptm.parallel.groups import device
 from megaptm.parallel.optimizers.part import TensorPart
+
+MAX_BATCH = 2**28
+"""Elements after which another batch of matrices starts: a batch needs about four copies of its memory."""
 
 
 @dataclass(frozen=True, order=True)
@@ -63,6 +66,7 @@ class MatrixExchange:
             for piece, ranks in sorted(holders.items()):
                 gathered.append(Message(index, piece, _nearest_owner(ranks, owner), owner))
                 returned += [Message(index, piece, owner, rank) for rank in ranks]
+        self._owned = [(message.index, message.piece) for message in gathered if message.target == self._rank]
         self._gathered, self._returned = self._own_messages(gathered), self._own_messages(returned)
 
     def _own_messages(self, messages: Sequence[Message]) -> list[Message]:
@@ -79,25 +83,33 @@ class MatrixExchange:
         dtype = torch.float32 if self._parts[0].parameter.dtype == torch.float32 else torch.bfloat16
         own_keys = {index: (index, piece) for index, piece in enumerate(self._own_pieces) if piece is not None}
         values = {own_keys[index]: part.reshape(-1).to(dtype) for index, part in local.items()}
-        pieces = self._exchange_pieces(self._gathered, values, dtype)
-        slices: dict[int, dict[tuple[int, ...], Tensor]] = defaultdict(dict)
-        matrices: dict[int, Tensor] = {}
-        for (index, piece), value in pieces.items():
-            if index not in matrices:
-                matrices[index] = torch.empty(self._parts[index].placement.shape, dtype=dtype, device=device())
-            by_offset = slices[index]
-            if piece.offset not in by_offset:
-                by_offset[piece.offset] = torch.empty(prod(piece.shape), dtype=dtype, device=device())
-            by_offset[piece.offset][piece.start : piece.stop] = value
-        for index, piece in pieces:
-            _slice_piece(matrices[index], piece).copy_(slices[index][piece.offset].view(piece.shape))
+        matrices = self._join_pieces(self._exchange_pieces(self._gathered, values, dtype), dtype)
+        del values
         changed = self._apply_by_shape(matrices, function)
         results = {
             (index, piece): _slice_piece(changed[index], piece).reshape(-1)[piece.start : piece.stop]
-            for index, piece in pieces
+            for index, piece in self._owned
         }
         returned = self._exchange_pieces(self._returned, results, dtype)
         return {index: returned[own_keys[index]].view_as(part) for index, part in local.items()}
+
+    def _join_pieces(self, pieces: dict[tuple[int, MatrixPiece], Tensor], dtype: torch.dtype) -> dict[int, Tensor]:
+        """Return the matrices that this process owns from their pieces, which are removed."""
+        matrices: dict[int, Tensor] = {}
+        slices: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+        for index, piece in self._owned:
+            value, length = pieces.pop((index, piece)), prod(piece.shape)
+            if index not in matrices:
+                matrices[index] = torch.empty(self._parts[index].placement.shape, dtype=dtype, device=device())
+            if len(value) < length:
+                if (index, piece.offset) not in slices:
+                    slices[index, piece.offset] = torch.empty(length, dtype=dtype, device=device())
+                slices[index, piece.offset][piece.start : piece.stop] = value
+                value = slices[index, piece.offset]
+            if piece.stop == length:  # the last piece of a slice
+                _slice_piece(matrices[index], piece).copy_(value.view(piece.shape))
+                slices.pop((index, piece.offset), None)
+        return matrices
 
     def _exchange_pieces(
         self, messages: Sequence[Message], values: Mapping[tuple[int, MatrixPiece], Tensor], dtype: torch.dtype
@@ -126,12 +138,16 @@ class MatrixExchange:
         self, matrices: Mapping[int, Tensor], function: Callable[[Tensor], Tensor]
     ) -> dict[int, Tensor]:
         """Apply `function` to all matrices of one shape at once, and return full tensors by index."""
-        batches: dict[tuple[object, ...], list[int]] = defaultdict(list)
+        batches: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        num_elements: Counter[tuple[int, int]] = Counter()
         for index in matrices:
             part = self._parts[index]
             # Copies of a matrix on several stages must get equal updates, whatever other matrices these stages have.
             is_copied = hasattr(part.parameter, "shared_embedding")
-            batches[part.full_length, part.full_width, index if is_copied else None].append(index)
+            shape = part.full_length, part.full_width
+            number = index if is_copied else num_elements[shape] // MAX_BATCH
+            num_elements[shape] += matrices[index].numel()
+            batches[(*shape, is_copied, number)].append(index)
         changed: dict[int, Tensor] = {}
         for indices in batches.values():
             separate = [self._separate_matrices(index, matrices[index]) for index in indices]

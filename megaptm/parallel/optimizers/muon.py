@@ -54,7 +54,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """Update the weights."""
+        """Update the weights. Gradients of matrices are overwritten."""
         held = [(index, master) for index, master in enumerate(self._matrix_masters) if master is not None]
         own_ids = {id(master) for _, master in held}
         group_of = {id(master): group for group in self.param_groups for master in group["params"]}
@@ -83,7 +83,8 @@ class Muon(torch.optim.Optimizer):
         self._adamw.step()
 
     def _update_momentum(self, masters: Sequence[Tensor]) -> Iterable[Tensor]:
-        """Return the momentum of matrices after their gradients are added; with Nesterov's look ahead."""
+        """Return the momentum of matrices after their gradients are added; with Nesterov's look ahead, in their
+        memory."""
         if not masters:
             return []
         gradients: list[Tensor] = [master.grad for master in masters]  # type: ignore[misc]
@@ -94,7 +95,10 @@ class Muon(torch.optim.Optimizer):
                 state["momentum_buffer"] = torch.zeros_like(master)
             means.append(state["momentum_buffer"])
         torch._foreach_lerp_(means, gradients, 1 - self.momentum)
-        return torch._foreach_lerp(gradients, means, self.momentum) if self.nesterov else means
+        if not self.nesterov:
+            return means
+        torch._foreach_lerp_(gradients, means, self.momentum)
+        return gradients
 
 
 def orthogonalize(matrices_MRC: Tensor, steps: int, eps: float = 1e-7) -> Tensor:
