@@ -166,9 +166,9 @@ def plot(
     loss = all_axes[0]
     if abandoned:
         loss.plot([], [], color="lightgray", label=ABANDONED)
-    for mark in (mark for mark in marks if mark.kind == "change"):
-        text = printable(shorten(mark.text, 60))
-        label = loss.text(mark.step, 0.02, text, transform=loss.get_xaxis_transform(), fontsize=7)
+    changes = {mark.step: mark.text for mark in reversed(marks) if mark.kind == "change"}  # the first of each step
+    for step, text in changes.items():
+        label = loss.text(step, 0.02, printable(shorten(text, 60)), transform=loss.get_xaxis_transform(), fontsize=7)
         label.set(rotation=90, horizontalalignment="right", verticalalignment="bottom", parse_math=False)
     for kind in dict.fromkeys(mark.kind for mark in marks):
         loss.plot([], [], color=MARK_COLORS[kind], linestyle=":", label=kind)

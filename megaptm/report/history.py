@@ -114,13 +114,20 @@ def split_abandoned(
         for event in events
         if event["kind"] == "back" and "step" in event
     ]
+    newest = 0
     for record in sorted([*map(dict, records), *backs], key=lambda record: record["time"]):
         if any(key.startswith(("evaluation/", "baseline/")) for key in record):
             evaluations.append(record)
             continue
         again = record.get("again", record["step"] if "step_seconds" in record else None)
-        while again is not None and current and current[-1]["step"] >= again:
-            abandoned.append(current.pop())
+        if again is not None and again <= newest:
+            # Records after that of the newest step may be of the later job: norms, metrics of callbacks.
+            last = max((index for index, other in enumerate(current) if "step_seconds" in other), default=-1)
+            limits = [again if index <= last or "again" in record else again + 1 for index in range(len(current))]
+            split = [(other, other["step"] >= limit) for other, limit in zip(current, limits, strict=True)]
+            current = [other for other, is_abandoned in split if not is_abandoned]
+            abandoned += [other for other, is_abandoned in split if is_abandoned]
+        newest = newest if again is None else again - ("again" in record)
         if "again" not in record:
             current.append(record)
     return [*current, *evaluations], sorted(abandoned, key=lambda record: record["time"])

@@ -22,7 +22,7 @@ KINDS = {
     **dict.fromkeys(("stop-request", "stop-signal", "interrupt"), "stop"),
 }
 """Kinds of marks in the curves of a run, by kind of event. Other events have no mark."""
-HIDDEN = ("time", "kind", "step", "layout", "processes", "seconds", "stack", "rate_before", "rate_after", "path")
+HIDDEN = ("time", "kind", "step", "layout", "processes", "seconds", "stack", "path")
 """Fields of events that the text of a mark leaves out."""
 MAX_TEXT = 300
 WINDOW = 50
@@ -65,7 +65,8 @@ def _describe_event(event: Mapping[str, Any]) -> str:
     before, after = facts.pop("before", None), facts.pop("after", None)
     parts = [f"{name} {value}" for name, value in facts.items() if name not in HIDDEN]
     if isinstance(before, Mapping) and isinstance(after, Mapping):
-        parts += [f"{key} {before.get(key)} -> {after.get(key)}" for key in {**before, **after}]
+        sides = {key: (before.get(key), after.get(key)) for key in {**before, **after}}
+        parts += [f"{key} {old} -> {new}" for key, (old, new) in sides.items() if old != new]
     elif before is not None:
         parts.append(f"{before} -> {after}")
     return ": ".join([str(event["kind"]), ", ".join(parts)]) if parts else str(event["kind"])

@@ -142,9 +142,9 @@ class StepReport(Callback):
             assert result.loss_scale is not None
             self.events.write(SkippedStepEvent(step=step, loss_scale=result.loss_scale))
             self._screen.note(step, f"skipped: infinite gradients at loss scale {result.loss_scale:g}")
-        if result.metrics:
-            self.tracker.log_metrics(step, result.metrics)
         if step % self.config.train.log_every and step not in (1, self.config.train.steps):
+            if result.metrics:
+                self.tracker.log_metrics(step, result.metrics)
             self._screen.advance(step)
             return
         samples = self.config.batch_schedule.num_trained(step)
@@ -169,6 +169,7 @@ class StepReport(Callback):
             "step_seconds": seconds / steps,
             "samples": float(samples),
             **self._count_tokens(step, samples),
+            **result.metrics,
             "seconds_left": self._seconds_left(step, seconds / steps),
         }
         self.tracker.log_metrics(step, metrics)

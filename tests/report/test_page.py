@@ -56,11 +56,38 @@ def test_steps_that_are_not_reached_again_are_abandoned():
     assert [record["step"] for record in abandoned] == [6, 7, 8, 9]
 
 
+def test_other_metrics_of_a_step_are_not_abandoned():
+    """Norms and metrics of callbacks may have records of their own, before or after that of their step."""
+    records = step_records(0.0, 1, 4)
+    norms = [{"time": record["time"] - 0.1, "step": record["step"], "weight_norm/embed": 1.0} for record in records]
+    again = step_records(100.0, 3, 4)
+    current, abandoned = split_abandoned([*records, *norms, *again])
+    assert [record["step"] for record in current if "loss" in record] == [1, 2, 3, 4]
+    assert [record["step"] for record in current if "loss" not in record] == [1, 2]
+    assert sorted(record["step"] for record in abandoned) == [3, 3, 4, 4]
+
+
+def test_metrics_at_the_start_of_a_later_job_are_its_own():
+    """A callback records a metric when the run continues from step 2, after it had reached step 4 and validated."""
+    validated = {"time": 9.0, "step": 4, "validation/loss": 1.0}
+    started = {"time": 99.0, "step": 2, "my/start": 1.0}
+    records = [*step_records(0.0, 1, 4), validated, started, *step_records(100.0, 3, 3)]
+    current, abandoned = split_abandoned(records)
+    assert [record["step"] for record in current] == [1, 2, 2, 3]
+    assert [record["time"] for record in abandoned] == [6.0, 8.0, 9.0]
+
+
 def test_return_to_a_step_abandons_later_ones_at_once():
     back = {"time": 50.0, "kind": "back", "step": 5, "from_step": 9}
     current, abandoned = split_abandoned(step_records(0.0, 1, 9), [back])
     assert [record["step"] for record in current] == [1, 2, 3, 4, 5]
     assert [record["step"] for record in abandoned] == [6, 7, 8, 9]
+
+
+def test_several_returns_without_a_step_between():
+    backs = [{"time": 50.0 + step, "kind": "back", "step": step} for step in (5, 3, 0)]
+    current, abandoned = split_abandoned(step_records(0.0, 6, 9), backs)
+    assert (current, len(abandoned)) == ([], 4)
 
 
 def test_branch_is_compared_with_its_origin(tmp_path):
