@@ -32,8 +32,9 @@ def markdown() -> str:
 def _layout_row(name: str, made: Plan) -> str:
     layout = made.work.layout
     stages = f"{layout.pipeline} x {layout.virtual}" if layout.virtual > 1 else str(layout.pipeline)
+    data = f"{layout.data} x {layout.context}" if layout.context > 1 else str(layout.data)
     cells = (
-        *(name, f"{layout.processes:,}", layout.data, layout.tensor, stages, layout.microbatch),
+        *(name, f"{layout.processes:,}", data, layout.tensor, stages, layout.microbatch),
         *(f"{made.memory[made.fullest_stage].total / 2**30:.1f}", f"{made.step.seconds:.3g}", f"{made.step.mfu:.0%}"),
         f"{made.days:,.0f}" if made.days >= 10 else f"{made.days:.2g}",
     )
