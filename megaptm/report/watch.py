@@ -26,7 +26,7 @@ NUM_MARKS = 5
 def watch(run: Path, console: Console, *, seconds: float = 2.0) -> None:
     """Draw a run every `seconds` until its job ends or the user presses Ctrl-C. Without a terminal, draw it once."""
     start_time = time.monotonic()
-    frame = draw(run, console.width)
+    frame = draw(run, console.width, height=console.height if console.is_terminal else None)
     if not console.is_terminal:
         console.print(frame)
         return
@@ -35,7 +35,7 @@ def watch(run: Path, console: Console, *, seconds: float = 2.0) -> None:
             pause = max(seconds, (time.monotonic() - start_time) / MAX_READING_SHARE)
             time.sleep(pause)
             start_time = time.monotonic()
-            live.update(draw(run, console.width), refresh=True)
+            live.update(draw(run, console.width, height=console.height), refresh=True)
 
 
 def has_ended(run: Path) -> bool:
@@ -44,18 +44,20 @@ def has_ended(run: Path) -> bool:
     return kinds[-1:] == [ExitEvent.kind]
 
 
-def draw(run: Path, width: int) -> RenderableType:
-    """Return the present state of a run: progress, speed, loss curves, and the last marks."""
+def draw(run: Path, width: int, *, height: int | None = None) -> RenderableType:
+    """Return the present state of a run: progress, speed, loss curves, and the last marks. `height`: of the terminal,
+    which cuts off longer texts."""
     try:
         history = History.read(run)
     except UserError as error:
         if not read_events(run):
             raise
         return Text(f"no step is done yet ({error})")
-    return Group(*_draw_lines(history, width))
+    curve_height = 14 if height is None else max(4, min(14, height - 11 - min(NUM_MARKS, len(history.marks))))
+    return Group(*_draw_lines(history, width, curve_height))
 
 
-def _draw_lines(history: History, width: int) -> Iterator[RenderableType]:
+def _draw_lines(history: History, width: int, curve_height: int) -> Iterator[RenderableType]:
     yield Text.assemble((history.name, "bold"), f": {history.title}; {history.progress}")
     steps = history.config.train.steps
     length = min(width, 100)
@@ -63,7 +65,7 @@ def _draw_lines(history: History, width: int) -> Iterator[RenderableType]:
     yield Text.assemble(("━" * num_done, "cyan"), ("─" * (length - num_done), "dim"))
     yield Text(", ".join(_describe_speed(history)))
     yield Text()
-    yield from draw_curves(loss_curves(history.records), width=max(20, min(width, 100) - 12))
+    yield from draw_curves(loss_curves(history.records), width=max(20, min(width, 100) - 12), height=curve_height)
     if history.marks:
         yield Text()
         yield from (Text(f"step {mark.step:,}  {mark.text}"[:width], "dim") for mark in history.marks[-NUM_MARKS:])

@@ -17,7 +17,7 @@ from megaptm.report.curves import MAX_POINTS, other_panels, thin_out
 from megaptm.report.history import History, split_abandoned
 from megaptm.report.marks import KINDS, MAX_SPIKES, find_marks, find_spikes
 from megaptm.report.page import run_page, write_page
-from megaptm.report.watch import has_ended, watch
+from megaptm.report.watch import draw, has_ended, watch
 from megaptm.resilience.events import Event
 from tests.report.browser import look, needs_chromium
 from tests.report.test_summary import EVENTS, RECORDS, TINY, step_records
@@ -273,6 +273,13 @@ def test_watch_draws_until_the_job_ends(run, monkeypatch):
     assert looks[0] >= 0.5
     assert "step 10 of 300" in screen.getvalue()
     assert "step 12 of 300" in screen.getvalue()
+
+
+@pytest.mark.parametrize("height", [20, 24, 60])
+def test_watch_fits_the_terminal(run, height):
+    screen = io.StringIO()
+    Console(file=screen, width=100).print(draw(run, 100, height=height))
+    assert len(screen.getvalue().splitlines()) <= height
 
 
 def test_watch_waits_for_the_first_step(tmp_path):
