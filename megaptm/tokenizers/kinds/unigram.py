@@ -37,7 +37,9 @@ def train_unigram(texts: Iterable[str], request: VocabularyRequest) -> Any:
     # A special token must not be a piece, even if its name is frequent in the text.
     names = {*request.first, *request.last}
     scored = [*((name, 0.0) for name in request.first), *(piece for piece in pieces if piece[0] not in names)]
-    library = Library(models.Unigram(scored, unk_id=request.first.index(request.unknown)))
+    if request.unknown in request.last:
+        scored += [(name, 0.0) for name in request.last]
+    library = Library(models.Unigram(scored, unk_id=[name for name, _ in scored].index(request.unknown)))
     library.normalizer = normalizer
     library.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
     library.decoder = decoders.Metaspace()
