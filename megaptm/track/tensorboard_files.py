@@ -3,7 +3,6 @@ module."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,8 @@ from megaptm.storage import refuse_link
 from megaptm.track.journal import UploadState
 
 FOLDER = "tensorboard"
+SUFFIX = ".megaptm"
+"""End of the names of our files, beside which the user may write others."""
 TEXT = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
 
 
@@ -28,9 +29,10 @@ class TensorBoardFiles:
     def __init__(self, run: Path, state: UploadState) -> None:
         folder = run / FOLDER
         refuse_link(folder)
-        if not state.uploaded_bytes:  # the folder of another run, if this one is a copy
-            shutil.rmtree(folder, ignore_errors=True)
-        self._writer = EventFileWriter(str(folder))
+        if not state.uploaded_bytes:  # the files of another run, if this one is a copy
+            for file in folder.glob(f"*{SUFFIX}"):
+                file.unlink()
+        self._writer = EventFileWriter(str(folder), filename_suffix=SUFFIX)
         self._starts = False
 
     def send(self, records: Sequence[dict[str, Any]]) -> None:

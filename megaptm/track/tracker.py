@@ -148,8 +148,8 @@ class Uploader(threading.Thread):
         super().__init__(daemon=True, name=f"{logger}-uploader")
         self._run, self._retry_seconds = run, retry_seconds
         self._logger = LOGGERS[logger]
-        self._state = UploadState.read(run, logger=logger, uri=uri, experiment=experiment)
         is_mlflow = logger == "mlflow"
+        self._state = UploadState.read(run, logger=logger, uri=uri if is_mlflow else None, experiment=experiment)
         self.title = f"{self._logger.title} at {uri or default_uri(run)}" if is_mlflow else self._logger.title
         self._closing = False
         self.wake = threading.Event()

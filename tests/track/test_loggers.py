@@ -21,6 +21,7 @@ from megaptm.config.schema import TrackConfig
 from megaptm.errors import UserError
 from megaptm.track import Tracker, read_metrics, upload
 from megaptm.track.loggers import LOGGERS, refuse_missing_packages
+from megaptm.track.tracker import Uploader
 from tests import ROOT
 
 LOCAL = ("tensorboard", "wandb", "csv")
@@ -127,6 +128,16 @@ def test_tensorboard_shows_repeated_steps_once(tmp_path):
     assert values == pytest.approx({step: (9 if step >= 9 else 1) + 1.0 / step for step in range(1, 21)})
 
 
+def test_tensorboard_keeps_files_of_the_user(tmp_path):
+    """The logger is enabled on an existing run, where a SummaryWriter of the user has written."""
+    pytest.importorskip("tensorboard")
+    own = tmp_path / "run/tensorboard/events.out.tfevents.1.host"
+    own.parent.mkdir(parents=True)
+    own.write_bytes(b"")
+    write_two_jobs(tmp_path / "run", "tensorboard")
+    assert own.exists()
+
+
 def test_tensorboard_has_the_config(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     write_two_jobs(tmp_path / "run", "tensorboard")
@@ -191,6 +202,14 @@ def test_wandb_sends_no_login_to_a_server_that_a_file_names(tmp_path, location):
     assert done.returncode == 11, done.stderr
     assert f"{folder}/wandb/settings could send your login to any server" in done.stderr
     assert contacts == []
+
+
+@pytest.mark.parametrize(("logger", "is_continued"), [("wandb", True), ("mlflow", False)])
+def test_only_mlflow_starts_a_new_run_at_another_uri(tmp_path, logger, is_continued):
+    first, second = (
+        Uploader(tmp_path, logger, uri=f"http://127.0.0.1:{port}", experiment="mine")._state.job for port in (8, 9)
+    )
+    assert (first == second) == is_continued
 
 
 def test_csv_keeps_infinite_and_nan_values(tmp_path):
