@@ -262,7 +262,7 @@ class TrainConfig(Section):
     killed or hung, or its hardware failed; not twice without a new checkpoint. Slurm and Ray have their own limits."""
     hang_seconds: Annotated[float, Field(ge=1.0)] | None = 300.0
     """Seconds without progress (and ten step times) after which a run counts as hung: it is ended, and started again.
-    Start-up (at least five minutes), validation and saving may take 20 times as long. null: never."""
+    Start-up (at least five minutes), validation, callbacks and saving may take 20 times as long. null: never."""
 
 
 class KeepConfig(Section):

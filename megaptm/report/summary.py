@@ -25,6 +25,7 @@ MEANINGS = {
     "data": "waiting for the data loader",
     "validation": "validation loss",
     "checkpoint": "saving checkpoints",
+    "callbacks": "callbacks, and the metrics of a step",
     "startup": "from the command to the first step",
     "other": "shutdown, and unmeasured time",
     "between_jobs": "from the end of a job to the start of the next",

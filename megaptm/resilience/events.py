@@ -296,6 +296,7 @@ class ExitEvent(Event, kind="exit"):
     data: float
     validation: float
     checkpoint: float
+    callbacks: float
 
 
 NUMBERS = {

@@ -25,7 +25,7 @@ from megaptm.resilience.heartbeat import (
 )
 
 LONG_PHASE_FACTOR = 20.0
-"""Factor on the hang time for start-up, saving, validation and shutdown, which may take long."""
+"""Factor on the hang time for start-up, saving, validation, callbacks and shutdown, which may take long."""
 START_SECONDS = 300.0
 """Minimum hang time of start-up: reading code and a checkpoint takes long even if steps are short and
 `train.hang_seconds` is small."""
@@ -49,6 +49,7 @@ PHASES = {
     "step": "in step {next}",
     "validation": "measuring the validation loss after step {step}",
     "saving": "saving after step {step}",
+    "callbacks": "calling callbacks after step {step}",
     "between": "between two parts of its work, after step {step}",
     "ending": "ending, after step {step}",
 }

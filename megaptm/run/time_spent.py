@@ -36,6 +36,7 @@ class TimeSpent:
     """Seconds that a run waited for the data loader."""
     validation: float = 0.0
     checkpoint: float = 0.0
+    callbacks: float = 0.0
     startup: float = 0.0
     """Seconds from the command to the first step of each job: processes, imports, loading."""
     other: float = 0.0
@@ -66,7 +67,7 @@ class JobTime:
     records: list[dict[str, Any]] = field(default_factory=list)
 
 
-PARTS = ("productive", "data", "validation", "checkpoint")
+PARTS = ("productive", "data", "validation", "checkpoint", "callbacks")
 
 
 def job_times(events: list[dict[str, Any]], records: list[dict[str, Any]]) -> list[JobTime]:

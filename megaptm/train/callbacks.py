@@ -96,7 +96,7 @@ class Callbacks:
         self.state = RunState(run, config)
         self.report: StepReport | None = None
         self.error: PluginError | None = None
-        """First error of a user's callback, which ends the run."""
+        """First error of a user's callback, which ends the run. The training loop takes it when it raises it."""
         self.committed: deque[tuple[int, float]] = deque()
         """Step and seconds of new checkpoints, added by the thread that saves."""
         self._users = users
@@ -127,12 +127,17 @@ class Callbacks:
         wants_save, self.state.wants_save = self.state.wants_save, False
         return self.state.stop_reason is not None, wants_save
 
+    def take_error(self) -> PluginError | None:
+        """Return the error of a callback, if there is one, to raise it; `stop` prints only an error that was not
+        taken."""
+        error, self.error = self.error, None
+        return error
+
     def stop(self, code: int) -> None:
         """Report the end of the job. Errors of callbacks are only printed, because the run is saved."""
         self.report_checkpoints()
-        raised, self.error = self.error, None
         self._call_callbacks("on_stop", code)
-        if self.error is not None and self.error is not raised:
+        if self.error is not None:
             print(f"{self.error.traceback}warning: {self.error}", file=sys.stderr, flush=True)
 
     def state_dict(self) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def train(run: Training, *, start: int) -> int:
     inputs, read_error = _read_step(run, start) if start < config.steps else (None, None)
     if any_rank(isinstance(read_error, StopError)):
         return EXIT_CONTINUE
-    if error := _first_user_error(read_error or run.callbacks.error):
+    if error := _first_user_error(read_error or run.callbacks.take_error()):
         raise error
     for step in range(start, config.steps):
         rate = learning_rate_at(run.config, step, rose=run.checkpointer.held_out.rose)
@@ -97,14 +97,15 @@ def train(run: Training, *, start: int) -> int:
             raise _with_saved_step(step, no_labels, not_saved) from None
         done = step + 1
         is_last = done == config.steps
-        run.callbacks.step_end(done, rate, result)
+        with run.during("callbacks"):
+            run.callbacks.step_end(done, rate, result)
         # Read here, not at the start of the next step: one agreement per step covers all reasons to end the run.
         inputs, read_error = _read_step(run, done) if not is_last else (None, None)
         if is_last or (config.validate_every is not None and done % config.validate_every == 0):
             read_error = _validate(run, done, read_error)
-        read_error = read_error or run.callbacks.error
+        has_failed = read_error is not None or run.callbacks.error is not None
         stopping, is_complete, wants_save = any_rank_each(
-            run.stop.requested or config.stop_at == done or read_error is not None, *run.callbacks.requests()
+            run.stop.requested or config.stop_at == done or has_failed, *run.callbacks.requests()
         )
         is_last = is_last or is_complete
         if run.profiler.ends(done, stopping=stopping):
@@ -116,7 +117,8 @@ def train(run: Training, *, start: int) -> int:
             not_saved = _save_checkpoint(run, done, wait=is_last or stopping or not run.config.checkpoint.asynchronous)
         else:
             run.checkpointer.advance()
-        if (is_last or stopping) and (error := _first_user_error(read_error)):
+        # Read after the last save, which asks callbacks for their state.
+        if (is_last or stopping) and (error := _first_user_error(read_error or run.callbacks.take_error())):
             raise _with_saved_step(done, error, not_saved)
         if (is_last or stopping) and not_saved is not None:
             raise UserError(f"the run ends at step {done:,}, which was not saved: {not_saved}; {AFTER_FAILED_SAVE}")
@@ -243,7 +245,8 @@ def _validate(run: Training, step: int, read_error: Exception | None) -> Excepti
     except _UnreadableError as error:
         return error.own
     run.checkpointer.held_out.add(step, means["loss"])
-    run.callbacks.validation(means)
+    with run.during("callbacks"):
+        run.callbacks.validation(means)
     if any_rank(not math.isfinite(means["loss"])):
         _finish_saving(run)
         raise DivergedError(f"the validation loss after step {step} is {means['loss']}, so it was not saved; {REMEDY}")

@@ -51,6 +51,7 @@ class SecondsSpent:
     data: float = 0.0
     validation: float = 0.0
     checkpoint: float = 0.0
+    callbacks: float = 0.0
 
     def spent_on(self, name: str) -> Stopwatch:
         """Add the time of a block to the seconds of a purpose: `with seconds.spent_on("data"): ...`"""

@@ -32,6 +32,7 @@ def rank_state(phase, step_seconds, *, position=7, seconds_silent=0.0, seconds_i
         ("between", 0.1, 4, 4),
         ("data", 0.1, 64, 4),
         ("validation", 0.1, 80, 80),
+        ("callbacks", 0.1, 80, 80),
         ("saving", 0.1, 80, 80),
         ("ending", 0.1, 80, 80),
     ],

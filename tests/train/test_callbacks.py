@@ -16,6 +16,7 @@ from megaptm.config.yamls import flatten
 from megaptm.errors import UserError
 from megaptm.plugins import NAMED_BY_USER
 from megaptm.resilience.events import read_events
+from megaptm.run.time_spent import job_times, time_spent
 from megaptm.track import read_metrics
 from megaptm.track.journal import OWN_METRICS
 from megaptm.train.callbacks import METHODS, RunState, load_callbacks
@@ -28,8 +29,10 @@ PAGE = ROOT / "docs/callbacks.md"
 CALLBACKS = """
 import json
 import os
+import time
 
 import megaptm
+from megaptm.resilience.heartbeat import HEARTBEATS, read_beats
 
 FAILING = os.environ.get("FAILING")
 
@@ -80,6 +83,16 @@ def fail(self, *arguments):
 
 if FAILING:
     setattr(Failing, FAILING, fail)
+
+
+class Slow(megaptm.Callback):
+    def on_step_end(self, run, result):
+        time.sleep(0.5)
+        [folder] = (run.folder / HEARTBEATS).iterdir()
+        assert read_beats(folder, [0])[0].phase == "callbacks"
+
+    def on_validation(self, run, losses):
+        self.on_step_end(run, None)
 
 
 class Mistyped(megaptm.Callback):
@@ -180,11 +193,27 @@ def test_failing_callback_ends_a_saved_run(run, corpus, monkeypatch, method, sav
     assert checkpoints(run) == saved
 
 
-def test_failure_after_the_end_is_a_warning(run, corpus, monkeypatch):
-    monkeypatch.setenv("FAILING", "on_stop")
+@pytest.mark.parametrize("method", ["on_stop", "on_checkpoint"])
+def test_failure_after_the_end_is_a_warning(run, corpus, monkeypatch, method):
+    monkeypatch.setenv("FAILING", method)
     output = megaptm("train", *arguments("gpt2", run, corpus, "train.steps=2", "callbacks=[of_mine:Failing]"))
-    assert "warning: callback of_mine:Failing: on_stop failed (KeyError: 'label'" in output
+    assert f"warning: callback of_mine:Failing: {method} failed (KeyError: 'label'" in output
     assert checkpoints(run) == [2]
+
+
+def test_state_that_fails_at_the_last_save_is_an_error(run, corpus, monkeypatch):
+    monkeypatch.setenv("FAILING", "state_dict")
+    output = megaptm("train", *arguments("gpt2", run, corpus, "train.steps=2", "callbacks=[of_mine:Failing]"), code=2)
+    [line] = [line for line in output.splitlines() if "of_mine:Failing" in line]
+    assert line.startswith("error: callback of_mine:Failing: state_dict failed (KeyError: 'label'")
+    assert line.endswith(": fix it; the run is saved at step 2.")
+
+
+def test_callbacks_are_a_phase_of_their_own(run, corpus):
+    """The watchdog gives them more time than a step, and their seconds are counted."""
+    more = ("train.steps=2", "train.validate_every=1", "callbacks=[of_mine:Slow]")
+    megaptm("train", *arguments("gpt2", run, corpus, *more))
+    assert time_spent(job_times(read_events(run), read_metrics(run))).callbacks > 4 * 0.5
 
 
 @pytest.mark.parametrize(
