@@ -18,13 +18,21 @@ def attention_findings(name: str, *words: str) -> list[tuple[str, str]]:
 
 
 def test_kernel_is_reported_with_reason() -> None:
-    [(state, message)] = attention_findings("longformer/base")
+    [(state, message)] = attention_findings("bigbird/base")
     assert state == "ok"
     assert message.startswith(
-        "window attention of 12 layers of the encoder, on H100 80 GB: tiles, 0.15 of all query-key pairs"
+        "blocks attention of 12 layers of the encoder, on H100 80 GB: tiles, 0.15 of all query-key pairs"
     )
+    assert "not varlen: it supports only window patterns" in message
     assert "not flash-attn: " in message
     assert "not flex: " in message
+
+
+def test_windows_are_computed_by_documents() -> None:
+    [(_, message)] = attention_findings("longformer/base")
+    assert message == (
+        "window attention of 12 layers of the encoder, on H100 80 GB: varlen, 0.15 of all query-key pairs are computed."
+    )
 
 
 def test_unusable_kernel_is_a_fault() -> None:

@@ -45,7 +45,7 @@ COMMANDS = (
 )
 SMALL_CONFIG = re.compile(r"configs/(\w+/tiny|demo/\w+)\.yaml")
 # Buckets, shared disks, other machines and placeholders.
-NOT_HERE = re.compile(r"s3://|/shared/|\b\d+\.\d+\.\d+\.\d+:\d+|\b[A-Z]{4,}\b")
+NOT_HERE = re.compile(r"s3://|/shared/|\b\d+\.\d+\.\d+\.\d+:\d+|\b(RUN|[A-Z]{4,})\b")
 # Pages whose files the reader creates. tests/docs/test_add_a_family.py and test_tutorial.py run their commands.
 WITH_OWN_FILES = ("add-a-family.md", "tutorial.md")
 

@@ -83,7 +83,8 @@ def test_plan_counts_region_features():
     min_seconds = (
         (work.flops - bare.flops) / work.layout.processes / (machine.peak_flops("bf16") * machine.efficiency.matmul)
     )
-    assert min_seconds < with_regions.seconds - without_regions.seconds < 2 * min_seconds
+    # Products with the 7 numbers of a box fill no tile of a GPU's kernel.
+    assert min_seconds < with_regions.seconds - without_regions.seconds < 3 * min_seconds
 
 
 def test_plan_counts_pixels() -> None:
