@@ -97,7 +97,7 @@ def ray(
     if branch is not None:
         config, overrides, change = branch.run, branch.overrides, True
     if back_to is not None:
-        overrides = go_back(config, back_to, skip=skip_data or 0, overrides=overrides)
+        go_back(config, back_to, skip=skip_data or 0, overrides=overrides, change=change)
     with created_branch(branch):
         run_config = read_config(config, overrides, change=change)
     ray_machine = load_machine(machine) if machine else None

@@ -79,7 +79,7 @@ def slurm(
     if branch is not None:
         config, overrides, change = branch.run, branch.overrides, True
     if back_to is not None:
-        overrides = go_back(config, back_to, skip=skip_data or 0, overrides=overrides)
+        go_back(config, back_to, skip=skip_data or 0, overrides=overrides, change=change)
     job_request = JobRequest(
         config=config,
         overrides=overrides,

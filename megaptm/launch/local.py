@@ -71,7 +71,7 @@ def train(
                 "--back-to changes a run once, and launchers repeat their command: name the folder of the run, and use "
                 "neither torchrun nor srun."
             )
-        overrides = go_back(config, back_to, skip=skip_data, overrides=overrides)
+        go_back(config, back_to, skip=skip_data, overrides=overrides, change=change or _can_ask())
     with created_branch(branch, is_creator=rank_environment is None or rank_environment.rank == 0):
         return _train(config, overrides, rank_environment, change=change)
 
@@ -101,10 +101,14 @@ def _train(
         return _launch_here(run_config, change=change)
 
 
+def _can_ask() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 def _asks_for_changes(config: Config) -> bool:
     """Ask on a terminal whether a config may alter the run that it continues. Return False without a question if it
     does not, or may not."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not _can_ask():
         return False
     differences = find_differences(config)
     if not differences.can_be_accepted:

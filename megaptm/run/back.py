@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from megaptm.checkpoint.committed import find_committed
 from megaptm.config.read import UncheckedConfig
@@ -14,16 +12,17 @@ from megaptm.errors import UserError
 from megaptm.resilience.events import AbandonedCheckpointEvent, BackEvent, Events, last_saved_step
 from megaptm.resilience.lock import LAUNCH_FILE, RunLock
 from megaptm.run.branch import saved_recipe, write_recipe
+from megaptm.run.changes import compare_configs
 from megaptm.run.folder import CONFIG, absolute_path, require_run
 from megaptm.run.submission import SCRIPT, refuse_queued
 
 
-def go_back(run: Path, step: int, *, skip: int = 0, overrides: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return a run to the checkpoint of a step, with the recipe that it was trained with; return the overrides with
-    which it continues there.
+def go_back(run: Path, step: int, *, skip: int = 0, overrides: Sequence[str] = (), change: bool = False) -> None:
+    """Return a run to the checkpoint of a step, with the recipe that it was trained with.
 
-    Checkpoints of later steps are renamed. `skip`: batches of text that are skipped before the next step. Raise
-    `UserError`, and change nothing, if there is no such checkpoint or the overrides are invalid.
+    Checkpoints of later steps are renamed. `skip`: batches of text that are skipped before the next step. `overrides`:
+    those with which the run continues there, and `change`: they may alter it. Raise `UserError`, and change nothing, if
+    there is no such checkpoint or the overrides are invalid.
     """
     run = Path(absolute_path(str(run)))
     require_run(run)
@@ -33,23 +32,23 @@ def go_back(run: Path, step: int, *, skip: int = 0, overrides: Sequence[str] = (
         raise UserError(f"--back-to {step}: {run} {listed}: name one of these, or raise checkpoint.keep.")
     values = saved_recipe(run, step)
     if skip:
-        overrides = [*overrides, f"train.skip_batches={json.dumps({**_skipped(values), str(step): skip})}"]
+        train = values["train"]
+        values["train"] = {**train, "skip_batches": {**(train.get("skip_batches") or {}), str(step): skip}}
     with tempfile.TemporaryDirectory() as folder:  # a run is not trusted, so its config is read as that of a run
         write_recipe(Path(folder), values)
-        UncheckedConfig.read_run(Path(folder, CONFIG), overrides).load()
+        returned, continued = (
+            UncheckedConfig.read_run(Path(folder, CONFIG), typed).load() for typed in ((), overrides)
+        )
+    compare_configs(returned, continued, change=change, done=step).refuse()
     if (run / SCRIPT).exists():
         refuse_queued(run)
     with RunLock(run, file=LAUNCH_FILE), RunLock(run) as lock, Events(run, fence=lock.require_held) as events:
         from megaptm.checkpoint.store import Store  # imports torch
 
         store, last = Store(run, fence=lock.is_held), last_saved_step(run)
+        store.load(step)  # raises if it was removed in the meantime
         # The newest first: a command that is killed here leaves a run that continues from what is left.
-        for later in [later for later in reversed(steps) if later > step]:
+        for later in [later for later in store.steps() if later > step]:
             events.write(AbandonedCheckpointEvent(step=later, path=str(store.abandon(later))))
         write_recipe(run, values)
         events.write(BackEvent(step=step, from_step=last))
-    return tuple(overrides)
-
-
-def _skipped(values: dict[str, Any]) -> dict[str, Any]:
-    return dict(values.get("train", {}).get("skip_batches") or {})

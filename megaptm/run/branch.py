@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from megaptm.checkpoint.committed import FOLDER, find_committed, read_state
-from megaptm.checkpoint.files import remove_tree
+from megaptm.checkpoint.committed import FOLDER, find_committed
+from megaptm.checkpoint.files import list_names, remove_tree
 from megaptm.config import load_run
+from megaptm.config.check import ENDLESS
 from megaptm.config.on_resume import OnResume, resume_rule
 from megaptm.config.yamls import YamlDumper, flatten
-from megaptm.errors import UserError
+from megaptm.errors import UserError, storage_errors_as_user_errors
 from megaptm.resilience.events import FILE as EVENTS
 from megaptm.resilience.events import (
     BackEvent,
@@ -32,11 +34,12 @@ from megaptm.resilience.events import (
     WeightsEvent,
     read_events,
 )
+from megaptm.resilience.lock import RunLock
 from megaptm.run.folder import CONFIG, WAIT_SECONDS, absolute_path, discard_unused
-from megaptm.storage import JournalFile
+from megaptm.storage import JournalFile, refuse_link, write_atomically
 from megaptm.track import read_metrics
 from megaptm.track.journal import FILE as METRICS
-from megaptm.track.journal import STATE
+from megaptm.track.journal import UploadState
 
 SOURCE = "from="
 BEST = "validation/loss"
@@ -80,16 +83,21 @@ class Branch:
     def create(self) -> bool:
         """Create the folder of the branch; return False if an earlier start has done that. Raise `UserError` if there
         is nothing to branch from, or if the folder belongs to another run."""
+        with storage_errors_as_user_errors(self.run):
+            return self._create()
+
+    def _create(self) -> bool:
         if (self.run / CONFIG).exists():
             self._refuse_other()
             return False
         if self.run.exists() and any(self.run.iterdir()):
             raise UserError(f"run={self.run} is a folder with other files: choose another run=FOLDER.")
         step = self._step()
+        self._remove_unfinished()
         unfinished = self.run.with_name(f".{self.run.name}.branch-{secrets.token_hex(4)}")
         try:
-            unfinished.mkdir(parents=True)
-            self._fill(unfinished, step)
+            with RunLock(unfinished):
+                self._fill(unfinished, step)
             unfinished.rename(self.run)
         except FileNotFoundError as error:
             raise UserError(
@@ -100,6 +108,14 @@ class Branch:
             if unfinished.exists():
                 remove_tree(unfinished)
         return True
+
+    def _remove_unfinished(self) -> None:
+        """Remove what killed commands left of this branch. A folder that another one is filling is locked."""
+        name = re.compile(rf"\.{re.escape(self.run.name)}\.branch-[0-9a-f]{{8}}")
+        for folder in (self.run.parent / each for each in list_names(self.run.parent) if name.fullmatch(each)):
+            if folder.is_dir() and not folder.is_symlink():
+                with suppress(UserError), RunLock(folder):
+                    remove_tree(folder)
 
     def wait(self, *, seconds: float = WAIT_SECONDS) -> None:
         """Wait until rank 0 has created the branch."""
@@ -115,11 +131,13 @@ class Branch:
     def _refuse_other(self) -> None:
         branches = [event for event in read_events(self.run) if event["kind"] == BranchEvent.kind]
         latest = branches[-1] if branches else {}
-        is_same = latest.get("run") == str(self.source) and self.selector in ("best", "latest", str(latest.get("step")))
+        expected = {"run": str(self.source), "weights_only": self.weights_only}
+        is_same = expected.items() <= latest.items() and self.selector in ("best", "latest", str(latest.get("step")))
         if not is_same:
+            how = "with" if self.weights_only else "without"
             raise UserError(
-                f"run={self.run} exists already, and is no branch of {self.source} at {self.selector}: choose another "
-                f"run=FOLDER, or continue it with `megaptm train {self.run}`."
+                f"run={self.run} exists already, and is no branch of {self.source} at {self.selector} {how} "
+                f"--weights-only: choose another run=FOLDER, or continue it with `megaptm train {self.run}`."
             )
 
     def _step(self) -> int:
@@ -179,15 +197,23 @@ def created_branch(branch: Branch | None, *, is_creator: bool = True) -> Iterato
 def saved_recipe(run: Path, step: int) -> dict[str, Any]:
     """Return the values of a config that continues a checkpoint with the recipe that it was trained with.
 
-    Keys that do not belong to the recipe (`OnResume.YES`), such as the layout and the number of steps, have their
-    values of today. A checkpoint of an import has no config, so its recipe is that of the run.
+    Keys that do not belong to the recipe (`OnResume.YES`), such as the layout, have their values of today. So has
+    `train.steps`, unless the learning rate decays until then. A checkpoint of an import has no config, so its recipe is
+    that of the run. Raise `UserError` for a damaged manifest.
     """
+    from megaptm.checkpoint.store import Store  # imports torch
+
+    if isinstance(checkpoint := Store(run).inspect(step, verify=False), str):
+        raise UserError(f"{checkpoint}: name another step than {step}.")
     present = load_run(run / CONFIG).model_dump(mode="json")
-    recipe = read_state(find_committed(run)[step]).get("config")
+    recipe = checkpoint.state.get("config")
     if not isinstance(recipe, dict):
         return present | {"run": str(run)}
+    schedule = flatten(recipe)
+    is_timed = schedule.get("optimizer.decay_steps") is None and schedule.get("optimizer.decay") not in ENDLESS
+    own = ("data.cursors", "train.steps") if is_timed else ("data.cursors",)
     for key, value in flatten(present).items():
-        if resume_rule(key) is OnResume.YES and not key.startswith("data.cursors"):
+        if resume_rule(key) is OnResume.YES and not key.startswith(own):
             _set_key(recipe, key.split("."), value)
     return recipe | {"run": str(run)}
 
@@ -204,13 +230,14 @@ def _set_key(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
 def write_recipe(run: Path, values: Mapping[str, Any]) -> None:
     """Write the config of a run that is not training."""
     content = yaml.dump(dict(values), Dumper=YamlDumper, sort_keys=False, allow_unicode=True)
-    (run / CONFIG).write_text(content, encoding="utf-8")
+    write_atomically(run / CONFIG, content.encode())
 
 
 def _link_tree(source: Path, target: Path) -> None:
     """Create hard links to the files of a checkpoint, which are never modified; copies on another file system."""
     target.mkdir(parents=True)
     for path in source.iterdir():
+        refuse_link(path)
         try:
             os.link(path, target / path.name)
         except FileNotFoundError:
@@ -222,15 +249,21 @@ def _link_tree(source: Path, target: Path) -> None:
 def _copy_history(source: Path, folder: Path, step: int) -> None:
     """Copy to a branch the tokenizer of a run, and the journal entries of the steps up to `step`.
 
-    The upload state makes the branch a new run of MLflow whose parent is the original.
+    The upload state makes the branch a new run of MLflow whose parent is the original. A link is refused: the source
+    may come from another user, and a copy would have the content of a file of this one.
     """
-    if (source / "tokenizer").exists():  # an import may have none
-        shutil.copytree(source / "tokenizer", folder / "tokenizer")
-    if (source / STATE).exists():
-        shutil.copyfile(source / STATE, folder / STATE)
+    tokenizer = source / "tokenizer"
+    for path in (tokenizer, *tokenizer.rglob("*")):
+        refuse_link(path)
+    if tokenizer.exists():  # an import may have none
+        shutil.copytree(tokenizer, folder / "tokenizer", symlinks=True)
+    with suppress(UserError):  # a damaged upload state has no successor
+        if (state := UploadState.load(source)) is not None:
+            state.write_successor(folder)
     events = read_events(source)
     metrics = [record for record in read_metrics(source) if record["step"] <= step and not is_abandoned(record, events)]
     past = [event for event in events if event["kind"] in HISTORY and event.get("step", 0) <= step]
+    past = [event for event in past if not is_abandoned(event, events)]
     for name, records in ((METRICS, metrics), (EVENTS, past)):
         journal = JournalFile(folder / name)
         for record in records:
@@ -241,6 +274,6 @@ def _copy_history(source: Path, folder: Path, step: int) -> None:
 def is_abandoned(record: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the run later went back to a step before that of a record."""
     return any(
-        event["kind"] == BackEvent.kind and record["step"] > event["step"] and record["time"] < event["time"]
+        event["kind"] == BackEvent.kind and record.get("step", 0) > event["step"] and record["time"] < event["time"]
         for event in events
     )

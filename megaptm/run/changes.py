@@ -124,13 +124,15 @@ class ConfigComparison:
             raise UserError(*self.choice)
 
 
-def compare_configs(previous: Config, config: Config, *, change: bool = False) -> ConfigComparison:
+def compare_configs(
+    previous: Config, config: Config, *, change: bool = False, done: int | None = None
+) -> ConfigComparison:
     """Compare the config of a run that has saved a checkpoint with the config that is to continue it.
 
     `change`: accept changes that alter the run from the next step on. A config whose `train.phase_start` is the end of
-    the phase before accepts them, too.
+    the phase before accepts them, too. `done`: step from which the run continues; default: its newest checkpoint.
     """
-    done = last_saved_step(Path(config.run))
+    done = last_saved_step(Path(config.run)) if done is None else done
     moved = find_moved(previous, config)
     previous = replace_paths(previous, moved)
     changes = tuple(find_changes(previous, config, done))

@@ -174,6 +174,11 @@ class UploadState:
         # The original is gone, or on another machine, where the same inode means the same folder.
         return self.host != socket.gethostname() and self.inode != run.stat().st_ino
 
+    def write_successor(self, folder: Path) -> None:
+        """Write the upload state of a new run whose parent is this one, to a folder that is renamed later."""
+        state = UploadState(uri=self.uri, experiment=self.experiment, parent=self.run_id, logger=self.logger)
+        write_atomically(state_path(folder, self.logger), json.dumps(asdict(state), indent=1).encode())
+
     def write(self, run: Path) -> None:
         self.folder, self.inode, self.host = str(run.resolve()), run.stat().st_ino, socket.gethostname()
         write_atomically(state_path(run, self.logger), json.dumps(asdict(self), indent=1).encode())

@@ -6,11 +6,16 @@ import shutil
 
 import pytest
 
+from megaptm.config.learning_rate import learning_rate_at
+from megaptm.errors import UserError
 from megaptm.report.summary import report
-from megaptm.resilience.events import last_saved_step, read_events
+from megaptm.resilience.events import BackEvent, ChangeEvent, Events, last_saved_step, read_events
+from megaptm.resilience.lock import RunLock
 from megaptm.run.back import go_back
-from megaptm.run.folder import read_config
+from megaptm.run.branch import Branch
+from megaptm.run.folder import prepare, read_config
 from megaptm.track import read_metrics
+from megaptm.track.journal import UploadState
 from tests.bad_input.commands import content, user_error
 from tests.drills.program import arguments, checkpoints, finish, losses, resumed_at
 from tests.forked import megaptm
@@ -44,7 +49,8 @@ class Runs:
     def back(self, name, step, *more, skip=0, code=0):
         """Return a copy of the original to a step, as `--back-to` does before the processes start, and train it."""
         run = self.copy(name)
-        megaptm("train", run, *go_back(run, step, skip=skip, overrides=more), code=code)
+        go_back(run, step, skip=skip, overrides=more)
+        megaptm("train", run, *more, code=code)
         return run
 
 
@@ -84,8 +90,6 @@ def test_branch_has_the_history_and_links_the_checkpoint(runs):
 
 
 def test_branch_copies_where_links_are_impossible(runs, monkeypatch):
-    from megaptm.run.branch import Branch
-
     monkeypatch.setattr(os, "link", lambda *paths: (_ for _ in ()).throw(PermissionError(1, "no links")))
     branch = Branch.parse([f"run={runs.folder / 'copied'}", f"from={runs.original}"])
     assert branch.create()
@@ -153,7 +157,126 @@ def test_folder_of_another_run_is_not_a_branch(runs):
     assert "exists already, and is no branch of" in user_error("train", f"run={other}", f"from={runs.original}@4")
 
 
+def create(run, source, selector="", **options):
+    branch = Branch.parse([f"run={run}", f"from={source}{selector}"], **options)
+    branch.create()
+    return branch.run
+
+
+@pytest.fixture(scope="module")
+def cosine(runs):
+    """A run whose learning rate decays over its 4 steps, continued for 4 steps from a restart of the rate."""
+    cosine = ("train.steps=4", "optimizer.warmup_steps=0", "optimizer.decay=cosine")
+    run = runs.train("cosine", *CONSTANT, *cosine)
+    recipe = read_config(run)
+    prepare(read_config(run, ["train.steps=8", "optimizer.restarts=[4]"]))
+    return run, [learning_rate_at(recipe, step) for step in range(4)]
+
+
+@pytest.mark.parametrize("operation", ["branch", "return"])
+def test_learning_rate_of_a_run_that_was_extended_later(runs, cosine, operation):
+    original, rates = cosine
+    run = runs.folder / f"cosine-{operation}"
+    if operation == "branch":
+        create(run, original, "@2")
+    else:
+        shutil.copytree(original, run)
+        go_back(run, 2)
+    config = read_config(run)
+    assert [learning_rate_at(config, step) for step in range(4)] == rates
+    assert config.train.steps == 4
+
+
+@pytest.mark.parametrize("original", ["moved", "removed"])
+def test_branch_has_its_own_mlflow_run(runs, original):
+    source = runs.copy(f"tracked-{original}")
+    state = UploadState(uri="http://server", experiment="mine", run_id="abc", uploaded_bytes=9)
+    state.write(source)
+    if original == "moved":
+        source = source.rename(source.with_name("tracked-elsewhere"))
+    branch = create(runs.folder / f"own-{original}", source, "@2")
+    shutil.rmtree(source)
+    own = UploadState.read(branch, uri="http://server", experiment="mine")
+    assert own.job != state.job
+    assert (own.run_id, own.uploaded_bytes, own.parent) == (None, 0, "abc")
+
+
+@pytest.mark.parametrize("link", ["tokenizer", "tokenizer/x"])
+def test_branch_copies_no_file_of_the_user(runs, link):
+    source = runs.copy(f"links-{len(link)}")
+    (source.parent / "private").mkdir(exist_ok=True)
+    if link == "tokenizer":
+        shutil.rmtree(source / link)
+    (source / link).symlink_to(source.parent / "private")
+    with pytest.raises(UserError, match=f"{link} is a link to .*private"):
+        create(runs.folder / "refused", source)
+    assert not (runs.folder / "refused").exists()
+
+
+def test_events_of_abandoned_steps_are_not_in_a_branch(runs):
+    source = runs.copy("went-back")
+    with Events(source) as events:
+        events.write(ChangeEvent(step=4, before={"optimizer.lr": 1.0}, after={"optimizer.lr": 2.0}))
+        events.write(BackEvent(step=2, from_step=6))
+        events.write(ChangeEvent(step=4, before={"optimizer.lr": 1.0}, after={"optimizer.lr": 3.0}))
+    branch = create(runs.folder / "of-went-back", source, "@6")
+    assert [event["after"] for event in events_of(branch, "change")] == [{"optimizer.lr": 3.0}]
+
+
+def test_file_is_no_folder_for_a_branch(runs):
+    (runs.folder / "file").write_text("of the user")
+    with pytest.raises(UserError, match=r"file cannot be used \(Not a directory\)"):
+        create(runs.folder / "file", runs.original)
+
+
+def test_weights_only_branch_is_another(runs):
+    run = create(runs.folder / "whole", runs.original, "@2")
+    with pytest.raises(UserError, match=r"is no branch of .* at 2 with --weights-only"):
+        create(run, runs.original, "@2", weights_only=True)
+
+
+def test_remains_of_killed_commands_are_removed(runs):
+    killed, filling, other = (runs.folder / f".remains.branch-{name}" for name in ("0" * 8, "1" * 8, "mine"))
+    for folder in (killed, filling, other):
+        folder.mkdir()
+    with RunLock(filling):
+        create(runs.folder / "remains", runs.original)
+    assert [folder.exists() for folder in (killed, filling, other)] == [False, True, True]
+
+
+def damage(run, step):
+    path = run / f"checkpoints/step-{step:08d}/manifest.json"
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def test_damaged_checkpoint_is_no_source(runs):
+    run = runs.copy("damaged")
+    damage(run, 4)
+    before = content(run)
+    with pytest.raises(UserError, match=r"manifest\.json is .*: name another step than 4"):
+        create(runs.folder / "refused", run, "@4")
+    with pytest.raises(UserError, match="name another step than 4"):
+        go_back(run, 4)
+    assert content(run) == before
+
+
 # Return
+
+
+def test_return_replaces_a_link(runs):
+    run = runs.copy("linked-config")
+    target = runs.folder / "elsewhere.yaml"
+    (run / "config.yaml").rename(target)
+    before = target.read_bytes()
+    os.link(target, run / "config.yaml")
+    go_back(run, 2, skip=1)
+    assert target.read_bytes() == before
+
+
+def test_return_stores_the_skipped_batches(runs):
+    run = runs.copy("skip-stored")
+    go_back(run, 2, skip=3)
+    assert read_config(run).train.skip_batches == {2: 3}
 
 
 def test_return_without_changes_repeats_the_steps(runs):
@@ -180,7 +303,8 @@ def test_return_restores_the_recipe_of_the_checkpoint(runs):
     run = runs.copy("recipe")
     megaptm("train", run, "train.steps=8", "optimizer.lr=1e-4", "--change")
     changed = newest_losses(run)
-    megaptm("train", run, *go_back(run, 4, overrides=["train.steps=6"]))
+    go_back(run, 4, overrides=["train.steps=6"])
+    megaptm("train", run, "train.steps=6")
     assert newest_losses(run) == changed | newest_losses(runs.original)
     assert read_config(run).optimizer.lr == 1e-3
 
@@ -218,6 +342,8 @@ def test_abandoned_steps_stay_in_the_report(runs, capsys):
         (["--back-to", "3"], "--back-to 3: {} has checkpoints of steps 2, 4, 6: name one of these"),
         (["--skip-data", "3"], "--skip-data needs --back-to"),
         (["--back-to", "2", "train.stepz=3"], "unknown key train.stepz"),
+        (["--back-to", "2", "model.layers=3"], "model.layers is 3"),
+        (["--back-to", "2", "optimizer.lr=1e-4"], "optimizer.lr is 0.0001"),
     ],
 )
 def test_invalid_return_changes_nothing(runs, words, sentence):
