@@ -31,6 +31,9 @@ CLASSES = {
     ("encoder", "decoder"): "AutoModelForSeq2SeqLM",
 }
 """Class of transformers by stacks."""
+OTHER_CLASSES = dict.fromkeys(("modernbert", "ettin", "mmbert"), "AutoModelForMaskedLM")
+TYPES = {"gemma2": torch.float32}
+"""Type of the weights where transformers' scores of padding are NaN in float64."""
 SEQUENCE = 20
 """Sequence length in training; the models have 24 positions."""
 FIRST, SECOND = "Wrap the Text.", "Return a list of lines"
@@ -59,9 +62,8 @@ def test_texts_are_truncated_as_in_training(family: str, exported: dict[str, Pat
 @pytest.mark.parametrize("family", KINDS)
 def test_padding_changes_no_logits(family: str, exported: dict[str, Path]) -> None:
     tokenizer = load_tokenizer(exported[family])
-    model = (
-        getattr(transformers, CLASSES[(*CATALOGUE[family].stacks,)]).from_pretrained(exported[family]).double().eval()
-    )
+    name = OTHER_CLASSES.get(family, CLASSES[(*CATALOGUE[family].stacks,)])
+    model = getattr(transformers, name).from_pretrained(exported[family]).to(TYPES.get(family, torch.float64)).eval()
     decoder_inputs = {"decoder_input_ids": torch.tensor([[0, 5, 6]])} if len(CATALOGUE[family].stacks) == 2 else {}
 
     def logits(texts: list[str]) -> torch.Tensor:
@@ -72,7 +74,8 @@ def test_padding_changes_no_logits(family: str, exported: dict[str, Path]) -> No
     both = logits([FIRST, SECOND])
     for index, text in enumerate((FIRST, SECOND)):
         alone = logits([text])[0]
-        torch.testing.assert_close(both[index, : len(alone)], alone, rtol=1e-9, atol=1e-9)
+        tolerance = 1e-9 if alone.dtype == torch.float64 else 1e-5
+        torch.testing.assert_close(both[index, : len(alone)], alone, rtol=tolerance, atol=tolerance)
 
 
 def make_sample(objective: str, texts: list[str], tokenizer: Any) -> dict[str, np.ndarray]:
