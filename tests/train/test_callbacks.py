@@ -107,7 +107,7 @@ class Other:
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    (tmp_path / "of_mine.py").write_text(CALLBACKS)
+    (tmp_path / "followers.py").write_text(CALLBACKS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path / "run"
@@ -132,7 +132,7 @@ def test_callback_follows_saves_stops_and_continues_a_run(run, corpus):
     diary = run.with_name("diary.jsonl")
 
     def train(stop_at):
-        options = json.dumps({"of_mine:Diary": {"path": str(diary), "stop_at": stop_at}})
+        options = json.dumps({"followers:Diary": {"path": str(diary), "stop_at": stop_at}})
         return megaptm("train", *arguments("gpt2", run, corpus, *shared, f"callbacks={options}"))
 
     assert "step 4/6  stopped: good enough" in train(4)
@@ -182,12 +182,12 @@ def test_example_of_the_page_stops_a_run_that_does_not_learn(run, corpus, early)
 )
 def test_failing_callback_ends_a_saved_run(run, corpus, monkeypatch, method, saved):
     monkeypatch.setenv("FAILING", method)
-    more = ("train.steps=9", "train.validate_every=2", "callbacks=[of_mine:Failing]", "checkpoint.asynchronous=false")
+    more = ("train.steps=9", "train.validate_every=2", "callbacks=[followers:Failing]", "checkpoint.asynchronous=false")
     every = {"on_checkpoint": 1, "state_dict": 1}.get(method, 9)
     output = megaptm("train", *arguments("gpt2", run, corpus, *more, f"checkpoint.every={every}"), code=2)
     line = next(line for line in output.splitlines() if line.startswith("error: "))
-    location = f"(KeyError: 'label', {run.parent}/of_mine.py:"
-    assert line.startswith(f"error: callback of_mine:Failing: {method} failed {location}")
+    location = f"(KeyError: 'label', {run.parent}/followers.py:"
+    assert line.startswith(f"error: callback followers:Failing: {method} failed {location}")
     assert line.endswith(f": fix it; the run is saved at step {saved[-1]}." if saved else ": fix it.")
     assert "Traceback" in output
     assert checkpoints(run) == saved
@@ -196,22 +196,22 @@ def test_failing_callback_ends_a_saved_run(run, corpus, monkeypatch, method, sav
 @pytest.mark.parametrize("method", ["on_stop", "on_checkpoint"])
 def test_failure_after_the_end_is_a_warning(run, corpus, monkeypatch, method):
     monkeypatch.setenv("FAILING", method)
-    output = megaptm("train", *arguments("gpt2", run, corpus, "train.steps=2", "callbacks=[of_mine:Failing]"))
-    assert f"warning: callback of_mine:Failing: {method} failed (KeyError: 'label'" in output
+    output = megaptm("train", *arguments("gpt2", run, corpus, "train.steps=2", "callbacks=[followers:Failing]"))
+    assert f"warning: callback followers:Failing: {method} failed (KeyError: 'label'" in output
     assert checkpoints(run) == [2]
 
 
 def test_state_that_fails_at_the_last_save_is_an_error(run, corpus, monkeypatch):
     monkeypatch.setenv("FAILING", "state_dict")
-    output = megaptm("train", *arguments("gpt2", run, corpus, "train.steps=2", "callbacks=[of_mine:Failing]"), code=2)
-    [line] = [line for line in output.splitlines() if "of_mine:Failing" in line]
-    assert line.startswith("error: callback of_mine:Failing: state_dict failed (KeyError: 'label'")
+    output = megaptm("train", *arguments("gpt2", run, corpus, "train.steps=2", "callbacks=[followers:Failing]"), code=2)
+    [line] = [line for line in output.splitlines() if "followers:Failing" in line]
+    assert line.startswith("error: callback followers:Failing: state_dict failed (KeyError: 'label'")
     assert line.endswith(": fix it; the run is saved at step 2.")
 
 
 def test_callbacks_are_a_phase_of_their_own(run, corpus):
     """The watchdog gives them more time than a step, and their seconds are counted."""
-    more = ("train.steps=2", "train.validate_every=1", "callbacks=[of_mine:Slow]")
+    more = ("train.steps=2", "train.validate_every=1", "callbacks=[followers:Slow]")
     megaptm("train", *arguments("gpt2", run, corpus, *more))
     assert time_spent(job_times(read_events(run), read_metrics(run))).callbacks > 4 * 0.5
 
@@ -219,15 +219,15 @@ def test_callbacks_are_a_phase_of_their_own(run, corpus):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("of_mine:Mistyped", {}, r"on_step_ends is never called; did you mean on_step_end\?"),
-        ("of_mine:Other", {}, r"must be a subclass of megaptm\.Callback"),
-        ("of_mine:Failing", {"patience": 3}, r"callbacks \(of_mine:Failing\) failed \(TypeError"),
-        ("of_mine:Absent", {}, "module `of_mine` has no class `Absent`"),
+        ("followers:Mistyped", {}, r"on_step_ends is never called; did you mean on_step_end\?"),
+        ("followers:Other", {}, r"must be a subclass of megaptm\.Callback"),
+        ("followers:Failing", {"patience": 3}, r"callbacks \(followers:Failing\) failed \(TypeError"),
+        ("followers:Absent", {}, "module `followers` has no class `Absent`"),
         ("no_such_module:Stop", {}, "cannot be imported"),
     ],
 )
 def test_invalid_callback_is_rejected(run, name, options, message):
-    NAMED_BY_USER.update(("of_mine", "no_such_module"))
+    NAMED_BY_USER.update(("followers", "no_such_module"))
     with pytest.raises(UserError, match=message):
         load_callbacks({name: options})
 

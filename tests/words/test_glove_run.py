@@ -96,7 +96,7 @@ def resume_with_other_text(run: str, corpus: str) -> tuple[str, int]:
     source = PairSource(config, corpora, engine := PairEngine(spec, config, corpora))
     source.train.corpora = dict.fromkeys(source.train.corpora, "another")
     checkpointer = Checkpointer(
-        Path(run), config, engine, spec, source, RankEnvironment(0, 1, 0), lock=None, events=None
+        Path(run), config, engine, spec, source, RankEnvironment(0, 1, 0), lock=None, events=None, callbacks=None
     )
     with pytest.raises(UserError) as caught:
         checkpointer.restore()
