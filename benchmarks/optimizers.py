@@ -25,7 +25,7 @@ from megaptm.track.journal import read_metrics
 
 CONFIG = Path(__file__).parent.parent / "configs/gpt2/tiny.yaml"
 VOCABULARY = 2048
-RATES = {"adamw": (2e-3, 4e-3, 8e-3), "muon": (4e-3, 8e-3, 1.6e-2)}
+RATES = {"adamw": (1e-3, 2e-3, 4e-3), "muon": (4e-3, 8e-3, 1.6e-2)}
 
 
 def megaptm(*arguments: object) -> None:
