@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megaptm.parallel.collectives import all_gather_object, copy_to_host
-from megaptm.parallel.groups import Ranks, device
+from megaptm.parallel.groups import device
 from megaptm.parallel.hooks import EngineHook
 from megaptm.parallel.model import ParallelModel
 from megaptm.parallel.optimizers import Optimizer
@@ -74,18 +74,7 @@ class NormsHook(EngineHook):
         group_of = group_weights(all_names)
         self._groups = list(dict.fromkeys(group_of.values()))
         self._group_of = {name: self._groups.index(group) for name, group in group_of.items()}
-        self._parts = [part for part in parts if is_counted(part, self._ranks)]
-
-
-def is_counted(part: TensorPart, ranks: Ranks) -> bool:
-    """Whether this rank counts a part in a sum over all ranks: not a copy of another tensor rank, data rank or
-    stage."""
-    is_copy = getattr(part.parameter, "shared", False)
-    return (
-        not is_copy
-        and (part.placement.axis is not None or not ranks.tensor)
-        and (part.span is not None or not ranks.data)
-    )
+        self._parts = [part for part in parts if part.is_first_copy(self._ranks)]
 
 
 def group_weights(names: Iterable[str]) -> dict[str, str]:

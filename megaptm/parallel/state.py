@@ -32,7 +32,7 @@ def pieces(optimizer: Optimizer, ranks: Ranks) -> Iterator[TensorPiece]:
     """Yield the pieces of weights and optimizer state that this rank writes; exactly one rank writes each element of
     each tensor."""
     for part in optimizer.parts:
-        if getattr(part.parameter, "shared", False):
+        if part.is_tied_copy:
             continue
         yield from _state_slices(optimizer, part, ranks)
         for kind, tensor in state_tensors(optimizer.settings, part).items():
@@ -72,10 +72,8 @@ def restore(optimizer: Optimizer, reader: TensorReader, *, step: int) -> None:
 def _state_slices(optimizer: Optimizer, part: TensorPart, ranks: Ranks) -> Iterator[TensorPiece]:
     """Yield the slice of a weight, and of its optimizer state with one value per element."""
     placement = part.placement
-    if (placement.axis is None and ranks.tensor > 0) or (part.span is None and ranks.replica > 0):
-        return
-    if part.master is None and part.span is not None:
-        return  # another data rank holds it
+    if not part.is_first_copy(ranks) or (part.master is None and part.span is not None):
+        return  # another rank writes it
     values = {"weight": part.parameter if part.master is None else part.master}
     for kind, tensor in state_tensors(optimizer.settings, part).items():
         if tensor.like == "weight":

@@ -21,6 +21,7 @@ LAYOUTS = {
     "tensor": ("layout.tensor=2",),
     "pipeline": ("layout.pipeline=2",),
     "data": ("layout.data=2",),
+    "context": ("layout.context=2",),
     "distributed optimizer": ("layout.data=2", "layout.distributed_optimizer=true"),
     "full sharding": ("layout.data=2", "layout.full_sharding=true"),
 }

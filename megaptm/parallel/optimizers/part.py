@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from torch import Tensor, nn
 
-from megaptm.parallel.groups import replica_group
+from megaptm.parallel.groups import Ranks, replica_group
 from megaptm.parallel.split import Placement
 
 
@@ -41,6 +41,19 @@ class TensorPart:
     def replica(self) -> Tensor:
         """Tensor with the same values on all data ranks: float32, unless data ranks divide it."""
         return self.parameter if self.master is None or self.span is not None else self.master
+
+    @property
+    def is_tied_copy(self) -> bool:
+        """Whether this is a tied parameter whose first copy is in another chunk or stage."""
+        return getattr(self.parameter, "shared", False)
+
+    def is_first_copy(self, ranks: Ranks) -> bool:
+        """Whether this rank saves and counts a part: of equal copies on several ranks, only the first."""
+        return (
+            not self.is_tied_copy
+            and (self.placement.axis is not None or ranks.tensor == 0)
+            and (self.span is not None or ranks.replica == 0)
+        )
 
     @property
     def matrices(self) -> int:
