@@ -131,12 +131,15 @@ class Engine:
         # All processes decide by the same bits.
         if self.spikes is not None and (spike := self.spikes.find(loss=shared_loss, gradient_norm=norm)) is not None:
             result = replace(result, spike=spike)
-            if self.spikes.stops:
+            if self.spikes.action == "stop":
                 raise DivergedError(
                     f"step {step + 1} was rejected and changed no weight: a spike, {spike} (train.spikes.action is "
                     f"stop); {REMEDY}"
                 )
-            if self.spikes.skip():
+            if self.spikes.action == "skip-step":
+                self.spikes.skipped += 1
+                for hook in self.hooks:
+                    hook.after_step()  # recurrence caches go on with the text
                 return replace(result, is_skipped=True)
         for hook in self.hooks:
             hook.before_update(self.optimizer, step=step, scale=scale)

@@ -24,6 +24,7 @@ class Spikes:
 
     def __init__(self, config: SpikeConfig) -> None:
         self._config = config
+        self.action = config.action
         self._values = torch.empty(2, 0, dtype=torch.float64)
         """Losses and gradient norms of at most `window` steps, the newest last."""
         self.skipped = 0
@@ -45,19 +46,9 @@ class Spikes:
                 return f"{name} {value:.6g}, {ratio} standard deviations above the mean {mean:.6g}"
         return None
 
-    def skip(self) -> bool:
-        """Count a step that is skipped because of a spike. Return False if spikes do not skip steps."""
-        self.skipped += self._config.action == "skip-step"
-        return self._config.action == "skip-step"
-
-    @property
-    def stops(self) -> bool:
-        """Whether a spike ends the run."""
-        return self._config.action == "stop"
-
     def pieces(self, ranks: Ranks) -> Iterator[TensorPiece]:
         """Yield the state for a checkpoint, on one rank, if spikes change what is trained."""
-        if ranks.world == 0 and (self._config.action != "warn" or self.skipped):
+        if ranks.world == 0 and (self.action != "warn" or self.skipped):
             skipped = torch.tensor([[self.skipped], [self.skipped]], dtype=torch.float64)
             data = torch.cat([self._values, skipped], 1)
             yield TensorPiece(NAME, tuple(data.shape), (0, 0), tuple(data.shape), data)

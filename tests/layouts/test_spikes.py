@@ -50,7 +50,7 @@ def train_without_step(layout):
     for step in range(STEPS):
         batches = micro_batches(batch("gpt2", step), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
         if step == SPIKED:
-            engine.spikes.skip()
+            engine.spikes.skipped += 1
         else:
             engine.train_step(batches, step=step, lr=ADAM.lr)
     return weights(engine)
@@ -72,6 +72,28 @@ def test_spike_is_reported_and_trained_by_default():
     [(results, _)] = run_ranks(1, train_with_spike, LAYOUTS["one process"], "warn")
     assert [result.spike is not None for result in results] == [step == SPIKED for step in range(STEPS)]
     assert not any(result.is_skipped for result in results)
+
+
+def cache_after_spike(action):
+    """Return the recurrence cache after a step whose loss is a thousand times as large."""
+    spikes = SpikeConfig(action=action, window=16)
+    layout = LAYOUTS["one process"]
+    losses = losses_of("transformer-xl")
+    engine = filled_engine(tiny("transformer-xl"), layout, ADAM, losses=losses, seed=7, spikes=spikes)
+    for step in range(SPIKED + 1):
+        engine.set_loss_weights({"lm": 1000.0 if step == SPIKED else 1.0})
+        result = engine.train_step(micro_batches(batch("transformer-xl", step), layout, 0), step=step, lr=ADAM.lr)
+    caches = {piece.name: piece.data for piece in engine.pieces() if piece.name.startswith("memory/")}
+    return result.is_skipped, caches
+
+
+def test_skipped_step_fills_the_recurrence_cache():
+    """The next step continues the text of the skipped one."""
+    [(is_skipped, skipped)] = run_ranks(1, cache_after_spike, "skip-step")
+    [(_, trained)] = run_ranks(1, cache_after_spike, "warn")
+    assert is_skipped
+    assert skipped.keys() == trained.keys() != set()
+    assert all(torch.equal(skipped[name], trained[name]) for name in trained)
 
 
 def test_spike_may_end_the_run():
@@ -96,7 +118,7 @@ def test_restored_window_finds_the_same_spikes(window):
     assert [index for index, spike in enumerate(are_spikes) if spike] == [20, len(losses) - 1]
     first = Spikes(config)
     observe(first, losses[:25])
-    first.skip()
+    first.skipped += 1
     [piece] = first.pieces(Ranks(0, 0, 0, 0, 1, 1, 1))
     second = Spikes(config)
     second.restore(SimpleNamespace(names=lambda: [NAME], read=lambda name: piece.data))

@@ -15,7 +15,7 @@ from megaptm.errors import UserError
 from megaptm.report.compare import config_differences, read_runs, result_rows
 from megaptm.report.curves import MAX_POINTS, other_panels, thin_out
 from megaptm.report.history import History, split_abandoned
-from megaptm.report.marks import KINDS, MAX_SPIKES, find_marks, find_spikes
+from megaptm.report.marks import KINDS, find_marks
 from megaptm.report.page import run_page, write_page
 from megaptm.report.watch import draw, has_ended, watch
 from megaptm.resilience.events import Event
@@ -119,30 +119,11 @@ def test_marked_events_exist():
     assert set(KINDS) <= {event.kind for event in Event.__subclasses__()}
 
 
-def test_spikes_are_marked_once():
-    losses = [(step, 3.0 + 0.01 * (step % 7)) for step in range(1, 301)]
-    losses[200] = (201, 6.0)
-    losses[201] = (202, 5.5)
-    [spike] = find_spikes(losses)
-    assert (spike.step, spike.kind) == (201, "spike")
-    assert spike.text.startswith("spike: loss 6, median of the 50 before 3.0")
-
-
-def test_spike_that_the_run_found_is_marked_once():
+def test_spike_is_marked():
     records = [{"time": float(step), "step": step, "loss": 9.0 if step == 80 else 3.0} for step in range(1, 100)]
     event = {"time": 80.0, "kind": "spike", "step": 80, "description": "loss 9", "skipped": False}
     [mark] = find_marks([event], records)
     assert (mark.step, mark.kind, mark.text) == (80, "spike", "spike: description loss 9, skipped False")
-
-
-def test_noise_and_short_curves_have_no_spikes():
-    assert list(find_spikes([(step, 3.0 + 0.1 * (-1) ** step) for step in range(200)])) == []
-    assert list(find_spikes([(1, 1.0), (2, 90.0)])) == []
-
-
-def test_number_of_spikes_is_limited():
-    losses = [(step, 9.0 if step % 60 == 59 else 3.0) for step in range(3000)]
-    assert len(list(find_spikes(losses))) == MAX_SPIKES
 
 
 def test_thinned_curve_keeps_its_extremes():
