@@ -14,7 +14,7 @@ from megaptm.commands.options import (
     add_start_options,
     machine_option,
     overrides_argument,
-    read_branch,
+    read_start,
 )
 from megaptm.commands.output import echo
 from megaptm.errors import UserError
@@ -86,18 +86,19 @@ def ray(
     from megaptm.plan.machine import load_machine
     from megaptm.processes import survive_closed_terminal
     from megaptm.report.terminal import run_title
-    from megaptm.run.back import go_back
     from megaptm.run.branch import created_branch
     from megaptm.run.folder import read_config
     from megaptm.schedulers.ray.cluster import join
 
-    branch = read_branch(config, overrides, weights_only=weights_only, back_to=back_to, skip_data=skip_data)
-    if dry_run and (branch is not None or back_to is not None):
-        raise UserError("--dry-run changes nothing, so it cannot be used with from= and --back-to: leave it out.")
-    if branch is not None:
-        config, overrides, change = branch.run, branch.overrides, True
-    if back_to is not None:
-        go_back(config, back_to, skip=skip_data or 0, overrides=overrides, change=change)
+    config, overrides, change, branch = read_start(
+        config,
+        overrides,
+        change=change,
+        weights_only=weights_only,
+        back_to=back_to,
+        skip_data=skip_data,
+        dry_run=dry_run,
+    )
     with created_branch(branch):
         run_config = read_config(config, overrides, change=change)
     ray_machine = load_machine(machine) if machine else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megaptm.commands.options import add_job_options, add_start_options, read_branch
+from megaptm.commands.options import add_job_options, add_start_options, read_start
 from megaptm.commands.output import echo
 
 if TYPE_CHECKING:
@@ -70,16 +70,17 @@ def slurm(
     from megaptm.check.finding import number_with_noun
     from megaptm.errors import UserError
     from megaptm.launch.slurm.request import JobRequest, make_submission
-    from megaptm.run.back import go_back
     from megaptm.run.branch import created_branch
 
-    branch = read_branch(config, overrides, weights_only=weights_only, back_to=back_to, skip_data=skip_data)
-    if dry_run and (branch is not None or back_to is not None):
-        raise UserError("--dry-run changes nothing, so it cannot be used with from= and --back-to: leave it out.")
-    if branch is not None:
-        config, overrides, change = branch.run, branch.overrides, True
-    if back_to is not None:
-        go_back(config, back_to, skip=skip_data or 0, overrides=overrides, change=change)
+    config, overrides, change, branch = read_start(
+        config,
+        overrides,
+        change=change,
+        weights_only=weights_only,
+        back_to=back_to,
+        skip_data=skip_data,
+        dry_run=dry_run,
+    )
     job_request = JobRequest(
         config=config,
         overrides=overrides,

@@ -88,6 +88,30 @@ def read_branch(
     return None
 
 
+def read_start(
+    config: Path,
+    overrides: tuple[str, ...],
+    *,
+    change: bool,
+    weights_only: bool,
+    back_to: int | None,
+    skip_data: int | None,
+    dry_run: bool,
+) -> tuple[Path, tuple[str, ...], bool, Branch | None]:
+    """Return config, overrides and `change` of the run that a launch command starts, and the branch that is created
+    first. Return the run to an earlier step if --back-to says so."""
+    from megaptm.run.back import go_back
+
+    branch = read_branch(config, overrides, weights_only=weights_only, back_to=back_to, skip_data=skip_data)
+    if dry_run and (branch is not None or back_to is not None):
+        raise UserError("--dry-run changes nothing, so it cannot be used with from= and --back-to: leave it out.")
+    if branch is not None:
+        return branch.run, branch.overrides, True, branch
+    if back_to is not None:
+        go_back(config, back_to, skip=skip_data or 0, overrides=overrides, change=change)
+    return config, overrides, change, None
+
+
 def machine_option(**attributes: Any) -> Callable[..., Any]:
     """Return the option `--machine`, whose names a shell completes."""
     return click.option("--machine", shell_complete=_complete_machine, **attributes)

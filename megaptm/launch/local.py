@@ -167,41 +167,16 @@ class LaunchResult:
     """Why it may be started again; None if it ended otherwise: complete, stopped, or by an error of the program."""
 
 
-def launch(
-    command: Sequence[str],
-    *,
-    processes: int,
-    run: Path,
-    environment: Mapping[str, str] | None = None,
-    threads: int | None = None,
-    grace_seconds: float = 5.0,
-    hang_seconds: float | None = None,
-    data_timeout: float = 0.0,
-    restarts: int = 0,
-) -> int:
-    """Run `command` once per rank and return the exit code of the run.
+def launch(command: Sequence[str], *, run: Path, restarts: int = 0, **options: Any) -> int:
+    """Run `command` once per rank and return the exit code of the run. `options`: see `_launch_once`.
 
-    Rank 0 writes to the terminal; each rank writes to `run/logs/rank-N.log`. When one fails, the others have
-    `grace_seconds` to exit, the same again after SIGTERM, and are killed. After a hang, and if a rank was killed or its
-    hardware failed, all ranks are started again, at most `restarts` times. A user error of a worker (exit code 2) is
-    raised here as UserError.
-
-    Returns 75 if none failed and one asks to be continued, and after a hang: see `Watchdog`, also for `hang_seconds`
-    and `patience`. Returns 130 after two Ctrl-C.
+    After a hang, and if a rank was killed or its hardware failed, all ranks are started again, at most `restarts`
+    times.
     """
     policy, saved = RestartPolicy(run, retries=restarts), last_saved_step(run)
     has_stalled = False
     while True:
-        ending = _launch_once(
-            command,
-            processes=processes,
-            run=run,
-            environment=environment,
-            threads=threads,
-            grace_seconds=grace_seconds,
-            hang_seconds=hang_seconds,
-            data_timeout=data_timeout,
-        )
+        ending = _launch_once(command, run=run, **options)
         if ending.reason is None:
             return ending.code
         before, saved = saved, last_saved_step(run)
@@ -219,12 +194,21 @@ def _launch_once(
     *,
     processes: int,
     run: Path,
-    environment: Mapping[str, str] | None,
-    threads: int | None,
-    grace_seconds: float,
-    hang_seconds: float | None,
-    data_timeout: float,
+    environment: Mapping[str, str] | None = None,
+    threads: int | None = None,
+    grace_seconds: float = 5.0,
+    hang_seconds: float | None = None,
+    data_timeout: float = 0.0,
 ) -> LaunchResult:
+    """Run `command` once per rank until all have ended.
+
+    Rank 0 writes to the terminal; each rank writes to `run/logs/rank-N.log`. When one fails, the others have
+    `grace_seconds` to exit, the same again after SIGTERM, and are killed. A user error of a worker (exit code 2) is
+    raised here as UserError.
+
+    The exit code is 75 if none failed and one asks to be continued, and after a hang: see `Watchdog`, also for
+    `hang_seconds` and `data_timeout`. It is 130 after two Ctrl-C.
+    """
     logs = run / "logs"
     listener = open_listener()
     rendezvous = Rendezvous(processes, "127.0.0.1", listener.getsockname()[1])

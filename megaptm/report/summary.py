@@ -13,7 +13,7 @@ from rich.text import Text
 from megaptm.console import Console
 from megaptm.report.curves import ABANDONED, curve, draw_curves, loss_curves, save_picture
 from megaptm.report.history import History
-from megaptm.run.branch import is_abandoned
+from megaptm.run.branch import find_returns, is_abandoned
 from megaptm.run.changes import recorded_changes
 from megaptm.run.time_spent import TimeSpent
 from megaptm.track import upload, view_instructions
@@ -45,7 +45,8 @@ def report(run: str | Path, *, console: Console | None = None, send: bool = Fals
     console.print(Text.assemble((run.name, "bold"), f": {history.title}; {history.progress}\n"))
     changes, curves = recorded_changes(history.events), loss_curves(history.records)
     # Steps that were repeated after a failure have equal losses.
-    if abandoned := [record for record in history.abandoned if is_abandoned(record, history.events)]:
+    returns = find_returns(history.events)
+    if abandoned := [record for record in history.abandoned if is_abandoned(record, returns)]:
         curves[ABANDONED] = curve(abandoned, "loss")
     for line in draw_curves(curves, width=min(console.width, 100) - 12, marks=changes):
         console.print(line, no_wrap=True)

@@ -7,7 +7,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,8 @@ import yaml
 from megaptm.checkpoint.committed import FOLDER, find_committed
 from megaptm.checkpoint.files import list_names, remove_tree
 from megaptm.config import load_run
-from megaptm.config.check import ENDLESS
 from megaptm.config.on_resume import OnResume, resume_rule
+from megaptm.config.optimizer_rules import ENDLESS
 from megaptm.config.yamls import YamlDumper, flatten
 from megaptm.errors import UserError, storage_errors_as_user_errors
 from megaptm.resilience.events import FILE as EVENTS
@@ -261,19 +261,20 @@ def _copy_history(source: Path, folder: Path, step: int) -> None:
         if (state := UploadState.load(source)) is not None:
             state.write_successor(folder)
     events = read_events(source)
-    metrics = [record for record in read_metrics(source) if record["step"] <= step and not is_abandoned(record, events)]
-    past = [event for event in events if event["kind"] in HISTORY and event.get("step", 0) <= step]
-    past = [event for event in past if not is_abandoned(event, events)]
-    for name, records in ((METRICS, metrics), (EVENTS, past)):
+    past, returns = [event for event in events if event["kind"] in HISTORY], find_returns(events)
+    for name, entries in ((METRICS, read_metrics(source)), (EVENTS, past)):
+        records = [each for each in entries if each.get("step", 0) <= step and not is_abandoned(each, returns)]
         journal = JournalFile(folder / name)
         for record in records:
             journal.append(record)
         journal.close()
 
 
-def is_abandoned(record: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the run later went back to a step before that of a record."""
-    return any(
-        event["kind"] == BackEvent.kind and record.get("step", 0) > event["step"] and record["time"] < event["time"]
-        for event in events
-    )
+def find_returns(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the events by which a run went back to an earlier step."""
+    return [event for event in events if event["kind"] == BackEvent.kind]
+
+
+def is_abandoned(record: Mapping[str, Any], returns: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the run later went back to a step before that of a record. `returns`: result of `find_returns`."""
+    return any(record.get("step", 0) > event["step"] and record["time"] < event["time"] for event in returns)
