@@ -9,7 +9,7 @@ support windows. Torch's fused kernel is in `layers.attention`, tiles are in `la
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +73,21 @@ def has_flash(device: torch.device) -> bool:
     return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """Arguments of an attention kernel: queries [S, B, H, K], keys and values [S, B, G, K], and the options of
+    `attend_with_kernel`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Mask
+    marked: GlobalPositions | None
+    scale: float
+    dropout: float
+    cap: float | None
+
+
 def attend_with_kernel(
     kernel: str,
     q_SBHK: Tensor,
@@ -87,7 +102,7 @@ def attend_with_kernel(
 ) -> Tensor:
     """Compute attention with a kernel: return the output [S, B, H, K] under the mask. The output at global tokens is
     computed elsewhere."""
-    return RUN[kernel](q_SBHK, k_SBGK, v_SBGK, mask, marked, scale, dropout, cap)
+    return RUN[kernel](AttentionCall(q_SBHK, k_SBGK, v_SBGK, mask, marked, scale, dropout, cap))
 
 
 def for_heads(x_MBGK: Tensor, heads: int) -> Tensor:
@@ -100,34 +115,20 @@ def for_heads(x_MBGK: Tensor, heads: int) -> Tensor:
     return x_MBGK.expand(-1, -1, heads, -1) if groups == 1 else x_MBGK.repeat_interleave(heads // groups, dim=2)
 
 
-def _attend_by_tiles(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask,
-    marked: GlobalPositions | None,
-    scale: float,
-    dropout: float,
-    cap: float | None,
-) -> Tensor:
-    k, v = for_heads(k, q.shape[2]), for_heads(v, q.shape[2])
+def _attend_by_tiles(call: AttentionCall) -> Tensor:
+    mask, heads = call.mask, call.q.shape[2]
     if mask.pattern is None:
-        mask = replace(mask, pattern=SlidingWindow(len(q) - 1, 0) if mask.causal else AllPairs())
-    return attend_by_tiles(q, k, v, mask, marked, scale=scale, dropout=dropout)
+        mask = replace(mask, pattern=SlidingWindow(len(call.q) - 1, 0) if mask.causal else AllPairs())
+    return attend_by_tiles(
+        *(call.q, for_heads(call.k, heads), for_heads(call.v, heads), mask, call.marked),
+        scale=call.scale,
+        dropout=call.dropout,
+    )
 
 
-def _attend_by_flex(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask,
-    marked: GlobalPositions | None,
-    scale: float,
-    dropout: float,
-    cap: float | None,
-) -> Tensor:
-    assert not dropout, "it has none"
-    k_padded, v_padded = k, v
+def _attend_by_flex(call: AttentionCall) -> Tensor:
+    assert not call.dropout, "it has none"
+    q, k, v, mask, marked = call.q, call.k, call.v, call.mask, call.marked
     if marked is not None:
         # Global keys are appended, so that they are compared once.
         k, v = torch.cat([k, marked.gather(k)]), torch.cat([v, marked.gather(v)])
@@ -136,13 +137,18 @@ def _attend_by_flex(
     attend = _compiled_flex if q.is_cuda else _flex_attention
     try:
         mixed_BHSK: Tensor = attend()(
-            *(q_BHSK, k_BGSK, v_BGSK), score_mod=score_function(cap), block_mask=blocks, scale=scale, enable_gqa=grouped
+            *(q_BHSK, k_BGSK, v_BGSK),
+            score_mod=score_function(call.cap),
+            block_mask=blocks,
+            scale=call.scale,
+            enable_gqa=grouped,
         )
     except torch._dynamo.exc.FailOnRecompileLimitHit:
         # With more variants than this, compiling takes longer than tiles.
-        if cap is not None:
-            return attend_capped(q, k_padded, v_padded, mask.scores(None), causal=mask.causal, scale=scale, cap=cap)
-        return _attend_by_tiles(q, k_padded, v_padded, mask, marked, scale, dropout, None)
+        if call.cap is None:
+            return _attend_by_tiles(call)
+        dense, causal = mask.scores(None), mask.causal
+        return attend_capped(q, call.k, call.v, dense, causal=causal, scale=call.scale, cap=call.cap)
     return mixed_BHSK.permute(2, 0, 1, 3)
 
 
@@ -300,44 +306,27 @@ def _mask_mod(mask: Mask, marked: GlobalPositions | None) -> Callable[[Tensor, T
     return attends
 
 
-def _flash_attn(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask,
-    marked: GlobalPositions | None,
-    scale: float,
-    dropout: float,
-    cap: float | None,
-) -> Tensor:
+def _flash_attn(call: AttentionCall) -> Tensor:
     from flash_attn import flash_attn_func
 
     mixed_BSHK: Tensor = flash_attn_func(
-        *(x.transpose(0, 1) for x in (q, k, v)),
-        dropout_p=dropout,
-        softmax_scale=scale,
-        causal=mask.causal,
-        window_size=kernel_window(mask.pattern, mask.causal),
+        *(x.transpose(0, 1) for x in (call.q, call.k, call.v)),
+        dropout_p=call.dropout,
+        softmax_scale=call.scale,
+        causal=call.mask.causal,
+        window_size=kernel_window(call.mask.pattern, call.mask.causal),
         deterministic=torch.are_deterministic_algorithms_enabled(),
-        softcap=cap or 0.0,
+        softcap=call.cap or 0.0,
     )
     return mixed_BSHK.transpose(0, 1)
 
 
-def _transformer_engine(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask,
-    marked: GlobalPositions | None,
-    scale: float,
-    dropout: float,
-    cap: float | None,
-) -> Tensor:
-    window = kernel_window(mask.pattern, mask.causal)
-    attend = _make_engine_attention(q.shape[2], k.shape[2], q.shape[3], mask.causal, window, scale, dropout)
-    mixed_SBA: Tensor = attend(*(x.contiguous() for x in (q, k, v)))
-    return mixed_SBA.unflatten(-1, (q.shape[2], -1))
+def _transformer_engine(call: AttentionCall) -> Tensor:
+    (heads, width), causal = call.q.shape[2:], call.mask.causal
+    window = kernel_window(call.mask.pattern, causal)
+    attend = _make_engine_attention(heads, call.k.shape[2], width, causal, window, call.scale, call.dropout)
+    mixed_SBA: Tensor = attend(*(x.contiguous() for x in (call.q, call.k, call.v)))
+    return mixed_SBA.unflatten(-1, (heads, -1))
 
 
 @lru_cache(maxsize=64)
@@ -367,7 +356,7 @@ def kernel_window(pattern: Pattern | None, causal: bool) -> tuple[int, int]:
     return pattern.before, 0 if causal else pattern.after
 
 
-RUN: dict[str, Callable[..., Tensor]] = {
+RUN: dict[str, Callable[[AttentionCall], Tensor]] = {
     "tiles": _attend_by_tiles,
     "flex": _attend_by_flex,
     "flash-attn": _flash_attn,

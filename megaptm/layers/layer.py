@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from megaptm.errors import UserError
 from megaptm.layers.attention import AttentionModule, CrossAttention, PatternAttend, SelfAttention, are_offsets
+from megaptm.layers.check_block import attention_modules, check_block, check_values
 from megaptm.layers.context import UsesContextRanks
 from megaptm.layers.feedforward import FeedForward
-from megaptm.layers.feedforward_costs import find_activation
 from megaptm.layers.kernel_choice import AUTO, FUSED, VARLEN, AttentionWork, choose_kernel
 from megaptm.layers.kernels import PRECISIONS, SharedBlocks, describe_device
 from megaptm.layers.layer_costs import SubLayer, sublayers
@@ -28,70 +28,7 @@ from megaptm.layers.recurrence_cache import StackCache
 from megaptm.layers.rng import RngReplay, save_rng_state
 from megaptm.layers.split import Dropout, HeadTable, SequenceHooks, identity
 from megaptm.plugins import load_class
-from megaptm.spec import BIAS_BUCKETS, AttentionSpec, Block, LayerSpec, RopeNumbers, Size, value_errors
-
-
-def check_values(block: Block) -> None:
-    """Raise `UserError` that names the field, if the record of a block has an unknown value."""
-    if error := next(value_errors(block), None):
-        raise UserError(f"Block.{error}")
-
-
-def check_block(block: Block, size: Size) -> None:
-    """Raise `UserError` that names the field, if a block has a value that no component of a layer supports."""
-    check_values(block)  # the other checks rely on it
-    if block.layer is not None:
-        if error := next(_layer_errors(block, block.layer, size), None):
-            raise UserError(f"Block.{error}")
-        return
-    for errors in (
-        block.residual.errors(block),
-        _attention_errors(block, size),
-        _stack_errors(block, size),
-    ):
-        if error := next(errors, None):
-            raise UserError(f"Block.{error}")
-
-
-def _layer_errors(block: Block, record: LayerSpec, size: Size) -> Iterator[str]:
-    """Yield an error for each field of a block that has no meaning for layers other than a transformer's."""
-    for name, default in vars(Block()).items():
-        if name not in ("layer", *record.block_fields) and getattr(block, name) != default:
-            yield f"{name} is not used by {record.kind} layers: remove it."
-    yield from record.errors(block, size)
-
-
-def _attention_errors(block: Block, size: Size) -> Iterator[str]:
-    for record in block.attentions:
-        yield from record.errors(block, size)
-        for name, value, default in (("qk_norm", record.qk_norm, "none"), ("score_cap", record.score_cap, None)):
-            if value != default and record.module != AttentionSpec.module:
-                yield f"attention.{name} is {value}, which {record.kind} attention does not support: use {default}."
-
-
-def _stack_errors(block: Block, size: Size) -> Iterator[str]:
-    activations = (block.ffn.activation,) if isinstance(block.ffn.activation, str) else block.ffn.activation
-    for activation in activations:
-        find_activation(activation)  # raises UserError if it is unknown
-    if block.position == "rope" and size.key_width % 2:
-        yield f"position is rope, which rotates pairs of features, but heads have {size.key_width}: make it even."
-    if size.heads % size.key_heads:
-        yield f"attention has {size.heads} heads, which kv_heads ({size.key_heads}) must divide: change either."
-    if not block.norm.first and (block.norm.position != "pre" or "attention" in block.sharing.sublayers):
-        yield "norm.first is false, which only a pre-norm stack with attention of its own in each layer can have."
-    own_masks = {sub.costs.attention.kind for sub in _attention_modules(block, size) if sub.costs.defines_mask}
-    if block.score_bias and own_masks:
-        yield (
-            f"position is {block.position}, a bias on the scores of all pairs, but {', '.join(sorted(own_masks))} "
-            "attention skips some pairs: use another position, or full attention."
-        )
-    if block.score_bias and any(record.score_cap is not None for record in block.attentions):
-        yield (
-            f"position is {block.position}, a bias on the scores, which attention with a score_cap does not add: "
-            "use another position, or remove score_cap."
-        )
-    if size.cached_positions and not block.caches_states:
-        yield f"attention is {block.kinds[0]}, which has no recurrence cache: set memory to 0."
+from megaptm.spec import BIAS_BUCKETS, AttentionSpec, Block, RopeNumbers, Size
 
 
 def run(module: Callable[..., Tensor], *tensors: Any) -> Tensor:
@@ -207,12 +144,6 @@ class Layer(nn.Module):
         return x + self.dropout(sublayer(norm(x), *inputs))
 
 
-def _attention_modules(block: Block, size: Size) -> Iterator[SubLayer]:
-    """Yield the self-attention module of each layer of a stack."""
-    for layer in range(size.layers):
-        yield sublayers(block.at(layer), size)[0]
-
-
 def _module_class(sub: SubLayer) -> Callable[..., nn.Module]:
     if sub.name == "attention":
         return load_class(sub.costs.attention, "module")
@@ -309,7 +240,7 @@ class Stack(UsesContextRanks, SequenceHooks, BaseStack):
         """Build the layers of the stack. `memory`: width of the stack that cross-attention reads, if it differs.
         `context`: number of learned positions."""
         super().__init__(block, size, layers)
-        kinds = {sub.costs.attention: sub.costs for sub in _attention_modules(block, size)}
+        kinds = {sub.costs.attention: sub.costs for sub in attention_modules(block, size)}
         self.patterns = {record: costs.pattern for record, costs in kinds.items() if costs.defines_mask}
         """Kind of attention that defines the mask itself -> its pattern; None: by hashes."""
         self.scored = block.score_bias or any(costs.scored for costs in kinds.values())
