@@ -11,6 +11,7 @@ import importlib
 import os
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -34,6 +35,7 @@ ABSENT = object()
 ENTRY_POINTS = "megaptm.families"
 """Group of the entry points of packages that add what a folder of `megaptm/families` can add."""
 PACKAGE_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+LIBRARY_FOLDERS = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "purelib", "platlib"))
 
 
 class PluginError(UserError):
@@ -181,9 +183,13 @@ def plugin_error(action: str, error: BaseException) -> PluginError:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return type, message and source line of an error that a plugin raised."""
+    """Return type, message and source line of an error that a plugin raised.
+
+    The line is the user's own, also if a library raised the error; a plugin that is installed is named as a library is.
+    """
     kind = type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(("<", PACKAGE_FOLDER))]
-    location = f", {own[-1].filename}:{own[-1].lineno}" if own else ""
+    foreign = [frame for frame in frames if not frame.filename.startswith(("<", PACKAGE_FOLDER))]
+    named = [frame for frame in foreign if not frame.filename.startswith(LIBRARY_FOLDERS)] or foreign
+    location = f", {named[-1].filename}:{named[-1].lineno}" if named else ""
     return f"{kind}: {error}{location}"

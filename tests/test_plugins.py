@@ -361,12 +361,14 @@ def test_families_command():
             r"`needs` cannot be imported \(ModuleNotFoundError: .*\): fix it",
         ),
         ("model.family=odd:IT", r"`odd` cannot be imported \(Odd: no, .*odd.py:2\): fix it"),
+        ("objective=parses:IT", r"`parses` cannot be imported \(JSONDecodeError: .*parses.py:2\): fix it"),
         ("objective=asked:IT", r"`asked` cannot be imported \(ValueError: IT, .*asked.py:2\): fix it"),
     ],
 )
 def test_invalid_plugin_is_rejected(folder, override, expected):
     (folder / "raises.py").write_text("raise ValueError('no')\n")
     (folder / "leaves.py").write_text("import sys\nsys.exit(0)\n")
+    (folder / "parses.py").write_text("import json\njson.loads('{')\n")
     (folder / "lacks.py").write_text("import os\nos.nothing\n")
     (folder / "needs.py").write_text("import nowhere_at_all\n")
     (folder / "odd.py").write_text("class Odd(BaseException): ...\nraise Odd('no')\n")
