@@ -17,7 +17,7 @@ export PYTHONSAFEPATH=1 # Python does not search the working directory for modul
 if [[ -f megaptm/__main__.py ]]; then export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}; fi # the checkout
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # since Slurm 22.05 srun does not inherit it from the job
 restart=${SLURM_RESTART_COUNT:-0}
-options=() first=() probe_seconds=120
+options=() first=() probe_seconds=120 grace_seconds=5
 trap too_short USR1
 
 case ${MEGAPTM_IMAGE-} in
@@ -38,22 +38,43 @@ train() {
         if [[ $word =~ ^[A-Za-z][A-Za-z0-9_.]*= ]]; then values+=("$word"); else config=$word; fi
     done
     set -- "$config" "${values[@]}"
-    logs=$(once megaptm.launch.slurm.preflight --attempt="$SLURM_JOB_ID.$restart" --tasks="$SLURM_NTASKS" "$@") || exit
-    [[ $logs ]] || exit 0 # nothing is left to do
+    local plan
+    plan=$(once megaptm.launch.slurm.preflight --attempt="$SLURM_JOB_ID.$restart" --tasks="$SLURM_NTASKS" "$@") || exit
+    [[ $plan ]] || exit 0 # nothing is left to do
+    restarts=${plan%% *} logs=${plan#* }
     leave_failed_node
     scontrol show hostnames "$SLURM_JOB_NODELIST" >"$logs/nodes"
     compare_nodes
     skip_step_numbers
-    on_all_nodes "${python[@]}" -m megaptm train "$@"
+    asked="" start=0 own=$logs # `own` has the logs of the processes that run now
+    until on_all_nodes "${python[@]}" -m megaptm train "$@"; ended_for_good; do
+        export MEGAPTM_START=$((++start))
+        own=$logs/start-$((start + 1)) # late output of a process that was killed must not mix with that of the next
+        mkdir -p "$own"
+    done
     echo "$code" >"$logs/ended"
-    exclude_node "$(sed -n 's/^srun: error: Node failure on //p' "$logs/srun.log" | tail -n 1)"
-    if [[ $asked && $code == 138 ]]; then too_short; fi
-    if ((code)); then
-        once megaptm.launch.slurm.failure_report "$logs"
-        case $?$asked in 75*) code=75 ;; 70*) code=1 ;; 71yes) too_short ;; esac
-    fi
     if [[ $code == 75 ]]; then requeue; fi # saved, or a rank hung: continue
     exit "$code"
+}
+
+# Whether the job ends: all is done, or its processes are not started again. Sets `code`, the exit code of the job.
+ended_for_good() {
+    trap 'asked=yes' USR1
+    exclude_node "$(lost_node)"
+    if ((code == 0)); then return; fi
+    if [[ $asked && $code == 138 && $start == 0 ]]; then too_short; fi
+    leave_unreachable_node
+    local stopping=()
+    if [[ $asked ]] || ! running; then stopping=(--stopping); fi
+    once megaptm.launch.slurm.failure_report "${stopping[@]}" --restarts="$restarts" --start="$start" "$own"
+    case $?$asked in
+        72) ! running ;; # start again, unless Slurm is ending the job
+        72*) code=75 ;;  # the warning came during the restart
+        75*) code=75 ;;
+        70*) code=1 ;;
+        71yes) too_short ;;
+        0yes) code=75 ;;
+    esac
 }
 
 # Run a module of megaptm in one process on the first node.
@@ -74,10 +95,11 @@ compare_nodes() {
 # Slurm numbers the steps of each start from 0. If Slurm lost contact with an earlier start, an srun of it may still run,
 # and later cancels its step by number: the steps of this start must have other numbers.
 skip_step_numbers() {
-    local before number
+    local before starts number
     for before in "${logs%.*}".*; do
         if [[ $before != "$logs" && ! -e $before/ended ]]; then
-            for ((number = 0; number < restart; number++)); do
+            starts=$({ compgen -G "${logs%.*}.*/srun.log"; compgen -G "${logs%.*}.*/start-*/srun.log"; } | wc -l)
+            for ((number = 0; number < 2 * starts; number++)); do # a start of the processes, and the report of its end
                 srun --export=NONE --nodes=1 --ntasks=1 --ntasks-per-node=1 true
             done
             return
@@ -87,16 +109,34 @@ skip_step_numbers() {
 
 # Run one process per task, each with its own log; rank 0's log is copied to the job's. Sets `code` and `asked`.
 on_all_nodes() {
-    asked="" code=0
+    local each=(--wait=60 --kill-on-bad-exit=0) watch show
+    if ((start)); then each+=(--immediate=60); fi # a process that cannot be killed occupies its node
     trap 'woken=yes asked=yes; kill -USR1 "$tasks"' USR1 # near the time limit: the processes finish their step and save
     trap 'woken=yes' TERM                                # a node was lost, or the job was canceled: stay to record it
     # After the first process has ended, for any reason, the others have a minute to end by themselves.
-    srun "${options[@]}" --export=ALL --wait=60 --kill-on-bad-exit=0 --output="$logs/rank-%t.log" "$@" \
-        2>"$logs/srun.log" &
+    srun "${options[@]}" --export=ALL "${each[@]}" --output="$own/rank-%t.log" "$@" 2>"$own/srun.log" &
     tasks=$!
-    tail -q -F -n +1 -s 0.2 --pid="$tasks" "$logs/srun.log" "$logs/rank-0.log" 2>/dev/null &
+    tail -q -F -n +1 -s 0.2 --pid="$tasks" "$own/srun.log" "$own/rank-0.log" 2>/dev/null &
+    show=$!
+    end_after_failure &
+    watch=$!
+    if [[ $asked ]]; then kill -USR1 "$tasks"; fi # the warning came in the moment of a restart
     while woken=""; wait "$tasks"; code=$?; [[ $woken ]] && ((code > 128)); do :; done
-    wait $! 2>/dev/null
+    kill "$watch" 2>/dev/null
+    wait "$show" "$watch" 2>/dev/null
+}
+
+# If the processes can be started again, end all a few seconds after one has failed. The others wait for it, on GPUs until
+# a timeout.
+end_after_failure() {
+    local never
+    if ((start >= restarts)); then return; fi
+    exec {never}<> <(:) # sleeps without a process
+    until grep --quiet --perl-regexp '^srun: error: \S+: tasks? [\d,-]+: (?!Exited with exit code 75$)' "$own/srun.log"; do
+        read -r -t 0.5 -u "$never"
+    done
+    read -r -t "$grace_seconds" -u "$never"
+    kill -TERM "$tasks"
 }
 
 # USR1 before the first step, when there is nothing to save: a requeued job would end the same way again.
@@ -118,6 +158,12 @@ requeue() {
 # Whether Slurm runs this start of the job: not while it ends the job, and not if it lost this node and started again.
 running() {
     [[ $(scontrol show job "$SLURM_JOB_ID" --oneliner) == *" JobState=RUNNING "*" Restarts=$restart "* ]]
+}
+
+# The node whose failure ended the processes, if any.
+lost_node() {
+    sed -n 's/^srun: error: Node failure on //p' "$own/srun.log" | tail -n 1 | grep . ||
+        sinfo --noheader --Node --nodes="$SLURM_JOB_NODELIST" --states=down,no_respond --format=%N | head -n 1
 }
 
 # Exclude a failed node, and those that failed before, from the next starts of this job and of the jobs that follow it.
@@ -155,11 +201,24 @@ leave_failed_node() {
     local lost
     lost=$(head -n 1 "$before/nodes")
     scontrol show hostnames "$SLURM_JOB_NODELIST" | grep --quiet --line-regexp "$lost" || return 0
+    requeue_without "$lost" && exit 75
+}
+
+# If processes could not be started again, a node is gone before Slurm noticed it, or does not get rid of its processes.
+leave_unreachable_node() {
+    if ! ((start)) || [[ $asked ]] || grep --quiet 'srun: error: .*: tasks\? ' "$own/srun.log"; then return 0; fi
+    local lost
+    lost=$(sed -n 's/^srun: error: Task launch for .* failed on node \([^:]*\):.*/\1/p' "$own/srun.log" | tail -n 1)
+    echo "The processes cannot be started again${lost:+ on $lost}; job $SLURM_JOB_ID goes back to the queue."
+    requeue_without "$lost"
+}
+
+# Requeue the job, without this node if it names one.
+requeue_without() {
     trap : TERM
-    if scontrol requeue "$SLURM_JOB_ID"; then
-        exclude_node "$lost"
+    if ! running || scontrol requeue "$SLURM_JOB_ID"; then
+        exclude_node "$1"
         sleep infinity
-        exit 75
     fi
 }
 

@@ -258,8 +258,9 @@ class TrainConfig(Section):
     threads: Count | None = None
     """Number of CPU threads of each process. Default: the machine's cores are divided equally."""
     restarts: Annotated[int, Field(ge=0)] = 3
-    """Number of times that a start on one machine starts all ranks again, from the last checkpoint, after a rank was
-    killed or hung, or its hardware failed; not twice without a new checkpoint. Slurm and Ray have their own limits."""
+    """Number of times that a start on one machine, or a Slurm job within its allocation, starts all ranks again from
+    the last checkpoint, after a rank was killed or hung, or its hardware failed. The third failure without a new
+    checkpoint ends the run. Ray has its own limit."""
     hang_seconds: Annotated[float, Field(ge=1.0)] | None = 300.0
     """Seconds without progress (and ten step times) after which a run counts as hung: it is ended, and started again.
     Start-up (at least five minutes), validation, callbacks and saving may take 20 times as long. null: never."""

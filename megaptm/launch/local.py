@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -24,11 +25,26 @@ from megaptm.errors import (
     storage_errors_as_user_errors,
 )
 from megaptm.launch.restart_policy import RestartPolicy
-from megaptm.launch.worker_group import LocalWorkerGroup, Rendezvous, forward_signals, open_listener, rank_environments
+from megaptm.launch.worker_group import (
+    POLL_SECONDS,
+    LocalWorkerGroup,
+    Rendezvous,
+    forward_signals,
+    open_listener,
+    rank_environments,
+)
 from megaptm.python_path import module_command
 from megaptm.report.terminal import run_title
-from megaptm.resilience.events import last_saved_step
-from megaptm.resilience.failures import failed_exits, report_exits, report_hang, report_interrupt, root_cause
+from megaptm.resilience.attempt import Attempt
+from megaptm.resilience.events import Events, RestartEvent
+from megaptm.resilience.failures import (
+    failed_exits,
+    report_exits,
+    report_hang,
+    report_interrupt,
+    report_stop,
+    root_cause,
+)
 from megaptm.resilience.heartbeat import HEARTBEATS, VARIABLE
 from megaptm.resilience.watchdog import Limits, Watchdog
 from megaptm.run.back import go_back
@@ -153,7 +169,8 @@ def _run_as_worker(config: Config, rank_environment: RankEnvironment, *, change:
     check_corpora(config)
     with exclusive_start(config):
         run = prepare(config, change=change)
-        log_launch(run)
+        if (attempt := Attempt.from_environment()) is None or attempt.start == 0:  # else its launcher recorded it
+            log_launch(run)
         return run_worker(str(run), rank_environment)
 
 
@@ -173,20 +190,27 @@ def launch(command: Sequence[str], *, run: Path, restarts: int = 0, **options: A
     After a hang, and if a rank was killed or its hardware failed, all ranks are started again, at most `restarts`
     times.
     """
-    policy, saved = RestartPolicy(run, retries=restarts), last_saved_step(run)
-    has_stalled = False
-    while True:
+    policy = RestartPolicy(run, retries=restarts)
+    for start in count(2):
         ending = _launch_once(command, run=run, **options)
-        if ending.reason is None:
+        if ending.reason is None or not policy.may_restart(ending.reason):
             return ending.code
-        before, saved = saved, last_saved_step(run)
-        # A kill is no fault of the step at which it happened: one start without a new checkpoint is allowed.
-        progress = saved != before or not has_stalled
-        has_stalled = saved == before
-        if not policy.may_restart(ending.reason, progress=progress):
-            return ending.code
-        step = f"the checkpoint of step {saved:,}" if saved else "the beginning"
-        print(f"Starting all ranks again from {step} (restarts left: {policy.retries}).", file=sys.stderr, flush=True)
+        print(policy.describe_restart(), file=sys.stderr, flush=True)
+        if stopped_by := _wait_for_signal(policy.pause):
+            return report_stop(stopped_by, run=run)
+        with Events(run) as events:
+            events.write(RestartEvent(start=start))
+    raise AssertionError
+
+
+def _wait_for_signal(seconds: float) -> int | None:
+    """Wait, at most until a signal asks the run to stop; return the signal."""
+    signals: list[int] = []
+    deadline = time.monotonic() + seconds
+    with forward_signals(signals.append):
+        while not signals and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+    return signals[0] if signals else None
 
 
 def _launch_once(

@@ -6,11 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from megaptm.resilience.events import hung_twice_without_saving
+from megaptm.resilience.events import failures_since_saved, hung_twice_without_saving, last_saved_step
 
 Ending = Literal["node-lost", "interrupted", "hung", "failed"]
 """Reason why a start of a run ended: a node was lost; the scheduler ended it, or it saved itself to continue; a rank
 hung; a rank failed."""
+
+
+PAUSES = (0.0, 10.0)
+"""Seconds before the restart after the first and the second failure without a new checkpoint. The third ends the
+run."""
 
 
 @dataclass
@@ -20,19 +25,34 @@ class RestartPolicy:
     run: Path
     retries: int | None = None
     """Remaining restarts after hangs and failures; None: any number."""
+    pause: float = 0.0
+    """Seconds to wait before the last allowed restart."""
 
     def may_restart(self, ending: Ending, *, progress: bool = True) -> bool:
         """Whether the run may be restarted; counts the restart. `progress`: whether a checkpoint was saved since the
         last start.
 
-        A lost node always allows a restart. A run that ends twice at the same step would end there forever.
+        A lost node always allows a restart. A run that ends again and again at the same step would end there forever.
         """
+        self.pause = 0.0
         if ending == "node-lost":
             return True
         if ending == "interrupted":
             return progress
         if self.retries == 0 or (hung_twice_without_saving(self.run) if ending == "hung" else not progress):
             return False
+        if ending == "failed":
+            # A kill is no fault of the step at which it happened: some starts without a new checkpoint are allowed.
+            if (failures := failures_since_saved(self.run)) > len(PAUSES):
+                return False
+            self.pause = PAUSES[max(0, failures - 1)]
         if self.retries is not None:
             self.retries -= 1
         return True
+
+    def describe_restart(self) -> str:
+        """Return the message about an allowed restart."""
+        saved = last_saved_step(self.run)
+        step = f"the checkpoint of step {saved:,}" if saved else "the beginning"
+        when = f" in {self.pause:.0f} s" if self.pause else ""
+        return f"Starting all ranks again{when} from {step} (restarts left: {self.retries})."

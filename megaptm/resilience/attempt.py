@@ -16,6 +16,9 @@ from megaptm.errors import UserError, read_integer, shown
 VARIABLE = "MEGAPTM_ATTEMPT"
 """Environment variable that tells a process which start of the run it belongs to, on any machine."""
 
+START_VARIABLE = "MEGAPTM_START"
+"""Environment variable with the number of earlier starts of the processes within a Slurm job."""
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -46,6 +49,7 @@ class Attempt:
             environ.get("MEGAPTM_CHAIN") or job,
             read_integer(environ, "SLURM_JOB_ID"),
             read_integer(environ, "SLURM_RESTART_COUNT"),
+            read_integer(environ, START_VARIABLE),
         )
 
     @classmethod

@@ -271,11 +271,11 @@ class NodeLostEvent(Event, kind="node-lost"):
 
 @dataclass(frozen=True, kw_only=True)
 class RestartEvent(Event, kind="restart"):
-    """The launcher starts the run again, for the `start`-th time."""
+    """The launcher starts the run again, for the `start`-th time, with another layout if it names one."""
 
     start: int
-    layout: Mapping[str, Any]
-    processes: int
+    layout: Mapping[str, Any] | None = None
+    processes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,6 +376,14 @@ def seconds_since_launch(run: Path) -> float | None:
     """Return the seconds since the command of the current job started; None if the journal does not contain it."""
     launches = [event["time"] for event in read_events(run) if event["kind"] in START_KINDS]
     return round(max(0.0, now() - launches[-1]), 3) if launches else None
+
+
+def failures_since_saved(run: Path) -> int:
+    """Return the number of failures of a run's processes since its last checkpoint, or since the command that started
+    it."""
+    ends = (LaunchEvent.kind, CheckpointEvent.kind)
+    kinds = [event["kind"] for event in read_events(run) if event["kind"] in (*ends, WorkerLostEvent.kind)]
+    return next((index for index, kind in enumerate(reversed(kinds)) if kind in ends), len(kinds))
 
 
 def hung_twice_without_saving(run: Path) -> bool:

@@ -149,11 +149,7 @@ def report_exits(ends: Sequence[ProcessExit], *, run: Path, logs: Path, forwarde
     cause = root_cause(failed)
     stopped_by = next((number for number in forwarded if cause.was_ended_by(number)), None)
     if stopped_by is not None:
-        name = signal.Signals(stopped_by).name
-        with Events(run) as events:
-            events.write(StopSignalEvent(signal=name))
-        print(f"Stopped by {name} before the first step; earlier checkpoints are intact.", file=sys.stderr)
-        return EXIT_CONTINUE
+        return report_stop(stopped_by, run=run)
     with Events(run) as events:
         events.write(WorkerLostEvent(rank=cause.rank, code=cause.code, problem=cause.problem))
     if cause.user_error is not None:
@@ -163,6 +159,15 @@ def report_exits(ends: Sequence[ProcessExit], *, run: Path, logs: Path, forwarde
     later = f" Failed later: rank {format_ranks(other_ranks)}." if other_ranks else ""
     print(f"Logs of the ranks: {logs}.{later}", file=sys.stderr, flush=True)
     return EXIT_FAILURE
+
+
+def report_stop(number: int, *, run: Path) -> int:
+    """Print and record that a signal stopped a run while its processes made no step; return the exit code."""
+    name = signal.Signals(number).name
+    with Events(run) as events:
+        events.write(StopSignalEvent(signal=name))
+    print(f"Stopped by {name} before the first step; earlier checkpoints are intact.", file=sys.stderr)
+    return EXIT_CONTINUE
 
 
 def report_hang(hang: Hang, *, run: Path, signals: Collection[int] = ()) -> int:

@@ -7,8 +7,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from megaptm.launch.slurm.failure_report import EXIT_HUNG_AGAIN, EXIT_UNSAVED, main
-from megaptm.resilience.events import CheckpointEvent, Events, HangEvent, LaunchEvent
+from megaptm.launch.slurm.failure_report import EXIT_HUNG_AGAIN, EXIT_RESTART, EXIT_UNSAVED, main
+from megaptm.resilience.events import (
+    CheckpointEvent,
+    Events,
+    HangEvent,
+    LaunchEvent,
+    RestartEvent,
+    WorkerLostEvent,
+    read_events,
+)
 
 COMMON = Path(__file__).parents[2] / "slurm/common.sh"
 LAUNCH = LaunchEvent(command=[], version="1", host="node1", pid=1)
@@ -49,9 +57,39 @@ def test_failed_rank_is_reported_without_checkpoint(tmp_path):
     (logs / "rank-1.log").write_text("error: no\n")
     with Events(tmp_path) as journal:
         journal.write(LAUNCH)
-    done = CliRunner().invoke(main, [str(logs)])
-    assert done.exit_code == 0
+    done = CliRunner().invoke(main, ["--restarts=1", str(logs)])
+    assert done.exit_code == 1
     assert "On node2, rank 1" in done.output
+
+
+KILLED = "srun: error: node2: task 1: Killed\n"
+LOST = WorkerLostEvent(rank=1, code=-9, problem="")
+RESTART = RestartEvent(start=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "events", "code"),
+    [
+        (["--restarts=2"], [LAUNCH], EXIT_RESTART),
+        (["--restarts=2", "--start=2"], [LAUNCH], 1),
+        (["--restarts=2", "--stopping"], [LAUNCH], 1),
+        (["--restarts=9"], [LAUNCH, LOST, RESTART, LOST, RESTART], 1),
+        (["--restarts=9"], [LAUNCH, LOST, RESTART, LOST, SAVED, RESTART], EXIT_RESTART),
+        (["--restarts=2"], [LAUNCH, HANG], EXIT_RESTART),
+        (["--restarts=2", "--start=2"], [LAUNCH, HANG], 75),
+    ],
+)
+def test_killed_or_hung_rank_starts_again_within_the_job(tmp_path, words, events, code):
+    logs = tmp_path / "logs/7.0/start-3"
+    logs.mkdir(parents=True)
+    (logs / "srun.log").write_text(KILLED)
+    (logs / "rank-1.log").write_text("")
+    with Events(tmp_path) as journal:
+        for event in events:
+            journal.write(event)
+    done = CliRunner().invoke(main, [*words, str(logs)])
+    assert done.exit_code == code, done.output
+    assert (read_events(tmp_path)[-1]["kind"] == "restart") == (code == EXIT_RESTART)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +104,8 @@ def test_failed_rank_is_reported_without_checkpoint(tmp_path):
         (True, 75, EXIT_UNSAVED, 1, False),
         (True, 75, 0, 75, True),
         (True, 138, 0, 1, False),
+        (False, "$((MEGAPTM_START ? 0 : 137))", 72, 0, False),
+        (False, "$((MEGAPTM_START ? 75 : 137))", "$((MEGAPTM_START ? 0 : 72))", 75, True),
     ],
 )
 def test_job_exit_code_and_requeue(tmp_path, warned, srun_code, report_code, code, is_requeued):
@@ -74,7 +114,7 @@ def test_job_exit_code_and_requeue(tmp_path, warned, srun_code, report_code, cod
     logs, requeued = tmp_path / "logs", tmp_path / "requeued"
     logs.mkdir()
     programs = {
-        "python": f'case $2 in *.preflight) echo "{logs}" ;; *.failure_report) exit {report_code} ;; esac',
+        "python": f'case $2 in *.preflight) echo "1 {logs}" ;; *.failure_report) exit {report_code} ;; esac',
         "srun": f"{WARN if warned else ''}exit {srun_code}",
         "scontrol": f'[[ $1 == show ]] && echo " JobState=RUNNING Reason=None Restarts=0 " || ! touch "{requeued}"',
     }

@@ -5,14 +5,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from megaptm.errors import UserError
+from megaptm.launch import restart_policy
 from megaptm.launch.local import launch
 from megaptm.launch.log_tee import LogTee
+from megaptm.resilience.events import read_events
 from tests.processes import survivors
 from tests.train.ranks import pids, start_launcher, write_program
 
@@ -247,10 +250,27 @@ def test_all_ranks_start_again_after_a_fault_of_the_machine(program, tmp_path, c
     assert "Starting all ranks again from the beginning (restarts left: 1)." in capfd.readouterr().err
 
 
-def test_second_fault_without_a_checkpoint_ends_the_run(program, tmp_path):
+def test_repeated_fault_without_a_checkpoint_ends_the_run(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(restart_policy, "PAUSES", (0.0, 0.2))
     command = program(f"{COUNT_STARTS}os.kill(os.getpid(), signal.SIGKILL)\n")
     assert launch(command, processes=1, run=tmp_path / "run", restarts=5) == 1
-    assert num_starts(tmp_path, 0) == 2
+    assert num_starts(tmp_path, 0) == 3
+    assert [event["start"] for event in read_events(tmp_path / "run") if event["kind"] == "restart"] == [2, 3]
+
+
+def test_signal_before_a_restart_stops_the_run(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(restart_policy, "PAUSES", (60.0,))
+    command = program(f"{COUNT_STARTS}os.kill(os.getpid(), signal.SIGKILL)\n")
+
+    def send_signal_after_failure():
+        while not read_events(tmp_path / "run"):
+            time.sleep(0.05)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=send_signal_after_failure, daemon=True).start()
+    assert launch(command, processes=1, run=tmp_path / "run", restarts=5) == 75
+    assert num_starts(tmp_path, 0) == 1
 
 
 def test_error_of_the_program_is_not_repeated(program, tmp_path):

@@ -3,9 +3,11 @@
 import pytest
 
 from megaptm.launch.restart_policy import RestartPolicy
-from megaptm.resilience.events import CheckpointEvent, Events, HangEvent
+from megaptm.resilience.events import CheckpointEvent, Events, HangEvent, WorkerLostEvent
 
 HANG = HangEvent(rank=1, phase="step", step=3, seconds=10.0, problem="", stack="")
+LOST = WorkerLostEvent(rank=1, code=-9, problem="")
+SAVED = CheckpointEvent(step=4, seconds=1.0, bytes=1)
 
 
 @pytest.mark.parametrize(
@@ -29,9 +31,23 @@ def test_second_hang_without_checkpoint_ends_the_run(tmp_path):
         assert RestartPolicy(tmp_path).may_restart("hung")
         events.write(HANG)
         assert not RestartPolicy(tmp_path).may_restart("hung")
-        events.write(CheckpointEvent(step=4, seconds=1.0, bytes=1))
+        events.write(SAVED)
         events.write(HANG)
         assert RestartPolicy(tmp_path).may_restart("hung")
+
+
+def test_third_failure_without_checkpoint_ends_the_run(tmp_path):
+    policy = RestartPolicy(tmp_path)
+    pauses = []
+    with Events(tmp_path) as events:
+        for event in (LOST, LOST, SAVED, LOST):
+            events.write(event)
+            assert policy.may_restart("failed")
+            pauses.append(policy.pause)
+        events.write(LOST)
+        events.write(LOST)
+    assert pauses == [0.0, 10.0, 0.0, 0.0]
+    assert not policy.may_restart("failed")
 
 
 def test_lost_nodes_do_not_count_as_retries(tmp_path):

@@ -5,66 +5,106 @@ from __future__ import annotations
 import re
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
 
-from megaptm.errors import EXIT_CONTINUE, printable
-from megaptm.launch.restart_policy import RestartPolicy
-from megaptm.resilience.events import START_KINDS, CheckpointEvent, HangEvent, read_events
+from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, printable
+from megaptm.launch.restart_policy import Ending, RestartPolicy
+from megaptm.resilience.events import (
+    START_KINDS,
+    CheckpointEvent,
+    Events,
+    HangEvent,
+    LaunchEvent,
+    RestartEvent,
+    WorkerLostEvent,
+    read_events,
+)
 from megaptm.resilience.failures import ProcessExit, describe_failure, root_cause
 
 ENDED = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(.+))$", re.MULTILINE)
 EXIT_HUNG_AGAIN = 70
 """Exit code if the run hung at the same step as before: a requeued job would hang there forever."""
 EXIT_UNSAVED = 71
-"""Exit code if no rank failed, but the start saved nothing."""
+"""Exit code if no rank failed, but the job saved nothing."""
+EXIT_RESTART = 72
+"""Exit code if all ranks may be started again within the job."""
 # srun names signals as the C library does.
 SIGNALS = {signal.strsignal(number): -number for number in signal.valid_signals()}
+SIGNALS["Out Of Memory"] = -signal.SIGKILL
 
 
 @click.command()
+@click.option("--restarts", default=0, help="Number of times that a job may start the processes again.")
+@click.option("--start", default=0, help="Number of earlier starts of the processes within the job.")
+@click.option("--stopping", is_flag=True, help="The job was asked to save.")
 @click.argument("logs", type=click.Path(path_type=Path))
-def main(logs: Path) -> None:
+def main(restarts: int, start: int, stopping: bool, logs: Path) -> None:
     """Print the rank that failed, its node, and its last message.
 
-    Exit code 75: a rank hung, continue from the checkpoint; 70: a rank hung again and nothing was saved between; 71:
-    none failed, but this start saved nothing.
+    Exit code 75: a rank hung, requeue the job; 72: start all ranks again within the job; 70: a rank hung again and
+    nothing was saved between; 71: none failed, but this job saved nothing; 1: a rank failed.
     """
-    run = logs.parents[1]
+    sys.exit(report(logs, restarts=restarts, start=start, stopping=stopping))
+
+
+def report(logs: Path, *, restarts: int = 0, start: int = 0, stopping: bool = False) -> int:
+    """Print and record why a start of a Slurm job ended; return the exit code of `main`."""
+    run = next(folder for folder in logs.parents if folder.name == "logs").parent
+    policy = RestartPolicy(run, retries=0 if stopping else max(0, restarts - start))
     if has_hung(run):
+        if may_restart(policy, "hung", start=start):
+            return EXIT_RESTART
         if RestartPolicy(run).may_restart("hung"):
-            sys.exit(EXIT_CONTINUE)
+            return EXIT_CONTINUE
         click.echo(
             "The run hung twice without saving in between and is not restarted automatically; logs of the ranks: "
             f"{logs}."
         )
-        sys.exit(EXIT_HUNG_AGAIN)
+        return EXIT_HUNG_AGAIN
     failed = [(host, end) for host, end in failed_processes(logs) if end.code not in (0, EXIT_CONTINUE)]
+    if stopping:  # before it handles signals, the warning kills a process
+        failed = [(host, end) for host, end in failed if end.code != -signal.SIGUSR1]
     if not failed:
-        sys.exit(0 if RestartPolicy(run).may_restart("interrupted", progress=has_saved(run)) else EXIT_UNSAVED)
+        return 0 if RestartPolicy(run).may_restart("interrupted", progress=has_saved(run)) else EXIT_UNSAVED
     cause = root_cause([end for _, end in failed])
     host = next(host for host, end in failed if end is cause)
+    with Events(run) as events:
+        events.write(WorkerLostEvent(rank=cause.rank, code=cause.code, problem=cause.problem))
     click.echo(f"On {host}, {printable(describe_failure(cause))}\nLogs of the ranks: {logs}.")
+    return EXIT_RESTART if cause.is_fault_of_machine and may_restart(policy, "failed", start=start) else EXIT_FAILURE
+
+
+def may_restart(policy: RestartPolicy, ending: Ending, *, start: int) -> bool:
+    """Whether all ranks of a Slurm job may be started again within it. If so, print and record it, and wait."""
+    if not policy.may_restart(ending):
+        return False
+    click.echo(policy.describe_restart())
+    time.sleep(policy.pause)
+    with Events(policy.run) as events:
+        events.write(RestartEvent(start=start + 2))
+    return True
 
 
 def has_hung(run: Path) -> bool:
-    """Whether the last start of a Slurm job ended because a rank hung.
+    """Whether the last start of the processes of a Slurm job ended because a rank hung.
 
     Its processes exit with code 75, except one that cannot: Slurm kills it and counts that as a failure.
     """
-    return _since_last_start(run, HangEvent.kind)
+    return _is_newest(run, HangEvent.kind, START_KINDS)
 
 
 def has_saved(run: Path) -> bool:
-    """Whether the last start of a Slurm job saved a checkpoint."""
-    return _since_last_start(run, CheckpointEvent.kind)
+    """Whether the last Slurm job of a run saved a checkpoint, at any start of its processes."""
+    return _is_newest(run, CheckpointEvent.kind, (LaunchEvent.kind,))
 
 
-def _since_last_start(run: Path, kind: str) -> bool:
-    """Whether the last start of a Slurm job wrote such an event to the journal."""
-    kinds = [event["kind"] for event in read_events(run) if event["kind"] in (*START_KINDS, kind)]
+def _is_newest(run: Path, kind: str, others: Sequence[str]) -> bool:
+    """Whether the newest event of these kinds in the journal is of kind `kind`."""
+    kinds = [event["kind"] for event in read_events(run) if event["kind"] in (*others, kind)]
     return kinds[-1:] == [kind]
 
 

@@ -22,14 +22,16 @@ from megaptm.run.submission import check_submitted
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1)
 def main(attempt: str, tasks: int, config: Path, overrides: tuple[str, ...]) -> None:
-    """Print the log folder of this attempt of a Slurm job; nothing if the run has all its steps."""
+    """Print how often a Slurm job may start its processes again, and the log folder of this attempt; nothing if the run
+    has all its steps."""
     try:
         check_submitted(config)
-        logs = preflight(read_config(config, overrides), attempt=attempt, tasks=tasks)
+        checked = read_config(config, overrides)
+        logs = preflight(checked, attempt=attempt, tasks=tasks)
     except UserError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(EXIT_USER_ERROR)
-    click.echo(logs or "", nl=False)
+    click.echo(f"{checked.train.restarts} {logs}" if logs else "", nl=False)
 
 
 def preflight(config: Config, *, attempt: str, tasks: int) -> Path | None:
