@@ -1,10 +1,11 @@
 """Checkpoints of a run: all ranks write them, one rank commits them, and old ones are removed.
 
     run/checkpoints/
-        step-00000100/                  committed: has this name and a manifest, and is never modified
+        step-00000100/                  committed: has this name and a manifest; only tags change
             rank-00000.safetensors ...  one file per rank that wrote
             index-00000.json ...        for some ranks: size and sha256 of each file, location of each tensor
             manifest.json               step, state, size and sha256 of each index, and names of its tensors
+            tag.NAME ...                tags of the user: the checkpoint is not removed (checkpoint.tags)
         step-00000200.writing-TOKEN/    being written, or left by a job that died
         step-00000150.damaged/          did not match its hashes: kept for inspection
         step-00000180.abandoned/        trained on text that is now skipped (train.skip_batches): kept as well
@@ -56,6 +57,8 @@ from megaptm.checkpoint.manifest import (
     check_manifest,
     content_id,
 )
+from megaptm.checkpoint.tags import PREFIX as TAG
+from megaptm.checkpoint.tags import find_tagged, read_tags
 from megaptm.checkpoint.tensors import (
     FileRecord,
     NonFiniteError,
@@ -99,8 +102,8 @@ class Store:
         on_damaged: Callable[[int, str, Path], object] | None = None,
         retained: Callable[[list[int]], Collection[int]] = lambda steps: (),
     ) -> None:
-        """Open the folder. `retained`: those of some steps whose checkpoints are not removed, besides the newest
-        `keep`."""
+        """Open the folder. `retained`: those of some steps whose checkpoints are not removed, besides the newest `keep`
+        and the tagged ones."""
         if keep < 1:
             raise UserError(f"checkpoint.keep is {keep}: it must be 1 or more.")
         self.run = Path(run)
@@ -127,7 +130,7 @@ class Store:
         def make_folder() -> None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._clean_up()
-            needed = sum(map(self._num_bytes, self.steps()[:1])) if expected_bytes is None else expected_bytes
+            needed = sum(map(self.num_bytes, self.steps()[:1])) if expected_bytes is None else expected_bytes
             self._make_room(step, needed)
             self._writing_path(step).mkdir()
 
@@ -227,6 +230,8 @@ class Store:
             )
             if not done:
                 if final in find_committed(self.run).values():
+                    for tag in read_tags(final):
+                        (writing / f"{TAG}{tag}").touch()
                     final.rename(final.with_suffix(".replaced"))
                 writing.rename(final)
             sync(self.folder)
@@ -317,6 +322,15 @@ class Store:
                 "run=FOLDER to start at step 0."
             )
 
+    def removable(self) -> list[int]:
+        """Return the steps, newest first, whose checkpoints are neither among the newest, nor retained, nor tagged."""
+        return self._removable(self.steps(), self.keep)
+
+    def remove(self, step: int) -> None:
+        """Remove the checkpoint of a step, unless it has just been tagged."""
+        self._require_ownership("remove a checkpoint")
+        self._remove_temporary(find_committed(self.run)[step])
+
     def set_aside(self, step: int, problem: str, folder: Path) -> None:
         """Report a damaged checkpoint. If this job owns the run, rename the checkpoint's folder."""
         if self._fence is not None and self._fence():
@@ -363,11 +377,11 @@ class Store:
             return (
                 "a lower checkpoint.keep frees nothing, because the newest checkpoint stays until the next is complete"
             )
-        freed = sum(self._num_bytes(step) for step in steps[1:])
+        freed = sum(self.num_bytes(step) for step in steps[1:])
         enough = "which is enough" if freed >= missing else "which is not enough"
         return f"checkpoint.keep=2 instead of {self.keep} frees {human_bytes(freed)}, {enough}"
 
-    def _num_bytes(self, step: int) -> int:
+    def num_bytes(self, step: int) -> int:
         """Return the bytes of a checkpoint without opening its files; 0 for a damaged one."""
         try:
             checkpoint = self.load(step)
@@ -385,6 +399,9 @@ class Store:
             renamed = folder.with_name(f"{match[1]}.removed-{secrets.token_hex(4)}")
             with contextlib.suppress(FileNotFoundError):
                 folder.rename(renamed)
+            if match[2] is None and read_tags(renamed):  # tagged since its tags were read
+                renamed.rename(folder)
+                return
             folder = renamed
         remove_tree(folder)
 
@@ -412,8 +429,8 @@ class Store:
             )
 
     def _removable(self, steps: list[int], number: int) -> list[int]:
-        """Return the steps after the first `number` whose checkpoints are not retained."""
-        retained = self._retained(self.steps())
+        """Return the steps after the first `number` whose checkpoints are neither retained nor tagged."""
+        retained = {*self._retained(self.steps()), *find_tagged(self.run).values()}
         return [step for step in steps[number:] if step not in retained]
 
     def _read_record(self, path: Path) -> dict[str, Any]:

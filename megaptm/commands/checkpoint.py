@@ -1,4 +1,4 @@
-"""`megaptm checkpoint`: list the checkpoints of a run, and compare them with their hashes."""
+"""`megaptm checkpoint`: list, verify, tag, compare, remove and copy the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from megaptm.commands.output import echo, print_json
+from megaptm.commands.options import overrides_argument
+from megaptm.commands.output import confirm, echo, print_json
 from megaptm.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,14 +19,14 @@ run_argument = click.argument("run", type=click.Path(path_type=Path))
 
 @click.group()
 def checkpoint() -> None:
-    """Look at the checkpoints of a run."""
+    """Look at the checkpoints of a run, tag, compare, remove or copy them."""
 
 
 @checkpoint.command("list")
 @run_argument
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def list_checkpoints(run: Path, as_json: bool) -> None:
-    """List the checkpoints of a run, oldest first, with their validation losses.
+    """List the checkpoints of a run, oldest first, with their validation losses and tags.
 
     Those of abandoned steps and damaged ones are listed after them; their files are kept.
 
@@ -34,13 +35,18 @@ def list_checkpoints(run: Path, as_json: bool) -> None:
     """
     from megaptm.checkpoint.files import human_bytes, list_names
     from megaptm.checkpoint.store import Store
+    from megaptm.checkpoint.tags import find_tagged
     from megaptm.run.folder import require_run
     from megaptm.track import read_metrics
 
     require_run(run)
     store = Store(run)
     losses = {record["step"]: record["validation/loss"] for record in read_metrics(run) if "validation/loss" in record}
-    rows = [_row(store, step, losses.get(step)) for step in reversed(store.steps())]
+    tagged = find_tagged(run)
+    rows = [
+        _row(store, step, losses.get(step)) | {"tags": [tag for tag, owner in tagged.items() if owner == step]}
+        for step in reversed(store.steps())
+    ]
     set_aside = sorted(name for name in list_names(store.folder) if ".abandoned" in name or ".damaged" in name)
     if as_json:
         print_json({"checkpoints": rows, "set_aside": set_aside})
@@ -50,7 +56,8 @@ def list_checkpoints(run: Path, as_json: bool) -> None:
     for row in rows:
         loss = "" if row["validation_loss"] is None else f"validation loss {row['validation_loss']:.4f}"
         size = row["problem"] or human_bytes(row["bytes"])
-        echo(f"step {row['step']:>10,}  {size:>9}  {loss}".rstrip())
+        tags = f"tags {', '.join(row['tags'])}" if row["tags"] else ""
+        echo("  ".join(filter(None, (f"step {row['step']:>10,}  {size:>9}", loss, tags))))
     for name in set_aside:
         echo(f"set aside: {name}")
 
@@ -92,3 +99,112 @@ def verify(run: Path, step: int | None) -> None:
             f"{len(damages)} of the checkpoints in {store.folder} are damaged: put undamaged copies there, or continue "
             "the run, which then starts from an undamaged one."
         )
+
+
+@checkpoint.command()
+@click.argument("selected", metavar="RUN[@STEP]")
+@click.argument("name")
+@click.option("--remove", is_flag=True, help="Remove the tag; the run may then remove the checkpoint.")
+def tag(selected: str, name: str, remove: bool) -> None:
+    """Give a checkpoint a name. A tagged checkpoint is kept, whatever checkpoint.keep says.
+
+    Other commands name the checkpoint RUN@NAME. The run may be training.
+
+    \b
+      megaptm checkpoint tag runs/gpt2-tiny@4000 before-decay
+      megaptm train run=runs/decay from=runs/gpt2-tiny@before-decay optimizer.decay=linear
+      megaptm checkpoint tag runs/gpt2-tiny before-decay --remove
+    """
+    from megaptm.checkpoint.tags import add_tag, remove_tag
+    from megaptm.run.selected import SelectedCheckpoint
+
+    checkpoint = SelectedCheckpoint.parse(selected)
+    step = checkpoint.find_step()
+    if remove:
+        echo(f"step {remove_tag(checkpoint.run, name):,}: tag {name} removed")
+    else:
+        add_tag(checkpoint.run, step, name)
+        echo(f"step {step:,}: tagged {name}")
+
+
+@checkpoint.command()
+@click.argument("a", metavar="RUN[@STEP]")
+@click.argument("b", metavar="RUN[@STEP]")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def diff(a: str, b: str, as_json: bool) -> None:
+    """Compare two checkpoints: steps, changed config keys, and the distance of the weights by group of layers.
+
+    \b
+      megaptm checkpoint diff runs/gpt2-tiny@2000 runs/gpt2-tiny@best
+    """
+    from megaptm.commands.checkpoint_diff import CheckpointDifference
+    from megaptm.run.checkpoint import open_checkpoint
+    from megaptm.run.selected import SelectedCheckpoint
+
+    selected = [SelectedCheckpoint.parse(text) for text in (a, b)]
+    opened = [open_checkpoint(each.run, step=each.find_step()) for each in selected]
+    difference = CheckpointDifference.of(*opened)
+    if as_json:
+        print_json(difference.to_json())
+        return
+    for letter, each in zip("AB", opened, strict=True):
+        echo(f"{letter}: {each.run}, step {each.step:,}")
+    for line in difference.lines():
+        echo(line)
+
+
+@checkpoint.command()
+@run_argument
+@overrides_argument
+@click.option("--yes", is_flag=True, help="Remove them without a question.")
+def prune(run: Path, overrides: tuple[str, ...], yes: bool) -> None:
+    """Remove now the checkpoints that the run would not keep: all but the newest, retained and tagged ones.
+
+    checkpoint.keep is that of the run, or given here for once. Checkpoints that were set aside, and files that megaptm
+    did not write, stay. The run must not be training.
+
+    \b
+      megaptm checkpoint prune runs/gpt2-tiny
+      megaptm checkpoint prune runs/gpt2-tiny 'checkpoint.keep={last: 1, best: 1}' --yes
+    """
+    from megaptm.checkpoint.files import human_bytes
+    from megaptm.run.prune import open_pruned
+
+    with open_pruned(run, overrides) as store:
+        steps = store.removable()
+        if not steps:
+            echo("nothing to remove")
+            return
+        sizes = {step: store.num_bytes(step) for step in steps}
+        for step, size in sizes.items():
+            echo(f"step {step:>10,}  {human_bytes(size):>9}")
+        question = f"Remove these {len(steps)} checkpoints ({human_bytes(sum(sizes.values()))})?"
+        if not (yes or confirm(question, "add --yes to remove them without a question.")):
+            echo("nothing was removed")
+            return
+        for step in steps:
+            store.remove(step)
+    echo(f"removed {len(steps)} checkpoints")
+
+
+@checkpoint.command()
+@click.argument("selected", metavar="RUN[@STEP]")
+@click.argument("target")
+def copy(selected: str, target: str) -> None:
+    """Copy a checkpoint to the folder or URL TARGET, and compare all files there with their hashes.
+
+    The copy has the config and tokenizer, too, so that it is a run folder: evaluate, export, or branch from it. A
+    repeated command only copies what is missing.
+
+    \b
+      megaptm checkpoint copy runs/gpt2-tiny@best backup/gpt2-tiny
+      megaptm checkpoint copy runs/gpt2-tiny@4000 s3://bucket/gpt2-tiny
+    """
+    from megaptm.checkpoint.files import human_bytes
+    from megaptm.run.checkpoint_copy import copy_checkpoint
+    from megaptm.run.selected import SelectedCheckpoint
+
+    checkpoint = SelectedCheckpoint.parse(selected)
+    step = checkpoint.find_step()
+    size = copy_checkpoint(checkpoint.run, step, target)
+    echo(f"step {step:,}: {human_bytes(size)} copied to {target}, and verified")

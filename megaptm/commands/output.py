@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import Any
 
 import click
 
-from megaptm.errors import printable
+from megaptm.errors import UserError, printable
 
 
 def echo(text: str = "", *, nl: bool = True, err: bool = False) -> None:
     """Print a line of a command's output, with control characters of untrusted names and texts escaped."""
     click.echo(printable(text), nl=nl, err=err)
+
+
+def confirm(question: str, remedy: str) -> bool:
+    """Return the answer to a question on a terminal. Raise `UserError` with the remedy if there is none to ask."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UserError(f"there is no terminal to ask on: {remedy}")
+    return click.confirm(printable(question), err=True)
 
 
 def print_json(value: Any) -> None:

@@ -267,7 +267,8 @@ class TrainConfig(Section):
 
 
 class KeepConfig(Section):
-    """Checkpoints that are not removed when newer ones are saved. A number in place of the section is `last`."""
+    """Checkpoints that are not removed when newer ones are saved. A number in place of the section is `last`. Tagged
+    checkpoints are always kept (`megaptm checkpoint tag`)."""
 
     last: Count = 2
     """Number of newest checkpoints to keep; on a full disk the oldest is removed before the next is written, but never

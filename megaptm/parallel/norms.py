@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megaptm.models.weight_groups import group_weights
 from megaptm.parallel.collectives import all_gather_object, copy_to_host
 from megaptm.parallel.groups import device
 from megaptm.parallel.hooks import EngineHook
@@ -16,8 +16,6 @@ from megaptm.parallel.model import ParallelModel
 from megaptm.parallel.optimizers import Optimizer
 from megaptm.parallel.optimizers.part import TensorPart
 
-GROUPS_PER_STACK = 4
-"""Maximum number of groups of consecutive layers of a stack."""
 KINDS = ("gradient_norm", "weight_norm", "update_norm")
 """Metrics by group: gradient before clipping, float32 weights before the update, and change of the weights."""
 
@@ -75,32 +73,6 @@ class NormsHook(EngineHook):
         self._groups = list(dict.fromkeys(group_of.values()))
         self._group_of = {name: self._groups.index(group) for name, group in group_of.items()}
         self._parts = [part for part in parts if part.is_first_copy(self._ranks)]
-
-
-def group_weights(names: Iterable[str]) -> dict[str, str]:
-    """Return the group of each weight, in order: `embed`, `decoder.0-2` for layers 0 to 2, `decoder` for the rest of a
-    stack, `heads`."""
-    names = sorted(set(names), key=_sort_key)
-    num_layers: dict[str, int] = defaultdict(int)
-    for name in names:
-        stack, layer, *_ = [*name.split("."), ""]
-        if layer.isdecimal():
-            num_layers[stack] = max(num_layers[stack], int(layer) + 1)
-    groups = {}
-    for name in names:
-        stack, layer, *_ = [*name.split("."), ""]
-        groups[name] = stack
-        if layer.isdecimal():
-            size = -(-num_layers[stack] // GROUPS_PER_STACK)
-            first = int(layer) // size * size
-            last = min(first + size, num_layers[stack]) - 1
-            groups[name] = f"{stack}.{first}" if first == last else f"{stack}.{first}-{last}"
-    return groups
-
-
-def _sort_key(name: str) -> tuple[str, int, str]:
-    stack, layer, *_ = [*name.split("."), ""]
-    return stack, int(layer) if layer.isdecimal() else -1, name
 
 
 def _sum_squares(tensors: list[Tensor]) -> Tensor:

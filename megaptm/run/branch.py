@@ -17,6 +17,7 @@ import yaml
 
 from megaptm.checkpoint.committed import FOLDER, find_committed
 from megaptm.checkpoint.files import list_names, remove_tree
+from megaptm.checkpoint.tags import PREFIX as TAG
 from megaptm.config import load_run
 from megaptm.config.on_resume import OnResume, resume_rule
 from megaptm.config.optimizer_rules import ENDLESS
@@ -36,13 +37,13 @@ from megaptm.resilience.events import (
 )
 from megaptm.resilience.lock import RunLock
 from megaptm.run.folder import CONFIG, WAIT_SECONDS, absolute_path, discard_unused
+from megaptm.run.selected import SelectedCheckpoint
 from megaptm.storage import JournalFile, refuse_link, write_atomically
 from megaptm.track import read_metrics
 from megaptm.track.journal import FILE as METRICS
 from megaptm.track.journal import UploadState
 
 SOURCE = "from="
-BEST = "validation/loss"
 HISTORY = {kind.kind for kind in (BranchEvent, ChangeEvent, EpochEvent, ObjectiveEvent, ScheduleEvent, WeightsEvent)}
 """Events of a run that belong to the history of its branches. Events of single jobs do not."""
 
@@ -52,13 +53,17 @@ class Branch:
     """Branch that a command requests: `run=NEW from=RUN@4000`."""
 
     run: Path
-    source: Path
-    selector: str
-    """Step of the checkpoint, `best` or `latest`."""
+    selected: SelectedCheckpoint
+    """Checkpoint from which the run branches."""
     overrides: tuple[str, ...] = ()
     """Overrides that change the recipe in the branch."""
     weights_only: bool = False
     """Whether to start at step 0 with the weights of the checkpoint and a new optimizer."""
+
+    @property
+    def source(self) -> Path:
+        """Return the folder of the run from which this one branches."""
+        return self.selected.run
 
     @classmethod
     def parse(cls, words: Sequence[str], *, weights_only: bool = False) -> Branch:
@@ -73,12 +78,8 @@ class Branch:
                 f"{other[0]} is a config, but from={sources[0]} takes the config of that run: leave it out, and give "
                 "changes as KEY=VALUE."
             )
-        path, _, selector = sources[0].rpartition("@")
-        if not path or "/" in selector or Path(sources[0]).is_dir():
-            path, selector = sources[0], "latest"
-        if not (selector.isdecimal() or selector in ("best", "latest")):
-            raise UserError(f"from={sources[0]}: after @ comes a step, best or latest, not {selector}.")
-        return cls(Path(absolute_path(runs[0])), Path(absolute_path(path)), selector, overrides, weights_only)
+        selected = SelectedCheckpoint.parse(sources[0], prefix=SOURCE)
+        return cls(Path(absolute_path(runs[0])), selected, overrides, weights_only)
 
     def create(self) -> bool:
         """Create the folder of the branch; return False if an earlier start has done that. Raise `UserError` if there
@@ -92,7 +93,7 @@ class Branch:
             return False
         if self.run.exists() and any(self.run.iterdir()):
             raise UserError(f"run={self.run} is a folder with other files: choose another run=FOLDER.")
-        step = self._step()
+        step = self.selected.find_step()
         self._remove_unfinished()
         unfinished = self.run.with_name(f".{self.run.name}.branch-{secrets.token_hex(4)}")
         try:
@@ -132,38 +133,15 @@ class Branch:
         branches = [event for event in read_events(self.run) if event["kind"] == BranchEvent.kind]
         latest = branches[-1] if branches else {}
         expected = {"run": str(self.source), "weights_only": self.weights_only}
-        is_same = expected.items() <= latest.items() and self.selector in ("best", "latest", str(latest.get("step")))
+        selector = self.selected.selector
+        is_same_step = not selector.isdecimal() or int(selector) == latest.get("step")
+        is_same = expected.items() <= latest.items() and is_same_step
         if not is_same:
             how = "with" if self.weights_only else "without"
             raise UserError(
-                f"run={self.run} exists already, and is no branch of {self.source} at {self.selector} {how} "
+                f"run={self.run} exists already, and is no branch of {self.source} at {selector} {how} "
                 f"--weights-only: choose another run=FOLDER, or continue it with `megaptm train {self.run}`."
             )
-
-    def _step(self) -> int:
-        """Return the step of the checkpoint from which the run branches."""
-        if not (self.source / CONFIG).is_file():
-            raise UserError(f"from={self.source} is not the folder of a run: it has no {CONFIG}.")
-        steps = sorted(find_committed(self.source))
-        if not steps:
-            raise UserError(
-                f"from={self.source} has no checkpoint yet: train it first (`megaptm train {self.source}`)."
-            )
-        if self.selector == "latest":
-            return steps[-1]
-        listed = f"its checkpoints are of steps {', '.join(map(str, steps))}"
-        if self.selector != "best":
-            if (step := int(self.selector)) not in steps:
-                raise UserError(f"from={self.source}@{step}: there is no checkpoint of that step; {listed}.")
-            return step
-        losses = {record["step"]: record[BEST] for record in read_metrics(self.source) if BEST in record}
-        validated = [step for step in steps if step in losses]
-        if not validated:
-            raise UserError(
-                f"from={self.source}@best: no checkpoint has a validation loss (train.validate_every); {listed}: name "
-                "one of these."
-            )
-        return min(validated, key=lambda step: losses[step])
 
     def _fill(self, folder: Path, step: int) -> None:
         values = saved_recipe(self.source, step) | {"run": str(self.run)}
@@ -236,7 +214,7 @@ def write_recipe(run: Path, values: Mapping[str, Any]) -> None:
 def _link_tree(source: Path, target: Path) -> None:
     """Create hard links to the files of a checkpoint, which are never modified; copies on another file system."""
     target.mkdir(parents=True)
-    for path in source.iterdir():
+    for path in (path for path in source.iterdir() if not path.name.startswith(TAG)):
         refuse_link(path)
         try:
             os.link(path, target / path.name)

@@ -45,14 +45,14 @@ from megaptm.run.compatibility import (
     refuse_other_model,
     refuse_other_text,
 )
+from megaptm.run.held_out import FIELD as HELD_OUT
+from megaptm.run.held_out import HeldOutLoss
 from megaptm.run.hooks import run_hooks
 from megaptm.run.rank import RankEnvironment
 from megaptm.spec import LayerlessSpec, ModelSpec
 from megaptm.train.batch_source import StepSource
 from megaptm.train.callbacks import STATE as CALLBACKS
 from megaptm.train.callbacks import Callbacks
-from megaptm.train.held_out import FIELD as HELD_OUT
-from megaptm.train.held_out import HeldOutLoss
 from megaptm.train.training_engine import TrainingEngine
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Checkpointer:
             fence=lock.is_held if lock else None,
             token=broadcast_object(lock.token if lock else ""),
             on_damaged=self._report_damaged,
-            retained=self._retained_steps,
+            retained=lambda steps: self.held_out.retained_steps(steps, config.checkpoint.keep),
         )
         self.callbacks = callbacks
         self.callback_state: Mapping[str, Any] = {}
@@ -202,12 +202,6 @@ class Checkpointer:
             seconds = round(time.monotonic() - start_time, 3)
             self.events.write(CheckpointEvent(step=step, bytes=committed.size, seconds=seconds))
             self.callbacks.committed.append((step, seconds))
-
-    def _retained_steps(self, steps: list[int]) -> set[int]:
-        """Return the steps that `checkpoint.keep` retains besides the newest."""
-        keep = self.config.checkpoint.keep
-        multiples = {step for step in steps if keep.every is not None and step % keep.every == 0}
-        return multiples.union(self.held_out.best_steps(steps, keep.best))
 
     def _report_damaged(self, step: int, problem: str, new_path: Path) -> None:
         if self.events:

@@ -7,7 +7,8 @@ import pytest
 from megaptm.checkpoint.store import Store
 from megaptm.config import load
 from megaptm.errors import UserError
-from megaptm.parallel.norms import KINDS, group_weights
+from megaptm.models.weight_groups import group_weights
+from megaptm.parallel.norms import KINDS
 from megaptm.plan.memory import estimate_memory
 from megaptm.plan.workload import make_workload
 from megaptm.track import read_metrics

@@ -118,7 +118,10 @@ def test_weights_only_starts_a_new_optimizer_at_step_0(runs):
     ("words", "sentence"),
     [
         (["from={0}@3"], "from={0}@3: there is no checkpoint of that step; its checkpoints are of steps 2, 4, 6."),
-        (["from={0}@newest"], "after @ comes a step, best or latest, not newest."),
+        (
+            ["from={0}@newest"],
+            "@newest: there is no such tag; its tags are none, and its checkpoints are of steps 2, 4, 6.",
+        ),
         (["from={0}/nothing"], "from={0}/nothing is not the folder of a run"),
         (["from={0}@4", "model.layers=1"], "model.layers is 1"),
         (["from={0}@4", "--back-to", "2"], "--back-to is for a run, and from= creates another"),

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
+from megaptm.run.held_out import HeldOutLoss
 from megaptm.track import read_metrics
-from megaptm.train.held_out import HeldOutLoss
 from tests.drills.program import arguments, losses
 from tests.forked import megaptm
 

@@ -1,10 +1,12 @@
-"""Validation losses on which a learning rate schedule depends."""
+"""Validation losses on which a learning rate schedule and the retained checkpoints depend."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from megaptm.config.schema import KeepConfig
 
 FIELD = "held_out"
 """Key of the validation loss in a checkpoint's state."""
@@ -39,6 +41,7 @@ class HeldOutLoss:
             int(step): float(loss) for step, loss in known if step.isdecimal() and isinstance(loss, int | float)
         }
 
-    def best_steps(self, steps: Iterable[int], number: int) -> list[int]:
-        """Return those of some steps with the lowest validation losses."""
-        return sorted((step for step in steps if step in self.losses), key=lambda step: self.losses[step])[:number]
+    def retained_steps(self, steps: Iterable[int], keep: KeepConfig) -> set[int]:
+        """Return those of some steps whose checkpoints `checkpoint.keep` retains besides the newest and the tagged."""
+        validated = sorted((step for step in steps if step in self.losses), key=lambda step: self.losses[step])
+        return {*validated[: keep.best], *(step for step in steps if keep.every is not None and step % keep.every == 0)}
