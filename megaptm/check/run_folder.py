@@ -106,7 +106,8 @@ def _check_space(config: Config, run: Path, disk: Disk, probe: Path) -> Finding:
     # If there is not more space, the oldest is removed before the next one is written, but never the last one.
     keep, steps = config.checkpoint.keep, config.train.steps
     num_retained = max(keep.last, 2) + keep.best + (0 if keep.every is None else steps // keep.every)
-    num_checkpoints = min(num_retained, -(-steps // config.checkpoint.every))
+    every = config.checkpoint.every
+    num_checkpoints = min(num_retained, -(-steps // every) if isinstance(every, int) else steps)
     saved = sum(path.stat().st_size for path in run.glob("checkpoints/step-*/*"))
     needed, export = max(0, num_checkpoints * size - saved), EXPORT_BYTES * parameters
     details = {"needed_bytes": needed, "export_bytes": export, "free_bytes": disk.free}

@@ -80,7 +80,7 @@ def _job_finding(run_plan: Plan, limit: float, warning: float) -> Finding:
             f"(--sbatch=--signal=B:USR1@{ceil(2 * (step + saving))})."
         )
     steps, jobs = (
-        max(1, int(left / (step + run_plan.saving.stall / run_plan.every))),
+        max(1, int(left / (step + run_plan.saving.stall / run_plan.failures.every))),
         jobs_needed(run_plan, limit, warning),
     )
     message = f"a job of {format_seconds(limit)} completes {min(steps, run_plan.steps):,} steps of "
@@ -92,16 +92,16 @@ def _job_finding(run_plan: Plan, limit: float, warning: float) -> Finding:
 def _interval_finding(run_plan: Plan) -> Finding:
     failures = run_plan.failures
     lost = failures.best_goodput - failures.goodput
-    details = {"every": run_plan.every, "best_every": failures.best_interval_steps, "goodput": failures.goodput}
+    details = {"every": failures.every, "best_every": failures.best_interval_steps, "goodput": failures.goodput}
     if lost > LOST and lost * run_plan.device_hours > LOST_DEVICE_HOURS:
         message = (
-            f"checkpoint.every ({run_plan.every:,} steps, {format_seconds(run_plan.every * run_plan.step.seconds)}) "
+            f"checkpoint.every ({failures.every:,} steps, {format_seconds(failures.every * run_plan.step.seconds)}) "
             f"costs {1 - failures.goodput:.1%} of the time, with failures; every {failures.best_interval_steps:,} "
             f"would cost {1 - failures.best_goodput:.1%}."
         )
         return Finding(TOPIC, "warning", message, details)
     message = (
-        f"checkpoint.every ({run_plan.every:,} steps) and failures of nodes cost {1 - failures.goodput:.1%} of the "
+        f"checkpoint.every ({failures.every:,} steps) and failures of nodes cost {1 - failures.goodput:.1%} of the "
         "time."
     )
     return Finding(TOPIC, "ok", message, details)

@@ -12,6 +12,7 @@ from megaptm.config.schema import (
     ModelConfig,
     OptimizerConfig,
     SpikeConfig,
+    StopConfig,
     TrackConfig,
     TrainConfig,
 )

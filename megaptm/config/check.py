@@ -50,6 +50,7 @@ def config_errors(config: Config) -> Iterator[str]:
             _schedule_errors,
             _profile_errors,
             _keep_errors,
+            _stop_errors,
         )
     else:
         all_rules = (
@@ -61,6 +62,7 @@ def config_errors(config: Config) -> Iterator[str]:
             _schedule_errors,
             _profile_errors,
             _keep_errors,
+            _stop_errors,
         )
     for rules in all_rules:
         yield from rules(config)
@@ -397,11 +399,22 @@ def _schedule_errors(config: Config) -> Iterator[str]:
 
 def _keep_errors(config: Config) -> Iterator[str]:
     checkpoint, validate_every = config.checkpoint, config.train.validate_every
-    if checkpoint.keep.best and (validate_every is None or checkpoint.every % validate_every):
+    if not isinstance(checkpoint.every, int):
+        if checkpoint.keep.best:
+            yield (
+                f"checkpoint.keep.best compares validation losses at fixed steps, and checkpoint.every is "
+                f"{checkpoint.every}: set it to a number of steps, or remove checkpoint.keep.best."
+            )
+    elif checkpoint.keep.best and (validate_every is None or checkpoint.every % validate_every):
         yield (
             f"checkpoint.keep.best compares validation losses, so that checkpoint.every ({checkpoint.every}) must be a "
             f"multiple of train.validate_every ({validate_every}): change one of them, or remove checkpoint.keep.best."
         )
+
+
+def _stop_errors(config: Config) -> Iterator[str]:
+    if config.train.stop is not None and config.train.validate_every is None:
+        yield "train.stop needs train.validate_every: it follows a validation loss."
 
 
 def _profile_errors(config: Config) -> Iterator[str]:

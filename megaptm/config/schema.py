@@ -43,11 +43,16 @@ __all__ = [
     "Section",
     "Shape",
     "SpikeConfig",
+    "StopConfig",
     "TrackConfig",
     "TrainConfig",
 ]
 
 
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+"""Seconds of the units of a time."""
+DURATION = re.compile(r"[1-9][0-9]{0,5}[smh]")
+"""Pattern of a time in a config: `30m`."""
 LayersPerStage = Literal["auto"] | Annotated[tuple[Annotated[int, Field(ge=0)], ...], Strict(False)]
 """Type of the key `layout.layers_per_stage`."""
 
@@ -193,6 +198,17 @@ class SpikeConfig(Section):
     """Number of steps before it with which a step is compared; at least half of them are needed."""
 
 
+class StopConfig(Section):
+    """Early stopping: the run ends as complete, with exit code 0, when a validation loss no longer falls."""
+
+    metric: str = "validation/loss"
+    """Metric to follow: validation/loss, the weighted sum of the losses, or validation/NAME for one of them."""
+    patience: Count
+    """Number of validations in a row without an improvement after which the run ends."""
+    min_delta: Annotated[float, Field(ge=0.0)] = 0.0
+    """Decrease below the lowest value so far that counts as an improvement; any decrease by default."""
+
+
 class ProfileConfig(Section):
     """Trace of a few steps by torch's profiler. Traced steps are slower; their losses stay the same."""
 
@@ -229,6 +245,8 @@ class TrainConfig(Section):
     loss_scale: LossScaleConfig | None = None
     """Dynamic loss scale of precision fp16. Default: that of each of its keys."""
     spikes: SpikeConfig = SpikeConfig()
+    stop: StopConfig | None = None
+    """Early stopping by a validation loss. Default: the run has train.steps steps."""
     deterministic: bool = False
     """Whether GPUs give bit-identical results each time, with slower kernels and collectives; CPUs always do."""
     attention_kernel: Literal["auto", "fused", "varlen", "tiles", "flex", "flash-attn", "transformer-engine"] = "auto"
@@ -282,12 +300,37 @@ class KeepConfig(Section):
 class CheckpointConfig(Section):
     """Checkpoints of a run. A checkpoint is always saved after the last step, and when a signal stops the run."""
 
-    every: Count = 1000
-    """Number of steps between two checkpoints."""
+    every: Count | Literal["auto"] | Annotated[str, Field(pattern=DURATION.pattern)] = 1000
+    """Steps between two checkpoints, or a time, as in 30m or 2h. auto: the time that costs least, from the measured
+    cost of a checkpoint and failures_per_node_day (docs/configs.md)."""
+    failures_per_node_day: Annotated[float, Field(gt=0.0)] = 0.004
+    """Failures of a node per day that end the job, for `every: auto`. The default is that of Llama 3, which had 419 in
+    54 days on 2,048 nodes (arXiv:2407.21783)."""
     keep: KeepConfig = KeepConfig()
     asynchronous: bool = True
     """Continue training while a checkpoint is written, from a copy of weights and moments in host memory; the last step
     and a signal wait for it."""
+
+    @property
+    def seconds(self) -> float | None:
+        """Return the configured seconds between two checkpoints; None for steps, and for auto."""
+        if isinstance(self.every, int) or self.every == "auto":
+            return None
+        return float(self.every[:-1]) * UNITS[self.every[-1]]
+
+    def is_step(self, step: int) -> bool:
+        """Whether the steps of the config alone require a checkpoint after a step."""
+        every = self.every if isinstance(self.every, int) else self.keep.every
+        return every is not None and step % every == 0
+
+    @field_validator("every", mode="before")
+    @classmethod
+    def _is_steps_minutes_or_auto(cls, value: Any) -> Any:
+        """Raise one error for an invalid value, instead of one per type of the field."""
+        is_text = isinstance(value, str) and (value == "auto" or DURATION.fullmatch(value))
+        if not is_text and not (type(value) is int and value > 0):
+            raise PydanticCustomError("every", "must be a number of steps, a time as in 30m or 2h, or auto")
+        return value
 
     @field_validator("keep", mode="before")
     @classmethod

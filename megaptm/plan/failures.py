@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import sqrt
 
+from megaptm.config import CheckpointConfig
 from megaptm.plan.machine import Machine
 from megaptm.plan.saving import CheckpointCost
 
@@ -22,15 +23,23 @@ class FailureCosts:
     """Hours between two failures of the job: those of a node over the number of nodes."""
     expected: float
     """Number of node failures expected in the whole run."""
+    every: int
+    """Steps between checkpoints by the config's `checkpoint.every`."""
     best_interval_steps: int
-    """Steps between checkpoints that cost the least time: sqrt(2 x stall of a checkpoint x time between failures)."""
+    """Steps between checkpoints that cost the least time (`best_interval`)."""
     goodput: float
     """Share of a run's time spent in steps, with the config's `checkpoint.every`."""
     best_goodput: float
 
 
 def estimate_failures(
-    machine: Machine, saving: CheckpointCost, *, nodes: int, step_seconds: float, seconds: float, every: int
+    machine: Machine,
+    saving: CheckpointCost,
+    *,
+    nodes: int,
+    step_seconds: float,
+    seconds: float,
+    config: CheckpointConfig,
 ) -> FailureCosts:
     """Estimate the costs of checkpoints and node failures for a run whose steps take `seconds`."""
     between = machine.node_mtbf_days * DAY / nodes
@@ -42,13 +51,29 @@ def estimate_failures(
         lost = (interval / 2 + writing + restart) / between
         return max(0.0, interval / (interval + stall) * (1 - min(1.0, lost)))
 
-    best = min(max(sqrt(2 * saving.stall * between), writing, step_seconds), seconds)
+    best = min(max(best_interval(saving.stall, writing=writing, between=between), step_seconds), seconds)
+    best_steps = max(1, round(best / step_seconds))
+    interval = config.seconds
+    if isinstance(config.every, int):
+        every = config.every
+    else:
+        every = best_steps if interval is None else max(1, round(interval / step_seconds))
     at_config = max(goodput(min(every * step_seconds, seconds)), 1e-9)
     return FailureCosts(
         restart_seconds=restart,
         mtbf_hours=between / 3600,
         expected=seconds / at_config / between,
-        best_interval_steps=max(1, round(best / step_seconds)),
+        every=every,
+        best_interval_steps=best_steps,
         goodput=at_config,
         best_goodput=goodput(best),
     )
+
+
+def best_interval(stall: float, *, writing: float, between: float) -> float:
+    """Return the seconds between checkpoints that cost the least time: sqrt(2 x stall x time between failures), but no
+    less than a checkpoint takes to write beside training (Young, 1974).
+
+    `stall`: seconds that training waits for a checkpoint. `between`: mean seconds between two failures of the job.
+    """
+    return max(sqrt(2 * stall * between), writing)

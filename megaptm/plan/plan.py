@@ -36,7 +36,6 @@ class Plan:
     """Number of samples in the steps of this phase of the run."""
     seconds: float
     """Planned seconds of all steps without failures; steps of a batch ramp take less than `step`."""
-    every: int
     saving: CheckpointCost
     failures: FailureCosts
 
@@ -109,7 +108,7 @@ class Plan:
                 "seconds": saving.seconds,
                 "stall_seconds": saving.stall,
                 "host_bytes": saving.host_bytes,
-                "every": self.every,
+                "every": failures.every,
                 "best_every": failures.best_interval_steps,
             },
             "failures": {
@@ -147,9 +146,8 @@ def make_plan(config: Config, machine: Machine) -> Plan:
         steps=train.steps - train.phase_start,
         samples=batches.num_trained(train.steps) - batches.num_trained(train.phase_start),
         seconds=seconds,
-        every=config.checkpoint.every,
         saving=saved,
         failures=estimate_failures(
-            machine, saved, nodes=nodes, step_seconds=timed.seconds, seconds=seconds, every=config.checkpoint.every
+            machine, saved, nodes=nodes, step_seconds=timed.seconds, seconds=seconds, config=config.checkpoint
         ),
     )

@@ -125,7 +125,7 @@ def _print_run(plan: Plan, console: Console) -> None:
         "device hours": f"{plan.device_hours:,.0f}",
         "checkpoint": (
             f"{saving.bytes / 1e9:,.1f} GB in {format_seconds(saving.seconds)}{_saving_note(saving)}, every "
-            f"{plan.every:,} steps; least time is lost with one every {failures.best_interval_steps:,}"
+            f"{failures.every:,} steps; least time is lost with one every {failures.best_interval_steps:,}"
         ),
         "failures": f"{failures.expected:,.1f} expected, one in {failures.mtbf_hours:,.0f} hours",
         "goodput": f"{failures.goodput:.1%}; {failures.best_goodput:.1%} at the best interval",

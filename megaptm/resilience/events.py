@@ -226,7 +226,7 @@ class StopSignalEvent(Event, kind="stop-signal"):
 
 @dataclass(frozen=True, kw_only=True)
 class StopRequestEvent(Event, kind="stop-request"):
-    """A callback ended the run after `step`, as complete."""
+    """A callback, or `train.stop`, ended the run after `step`, as complete."""
 
     step: int
     reason: str

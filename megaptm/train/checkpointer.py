@@ -53,6 +53,9 @@ from megaptm.spec import LayerlessSpec, ModelSpec
 from megaptm.train.batch_source import StepSource
 from megaptm.train.callbacks import STATE as CALLBACKS
 from megaptm.train.callbacks import Callbacks
+from megaptm.train.early_stop import FIELD as EARLY_STOP
+from megaptm.train.early_stop import EarlyStop
+from megaptm.train.save_timer import SaveTimer
 from megaptm.train.training_engine import TrainingEngine
 
 log = logging.getLogger(__name__)
@@ -97,9 +100,13 @@ class Checkpointer:
         """Whether there was a checkpoint to restore; the checkpoint of an imported model has step 0."""
         self.held_out = HeldOutLoss()
         """Validation losses of the run, which checkpoints contain; the training loop updates them."""
+        nodes = all_gather_object(rank_env.local_rank).count(0)
+        self.timer = SaveTimer(config.checkpoint, nodes) if lock else None
+        """Times of checkpoints by `checkpoint.every`, only on rank 0."""
+        self.step = 0
+        """Step of the last checkpoint: restored, saved or in progress."""
+        self.early_stop = EarlyStop(config.train.stop, engine.losses)
         self._background, self._copies = Background(), HostStaging()
-        self._saving = 0
-        """Step of the checkpoint in progress."""
 
     def restore(self) -> int:
         """Restore the run from the newest undamaged checkpoint, or start it; return the index of the next step."""
@@ -119,6 +126,7 @@ class Checkpointer:
                 hook.refuse_changes(checkpoint, extension)
             self.layout_before = recorded_layout(checkpoint)
             self.held_out.restore(read_state(checkpoint, HELD_OUT))
+            self.early_stop.restore(read_state(checkpoint, EARLY_STOP))
             self.callback_state = read_state(checkpoint, CALLBACKS)
         self.source.count()
         if checkpoint is not None:
@@ -137,7 +145,8 @@ class Checkpointer:
                 self.events.write(
                     ResumeEvent(step=step, checkpoint=folder, seconds=seconds, layout=layout, processes=processes)
                 )
-        return checkpoint.step if checkpoint else 0
+        self.step = checkpoint.step if checkpoint else 0
+        return self.step
 
     def _abandon_skipped(self, events: Events) -> None:
         """Set aside checkpoints whose training included steps that `train.skip_batches` now skips."""
@@ -151,6 +160,10 @@ class Checkpointer:
                 new_path,
             )
 
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint is due after a step. Only rank 0 knows the time, so that the ranks must agree."""
+        return self.config.checkpoint.is_step(step) or (self.timer is not None and self.timer.is_due())
+
     def save(self, step: int, *, wait: bool) -> str | None:
         """Write a checkpoint: rank 0 prepares, all ranks write, some write indexes, rank 0 commits. With `wait`, it is
         committed on return.
@@ -160,7 +173,7 @@ class Checkpointer:
         it is known on return.
         """
         self.finish()
-        self._saving = step
+        self.step = step
         start_time = time.monotonic()
         pieces = list(self.engine.pieces()) if wait else self._copies.take(self.engine.pieces())
         self._background.begin(
@@ -191,8 +204,8 @@ class Checkpointer:
         except NotSavedError as error:
             problem = str(error).removesuffix(".")
             if self.events:
-                log.warning("step %d was not saved: %s; earlier checkpoints are kept", self._saving, problem)
-                self.events.write(NotSavedEvent(step=self._saving, problem=problem))
+                log.warning("step %d was not saved: %s; earlier checkpoints are kept", self.step, problem)
+                self.events.write(NotSavedEvent(step=self.step, problem=problem))
             return problem
         return None
 
@@ -202,6 +215,8 @@ class Checkpointer:
             seconds = round(time.monotonic() - start_time, 3)
             self.events.write(CheckpointEvent(step=step, bytes=committed.size, seconds=seconds))
             self.callbacks.committed.append((step, seconds))
+            if self.timer is not None:
+                self.timer.writing = seconds
 
     def _report_damaged(self, step: int, problem: str, new_path: Path) -> None:
         if self.events:
@@ -218,6 +233,7 @@ class Checkpointer:
             "corpora": dict(self.source.train.corpora),
             "files": self.files,
             HELD_OUT: asdict(self.held_out),
+            EARLY_STOP: self.early_stop.state_dict(),
             CALLBACKS: self.callbacks.state_dict(),
             "config": self.config.model_dump(),
             "version": __version__,

@@ -75,6 +75,8 @@ class Training:
 def train(run: Training, *, start: int) -> int:
     """Train from step `start` to the configured end. Return the exit code: 0, or EXIT_CONTINUE after a stop request."""
     config = run.config.train
+    if _stops_early(run):
+        return 0
     inputs, read_error = _read_step(run, start) if start < config.steps else (None, None)
     if any_rank(isinstance(read_error, StopError)):
         return EXIT_CONTINUE
@@ -90,7 +92,7 @@ def train(run: Training, *, start: int) -> int:
             result = _train_step(run, batches, step, rate)
         except NoLabelsError as no_labels:
             not_saved = None
-            if step > start and step % run.config.checkpoint.every:
+            if step != run.checkpointer.step:
                 not_saved = _save_checkpoint(run, step, wait=True)
             else:
                 _finish_saving(run)
@@ -104,14 +106,15 @@ def train(run: Training, *, start: int) -> int:
         if is_last or (config.validate_every is not None and done % config.validate_every == 0):
             read_error = _validate(run, done, read_error)
         has_failed = read_error is not None or run.callbacks.error is not None
-        stopping, is_complete, wants_save = any_rank_each(
-            run.stop.requested or config.stop_at == done or has_failed, *run.callbacks.requests()
+        is_due = run.checkpointer.is_due(done)
+        stopping, is_complete, wants_save, saves = any_rank_each(
+            run.stop.requested or config.stop_at == done or has_failed, *run.callbacks.requests(), is_due
         )
         is_last = is_last or is_complete
         if run.profiler.ends(done, stopping=stopping):
             _write_trace(run, done)
         not_saved = None
-        saves = is_last or stopping or wants_save or done % run.config.checkpoint.every == 0
+        saves = saves or is_last or stopping or wants_save
         _check_replicas(run, done, saves=saves)
         if saves:
             not_saved = _save_checkpoint(run, done, wait=is_last or stopping or not run.config.checkpoint.asynchronous)
@@ -245,12 +248,22 @@ def _validate(run: Training, step: int, read_error: Exception | None) -> Excepti
     except _UnreadableError as error:
         return error.own
     run.checkpointer.held_out.add(step, means["loss"])
+    run.checkpointer.early_stop.add(means)
+    _stops_early(run)
     with run.during("callbacks"):
         run.callbacks.validation(means)
     if any_rank(not math.isfinite(means["loss"])):
         _finish_saving(run)
         raise DivergedError(f"the validation loss after step {step} is {means['loss']}, so it was not saved; {REMEDY}")
     return None
+
+
+def _stops_early(run: Training) -> bool:
+    """Whether `train.stop` ends the run, which it then requests. All ranks have the same validation losses."""
+    reason = run.checkpointer.early_stop.reason()
+    if reason is not None:
+        run.callbacks.state.request_stop(reason)
+    return reason is not None
 
 
 class _UnreadableError(Exception):
@@ -296,6 +309,9 @@ def _save_checkpoint(run: Training, step: int, *, wait: bool) -> str | None:
     before = run.seconds.checkpoint
     with run.during("saving"):
         not_saved = run.checkpointer.save(step, wait=wait)
+    waited = run.seconds.checkpoint - before
+    if run.checkpointer.timer is not None:
+        run.checkpointer.timer.add_save(waited)
     if run.report is not None:
-        run.report.checkpoint_wait(step, run.seconds.checkpoint - before)
+        run.report.checkpoint_wait(step, waited)
     return not_saved

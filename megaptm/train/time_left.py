@@ -35,8 +35,15 @@ class TimeLeft:
         return (
             pace * (train.steps - step)
             + per_validation * _num_times(step, train.steps, train.validate_every)
-            + per_save * _num_times(step, train.steps, self.config.checkpoint.every)
+            + per_save * self._num_saves(step)
         )
+
+    def _num_saves(self, step: int) -> float:
+        """Return the number of checkpoints from `step` to the last: by time, as many per step as so far."""
+        every, last = self.config.checkpoint.every, self.config.train.steps
+        if isinstance(every, int):
+            return _num_times(step, last, every)
+        return 1 + (last - step) * self.num_saves / max(1, step - self.first_step)
 
 
 def _num_times(step: int, last: int, every: int | None) -> int:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from megaptm.config import load, resolve_model
+from megaptm.config import CheckpointConfig, load, resolve_model
 from megaptm.plan.count import count_parameters
 from megaptm.plan.failures import DAY, estimate_failures
 from megaptm.plan.machine import load_machine
@@ -17,7 +17,9 @@ NODES = 128
 
 
 def estimate(saved: CheckpointCost, *, every: int, nodes: int = NODES):
-    return estimate_failures(A100, saved, nodes=nodes, step_seconds=30, seconds=90_000 * 30, every=every)
+    return estimate_failures(
+        A100, saved, nodes=nodes, step_seconds=30, seconds=90_000 * 30, config=CheckpointConfig(every=every)
+    )
 
 
 @pytest.fixture(params=["true", "false"])

@@ -1,0 +1,92 @@
+"""Early stopping by a validation loss."""
+
+import shutil
+
+import pytest
+
+from megaptm.config import StopConfig
+from megaptm.resilience.events import read_events
+from megaptm.track import read_metrics
+from megaptm.train.early_stop import EarlyStop
+from tests.bad_input.commands import user_error
+from tests.drills.program import arguments, checkpoints, losses
+from tests.forked import megaptm
+
+STEPS = 12
+PATIENCE = 2
+STOP = f"train.stop={{patience: {PATIENCE}}}"
+SETTINGS = (
+    *(f"train.steps={STEPS}", "train.validate_every=1", "checkpoint.keep=9", "checkpoint.every=100"),
+    *("optimizer.warmup_steps=0", "optimizer.decay=constant", "optimizer.lr=0.3"),
+)
+
+
+@pytest.fixture(scope="module")
+def stopped(real_corpus, tmp_path_factory):
+    """Run of two data ranks with a rate at which the loss soon rises, stopped early."""
+    folder = tmp_path_factory.mktemp("early") / "run"
+    megaptm("train", *arguments("gpt2", folder, real_corpus("byte-bpe"), *SETTINGS, "layout.data=2", STOP))
+    return folder
+
+
+def stop_events(run):
+    return [event for event in read_events(run) if event["kind"] == "stop-request"]
+
+
+def first_stop(run):
+    """Return the first step with PATIENCE validation losses in a row that are not below the lowest before them."""
+    values = [record["validation/loss"] for record in read_metrics(run) if "validation/loss" in record]
+    last = PATIENCE + 1
+    while min(values[last - PATIENCE : last]) < min(values[: last - PATIENCE]):
+        last += 1
+    return last
+
+
+def test_run_ends_as_complete_and_saved(stopped):
+    [event] = stop_events(stopped)
+    assert event["step"] == first_stop(stopped) < STEPS
+    assert "validation/loss has not fallen below" in event["reason"]
+    assert checkpoints(stopped) == [event["step"]]
+
+
+def test_resumed_run_stops_at_the_same_step(stopped, real_corpus, tmp_path):
+    """One validation before the end, whose patience is partly used."""
+    [event] = stop_events(stopped)
+    words = arguments("gpt2", tmp_path / "run", real_corpus("byte-bpe"), *SETTINGS, "layout.data=2", STOP)
+    megaptm("train", *words, f"train.stop_at={event['step'] - 1}", code=75)
+    megaptm("train", tmp_path / "run", "train.stop_at=null")
+    assert [event["step"] for event in stop_events(tmp_path / "run")] == [event["step"]]
+    assert losses(tmp_path / "run") == losses(stopped)
+
+
+def test_stopped_run_goes_on_only_with_more_patience(stopped, tmp_path):
+    run = shutil.copytree(stopped, tmp_path / "run")
+    [event] = stop_events(run)
+    megaptm("train", run)
+    assert checkpoints(run) == [event["step"]]
+    megaptm("train", run, "train.stop=null", f"train.stop_at={event['step'] + 1}", code=75)
+    assert checkpoints(run) == [event["step"], event["step"] + 1]
+
+
+def test_small_improvements_do_not_count():
+    early_stop = EarlyStop(StopConfig(metric="validation/causal", patience=2, min_delta=0.1), ["causal"])
+    reasons = []
+    for value in (3.0, 2.95, 2.85, 2.8):
+        early_stop.add({"loss": 0.0, "causal": value})
+        reasons.append(early_stop.reason() is None)
+    assert reasons == [True] * 4
+    early_stop.add({"loss": 0.0})
+    assert early_stop.reason() is None
+    early_stop.add({"causal": 2.79})
+    assert "validation/causal has not fallen below 2.8500 in 2 validations" in early_stop.reason()
+
+
+def test_mistakes_have_a_sentence(tmp_path):
+    words = ("train", "gpt2/tiny", f"run={tmp_path / 'run'}", "data.mix={corpora/books: 1}")
+    assert "train.stop needs train.validate_every" in user_error(*words, STOP, "train.validate_every=null")
+
+
+def test_unknown_metric_is_named(real_corpus, tmp_path):
+    words = arguments("gpt2", tmp_path / "run", real_corpus("byte-bpe"), *SETTINGS)
+    output = megaptm("train", *words, "train.stop={metric: validation/los, patience: 2}", code=2)
+    assert "train.stop.metric (validation/los) is no metric of this run; did you mean validation/loss?" in output
