@@ -17,7 +17,7 @@ from megaptm.distillation.spec import LOSS, Distillation
 from megaptm.layers.split import Linear, UsesTensorRanks
 from megaptm.losses.token import Projected
 from megaptm.models.head_costs import HEADS
-from megaptm.models.heads import LanguageHead, MaskedHead, RowClassHead
+from megaptm.models.heads import LanguageHead, RowClassHead
 from megaptm.models.loss import Loss, num_labels
 from megaptm.models.model import Model
 from megaptm.models.output import States
@@ -225,9 +225,7 @@ def compared_positions(batch: Mapping[str, Tensor], prefix: str, positions: str)
 def head_projection(model: Model, head: str, states: States) -> Projected:
     """Return the vocabulary projection of a head, positions in order (S, B)."""
     assert model.head is not None
-    return cast(LanguageHead | MaskedHead, model.head[head]).vocabulary_projection(
-        _head_input(model, head, states), model.table
-    )
+    return cast(LanguageHead, model.head[head]).vocabulary_projection(_head_input(model, head, states), model.table)
 
 
 def _class_logits(model: Model, head: str, states: States) -> Tensor:

@@ -41,6 +41,7 @@ FOLDERS = (
     "bigbird",
     "reformer",
     "modernbert",
+    "eurobert",
     "elmo",
     "cove",
     "vit",

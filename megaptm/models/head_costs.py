@@ -187,44 +187,54 @@ class LanguageHeadCosts(HeadCosts):
     next_token = True
 
     @property
+    def transform(self) -> TransformSpec | None:
+        """Return the record of the layer before the projection, or None."""
+        return self.spec.family.output.transform
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether the head has a bias for each vocabulary entry."""
+        return self.spec.family.output.bias
+
+    @property
     def linears(self) -> Mapping[str, LinearShape]:
-        width, table, transform = self.width, self.table_width, self.spec.family.output.transform
-        if transform is not None:
-            return {"transform": LinearShape(width, table, transform.bias)}
+        width, table = self.width, self.table_width
+        if self.transform is not None:
+            return {"transform": LinearShape(width, table, self.transform.bias)}
         return {} if table == width else {"narrow": LinearShape(width, table, True)}
 
     @property
     def other_parameters(self) -> int:
-        return norm_parameters(self.block, self.table_width) if self.spec.family.output.transform else 0
+        return 0 if self.transform is None else norm_parameters(self.block, self.table_width)
 
     @property
     def rows(self) -> int:
         own = 0 if self.spec.family.output.tied else self.table_width
-        return own + self.spec.family.output.bias
+        return own + self.has_bias
 
     @property
     def published(self) -> int:
         return self.parameters
 
 
-class MaskedHeadCosts(HeadCosts):
-    """Costs of BERT's masked language model head: linear layer, norm, token table, one bias per token. Reads only
-    predicted positions."""
+class MaskedHeadCosts(LanguageHeadCosts):
+    """Costs of the masked language model head, which reads only predicted positions: as BERT's with linear layer, norm,
+    vocabulary projection and one bias per token, or as `LanguageHeadCosts` (`OutputSpec.plain`)."""
 
     name = "mlm"
     module = "megaptm.models.heads:MaskedHead"
-    reads = "each"
+    next_token = False
     predicted_only = True
-    rows = 1
+    published = 0
 
     @property
-    def linears(self) -> Mapping[str, LinearShape]:
-        transform = self.spec.family.output.transform or TransformSpec()
-        return {"transform": LinearShape(self.width, self.table_width, transform.bias)}
+    def transform(self) -> TransformSpec | None:
+        output = self.spec.family.output
+        return None if output.plain else output.transform or TransformSpec()
 
     @property
-    def other_parameters(self) -> int:
-        return norm_parameters(self.block, self.table_width)
+    def has_bias(self) -> bool:
+        return self.spec.family.output.bias or not self.spec.family.output.plain
 
 
 class RowClassHeadCosts(HeadCosts):

@@ -18,6 +18,7 @@ from megaptm.layers.split import Embedding, Linear, VocabularyBias
 from megaptm.losses.token import Projected
 from megaptm.models.head_costs import (
     HeadCosts,
+    LanguageHeadCosts,
     head_costs,
 )
 from megaptm.models.loss import Loss, class_loss, count_labels, token_loss
@@ -28,14 +29,14 @@ from megaptm.spec import ModelSpec
 
 
 class LanguageHead(nn.Module):
-    """Next-token head: projects hidden states on the tied token table, or on a table of its own, possibly after the
-    transform of `MaskedHead`."""
+    """Next-token head: projects hidden states on the tied token table, or on a table of its own, possibly after a
+    transform (linear layer, activation and norm)."""
 
     table: Embedding | None
     narrow: Linear | None
     transform: Linear | None
 
-    def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
+    def __init__(self, spec: ModelSpec, costs: LanguageHeadCosts) -> None:
         super().__init__()
         scales = {"none": 1.0, "rsqrt-width": costs.width**-0.5}
         if spec.family.output.scale not in scales:
@@ -53,7 +54,7 @@ class LanguageHead(nn.Module):
             self.norm = Norm(costs.table_width, costs.block.norm)
         if not spec.family.output.tied:
             self.table = Embedding(spec.padded_vocabulary, costs.table_width, split="vocabulary")
-        self.vocabulary = VocabularyBias(spec.padded_vocabulary) if spec.family.output.bias else None
+        self.vocabulary = VocabularyBias(spec.padded_vocabulary) if costs.has_bias else None
         self.project = token_loss(spec)
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
@@ -64,11 +65,11 @@ class LanguageHead(nn.Module):
         return loss, count_labels(labels_SB)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return the logits [B, S, V] of the next token."""
+        """Return the logits [B, S, V] of every position."""
         return self.project.logits(self._read(x_SBD).transpose(0, 1), self._projection_weight(tied), self._bias)
 
     def vocabulary_projection(self, x_SBD: Tensor, tied: Tensor | None) -> Projected:
-        """Return the vocabulary projection of the next-token head for all positions in order (S, B)."""
+        """Return the vocabulary projection of the head for all positions in order (S, B)."""
         return Projected(self._read(x_SBD).flatten(0, 1), self._projection_weight(tied), self._bias)
 
     @property
@@ -87,47 +88,21 @@ class LanguageHead(nn.Module):
         return weight
 
 
-class MaskedHead(nn.Module):
-    """Masked-language-model head as in BERT: transform, norm, tied token table and bias. Reads target positions
-    only."""
-
-    def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
-        super().__init__()
-        block = costs.block
-        if not spec.family.output.tied:
-            raise UserError(f"{spec.name}: the `mlm` head projects on the token table; set output.tied=True.")
-        self.activation = plain_activation(spec, costs)
-        self.transform = Linear.of(costs.linears["transform"])
-        self.norm = Norm(costs.table_width, block.norm)
-        self.vocabulary = VocabularyBias(spec.padded_vocabulary)
-        self.project = token_loss(spec)
+class MaskedHead(LanguageHead):
+    """Masked-language-model head, which reads target positions only."""
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels = batch["labels"]
-        assert tied is not None
         x = self._read(target_states(x_SBD, batch, "labels")).flatten(0, 1)
-        return self.project(x, tied, self.vocabulary.bias, labels.reshape(-1)), count_labels(labels)
+        return self.project(x, self._projection_weight(tied), self._bias, labels.reshape(-1)), count_labels(labels)
 
     def sample(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Tensor:
         """Sample a token from the masked-language-model head for each target position, [B, A], with the batch's uniform
         numbers."""
-        assert tied is not None
         draws_BA = batch[UNIFORMS]
         x = self._read(target_states(x_SBD, batch, UNIFORMS)).flatten(0, 1)
-        return self.project.sample(x, tied, self.vocabulary.bias, draws_BA.reshape(-1)).view(draws_BA.shape)
-
-    def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return the masked-language-model logits at every position, [B, S, V]."""
-        assert tied is not None
-        return self.project.logits(self._read(x_SBD.transpose(0, 1)), tied, self.vocabulary.bias)
-
-    def vocabulary_projection(self, x_SBD: Tensor, tied: Tensor | None) -> Projected:
-        """Return the vocabulary projection of the masked-language-model head for all positions in order (S, B)."""
-        assert tied is not None
-        return Projected(self._read(x_SBD).flatten(0, 1), tied, self.vocabulary.bias)
-
-    def _read(self, x: Tensor) -> Tensor:
-        return self.norm(self.activation(self.transform(x)))
+        samples = self.project.sample(x, self._projection_weight(tied), self._bias, draws_BA.reshape(-1))
+        return samples.view(draws_BA.shape)
 
 
 class TokenClassHead(nn.Module):

@@ -25,6 +25,7 @@ WORDS = {
     "led": ("led",),
     "longformer": ("longformer",),
     "macbert": ("macbert",),
+    "eurobert": ("eurobert",),
     "modernbert": ("ettin", "mmbert", "modernbert"),
     "palm": ("palm",),
     "reformer": ("axial", "lsh", "reformer", "reversible"),

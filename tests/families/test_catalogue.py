@@ -57,7 +57,6 @@ def with_option(**options: Any) -> dict:
         ({"inputs": (*GPT2.inputs, "rotary")}, "inputs has 'rotary'; it must have records"),
         ({"output": {"scale": "half"}}, "output.scale is 'half'"),
         ({"heads": ("mlm",), **with_option(ffn={"activation": "swiglu"})}, "no gated form"),
-        ({"heads": ("mlm",), "output": {"tied": False}}, "set output.tied=True"),
     ],
 )
 def test_unknown_value_is_refused(differences: dict, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Llama-like decoders in Hugging Face's format: numbers of rotary positions, tied tables, windows, and soft caps."""
+"""Llama-like models in Hugging Face's format: numbers of rotary positions, tied tables, windows, and soft caps."""
 
 from __future__ import annotations
 
@@ -122,6 +122,27 @@ def test_config_of_the_released_gemma_3_1b() -> None:
     assert [record.rope_base for record in other] == [*[20_000.0] * 5, 1_000_000.0]
     with pytest.raises(UserError, match=r"sliding_window_pattern is 2 \(gemma3 has 6\)"):
         describe_config(config | {"sliding_window_pattern": 2})
+
+
+def test_config_of_the_released_eurobert_2_1b() -> None:
+    config = {
+        "model_type": "eurobert",
+        "hidden_size": 2304,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 18,
+        "num_key_value_heads": 6,
+        "hidden_dropout": 0.0,
+        "mask_token_id": 128_002,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": None,
+        "rope_theta": 250_000,
+        "tie_word_embeddings": False,
+        "vocab_size": 128_256,
+    }
+    spec, expected = describe_config(config)[1], published(CATALOGUE["eurobert"], "2.1b")
+    assert spec.family == expected.family
+    assert spec.size == change(expected.size, head_width=128)
 
 
 def test_mistral_without_window_is_imported_as_llama(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ CLASSES = {
     ("encoder", "decoder"): "AutoModelForSeq2SeqLM",
 }
 """Class of transformers by stacks."""
-OTHER_CLASSES = dict.fromkeys(("modernbert", "ettin", "mmbert"), "AutoModelForMaskedLM")
+OTHER_CLASSES = dict.fromkeys(("modernbert", "ettin", "mmbert", "eurobert"), "AutoModelForMaskedLM")
 TYPES = {"gemma2": torch.float32}
 """Type of the weights where transformers' scores of padding are NaN in float64."""
 SEQUENCE = 20

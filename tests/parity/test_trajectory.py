@@ -65,7 +65,9 @@ def train_reference(family: str) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("family", ["modernbert", "ettin-decoder", "llama", "qwen3", "olmo2", "mistral", "gemma2"])
+@pytest.mark.parametrize(
+    "family", ["modernbert", "eurobert", "ettin-decoder", "llama", "qwen3", "olmo2", "mistral", "gemma2"]
+)
 def test_losses_equal_adamw_on_the_hugging_face_model(family: str) -> None:
     [losses] = run_ranks(1, train_engine, family)
     expected = train_reference(family)
