@@ -10,48 +10,21 @@ the median of the seeds.
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from common.options import Options
+from common.tiny_gpt2 import build_corpus, held_out_losses
 
-from megaptm.report.curves import curve
-from megaptm.track.journal import read_metrics
-
-CONFIG = Path(__file__).parent.parent / "configs/gpt2/tiny.yaml"
-VOCABULARY = 2048
 RATES = {"adamw": (1e-3, 2e-3, 4e-3), "muon": (4e-3, 8e-3, 1.6e-2)}
-
-
-def megaptm(*arguments: object) -> None:
-    command = [sys.executable, "-m", "megaptm", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed with exit code {done.returncode}:\n{done.stderr}")
 
 
 def train(folder: Path, rule: str, rate: float, seed: int, steps: int) -> list[tuple[float, float]]:
     """Return the held-out losses of a run, by step."""
-    run = folder / f"{rule}-{rate}-{seed}"
-    if not run.exists():
-        keys = {
-            "run": run,
-            "data.mix": json.dumps({str(folder / "corpus"): 1}),
-            "model.vocabulary": VOCABULARY,
-            "optimizer.name": rule,
-            "optimizer.lr": rate,
-            "train.seed": seed,
-            "train.steps": steps,
-            "train.validate_every": max(1, steps // 30),
-            "checkpoint.every": steps,
-        }
-        megaptm("train", CONFIG, *(f"{key}={value}" for key, value in keys.items()))
-    return curve(read_metrics(run), "validation/loss")
+    keys = {"optimizer.name": rule, "optimizer.lr": rate, "train.seed": seed}
+    return held_out_losses(folder, f"{rule}-{rate}-{seed}", steps, keys)
 
 
 def best_rate(folder: Path, rule: str, steps: int) -> float:
@@ -90,14 +63,7 @@ def main() -> None:
     options = arguments.read()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        limit, held_out = (200_000, 0.5) if options.short else (6_000_000, 0.05)
-        keys = {
-            "out": folder / "corpus",
-            "tokenizer.vocabulary": VOCABULARY,
-            "limit_bytes": limit,
-            "validation": held_out,
-        }
-        megaptm("corpus", "build", "python-library", *(f"{key}={value}" for key, value in keys.items()))
+        build_corpus(folder, short=options.short)
         rates = {rule: best_rate(folder, rule, options.steps) for rule in RATES}
         curves = {
             f"{rule}, lr {rate:g}": [train(folder, rule, rate, seed, options.steps) for seed in range(options.seeds)]

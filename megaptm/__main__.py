@@ -25,6 +25,7 @@ from megaptm.commands.families import families
 from megaptm.commands.family_group import FamilyGroup
 from megaptm.commands.generate import generate
 from megaptm.commands.imports import imports
+from megaptm.commands.inspect import inspect
 from megaptm.commands.launch import launch
 from megaptm.commands.plan import plan
 from megaptm.commands.report import report, watch
@@ -133,7 +134,7 @@ def run() -> NoReturn:
 
 for command in (
     *(families, config, corpus, tokenizer, plan, check, train, launch, checkpoint),
-    *(report, watch, evaluate, generate, export, imports),
+    *(inspect, report, watch, evaluate, generate, export, imports),
 ):
     main.add_command(command)
 for command in (check, train, launch, report, evaluate, generate, export):

@@ -15,6 +15,7 @@ from hypothesis import settings
 from megaptm.families import FAMILIES
 from tests import cpu_seconds
 from tests.faulty_files import faulty_files
+from tests.processes import RAY_BESIDE_OTHERS
 from tests.ranks import close_worlds
 from tests.realtext import real_corpus
 from tests.storage.server import faults, s3
@@ -25,9 +26,7 @@ LONGEST = ("real", "train", "layouts", "learn", "track", "docs", "plan", "record
 
 FAMILY_SECONDS = 15
 
-# Other work on this machine must not end or starve the workers of Ray, which by default run at a low priority, and are
-# killed if all programs together use most of the memory.
-os.environ |= {"RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0"}
+os.environ |= RAY_BESIDE_OTHERS
 
 # The time of an example depends more on the load of the machine than on the code.
 settings.register_profile("megaptm", deadline=None)

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import psutil
 
+RAY_BESIDE_OTHERS = {"RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0"}
+"""Environment with which other work on this machine does not end or starve the workers of Ray. By default they have a
+low priority, and are killed if all programs together use most of the memory."""
+
 
 def everybody() -> Iterator[psutil.Process]:
     """Return all processes. `psutil.process_iter` may return an earlier process with the same pid."""

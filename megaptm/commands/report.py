@@ -55,18 +55,14 @@ def report(runs: tuple[Path, ...], html: Path | None, samples: int, upload: bool
 
 def _samples(history: History, count: int) -> tuple[list[tuple[str, Text]], str]:
     """Return the first training samples of a run with titles and texts, or why there are none."""
-    from data_pipeline.inspection import show_sample
+    from megaptm.commands.inspect import shown_samples
     from megaptm.config import load_run
-    from megaptm.run.corpora import RunCorpora
     from megaptm.run.folder import CONFIG
 
     try:
-        corpora = RunCorpora(load_run(history.run / CONFIG))
-        mix = corpora.mix("train")
-        texts = [show_sample(mix.sample(number), mix.batch, corpora.tokenizer) for number in range(count)]
+        return shown_samples(load_run(history.run / CONFIG), split="train", first=0, count=count), ""
     except UserError as error:
         return [], f"There are no samples here: {error}"
-    return [(f"sample {number}", text) for number, text in enumerate(texts)], ""
 
 
 @click.command()

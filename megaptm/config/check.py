@@ -12,6 +12,7 @@ from megaptm.config.layer_rules import layer_layout_errors
 from megaptm.config.learning_rate import schedule_restarts
 from megaptm.config.model import resolve_model
 from megaptm.config.model_rules import layered_model_errors, model_title, stack_sizes
+from megaptm.config.mup_rules import mup_errors
 from megaptm.config.objective_fit import objective_errors, sequence_lengths
 from megaptm.config.optimizer_rules import decay_errors, update_rule_errors
 from megaptm.config.schedule import tasks_without_samples
@@ -163,6 +164,7 @@ def _model_errors(config: Config) -> Iterator[str]:
     elif spec.longest is not None:
         yield from _learned_positions_errors(config, spec)
     yield from _recurrence_errors(config, spec)
+    yield from mup_errors(config, spec)
     yield from _contrastive_batch_errors(config)
     for record in spec.family.inputs:
         yield from record.config_errors(config, spec)

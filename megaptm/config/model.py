@@ -133,6 +133,7 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
         vocabulary=family.tokenizer.vocabulary if model.vocabulary is None else model.vocabulary,
         context=context,
         dropout=family.dropout if model.dropout is None else model.dropout,
+        mup_base_width=model.mup_base_width,
     )
 
 

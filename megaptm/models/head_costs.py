@@ -142,6 +142,14 @@ class HeadCosts(ABC):
         return num_predicted if self.predicted_only and num_predicted is not None else length
 
     @property
+    def last_norm(self) -> str | None:
+        """Return the name of the norm whose output the head projects on the vocabulary. None if there is none: the last
+        layer of a post-norm stack ends with one that other layers have, too."""
+        if "transform" in self.linears:
+            return f"head.{self.name}.norm"
+        return None if self.block.norm.position == "post" else f"{self.stack}.final"
+
+    @property
     def projections(self) -> list[tuple[int, int]]:
         """Return the inputs and outputs of the head's matrix products that project on the vocabulary."""
         return [(self.table_width, self.spec.vocabulary)] if self.projects else []
@@ -309,3 +317,8 @@ def head_costs(spec: ModelSpec) -> dict[str, HeadCosts]:
         name: load_plugin(other[name], f"heads of {spec.name}", "class")(spec) if name in other else HEADS[name](spec)
         for name in spec.family.heads
     }
+
+
+def projected_norms(spec: ModelSpec) -> set[str | None]:
+    """Return the `last_norm` of each head that projects on the vocabulary."""
+    return {head.last_norm for head in head_costs(spec).values() if head.projects}

@@ -21,6 +21,7 @@ from torch import Tensor
 from megaptm.errors import UserError
 from megaptm.models.head_costs import HEADS
 from megaptm.models.model import Model
+from megaptm.models.mup import mup_factors
 from megaptm.plugins import is_plugin, load_plugin
 from megaptm.spec import ModelSpec, Size
 
@@ -138,6 +139,13 @@ VOCABULARY_TABLE = re.compile(r"(embed\.token|head\.[^.]+\.table)\.weight")
 
 def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """Return the initial value of a full parameter, float32 on the CPU, before it is split over ranks."""
+    value = _unscaled_value(spec, name, shape, seed)
+    factor = mup_factors(spec, name, len(shape)).initial
+    return value if factor == 1.0 else value * factor
+
+
+def _unscaled_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
+    """Return the initial value of a full parameter without the factor of muP."""
     if ONES.fullmatch(name):
         block = spec.family.stacks.get(name.partition(".")[0], spec.family.last_block)
         return torch.full(shape, 0.0 if block.norm.kind == "rms-unit-offset" else 1.0, device="cpu")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import prod
 
+from megaptm.config.sections.optimizer import UPDATE_BATCH
 from megaptm.models.chunk import ModelChunk
 from megaptm.plan import activations
 from megaptm.plan.optimizer import StateSize
@@ -29,8 +30,8 @@ class Memory:
     """Temporary bytes of a contrastive comparison, in addition to those of the pass after it."""
     recurrence_cache: float = 0.0
     """Bytes of the recurrence cache: the current and the next one in training, and the one of validation."""
-    weight_copy: float = 0.0
-    """Bytes of a copy of the float32 weights during the update, beyond those of the passes, which are free then."""
+    update: float = 0.0
+    """Temporary bytes of the update of the weights, beyond those of the passes, which are free then."""
     extra: Mapping[str, float] = field(default_factory=dict)
     """Bytes of each of the workload's extra costs, by name."""
 
@@ -78,14 +79,19 @@ def _rank_memory(work: Workload, number: int, stage: CountedStage) -> Memory:
         buffers=buffers,
         comparison=comparison,
         recurrence_cache=3.0 * cache_bytes(work, chunks),
-        weight_copy=max(0.0, _weight_copy_bytes(work, counted.trained) - saved - logits - workspace),
+        update=max(0.0, _update_bytes(work, counted.trained) - saved - logits - workspace),
         extra={costs.name: costs.bytes(work) for costs in work.extra_costs},
     )
 
 
-def _weight_copy_bytes(work: Workload, trained: int) -> float:
-    """Return the bytes of a rank's copy of its float32 weights, if norms are measured."""
-    return 4.0 * trained / (work.layout.data if work.layout.divides_optimizer else 1) if work.measures_norms else 0.0
+def _update_bytes(work: Workload, trained: int) -> float:
+    """Return the temporary bytes of an update of a rank's weights: a copy of them, if norms are measured, and the
+    tensors of the update rule."""
+    name = "adamw" if work.optimizer is None else work.optimizer.name
+    held = trained / (work.layout.replicas if work.layout.divides_optimizer else 1)
+    bytes_per_element = {"stable-adamw": 8.0, "muon": 4.0 * work.element_bytes}.get(name, 0.0)
+    updated = trained / work.layout.replicas if name == "muon" else held  # the ranks of a stage divide all matrices
+    return 4.0 * held * work.measures_norms + bytes_per_element * min(updated, UPDATE_BATCH)
 
 
 def cache_bytes(work: Workload, chunks: Sequence[ModelChunk]) -> float:

@@ -85,7 +85,7 @@ def _print_memory(plan: Plan, console: Console) -> None:
 def parts_of_memory(plan: Plan) -> list[str]:
     """Return the parts of the planned memory to show. Parts that few models have are left out if this model does not
     have them."""
-    rare = {"comparison", "recurrence_cache", "weight_copy", *plan.memory[0].extra}
+    rare = {"comparison", "recurrence_cache", "update", *plan.memory[0].extra}
     return [
         part for part in plan.memory[0].parts() if part not in rare or any(stage.parts()[part] for stage in plan.memory)
     ]

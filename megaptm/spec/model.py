@@ -21,6 +21,8 @@ class ModelSpec:
     vocabulary: int
     context: int
     dropout: float
+    mup_base_width: int | None = None
+    """Width whose initial values and learning rates fit this width, too: `models.mup`. None: those of the family."""
 
     @property
     def padded_vocabulary(self) -> int:

@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from tests import ROOT
-from tests.processes import command_of, environment_of, everybody, parents_alone
+from tests.processes import RAY_BESIDE_OTHERS, command_of, environment_of, everybody, parents_alone
 from tests.storage.server import free_port
 
 CPUS = 2
@@ -70,6 +70,7 @@ class RayCluster:
         token, path = secrets.token_hex(16), f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+            **RAY_BESIDE_OTHERS,
             "PATH": path,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_JOB_STOP_WAIT_TIME_S": "300",

@@ -60,6 +60,10 @@ class GeneralModelConfig(Shape):
     init_std: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     """Standard deviation of normal initial weights, if the family uses one for all. Default: that of the paper, 0.02.
     Narrow models learn faster with about 1 / sqrt(width)."""
+    mup_base_width: Count | None = None
+    """Maximal update parametrization (muP): width for which optimizer.lr and the initial values were chosen. Those of
+    model.width are derived from it, so that the best learning rate of a narrow model fits a wide one. Heads and ffn
+    must grow with the width. Default: no muP."""
     embedding: Count | None = None
     """Width of the token table, if it differs from the residual stream. Default: that of `size`."""
     word_vectors: str | None = None

@@ -8,6 +8,10 @@ from pydantic import Field, Strict
 
 from megaptm.section import Count, Fraction, Section
 
+UPDATE_BATCH = 1 << 27
+"""Maximum number of elements of the tensors that stable-adamw or muon updates at once, unless a single one is larger.
+It bounds the temporary memory of an update."""
+
 
 class AdafactorConfig(Section):
     """Options of Adafactor; defaults are those of T5."""

@@ -3,18 +3,26 @@ ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
 import torch
-from megatron.core.optimizer import ChainedOptimizer, _get_param_groups, get_megatron_optimizer
+from megatron.core.optimizer import (
+    ChainedOptimizer,
+    _get_param_groups,
+    get_megatron_optimizer,
+    get_standard_config_overrides,
+)
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
 from torch import Tensor
 from torch.nn import Parameter
 
 from megaptm.config import OptimizerConfig
+from megaptm.models.mup import mup_factors
 from megaptm.parallel.full_sharding import is_sharded, own_range
 from megaptm.parallel.groups import DTYPES
 from megaptm.parallel.model import ParallelModel
@@ -43,8 +51,9 @@ def build_optimizer(model: ParallelModel, settings: OptimizerConfig) -> Optimize
         params_dtype=DTYPES[model.precision],
         use_distributed_optimizer=model.layout.distributed_optimizer,
     )
-    # By default megatron-core does not decay parameters with one axis (norms, biases); with no overrides all decay.
-    overrides: dict[Any, Any] | None = {} if settings.weight_decay_on == "all" else None
+    # megatron-core's own overrides: parameters with one axis (norms, biases) do not decay.
+    standard = {} if settings.weight_decay_on == "all" else get_standard_config_overrides(config)
+    overrides = {**standard, **_mup_overrides(model, settings)}
     megatron: ChainedOptimizer | ShardedOptimizer
     if model.sharded is not None:
         groups = _get_param_groups(model.chunks, config, overrides)
@@ -75,6 +84,27 @@ def build_optimizer(model: ParallelModel, settings: OptimizerConfig) -> Optimize
         for group, adam_group in zip(inner.optimizer.param_groups, adam.param_groups, strict=True):
             group["params"] = adam_group["params"]
     return Optimizer(settings, megatron, inner.optimizer, parts)
+
+
+def _mup_overrides(model: ParallelModel, settings: OptimizerConfig) -> dict[ParamKey, dict[str, float]]:
+    """Return megatron-core's overrides for parameters whose learning rate muP scales. Their weight decay per step stays
+    the same."""
+    members: dict[tuple[float, bool], set[int]] = defaultdict(set)
+    for stage in model.stages:
+        for placement, parameter in stage.placed_parameters():
+            axes = len(placement.shape)
+            if (factor := mup_factors(model.spec, placement.name, axes).lr) != 1.0:
+                members[factor, axes > 1 or settings.weight_decay_on == "all"].add(id(parameter))
+    return {
+        ParamKey(predicate=ParamPredicate(f"muP {factor} {decays}", partial(_has_id, ids))): (
+            {"lr_mult": factor, "wd_mult": 1 / factor} if decays else {"lr_mult": factor}
+        )
+        for (factor, decays), ids in members.items()
+    }
+
+
+def _has_id(ids: Collection[int], parameter: Parameter) -> bool:
+    return id(parameter) in ids
 
 
 def _copy_together(inner: Any) -> None:

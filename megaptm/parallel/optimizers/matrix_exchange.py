@@ -7,8 +7,8 @@ Each matrix is gathered, changed and sent back by one process of its stage, its 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -18,10 +18,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from megaptm.parallel.groups import device
-from megaptm.parallel.optimizers.part import TensorPart
-
-MAX_BATCH = 2**28
-"""Elements after which another batch of matrices starts: a batch needs about four copies of its memory."""
+from megaptm.parallel.optimizers.part import TensorPart, batches_of
 
 
 @dataclass(frozen=True, order=True)
@@ -46,8 +43,24 @@ class Message:
     target: int
 
 
+Piece = tuple[int, MatrixPiece]
+"""Index of a matrix, and a piece of it."""
+
+
+@dataclass(frozen=True)
+class ExchangedBatch:
+    """Pieces and messages of this process, for matrices that are exchanged at once."""
+
+    own: Sequence[Piece]
+    """Pieces of matrices that this process holds."""
+    owned: Sequence[Piece]
+    """Pieces of the matrices that this process changes."""
+    gathered: Sequence[Message]
+    returned: Sequence[Message]
+
+
 class MatrixExchange:
-    """Owners of matrices, and the messages to them and back."""
+    """Owners of matrices, and the messages to them and back. Matrices are exchanged in batches of bounded memory."""
 
     def __init__(self, parts: Sequence[TensorPart]) -> None:
         """`parts`: of matrices, equally many on all tensor and data ranks of a stage, which must all call this."""
@@ -56,9 +69,15 @@ class MatrixExchange:
         self._rank, self._ranks = dist.get_rank(self._group), dist.get_world_size(self._group)
         held = gather_pieces([_held_piece(part) for part in parts], self._group)
         self._own_pieces = held[self._rank]
-        owners = _assign_owners([prod(part.placement.shape) for part in parts], self._ranks)
+        sizes = [prod(part.placement.shape) for part in parts]
+        self._batches = [self._plan_batch(held, batch, sizes) for batch in batches_of(sizes, self._ranks)]
+
+    def _plan_batch(
+        self, held: Sequence[Sequence[MatrixPiece | None]], indices: Sequence[int], sizes: Sequence[int]
+    ) -> ExchangedBatch:
+        owners = _assign_owners([sizes[index] for index in indices], self._ranks)
         gathered, returned = [], []
-        for index, owner in enumerate(owners):
+        for index, owner in zip(indices, owners, strict=True):
             holders: dict[MatrixPiece, list[int]] = defaultdict(list)
             for rank, pieces in enumerate(held):
                 if (piece := pieces[index]) is not None:
@@ -66,38 +85,40 @@ class MatrixExchange:
             for piece, ranks in sorted(holders.items()):
                 gathered.append(Message(index, piece, _nearest_owner(ranks, owner), owner))
                 returned += [Message(index, piece, owner, rank) for rank in ranks]
-        self._owned = [(message.index, message.piece) for message in gathered if message.target == self._rank]
-        self._gathered, self._returned = self._own_messages(gathered), self._own_messages(returned)
+        own = [(index, piece) for index in indices if (piece := self._own_pieces[index]) is not None]
+        owned = [(message.index, message.piece) for message in gathered if message.target == self._rank]
+        return ExchangedBatch(own, owned, self._own_messages(gathered), self._own_messages(returned))
 
     def _own_messages(self, messages: Sequence[Message]) -> list[Message]:
         return [message for message in messages if self._rank in (message.source, message.target)]
 
-    def map(self, local: Mapping[int, Tensor], function: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
-        """Return this process's part of `function` of each matrix.
+    def map(self, local: Mapping[int, Tensor], function: Callable[[Tensor], Tensor]) -> Iterator[tuple[int, Tensor]]:
+        """Yield index and this process's part of `function` of each matrix.
 
         - `local`: by index of a matrix this process's part, shaped like `master`.
         - `function`: [M, R, C] -> [M, R, C] for matrices of one shape, in bfloat16 if the model is not in float32.
         """
-        if not self._parts:
-            return {}
-        dtype = torch.float32 if self._parts[0].parameter.dtype == torch.float32 else torch.bfloat16
-        own_keys = {index: (index, piece) for index, piece in enumerate(self._own_pieces) if piece is not None}
-        values = {own_keys[index]: part.reshape(-1).to(dtype) for index, part in local.items()}
-        matrices = self._join_pieces(self._exchange_pieces(self._gathered, values, dtype), dtype)
-        del values
-        changed = self._apply_by_shape(matrices, function)
-        results = {
-            (index, piece): _slice_piece(changed[index], piece).reshape(-1)[piece.start : piece.stop]
-            for index, piece in self._owned
-        }
-        returned = self._exchange_pieces(self._returned, results, dtype)
-        return {index: returned[own_keys[index]].view_as(part) for index, part in local.items()}
+        for batch in self._batches:
+            dtype = torch.float32 if self._parts[0].parameter.dtype == torch.float32 else torch.bfloat16
+            values = {(index, piece): local[index].reshape(-1).to(dtype) for index, piece in batch.own}
+            matrices = self._join_pieces(batch.owned, self._exchange_pieces(batch.gathered, values, dtype), dtype)
+            del values
+            changed = self._apply_by_shape(matrices, function)
+            results = {
+                (index, piece): _slice_piece(changed[index], piece).reshape(-1)[piece.start : piece.stop]
+                for index, piece in batch.owned
+            }
+            returned = self._exchange_pieces(batch.returned, results, dtype)
+            for index, piece in batch.own:
+                yield index, returned[index, piece].view_as(local[index])
 
-    def _join_pieces(self, pieces: dict[tuple[int, MatrixPiece], Tensor], dtype: torch.dtype) -> dict[int, Tensor]:
+    def _join_pieces(
+        self, owned: Sequence[Piece], pieces: dict[Piece, Tensor], dtype: torch.dtype
+    ) -> dict[int, Tensor]:
         """Return the matrices that this process owns from their pieces, which are removed."""
         matrices: dict[int, Tensor] = {}
         slices: dict[tuple[int, tuple[int, ...]], Tensor] = {}
-        for index, piece in self._owned:
+        for index, piece in owned:
             value, length = pieces.pop((index, piece)), prod(piece.shape)
             if index not in matrices:
                 matrices[index] = torch.empty(self._parts[index].placement.shape, dtype=dtype, device=device())
@@ -112,8 +133,8 @@ class MatrixExchange:
         return matrices
 
     def _exchange_pieces(
-        self, messages: Sequence[Message], values: Mapping[tuple[int, MatrixPiece], Tensor], dtype: torch.dtype
-    ) -> dict[tuple[int, MatrixPiece], Tensor]:
+        self, messages: Sequence[Message], values: Mapping[Piece, Tensor], dtype: torch.dtype
+    ) -> dict[Piece, Tensor]:
         """Send messages and return those to this process, by matrix and piece."""
         if self._ranks == 1:
             return {(message.index, message.piece): values[message.index, message.piece] for message in messages}
@@ -139,15 +160,11 @@ class MatrixExchange:
     ) -> dict[int, Tensor]:
         """Apply `function` to all matrices of one shape at once, and return full tensors by index."""
         batches: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        num_elements: Counter[tuple[int, int]] = Counter()
         for index in matrices:
             part = self._parts[index]
             # Copies of a matrix on several stages must get equal updates, whatever other matrices these stages have.
             is_copied = hasattr(part.parameter, "shared_embedding")
-            shape = part.full_length, part.full_width
-            number = index if is_copied else num_elements[shape] // MAX_BATCH
-            num_elements[shape] += matrices[index].numel()
-            batches[(*shape, is_copied, number)].append(index)
+            batches[part.full_length, part.full_width, index if is_copied else -1].append(index)
         changed: dict[int, Tensor] = {}
         for indices in batches.values():
             separate = [self._separate_matrices(index, matrices[index]) for index in indices]

@@ -64,10 +64,11 @@ class Muon(torch.optim.Optimizer):
             {index: direction for (index, _), direction in zip(held, directions, strict=True)},
             lambda matrices_MRC: orthogonalize(matrices_MRC, self.ns_steps),
         )
-        for index, master in held:
+        for index, update in updates:
+            master = self._matrix_masters[index]
             group = group_of[id(master)]
             master.mul_(1 - group["lr"] * group["weight_decay"])
-            master.add_(updates[index], alpha=-group["lr"] * self._rates[index])
+            master.add_(update, alpha=-group["lr"] * self._rates[index])
 
     def _step_adamw(self, excluded: set[int]) -> None:
         [options] = self._adamw.param_groups[:1]

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from torch import Tensor, nn
 
+from megaptm.config.sections.optimizer import UPDATE_BATCH
 from megaptm.parallel.groups import Ranks, replica_group
 from megaptm.parallel.split import Placement
 
@@ -143,6 +144,18 @@ class TensorPart:
         if self.matrices == 1:
             return torch.linalg.vector_norm(local).square().view(1)
         return self.sum_by_matrix(torch.linalg.vector_norm(self.by_row(local), dim=1).square())
+
+
+def batches_of(sizes: Sequence[int], ranks: int = 1) -> list[range]:
+    """Divide tensors of these sizes, in order, into batches of at most `UPDATE_BATCH` elements for each of `ranks`.
+    Return their indices."""
+    batches, start, total = [], 0, 0
+    for index, size in enumerate(sizes):
+        if index > start and total + size > ranks * UPDATE_BATCH:
+            batches.append(range(start, index))
+            start, total = index, 0
+        total += size
+    return [*batches, range(start, len(sizes))] if sizes else []
 
 
 def sum_over_ranks(values: Sequence[Tensor], *, sliced: Sequence[bool], divided: bool) -> list[Tensor]:

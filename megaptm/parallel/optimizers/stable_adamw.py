@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from megaptm.parallel.optimizers.part import TensorPart, sum_over_ranks
+from megaptm.parallel.optimizers.part import TensorPart, batches_of, sum_over_ranks
 
 
 class StableAdamW(torch.optim.Optimizer):
@@ -37,28 +37,28 @@ class StableAdamW(torch.optim.Optimizer):
             group["step"] += 1
         settings = self.param_groups[0]
         held = [(part, part.master) for part in self.parts if part.master is not None]
-        # Kernels for all tensors at once: launching one for each would take longer on a GPU than the work.
-        updates = self._compute_updates([master for _, master in held], settings)
+        # Kernels for many tensors at once: launching one for each would take longer on a GPU than the work.
+        batches = [[held[index] for index in batch] for batch in batches_of([master.numel() for _, master in held])]
+        for batch in batches:
+            self._update_means([master for _, master in batch], settings)
         values = [part.sum_squares(None if part.master is None else part.master.grad) for part in self.parts]
         sliced = [part.placement.axis is not None for part in self.parts]
         sums = sum_over_ranks(values, sliced=sliced, divided=self.divided)
-        squares = [sum_M for part, sum_M in zip(self.parts, sums, strict=True) if part.master is not None]
-        for (part, master), update, sum_M in zip(held, updates, squares, strict=True):
-            group = group_of[id(master)]
-            rate_M = group["lr"] / (sum_M / (part.full_length * part.full_width)).sqrt().clamp(min=1.0)
-            update.add_(master, alpha=group["weight_decay"])
-            if part.matrices == 1:
-                update.mul_(rate_M)
-            else:
-                update.copy_(part.in_local_shape(part.by_row(update) * part.expand_to_rows(rate_M)[:, None]))
-        if held:
-            torch._foreach_sub_([master for _, master in held], updates)
+        squares_of = {id(part): sum_M for part, sum_M in zip(self.parts, sums, strict=True)}
+        for batch in batches:
+            updates = self._directions([master for _, master in batch], settings["eps"])
+            for (part, master), update in zip(batch, updates, strict=True):
+                group, mean_M = group_of[id(master)], squares_of[id(part)] / (part.full_length * part.full_width)
+                rate_M = group["lr"] / mean_M.sqrt().clamp(min=1.0)
+                update.add_(master, alpha=group["weight_decay"])
+                if part.matrices == 1:
+                    update.mul_(rate_M)
+                else:
+                    update.copy_(part.in_local_shape(part.by_row(update) * part.expand_to_rows(rate_M)[:, None]))
+            torch._foreach_sub_([master for _, master in batch], updates)
 
-    def _compute_updates(self, masters: list[torch.Tensor], settings: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-        """Return the updates before rate and weight decay. Each gradient is divided by the root of its running mean of
-        squares."""
-        if not masters:
-            return ()
+    def _update_means(self, masters: list[torch.Tensor], settings: dict[str, Any]) -> None:
+        """Update the running means; divide each gradient by the root of its running mean of squares."""
         (beta1, beta2), step, eps = settings["betas"], settings["step"], settings["eps"]
         gradients = [master.grad for master in masters if master.grad is not None]
         for master in masters:
@@ -71,6 +71,12 @@ class StableAdamW(torch.optim.Optimizer):
         torch._foreach_mul_(squares, keep2)
         torch._foreach_addcmul_(squares, gradients, gradients, value=1 - keep2)
         roots = torch._foreach_sqrt(squares)
-        torch._foreach_div_(gradients, torch._foreach_clamp_min(roots, eps))
+        torch._foreach_clamp_min_(roots, eps)
+        torch._foreach_div_(gradients, roots)
+
+    def _directions(self, masters: list[torch.Tensor], eps: float) -> tuple[torch.Tensor, ...]:
+        """Return the updates before rate and weight decay."""
+        means, squares = ([self.state[master][kind] for master in masters] for kind in ("exp_avg", "exp_avg_sq"))
+        roots = torch._foreach_sqrt(squares)
         torch._foreach_add_(roots, eps)
-        return tuple(torch._foreach_div(means, roots))
+        return torch._foreach_div(means, roots)

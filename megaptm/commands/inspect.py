@@ -1,0 +1,64 @@
+"""Command `megaptm inspect`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from megaptm.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from megaptm.config import Config
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1)
+@click.option("--step", type=int, help="Training steps before the samples.  [default: 0, or that of the last change]")
+@click.option("--count", default=3, show_default=True, help="Number of samples to show.")
+@click.option("--split", default="train", show_default=True, help="train or validation.")
+def inspect(config: Path, overrides: tuple[str, ...], step: int | None, count: int, split: str) -> None:
+    """Show samples as a run reads them: inputs with masks, and labels.
+
+    CONFIG is a YAML file or the folder of a run; OVERRIDES are KEY=VALUE.
+
+    \b
+      megaptm inspect configs/gpt2/tiny.yaml
+      megaptm inspect runs/gpt2-tiny --step 200
+      megaptm inspect runs/bert-tiny objective.mask_rate=0.3 --split validation
+    """
+    from rich.panel import Panel
+
+    from megaptm.console import Console
+    from megaptm.run.folder import read_config
+
+    if count < 0:
+        raise UserError(f"--count ({count}) must be 0 or more.")
+    loaded = read_config(config, overrides)
+    first = 0
+    if split == "train":
+        begin = 0 if loaded.data.cursors is None else loaded.data.cursors.step
+        step = begin if step is None else step
+        if step < begin or step < 0:
+            reason = ": the run has other data since that step" if begin else ""
+            raise UserError(f"--step ({step}) must be at least {begin}{reason}.")
+        first = loaded.batch_schedule.first_sample(step)
+    elif step is not None:
+        raise UserError(f"--step ({step}) is for --split train: all validations read the same samples.")
+    for title, text in shown_samples(loaded, split=split, first=first, count=count):
+        Console().print(Panel(text, title=title, title_align="left"))
+
+
+def shown_samples(config: Config, *, split: str, first: int, count: int) -> list[tuple[str, Text]]:
+    """Return titles and texts of samples of a split of a run's corpora."""
+    from data_pipeline.inspection import show_sample
+    from megaptm.run.corpora import RunCorpora
+
+    corpora = RunCorpora(config)
+    mix = corpora.mix(split)
+    numbers = range(first, first + count)
+    return [(f"sample {number:,}", show_sample(mix.sample(number), mix.batch, corpora.tokenizer)) for number in numbers]
