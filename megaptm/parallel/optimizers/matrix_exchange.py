@@ -43,7 +43,7 @@ class Message:
     target: int
 
 
-Piece = tuple[int, MatrixPiece]
+IndexedPiece = tuple[int, MatrixPiece]
 """Index of a matrix, and a piece of it."""
 
 
@@ -51,9 +51,9 @@ Piece = tuple[int, MatrixPiece]
 class ExchangedBatch:
     """Pieces and messages of this process, for matrices that are exchanged at once."""
 
-    own: Sequence[Piece]
+    own: Sequence[IndexedPiece]
     """Pieces of matrices that this process holds."""
-    owned: Sequence[Piece]
+    owned: Sequence[IndexedPiece]
     """Pieces of the matrices that this process changes."""
     gathered: Sequence[Message]
     returned: Sequence[Message]
@@ -113,7 +113,7 @@ class MatrixExchange:
                 yield index, returned[index, piece].view_as(local[index])
 
     def _join_pieces(
-        self, owned: Sequence[Piece], pieces: dict[Piece, Tensor], dtype: torch.dtype
+        self, owned: Sequence[IndexedPiece], pieces: dict[IndexedPiece, Tensor], dtype: torch.dtype
     ) -> dict[int, Tensor]:
         """Return the matrices that this process owns from their pieces, which are removed."""
         matrices: dict[int, Tensor] = {}
@@ -133,8 +133,8 @@ class MatrixExchange:
         return matrices
 
     def _exchange_pieces(
-        self, messages: Sequence[Message], values: Mapping[Piece, Tensor], dtype: torch.dtype
-    ) -> dict[Piece, Tensor]:
+        self, messages: Sequence[Message], values: Mapping[IndexedPiece, Tensor], dtype: torch.dtype
+    ) -> dict[IndexedPiece, Tensor]:
         """Send messages and return those to this process, by matrix and piece."""
         if self._ranks == 1:
             return {(message.index, message.piece): values[message.index, message.piece] for message in messages}
