@@ -8,7 +8,7 @@ from megaptm.check.allocation import check_processes
 from megaptm.check.attention import check_attention
 from megaptm.check.config import check_config
 from megaptm.check.data import check_data
-from megaptm.check.finding import Check, CheckInput, Finding, raise_faults, run_checks
+from megaptm.check.finding import Check, CheckInput, Finding, by_phase, raise_faults, run_checks
 from megaptm.check.memory import check_memory
 from megaptm.check.nodes import check_nodes
 from megaptm.check.resume import check_resume
@@ -21,11 +21,11 @@ from megaptm.check.tracker import check_tracker
 SUBMISSION_CHECKS: list[tuple[str, Check]] = [
     ("config", check_config),
     ("processes", check_processes),
-    ("memory", check_memory),
-    ("data", check_data),
+    ("memory", by_phase(check_memory)),
+    ("data", by_phase(check_data)),
     ("folder", check_run_folder),
     ("run", check_resume),
-    ("time", check_time),
+    ("time", by_phase(check_time)),
     ("slurm", check_slurm),
 ]
 """Checks of `megaptm check` that decide whether the run can start."""
@@ -33,7 +33,7 @@ CHECKS: list[tuple[str, Check]] = [
     *SUBMISSION_CHECKS,
     ("tracker", check_tracker),
     ("software", check_software),
-    ("attention", check_attention),
+    ("attention", by_phase(check_attention)),
     ("nodes", check_nodes),
 ]
 """All checks of `megaptm check`: topic and function."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from megaptm.config import Config
+from megaptm.config.phases import steps_title
+from megaptm.config.read import phase_configs
 from megaptm.errors import UserError
 from megaptm.plan.machine import Machine
 
@@ -84,6 +86,24 @@ def run_checks(checks: Iterable[tuple[str, Check]], case: CheckInput) -> Iterato
             yield from check(case)
         except UserError as error:
             yield Finding(topic, "fault", str(error))
+
+
+def by_phase(check: Check) -> Check:
+    """Return a check of all phases of a run, whose findings name their steps."""
+
+    def check_phases(case: CheckInput) -> Iterator[Finding]:
+        phases = [case.config] if case.config_errors else phase_configs(case.config)
+        if len(phases) == 1:
+            yield from check(case)
+            return
+        for config in phases:
+            try:
+                for finding in check(replace(case, config=config)):
+                    yield replace(finding, message=f"{steps_title(config)}: {finding.message}")
+            except UserError as error:
+                raise UserError(f"{steps_title(config)}: {error}") from None
+
+    return check_phases
 
 
 def number_with_noun(count: int, singular: str, plural: str) -> str:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from megaptm.check.data import with_temporary_cache
 from megaptm.check.finding import CheckInput, Finding
-from megaptm.checkpoint.committed import FOLDER
+from megaptm.checkpoint.committed import FOLDER, newest_step
 from megaptm.config import Config, load_run, resolve
 from megaptm.data import Corpus
 from megaptm.errors import UserError
 from megaptm.run.changes import compare_configs
 from megaptm.run.compatibility import changes_data, compatibility, find_abandoned, refuse_other_model, refuse_other_text
+from megaptm.run.continuation import with_due_phases
 from megaptm.run.corpora import corpus_cache
 from megaptm.run.folder import CONFIG, check_phase, has_checkpoint
 from megaptm.run.submission import SCRIPT, refuse_queued
@@ -35,8 +36,9 @@ def check_resume(case: CheckInput) -> Iterator[Finding]:
     if not (run / FOLDER).is_dir():
         return
     if (run / CONFIG).exists() and has_checkpoint(run):
+        saved = with_due_phases(load_run(run / CONFIG), newest_step(run) or 0)
         with with_temporary_cache(case.config) as config:
-            faults = compare_configs(load_run(run / CONFIG), config, change=case.change).faults
+            faults = compare_configs(saved, config, change=case.change).faults
         yield from (Finding(TOPIC, "fault", fault) for fault in faults)
         if faults:
             return

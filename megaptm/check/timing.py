@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import ceil, isinf
 
 from megaptm.check.finding import CheckInput, Finding
@@ -53,10 +53,11 @@ def check_time(case: CheckInput) -> Iterator[Finding]:
     yield _interval_finding(run_plan)
 
 
-def jobs_needed(run_plan: Plan, limit: float, warning: float) -> int:
-    """Return the number of jobs that the run needs: its duration with failures, over a job's time without start and
-    save."""
-    return max(1, ceil(run_plan.days_with_failures * DAY / _seconds_of_steps(run_plan, limit, warning)))
+def jobs_needed(plans: Sequence[Plan], limit: float, warning: float) -> int:
+    """Return the number of jobs that the phases of a run need: their duration with failures, over a job's time without
+    start and save."""
+    jobs = sum(plan.days_with_failures * DAY / _seconds_of_steps(plan, limit, warning) for plan in plans)
+    return max(1, ceil(jobs))
 
 
 def _seconds_of_steps(run_plan: Plan, limit: float, warning: float) -> float:
@@ -81,7 +82,7 @@ def _job_finding(run_plan: Plan, limit: float, warning: float) -> Finding:
         )
     steps, jobs = (
         max(1, int(left / (step + run_plan.saving.stall / run_plan.failures.every))),
-        jobs_needed(run_plan, limit, warning),
+        jobs_needed([run_plan], limit, warning),
     )
     message = f"a job of {format_seconds(limit)} completes {min(steps, run_plan.steps):,} steps of "
     message += f"{format_seconds(step)}: "

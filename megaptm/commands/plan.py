@@ -67,7 +67,7 @@ def plan(
     of configs/machines.
     """
     from megaptm.plan.machine import load_machine
-    from megaptm.plan.plan import make_plan
+    from megaptm.plan.plan import make_plans, summed_json
 
     described = load_machine(machine)
     layout_overrides: list[str] = []
@@ -76,21 +76,24 @@ def plan(
         layout_overrides = _layout_overrides(run_config)
     else:
         run_config = _load_config(config, overrides, described, nodes)
-    made = make_plan(run_config, described)
-    dry = _run_dry(run_config, made.work, ranks) if dry_run or ranks else None
+    plans = make_plans(run_config, described)
+    dry = _run_dry(run_config, plans[0].work, ranks) if dry_run or ranks else None
     if as_json:
         print_json(
             {
-                **made.to_json(),
+                **(plans[0].to_json() if len(plans) == 1 else summed_json(plans)),
                 **({"overrides": layout_overrides} if search else {}),
                 **({"dry_run": dry.to_json()} if dry else {}),
             }
         )
     else:
         from megaptm.console import Console
-        from megaptm.plan.show import show, show_dry
+        from megaptm.plan.show import show, show_dry, show_phases
 
-        show(made, Console())
+        if len(plans) == 1:
+            show(plans[0], Console())
+        else:
+            show_phases(plans, Console())
         if layout_overrides:
             from shlex import quote
 

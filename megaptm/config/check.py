@@ -15,6 +15,7 @@ from megaptm.config.model_rules import layered_model_errors, model_title, stack_
 from megaptm.config.mup_rules import mup_errors
 from megaptm.config.objective_fit import objective_errors, sequence_lengths
 from megaptm.config.optimizer_rules import decay_errors, update_rule_errors
+from megaptm.config.phases import phase_errors
 from megaptm.config.schedule import tasks_without_samples
 from megaptm.config.schema import Config, Layout, ModelConfig
 from megaptm.config.sections.extensions import used_sections
@@ -43,10 +44,12 @@ def config_errors(config: Config) -> Iterator[str]:
     if isinstance(family := _find_family(config.model), LayerlessFamily):
         yield from (() if unknown else family.config_errors(config))
         all_rules: tuple[Rules, ...] = (
+            phase_errors,
             _extensions_errors,
             _init_errors,
             _precision_errors,
             _data_errors,
+            _mix_ramp_errors,
             _batch_errors,
             _schedule_errors,
             _profile_errors,
@@ -55,10 +58,12 @@ def config_errors(config: Config) -> Iterator[str]:
         )
     else:
         all_rules = (
+            phase_errors,
             *(() if unknown else (_model_errors, _layout_errors, _communication_errors, _extensions_errors)),
             _precision_errors,
             _init_errors,
             _data_errors,
+            _mix_ramp_errors,
             _batch_errors,
             _schedule_errors,
             _profile_errors,
@@ -252,6 +257,24 @@ def _data_errors(config: Config) -> Iterator[str]:
     for name in config.data.size_limits:
         if name not in config.data.mix:
             yield f"data.size_limits ({name}) is not in data.mix; {nearest(name, config.data.mix)}"
+
+
+def _mix_ramp_errors(config: Config) -> Iterator[str]:
+    if (ramp := config.data.mix_ramp) is None:
+        return
+    for name in ramp.initial:
+        if name not in config.data.mix:
+            yield (
+                f"data.mix_ramp.initial ({name}) is not in data.mix: add it there, with a small weight if it should "
+                "vanish."
+            )
+    if not any(ramp.initial.values()):
+        yield "data.mix_ramp.initial needs a weight above 0."
+    if ramp.steps is not None and ramp.steps[0] >= ramp.steps[1]:
+        yield f"data.mix_ramp.steps ({ramp.steps[0]}, {ramp.steps[1]}) must be ascending."
+    with contextlib.suppress(UserError):  # reported by other code
+        if (task := config.built_objective).unit in ("lane", "pairs"):
+            yield f"data.mix_ramp: objective ({task.name}) reads each corpus in equal parts to its end; remove it."
 
 
 def _layout_errors(config: Config) -> Iterator[str]:

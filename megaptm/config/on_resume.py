@@ -28,8 +28,8 @@ RULE_MEANINGS = {
         "([another recipe](configs.md#another-recipe)). A moved corpus needs neither: it has the same id."
     ),
     OnResume.LATER: (
-        "a value that does not affect the steps that are done: other shares and weights of an `objective` from a "
-        "later step on, another schedule for a run of another length "
+        "a value that does not affect the steps that are done: other phases to come, other shares and weights of an "
+        "`objective` from a later step on, another schedule for a run of another length "
         "([longer runs](configs.md#a-longer-run)). Any other value with `--change`."
     ),
     OnResume.ADDED: "more entries; the run returns to a checkpoint before the first of them.",
@@ -94,6 +94,7 @@ RESUME_RULES = {
     "checkpoint": OnResume.YES,
     "track": OnResume.YES,
     "callbacks": OnResume.YES,
+    "phases": OnResume.LATER,
     **{f"{key}.{name}": OnResume.MOVED for key, section in extension_sections().items() for name in section.moved},
 }
 """Rules for changing config keys and sections on resume. Unlisted keys have `OnResume.NEVER`."""

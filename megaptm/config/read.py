@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,15 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from megaptm.config.changes import find_changes, with_past
 from megaptm.config.check import config_errors, model_errors
 from megaptm.config.cut import with_cut
 from megaptm.config.device_layouts import device_errors, select_layout, with_all_devices, without_stale_cut
 from megaptm.config.errors import error_messages
 from megaptm.config.model import model_spec, with_resolved_model
-from megaptm.config.schedule import with_limited_warmup
-from megaptm.config.schema import Config, DeviceLayout, ModelSection
+from megaptm.config.phases import UNTIL, Phase, first_layers, phases_after, with_ramp_steps
+from megaptm.config.schedule import with_initial_warmup, with_limited_warmup
+from megaptm.config.schema import Config, DeviceLayout, Layout, ModelSection
 from megaptm.config.sections.extensions import extension_sections, used_sections
 from megaptm.config.shipped import find_config, find_shipped
 from megaptm.config.yamls import ConfigLayer, YamlDumper, read_file, read_mapping, read_override
@@ -31,13 +33,17 @@ MAX_MESSAGES = 20
 """Maximum number of mistakes reported for one config."""
 # Replaced as a unit instead of merged: a config with its own corpora or tasks does not want its parent's as well, and
 # layouts belong to one model. An override of a key inside one changes only that key.
-REPLACED_KEYS = frozenset({"data.mix", "data.size_limits", "layouts", "objective"}) | {
+REPLACED_KEYS = frozenset({"data.mix", "data.mix_ramp", "data.size_limits", "layouts", "objective"}) | {
     f"{key}.{name}" for key, section in extension_sections().items() for name in section.replaced
 }
 SHORTHANDS = {"checkpoint.keep": "last"}
 """Section that may be a number -> the key that the number sets; the other keys keep their values."""
 AUTO = "auto"
 """Value of `layout` in a config that requests the planner's layout."""
+AUTO_PHASES = (
+    "layout (auto) is planned for runs without phases: set a layout, and `layout` or `layouts` in phases that need "
+    "another one."
+)
 PYTHON_CONFIG = "the given config"
 """Text that stands for the path of a config in error messages if it was given as a Python mapping."""
 
@@ -104,9 +110,10 @@ class UncheckedConfig:
     @property
     def values(self) -> dict[str, Any]:
         """Return the values of the config after all files and overrides are merged."""
-        values: dict[str, Any] = {}
-        for layer in chain.from_iterable(self.levels):
-            values = _merge_values(values, layer.values, key=layer.key)
+        values = _merge_layers({}, chain.from_iterable(self.levels))
+        if first := first_layers(values):  # the config itself is the first phase
+            until = {key: value for key, value in values["phases"][0].items() if key == UNTIL}
+            values = {**_merge_layers(values, first), "phases": [until, *values["phases"][1:]]}
         return values
 
     @property
@@ -122,7 +129,18 @@ class UncheckedConfig:
         return value is not None
 
     def draft(self) -> Draft:
-        """Return the config with all of its mistakes."""
+        """Return the config with all of its mistakes, and those of the first later phase that has any."""
+        draft = self._draft_phase(start=None)
+        if draft.config is None or draft.mistakes:
+            return draft
+        if self.plans_layout and draft.config.phases:
+            return replace(draft, mistakes=(AUTO_PHASES,))
+        mistakes = next((later.mistakes for _, later in _draft_phases(draft.config) if later.mistakes), ())
+        return replace(draft, mistakes=tuple(mistakes))
+
+    def _draft_phase(self, *, start: int | None, processes: int | None = None) -> Draft:
+        """Return the config of one phase with its mistakes. `start`: step at which it begins; None: as the config
+        says. `processes`: number of those of the run."""
         values, origins = self.values, dict[str, str]()
         for layer in chain.from_iterable(self.levels):
             origins.update(layer.origins)
@@ -135,9 +153,10 @@ class UncheckedConfig:
                 config, devices = self._validate_values(_without_unknown(values, error))
             except ValidationError:
                 return Draft(None, tuple(mistakes))
+        devices = devices or processes
         for section in used_sections(config):
             config = section.with_filled_values(config)
-        config = with_limited_warmup(config)
+        config = with_ramp_steps(with_limited_warmup(config), config.train.phase_start if start is None else start)
         unfit = list(device_errors(config, devices)) if devices is not None else []
         if devices is not None and not unfit:
             config = with_all_devices(config, devices)
@@ -159,9 +178,27 @@ class UncheckedConfig:
             DeviceLayout.model_validate({key: values[key] for key in DeviceLayout.model_fields if key in values})
             values = {key: value for key, value in values.items() if key not in (*DeviceLayout.model_fields, "layout")}
             return Config.model_validate(values), None
+        values = self._with_phase_layouts(values)
         if not DeviceLayout.model_fields.keys().isdisjoint(values):
             values, devices = select_layout(values, self.levels)
         return Config.model_validate(without_stale_cut(values, self.levels)), devices
+
+    def _with_phase_layouts(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the values with the layout of each later phase in place of its `layouts`. The number of data ranks
+        follows from that of devices."""
+        phases = values.get("phases")
+        if not isinstance(phases, list) or not any(isinstance(phase, dict) and "layouts" in phase for phase in phases):
+            return values
+        merged, written = values, []
+        for phase in phases:
+            layers = first_layers({"phases": [phase]})
+            merged = _merge_layers(merged, layers)
+            if "layouts" in phase:
+                chosen = select_layout(merged, (*self.levels, layers))[0].get("layout", {})
+                layout = Layout.model_validate(chosen).model_dump(exclude={"data"})
+                phase = {key: value for key, value in phase.items() if key != "layouts"} | {"layout": layout}
+            written.append(phase)
+        return {**values, "phases": written}
 
     @property
     def plans_layout(self) -> bool:
@@ -184,6 +221,49 @@ class UncheckedConfig:
         if draft.config is None or draft.mistakes:
             raise _joined_error(draft.mistakes)
         return draft.config
+
+
+def enter_phase(config: Config, phase: Phase) -> Draft:
+    """Return the config from the first step of a phase of its run on, as if the changes were typed there."""
+    values = _written_values(config, config.model_dump(mode="json"))
+    if "layout.data" not in phase.changes:
+        del values["layout"]["data"]
+    written = UncheckedConfig(Path(phase.title), ((ConfigLayer(values, {}),), phase.layers))
+    draft = written._draft_phase(start=phase.start, processes=config.layout.processes)
+    if draft.config is None or draft.mistakes:
+        return replace(
+            draft,
+            mistakes=tuple(f"{phase.title}: {mistake.removeprefix(f'{phase.title}: ')}" for mistake in draft.mistakes),
+        )
+    entered = draft.config
+    if entered.optimizer.max_warmup_ratio is not None:
+        entered = with_initial_warmup(entered, config)
+    entered = with_past(config, entered, phase.start, accepts=True)
+    entered = entered.model_copy(update={"train": entered.train.model_copy(update={"phase_start": phase.start})})
+    return Draft(
+        entered,
+        tuple(
+            f"{phase.title}: {change.key} is {change.now}, was {change.before}, and cannot change{change.note}: remove "
+            "it there, or set it for the whole run."
+            for change in find_changes(config, entered, phase.start)
+            if not change.may_change
+        ),
+    )
+
+
+def _draft_phases(config: Config) -> Iterator[tuple[Phase, Draft]]:
+    """Yield the later phases of a run, each with its config. None follows one with mistakes."""
+    for phase in phases_after(config, config.train.phase_start):
+        draft = enter_phase(config, phase)
+        yield phase, draft
+        if draft.config is None or draft.mistakes:
+            return
+        config = draft.config
+
+
+def phase_configs(config: Config) -> list[Config]:
+    """Return the config of the present phase of a run, and of each later one."""
+    return [config, *(draft.config for _, draft in _draft_phases(config) if draft.config is not None)]
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -285,6 +365,12 @@ def _pop_parent(layer: ConfigLayer, where: str) -> str | None:
     if not isinstance(parent, str):
         raise UserError(f"{layer.origins.get('extends', where)}: extends takes one path, not {parent!r}.")
     return parent
+
+
+def _merge_layers(values: dict[str, Any], layers: Iterable[ConfigLayer]) -> dict[str, Any]:
+    for layer in layers:
+        values = _merge_values(values, layer.values, key=layer.key)
+    return values
 
 
 def _merge_values(base: Any, change: Any, above: tuple[str, ...] = (), *, key: tuple[str, ...] = ()) -> Any:

@@ -19,6 +19,7 @@ from megaptm.config.sections.data import DataConfig
 from megaptm.config.sections.extensions import with_extension_sections
 from megaptm.config.sections.model import ModelConfig, Shape
 from megaptm.config.sections.optimizer import AdafactorConfig, MuonConfig, OptimizerConfig
+from megaptm.config.yamls import with_dotted_keys
 from megaptm.errors import UserError
 from megaptm.families import find_family
 from megaptm.objectives import BaseObjective, build_objective
@@ -402,6 +403,9 @@ class Config(Section):
     callbacks: dict[str, dict[str, Any]] = {}
     """Callbacks that follow the run, as a list of names, `[package.module:NAME]`, or a mapping of names to options
     (docs/callbacks.md)."""
+    phases: list[dict[str, Any]] = []
+    """Phases of the run, as in `[{until: 50_000}, {data.sequence: 8192, optimizer.lr: 3e-4}]`: `until` is the last step
+    of a phase, the other keys have their values from its first step on (docs/recipes.md)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -425,6 +429,21 @@ class Config(Section):
                 "callbacks", "must be a list of `package.module:NAME`, or a mapping of such names to their options"
             )
         return entries
+
+    @field_validator("phases", mode="before")
+    @classmethod
+    def _has_dotted_keys(cls, value: Any) -> Any:
+        """Accept keys of phases in sections, too, and raise one error for an invalid type."""
+        is_valid = isinstance(value, list) and all(
+            isinstance(entry, dict) and all(isinstance(key, str) for key in entry) for entry in value
+        )
+        ends = [entry["until"] for entry in value if entry.get("until") is not None] if is_valid else [0]
+        if not all(type(end) is int and end > 0 for end in ends):
+            raise PydanticCustomError(
+                "phases",
+                "must be a list of phases, as in [{until: 50_000}, {data.sequence: 8192}], with numbers of steps",
+            )
+        return [with_dotted_keys(entry) for entry in value]
 
     @field_validator("objective")
     @classmethod

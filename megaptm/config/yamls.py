@@ -119,11 +119,20 @@ def flatten(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
         # Names of corpora and callbacks contain dots, and an objective is compared as a unit: none is flattened.
-        if isinstance(value, dict) and key not in ("mix", "objective", "callbacks"):
+        if isinstance(value, dict) and key not in ("mix", "initial", "objective", "callbacks"):
             leaves |= flatten(value, f"{above}{key}.")
         else:
             leaves[f"{above}{key}"] = value
     return leaves
+
+
+def with_dotted_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of config sections by dotted key: `{"train": {"steps": 3}}` -> `{"train.steps": 3}`."""
+    keys: dict[str, Any] = {}
+    for name, value in values.items():
+        is_section = isinstance(value, dict) and "." not in name and name not in ("objective", "layouts")
+        keys |= {f"{name}.{key}": entry for key, entry in value.items()} if is_section else {name: value}
+    return keys
 
 
 def format_override(key: str, value: Any) -> str:

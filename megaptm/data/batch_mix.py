@@ -37,7 +37,7 @@ class BatchMix(Mix):
     def _quotas(self, step: int) -> list[int]:
         shares, quotas = task_shares(self.sources, step), np.zeros(len(self.sources), dtype=np.int64)
         batches = divide_by_shares(np.array([*shares.values()]), BATCHES)
-        shares_of_corpora = corpus_shares(self.sources)
+        shares_of_corpora = corpus_shares(self.sources, step)
         for (label, share), own, number in zip(shares.items(), self._sources_of_task, batches, strict=True):
             if share and not number:
                 raise UserError(

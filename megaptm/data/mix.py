@@ -16,6 +16,7 @@ from megaptm.data.order import Order
 from megaptm.data.seeds import generator
 from megaptm.errors import UserError
 from megaptm.objectives import Task
+from megaptm.objectives.composed import StepValue
 from megaptm.objectives.objective import BaseObjective, Sample, SampleContext, has_plugin
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import is_builtin, plugin_error
@@ -23,6 +24,10 @@ from megaptm.plugins import is_builtin, plugin_error
 BLOCK = 100_000
 """Number of samples per block of a mix. Each corpus has exactly its share of each block, so weights are rounded to
 multiples of 1 / BLOCK."""
+
+
+RAMP_STAGES = 100
+"""Number of equal stages in which weights of corpora move linearly."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +46,8 @@ class MixSource:
     name: str
     corpus: str
     order: Order
-    weight: float
-    """Weight of the corpus, in tokens."""
+    weight: StepValue
+    """Weight of the corpus, in tokens, by step."""
     task: Task
 
     @property
@@ -136,7 +141,7 @@ class Mix:
         self._salt = () if start is None else (start.step,)
         """Key of the assignment of samples to sources, which differs between mixes of a run."""
         self._block: LRUCache[tuple[int, int], tuple[np.ndarray, np.ndarray]] = LRUCache(self._assign_block, 2)
-        steps = sorted({step for source in sources for step in source.task.share.steps})
+        steps = sorted({step for source in sources for step in (*source.task.share.steps, *source.weight.steps)})
         if not schedule:
             steps = [step for step in steps if last_step is None or step <= last_step][-1:]
         if start is not None:
@@ -291,14 +296,14 @@ class Mix:
         Shares of tasks count samples. Weights of corpora count tokens within a task: a corpus with shorter samples
         gives more of them.
         """
-        shares = corpus_shares(self.sources)
+        shares = corpus_shares(self.sources, step)
         if len(tasks := task_shares(self.sources, step)) > 1:
             for label, share in tasks.items():
                 own = np.array([source.task.label == label for source in self.sources])
                 shares[own] *= share / shares[own].sum()
         quotas = divide_by_shares(shares, self.block)
         for source, quota, share in zip(self.sources, quotas, shares, strict=True):
-            if share and not quota:
+            if share and not quota and len(source.weight.steps) == 1:
                 label = source.task.label if len(tasks) > 1 else ""
                 setting = f"objective.{label}.share, of {source.corpus}," if label else f"the weight of {source.name}"
                 raise UserError(f"data.mix: {setting} is less than one sample in {BLOCK:,}: raise it, or remove it.")
@@ -310,12 +315,24 @@ def task_shares(sources: Sequence[MixSource], step: int) -> dict[str, float]:
     return {source.task.label: source.task.share.at(step) for source in sources}
 
 
-def corpus_shares(sources: Sequence[MixSource]) -> np.ndarray:
-    """Return the relative number of samples of each source of a mix within its task."""
+def linear_weight(initial: float, final: float, begin: int, end: int) -> StepValue:
+    """Return a weight that is `initial` at step `begin`, `final` from step `end` on, and in between the mean of each of
+    a hundred equal stages."""
+    stages = min(RAMP_STAGES, end - begin)
+    steps = [begin + (end - begin) * stage // stages for stage in range(stages)]
+    values = [initial + (final - initial) * (stage + 0.5) / stages for stage in range(stages)]
+    before = [(0, initial)] if begin else []
+    pairs = [*before, *zip(steps, values, strict=True), (end, final)]
+    return StepValue(tuple(step for step, _ in pairs), tuple(value for _, value in pairs))
+
+
+def corpus_shares(sources: Sequence[MixSource], step: int) -> np.ndarray:
+    """Return the relative number of samples of each source of a mix within its task, from a step on."""
     per_sample = [source.order.corpus.split(source.order.split).tokens / source.order.per_epoch for source in sources]
-    weights = [source.weight for source in sources]
+    weights = [source.weight.at(step) for source in sources]
     shares: np.ndarray = np.array(weights, dtype=float) / per_sample
-    if not (np.isfinite(shares).all() and (shares > 0).all()):
+    may_vanish = np.array([len(source.weight.steps) > 1 for source in sources])
+    if not (np.isfinite(shares) & ((shares > 0) | (may_vanish & (shares == 0)))).all():
         raise UserError(f"data.mix: weights must be positive numbers, not {weights}.")
     return shares
 

@@ -12,7 +12,7 @@ from megaptm.batch_schedule import BatchSchedule
 from megaptm.data.batch_mix import BatchMix
 from megaptm.data.lane_mix import LaneMix, assign_lanes
 from megaptm.data.lane_order import BothEndsOrder, LaneOrder
-from megaptm.data.mix import Mix, MixSource, ReadCursors
+from megaptm.data.mix import Mix, MixSource, ReadCursors, linear_weight
 from megaptm.data.order import WINDOW, Order, check_annotations
 from megaptm.data.sentence_group_order import SentenceGroupOrder
 from megaptm.data.shards import Corpus, Verify
@@ -20,7 +20,7 @@ from megaptm.data.stream_order import DocumentOrder, NeighborReader, StreamOrder
 from megaptm.data.token_types import find_token_type
 from megaptm.errors import UserError
 from megaptm.objectives import Task, build_objective
-from megaptm.objectives.composed import tasks_of
+from megaptm.objectives.composed import StepValue, tasks_of
 from megaptm.objectives.objective import GROUP_UNITS, BaseObjective, Objective, SampleObjective
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import load_plugin
@@ -47,6 +47,7 @@ def open_mix(
     lanes: int | None = None,
     last_step: int | None = None,
     start: ReadCursors | None = None,
+    mix_ramp: tuple[Mapping[str, float], tuple[int, int]] | None = None,
 ) -> Mix:
     """Open corpora (folder or URL -> weight, in tokens) as a mix, and check that they can be trained on together.
 
@@ -59,6 +60,7 @@ def open_mix(
       which is limited by `size_limits`.
     - `dupe_factor`: epochs after which the same sequences repeat with the same noise.
     - `start`: where the mix continues that of an earlier config of the run.
+    - `mix_ramp`: weights that move linearly to those of `mix`, and the steps where that begins and ends.
     - `lanes`: sequences of a batch, for objectives whose sequences continue from batch to batch. Default: one per
       corpus.
     """
@@ -84,11 +86,19 @@ def open_mix(
         for corpus in corpora.values():
             corpus.check(split, "size")
     limits = size_limits or {}
-    weights = {
-        name: weight
-        if size_exponent is None
-        else _examples_proportional_weight(corpora[name], weight, size_exponent, limits.get(name))
-        for name, weight in mix.items()
+
+    def token_weight(name: str, weight: float) -> float:
+        if size_exponent is None:
+            return weight
+        return _examples_proportional_weight(corpora[name], weight, size_exponent, limits.get(name))
+
+    weights = {name: token_weight(name, weight) for name, weight in mix.items()}
+    initial, ramp_steps = mix_ramp or (mix, None)
+    by_step = {
+        name: StepValue((0,), (weight,))
+        if ramp_steps is None
+        else linear_weight(token_weight(name, initial.get(name, 0.0)), weight, *ramp_steps)
+        for name, weight in weights.items()
     }
     for name, corpus in corpora.items():
         for task in tasks:
@@ -106,7 +116,7 @@ def open_mix(
         # Each task reads the text in its own order.
         label = task.label if len(tasks) > 1 else ""
         options: dict[str, Any] = {"label": label, "seed": seed, "verify": verify, "window": window}
-        for (name, corpus), weight in zip(corpora.items(), weights.values(), strict=True):
+        for (name, corpus), weight in zip(corpora.items(), by_step.values(), strict=True):
             if task.corpora and name not in task.corpora:
                 continue
             own = task.objective.for_corpus(corpus.manifest.fields)

@@ -149,7 +149,6 @@ def _launch_here(config: Config, *, change: bool) -> int:
                     command,
                     processes=config.layout.processes,
                     run=run,
-                    environment=config_variables(config),
                     threads=config.train.threads,
                     hang_seconds=config.train.hang_seconds,
                     data_timeout=config.data.timeout_seconds,
@@ -243,7 +242,8 @@ def _launch_once(
     watchdog = Watchdog(
         beats, range(processes), limits=Limits(hang_seconds=hang_seconds, data_timeout=data_timeout)
     ).clear()
-    variables = {**(environment or {}), VARIABLE: str(watchdog.folder)}
+    # After a phase has begun, a start has another config than the one before.
+    variables = {**config_variables(run), **(environment or {}), VARIABLE: str(watchdog.folder)}
     with forward_signals(workers.forward):
         try:
             workers.start(rank_environments(range(processes), rendezvous, variables, threads=threads), listener)

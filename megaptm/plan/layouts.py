@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from megaptm.config import UncheckedConfig, load
 from megaptm.families import CATALOGUE
 from megaptm.plan.machine import FOLDER, load_machine
-from megaptm.plan.plan import Plan, make_plan
+from megaptm.plan.plan import Plan, make_plan, make_plans
 
 MACHINE = "a100-80g"
 HEAD = ("config", "devices", "data", "tensor", "stages", "rows", "GiB", "s a step", "MFU", "days")
@@ -20,7 +20,9 @@ def shipped_plans() -> Iterator[tuple[str, Plan]]:
         paths = [path for path in (FOLDER.parent / family).glob("*.yaml") if path.stem != "tiny"]
         for path in sorted(paths, key=lambda path: (make_plan(load(path), machine).parameters, path.stem)):
             for devices in UncheckedConfig.read(path).offered_devices:
-                yield f"{family}/{path.stem}", make_plan(load(path, [f"devices={devices}"]), machine)
+                plans = make_plans(load(path, [f"devices={devices}"]), machine)
+                for plan in plans:
+                    yield f"{family}/{path.stem}{f', {plan.steps_title}' if len(plans) > 1 else ''}", plan
 
 
 def markdown() -> str:

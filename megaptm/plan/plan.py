@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
 from megaptm.config import Config
+from megaptm.config.phases import phase_end, steps_title
+from megaptm.config.read import phase_configs
 from megaptm.plan.count import count_parameters
 from megaptm.plan.failures import DAY, FailureCosts, estimate_failures
 from megaptm.plan.machine import Machine
@@ -30,6 +33,8 @@ class Plan:
     memory: list[Memory]
     """Planned memory of a rank of each stage."""
     step: StepTime
+    steps_title: str
+    """Steps of this phase of the run, counted from 1."""
     steps: int
     """Number of steps of this phase of the run."""
     samples: int
@@ -122,15 +127,16 @@ class Plan:
 
 
 def make_plan(config: Config, machine: Machine) -> Plan:
-    """Return the plan of a checked config, on as many of these machines as its layout needs."""
+    """Return the plan of the present phase of a checked config, on as many of these machines as its layout needs."""
     work = make_workload(config)
     timed = estimate_step(machine, work)
     nodes = ceil(work.layout.processes / machine.devices)
     parameters = count_parameters(work.spec, with_heads=True)
-    train, batches = config.train, config.batch_schedule
+    start, batches = config.train.phase_start, config.batch_schedule
+    end = phase_end(config, start)
     seconds = sum(
         number * (timed if size == work.batch else estimate_step(machine, replace(work, batch=size))).seconds
-        for size, number in batches.sizes(train.phase_start, train.steps).items()
+        for size, number in batches.sizes(start, end).items()
     )
     saved = estimate_checkpoint_cost(config, machine, parameters)
     return Plan(
@@ -143,11 +149,29 @@ def make_plan(config: Config, machine: Machine) -> Plan:
         and work.spec.vocabulary == work.spec.family.tokenizer.vocabulary,
         memory=estimate_memory(work),
         step=timed,
-        steps=train.steps - train.phase_start,
-        samples=batches.num_trained(train.steps) - batches.num_trained(train.phase_start),
+        steps_title=steps_title(config),
+        steps=end - start,
+        samples=batches.num_trained(end) - batches.num_trained(start),
         seconds=seconds,
         saving=saved,
         failures=estimate_failures(
             machine, saved, nodes=nodes, step_seconds=timed.seconds, seconds=seconds, config=config.checkpoint
         ),
     )
+
+
+def make_plans(config: Config, machine: Machine) -> list[Plan]:
+    """Return the plan of each phase of a run, from the present one on."""
+    return [make_plan(phase, machine) for phase in phase_configs(config)]
+
+
+def summed_json(plans: Sequence[Plan]) -> dict[str, Any]:
+    """Return the plans of all phases of a run as JSON values, and their sums."""
+    phases = [{"title": plan.steps_title, **plan.to_json()} for plan in plans]
+    return {
+        "fits": all(plan.fits for plan in plans),
+        "tokens": sum(plan.tokens for plan in plans),
+        "flops": sum(phase["flops"] for phase in phases),
+        "run": {key: sum(phase["run"][key] for phase in phases) for key in phases[0]["run"]},
+        "phases": phases,
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -38,6 +38,26 @@ def show(plan: Plan, console: Console) -> None:
     _print_memory(plan, console)
     _print_step(plan, console)
     _print_run(plan, console)
+
+
+def show_phases(plans: Sequence[Plan], console: Console) -> None:
+    """Print the plan of each phase of a run, and their sums."""
+    for plan in plans:
+        console.print(Text(f"Phase of {plan.steps_title}", style="bold underline"))
+        show(plan, console)
+        console.print()
+    table = Table(title="All phases", title_justify="left", box=None, pad_edge=False)
+    for name in ("", "tokens", "a step", "memory", "with failures", "device hours"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for plan in plans:
+        share = plan.memory[plan.fullest_stage].total / plan.machine.usable_bytes
+        memory = f"{share:.0%}{'' if plan.fits else ', DOES NOT FIT'}"
+        time, hours = format_days(plan.days_with_failures), f"{plan.device_hours:,.0f}"
+        table.add_row(plan.steps_title, f"{plan.tokens:.3g}", format_seconds(plan.step.seconds), memory, time, hours)
+    tokens, days = sum(plan.tokens for plan in plans), sum(plan.days_with_failures for plan in plans)
+    hours = f"{sum(plan.device_hours for plan in plans):,.0f}"
+    table.add_row("together", f"{tokens:.3g}", "", "", format_days(days), hours, style="bold")
+    console.print(table)
 
 
 def format_layout(layout: Layout) -> str:

@@ -143,8 +143,10 @@ class Heartbeat:
             self.enter("between")
 
     def set_step(self, step: int) -> None:
-        """Set the number of finished steps in the heartbeat, when a run resumes from a checkpoint."""
+        """Set the number of finished steps in the heartbeat, when a run resumes from a checkpoint or a phase begins.
+        The next step may take as long as a first one."""
         self._steps = step
+        self._durations.clear()
 
     def _beat_until_stopped(self) -> None:
         stacks_written = False

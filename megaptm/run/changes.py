@@ -11,14 +11,13 @@ from typing import Any
 
 from megaptm.checkpoint.committed import read_newest_state
 from megaptm.config import Config
+from megaptm.config.changes import ConfigChange, accepts_changes, find_changes
 from megaptm.config.extension import SCHEDULE_KEYS, RateJump, rate_jump, schedule_choices
 from megaptm.config.learning_rate import learning_rate_at
-from megaptm.config.on_resume import OnResume, keys_with_rule, resume_rule
-from megaptm.config.yamls import flatten
+from megaptm.config.on_resume import OnResume, keys_with_rule
 from megaptm.data import Corpus
 from megaptm.errors import UserError
-from megaptm.families import find_family
-from megaptm.objectives.compose import is_continuation, map_files, named_files
+from megaptm.objectives.compose import map_files, named_files
 from megaptm.resilience.events import (
     BackEvent,
     BranchEvent,
@@ -32,7 +31,6 @@ from megaptm.resilience.events import (
 )
 from megaptm.run.compatibility import content_hash
 from megaptm.run.corpora import corpus_cache
-from megaptm.spec import LayerlessFamily
 from megaptm.storage import Cache
 
 ALLOWED = (
@@ -41,28 +39,9 @@ ALLOWED = (
 )
 
 
-PACED = ("inverse", "halving")
-"""Learning rate decays for which `decay_steps` is a time constant, not an end. Changing it would change the schedule
-from the start."""
 SIDES = ("before", "after")
 CONSEQUENCE = "train.phase_start"
 """Key that `--change` itself sets to the step of the change, so it is not reported."""
-
-
-@dataclass(frozen=True)
-class ConfigChange:
-    """Config key of a continued run whose new value alters the run."""
-
-    key: str
-    before: Any
-    now: Any
-    may_change: bool
-    """Whether `--change` accepts the new value."""
-    note: str = ""
-    """Note about allowed changes of the config key."""
-
-    def __str__(self) -> str:
-        return f"{self.key} is {self.now}, was {self.before}{self.note}"
 
 
 @dataclass(frozen=True)
@@ -154,75 +133,10 @@ def compare_configs(
     return ConfigComparison(config.run, events=tuple(events))
 
 
-def accepts_changes(previous: Config, config: Config, *, change: bool) -> bool:
-    """Whether a config may alter the run that it continues."""
-    return change or config.train.phase_start == previous.train.steps
-
-
 def _schedule_event(previous: Config, config: Config, done: int) -> ScheduleEvent:
     before, after = (dict(zip(SCHEDULE_KEYS, _schedule_values(version), strict=True)) for version in (previous, config))
     rates = learning_rate_at(previous, done), learning_rate_at(config, done)
     return ScheduleEvent(step=done, before=before, after=after, rate_before=rates[0], rate_after=rates[1])
-
-
-def find_changes(previous: Config, config: Config, done: int) -> Iterator[ConfigChange]:
-    """Yield the keys of a config whose values alter the run that it continues after `done` steps."""
-    before, now = flatten(previous.model_dump()), flatten(config.model_dump())
-    for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key), now.get(key)
-        if key == "run" or _is_equal(old, new):
-            continue
-        rule, note = resume_rule(key), ""
-        match rule:
-            case OnResume.YES:
-                continue
-            case OnResume.MOVED if old and new:  # compared by hash when the checkpoint is loaded
-                continue
-            case OnResume.ADDED:
-                if new and int(key.rpartition(".")[2]) >= config.train.phase_start:
-                    continue  # the run goes back to an earlier checkpoint
-                note = f" (entries may be added, from step {config.train.phase_start:,} on)"
-            case OnResume.LATER if key == "objective":
-                if is_continuation(previous.objective, config.objective, done):
-                    continue
-                note = f" (shares and weights from step {done} on may change)"
-            case OnResume.LATER if key == "optimizer.restarts":
-                if _steps_before(old or (), done) == _steps_before(new or (), done):
-                    continue
-                note = f" (steps from {done} on may change)"
-            case OnResume.LATER if key == "optimizer.decay_steps" and config.optimizer.decay not in PACED:
-                continue  # `rate_jump` checks its effect on the learning rate
-            case OnResume.CHANGE if key.startswith("train.ramp") and previous.train.batch != config.train.batch:
-                continue  # follows from train.batch
-            case OnResume.CHANGE if key == "data.mix":
-                note = " (a moved corpus is recognized by the id in its manifest)"
-            case _:
-                pass
-        may_change = rule in (OnResume.CHANGE, OnResume.LATER)
-        if may_change and (reason := _reason_against(key, previous, config)):
-            may_change, note = False, f" ({reason})"
-        yield ConfigChange(key, old, new, may_change, note)
-
-
-def _reason_against(key: str, previous: Config, config: Config) -> str:
-    """Return why `--change` does not accept another value of a key in this run; empty if it does."""
-    objectives = previous.built_objective, config.built_objective
-    if isinstance(find_family(config.model.family), LayerlessFamily):
-        return "runs of word vectors have one recipe"
-    if objectives[0].unit == "lane" and is_data_key(key):
-        return f"the sequences of {objectives[0].name} continue from step to step"
-    if key == "objective" and {*objectives[0].losses} != {*objectives[1].losses}:
-        return f"the losses must stay {', '.join(objectives[0].losses)}, because the heads of the model belong to them"
-    return ""
-
-
-def is_data_key(key: str) -> bool:
-    """Whether a config key determines which samples the steps read, or their number."""
-    return key.startswith(("data.", "train.batch", "train.ramp", "objective")) or key == "train.seed"
-
-
-def _steps_before(steps: Iterable[int], done: int) -> list[int]:
-    return [step for step in steps if step < done]
 
 
 def _schedule_values(config: Config) -> tuple[int, int | None, list[int]]:
@@ -299,19 +213,16 @@ def replace_paths(config: Config, moved: Mapping[str, str]) -> Config:
         return config
     data = config.data
     objective = config.objective
-    update = {
+    update: dict[str, Any] = {
         "mix": {moved.get(corpus, corpus): weight for corpus, weight in data.mix.items()},
         "size_limits": {moved.get(corpus, corpus): limit for corpus, limit in data.size_limits.items()},
     }
+    if (ramp := data.mix_ramp) is not None:
+        initial = {moved.get(corpus, corpus): weight for corpus, weight in ramp.initial.items()}
+        update["mix_ramp"] = ramp.model_copy(update={"initial": initial})
     if not isinstance(objective, str):
         objective = map_files(objective, lambda path: moved.get(path, path))
     return config.model_copy(update={"data": data.model_copy(update=update), "objective": objective})
-
-
-def _is_equal(old: Any, new: Any) -> bool:
-    """Whether two config values are equal, including the order of keys, which affects the assignment of samples to
-    corpora and tasks."""
-    return old == new and (not isinstance(old, dict) or [*old] == [*new])
 
 
 def recorded_changes(events: Iterable[Mapping[str, Any]]) -> dict[int, str]:

@@ -8,10 +8,12 @@ from pydantic import ValidationError
 
 from megaptm.checkpoint.committed import newest_step, read_newest_state
 from megaptm.config import Config
-from megaptm.config.schema import RampConfig
+from megaptm.config.changes import accepts_changes, find_changes, is_data_change, with_past
+from megaptm.config.phases import phases_after
+from megaptm.config.read import enter_phase
 from megaptm.config.sections.data import CursorsConfig
 from megaptm.errors import UserError
-from megaptm.run.changes import accepts_changes, find_changes, find_moved, is_data_key, replace_paths
+from megaptm.run.changes import find_moved, replace_paths
 
 
 def continue_config(previous: Config, config: Config, *, change: bool) -> Config:
@@ -25,9 +27,10 @@ def continue_config(previous: Config, config: Config, *, change: bool) -> Config
     done = newest_step(run) or 0
     if not done:
         return config
+    previous, config = with_due_phases(previous, done), with_due_phases(config, done)
     previous = replace_paths(previous, find_moved(previous, config))
     accepts = accepts_changes(previous, config, change=change)
-    config = _with_past(previous, config, done, accepts=accepts)
+    config = with_past(previous, config, done, accepts=accepts)
     if not accepts or done >= config.train.steps:
         return config
     changes = [each.key for each in find_changes(previous, config, done) if each.may_change]
@@ -36,23 +39,29 @@ def continue_config(previous: Config, config: Config, *, change: bool) -> Config
     data, train = config.data, config.train
     if train.phase_start <= previous.train.phase_start:
         train = train.model_copy(update={"phase_start": done})
-    if any(is_data_key(key) and not key.startswith(("train.batch", "train.ramp")) for key in changes):
+    if any(map(is_data_change, changes)):
         data = data.model_copy(update={"cursors": _read_cursors(run, done)})
     return config.model_copy(update={"data": data, "train": train})
 
 
-def _with_past(previous: Config, config: Config, done: int, *, accepts: bool) -> Config:
-    """Return the config with the phase, read position and batch sizes of the run so far."""
-    train = config.train
-    if train.phase_start < previous.train.phase_start:
-        train = train.model_copy(update={"phase_start": previous.train.phase_start})
-    sizes = config.batch_schedule.changes_after(previous.batch_schedule, done)
-    if sizes == previous.batch_schedule.changes:
-        train = train.model_copy(update={"batch": previous.train.batch, "ramp": previous.train.ramp})
-    elif accepts and sizes != config.batch_schedule.changes:
-        train = train.model_copy(update={"ramp": RampConfig(steps=sizes)})
-    data = config.data.model_copy(update={"cursors": previous.data.cursors})
-    return config.model_copy(update={"train": train, "data": data})
+def with_due_phases(config: Config, done: int) -> Config:
+    """Return the config with the phases that have begun within `done` steps, the last of which may begin now.
+
+    In the config of a run it is a change of this step, which `continue_config` describes. In a config that continues
+    one, only the values matter: its other phases began earlier.
+    """
+    for phase in phases_after(config, config.train.phase_start):
+        if phase.start > done:
+            break
+        draft = enter_phase(config, phase)
+        if draft.config is None or draft.mistakes:
+            raise UserError(draft.mistakes[0])
+        data_changes = any(is_data_change(each.key) for each in find_changes(config, draft.config, phase.start))
+        config = draft.config
+        if data_changes and phase.start == done:
+            data = config.data.model_copy(update={"cursors": _read_cursors(Path(config.run), done)})
+            config = config.model_copy(update={"data": data})
+    return config
 
 
 def _read_cursors(run: Path, step: int) -> CursorsConfig:

@@ -128,6 +128,7 @@ class RunCorpora:
             last_step=self.config.train.steps - 1,
             lanes=self.config.train.batch,
             start=None if cursors is None else ReadCursors(cursors.step, cursors.sample, cursors.read),
+            mix_ramp=None if (ramp := data.mix_ramp) is None or ramp.steps is None else (ramp.initial, ramp.steps),
         )
 
 

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from megaptm.config import Config
+from megaptm.config.read import phase_configs
 from megaptm.data import Mix
 from megaptm.errors import UserError
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.hooks import run_hooks
 from megaptm.run.initial import check_initial
+from megaptm.tokenizers import Tokenizer
 
 
 def check_corpora(config: Config) -> None:
-    """Check the corpora of a run early, for errors that would otherwise occur after all processes have started, or at
-    the first validation."""
+    """Check the corpora of a run and of its later phases early, for errors that would otherwise occur after all
+    processes have started, or at the first validation."""
+    present, *later = phase_configs(config)
+    tokenizer = _check_phase(present)
+    for phase in later:
+        try:
+            if _check_phase(phase).fingerprint != tokenizer.fingerprint:
+                raise UserError(
+                    "data.mix has corpora with another tokenizer than those before: build them with the same one."
+                )
+        except UserError as error:
+            raise UserError(f"phases, after step {phase.train.phase_start:,}: {error}") from None
+
+
+def _check_phase(config: Config) -> Tokenizer:
     corpora = RunCorpora(config)
     for hook in run_hooks(config):
         hook.check(config, corpora.tokenizer)
@@ -20,12 +35,13 @@ def check_corpora(config: Config) -> None:
         check_initial(config, corpora.tokenizer)
     if config.built_objective.unit == "pairs":  # the number of pairs is only known after counting
         corpora.check()
-        return
+        return corpora.tokenizer
     mixes = {split: corpora.mix(split) for split in ("train", "validation")}
     check_epochs(config, mixes["train"])
     mixes["validation"].fresh_batches(config.train.batch)
     for hook in run_hooks(config):
         hook.check_samples(config, mixes)
+    return corpora.tokenizer
 
 
 def check_epochs(config: Config, mix: Mix) -> None:

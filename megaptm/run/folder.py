@@ -39,7 +39,7 @@ from megaptm.resilience.events import (
 from megaptm.resilience.heartbeat import HEARTBEATS
 from megaptm.resilience.lock import LAUNCH_FILE, RunLock
 from megaptm.run.changes import ConfigComparison, compare_configs, find_moved_corpora
-from megaptm.run.continuation import continue_config
+from megaptm.run.continuation import continue_config, with_due_phases
 from megaptm.run.corpora import corpus_cache, corpus_vocabulary
 from megaptm.run.hooks import run_hooks
 from megaptm.run.submission import SCRIPT, SUBMITTED, refuse_queued
@@ -165,11 +165,14 @@ def absolute_paths(config: Config, *, change: bool = False) -> Config:
     mix = {absolute_path(folder): weight for folder, weight in config.data.mix.items()}
     cache = config.data.cache_dir and absolute_path(config.data.cache_dir)
     limits = {absolute_path(folder): documents for folder, documents in config.data.size_limits.items()}
-    data = config.data.model_copy(update={"mix": mix, "size_limits": limits, "cache_dir": cache})
+    if (ramp := config.data.mix_ramp) is not None:
+        ramp = ramp.model_copy(update={"initial": _absolute_value("data.mix_ramp.initial", ramp.initial)})
+    data = config.data.model_copy(update={"mix": mix, "mix_ramp": ramp, "size_limits": limits, "cache_dir": cache})
     objective = config.objective if isinstance(config.objective, str) else map_files(config.objective, absolute_path)
     vectors = config.model.word_vectors and absolute_path(config.model.word_vectors)
     model = config.model.model_copy(update={"word_vectors": vectors})
-    update = {"run": absolute_path(config.run), "model": model, "data": data, "objective": objective}
+    phases = [{key: _absolute_value(key, value) for key, value in phase.items()} for phase in config.phases]
+    update = {"run": absolute_path(config.run), "model": model, "data": data, "objective": objective, "phases": phases}
     if config.train.init_from is not None:
         folder, step = absolute_path(config.train.init_from), config.train.init_step
         if step is None and (previous := _saved_config(Path(config.run))) is not None:
@@ -185,6 +188,15 @@ def absolute_paths(config: Config, *, change: bool = False) -> Config:
     if config.optimizer.max_warmup_ratio is not None:
         config = with_initial_warmup(config, previous)
     return continue_config(previous, config, change=change)
+
+
+def _absolute_value(key: str, value: Any) -> Any:
+    """Return the value of a key of a phase with absolute paths."""
+    if key in ("data.mix", "data.mix_ramp.initial", "data.size_limits") and isinstance(value, dict):
+        return {absolute_path(folder): number for folder, number in value.items()}
+    if key == "data.mix_ramp" and isinstance(value, dict):
+        return value | {"initial": _absolute_value(f"{key}.initial", value.get("initial"))}
+    return map_files(value, absolute_path) if key == "objective" and not isinstance(value, str) else value
 
 
 def _saved_config(run: Path) -> Config | None:
@@ -231,28 +243,45 @@ def prepare(config: Config, *, change: bool = False, attempt: Attempt | None = N
         refuse_queued(run)
     with _folder_errors_as_user_errors(run), RunLock(run, attempt=attempt):
         if (run / CONFIG).exists() and has_checkpoint(run):
-            resumption = compare_configs(load_run(run / CONFIG), config, change=change)
-            resumption.refuse()
             with Events(run) as events:
-                for event in resumption.events:
-                    events.write(event)
-            for line in resumption.describe():
-                print(line, file=sys.stderr, flush=True)
+                previous = enter_due_phases(run, load_run(run / CONFIG), events)
+                resumption = compare_configs(previous, config, change=change)
+                resumption.refuse()
+                _record_changes(resumption, events)
         write_atomically(run / CONFIG, config_to_yaml(config).encode())
     return run
 
 
+def enter_due_phases(run: Path, config: Config, events: Events) -> Config:
+    """Return the config of a run at its newest checkpoint. If a phase begins there, write it to the folder, and the
+    changes to the journal. Only the owner of the run's lock calls this."""
+    done = newest_step(run) or 0
+    entered = with_due_phases(config, done)
+    if entered != config:
+        _record_changes(compare_configs(config, entered, change=True, done=done), events)
+        write_atomically(run / CONFIG, config_to_yaml(entered).encode())
+    return entered
+
+
+def _record_changes(comparison: ConfigComparison, events: Events) -> None:
+    for event in comparison.events:
+        events.write(event)
+    for line in comparison.describe():
+        print(line, file=sys.stderr, flush=True)
+
+
 def find_differences(config: Config) -> ConfigComparison:
     """Compare a config with that of the run that it continues, without changing anything."""
-    previous = _saved_config(Path(config.run))
-    return ConfigComparison(config.run) if previous is None else compare_configs(previous, config)
+    if (previous := _saved_config(Path(config.run))) is None:
+        return ConfigComparison(config.run)
+    return compare_configs(with_due_phases(previous, newest_step(Path(config.run)) or 0), config)
 
 
-def config_variables(config: Config) -> dict[str, str]:
-    """Return the environment variables by which ranks identify the launcher's config."""
+def config_variables(run: Path) -> dict[str, str]:
+    """Return the environment variables by which ranks identify the config that their launcher has prepared."""
     typed = os.environ.get(TYPED_URI)
     return {
-        CONFIG_HASH: hashlib.sha256(config_to_yaml(config).encode()).hexdigest(),
+        CONFIG_HASH: _config_hash(run),
         **({TYPED_URI: typed} if typed else {}),
     }
 
@@ -261,12 +290,16 @@ def refuse_other_config(run: Path) -> None:
     """Raise `UserError` if another command has written its config to the run folder since. This is possible until rank
     0 has the lock."""
     expected = os.environ.get(CONFIG_HASH)
-    written = (run / CONFIG).read_bytes() if (run / CONFIG).exists() else b""
-    if expected and hashlib.sha256(written).hexdigest() != expected:
+    if expected and _config_hash(run) != expected:
         raise UserError(
             f"{run} has the config of another command, which was started at the same time: check whether that command "
             "trains, and start only one at a time."
         )
+
+
+def _config_hash(run: Path) -> str:
+    written = (run / CONFIG).read_bytes() if (run / CONFIG).exists() else b""
+    return hashlib.sha256(written).hexdigest()
 
 
 def check_phase(config: Config) -> None:

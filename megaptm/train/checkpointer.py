@@ -108,8 +108,11 @@ class Checkpointer:
         self.early_stop = EarlyStop(config.train.stop, engine.losses)
         self._background, self._copies = Background(), HostStaging()
 
-    def restore(self) -> int:
-        """Restore the run from the newest undamaged checkpoint, or start it; return the index of the next step."""
+    def restore(self, *, starts_job: bool = True) -> int:
+        """Restore the run from the newest undamaged checkpoint, or start it; return the index of the next step.
+
+        `starts_job`: record that in the journal; False where a phase follows another in the same job.
+        """
         start_time = time.monotonic()
         if self.events:
             self.store.take_over()
@@ -133,7 +136,7 @@ class Checkpointer:
             run_on_all_ranks(lambda: self.engine.restore(checkpoint.reader, step=checkpoint.step))
         else:
             self.engine.fill()
-        if self.events:
+        if self.events and starts_job:
             layout, processes = self.config.layout.model_dump(), self.rank_env.world
             if checkpoint is None:
                 self.events.write(

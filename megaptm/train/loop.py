@@ -59,6 +59,8 @@ class Training:
     """Callbacks of the run, only on rank 0: the report of each step, and those of the user."""
     heartbeat: Heartbeat
     profiler: StepProfiler
+    end: int
+    """Last step of the present phase of the run."""
 
     @property
     def report(self) -> StepReport | None:
@@ -72,17 +74,18 @@ class Training:
             yield
 
 
-def train(run: Training, *, start: int) -> int:
-    """Train from step `start` to the configured end. Return the exit code: 0, or EXIT_CONTINUE after a stop request."""
+def train(run: Training, *, start: int) -> int | None:
+    """Train from step `start` to the end of the phase. Return the exit code: 0, EXIT_CONTINUE after a stop request, or
+    None if another phase follows."""
     config = run.config.train
     if _stops_early(run):
         return 0
-    inputs, read_error = _read_step(run, start) if start < config.steps else (None, None)
+    inputs, read_error = _read_step(run, start) if start < run.end else (None, None)
     if any_rank(isinstance(read_error, StopError)):
         return EXIT_CONTINUE
     if error := _first_user_error(read_error or run.callbacks.take_error()):
         raise error
-    for step in range(start, config.steps):
+    for step in range(start, run.end):
         rate = learning_rate_at(run.config, step, rose=run.checkpointer.held_out.rose)
         assert inputs is not None
         batches, weights = inputs
@@ -98,12 +101,12 @@ def train(run: Training, *, start: int) -> int:
                 _finish_saving(run)
             raise _with_saved_step(step, no_labels, not_saved) from None
         done = step + 1
-        is_last = done == config.steps
+        is_last, ends_phase = done == config.steps, done == run.end
         with run.during("callbacks"):
             run.callbacks.step_end(done, rate, result)
         # Read here, not at the start of the next step: one agreement per step covers all reasons to end the run.
-        inputs, read_error = _read_step(run, done) if not is_last else (None, None)
-        if is_last or (config.validate_every is not None and done % config.validate_every == 0):
+        inputs, read_error = _read_step(run, done) if not ends_phase else (None, None)
+        if ends_phase or (config.validate_every is not None and done % config.validate_every == 0):
             read_error = _validate(run, done, read_error)
         has_failed = read_error is not None or run.callbacks.error is not None
         is_due = run.checkpointer.is_due(done)
@@ -114,22 +117,25 @@ def train(run: Training, *, start: int) -> int:
         if run.profiler.ends(done, stopping=stopping):
             _write_trace(run, done)
         not_saved = None
-        saves = saves or is_last or stopping or wants_save
+        waits = is_last or ends_phase or stopping
+        saves = saves or waits or wants_save
         _check_replicas(run, done, saves=saves)
         if saves:
-            not_saved = _save_checkpoint(run, done, wait=is_last or stopping or not run.config.checkpoint.asynchronous)
+            not_saved = _save_checkpoint(run, done, wait=waits or not run.config.checkpoint.asynchronous)
         else:
             run.checkpointer.advance()
         # Read after the last save, which asks callbacks for their state.
-        if (is_last or stopping) and (error := _first_user_error(read_error or run.callbacks.take_error())):
+        if waits and (error := _first_user_error(read_error or run.callbacks.take_error())):
             raise _with_saved_step(done, error, not_saved)
-        if (is_last or stopping) and not_saved is not None:
+        if waits and not_saved is not None:
             raise UserError(f"the run ends at step {done:,}, which was not saved: {not_saved}; {AFTER_FAILED_SAVE}")
         if stopping and not is_last:
             _report_stop(run, done)
             return EXIT_CONTINUE
         if is_last:
             break
+        if ends_phase:
+            return None
     return 0
 
 

@@ -93,10 +93,18 @@ class StepReport(Callback):
         taken over the run. `peak_flops`: of all devices, if known."""
         self.peak_flops = peak_flops
         self._fence = fence
-        self.run, self.config, self.samples, self.events = run, config, samples, events
+        self.run, self.events = run, events
         self.seconds = SecondsSpent()
         self.tracker = Tracker(run, **config.track.model_dump())
         self.tracker.log_status("RUNNING")
+        self._has_started = False
+        self._screen = _ProgressBar(config.train.steps, start) if sys.stdout.isatty() else _LogLines(config.train.steps)
+        self.begin_phase(config, spec, samples, start=start)
+
+    def begin_phase(self, config: Config, spec: ModelSpec | LayerlessSpec, samples: Samples, *, start: int) -> None:
+        """Record the config of a phase of the run, whose steps follow."""
+        run = self.run
+        self.config, self.samples = config, samples
         changes = {f"change.step-{step}": text for step, text in recorded_changes(read_events(run)).items()}
         self.tracker.log_params(flatten(config.model_dump()) | {"parameters": count_parameters(spec)} | changes)
         self.tracker.log_artifact(run / CONFIG)
@@ -119,10 +127,10 @@ class StepReport(Callback):
             or any(len(schedule.steps) > 1 for schedule in self.objective.weights_by_step.values())
             or len(self.objective.weights_by_step) < len(self.objective.losses)
         )
-        self._has_started, self._since_step, self._since = False, start, SecondsSpent()
+        self._since_step, self._since = start, SecondsSpent(**asdict(self.seconds))
+        self._before_phase = self._since
         self._time_left: TimeLeft | None = None
-        """Set after the first step of the job."""
-        self._screen = _ProgressBar(config.train.steps, start) if sys.stdout.isatty() else _LogLines(config.train.steps)
+        """Set after the first step of the job, or of the phase."""
 
     def on_step_end(self, run: RunState, result: StepResult) -> None:
         """Record the metrics of an optimizer step."""
@@ -132,8 +140,9 @@ class StepReport(Callback):
             self._has_started = True
             seconds = seconds_since_launch(self.run)
             self.events.write(FirstStepEvent(step=step, seconds=seconds))
-            self._time_left = TimeLeft(self.config, step)
             self._screen.first_step(step, seconds)
+        if self._time_left is None:
+            self._time_left = TimeLeft(self.config, step)
         self._report_epochs(step)
         self._report_weights(step)
         if result.spike is not None:
@@ -192,7 +201,8 @@ class StepReport(Callback):
 
     def _seconds_left(self, step: int, step_seconds: float) -> float:
         assert self._time_left is not None
-        validation, checkpoint = self.seconds.validation, self.seconds.checkpoint
+        validation = self.seconds.validation - self._before_phase.validation
+        checkpoint = self.seconds.checkpoint - self._before_phase.checkpoint
         return self._time_left.estimate(step, step_seconds, validation=validation, checkpoint=checkpoint)
 
     def _count_tokens(self, step: int, samples: int) -> dict[str, float]:

@@ -9,12 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from megaptm.config import Config, load, resolve
-from megaptm.config.objective_fit import sequence_lengths
 from megaptm.config.schedule import config_warnings
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, UserError, storage_errors_as_user_errors
-from megaptm.plan.kernels import attention_kernels
 from megaptm.processes import end_with_parent
-from megaptm.report.terminal import STARTED_BY, TimedLog, describe_resume, describe_start, device_title, next_commands
+from megaptm.report.terminal import STARTED_BY, TimedLog, next_commands
 from megaptm.resilience.events import Events, ExitEvent, StopSignalEvent
 from megaptm.resilience.heartbeat import VARIABLE, Heartbeat
 from megaptm.resilience.lock import RunLock
@@ -69,18 +67,11 @@ def _run_rank(
     log("loading PyTorch and megatron-core")
     # Imported late: torch and megatron-core take seconds, and errors above should not wait for them.
     from megaptm import cpu_tuning
-    from megaptm.parallel.custom_patterns import refuse_other_patterns
     from megaptm.parallel.deterministic import use_deterministic_kernels
     from megaptm.parallel.groups import device, join, leave
-    from megaptm.run.corpora import RunCorpora
-    from megaptm.train.checkpointer import Checkpointer
-    from megaptm.train.device_use import peak_flops
-    from megaptm.train.divided_checks import divide_checks
-    from megaptm.train.engines import build_engine, build_source
-    from megaptm.train.loop import Training, train
-    from megaptm.train.metrics import SecondsSpent, StepReport
+    from megaptm.train.loop import train
     from megaptm.train.peer_watch import watch_each_other
-    from megaptm.train.profiler import StepProfiler
+    from megaptm.train.phase import Job
 
     spec = resolve(config)
     events = Events(run, fence=lock.require_held) if lock else None
@@ -100,74 +91,36 @@ def _run_rank(
         cpu_tuning.install()
     if VARIABLE not in os.environ:
         watch_each_other(heartbeat, run, config, rank_env)
-    log("opening the corpora")
-    with stop.interrupt_waits():
-        corpora = RunCorpora(config, divide_checks(run, rank_env))
-    log(f"building the model ({device_title()})")
-    for attention, choice in attention_kernels(config, device().type):
-        log(f"{attention}: {choice.kernel}, {choice.why}")
-    engine = build_engine(config, spec, corpora, rank_env, timeout_minutes=minutes, log=log)
-    if isinstance(spec, ModelSpec):
-        batch = config.batch_spec
-        refuse_other_patterns(spec, sequence_lengths(batch, spec.family))
-    with stop.interrupt_waits():
-        source = build_source(config, engine, corpora)
-    checkpointer = Checkpointer(
-        run, config, engine, spec, source, rank_env, lock=lock, events=events, callbacks=callbacks
-    )
-    counts_pairs = config.built_objective.unit == "pairs"
-    log(f"looking for a checkpoint{', then counting the word pairs of the corpus' if counts_pairs else ''}")
-    with stop.interrupt_waits(), heartbeat.during("loading"):
-        start = checkpointer.restore()
-    heartbeat.set_step(start)
-    log(
-        describe_resume(start, checkpointer.layout_before, config)
-        if start
-        else describe_start(config, imported=checkpointer.has_restored)
-    )
-    report: StepReport | None = None
-    if events:
-        source.tokenizer.save(run / "tokenizer")
-        fence = lock.require_held if lock else lambda: None
-        report = StepReport(
-            run, config, spec, source.train, events, start=start, fence=fence, peak_flops=peak_flops(config)
-        )
-        callbacks.report = report
-    callbacks.run_start(start, checkpointer.callback_state)
-    training = Training(
-        config=config,
-        objective=config.built_objective,
-        engine=engine,
-        microbatches=source.steps(start),
-        held_out=source.held_out,
-        checkpointer=checkpointer,
-        stop=stop,
-        seconds=report.seconds if report else SecondsSpent(),
-        callbacks=callbacks,
-        heartbeat=heartbeat,
-        profiler=StepProfiler(run, config.train.profile, rank=rank_env.rank),
-    )
+    job = Job(run, config, rank_env, lock, events, stop, heartbeat, callbacks, log, timeout_minutes=minutes)
+    job.enter_due_phases()
+    training, start = job.open_phase(starts_job=True)
     code = EXIT_FAILURE
     try:
         with storage_errors_as_user_errors(run):
-            code = train(training, start=start)
+            while (ended_with := train(training, start=start)) is None:
+                del training
+                training, start = job.open_next_phase()
+            code = ended_with
+            if code == EXIT_CONTINUE:
+                job.enter_due_phases()
     except UserError as error:
         code = error.exit_code
         raise
     finally:
         heartbeat.enter("ending")
-        source.close()
+        if job.source is not None:
+            job.source.close()
         # If another job took over the run, only that job reports its end.
-        if report and events and lock and lock.is_held():
+        if job.report and events and lock and lock.is_held():
             if stop.name:
                 events.write(StopSignalEvent(signal=stop.name))
             callbacks.stop(code)
-            report.close(STATUS.get(code, "FAILED"))
-            spent = {name: round(value, 3) for name, value in asdict(training.seconds).items()}
+            job.report.close(STATUS.get(code, "FAILED"))
+            spent = {name: round(value, 3) for name, value in asdict(job.seconds).items()}
             events.write(ExitEvent(code=code, **spent))
     leave()
-    if report and code in (0, EXIT_CONTINUE):
+    if job.report and job.source and code in (0, EXIT_CONTINUE):
         command = shlex.split(os.environ.get(STARTED_BY, "train"))
-        lines = next_commands(config, source.tokenizer, done=code == 0, start=command)
+        lines = next_commands(job.config, job.source.tokenizer, done=code == 0, start=command)
         print("\n".join(["next:", *(f"  {line}" for line in lines)]), flush=True)
     return code

@@ -12,7 +12,8 @@ import pytest
 
 from megaptm.config import Config, load, resolve, resolve_model
 from megaptm.config.learning_rate import learning_rate_at
-from megaptm.config.read import UncheckedConfig
+from megaptm.config.phases import phase_end
+from megaptm.config.read import UncheckedConfig, phase_configs
 from megaptm.config.yamls import YamlLoader
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
@@ -48,7 +49,9 @@ CHINESE = {"bert": 102_267_648, "ernie-2": EXACT["ernie-2", "base"] - (30_522 - 
 
 @cache
 def loaded(name: str) -> Config:
-    return load(name)
+    """Return the config `family/name`, or that of one of its phases: `family/name@1`."""
+    name, _, phase = name.partition("@")
+    return phase_configs(load(name))[int(phase or 0)]
 
 
 def value_of(config: Any, key: str) -> Any:
@@ -316,25 +319,25 @@ def test_led_summarization_steps(size: str) -> None:
     ("name", "billions", "ramp", "warmup", "decay"),
     [
         ("modernbert/base", 1719, 50, 3, 1e-5),
-        ("modernbert/base-8k", 250, 0, 0, 1e-5),
-        ("modernbert/base-decay", 50, 0, 0, 1e-5),
+        ("modernbert/base-phases@1", 250, 0, 0, 1e-5),
+        ("modernbert/base-phases@2", 50, 0, 0, 1e-5),
         ("modernbert/large", 900, 10, 2, 1e-5),
-        ("modernbert/large-low-rate", 800, 0, 0, 1e-6),
-        ("modernbert/large-8k", 250, 0, 0, 1e-5),
-        ("modernbert/large-decay", 50, 0, 0, 1e-6),
+        ("modernbert/large-phases@1", 800, 10, 0, 1e-6),
+        ("modernbert/large-phases@2", 250, 0, 0, 1e-5),
+        ("modernbert/large-phases@3", 50, 0, 0, 1e-6),
         ("ettin/17m", 1700, 125, 4, 3e-4),
         ("ettin/32m", 1700, 100, 4, 3e-4),
         ("ettin/68m", 1700, 75, 3, 3e-4),
         ("ettin/150m", 1700, 50, 3, 1e-5),
-        ("ettin/150m-8k", 250, 0, 0, 1e-5),
-        ("ettin/150m-decay", 50, 0, 0, 1e-5),
+        ("ettin/150m-phases@1", 250, 0, 0, 1e-5),
+        ("ettin/150m-phases@2", 50, 0, 0, 1e-5),
         ("ettin/400m", 1700, 10, 2, 1e-5),
         ("ettin/1b", 1700, 3, 2, 5e-5),
         ("ettin-decoder/1b", 1700, 3, 2, 5e-5),
         ("mmbert/small", 2300, 100, 4, 8e-5),
         ("mmbert/base", 2300, 60, 3, 8e-5),
-        ("mmbert/base-8k", 600, 0, 0, 8e-5),
-        ("mmbert/base-decay", 100, 0, 0, 8e-5),
+        ("mmbert/base-phases@1", 600, 0, 0, 8e-5),
+        ("mmbert/base-phases@2", 100, 0, 0, 8e-5),
     ],
 )
 def test_modernbert_tokens_ramp_warmup_and_decay(
@@ -342,11 +345,29 @@ def test_modernbert_tokens_ramp_warmup_and_decay(
 ) -> None:
     """Billions of tokens; the weight decay of a step at the peak rate."""
     config = loaded(name)
-    tokens, batches = config.data.sequence, config.batch_schedule
-    assert batches.num_trained(config.train.steps) * tokens == pytest.approx(billions * 1e9, rel=1e-4)
+    tokens, batches, start = config.data.sequence, config.batch_schedule, config.train.phase_start
+    samples = batches.num_trained(phase_end(config, start)) - batches.num_trained(start)
+    assert samples * tokens == pytest.approx(billions * 1e9, rel=1e-4)
     assert batches.samples * tokens == pytest.approx(ramp * 1e9, rel=1e-6)
     assert config.optimizer.warmup_steps * config.train.batch * tokens == pytest.approx(warmup * 1e9, rel=2e-3)
     assert config.optimizer.lr * config.optimizer.weight_decay == pytest.approx(decay, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "peak", "begin", "end"),
+    [
+        ("modernbert/base-phases@2", 3e-4, 1.0, 0.001),
+        ("modernbert/large-phases@3", 5e-5, 1.0, 0.001),
+        ("ettin/150m-phases@1", 8e-4, 1.0, 0.5),
+        ("ettin/150m-phases@2", 4e-4, 1.0, 0.04),
+        ("mmbert/base-phases@2", 8e-4, 1.0, 0.02),
+    ],
+)
+def test_rate_falls_within_the_phase(name: str, peak: float, begin: float, end: float) -> None:
+    """The 1-sqrt decay of a phase begins with its first step and ends with its last."""
+    config = loaded(name)
+    steps = (config.train.phase_start, phase_end(config, config.train.phase_start))
+    assert [learning_rate_at(config, step) for step in steps] == pytest.approx([peak * begin, peak * end])
 
 
 def test_xlnet_corpora() -> None:

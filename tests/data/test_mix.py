@@ -353,6 +353,26 @@ def test_sources_are_read_without_gaps_across_a_change_of_shares(folders):
     assert max(mix.epochs_started(last).values()) == 1 < max(mix.epochs_started(last + 1).values())
 
 
+def test_weights_move_linearly(folders):
+    """The share of the second corpus rises from 0 to 3/4 between steps 100 and 300."""
+    schedule, (first, second) = BatchSchedule(1000), folders
+    mix = opened({first: 1, second: 3}, schedule=schedule, mix_ramp=({first: 1, second: 0}, (100, 300)))
+    per_token = np.array([order.per_epoch / order.corpus.split("train").tokens for order in mix.orders])
+
+    def weight_of_second(step):
+        read = np.array([[*mix.cursors(1000 * at).values()] for at in (step, step + 2)])
+        tokens = (read[1] - read[0]) / per_token
+        return tokens[1] / tokens.sum()
+
+    assert [weight_of_second(step) for step in (0, 98)] == [0.0, 0.0]
+    # Weights move from (1, 0) to (1, 3).
+    middle = [3 * (step - 99) / 200 for step in (150, 200, 250)]
+    assert [weight_of_second(step) for step in (150, 200, 250)] == pytest.approx(
+        [weight / (1 + weight) for weight in middle], abs=0.03
+    )
+    assert weight_of_second(400) == pytest.approx(0.75, abs=0.03)
+
+
 def test_tasks_read_a_corpus_in_different_orders(folders):
     mix = opened({folders[0]: 1}, TWO_TASKS, schedule=BatchSchedule(1))
     first, second = (order.piece(0, 0)[0].tokens for order in mix.orders)

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from megaptm.config import load, resolve_model
+from megaptm.config.read import phase_configs
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.hub.huggingface import describe_config, hugging_face_config
@@ -152,12 +153,12 @@ def test_layer_attends_to_its_window(family: str, attended: range) -> None:
 
 
 def test_phases_change_the_base_of_global_layers() -> None:
-    bases = {
-        name: [record.rope_base for record in resolve_model(load(f"modernbert/{name}")).family.last_block.attentions]
-        for name in ("base", "base-8k", "base-decay")
-    }
+    bases = [
+        [record.rope_base for record in resolve_model(phase).family.last_block.attentions]
+        for phase in phase_configs(load("modernbert/base-phases"))
+    ]
     extended = [160_000.0, 10_000.0, 10_000.0]
-    assert bases == {"base": [10_000.0] * 3, "base-8k": extended, "base-decay": extended}
+    assert bases == [[10_000.0] * 3, extended, extended]
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,9 @@ def test_num_jobs_follows_from_the_plan():
     """More than one job a day, because each job also starts and saves."""
     made = make_plan(load(ROOT / "configs/gpt3/175b.yaml"), load_machine("a100-80g"))
     days = made.days_with_failures
-    assert days < jobs_needed(made, 24 * 3600.0, warning=900.0) < 1.1 * days
-    assert jobs_needed(made, 12 * 3600.0, warning=900.0) > 2 * days
-    assert jobs_needed(made, 60 * 86400.0, warning=900.0) == 1
+    assert days < jobs_needed([made], 24 * 3600.0, warning=900.0) < 1.1 * days
+    assert jobs_needed([made], 12 * 3600.0, warning=900.0) > 2 * days
+    assert jobs_needed([made], 60 * 86400.0, warning=900.0) == 1
 
 
 def test_dry_run_prints_the_number_of_jobs(launch):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from megaptm.config import UncheckedConfig, load
+from megaptm.config.read import phase_configs
 from megaptm.families import CATALOGUE
 from megaptm.plan.layouts import MACHINE, markdown
 from megaptm.plan.machine import load_machine
@@ -15,13 +16,14 @@ from tests import ROOT
 
 A100 = load_machine(MACHINE)
 ROWS = [
-    (path, devices)
+    (path, devices, phase)
     for family in CATALOGUE
     for path in sorted((ROOT / "configs" / family).glob("*.yaml"))
     if not path.stem.startswith("tiny")
     for devices in UncheckedConfig.read(path).offered_devices
+    for phase in range(len(UncheckedConfig.read(path).values.get("phases", "1")))
 ]
-PATHS = sorted({path for path, _ in ROWS})
+PATHS = sorted({path for path, *_ in ROWS})
 SHORT = ("gpt3/small", "bert/large", "t5/11b")
 """Configs that are searched outside the drills: one of each kind."""
 SEARCHED = [
@@ -31,9 +33,9 @@ SEARCHED = [
 
 
 @cache
-def fastest(path: Path, devices: int) -> Candidate | None:
+def fastest(path: Path, devices: int, phase: int = 0) -> Candidate | None:
     """Return the fastest layout that fits."""
-    fitting = search_layouts(load(path), A100, devices).fitting
+    fitting = search_layouts(phase_configs(load(path))[phase], A100, devices).fitting
     return fitting[0] if fitting else None
 
 
@@ -42,18 +44,18 @@ def case_id(value: Path | int) -> str:
     return f"{value.parent.name}-{value.stem}" if isinstance(value, Path) else str(value)
 
 
-@pytest.mark.parametrize(("path", "devices"), ROWS, ids=case_id)
-def test_layout_uses_all_devices_and_leaves_memory(path, devices):
-    config = load(path, [f"devices={devices}"])
+@pytest.mark.parametrize(("path", "devices", "phase"), ROWS, ids=case_id)
+def test_layout_uses_all_devices_and_leaves_memory(path, devices, phase):
+    config = phase_configs(load(path, [f"devices={devices}"]))[phase]
     assert config.layout.processes == devices
     planned = make_plan(config, A100)
     assert planned.memory[planned.fullest_stage].total <= 7 / 8 * A100.usable_bytes
 
 
-@pytest.mark.parametrize(("path", "devices"), SEARCHED, ids=case_id)
-def test_layout_is_among_the_fastest(path, devices):
-    planned = make_plan(load(path, [f"devices={devices}"]), A100)
-    assert planned.step.seconds <= 1.1 * fastest(path, devices).step.seconds
+@pytest.mark.parametrize(("path", "devices", "phase"), SEARCHED, ids=case_id)
+def test_layout_is_among_the_fastest(path, devices, phase):
+    planned = make_plan(phase_configs(load(path, [f"devices={devices}"]))[phase], A100)
+    assert planned.step.seconds <= 1.1 * fastest(path, devices, phase).step.seconds
 
 
 @pytest.mark.drill

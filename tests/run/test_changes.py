@@ -12,6 +12,7 @@ from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.checkpoint.store import Store
 from megaptm.commands.train import train
 from megaptm.config import load
+from megaptm.config.changes import find_changes
 from megaptm.config.extension import overrides_to_extend, schedule_choices
 from megaptm.config.learning_rate import learning_rate_at
 from megaptm.config.on_resume import OnResume
@@ -20,7 +21,7 @@ from megaptm.config.schema import DeviceLayout
 from megaptm.data import Corpus
 from megaptm.errors import UserError
 from megaptm.resilience.events import CheckpointEvent, Events, read_events
-from megaptm.run.changes import compare_configs, find_changes
+from megaptm.run.changes import compare_configs
 from megaptm.run.compatibility import objective_files, refuse_other_model
 from megaptm.run.corpora import open_corpus
 from megaptm.run.folder import absolute_paths, prepare, read_config

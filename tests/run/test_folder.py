@@ -223,9 +223,9 @@ def test_run_in_use_is_not_changed(config):
 
 
 def test_ranks_refuse_the_config_of_a_concurrent_command(config, monkeypatch):
-    for name, value in config_variables(config()).items():
-        monkeypatch.setenv(name, value)
     run = prepare(config())
+    for name, value in config_variables(run).items():
+        monkeypatch.setenv(name, value)
     refuse_other_config(run)
     prepare(config("train.steps=400"))
     with pytest.raises(UserError, match="another command"):

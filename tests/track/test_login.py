@@ -2,6 +2,7 @@
 
 import http.server
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -116,7 +117,7 @@ def test_database_needs_no_login(token):
 def test_uri_on_the_command_line_is_trusted(token):
     config = read_config(CONFIG, [f"track.uri={FOREIGN}", "data.mix={corpora/none: 1}", "model.vocabulary=300"])
     refuse_foreign_server(FOREIGN)
-    assert config_variables(config)[TYPED_URI] == FOREIGN
+    assert config_variables(Path(config.run))[TYPED_URI] == FOREIGN
 
 
 def test_sqlite_options_in_the_uri_are_refused():

@@ -74,7 +74,7 @@ def test_all_ranks_save_the_same_steps(real_corpus, tmp_path, monkeypatch):
 
 
 def test_plan_has_the_steps_of_the_time():
-    """Of 24 hours; and with auto those of least cost."""
+    """Jobs of 24 hours; with auto, the interval of least cost."""
     machine = load_machine("h100-80g")
     plan = make_plan(load("gpt3/175b", ["checkpoint.every=24h"]), machine)
     assert plan.failures.every == round(DAY / plan.step.seconds)

@@ -21,6 +21,15 @@ class CursorsConfig(Section):
     """Id of a corpus, and task if there are several -> samples that were read, and samples of an epoch at that time."""
 
 
+class MixRampConfig(Section):
+    """Linear change of the weights of `data.mix`, in a hundred equal stages."""
+
+    initial: Annotated[dict[str, Annotated[float, Field(ge=0.0)]], Field(min_length=1)]
+    """Weights of corpora of data.mix before the change; an absent corpus has weight 0."""
+    steps: Annotated[tuple[Annotated[int, Field(ge=0)], Count], Strict(False)] | None = None
+    """Steps at which the change begins and ends. Default: those of the phase, or of the run."""
+
+
 class DataConfig(Section):
     """Training data of a run."""
 
@@ -32,6 +41,8 @@ class DataConfig(Section):
     size."""
     size_limits: dict[str, Count] = {}
     """Maximum number of documents that size_exponent uses, by corpus (T5's artificial limit)."""
+    mix_ramp: MixRampConfig | None = None
+    """Weights that move linearly to those of data.mix (docs/recipes.md). Default: they are constant."""
     sequence: SequenceLength
     """Number of tokens of one sequence (T5: of the encoder's sequence)."""
     epochs: Count | None = None

@@ -27,7 +27,7 @@ from megaptm.resilience.events import Events, NodeLostEvent, RestartEvent, last_
 from megaptm.resilience.failures import report_exits, report_hang, report_interrupt
 from megaptm.resilience.heartbeat import HEARTBEATS
 from megaptm.resilience.watchdog import Limits, Watchdog
-from megaptm.run.folder import config_variables, discard_unused, exclusive_start, log_launch, prepare
+from megaptm.run.folder import absolute_paths, config_variables, discard_unused, exclusive_start, log_launch, prepare
 from megaptm.schedulers.ray.cluster import alive_nodes
 
 BUSY_SECONDS = 10.0
@@ -133,7 +133,7 @@ class Supervisor:
 
     def _run_attempt(self, reservation: Reservation) -> AttemptOutcome:
         self._attempt = self._attempt.next_start()
-        config = self._config.model_copy(update={"layout": reservation.layout})
+        config = absolute_paths(self._config.model_copy(update={"layout": reservation.layout}), change=self._change)
         watchdog = Watchdog(
             self._logs / HEARTBEATS,
             range(reservation.layout.processes),
@@ -158,7 +158,7 @@ class Supervisor:
             self._log_start(reservation)
             environment = {
                 **self._attempt.environment(),
-                **config_variables(config),
+                **config_variables(self._run),
                 STARTED_BY: shlex.join(self._command),
                 "PYTHONPATH": os.pathsep.join(named_folders()),
                 ALLOW_CODE: os.environ.get(ALLOW_CODE, ""),

@@ -102,9 +102,9 @@ def has_saved(run: Path) -> bool:
     return _is_newest(run, CheckpointEvent.kind, (LaunchEvent.kind,))
 
 
-def _is_newest(run: Path, kind: str, others: Sequence[str]) -> bool:
+def _is_newest(run: Path, kind: str, compared: Sequence[str]) -> bool:
     """Whether the newest event of these kinds in the journal is of kind `kind`."""
-    kinds = [event["kind"] for event in read_events(run) if event["kind"] in (*others, kind)]
+    kinds = [event["kind"] for event in read_events(run) if event["kind"] in (*compared, kind)]
     return kinds[-1:] == [kind]
 
 

@@ -17,7 +17,7 @@ from megaptm.config.shipped import SHIPPED
 from megaptm.errors import UserError
 from megaptm.launch.slurm.script import JobScript, render
 from megaptm.plan.machine import Machine, load_machine
-from megaptm.plan.plan import make_plan
+from megaptm.plan.plan import make_plans
 from megaptm.run.folder import prepare, read_config
 from megaptm.run.submission import submitted_config, write_submission
 from megaptm.schedulers.slurm.jobs import check_submission
@@ -127,7 +127,7 @@ def _num_jobs(config: Config, machine: Machine, job_request: JobRequest) -> int:
     if isinstance(resolve(config), LayerlessSpec):
         return 1  # the duration of models without layers is not planned
     time_limit = parse_time(option_value(job_request.sbatch_options, "time") or job_request.limit)
-    return jobs_needed(make_plan(config, machine), time_limit, warning_seconds(job_request.sbatch_options))
+    return jobs_needed(make_plans(config, machine), time_limit, warning_seconds(job_request.sbatch_options))
 
 
 def _resource_request(job_request: JobRequest, config: Config, machine: Machine | None) -> ResourceRequest:

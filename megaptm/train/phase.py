@@ -1,0 +1,142 @@
+"""Phases of a run in one process: each is opened at the newest checkpoint, and trained to its end."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from megaptm.config import Config, resolve
+from megaptm.config.objective_fit import sequence_lengths
+from megaptm.config.phases import phase_end
+from megaptm.parallel.background import run_on_all_ranks
+from megaptm.parallel.collectives import broadcast_object
+from megaptm.parallel.custom_patterns import refuse_other_patterns
+from megaptm.parallel.groups import device
+from megaptm.plan.kernels import attention_kernels
+from megaptm.report.terminal import describe_resume, describe_start, device_title
+from megaptm.resilience.events import Events
+from megaptm.resilience.heartbeat import Heartbeat
+from megaptm.resilience.lock import RunLock
+from megaptm.resilience.signals import StopRequest
+from megaptm.run.corpora import RunCorpora
+from megaptm.run.folder import enter_due_phases
+from megaptm.run.rank import RankEnvironment
+from megaptm.spec import LayerlessSpec, ModelSpec
+from megaptm.train.batch_source import StepSource
+from megaptm.train.callbacks import Callbacks
+from megaptm.train.checkpointer import Checkpointer
+from megaptm.train.device_use import peak_flops
+from megaptm.train.divided_checks import divide_checks
+from megaptm.train.engines import build_engine, build_source
+from megaptm.train.loop import Training
+from megaptm.train.metrics import SecondsSpent, StepReport
+from megaptm.train.profiler import StepProfiler
+
+
+@dataclass
+class Job:
+    """State that the phases of a run share in one process of a job."""
+
+    run: Path
+    config: Config
+    """Config of the present phase."""
+    rank_env: RankEnvironment
+    lock: RunLock | None
+    events: Events | None
+    stop: StopRequest
+    heartbeat: Heartbeat
+    callbacks: Callbacks
+    log: Callable[[str], None]
+    timeout_minutes: float
+    report: StepReport | None = None
+    seconds: SecondsSpent = field(default_factory=SecondsSpent)
+    source: StepSource | None = None
+
+    def enter_due_phases(self) -> None:
+        """Set the config of the phase that begins at the newest checkpoint, if one does. All ranks call this."""
+        events = self.events
+        entered = run_on_all_ranks(lambda: enter_due_phases(self.run, self.config, events) if events else self.config)
+        self.config = self.callbacks.state.config = broadcast_object(entered)
+
+    def open_phase(self, *, starts_job: bool) -> tuple[Training, int]:
+        """Return the training of the present phase, restored from the newest checkpoint, and its first step."""
+        config, spec, log = self.config, resolve(self.config), self.log
+        log("opening the corpora")
+        with self.stop.interrupt_waits():
+            corpora = RunCorpora(config, divide_checks(self.run, self.rank_env))
+        log(f"building the model ({device_title()})")
+        for attention, choice in attention_kernels(config, device().type):
+            log(f"{attention}: {choice.kernel}, {choice.why}")
+        engine = build_engine(config, spec, corpora, self.rank_env, timeout_minutes=self.timeout_minutes, log=log)
+        if isinstance(spec, ModelSpec):
+            batch = config.batch_spec
+            refuse_other_patterns(spec, sequence_lengths(batch, spec.family))
+        with self.stop.interrupt_waits():
+            self.source = source = build_source(config, engine, corpora)
+        checkpointer = Checkpointer(
+            *(self.run, config, engine, spec, source, self.rank_env),
+            lock=self.lock,
+            events=self.events,
+            callbacks=self.callbacks,
+        )
+        counts_pairs = config.built_objective.unit == "pairs"
+        log(f"looking for a checkpoint{', then counting the word pairs of the corpus' if counts_pairs else ''}")
+        with self.stop.interrupt_waits(), self.heartbeat.during("loading"):
+            start = checkpointer.restore(starts_job=starts_job)
+        self.heartbeat.set_step(start)
+        if starts_job:
+            before = checkpointer.layout_before
+            imported = checkpointer.has_restored
+            log(describe_resume(start, before, config) if start else describe_start(config, imported=imported))
+        else:
+            log(f"a phase of the run begins after step {start:,}")
+        self._begin_report(spec, start)
+        if starts_job:
+            self.callbacks.run_start(start, checkpointer.callback_state)
+        return Training(
+            config=config,
+            objective=config.built_objective,
+            engine=engine,
+            microbatches=source.steps(start),
+            held_out=source.held_out,
+            checkpointer=checkpointer,
+            stop=self.stop,
+            seconds=self.seconds,
+            callbacks=self.callbacks,
+            heartbeat=self.heartbeat,
+            profiler=StepProfiler(self.run, config.train.profile, rank=self.rank_env.rank),
+            end=phase_end(config, start),
+        ), start
+
+    def open_next_phase(self) -> tuple[Training, int]:
+        """Return the training of the phase that follows a complete one, of which nothing may be left in memory."""
+        assert self.source is not None
+        self.callbacks.report_checkpoints()
+        self.heartbeat.enter("loading")
+        self.source.close()
+        self.source = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        self.enter_due_phases()
+        return self.open_phase(starts_job=False)
+
+    def _begin_report(self, spec: ModelSpec | LayerlessSpec, start: int) -> None:
+        """Report the steps of a phase, on rank 0."""
+        if self.events is None or self.source is None:
+            return
+        if self.report is not None:
+            self.report.begin_phase(self.config, spec, self.source.train, start=start)
+            return
+        self.source.tokenizer.save(self.run / "tokenizer")
+        self.report = StepReport(
+            *(self.run, self.config, spec, self.source.train, self.events),
+            start=start,
+            fence=self.lock.require_held if self.lock else lambda: None,
+            peak_flops=peak_flops(self.config),
+        )
+        self.callbacks.report, self.seconds = self.report, self.report.seconds

@@ -1,0 +1,88 @@
+"""Planned phases: their configs, layouts and plans; every invalid one is one sentence."""
+
+import pytest
+
+from megaptm.config import config_to_yaml, draft, load
+from megaptm.config.read import UncheckedConfig, phase_configs
+from megaptm.plan.machine import load_machine
+from megaptm.plan.plan import make_plan, make_plans, summed_json
+from tests import ROOT
+
+TINY = ROOT / "configs/gpt2/tiny.yaml"
+LENGTH = ("train.steps=8", "train.batch=16", "optimizer.max_warmup_ratio=null")
+
+
+def phased(*entries, more=()):
+    return phase_configs(load(TINY, [*LENGTH, *more, f"phases=[{', '.join(entries)}]"]))
+
+
+def test_values_hold_until_a_later_phase_changes_them():
+    configs = phased(
+        "{until: 3, optimizer.lr: 1e-3}",
+        "{until: 6, data: {sequence: 32}, optimizer: {lr: 1e-4}}",
+        "{train.batch: 8, objective: {causal-lm: {}}}",
+    )
+    values = [(each.optimizer.lr, each.data.sequence, each.train.batch, each.train.phase_start) for each in configs]
+    assert values == [(1e-3, 128, 16, 0), (1e-4, 32, 16, 3), (1e-4, 32, 8, 6)]
+    assert configs[-1].batch_schedule.changes == {0: 16, 6: 8}
+
+
+def test_written_config_has_the_same_phases(tmp_path):
+    [config, *_] = configs = phased("{until: 3, optimizer.lr: 1e-3}", "{train.ramp: null, data.mix: {a.b: 1, c: 2}}")
+    path = tmp_path / "config.yaml"
+    path.write_text(config_to_yaml(config))
+    assert phase_configs(load(path)) == configs
+
+
+def test_layout_of_a_phase_fits_the_devices():
+    layouts = "layouts={2: {recompute: full}, 4: {recompute: attention}}"
+    first, second = phased(
+        "{until: 3}",
+        "{layouts: {2: {tensor: 2}, 4: {tensor: 2, pipeline: 2}}}",
+        more=(layouts, "devices=4", "layout.distributed_optimizer=true", "train.batch=32"),
+    )
+    assert (first.layout.axes, first.layout.recompute) == ("data 4 x tensor 1 x pipeline 1", "attention")
+    assert (second.layout.axes, second.layout.recompute) == ("data 1 x tensor 2 x pipeline 2", "none")
+    assert second.layout.distributed_optimizer
+
+
+def test_plans_add_up():
+    machine = load_machine("a100-80g")
+    config = load(TINY, [*LENGTH, "phases=[{until: 3}, {data.sequence: 32}]"])
+    plans = make_plans(config, machine)
+    assert [plan.steps for plan in plans] == [3, 5]
+    assert [plan.tokens for plan in plans] == [3 * 16 * 128, 5 * 16 * 32]
+    alone = make_plan(load(TINY, [*LENGTH, "data.sequence=32"]), machine)
+    assert plans[1].step.seconds == alone.step.seconds
+    assert summed_json(plans)["run"]["days"] == sum(plan.days for plan in plans)
+
+
+@pytest.mark.parametrize(
+    ("entries", "sentence"),
+    [
+        ("{until: 3}, {until: 9}", "a phase lasts until step 9, and train.steps is 8"),
+        ("{until: 8}, {}", "a phase lasts until step 8, and train.steps is 8"),
+        ("{until: 5}, {until: 5}, {}", "`until` must rise from phase to phase, and 5 follows 5"),
+        ("{until: 3}, {until: 6}", "the last phase lasts until step 6, and train.steps is 8"),
+        ("{}, {until: 8}", "only the last phase may leave out `until`"),
+        ("{until: 3}, 5", "phases must be a list of phases"),
+        ("{until: x}", "phases must be a list of phases"),
+        ("{until: 3}, {train.steps: 9}", "phases: train.steps is the same in all phases"),
+        ("{until: 3}, {model.layers: 2}", "phases, after step 3: model.layers is 2, was 4, and cannot change"),
+        ("{until: 3}, {optimizer.name: lamb}", "phases, after step 3: optimizer.name is lamb, was adamw, and cannot"),
+        (
+            "{until: 3}, {optimizer.lrr: 1}",
+            "phases, after step 3: unknown key optimizer.lrr; did you mean optimizer.lr?",
+        ),
+        ("{until: 3}, {data.sequence: 999}", "phases, after step 3: data.sequence (999) must not exceed"),
+        ("{until: 3}, {layout.tensor: 2}", "phases, after step 3: devices (1) must be a multiple of"),
+    ],
+)
+def test_invalid_phase_is_one_sentence(entries, sentence):
+    [mistake] = draft(TINY, [*LENGTH, f"phases=[{entries}]"]).mistakes
+    assert sentence in mistake
+
+
+def test_planned_layout_needs_a_run_without_phases():
+    written = UncheckedConfig.read(TINY, [*LENGTH, "layout=auto", "phases=[{until: 3}, {optimizer.lr: 1e-4}]"])
+    assert written.draft().mistakes[0].startswith("layout (auto) is planned for runs without phases")
