@@ -7,9 +7,10 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.errors import UserError
@@ -36,6 +37,10 @@ class EncoderDecoder(Objective):
     """Whether a decoder-only model reads encoder text and decoder text in one sequence, with labels for the second only
     (arXiv:1910.10683, section 3.2.1: language model)."""
 
+    mode: Annotated[int, Field(ge=0, le=1000)] = field(default=0, kw_only=True)
+    """Sentinel, counted from the last one, that starts each encoder text, so that the model knows the kind of its
+    objective (UL2, arXiv:2205.05131, 3.1.3). 0: none."""
+
     losses: ClassVar = {"lm": 1.0}
     template: ClassVar = ("A end", "A end B end")
 
@@ -50,16 +55,21 @@ class EncoderDecoder(Objective):
 
     @abstractmethod
     def input_length(self, raw: int) -> int:
-        """Return the maximum encoder length for `raw` tokens, end token included; it must not decrease with `raw`."""
+        """Return the maximum encoder length for `raw` tokens, with end token and without mode sentinel; it must not
+        decrease with `raw`."""
 
     @abstractmethod
     def target_length(self, raw: int) -> int:
         """Return the maximum decoder length for `raw` tokens, end token included; it must not decrease with `raw`."""
 
+    def encoder_length(self, raw: int) -> int:
+        """Return the maximum encoder length for `raw` tokens, with a mode sentinel if there is one."""
+        return self.input_length(raw) + bool(self.mode)
+
     def joined_length(self, raw: int) -> int:
         """Return the maximum length of encoder and decoder text in one sequence, without the last end token, which is
         only a label."""
-        return self.input_length(raw) + self.target_length(raw) - 1
+        return self.encoder_length(raw) + self.target_length(raw) - 1
 
     def max_sentinels(self, raw: int) -> int:
         """Return the maximum number of sentinels for `raw` tokens."""
@@ -82,11 +92,17 @@ class EncoderDecoder(Objective):
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)
-        if (spans := self.max_sentinels(self.raw_length(sequence))) > len(special.sentinels):
+        spans, sentinels = self.max_sentinels(self.raw_length(sequence)), len(special.sentinels)
+        if spans + self.mode > sentinels:
+            own = f", and {self.mode} of them {'is' if self.mode == 1 else 'are'} for modes" if self.mode else ""
             raise UserError(
                 f"objective {self.name} masks {spans} spans in a sequence of {sequence} tokens, but the tokenizer has "
-                f"{len(special.sentinels)} sentinels: use a tokenizer with more, or a shorter data.sequence."
+                f"{sentinels} sentinels{own}: use a tokenizer with more (tokenizer.sentinels), or a shorter "
+                "data.sequence."
             )
+
+    def add_special_tokens(self, ids: list[int], special: SpecialTokens) -> list[int]:
+        return [*self._mode(special).tolist(), *super().add_special_tokens(ids, special)]
 
     def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
@@ -96,30 +112,34 @@ class EncoderDecoder(Objective):
         assert special.pad is not None
         targets = self.target_length(self.raw_length(sequence))
         texts = [part.tokens.astype(np.int64) for part in piece]
-        max_lengths: dict[Callable[[int], int], int] = {self.input_length: sequence, self.target_length: targets}
+        max_lengths: dict[Callable[[int], int], int] = {self.encoder_length: sequence, self.target_length: targets}
         texts = _fit_texts(texts, max_lengths) if context.document_mask else [np.concatenate(texts)]
-        start, end = np.array([special.pad]), np.array([special.end])
+        mode, start, end = self._mode(special), np.array([special.pad]), np.array([special.end])
         noise = self.noise
         encoder_inputs, labels, decoder_inputs = [], [], []
         for text in texts:
             _, shown, target = noise(text, special, context.rng)
-            encoder_inputs.append(np.concatenate((shown, end)))
+            encoder_inputs.append(np.concatenate((mode, shown, end)))
             labels.append(np.concatenate((target, end)))
             decoder_inputs.append(np.concatenate((start, target)))
         return encoder_decoder_sample(
             encoder_inputs, decoder_inputs, labels, sequence=sequence, targets=targets, pad=special.pad
         )
 
+    def _mode(self, special: SpecialTokens) -> np.ndarray:
+        """Return the sentinel that starts each encoder text, if there is one."""
+        return np.array([special.sentinels[-self.mode]] if self.mode else [], dtype=np.int64)
+
     def _make_joined(self, piece: list[DocumentSlice], context: SampleContext) -> Sample:
         special, sequence = context.special, context.sequence
         texts = [part.tokens.astype(np.int64) for part in piece]
         texts = _fit_texts(texts, {self.joined_length: sequence}) if context.document_mask else [np.concatenate(texts)]
-        end, noise = np.array([special.end]), self.noise
+        mode, end, noise = self._mode(special), np.array([special.end]), self.noise
         inputs, labels = [], []
         for text in texts:
             _, shown, target = noise(text, special, context.rng)
-            inputs.append(np.concatenate((shown, end, target)))
-            labels.append(np.concatenate((np.full(len(shown), IGNORED), target, end)))
+            inputs.append(np.concatenate((mode, shown, end, target)))
+            labels.append(np.concatenate((np.full(len(mode) + len(shown), IGNORED), target, end)))
         documents, positions = documents_and_positions([len(text) for text in inputs], sequence)
         filler = special.end if special.pad is None else special.pad
         assert filler is not None
@@ -182,7 +202,7 @@ def encoder_decoder_sample(
 def _raw_length(task: EncoderDecoder, sequence: int) -> int:
     # One more raw token adds one encoder token or none, so every length of at least 2 is filled exactly. But with many
     # long spans 2 raw tokens may add none, and the masked share does not bound how many more raw tokens fit.
-    length_of = task.joined_length if task.joined else task.input_length
+    length_of = task.joined_length if task.joined else task.encoder_length
     limit = 2 * sequence
     while length_of(limit) <= sequence:
         limit *= 2

@@ -201,11 +201,21 @@ def mask_all(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generato
     return np.ones(len(tokens), dtype=bool)
 
 
-def mask_suffix(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
-    """Mask everything after a prefix of 1, 2 ... or all but one tokens, each equally likely. A single token is not
-    masked."""
-    border = int(rng.integers(1, len(tokens))) if len(tokens) > 1 else 1
-    return np.arange(len(tokens)) >= border
+def max_suffix(tokens: int, *, rate: float) -> int:
+    """Return the maximum number of masked tokens of `mask_suffix`: twice the mean, and at most all but one."""
+    return min(tokens - 1, max(1, round(2 * rate * tokens)))
+
+
+def mask_suffix(*, rate: float) -> Hide:
+    """Mask the last 1, 2 ... or `max_suffix` tokens, each equally likely: on average a share of `rate`. A single token
+    is not masked."""
+
+    def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
+        length = len(tokens)
+        border = int(rng.integers(length - max_suffix(length, rate=rate), length)) if length > 1 else 1
+        return np.arange(length) >= border
+
+    return hide
 
 
 def random_spans(*, rate: float, mean_span_length: float) -> Hide:

@@ -10,11 +10,13 @@ import pytest
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, build_objective
-from megaptm.objectives.objective import SampleContext
+from megaptm.objectives.objective import SampleContext, SampleObjective
 from tests.objectives.samples import SPECIAL, random_slice, split_documents
 
 ENCODER_DECODERS = [
-    name for name, task in OBJECTIVES.items() if "decoder_" in task.batch_spec(64, document_mask=False).streams
+    name
+    for name, task in OBJECTIVES.items()
+    if isinstance(task, SampleObjective) and "decoder_" in task.batch_spec(64, document_mask=False).streams
 ]
 
 

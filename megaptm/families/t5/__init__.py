@@ -43,6 +43,7 @@ T5 = Family(
         "seq2seq-masked-lm",
         "deshuffling",
         "prefix-lm",
+        "ul2",
         "text-to-text",
         "translation",
     ),

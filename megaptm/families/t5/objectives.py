@@ -1,15 +1,20 @@
-"""Alternative unsupervised objectives of T5's comparison (arXiv:1910.10683, section 3.3, table 3)."""
+"""Alternative unsupervised objectives of T5's comparison (arXiv:1910.10683, section 3.3, table 3), and UL2's mixture of
+denoisers (arXiv:2205.05131)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from megaptm.errors import UserError
+from megaptm.objectives.composed import CONSTANT_ONE, StepValue, Task
 from megaptm.objectives.denoise import Denoise
 from megaptm.objectives.encoder_decoder import EncoderDecoder
-from megaptm.objectives.hide import mask_all, mask_suffix, num_masked_tokens, one_span, random_tokens
-from megaptm.objectives.objective import Rate, Share
+from megaptm.objectives.hide import mask_all, mask_suffix, max_suffix, num_masked_tokens, one_span, random_tokens
+from megaptm.objectives.mixtures import NamedMixture
+from megaptm.objectives.objective import Rate, SampleObjective, Share
 from megaptm.objectives.show_ask import (
     check_shares,
     masked_tokens_in_order,
@@ -18,8 +23,13 @@ from megaptm.objectives.show_ask import (
     shuffle_tokens,
     unmasked_tokens,
 )
-from megaptm.objectives.spans import CORRUPTION_RATE
+from megaptm.objectives.spans import CORRUPTION_RATE, SpanCorruption
 from megaptm.objectives.vocabulary import SpecialTokens
+
+UNIFORM = 0.5
+"""Mean share of the second part of a text that is split at a uniform position."""
+R, S, X = 1, 2, 3
+"""Modes of UL2's denoisers (arXiv:2205.05131, 3.1): regular, sequential, extreme."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +48,18 @@ class PrefixLM(SameLengthObjective):
     """Objective of prefix language modeling: generate the second part of a text from the first, split at a random
     position."""
 
+    rate: Annotated[float, Field(gt=0, le=UNIFORM)] = UNIFORM
+    """Mean share of a text that the decoder generates in prefix language modeling; the largest share is twice as
+    large. 0.5: the position of the split is uniform. UL2 has 0.25."""
+
     name = "prefix-lm"
 
     @property
     def noise(self) -> Denoise:
-        return Denoise(hide=mask_suffix, show=unmasked_tokens, ask=masked_tokens_in_order)
+        return Denoise(hide=mask_suffix(rate=self.rate), show=unmasked_tokens, ask=masked_tokens_in_order)
+
+    def target_length(self, raw: int) -> int:
+        return super().target_length(raw if self.rate == UNIFORM or raw < 2 else max_suffix(raw, rate=self.rate))
 
 
 @dataclass(frozen=True)
@@ -124,6 +141,20 @@ class DroppedTokens(EncoderDecoder):
         return num_masked_tokens(raw, rate=self.rate) + 1
 
 
+def _mixture_of_denoisers() -> NamedMixture:
+    """Return UL2's mixture (arXiv:2205.05131, table 1): seven denoisers with equal shares, each with its mode."""
+    spans = {R: ((3, 0.15), (8, 0.15)), X: ((3, 0.5), (8, 0.5), (64, 0.15), (64, 0.5))}
+    denoisers: dict[str, SampleObjective] = {
+        f"spans-of-{length}-at-{rate:.0%}": SpanCorruption(rate=rate, mean_span_length=length, mode=mode)
+        for mode, options in spans.items()
+        for length, rate in options
+    }
+    denoisers["suffix-at-25%"] = PrefixLM(rate=0.25, mode=S)
+    share = StepValue((0,), (1 / len(denoisers),))
+    tasks = tuple(Task(label, denoiser, share) for label, denoiser in denoisers.items())
+    return NamedMixture(tasks=tasks, weights_by_step={"lm": CONSTANT_ONE}, label="ul2")
+
+
 TASKS = {
     "deshuffling": Deshuffling,
     "dropped-tokens": DroppedTokens,
@@ -138,4 +169,5 @@ OBJECTIVES = (
     T5MaskedText(rate=0.5, mask_token_prob=0.8, random_token_prob=0.1, hide="span", ask="hidden"),
     Deshuffling(),
     DroppedTokens(),
+    _mixture_of_denoisers(),
 )
