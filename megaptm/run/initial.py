@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megaptm.config import Config, resolve_model
+from megaptm.config import Config, resolve, resolve_model
 from megaptm.errors import UserError
 from megaptm.resilience.events import last_saved_step
 from megaptm.run.other_run import OtherRun
+from megaptm.spec import ModelSpec
+from megaptm.spec.adaptation import find_difference
 from megaptm.tokenizers import Tokenizer
 
 
@@ -21,13 +23,18 @@ def initial_run(config: Config) -> OtherRun | None:
 def check_initial(config: Config, tokenizer: Tokenizer | None) -> None:
     """Raise `UserError` if a new run cannot start from `train.init_from`.
 
-    Reasons: it has no checkpoint, its model differs, or its tokenizer differs from `tokenizer`, which is None if no
-    corpus has one.
+    Reasons: it has no checkpoint, its model differs in more than `spec.adaptation` allows, or its tokenizer differs
+    from `tokenizer`, which is None if no corpus has one.
     """
     if (initial := initial_run(config)) is None or last_saved_step(Path(config.run)) > 0:
         return
     initial.check()
-    if difference := initial.find_difference(resolve_model(config)):
+    spec = resolve_model(config)
+    if difference := initial.find_difference(spec):
+        source = resolve(initial.config)
+        if isinstance(source, ModelSpec) and spec.name != source.name:
+            difference = find_difference(spec, source)
+    if difference is not None:
         name, expected, actual = difference
         raise UserError(
             f"train.init_from ({initial.folder}) has another model: its {name} is {actual}, the config's is "

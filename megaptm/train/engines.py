@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from megaptm.config import Config
+from megaptm.config import Config, resolve_model
 from megaptm.config.sections.extensions import used_sections
 from megaptm.errors import UserError
 from megaptm.families import find_family
@@ -79,7 +79,7 @@ def _open_initializer(
         return partial(_vector_initializer, config.model.word_vectors, corpora)
     if config.train.init_from is None or (initial := initial_run(config)) is None:
         return None
-    return lambda: checkpoint_initializer(verified_reader(initial, rank_env))
+    return lambda: checkpoint_initializer(verified_reader(initial, rank_env), resolve_model(config))
 
 
 def verified_reader(run: OtherRun, rank_env: RankEnvironment) -> TensorReader:
