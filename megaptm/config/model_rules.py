@@ -64,11 +64,11 @@ def _unused_key_reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]
             yield (*kind.size_keys, *kind.options), kind.absence
         else:
             yield kind.excluded_keys, kind.reason
-    if len(family.token_inputs) > 1 or (tokens := token_costs(spec)) is None or tokens.module:
+    if len(family.token_inputs) > 1 or family.separate_tables or (tokens := token_costs(spec)) is None or tokens.module:
         yield ("word_vectors",), "has no single table of words"
     if not any(HEADS[name].samples_negatives for name in family.heads if name in HEADS):
         yield ("negatives",), "compares all tokens in its losses"
-    if not all(HEADS[name].next_token for name in family.heads if name in HEADS):
+    if not family.output.plain and not all(HEADS[name].next_token for name in family.heads if name in HEADS):
         yield ("tied",), "has heads with the projection of their paper"
     if not family.init.uses_std:
         yield ("init_std",), "initializes each weight by its own rule"

@@ -13,6 +13,8 @@ from megaptm.hub.rope import ROPE_FORM, ROPE_PARAMETERS, are_rope_parameters, ro
 from megaptm.spec import ModelSpec, Size, attention_options, change, with_attention_options
 
 STACK_VALUES = ("layers", "width", "heads", "ffn")
+HEAD_VALUES = {"head_width": "key_width", "kv_heads": "key_heads"}
+"""Name of a value -> field of `Size`."""
 SHARING_VALUES = ("groups", "cycle")
 
 
@@ -43,6 +45,11 @@ def megaptm_values(spec: ModelSpec, counterpart: Counterpart) -> dict[str, Any]:
             f"{stack}.{name}": getattr(spec.size_of(stack), name)
             for stack in spec.family.stacks
             for name in STACK_VALUES
+        },
+        **{
+            f"{stack}.{name}": getattr(spec.size_of(stack), field)
+            for stack in spec.family.stacks
+            for name, field in HEAD_VALUES.items()
         },
         **{f"{stack}.context": spec.context_of(stack) for stack in spec.family.stacks},
     }
@@ -154,7 +161,7 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
         refuse(mismatches.values())
     values = {name: next(iter(fields.values())) for name, fields in _values_by_name(counterpart, config).items()}
     values = counterpart.read_values(counterpart, values)
-    if values.get("ffn") is None:
+    if "width" in values and values.get("ffn") is None:
         values["ffn"] = FFN_RATIO * values["width"]
     if ROPE_PARAMETERS in values:
         values |= rope_options(values[ROPE_PARAMETERS])
@@ -213,15 +220,19 @@ def _parse_size(counterpart: Counterpart, stacks: list[str], values: Mapping[str
             value: int = values[f"{stack}.{name}"] if f"{stack}.{name}" in values else values[name]
             return value
 
+        def head_value(name: str) -> int | None:
+            value: int | None = values.get(f"{stack}.{name}", values.get(name))
+            return value
+
         def name_of(name: str) -> str:
             return counterpart.field_name(f"{stack}.{name}", name)
 
         layers, width, heads, ffn = map(stack_value, STACK_VALUES)
-        if "head_width" not in values and width % heads:
+        head_width, kv_heads, embedding = head_value("head_width"), head_value("kv_heads"), values.get("embedding")
+        if head_width is None and width % heads:
             raise UserError(
                 f"{CONFIG}: {name_of('heads')} ({heads}) does not divide {name_of('width')} ({width}); restore it."
             )
-        embedding, kv_heads = values.get("embedding"), values.get("kv_heads")
         if kv_heads is not None and heads % kv_heads:
             raise UserError(
                 f"{CONFIG}: {name_of('kv_heads')} ({kv_heads}) does not divide {name_of('heads')} ({heads}); restore "
@@ -232,7 +243,7 @@ def _parse_size(counterpart: Counterpart, stacks: list[str], values: Mapping[str
             width=width,
             heads=heads,
             ffn=ffn,
-            head_width=values.get("head_width"),
+            head_width=head_width,
             kv_heads=None if kv_heads == heads else kv_heads,
             inputs=inputs if stack == stacks[0] else {},
             context=None if (own := values.get(f"{stack}.context")) == values.get("context") else own,

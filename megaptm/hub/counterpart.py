@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 MAX_VALUE = 1 << 20
 FFN_RATIO = 4
 """Ratio of feed-forward width to model width, if config.json has no field for it."""
-
-
+TEXT_CONFIG = "text_config"
+"""Section of a config that describes the text model."""
+LEGACY_END_ID = 2
+"""End-of-text id with which `CLIPTextModel` uses the largest id of a text as its end."""
 LEGACY_FIELDS = {"position_embedding_type": "absolute", "pruned_heads": {}}
 """Fixed fields of every architecture that files of earlier transformers releases contain."""
 
@@ -121,6 +123,9 @@ class Counterpart:
     """Parameters in `rules` that megaptm bounds -> largest value."""
     renames: dict[str, str] = field(default_factory=dict)
     """Regular expressions of names in some versions of the files -> the names in `rules`, applied in order."""
+    joined: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Part of the names of tensors in some versions of the files, each of which joins several of `rules` along the
+    first axis -> that part of their names."""
     tied: dict[str, str] = field(default_factory=dict)
     """Alternative names of tied parameters in Hugging Face's files -> the name in `rules`."""
     tied_if_absent: dict[str, str] = field(default_factory=dict)
@@ -131,6 +136,8 @@ class Counterpart:
     unknown_id: int | None = None
     """Value of special ids in a config that are unknown, or that the vocabulary lacks, for classes that need a
     number."""
+    id_fields: Callable[[dict[str, int | None]], dict[str, int | None]] = lambda ids: ids
+    """Function that returns the fields of a config for special ids by their usual names."""
     special_ids: dict[str, int | None] = field(default_factory=dict)
     """Special ids without a tokenizer; equal ids to those of pad, begin and end show the role of the others."""
     repeated_table: str = ""

@@ -22,7 +22,7 @@ from megaptm.hub.config_fields import (
     nest_sections,
     refuse,
 )
-from megaptm.hub.counterpart import Counterpart
+from megaptm.hub.counterpart import LEGACY_END_ID, TEXT_CONFIG, Counterpart
 from megaptm.hub.counterparts import find_counterpart, find_counterparts, import_options, is_first_of_its_type
 from megaptm.hub.folder import CONFIG, REMEDY, check_folder, read_weights
 from megaptm.hub.imported_weights import ImportedModel, heads_missing_in_hf_class, imported_model
@@ -47,10 +47,6 @@ FORCED_IDS = ("forced_bos_token_id", "forced_eos_token_id")
 """First and last token of generated text, regardless of the model's prediction; in few configs."""
 SAME_IDS = {"cls_token_id": "bos_token_id", "sep_token_id": "eos_token_id"}
 """Names of token ids in a few configs, with the usual name of the id of the same token."""
-TEXT_CONFIG = "text_config"
-"""Section of a config that describes the text model."""
-LEGACY_END_ID = 2
-"""End-of-text id with which `CLIPTextModel` uses the largest id of a text as its end."""
 SPECIAL_IDS = (*ROLES, "decoder_start_token_id", *FORCED_IDS)
 
 
@@ -170,14 +166,16 @@ def _convert_model(
     hf_weights |= {name: torch.zeros(shape) for name, shape in counterpart.zero_parameters(spec).items()}
     special = _special_ids(counterpart, spec, tokenizer, start)
     check_pad(counterpart, special["pad_token_id"])
-    if counterpart.sections and special["eos_token_id"] == LEGACY_END_ID < spec.vocabulary - 1:
+    if TEXT_CONFIG in counterpart.sections and special["eos_token_id"] == LEGACY_END_ID < spec.vocabulary - 1:
         raise UserError(
             f"the tokenizer's end id is {LEGACY_END_ID}, for which {counterpart.model} takes the largest id of a text "
             "as its end: the model cannot be exported. Use `megaptm.load(RUN)` in Python."
         )
     config = hugging_face_config(spec, **special)
     config.dtype = dtype
-    generation = None if counterpart.sections else transformers().GenerationConfig(**special, **_max_length(spec))
+    generation = (
+        None if TEXT_CONFIG in counterpart.sections else transformers().GenerationConfig(**special, **_max_length(spec))
+    )
     return config, generation, {name: tensor.to("cpu", dtype) for name, tensor in hf_weights.items()}
 
 
@@ -297,11 +295,8 @@ def hugging_face_config(spec: ModelSpec, **special: int | None) -> PretrainedCon
     known |= {own: known[name] for own, name in SAME_IDS.items() if name in known and hasattr(config_class, own)}
     if counterpart.unknown_id is not None:
         known = {name: counterpart.unknown_id if id_ is None else id_ for name, id_ in known.items()}
-    if counterpart.sections:
-        # The end of a text is found by its id, or as the largest id if that is unknown.
-        known |= {} if known.get("eos_token_id") is not None else {"eos_token_id": LEGACY_END_ID}
-        known = {f"{TEXT_CONFIG}.{name}": id_ for name, id_ in known.items()}
-    values = nest_sections(counterpart, {**config_values(counterpart, spec), **family_field, **known})
+    ids = counterpart.id_fields(known)
+    values = nest_sections(counterpart, {**config_values(counterpart, spec), **family_field, **ids})
     config = config_class(**values, architectures=[counterpart.model])
     if not spec.family.output.tied:
         # Some classes have another default but follow the weights; other readers follow this field.
@@ -349,6 +344,7 @@ def _with_defaults_of_sections(counterpart: Counterpart, config: Mapping[str, An
     """Return a Hugging Face config with a section for each of several models, with the defaults of each section."""
     file = flatten_sections(counterpart, config)
     configured = {name: check_value(counterpart, name, file[name]) for name in counterpart.fields if name in file}
+    configured |= {name: file[name] for name in counterpart.earlier_fields if name in file}
     try:
         complete = _config_class(counterpart)(**nest_sections(counterpart, configured))
     except Exception as error:  # of many types

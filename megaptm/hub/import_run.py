@@ -19,12 +19,12 @@ from megaptm.config import Config, UncheckedConfig, config_to_yaml, load, resolv
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, FAMILIES
 from megaptm.hub.config_fields import SHARING_VALUES
-from megaptm.hub.counterpart import MAX_VALUE, Counterpart
+from megaptm.hub.counterpart import LEGACY_END_ID, MAX_VALUE, Counterpart
 from megaptm.hub.counterparts import COUNTERPARTS, import_options
 from megaptm.hub.download import find_or_download
 from megaptm.hub.folder import CONFIG as HF_CONFIG
 from megaptm.hub.folder import REMEDY
-from megaptm.hub.huggingface import LEGACY_END_ID, from_hugging_face
+from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.imported_weights import ImportedModel
 from megaptm.hub.labels import read_labels
 from megaptm.hub.library import transformers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,6 +123,18 @@ def _drop_zero_parameters(
     return {name: tensor for name, tensor in state.items() if name not in zeros}
 
 
+def _split_tensors(counterpart: Counterpart, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a Hugging Face model, those of `Counterpart.joined` in parts."""
+    for name, tensor in state.items():
+        joined = next((part for part in counterpart.joined if part in name), None)
+        if joined is None:
+            yield name, tensor
+            continue
+        names = counterpart.joined[joined]
+        parts = tensor.tensor_split(len(names))
+        yield from ((name.replace(joined, own), part) for own, part in zip(names, parts, strict=True))
+
+
 def _rename_parameters(
     counterpart: Counterpart, state: Mapping[str, Tensor], known: Collection[str], where: str
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -132,7 +144,7 @@ def _rename_parameters(
     alias: dict[str, str] = {}
     unused: dict[str, Tensor] = {}
     unknown = []
-    for file_name, tensor in state.items():
+    for file_name, tensor in _split_tensors(counterpart, state):
         if file_name.endswith(UNTRAINED):
             continue
         new_name = re.sub("|".join(map(re.escape, OLD_NAMES)), lambda old: OLD_NAMES[old[0]], file_name)

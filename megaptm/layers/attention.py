@@ -417,7 +417,8 @@ class CrossAttention(nn.Module):
         super().__init__()
         self.key_width = costs.size.key_width
         self.query, self.kv = Linear.of(costs.linears["query"]), Linear.of(costs.linears["kv"])
-        self.attend = Attend(causal=False, scale=score_scale(costs), dropout=costs.attention.dropout_rate(dropout))
+        rate, cap = costs.attention.dropout_rate(dropout), costs.attention.score_cap
+        self.attend = Attend(causal=False, scale=score_scale(costs), dropout=rate, cap=cap)
         self.output = Linear.of(costs.linears["output"])
 
     def forward(self, x_SBD: Tensor, memory_MBD: Tensor, mask: Tensor | None) -> Tensor:

@@ -117,11 +117,12 @@ class CrossAttentionCosts(SelfAttentionCosts):
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
         bias = bool(self.attention.bias)
-        self.key_features, self.biases = self.features, 0
+        self.biases, self.norms = 0, {}
+        split = "shared" if size.key_heads == 1 < size.heads else "columns"
         self.linears = {
             "query": LinearShape(size.width, self.features, bias, "columns"),
             "kv": LinearShape(
-                memory, 2 * self.features, bias, "columns", reads_memory=True, matrices=2, interleave=size.key_width
+                memory, 2 * self.key_features, bias, split, reads_memory=True, matrices=2, interleave=size.key_width
             ),
             "output": LinearShape(self.features, size.width, bias, "rows"),
         }

@@ -276,7 +276,7 @@ def attention_works(spec: ModelSpec, batch: BatchSpec, precision: str, *, contex
                     ordered=own and kind.ordered,
                     marked=own and f"{prefix}global_tokens" in batch.fields,
                     scored=own and (costs.scored or kind.score_bias),
-                    capped=own and kind.attentions[0].score_cap is not None,
+                    capped=kind.attentions[0].score_cap is not None,
                     reads_memory=not own,
                     hashed=costs.defines_mask and costs.pattern is None,
                     dropout=kind.attentions[0].dropout_rate(spec.dropout),

@@ -341,7 +341,8 @@ class Stack(UsesContextRanks, SequenceHooks, BaseStack):
         mask, memory_mask = inputs.mask, inputs.memory_mask
         if mask.offsets is not None and not all(map(self._reads_numbers, self._records)):
             mask = replace(mask, by_offsets=self._takes_offsets(x, mask, scored=self.scored))
-        if memory_mask is not None and memory_mask.offsets is not None:
+        is_capped = any(record.score_cap is not None for record in self._records)
+        if memory_mask is not None and memory_mask.offsets is not None and not is_capped:
             by_offsets = self._takes_offsets(x, memory_mask, reads_memory=True)
             memory_mask = replace(memory_mask, by_offsets=by_offsets)
         return replace(inputs, mask=mask, memory_mask=memory_mask)

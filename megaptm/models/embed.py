@@ -44,17 +44,16 @@ class Embed(nn.Module):
         super().__init__()
         family, width = spec.family, spec.size.table_width
         _check_inputs(spec)
-        scales = {"none": 1.0, "sqrt-width": width**0.5}
+        scales = {"none": False, "sqrt-width": True}
         if family.embedding.scale not in scales:
             known = ", ".join(scales)
             raise UserError(f"{family.name}: embedding.scale is {family.embedding.scale!r}; use one of {known}.")
-        self.scale = scales[family.embedding.scale]
+        self.is_scaled = scales[family.embedding.scale]
         tokens = token_costs(spec)
         self.has_own_table = tokens is not None and tokens.module != ""
         """Whether the token table is of another kind than `Embedding`."""
         if tokens is not None and tokens.module:
             self.token = load_class(tokens, "module")(spec, embeds=bool(stacks))
-            self.scale = spec.width**0.5 if family.embedding.scale == "sqrt-width" else 1.0
         elif tokens is not None:
             self.token = Embedding(spec.padded_vocabulary, spec.token_width, split="vocabulary")
         self.segment = None
@@ -69,7 +68,7 @@ class Embed(nn.Module):
         self.token_inputs = {name: family.token_input(name) for name in family.stacks}
         modules = [record for record in family.inputs if record.module and not record.replaces_tokens]
         self.added = [record for record in modules if not record.stack]
-        self.own_tables = {record.stack: record.name for record in modules if record.stack}
+        self.own_tables = {record.stack: record for record in modules if record.stack}
         self.first_position = family.embedding.first_position
         self.waves = {name: family.stacks[name].position == "sinusoid" for name in stacks}
         if width % 2 and any(self.waves.values()):
@@ -101,12 +100,14 @@ class Embed(nn.Module):
         segments = None if self.segment is None else self.segment(batch[prefix + "segments"].t())
         batch, appended = self._split_appended(batch)
         ids_SB = batch[prefix + "tokens"].t()
-        record = self.token_inputs[stack]
-        x = self._input_module(record.name)(*(batch[prefix + name] for name in record.fields), ids_SB)
-        if stack in self.own_tables:
-            x = x.detach() + self._input_module(self.own_tables[stack])(ids_SB)
-        if self.scale != 1.0:
-            x = x * self.scale
+        record, own_table = self.token_inputs[stack], self.own_tables.get(stack)
+        if own_table is None or own_table.adds_tokens:
+            x = self._input_module(record.name)(*(batch[prefix + name] for name in record.fields), ids_SB)
+        if own_table is not None:
+            rows = self._input_module(own_table.name)(ids_SB)
+            x = x.detach() + rows if own_table.adds_tokens else rows
+        if self.is_scaled:
+            x = x * x.shape[-1] ** 0.5
         if self.waves[stack]:
             x = x + sinusoid(self._positions_or_range(batch.get(f"{prefix}positions"), ids_SB), width=x.shape[-1]).to(
                 x.dtype
@@ -163,6 +164,11 @@ class Embed(nn.Module):
     def _positions_or_range(self, positions_BS: Tensor | None, ids_SB: Tensor) -> Tensor:
         """Return the position of each token, [S, B]; [S, 1] if the batch has no positions."""
         return torch.arange(len(ids_SB), device=ids_SB.device)[:, None] if positions_BS is None else positions_BS.t()
+
+
+def own_token_table(spec: ModelSpec, record: InputSpec) -> Embedding:
+    """Return the token table that only one stack reads (`InputSpec.stack`)."""
+    return Embedding(spec.padded_vocabulary, spec.table_width(record.stack), split="vocabulary")
 
 
 class TiedProjection(nn.Module):

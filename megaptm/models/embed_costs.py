@@ -112,6 +112,12 @@ def token_costs(spec: ModelSpec) -> TokenCosts | None:
     return None if record is None else costs_class(record)(spec, record)
 
 
+def own_tables(spec: ModelSpec, stacks: Collection[str]) -> Iterator[LinearShape]:
+    """Yield the shape of the token table of each of these stacks that has one of its own (`InputSpec.stack`)."""
+    for stack in spec.family.own_tables.intersection(stacks):
+        yield LinearShape(spec.table_width(stack), spec.padded_vocabulary, False, "columns")
+
+
 def inputs_read(spec: ModelSpec, lengths: Mapping[str, int], appended: int) -> Iterator[tuple[InputCosts, int]]:
     """Yield the costs of the inputs that some stacks read, and their number of positions. `lengths`: stack -> length of
     its sequences. `appended`: number of positions after the text."""

@@ -95,7 +95,7 @@ class HeadCosts(ABC):
         """Return the width of the table on which the head projects. A table of its own is as wide as all residual
         streams of the stack."""
         size, own = self.spec.size, not self.spec.family.output.tied and self.block.residual.streams > 1
-        return self.width if own and size.embedding is None else size.table_width
+        return self.width if own and size.embedding is None else self.spec.token_width
 
     @property
     def block(self) -> Block:

@@ -133,7 +133,7 @@ ONES = re.compile(r"(.*norm|.*\.final)\.weight")
 MAX_SAMPLED_BYTES = 2 << 30
 """Maximum host memory for initial values that are sampled ahead of their use; a single parameter may be larger."""
 ZEROS = re.compile(r".*\.bias")
-VOCABULARY_TABLE = re.compile(r"(embed\.token|head\.[^.]+\.table)\.weight")
+VOCABULARY_TABLE = re.compile(r"(embed\.(\w+_)?token|head\.[^.]+\.table)\.weight")
 """Parameters with a row per vocabulary entry."""
 
 

@@ -367,8 +367,8 @@ def _communication_seconds(machine: Machine, work: Workload, sublayers: int, sta
 def time_embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> PassTimes:
     """Return the planned seconds of embedding lookups of some stacks, their sum and dropout, and the update of table
     gradients."""
-    own_tables = work.spec.family.own_tables  # besides the common one
-    positions = sum(work.own_lengths[name] * (2 if name in own_tables else 1) for name in stacks)
+    added = work.spec.family.own_tables - work.spec.family.separate_tables  # besides the common one
+    positions = sum(work.own_lengths[name] * (2 if name in added else 1) for name in stacks)
     size = work.layout.microbatch * positions * work.spec.width * work.element_bytes
     seconds = size * 6 / machine.bandwidth + 6 * machine.efficiency.kernel_microseconds * 1e-6
     summed = collective_seconds(machine, size, ranks=work.layout.tensor, stride=1) * (

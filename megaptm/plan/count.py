@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megaptm.layers.layer_costs import final_norm, layer_parameters, memory_width, passes_by_kind, pretraining_table
-from megaptm.models.embed_costs import embedding_tables, token_costs
+from megaptm.models.embed_costs import embedding_tables, own_tables, token_costs
 from megaptm.models.head_costs import head_costs
 from megaptm.models.stage_costs import MultiplyAdds, input_multiply_adds, layer_multiply_adds
 from megaptm.spec import LayerlessSpec, ModelSpec
@@ -27,9 +27,10 @@ def count_parameters(spec: ModelSpec | LayerlessSpec, *, with_heads: bool = Fals
         for name, block in spec.family.stacks.items()
         if with_heads or name not in spec.family.sampling_only_stacks
     }
-    own_tables = len(spec.family.own_tables) if with_heads else 0
+    tables = own_tables(spec, spec.family.own_tables if with_heads else spec.family.separate_tables)
     tokens = token_costs(spec)
-    total = (0 if tokens is None else tokens.parameters) * (1 + own_tables) + embedding_tables(spec, stacks)
+    total = (0 if tokens is None else tokens.parameters) + embedding_tables(spec, stacks)
+    total += sum(spec.vocabulary * table.inputs for table in tables)
     for name, block in stacks.items():
         size = spec.size_of(name)
         layers = layer_parameters(block, size, range(size.layers), memory_width(spec, name))

@@ -12,7 +12,7 @@ from megaptm.config import Config, OptimizerConfig, resolve_model
 from megaptm.layers.costs import LinearShape
 from megaptm.layers.layer_costs import linears_outside_layers, memory_width, own_sublayers, pretraining_table
 from megaptm.models.chunk import ModelChunk, chunks
-from megaptm.models.embed_costs import input_costs, input_linears, token_costs
+from megaptm.models.embed_costs import input_costs, input_linears, own_tables, token_costs
 from megaptm.models.head_costs import head_costs
 from megaptm.spec import ModelSpec
 
@@ -103,9 +103,8 @@ def _all_matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequenc
         local_heads = {name: head for name, head in head_costs(spec).items() if name in chunk.heads}
         embeds, projects = bool(chunk.embedded_stacks), any(head.projects for head in local_heads.values())
         if tokens is not None and (embeds or (spec.family.output.tied and projects)):
-            tables = tokens.matrices(embeds=embeds, projects=projects)
-            yield from tables
-            yield from (tables[0] for name in chunk.embedded_stacks if name in spec.family.own_tables)
+            yield from tokens.matrices(embeds=embeds, projects=projects)
+            yield from own_tables(spec, chunk.embedded_stacks)
         if chunk.embedded_stacks:
             yield from input_linears(spec, chunk.embedded_stacks)
         else:

@@ -15,7 +15,7 @@ from megaptm.layers.layer_costs import (
     sublayers,
 )
 from megaptm.models.chunk import ModelChunk, chunks
-from megaptm.models.embed_costs import embedding_tables, input_costs, token_costs
+from megaptm.models.embed_costs import embedding_tables, input_costs, own_tables, token_costs
 from megaptm.plan.optimizer import StateSize, count_state
 from megaptm.plan.workload import Workload
 from megaptm.spec import ModelSpec
@@ -86,9 +86,9 @@ def count_rank_parameters(work: Workload, local: list[ModelChunk]) -> Parameters
         local_heads = {name: head for name, head in work.heads.items() if name in chunk.heads}
         projects = any(head.projects for head in local_heads.values())
         if chunk.embedded_stacks:
-            own_tables = sum(name in spec.family.own_tables for name in chunk.embedded_stacks)
             table_parameters = 0 if tokens is None else tokens.rank_parameters(tensor, embeds=True)
-            trained += (1 + own_tables) * table_parameters + embedding_tables(spec, chunk.embedded_stacks)
+            table_parameters += sum(table.weights // tensor for table in own_tables(spec, chunk.embedded_stacks))
+            trained += table_parameters + embedding_tables(spec, chunk.embedded_stacks)
         elif spec.family.output.tied and projects and tokens is not None:
             trained += tokens.rank_parameters(tensor, embeds=False)
         tied_inputs = {head.tied_input for head in local_heads.values()} - {""}

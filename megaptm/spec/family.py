@@ -169,6 +169,11 @@ class Family:
         return frozenset(record.stack for record in self.inputs if record.stack)
 
     @property
+    def separate_tables(self) -> frozenset[str]:
+        """Return the stacks of the family that read a token table of their own, and not the common one."""
+        return frozenset(record.stack for record in self.inputs if record.stack and not record.adds_tokens)
+
+    @property
     def tables(self) -> dict[str, str]:
         """Return the prefix of the names of each stack's embedding tables, the token table excluded. Stacks that read
         the same fields share tables, unless they have their own."""
@@ -198,7 +203,7 @@ class Family:
         return self.token_inputs[0 if stack == next(iter(self.stacks)) else -1]
 
     def reads_tokens(self, stack: str) -> bool:
-        """Whether a stack of the family reads the token table."""
+        """Whether a stack of the family reads tokens."""
         return isinstance(self.token_input(stack), TokenInput)
 
     @property

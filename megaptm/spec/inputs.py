@@ -35,8 +35,11 @@ class InputSpec:
     """Batch fields that the input reads besides `tokens`, without the prefix of a stream. The objective's `Field` of
     each has `is_input`. The first has an entry per position on its first axis if the input `is_appended`."""
     stack: ClassVar[str] = ""
-    """Only stack that reads the input; empty: all. The input is then a table as large as the token table, and the
-    stack's token table is the sum of both. The common one gets no gradient from this stack, which has its own norms."""
+    """Only stack that reads the input; empty: all. The input is then a token table of this stack, which has its own
+    norms."""
+    adds_tokens: ClassVar[bool] = False
+    """Whether the token table of `stack` is the sum of this one and of the common one, which gets no gradient from the
+    stack. Otherwise it is this one alone."""
     sample_fields: ClassVar[tuple[str, ...]] = ()
     """Batch fields with one entry per sample that its module reads after `fields`; None if the batch lacks them. They
     have no prefix. The objective's `Field` of each has `is_input`."""

@@ -73,8 +73,9 @@ class ModelSpec:
 
     def table_width(self, stack: str) -> int:
         """Return the width of a stack's embedding tables in the model. Stacks share it, unless they read different
-        inputs."""
-        return (self.size_of(stack) if len(self.family.token_inputs) > 1 else self.size).table_width
+        inputs, or separate tables."""
+        is_own = len(self.family.token_inputs) > 1 or self.family.separate_tables
+        return (self.size_of(stack) if is_own else self.size).table_width
 
     @property
     def token_width(self) -> int:
@@ -83,8 +84,10 @@ class ModelSpec:
 
     @property
     def _token_stack(self) -> str:
-        """Return the first stack of the model that reads tokens, or the first stack."""
-        return next(filter(self.family.reads_tokens, self.family.stacks), next(iter(self.family.stacks)))
+        """Return the first stack of the model that reads the common token table, or the first stack."""
+        reading = filter(self.family.reads_tokens, self.family.stacks)
+        common = (stack for stack in reading if stack not in self.family.separate_tables)
+        return next(common, next(iter(self.family.stacks)))
 
     def output_width(self, stack: str) -> int:
         """Return the width of a stack's output in the model."""

@@ -11,7 +11,7 @@ from megaptm.families import CATALOGUE
 from megaptm.hub.huggingface import to_hugging_face
 from megaptm.models.initial import fill
 from megaptm.models.model import Model
-from megaptm.tokenizers import Tokenizer, train
+from megaptm.tokenizers import SPECIALS, Tokenizer, train
 from tests.models.tiny import tiny_spec
 
 
@@ -29,7 +29,9 @@ def export_tiny(
     """Export the tiny model of a family to `out` in a folder. Initial weights are multiplied by `factor`; `options` are
     those of `to_hugging_face`."""
     text, table = Path(textwrap.__file__).read_text(encoding="utf-8"), CATALOGUE[family]
-    tokenizer = train(table.tokenizer.kind, [text], vocabulary=vocabulary, specials=table.tokenizer.specials)
+    specials = table.tokenizer.specials
+    vocabulary += SPECIALS[specials].sentinels if specials else 0
+    tokenizer = train(table.tokenizer.kind, [text], vocabulary=vocabulary, specials=specials)
     tokenizer.save(folder / "tokenizer")
     spec = replace(tiny_spec(family, dropout=dropout), vocabulary=tokenizer.vocabulary)
     fill(model := Model(spec), seed=0)

@@ -31,8 +31,8 @@ CLASSES = {
     ("encoder", "decoder"): "AutoModelForSeq2SeqLM",
 }
 """Class of transformers by stacks."""
-OTHER_CLASSES = dict.fromkeys(("modernbert", "ettin", "mmbert", "eurobert"), "AutoModelForMaskedLM")
-TYPES = {"gemma2": torch.float32}
+OTHER_CLASSES = dict.fromkeys(("modernbert", "ettin", "mmbert", "eurobert", "nomic-bert"), "AutoModelForMaskedLM")
+TYPES = dict.fromkeys(("gemma2", "t5gemma"), torch.float32)
 """Type of the weights where transformers' scores of padding are NaN in float64."""
 SEQUENCE = 20
 """Sequence length in training; the models have 24 positions."""

@@ -45,7 +45,7 @@ DECODERS = {
     "reformer",
     "reformer-novel",
 }
-ENCODER_DECODERS = {"transformer", "t5", "t5-v1.1", "mt5", "bart", "led"}
+ENCODER_DECODERS = {"transformer", "t5", "t5-v1.1", "mt5", "t5gemma", "bart", "led"}
 GREEDY = Sampling(temperature=0)
 
 
@@ -58,7 +58,7 @@ def train_tokenizer(kind: str, specials: str | None, sentinels: int | None) -> T
 def tiny(family: str, *overrides: str, sentinels: int | None = None) -> LoadedModel:
     """Return a smaller model than the family's tiny config, with initial weights scaled up."""
     table = CATALOGUE[family]
-    sentinels = 20 if table.name in ("t5", "t5-v1.1", "mt5") else sentinels
+    sentinels = 20 if table.name in ("t5", "t5-v1.1", "mt5", "t5gemma") else sentinels
     tokenizer = train_tokenizer(table.tokenizer.kind, table.tokenizer.specials, sentinels)
     clusters = ["model.cutoffs=[12, 18]"] if family == "transformer-xl" else []
     options = [*SHAPE, "distill=null", f"model.vocabulary={tokenizer.vocabulary}", *clusters, *overrides]

@@ -138,7 +138,7 @@ CALLS = {
     "bart": 6,
     "t5": 2,
     "led": 4,
-    **dict.fromkeys(("deberta-v3", "unilm", "longformer", "bigbird", "reformer", "gemma2"), 0),
+    **dict.fromkeys(("deberta-v3", "unilm", "longformer", "bigbird", "reformer", "gemma2", "t5gemma"), 0),
 }
 """Family -> attentions of a pass that take offsets. Others add terms to scores or cap them, or have an order, global
 tokens, or a pattern that is no window."""

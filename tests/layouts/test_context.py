@@ -38,6 +38,7 @@ FAMILIES = {
     "palm": ("CP2xTP2+SP",),
     "gpt3-banded": ("CP2", "CP2xPP2"),
     "gemma2": ("CP2",),
+    "t5gemma": ("CP2",),
 }
 """Families with target positions and a pooled head, shared layers, task ids, rotary positions and few key heads, an
 attention order, sinusoids, score biases and cross-attention, tied tables, parallel sub-layers, windows."""

@@ -123,8 +123,10 @@ def test_tied_model_projects_with_its_token_table(family: str) -> None:
     tables = [
         name for name, weight in model.named_parameters() if len(weight) == spec.padded_vocabulary and weight.dim() == 2
     ]
-    # DeBERTa-v3's discriminator reads the table plus a difference, which no head projects with.
-    assert [name for name in tables if not name.endswith("_difference.weight")] == ["embed.token.weight"]
+    # DeBERTa-v3's discriminator reads the table plus a difference, and T5Gemma's encoder its own: no head projects with
+    # these.
+    separate = ("_difference.weight", "_token.weight")
+    assert [name for name in tables if not name.endswith(separate)] == ["embed.token.weight"]
     with torch.no_grad():
         before = model.logits(batch)
         model.get_parameter("embed.token.weight")[299, 0] += 1.0

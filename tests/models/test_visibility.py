@@ -111,7 +111,8 @@ def test_padding_is_finite_and_has_no_gradient(family: str) -> None:
         embeddings.append(embedded_SBD)
 
     assert model.embed is not None
-    model.embed.token.register_forward_hook(keep)
+    table = "encoder_token" if CATALOGUE[family].separate_tables else "token"
+    model.embed.get_submodule(table).register_forward_hook(keep)
     sum(loss for loss, _ in model(batch).losses.values()).backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
     grad = embeddings[0].grad

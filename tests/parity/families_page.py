@@ -104,6 +104,7 @@ def measure() -> dict[str, dict[str, str]]:
         test_cove,
         test_deberta_v3,
         test_electra,
+        test_neobert,
         test_unilm,
         test_unimo,
         test_uniter,
@@ -135,6 +136,7 @@ def measure() -> dict[str, dict[str, str]]:
             "losses", test_uniter.differences(), "six losses of the released code (gradients: of two tables)"
         ),
         "unimo": format_differences("logits", test_unimo.differences(), TEXT_ONLY),
+        "neobert": format_differences("logits", test_neobert.differences(), "its formulas written out in plain torch"),
         "elmo": format_differences("losses", test_elmo.differences(), ELMO_STEPS),
         "cove": format_differences(
             "vectors", test_cove.differences(), "torch.nn.LSTM over each text (gradients: the encoder's)"

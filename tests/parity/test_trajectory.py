@@ -20,7 +20,7 @@ from tests.parity.reference import convert_inputs, make_reference, scatter_label
 from tests.ranks import run_ranks
 
 STEPS, ROWS, NUM_BATCHES = 25, 3, 5
-LAYERS = {"modernbert": 4, "ettin-decoder": 4}
+LAYERS = {"modernbert": 4, "ettin-decoder": 4, "t5gemma": 1}
 """Layers of families whose first two are not of both kinds. More layers amplify rounding errors."""
 OPTIMIZER = ADAM.model_copy(update={"lr": 1e-3})
 """Optimizer whose steps are small enough that they do not amplify rounding errors."""
@@ -66,7 +66,19 @@ def train_reference(family: str) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "family", ["modernbert", "eurobert", "ettin-decoder", "llama", "qwen3", "olmo2", "mistral", "gemma2"]
+    "family",
+    [
+        "modernbert",
+        "eurobert",
+        "nomic-bert",
+        "ettin-decoder",
+        "llama",
+        "qwen3",
+        "olmo2",
+        "mistral",
+        "gemma2",
+        "t5gemma",
+    ],
 )
 def test_losses_equal_adamw_on_the_hugging_face_model(family: str) -> None:
     [losses] = run_ranks(1, train_engine, family)

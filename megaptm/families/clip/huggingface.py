@@ -6,7 +6,7 @@ import math
 
 from megaptm.families.vit.huggingface import CONVOLUTION, IMAGE_HOOKS
 from megaptm.families.vit.spec import CHANNELS
-from megaptm.hub.counterpart import Counterpart
+from megaptm.hub.counterpart import LEGACY_END_ID, TEXT_CONFIG, Counterpart
 from megaptm.hub.tensor_rules import QKV, VOCABULARY, Conversion, TensorRule, pair, rules_for_stack
 
 SECTIONS = {"image": "vision", "text": "text"}
@@ -27,6 +27,13 @@ def _layer_rules(stack: str) -> tuple[TensorRule, ...]:
         *pair("encoder.{n}.ffn.down", f"{layer}.mlp.fc2"),
     )
     return rules_for_stack(rules, stack)
+
+
+def _text_ids(ids: dict[str, int | None]) -> dict[str, int | None]:
+    """Return the special ids of the text model. The end of a text is found by its id, or as the largest id if that is
+    unknown."""
+    ids |= {} if ids.get("eos_token_id") is not None else {"eos_token_id": LEGACY_END_ID}
+    return {f"{TEXT_CONFIG}.{name}": id_ for name, id_ in ids.items()}
 
 
 TENSOR_RULES = (
@@ -76,6 +83,7 @@ CLIP = Counterpart(
     },
     rules=TENSOR_RULES,
     max_values={"logit_scale": math.log(100)},
+    id_fields=_text_ids,
     special_ids={"bos_token_id": 49_406, "eos_token_id": 49_407, "pad_token_id": 49_407},
     unused_prefixes=("vision_model.embeddings.position_ids", "text_model.embeddings.position_ids"),
     processors=("AutoProcessor", "AutoImageProcessor"),

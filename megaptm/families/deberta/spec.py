@@ -59,4 +59,5 @@ class DifferenceInput(InputSpec):
     name = "discriminator_difference"
     module = "megaptm.families.deberta.tables:difference_table"
     stack = "discriminator"
+    adds_tokens = True
     initial_values = MappingProxyType({"weight": 0.0})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from megaptm.errors import UserError
 from megaptm.families.deberta.spec import DifferenceInput
 from megaptm.layers.split import Embedding
+from megaptm.models.embed import own_token_table
 from megaptm.spec import ModelSpec
 
 
@@ -20,4 +21,4 @@ def difference_table(spec: ModelSpec, record: DifferenceInput) -> Embedding:
             f"{family.name}: inputs has DifferenceInput(), which only token tables support; remove segments and "
             "learned positions, or the input."
         )
-    return Embedding(spec.padded_vocabulary, spec.size.table_width, split="vocabulary")
+    return own_token_table(spec, record)

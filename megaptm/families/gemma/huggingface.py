@@ -33,8 +33,9 @@ def _kinds(family: Family) -> list[str]:
     return [LOCAL if isinstance(record, SlidingWindowSpec) else GLOBAL for record in family.last_block.attentions]
 
 
-def _layer_types(turns: list[str]) -> Callable[[Mapping[str, Any]], list[str]]:
-    return lambda config: [turns[layer % len(turns)] for layer in range(config["num_hidden_layers"])]
+def layer_types(turns: list[str], section: str = "") -> Callable[[Mapping[str, Any]], list[str]]:
+    """Return a function of a config that returns the kinds of all layers, from those that take turns."""
+    return lambda config: [turns[layer % len(turns)] for layer in range(config[f"{section}num_hidden_layers"])]
 
 
 def _further_values(spec: ModelSpec) -> dict[str, Any]:
@@ -80,7 +81,7 @@ GEMMA2 = replace(
         "final_logit_softcapping": 30.0,
         "tie_word_embeddings": True,
         "use_bidirectional_attention": None,
-        "layer_types": _layer_types([LOCAL, GLOBAL]),
+        "layer_types": layer_types([LOCAL, GLOBAL]),
     },
     optional_fields=frozenset({"layer_types"}),
     rules=(*MODEL_RULES, *NORM_RULES, *ATTENTION_RULES, *FFN_RULES),
@@ -102,7 +103,7 @@ GEMMA3 = replace(
         **GEMMA2.fixed,
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
-        "layer_types": _layer_types(_kinds(GEMMA3_FAMILY)),
+        "layer_types": layer_types(_kinds(GEMMA3_FAMILY)),
         "sliding_window_pattern": len(_kinds(GEMMA3_FAMILY)),
     },
     # Files of earlier releases have the last one instead of `layer_types`.

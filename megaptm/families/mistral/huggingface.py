@@ -7,12 +7,17 @@ from typing import Any
 from megaptm.errors import UserError
 from megaptm.families.llama.huggingface import LLAMA
 from megaptm.hub.counterpart import MAX_VALUE, is_count
-from megaptm.spec import ModelSpec, attention_options
+from megaptm.spec import Block, ModelSpec, attention_options
 
 
 def single_value(spec: ModelSpec, option: str) -> Any:
     """Return an option of attention that all layers with the option share. Raise `UserError` if they differ."""
-    value = attention_options(spec.family.last_block)[option]
+    return single_value_of(spec, spec.family.last_block, option)
+
+
+def single_value_of(spec: ModelSpec, block: Block, option: str) -> Any:
+    """Return an option of attention that all layers of a block share. Raise `UserError` if they differ."""
+    value = attention_options(block)[option]
     if isinstance(value, tuple):
         raise UserError(
             f"model.attention.{option} differs among layers ({', '.join(map(str, value))}), but {spec.name} at Hugging "

@@ -1,0 +1,16 @@
+"""Token table of T5Gemma's encoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megaptm.spec import InputSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderTokenInput(InputSpec):
+    """Token table that only the encoder reads. The common one is that of the decoder's input and output."""
+
+    name = "encoder_token"
+    module = "megaptm.models.embed:own_token_table"
+    stack = "encoder"
