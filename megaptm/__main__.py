@@ -137,7 +137,7 @@ for command in (
     *(inspect, report, watch, evaluate, generate, export, imports),
 ):
     main.add_command(command)
-for command in (check, train, launch, report, evaluate, generate, export):
+for command in (check, train, launch, checkpoint, inspect, report, evaluate, generate, export):
     add_allow_code(command)
 
 if __name__ == "__main__":

@@ -201,7 +201,7 @@ leave_failed_node() {
     local lost
     lost=$(head -n 1 "$before/nodes")
     scontrol show hostnames "$SLURM_JOB_NODELIST" | grep --quiet --line-regexp "$lost" || return 0
-    requeue_without "$lost" && exit 75
+    requeue_without "$lost"
 }
 
 # If processes could not be started again, a node is gone before Slurm noticed it, or does not get rid of its processes.
@@ -213,12 +213,13 @@ leave_unreachable_node() {
     requeue_without "$lost"
 }
 
-# Requeue the job, without this node if it names one.
+# Requeue the job, without this node if it names one. Returns only if Slurm refuses.
 requeue_without() {
     trap : TERM
     if ! running || scontrol requeue "$SLURM_JOB_ID"; then
         exclude_node "$1"
-        sleep infinity
+        sleep infinity # until Slurm ends this start of the job
+        exit 75
     fi
 }
 

@@ -58,7 +58,7 @@ from megaptm.checkpoint.manifest import (
     content_id,
 )
 from megaptm.checkpoint.tags import PREFIX as TAG
-from megaptm.checkpoint.tags import find_tagged, read_tags
+from megaptm.checkpoint.tags import read_tags
 from megaptm.checkpoint.tensors import (
     FileRecord,
     NonFiniteError,
@@ -399,10 +399,13 @@ class Store:
             renamed = folder.with_name(f"{match[1]}.removed-{secrets.token_hex(4)}")
             with contextlib.suppress(FileNotFoundError):
                 folder.rename(renamed)
-            if match[2] is None and read_tags(renamed):  # tagged since its tags were read
-                renamed.rename(folder)
-                return
+            was_tagged = match[2] is None and bool(read_tags(renamed))  # since its tags were read
             folder = renamed
+        else:  # of a job that ended before it removed or returned a tagged checkpoint
+            was_tagged = bool(read_tags(folder)) and path_exists(folder / MANIFEST)
+        if was_tagged and not (committed := folder.with_name(match[1])).exists():
+            folder.rename(committed)
+            return
         remove_tree(folder)
 
     def _clean_up(self) -> None:
@@ -430,7 +433,8 @@ class Store:
 
     def _removable(self, steps: list[int], number: int) -> list[int]:
         """Return the steps after the first `number` whose checkpoints are neither retained nor tagged."""
-        retained = {*self._retained(self.steps()), *find_tagged(self.run).values()}
+        tagged = {step for step, folder in find_committed(self.run).items() if read_tags(folder)}
+        retained = {*self._retained(self.steps()), *tagged}
         return [step for step in steps[number:] if step not in retained]
 
     def _read_record(self, path: Path) -> dict[str, Any]:

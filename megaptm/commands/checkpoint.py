@@ -171,17 +171,19 @@ def prune(run: Path, overrides: tuple[str, ...], yes: bool) -> None:
     from megaptm.run.prune import open_pruned
 
     with open_pruned(run, overrides) as store:
-        steps = store.removable()
-        if not steps:
-            echo("nothing to remove")
-            return
-        sizes = {step: store.num_bytes(step) for step in steps}
-        for step, size in sizes.items():
-            echo(f"step {step:>10,}  {human_bytes(size):>9}")
-        question = f"Remove these {len(steps)} checkpoints ({human_bytes(sum(sizes.values()))})?"
-        if not (yes or confirm(question, "add --yes to remove them without a question.")):
-            echo("nothing was removed")
-            return
+        sizes = {step: store.num_bytes(step) for step in store.removable()}
+    if not sizes:
+        echo("nothing to remove")
+        return
+    for step, size in sizes.items():
+        echo(f"step {step:>10,}  {human_bytes(size):>9}")
+    question = f"Remove these {len(sizes)} checkpoints ({human_bytes(sum(sizes.values()))})?"
+    # The run is not locked meanwhile: its job may start.
+    if not (yes or confirm(question, "add --yes to remove them without a question.")):
+        echo("nothing was removed")
+        return
+    with open_pruned(run, overrides) as store:
+        steps = [step for step in store.removable() if step in sizes]
         for step in steps:
             store.remove(step)
     echo(f"removed {len(steps)} checkpoints")

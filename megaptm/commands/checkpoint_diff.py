@@ -56,9 +56,11 @@ class CheckpointDifference:
 
     def _add_weights(self, a: RunCheckpoint, b: RunCheckpoint) -> None:
         weights_a, weights_b = a.weights(), b.weights()
-        self.only_a = [name for name in weights_a if name not in weights_b]
-        self.only_b = [name for name in weights_b if name not in weights_a]
-        for name, group in group_weights(name for name in weights_a if name in weights_b).items():
+        names_a, names_b = [*weights_a], [*weights_b]  # `in` would read the tensor
+        both = {*names_a} & {*names_b}
+        self.only_a = [name for name in names_a if name not in both]
+        self.only_b = [name for name in names_b if name not in both]
+        for name, group in group_weights(name for name in names_a if name in both).items():
             value_a, value_b = weights_a[name], weights_b[name]
             if value_a.shape != value_b.shape:
                 self.other_shapes.append(name)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1)
-@click.option("--step", type=int, help="Training steps before the samples.  [default: 0, or that of the last change]")
+@click.option("--step", type=int, help="Training step, from 1 on.  [default: the first with the run's data]")
 @click.option("--count", default=3, show_default=True, help="Number of samples to show.")
 @click.option("--split", default="train", show_default=True, help="train or validation.")
 def inspect(config: Path, overrides: tuple[str, ...], step: int | None, count: int, split: str) -> None:
@@ -29,7 +29,7 @@ def inspect(config: Path, overrides: tuple[str, ...], step: int | None, count: i
     \b
       megaptm inspect configs/gpt2/tiny.yaml
       megaptm inspect runs/gpt2-tiny --step 200
-      megaptm inspect runs/bert-tiny objective.mask_rate=0.3 --split validation
+      megaptm inspect runs/bert-tiny 'objective={masked-lm: {rate: 0.3}}' --split validation
     """
     from rich.panel import Panel
 
@@ -41,12 +41,12 @@ def inspect(config: Path, overrides: tuple[str, ...], step: int | None, count: i
     loaded = read_config(config, overrides)
     first = 0
     if split == "train":
-        begin = 0 if loaded.data.cursors is None else loaded.data.cursors.step
-        step = begin if step is None else step
-        if step < begin or step < 0:
-            reason = ": the run has other data since that step" if begin else ""
-            raise UserError(f"--step ({step}) must be at least {begin}{reason}.")
-        first = loaded.batch_schedule.first_sample(step)
+        done = 0 if loaded.data.cursors is None else loaded.data.cursors.step
+        step = done + 1 if step is None else step
+        if step <= done:
+            reason = f": the run has other data after step {done}" if done else ""
+            raise UserError(f"--step ({step}) must be at least {done + 1}{reason}.")
+        first = loaded.batch_schedule.first_sample(step - 1)
     elif step is not None:
         raise UserError(f"--step ({step}) is for --split train: all validations read the same samples.")
     for title, text in shown_samples(loaded, split=split, first=first, count=count):

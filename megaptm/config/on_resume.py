@@ -61,6 +61,7 @@ RESUME_RULES = {
     "communication": OnResume.YES,
     "optimizer": OnResume.CHANGE,
     "optimizer.name": OnResume.NEVER,
+    "optimizer.offload": OnResume.YES,
     "optimizer.momentum": OnResume.NEVER,  # its state exists only if it is not zero
     "optimizer.initial_accumulator": OnResume.NEVER,
     "optimizer.adafactor.min_dim_size_to_factor": OnResume.NEVER,

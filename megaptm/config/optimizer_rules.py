@@ -51,6 +51,7 @@ def update_rule_errors(optimizer: OptimizerConfig) -> Iterator[str]:
         "momentum": ("sgd", "adafactor"),
         "initial_accumulator": ("adagrad",),
         "bias_correction": ("adamw", "lamb"),
+        "offload": ("adamw",),
     }
     for key, names in used_by.items():
         if getattr(optimizer, key) != OptimizerConfig.model_fields[key].default and optimizer.name not in names:

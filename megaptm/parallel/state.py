@@ -31,6 +31,7 @@ from megaptm.parallel.optimizers import (
 def pieces(optimizer: Optimizer, ranks: Ranks) -> Iterator[TensorPiece]:
     """Yield the pieces of weights and optimizer state that this rank writes; exactly one rank writes each element of
     each tensor."""
+    optimizer.wait_for_state()
     for part in optimizer.parts:
         if part.is_tied_copy:
             continue
@@ -61,8 +62,7 @@ def restore(optimizer: Optimizer, reader: TensorReader, *, step: int) -> None:
                     if kind == EMA and f"{EMA}/{part.placement.name}" not in names:
                         continue  # of a run that had no mean: it starts with the next update
                     if tensor.like != "weight" or part.master is not None:
-                        value = _read_local_part(reader, part, kind, tensor).to(part.key.device, copy=True)
-                        optimizer.rule.state[part.key][kind] = value
+                        optimizer.set_state(part, kind, _read_local_part(reader, part, kind, tensor))
     if isinstance(optimizer.megatron, ShardedOptimizer):
         optimizer.megatron.reload_model_params()
     if step > 0:

@@ -57,7 +57,8 @@ def fullest_stage(stages: list[Memory]) -> int:
 
 def _rank_memory(work: Workload, number: int, stage: CountedStage) -> Memory:
     chunks, counted = stage.chunks, stage.parameters
-    weights, gradients, optimizer = state_bytes(work, counted.trained, counted.frozen, stage.state)
+    state = StateSize(stage.state.total - 2 * counted.trained) if work.offloads_moments else stage.state
+    weights, gradients, optimizer = state_bytes(work, counted.trained, counted.frozen, state)
     if work.layout.full_sharding:
         weights, gradients = sharded_bytes(work, counted)
     logits = activations.logits_bytes(work) if any(chunk.last or chunk.heads for chunk in chunks) else 0.0
@@ -89,9 +90,13 @@ def _update_bytes(work: Workload, trained: int) -> float:
     tensors of the update rule."""
     name = "adamw" if work.optimizer is None else work.optimizer.name
     held = trained / (work.layout.replicas if work.layout.divides_optimizer else 1)
-    bytes_per_element = {"stable-adamw": 8.0, "muon": 4.0 * work.element_bytes}.get(name, 0.0)
-    updated = trained / work.layout.replicas if name == "muon" else held  # the ranks of a stage divide all matrices
-    return 4.0 * held * work.measures_norms + bytes_per_element * min(updated, UPDATE_BATCH)
+    rule = 8.0 * min(held, UPDATE_BATCH) if name == "stable-adamw" else 0.0
+    if name == "muon":  # its own parts, sent and received, and the matrices that it changes
+        owned = trained / work.layout.replicas
+        rule = 2.0 * work.element_bytes * (min(held, UPDATE_BATCH) + min(owned, UPDATE_BATCH))
+    if work.offloads_moments:  # moments of two batches
+        rule = 8.0 * min(held, 2 * UPDATE_BATCH)
+    return 4.0 * held * work.measures_norms + rule
 
 
 def cache_bytes(work: Workload, chunks: Sequence[ModelChunk]) -> float:

@@ -288,6 +288,8 @@ def _optimizer_seconds(machine: Machine, work: Workload, stage: CountedStage) ->
     # (Adam reads four values and writes three). The copy to the model's format reads and writes one value. All
     # gradients are set to zero. Rules that look at full tensors read them once or twice more, which is neglected.
     seconds = (updated * (4 + 8 + rule + 6) + trained * 4) / machine.bandwidth
+    if work.offloads_moments:  # moments are copied from the host and back
+        return seconds + 16 * updated / (machine.host_gigabytes_per_second * 1e9)
     if work.optimizer is None or work.optimizer.name != "muon":
         return seconds
     # Data and tensor ranks divide the products of Muon; each matrix goes to its owner and comes back.

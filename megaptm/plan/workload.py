@@ -54,6 +54,11 @@ class Workload:
     extra_costs: tuple[ExtraCosts, ...] = ()
     """Costs of extensions of the run."""
 
+    @property
+    def offloads_moments(self) -> bool:
+        """Whether the moments of the optimizer are in host memory between updates."""
+        return self.optimizer is not None and self.optimizer.offload
+
     def by_recompute(self, layers: range) -> dict[str, Sequence[int]]:
         """Group consecutive layers of a stack by kind of recomputation."""
         if self.recompute == "none":

@@ -54,7 +54,7 @@ from megaptm.train.batch_source import StepSource
 from megaptm.train.callbacks import STATE as CALLBACKS
 from megaptm.train.callbacks import Callbacks
 from megaptm.train.early_stop import FIELD as EARLY_STOP
-from megaptm.train.early_stop import EarlyStop
+from megaptm.train.early_stop import build_early_stop
 from megaptm.train.save_timer import SaveTimer
 from megaptm.train.training_engine import TrainingEngine
 
@@ -105,7 +105,7 @@ class Checkpointer:
         """Times of checkpoints by `checkpoint.every`, only on rank 0."""
         self.step = 0
         """Step of the last checkpoint: restored, saved or in progress."""
-        self.early_stop = EarlyStop(config.train.stop, engine.losses)
+        self.early_stop = build_early_stop(config)
         self._background, self._copies = Background(), HostStaging()
 
     def restore(self, *, starts_job: bool = True) -> int:

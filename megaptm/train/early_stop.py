@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
-from megaptm.config import StopConfig
+from megaptm.config import Config, StopConfig
 from megaptm.errors import UserError, nearest
+from megaptm.objectives import weights_at
+from megaptm.run.compatibility import read_state
 
 FIELD = "early_stop"
 """Key of early stopping in a checkpoint's state."""
@@ -17,9 +22,10 @@ class EarlyStop:
     """Lowest value of a validation loss, and the number of validations since. Checkpoints contain them, so that a
     resumed run stops at the same step."""
 
-    def __init__(self, config: StopConfig | None, losses: Collection[str]) -> None:
-        """`losses`: names of the run's losses, one of which the config may name."""
-        self.config = config
+    def __init__(self, config: StopConfig | None, losses: Collection[str], recipe: str = "") -> None:
+        """`losses`: names of the run's losses, one of which the config may name. `recipe`: hash of what changes the
+        losses; with another recipe, counting starts again."""
+        self.config, self.recipe = config, recipe
         self.lowest: float | None = None
         self.num_worse = 0
         metrics = [f"{PREFIX}{name}" for name in ("loss", *losses)]
@@ -49,10 +55,42 @@ class EarlyStop:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that checkpoints keep."""
-        return {"lowest": self.lowest, "num_worse": self.num_worse} if self.config is not None else {}
+        if self.config is None:
+            return {}
+        return {
+            "metric": self.config.metric,
+            "recipe": self.recipe,
+            "lowest": self.lowest,
+            "num_worse": self.num_worse,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint; a run without early stopping has none."""
+        """Restore the state of a checkpoint. Counting starts again if it has none, or that of another metric or
+        recipe."""
+        self.lowest, self.num_worse = None, 0
+        if self.config is None or (state.get("metric"), state.get("recipe")) != (self.config.metric, self.recipe):
+            return
         lowest, num_worse = state.get("lowest"), state.get("num_worse")
-        self.lowest = float(lowest) if isinstance(lowest, int | float) else None
-        self.num_worse = num_worse if isinstance(num_worse, int) else 0
+        if isinstance(lowest, int | float) and isinstance(num_worse, int):
+            self.lowest, self.num_worse = float(lowest), num_worse
+
+
+def build_early_stop(config: Config) -> EarlyStop:
+    """Build the early stopping of a config."""
+    read = [config.data.mix, config.data.sequence, config.objective]
+    recipe = json.dumps([config.optimizer.model_dump(), read], sort_keys=True, default=str)
+    losses = weights_at(config.built_objective, 0)
+    return EarlyStop(config.train.stop, losses, hashlib.sha256(recipe.encode()).hexdigest()[:16])
+
+
+def has_stopped_early(config: Config) -> bool:
+    """Whether the newest checkpoint of the run of a config is that at which early stopping ended it."""
+    if config.train.stop is None:
+        return False
+    from megaptm.checkpoint.store import Store  # loads torch
+
+    if (checkpoint := Store(Path(config.run)).newest(verify=False)) is None:
+        return False
+    early_stop = build_early_stop(config)
+    early_stop.restore(read_state(checkpoint, FIELD))
+    return early_stop.reason() is not None

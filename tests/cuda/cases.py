@@ -63,6 +63,7 @@ RULES = {
     "adafactor": OptimizerConfig(name="adafactor", lr=1e-2, adafactor=AdafactorConfig(min_dim_size_to_factor=16)),
     "muon": OptimizerConfig(name="muon", lr=1e-3, clip=1.0),
     "adagrad": OptimizerConfig(name="adagrad", lr=1e-2),
+    "off-loaded adamw": OptimizerConfig(lr=1e-3, offload=True),
 }
 CASES = {
     **{family: Case(family, DATA) for family in (*CATALOGUE, *RECURRENT, *VISION)},
@@ -89,7 +90,7 @@ CASES = {
 }
 OFTEN = {
     *("gpt2", "bert", "t5", "deberta-v3", "xlnet", "bigbird", "reformer", "uniter", "elmo"),
-    *("bert, by a teacher", "bert by adafactor", "bert by muon", "gpt2, full sharding"),
+    *("bert, by a teacher", "bert by adafactor", "bert by muon", "bert by off-loaded adamw", "gpt2, full sharding"),
     *("bart", *(f"{family}, whole sequences" for family in ("gpt2", "bert", "bart"))),
     *("gpt2, context ranks", "gpt2, context ranks, whole sequences"),
     *("clip, first stage", "electra, last stage", "longformer, tensor ranks"),

@@ -282,6 +282,7 @@ def install() -> None:
     stream = Stream()
     cuda.is_available = cuda.is_initialized = lambda: True
     cuda.Stream, cuda.Event = Stream, Event
+    setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)  # noqa: B010
     cuda.current_stream = cuda.default_stream = lambda *args, **kwargs: stream
     cuda.stream = lambda *args, **kwargs: contextlib.nullcontext()
     cuda.current_device = lambda: 0

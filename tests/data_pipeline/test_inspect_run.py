@@ -33,7 +33,7 @@ def letters(text):
 
 
 def test_samples_of_a_step_are_shown(corpus):
-    output = inspect(corpus, "--step", "3", "--count", "2")
+    output = inspect(corpus, "--step", "4", "--count", "2")
     assert re.findall(r"sample \d+", output) == ["sample 12", "sample 13"]
     corpora = RunCorpora(load(CONFIGS / "gpt2/tiny.yaml", [f"data.mix={{{corpus}: 1}}", *WORDS]))
     with Loader(corpora.mix("train"), start_step=3, batch=4, microbatch=4, workers=0) as loader:
@@ -49,6 +49,6 @@ def test_validation_has_no_steps(corpus):
 
 def test_steps_before_other_data_are_refused(corpus):
     cursors = "data.cursors={step: 5, sample: 20, read: {}}"
-    assert "--step (4) must be at least 5: the run has other data since that step" in inspect(
-        corpus, cursors, "--step", "4", code=2
+    assert "--step (5) must be at least 6: the run has other data after step 5" in inspect(
+        corpus, cursors, "--step", "5", code=2
     )

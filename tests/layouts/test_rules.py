@@ -15,6 +15,7 @@ from tests.ranks import run_ranks
 CLIP = {"clip": 1.0, "weight_decay": 0.1}
 RULES = {
     "adamw as BERT": ("gpt2", OptimizerConfig(name="adamw", lr=1e-3, eps=1e-6, bias_correction=False, **CLIP)),
+    "adamw off-loaded": ("bert", OptimizerConfig(name="adamw", lr=1e-3, offload=True, **CLIP)),
     "stable-adamw": (
         "modernbert",
         OptimizerConfig(name="stable-adamw", lr=1e-3, eps=1e-6, betas=(0.9, 0.98), weight_decay=0.1),

@@ -14,7 +14,8 @@ from tests.engines import filled_engine
 from tests.layouts.cases import VOCABULARY, batch, micro_batches
 from tests.ranks import run_ranks
 
-ALONE, DIVIDED = Layout(microbatch=4), Layout(microbatch=4, data=2, distributed_optimizer=True)
+ALONE, COPIED = Layout(microbatch=4), Layout(microbatch=4, data=2)
+DIVIDED = Layout(microbatch=4, data=2, distributed_optimizer=True)
 SPEC = ModelSpec(
     family=CATALOGUE["gpt2"],
     size=Size(layers=4, width=256, heads=4, ffn=1024),
@@ -54,7 +55,7 @@ def test_temporary_bytes_are_planned(name, at_least):
     assert at_least <= peak / (memory.update + memory.activations + memory.logits + memory.workspace) <= 1.001
 
 
-@pytest.mark.parametrize("layout", [ALONE, DIVIDED], ids=["one process", "DP2 distributed optimizer"])
+@pytest.mark.parametrize("layout", [ALONE, COPIED, DIVIDED], ids=["one process", "DP2", "DP2 distributed optimizer"])
 @pytest.mark.parametrize("name", ["stable-adamw", "muon"])
 def test_batches_bound_the_memory(name, layout):
     processes = layout.processes
@@ -65,3 +66,29 @@ def test_batches_bound_the_memory(name, layout):
     ):
         assert small[0] == pytest.approx(large[0], rel=1e-7)
         assert small[1] < large[1] / 2
+
+
+def losses_by_adamw(layout: Layout, offload: bool, batch_size: int) -> list[float]:
+    with patch("megaptm.parallel.optimizers.part.UPDATE_BATCH", batch_size):
+        settings = OptimizerConfig(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, offload=offload)
+        engine = filled_engine(SPEC, layout, settings, losses={"lm": 1.0}, seed=1)
+        return [
+            engine.train_step(micro_batches(batch("gpt2", step), layout, engine.ranks.data), step=step, lr=1e-3).loss
+            for step in range(4)
+        ]
+
+
+@pytest.mark.parametrize("layout", [ALONE, DIVIDED], ids=["one process", "DP2 distributed optimizer"])
+def test_offloaded_moments_give_the_same_weights(layout):
+    expected = run_ranks(layout.processes, losses_by_adamw, layout, False, 1 << 27)
+    assert run_ranks(layout.processes, losses_by_adamw, layout, True, SMALL_BATCH) == expected
+
+
+def test_plan_has_no_moments_on_the_device():
+    def planned(offload):
+        settings = OptimizerConfig(lr=1e-3, offload=offload)
+        work = Workload(spec=SPEC, lengths={"decoder": 64}, layout=ALONE, batch=4, optimizer=settings)
+        [memory] = estimate_memory(work)
+        return memory
+
+    assert planned(True).optimizer == planned(False).optimizer / 3  # the float32 weights stay

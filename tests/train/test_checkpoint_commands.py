@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tags import add_tag, find_tagged
 from megaptm.commands.checkpoint import copy, diff, list_checkpoints, prune, tag, verify
-from megaptm.resilience.lock import RunLock
+from megaptm.resilience.lock import LAUNCH_FILE, RunLock
 from megaptm.run.branch import Branch
 from megaptm.storage import file_sha256, list_files
 from tests.bad_input.commands import user_error
@@ -53,6 +53,21 @@ def test_tagged_checkpoint_is_retained_and_named(run):
     assert branch.create()
     assert checkpoints(branch.run) == [2]
     assert find_tagged(branch.run) == {}
+
+
+def test_one_tag_of_two_checkpoints_retains_both(run):
+    """Two commands at once can give it to two."""
+    for step in (1, 2):
+        (run / f"checkpoints/step-{step:08d}/tag.final").touch()
+    assert Store(run, keep=1, fence=lambda: True).removable() == [3]
+
+
+def test_tagged_checkpoint_returns_after_its_removal_was_interrupted(run):
+    run_command(tag, f"{run}@2", "final")
+    folder = run / "checkpoints/step-00000002"
+    folder.rename(folder.with_suffix(".removed-0123abcd"))
+    Store(run, fence=lambda: True).take_over()
+    assert find_tagged(run) == {"final": 2}
 
 
 def test_removed_tag_keeps_nothing(run):
@@ -112,6 +127,15 @@ def test_prune_applies_the_rules_once(run):
     assert checkpoints(run) == [1, STEPS]
     assert (copied / "manifest.json").exists()
     assert run_command(prune, run, "--yes") == "nothing to remove\n"
+
+
+def test_run_is_not_locked_while_prune_asks(run, monkeypatch):
+    def confirm(question, remedy):
+        with RunLock(run, file=LAUNCH_FILE), RunLock(run):
+            return True
+
+    monkeypatch.setattr("megaptm.commands.checkpoint.confirm", confirm)
+    assert "removed 3 checkpoints" in run_command(prune, run, "checkpoint.keep=1")
 
 
 def test_prune_refuses_a_run_that_trains_or_is_damaged(run):

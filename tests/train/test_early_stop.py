@@ -4,7 +4,8 @@ import shutil
 
 import pytest
 
-from megaptm.config import StopConfig
+from megaptm.config import StopConfig, load_run
+from megaptm.launch.slurm.preflight import is_finished
 from megaptm.resilience.events import read_events
 from megaptm.track import read_metrics
 from megaptm.train.early_stop import EarlyStop
@@ -90,3 +91,24 @@ def test_unknown_metric_is_named(real_corpus, tmp_path):
     words = arguments("gpt2", tmp_path / "run", real_corpus("byte-bpe"), *SETTINGS)
     output = megaptm("train", *words, "train.stop={metric: validation/los, patience: 2}", code=2)
     assert "train.stop.metric (validation/los) is no metric of this run; did you mean validation/loss?" in output
+
+
+@pytest.mark.parametrize(("metric", "recipe"), [("validation/mlm", "a"), ("validation/loss", "b")])
+def test_counting_starts_again_with_another_metric_or_recipe(metric, recipe):
+    before = EarlyStop(StopConfig(patience=1), ["mlm"], "a")
+    for loss in (1.0, 2.0):
+        before.add({"loss": loss, "mlm": loss})
+    same, other = (
+        EarlyStop(before.config, ["mlm"], "a"),
+        EarlyStop(StopConfig(metric=metric, patience=1), ["mlm"], recipe),
+    )
+    for early_stop in (same, other):
+        early_stop.restore(before.state_dict())
+    assert same.reason() is not None
+    assert other.reason() is None
+
+
+def test_run_that_stopped_early_is_finished_for_its_jobs(stopped):
+    assert is_finished(load_run(stopped / "config.yaml"))
+    other_rate = load_run(stopped / "config.yaml").optimizer.model_copy(update={"lr": 0.1})
+    assert not is_finished(load_run(stopped / "config.yaml").model_copy(update={"optimizer": other_rate}))

@@ -9,8 +9,8 @@ from pydantic import Field, Strict
 from megaptm.section import Count, Fraction, Section
 
 UPDATE_BATCH = 1 << 27
-"""Maximum number of elements of the tensors that stable-adamw or muon updates at once, unless a single one is larger.
-It bounds the temporary memory of an update."""
+"""Maximum number of elements of the tensors that stable-adamw, muon or an off-loaded adamw updates at once, unless a
+single one is larger. It bounds the temporary memory of an update."""
 
 
 class AdafactorConfig(Section):
@@ -61,6 +61,9 @@ class OptimizerConfig(Section):
     """Initial value of the sum of squares (adagrad)."""
     adafactor: AdafactorConfig = AdafactorConfig()
     muon: MuonConfig = MuonConfig()
+    offload: bool = False
+    """Whether the moments are in host memory between updates (adamw): 8 bytes less device memory per parameter, and an
+    update that takes as long as copying them there and back."""
     ema_decay: Fraction | None = None
     """Decay rate of a running mean of the weights, which checkpoints then contain. `--ema` of evaluate, generate and
     export hf uses it. Default: no mean."""

@@ -14,6 +14,7 @@ from megaptm.run.corpora_checks import check_corpora
 from megaptm.run.folder import check_phase, read_config
 from megaptm.run.rank import RankEnvironment, check_processes
 from megaptm.run.submission import check_submitted
+from megaptm.train.early_stop import has_stopped_early
 
 
 @click.command()
@@ -38,7 +39,7 @@ def preflight(config: Config, *, attempt: str, tasks: int) -> Path | None:
     """Check the config of a Slurm job before a thousand processes fail on it; create and return the log folder."""
     run = Path(config.run)
     if is_finished(config):
-        click.echo(f"{run} is complete: all {config.train.steps} steps are saved.", err=True)
+        click.echo(f"{run} is complete, and saved at step {last_saved_step(run)}.", err=True)
         return None
     check_phase(config)
     check_processes(RankEnvironment(rank=0, world=tasks, local_rank=0), config.layout)
@@ -50,8 +51,8 @@ def preflight(config: Config, *, attempt: str, tasks: int) -> Path | None:
 
 
 def is_finished(config: Config) -> bool:
-    """Whether the run's last step is saved."""
-    return last_saved_step(Path(config.run)) >= config.train.steps
+    """Whether the run's last step is saved, or early stopping ended it."""
+    return last_saved_step(Path(config.run)) >= config.train.steps or has_stopped_early(config)
 
 
 if __name__ == "__main__":

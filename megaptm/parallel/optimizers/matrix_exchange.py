@@ -70,7 +70,10 @@ class MatrixExchange:
         held = gather_pieces([_held_piece(part) for part in parts], self._group)
         self._own_pieces = held[self._rank]
         sizes = [prod(part.placement.shape) for part in parts]
-        self._batches = [self._plan_batch(held, batch, sizes) for batch in batches_of(sizes, self._ranks)]
+        # Data ranks that do not divide weights receive each matrix, so their number does not bound the memory.
+        largest = max(sum(piece.stop - piece.start for piece in pieces if piece is not None) for pieces in held)
+        divided_by = max(1, sum(sizes) // max(1, largest))
+        self._batches = [self._plan_batch(held, batch, sizes) for batch in batches_of(sizes, divided_by)]
 
     def _plan_batch(
         self, held: Sequence[Sequence[MatrixPiece | None]], indices: Sequence[int], sizes: Sequence[int]
@@ -100,7 +103,8 @@ class MatrixExchange:
         """
         for batch in self._batches:
             dtype = torch.float32 if self._parts[0].parameter.dtype == torch.float32 else torch.bfloat16
-            values = {(index, piece): local[index].reshape(-1).to(dtype) for index, piece in batch.own}
+            sent = (message for message in batch.gathered if message.source == self._rank)
+            values = {(message.index, message.piece): local[message.index].reshape(-1).to(dtype) for message in sent}
             matrices = self._join_pieces(batch.owned, self._exchange_pieces(batch.gathered, values, dtype), dtype)
             del values
             changed = self._apply_by_shape(matrices, function)

@@ -15,6 +15,7 @@ from torch import Tensor
 from megaptm.config import OptimizerConfig
 from megaptm.parallel.collectives import copy_to_host
 from megaptm.parallel.groups import device
+from megaptm.parallel.optimizers.offloaded_adamw import MOMENTS, OffloadedAdamW
 from megaptm.parallel.optimizers.part import TensorPart
 from megaptm.parallel.optimizers.rules import EMA
 from megaptm.parallel.optimizers.sharded import ShardedOptimizer
@@ -81,6 +82,18 @@ class Optimizer:
             group["weight_decay"] = decay * group["wd_mult"]
             if "eps" in group:
                 group["eps"] = eps
+
+    def set_state(self, part: TensorPart, kind: str, value: Tensor) -> None:
+        """Set an optimizer state tensor, on the device or, if moments are off-loaded, in host memory."""
+        if self.settings.offload and kind in MOMENTS:
+            self.rule.state[part.key][kind] = value.pin_memory() if torch.cuda.is_available() else value.clone()
+        else:
+            self.rule.state[part.key][kind] = value.to(part.key.device, copy=True)
+
+    def wait_for_state(self) -> None:
+        """Wait until the host may read optimizer state that is in its memory."""
+        if isinstance(self.rule, OffloadedAdamW):
+            self.rule.synchronize()
 
     def step(self) -> None:
         """Update the weights. Call `gradient_norm` first, which prepares the gradients."""

@@ -12,6 +12,7 @@ from megaptm.config import OptimizerConfig
 from megaptm.parallel.optimizers.adafactor import Adafactor, is_factored
 from megaptm.parallel.optimizers.lamb import Lamb
 from megaptm.parallel.optimizers.muon import Muon
+from megaptm.parallel.optimizers.offloaded_adamw import OffloadedAdamW
 from megaptm.parallel.optimizers.part import TensorPart
 from megaptm.parallel.optimizers.stable_adamw import StableAdamW
 
@@ -42,6 +43,11 @@ class Rule:
     settings, this rank's parts of all trained tensors, and whether data ranks divide these."""
     state_tensors: Callable[[OptimizerConfig, TensorPart], Mapping[str, StateTensor]]
     """Function from a weight to the optimizer's state tensors for it, whichever rank holds them."""
+
+
+def build_offloaded(groups: Groups, settings: OptimizerConfig, parts: Parts, divided: bool) -> torch.optim.Optimizer:
+    """Build AdamW with moments in host memory."""
+    return OffloadedAdamW(groups, betas=settings.betas, eps=settings.eps)
 
 
 def _build_sgd(groups: Groups, settings: OptimizerConfig, parts: Parts, divided: bool) -> torch.optim.Optimizer:
@@ -125,7 +131,7 @@ def set_steps(rule: torch.optim.Optimizer, parts: Parts, step: int) -> None:
     per group."""
     for group in rule.param_groups:
         group["step"] = step
-    if isinstance(rule, torch.optim.AdamW | torch.optim.Adagrad | Muon):
+    if isinstance(rule, torch.optim.AdamW | torch.optim.Adagrad | Muon | OffloadedAdamW):
         for part in parts:
             if part.master is not None and not (isinstance(rule, Muon) and part.placement.in_layer):
                 device = None if isinstance(rule, torch.optim.Adagrad) else part.master.device
