@@ -21,7 +21,7 @@ HEAD_BYTES = 18
 """Bytes at the start of a file that identify its compression: the longest header of a Zstandard frame."""
 CHUNK_BYTES = 1 << 20
 """Size of a read and of an output chunk. It is fixed, because it determines where reading of a damaged file stops."""
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz"}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bzip2", ".xz": "xz"}
 FULL_SUFFIXES = {".tgz": ".tar.gz", ".tbz": ".tar.bz2", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
 UNSUPPORTED = frozenset({".7z", ".rar", ".lz4", ".lzma", ".lz", ".lzo", ".z", ".br", ".sz", ".snappy", ".cab", ".ace"})
 """Suffixes of compressed files that are not supported."""

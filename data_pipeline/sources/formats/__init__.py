@@ -12,9 +12,11 @@ from typing import Literal
 from data_pipeline.document import Document
 from data_pipeline.sources.archives import archive_kind
 from data_pipeline.sources.compression import compression_of, is_unsupported, without_compression
+from data_pipeline.sources.formats.arrow import read_arrow
 from data_pipeline.sources.formats.csv import read_csv
 from data_pipeline.sources.formats.html import read_html
 from data_pipeline.sources.formats.json_lines import read_json_lines
+from data_pipeline.sources.formats.mds import read_mds
 from data_pipeline.sources.formats.parquet import read_parquet
 from data_pipeline.sources.formats.text import read_code, read_text
 from data_pipeline.sources.formats.warc import read_warc
@@ -72,6 +74,8 @@ TEXT_FORMATS: dict[str, Format] = {
     "csv": Format(read_csv, frozenset({".csv", ".tsv"})),
     "html": Format(read_html, frozenset({".html", ".htm", ".xhtml"})),
     "parquet": Format(read_parquet, frozenset({".parquet"}), can_be_cut=_accepts_all),
+    "arrow": Format(read_arrow, frozenset({".arrow", ".feather"}), can_be_cut=_accepts_all),
+    "mds": Format(read_mds, frozenset({".mds"}), can_be_cut=_accepts_all),
     "warc": Format(read_warc, frozenset({".warc", ".wet"})),
     "wikipedia": Format(read_wikipedia, frozenset(), frozenset({".xml"})),
 }

@@ -1,0 +1,169 @@
+"""Arrow IPC, stream or file: Hugging Face `datasets` folders (`save_to_disk`, caches) and Feather. One record batch is
+in memory at a time.
+
+Headers of messages are read without their bodies, so that a span finds its record batches in a few reads. Format:
+https://arrow.apache.org/docs/format/Columnar.html, encapsulated messages.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from data_pipeline.document import Document
+from data_pipeline.sources.compression import compression_of
+from data_pipeline.sources.content import EMPTY, open_file
+from data_pipeline.sources.formats.columns import Row, arrow_message, documents_of_rows, required_columns, to_python
+from data_pipeline.sources.source import Span
+from data_pipeline.sources.unreadable import Unreadable, UnreadableHandler, UnreadableRecord, require_library
+
+FILE_MAGIC = b"ARROW1"
+"""First bytes of the file format, which continues as a stream after 8 bytes."""
+CONTINUATION = b"\xff\xff\xff\xff"
+SCHEMA, DICTIONARY, RECORD_BATCH = 1, 2, 3
+"""Types of message headers (`Message.fbs`)."""
+END_OF_STREAM = CONTINUATION + bytes(4)
+
+
+@dataclass(frozen=True)
+class _Message:
+    kind: int
+    start: int
+    stop: int
+    rows: int
+    """Number of rows of a record batch."""
+
+
+def read_arrow(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
+    """Read Arrow: yield the documents of the record batches whose first byte is in the span."""
+    with require_library("pyarrow"):
+        from pyarrow import ArrowException
+
+    if compression_of(span.file.name):
+        raise Unreadable("wrong compression", "is Arrow inside another compression", "decompress it")
+    with open_file(span.file) as stream:
+        if not stream.read(1):
+            raise EMPTY
+        try:
+            messages = _messages(stream, span, handler)
+            schema = next(messages)
+            head = _read(stream, schema)
+            columns = required_columns(_open(head).schema, span.file.source)
+        except (ArrowException, OSError, StopIteration) as error:
+            raise _not_arrow(arrow_message(error)) from None
+        yield from documents_of_rows(_rows(stream, messages, head, columns, span, handler), span, handler)
+
+
+def _not_arrow(problem: str) -> Unreadable:
+    return Unreadable("not Arrow", f"is not readable Arrow ({problem})", "write it again")
+
+
+def _rows(
+    stream: BinaryIO,
+    messages: Iterator[_Message],
+    head: bytes,
+    columns: list[str],
+    span: Span,
+    handler: UnreadableHandler,
+) -> Iterator[Row]:
+    """Yield row index in the file (from 0) and the required columns. A damaged record batch counts once."""
+    first = 0
+    for message in messages:
+        if message.kind == DICTIONARY:  # record batches after it may refer to it
+            head += _read(stream, message)
+        row, first = first, first + message.rows
+        if message.kind != RECORD_BATCH or not span.start <= message.start < span.end:
+            continue
+        try:
+            [batch] = _open(head + _read(stream, message) + END_OF_STREAM)
+            for values in zip(*(to_python(_checked(batch.column(name))) for name in columns), strict=True):
+                yield row, dict(zip(columns, values, strict=True))
+                row += 1
+        except Exception as error:  # a date outside of Python's range raises an exception that is not Arrow's
+            problem = f"starts a damaged part ({arrow_message(error)})"
+            damage = UnreadableRecord("damaged", problem, "write the file again")
+            handler.handle_record(f"{span.file.name}@{row}", f"row {row:,}", damage)
+
+
+def _open(content: bytes) -> Any:
+    import pyarrow
+
+    return pyarrow.ipc.open_stream(io.BytesIO(content))
+
+
+def _read(stream: BinaryIO, message: _Message) -> bytes:
+    stream.seek(message.start)
+    return stream.read(message.stop - message.start)
+
+
+def _checked(column: Any) -> Any:
+    """Return a column whose offsets are inside its buffers. Text becomes bytes, since its UTF-8 is checked by row."""
+    import pyarrow
+
+    binary = {pyarrow.string(): pyarrow.binary(), pyarrow.large_string(): pyarrow.large_binary()}
+    column = column.view(binary[column.type]) if column.type in binary else column
+    column.validate(full=True)
+    return column
+
+
+def _messages(stream: BinaryIO, span: Span, handler: UnreadableHandler) -> Iterator[_Message]:
+    """Yield the messages of a stream up to the end of the span: first its schema. A truncated message is counted by the
+    span in which it starts."""
+    size, start, rows = stream.seek(0, io.SEEK_END), 0, 0
+    stream.seek(0)
+    if stream.read(len(FILE_MAGIC)) == FILE_MAGIC:
+        start = 8
+    first = start
+    while start < span.end:
+        stream.seek(start)
+        head = stream.read(8)
+        if not head or head == END_OF_STREAM:
+            return
+        if not head.startswith(CONTINUATION):
+            raise _not_arrow(f"it has no message at byte {start:,}")
+        metadata = stream.read(int.from_bytes(head[4:], "little"))
+        if len(head) == 8 and len(metadata) == int.from_bytes(head[4:], "little"):
+            try:
+                message = _parse_message(metadata, start)
+            except IndexError:
+                raise _not_arrow(f"it has no message at byte {start:,}") from None
+            if message.stop <= size:
+                yield message
+                start, rows = message.stop, rows + message.rows
+                continue
+        if start == first:
+            raise _not_arrow("its schema is not complete")
+        if start >= span.start:
+            truncated = UnreadableRecord("truncated", "starts a part that is not complete", "download it again")
+            handler.handle_record(f"{span.file.name}@{rows}", f"row {rows:,}", truncated)
+        return
+
+
+def _parse_message(metadata: bytes, start: int) -> _Message:
+    """Parse the flatbuffer of a message that starts at byte `start`; raise `IndexError` if it is invalid."""
+    table = _number(metadata, 0, 4)
+    kind = _number(metadata, _field(metadata, table, 1), 1)
+    header = _field(metadata, table, 2)
+    body = _field(metadata, table, 3)
+    rows = 0
+    if kind == RECORD_BATCH:
+        length = _field(metadata, header + _number(metadata, header, 4), 0)
+        rows = _number(metadata, length, 8) if length else 0
+    stop = start + 8 + len(metadata) + (_number(metadata, body, 8) if body else 0)
+    return _Message(kind, start, stop, rows)
+
+
+def _field(data: bytes, table: int, index: int) -> int:
+    """Return the position of a field of a flatbuffer's table; 0 if it is absent."""
+    vtable = table - int.from_bytes(data[table : table + 4], "little", signed=True)
+    at = 4 + 2 * index
+    offset = _number(data, vtable + at, 2) if at < _number(data, vtable, 2) else 0
+    return table + offset if offset else 0
+
+
+def _number(data: bytes, at: int, size: int) -> int:
+    if not 0 <= at <= len(data) - size:
+        raise IndexError(at)
+    return int.from_bytes(data[at : at + size], "little")

@@ -1,0 +1,88 @@
+"""Arrow files as `datasets` writes them: streams of record batches of 1,000 rows, in a folder per split."""
+
+import pyarrow as pa
+import pytest
+from pyarrow import feather, parquet
+
+from tests.data_pipeline.sources.reading import reading, written
+
+TEXTS = [f"text number {number}, größer" * (1 + number % 7) for number in range(250)]
+TABLE = pa.table({"text": TEXTS, "url": [f"u{number}" for number in range(250)], "label": [*range(250)]})
+
+
+def stream(path, table=TABLE, rows=60):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pa.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return path
+
+
+@pytest.mark.parametrize("part", [1, 1000, 5000, 1 << 40])
+def test_a_saved_dataset_is_read_in_any_spans(part, tmp_path):
+    """The folder of `Dataset.save_to_disk`. Rows count from the start of their file in every span."""
+    stream(tmp_path / "train" / "data-00000-of-00002.arrow", TABLE.slice(0, 130))
+    stream(tmp_path / "train" / "data-00001-of-00002.arrow", TABLE.slice(130))
+    written(tmp_path / "train" / "state.json", "{}")
+    result = reading(tmp_path / "train", part=part, keep=("label",))
+    assert result.texts == TEXTS
+    assert [document.notes["label"] for document in result.documents] == [*range(250)]
+    assert result.sources[249] == "train/data-00001-of-00002.arrow@119"
+
+
+@pytest.mark.parametrize("compression", ["uncompressed", "lz4"])
+def test_arrow_files_with_footer(compression, tmp_path):
+    feather.write_feather(TABLE, tmp_path / "a.feather", compression=compression, chunksize=60)
+    assert reading(tmp_path / "a.feather", part=2000).texts == TEXTS
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.large_string(), pa.string_view(), pa.binary(), pa.dictionary(pa.int32(), pa.string())]
+)
+def test_text_column_types(kind, tmp_path):
+    values = [text.encode() for text in TEXTS] if pa.types.is_binary(kind) else TEXTS
+    path = stream(tmp_path / "a.arrow", pa.table({"text": pa.array(values).cast(kind)}))
+    assert reading(path).texts == reading(path, part=900).texts == TEXTS
+
+
+def test_arrow_and_parquet_have_the_same_documents(tmp_path):
+    stream(tmp_path / "a.arrow")
+    parquet.write_table(TABLE, tmp_path / "a.parquet")
+    arrow, table = (reading(tmp_path / f"a.{suffix}", keep=("url", "label")) for suffix in ("arrow", "parquet"))
+    assert [(document.text, document.notes) for document in arrow.documents] == [
+        (document.text, document.notes) for document in table.documents
+    ]
+
+
+def test_truncated_file_keeps_earlier_batches(tmp_path, refusal):
+    path = stream(tmp_path / "a.arrow")
+    written(path, path.read_bytes()[:-500])
+    for part in (1 << 40, 3000):
+        result = reading(path, part=part)
+        assert (result.texts, result.counts) == (TEXTS[:240], {"truncated": 1})
+    assert "a.arrow row 240 starts a part that is not complete" in refusal(path)
+
+
+def test_damaged_batch_is_dropped(tmp_path, refusal):
+    """Offsets outside of the text are found before they are used."""
+    path = stream(tmp_path / "a.arrow", TABLE.select(["text"]))
+    sizes = pa.array(TEXTS).view(pa.binary()).buffers()[1].to_pybytes()[4:40]
+    content = path.read_bytes()
+    assert content.count(sizes) == 1
+    written(path, content.replace(sizes, b"\xff\xff\xff\x6f" * 9))
+    result = reading(path)
+    assert (result.texts, result.counts) == (TEXTS[60:], {"damaged": 1})
+    assert "a.arrow row 0 starts a damaged part" in refusal(path)
+
+
+def test_other_files_are_dropped(tmp_path, refusal):
+    content = stream(tmp_path / "a.arrow").read_bytes()
+    for invalid in (b"no arrow at all", content[:50], content[:4] + b"\x10\0\0\0" + b"\xff" * 16, b"ARROW1"):
+        path = written(tmp_path / "b.arrow", invalid)
+        assert reading(path).counts == reading(path, part=20).counts == {"not Arrow": 1}
+        assert "is not readable Arrow" in refusal(path)
+
+
+def test_missing_column_is_rejected(tmp_path, refusal):
+    path = stream(tmp_path / "a.arrow", pa.table({"body": ["one"]}))
+    assert reading(path).counts == {"no text column": 1}
+    assert "has no text in a column `text`, but body (string): name the column" in refusal(path)
