@@ -44,6 +44,7 @@ MAY_IMPORT = {
     "schedulers": (),
     "run": (
         "spec",
+        "plugins",
         "objectives",
         "families",
         "config",

@@ -60,7 +60,9 @@ def _samples(history: History, count: int) -> tuple[list[tuple[str, Text]], str]
     from megaptm.run.folder import CONFIG
 
     try:
-        return shown_samples(load_run(history.run / CONFIG), split="train", first=0, count=count), ""
+        config = load_run(history.run / CONFIG)
+        first = 0 if config.data.cursors is None else config.data.cursors.sample  # that the present mix gives
+        return shown_samples(config, split="train", first=first, count=count), ""
     except UserError as error:
         return [], f"There are no samples here: {error}"
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from megaptm.config.schema import Config
-from megaptm.config.yamls import ConfigLayer, format_override, read_override, with_dotted_keys
+from megaptm.config.yamls import ConfigLayer, layer_of_key, with_dotted_keys
 
 UNTIL = "until"
 WHOLE_RUN = (
@@ -18,6 +18,8 @@ WHOLE_RUN = (
     *("train.threads", "train.restarts", "train.hang_seconds"),
 )
 """Keys that hold for a run, or for a job, as a whole."""
+MAPPINGS = ("data.mix", "data.mix_ramp", "data.size_limits", "objective")
+"""Keys of phases whose values are given as a whole, because names in them may contain dots."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,7 @@ class Phase:
         for key, ramp in (("train.batch", "train.ramp"), ("data.mix", "data.mix_ramp")):
             if key in changes and not any(each.startswith(ramp) for each in changes):
                 changes[ramp] = None
-        typed = (read_override(format_override(key, value)) for key, value in changes.items())
-        return tuple(replace(layer, origins=dict.fromkeys(layer.origins, self.title)) for layer in typed)
+        return tuple(layer_of_key(key, value, where=self.title) for key, value in changes.items())
 
 
 def phases_after(config: Config, step: int) -> list[Phase]:
@@ -109,3 +110,6 @@ def phase_errors(config: Config) -> Iterator[str]:
     for key in sorted({key for entry in config.phases for key in entry}):
         if any(f"{key}.".startswith(f"{fixed}.") for fixed in WHOLE_RUN):
             yield f"phases: {key} is the same in all phases: set it outside of them."
+        for mapping in MAPPINGS:
+            if key.startswith(f"{mapping}."):
+                yield f"phases: {key} is a part of {mapping}: give all of it, as in `{mapping}: {{...}}`."

@@ -162,12 +162,15 @@ def read_override(text: str) -> ConfigLayer:
         close = "}" if written[0] == "{" else "]"
         hint = f"the shell split it at a space; put it in quotes: '{text} ...{close}'."
         raise UserError(f"{str(error).removesuffix('.')}; {hint}") from None
-    origins = {}
-    for part in reversed(key.split(".")):
-        value = {part: value}
+    return layer_of_key(key, value, where=f"override {text!r}")
+
+
+def layer_of_key(key: str, value: Any, *, where: str) -> ConfigLayer:
+    """Return a layer of a config that sets one dotted key. Error messages start with `where`."""
     parts = key.split(".")
-    for depth in range(1, len(parts) + 1):
-        origins[".".join(parts[:depth])] = f"override {text!r}"
+    for part in reversed(parts):
+        value = {part: value}
+    origins = {".".join(parts[:depth]): where for depth in range(1, len(parts) + 1)}
     return ConfigLayer(value, origins, tuple(parts))
 
 

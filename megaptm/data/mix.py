@@ -300,7 +300,12 @@ class Mix:
         if len(tasks := task_shares(self.sources, step)) > 1:
             for label, share in tasks.items():
                 own = np.array([source.task.label == label for source in self.sources])
-                shares[own] *= share / shares[own].sum()
+                if share and not shares[own].any():
+                    raise UserError(
+                        f"data.mix: all corpora of objective.{label} have weight 0 after step {step:,}: give one a "
+                        "weight in data.mix_ramp, or the task a share of 0 until then."
+                    )
+                shares[own] *= share / (shares[own].sum() or 1.0)
         quotas = divide_by_shares(shares, self.block)
         for source, quota, share in zip(self.sources, quotas, shares, strict=True):
             if share and not quota and len(source.weight.steps) == 1:

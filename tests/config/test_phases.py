@@ -2,8 +2,9 @@
 
 import pytest
 
-from megaptm.config import config_to_yaml, draft, load
+from megaptm.config import config_to_yaml, draft, load, load_run
 from megaptm.config.read import UncheckedConfig, phase_configs
+from megaptm.errors import UserError
 from megaptm.plan.machine import load_machine
 from megaptm.plan.plan import make_plan, make_plans, summed_json
 from tests import ROOT
@@ -57,6 +58,19 @@ def test_plans_add_up():
     assert summed_json(plans)["run"]["days"] == sum(plan.days for plan in plans)
 
 
+def test_key_of_a_phase_is_no_text(tmp_path, monkeypatch):
+    """Written as an override, this key would name code that nobody allowed."""
+    (tmp_path / "unwanted.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "config.yaml"
+    text = config_to_yaml(load(TINY, LENGTH))
+    assert "\nphases: []\n" in text
+    path.write_text(text.replace("\nphases: []\n", '\nphases: [{"objective=unwanted:Task #": 1}]\n'))
+    with pytest.raises(UserError, match="unknown"):
+        load_run(path)
+    assert not (tmp_path / "imported").exists()
+
+
 @pytest.mark.parametrize(
     ("entries", "sentence"),
     [
@@ -74,6 +88,7 @@ def test_plans_add_up():
             "{until: 3}, {optimizer.lrr: 1}",
             "phases, after step 3: unknown key optimizer.lrr; did you mean optimizer.lr?",
         ),
+        ("{until: 3}, {data.mix.corpora/a: 4}", "phases: data.mix.corpora/a is a part of data.mix: give all of it"),
         ("{until: 3}, {data.sequence: 999}", "phases, after step 3: data.sequence (999) must not exceed"),
         ("{until: 3}, {layout.tensor: 2}", "phases, after step 3: devices (1) must be a multiple of"),
     ],

@@ -86,3 +86,18 @@ def test_run_without_a_checkpoint_is_refused(run):
 def test_step_without_a_checkpoint_is_refused(saved):
     with pytest.raises(UserError, match="has no checkpoint of step 8"):
         open_checkpoint(saved[0], step=8)
+
+
+def test_earlier_phase_has_its_own_attention(tmp_path):
+    """A later phase may stretch rotary positions; weights of the first phase were trained without that."""
+    config = load(TINY.parents[1] / "llama/tiny.yaml", ["model.vocabulary=300"])
+    present = load(TINY.parents[1] / "llama/tiny.yaml", ["model.vocabulary=300", "model.attention.rope_base=160000.0"])
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(config_to_yaml(present))
+    store = Store(run, fence=lambda: True)
+    store.prepare(7)
+    store.write(7, 0, [])
+    store.commit(7, {"config": config.model_dump(mode="json")}, ranks=1)
+    checkpoint = open_checkpoint(run, step=7)
+    assert checkpoint.spec == resolve_model(config) != resolve_model(present)
