@@ -127,7 +127,7 @@ def _split_tensors(counterpart: Counterpart, state: Mapping[str, Tensor]) -> Ite
     """Yield the tensors of a Hugging Face model, those of `Counterpart.joined` in parts."""
     for name, tensor in state.items():
         joined = next((part for part in counterpart.joined if part in name), None)
-        if joined is None:
+        if joined is None or not tensor.ndim:
             yield name, tensor
             continue
         names = counterpart.joined[joined]

@@ -11,6 +11,7 @@ import numpy as np
 
 from megaptm.batch import BatchSpec, Field
 from megaptm.errors import UserError
+from megaptm.objectives.encoder_decoder import EncoderDecoder
 from megaptm.objectives.objective import BaseObjective, Prompt, Sample, SampleObjective, weights_at
 from megaptm.objectives.vocabulary import SpecialTokens
 
@@ -147,8 +148,12 @@ class Composed(BaseObjective):
         return BatchSpec(streams, all_fields)
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
-        for task in self.tasks:
-            task.objective.check(special, sequence)
+        tasks = [task.objective for task in self.tasks]
+        modes = max((task.mode for task in tasks if isinstance(task, EncoderDecoder)), default=0)
+        for task in tasks:
+            # Spans of one task must not use the sentinels of another one's mode.
+            checked = replace(task, mode=modes) if isinstance(task, EncoderDecoder) and task.mode else task
+            checked.check(special, sequence)
 
 
 def tasks_of(objective: BaseObjective) -> tuple[Task, ...]:

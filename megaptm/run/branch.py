@@ -147,7 +147,8 @@ class Branch:
         values = saved_recipe(self.source, step) | {"run": str(self.run)}
         if self.weights_only:
             start = {"init_from": str(self.source), "init_step": step, "phase_start": 0, "skip_batches": {}}
-            values |= {"train": values["train"] | start, "data": values["data"] | {"cursors": None}}
+            data = {"cursors": None, "mix_ramp": None}  # steps of ramps and phases are those of the source
+            values |= {"train": values["train"] | start, "data": values["data"] | data, "phases": []}
         else:
             _link_tree(find_committed(self.source)[step], folder / FOLDER / f"step-{step:08d}")
             _copy_history(self.source, folder, step)

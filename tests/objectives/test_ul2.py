@@ -91,3 +91,14 @@ def test_modes_need_sentinels_of_their_own() -> None:
     task.check(replace(SPECIAL, sentinels=SPECIAL.sentinels[: spans + 3]), SEQUENCE)
     with pytest.raises(UserError, match=r"sentinels, and 3 of them are for modes: use a tokenizer with more"):
         task.check(replace(SPECIAL, sentinels=SPECIAL.sentinels[: spans + 2]), SEQUENCE)
+
+
+def test_tasks_leave_the_sentinels_of_all_modes() -> None:
+    many, few = {"task": "span-corruption", "mode": 1}, {"task": "span-corruption", "mode": 3, "mean_span_length": 30.0}
+    tasks = build_objective({"many": {**many, "share": 1}, "few": {**few, "share": 1}})
+    alone = build_objective({"span-corruption": {"mode": 1}})
+    assert isinstance(alone, EncoderDecoder)
+    spans = alone.max_sentinels(alone.raw_length(SEQUENCE))
+    tasks.check(replace(SPECIAL, sentinels=SPECIAL.sentinels[: spans + 3]), SEQUENCE)
+    with pytest.raises(UserError, match="and 3 of them are for modes"):
+        tasks.check(replace(SPECIAL, sentinels=SPECIAL.sentinels[: spans + 2]), SEQUENCE)
