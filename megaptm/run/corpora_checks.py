@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from megaptm.config import Config
+from megaptm.config.phases import phase_end
 from megaptm.config.read import phase_configs
 from megaptm.data import Mix
 from megaptm.errors import UserError
@@ -45,11 +46,18 @@ def _check_phase(config: Config) -> Tokenizer:
 
 
 def check_epochs(config: Config, mix: Mix) -> None:
-    """Raise `UserError` if the steps of a run need more text than `data.epochs` allows."""
-    epochs, train = config.data.epochs, config.train
-    if epochs is not None and train.steps > (max_steps := config.batch_schedule.steps_in(mix.samples_in(epochs))):
+    """Raise `UserError` if the steps of a run, or of its present phase, need more text than `data.epochs` allows.
+
+    What a later phase reads again is known only when it begins.
+    """
+    epochs, start = config.data.epochs, config.train.phase_start
+    if epochs is None or (start and config.data.cursors is None):
+        return
+    end = phase_end(config, start)
+    if end > (max_steps := config.batch_schedule.steps_in(mix.samples_in(epochs))):
+        key = "train.steps" if end == config.train.steps else "`until` of a phase"
         raise UserError(
-            f"train.steps ({train.steps:,}) is more than {max_steps:,}, the steps for which data.mix has text in "
-            f"{epochs} epoch{'s' if epochs > 1 else ''} (data.epochs): lower train.steps, raise data.epochs, or leave "
+            f"{key} ({end:,}) is more than {max_steps:,}, the steps for which data.mix has text in "
+            f"{epochs} epoch{'s' if epochs > 1 else ''} (data.epochs): lower {key}, raise data.epochs, or leave "
             "data.epochs out."
         )

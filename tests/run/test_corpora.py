@@ -45,6 +45,18 @@ def test_more_steps_than_max_epochs_are_refused(corpus):
     )
 
 
+def test_phase_needs_text_for_its_own_steps(corpus):
+    max_steps = RunCorpora(config(corpus)).mix("train").samples_in(1) // 4
+
+    def check(first):
+        phases = f"phases=[{{until: {first}}}, {{data.epochs: 9}}]"
+        check_corpora(config(corpus, "data.epochs=1", f"train.steps={max_steps + 9}", phases))
+
+    check(max_steps)
+    with pytest.raises(UserError, match=r"`until` of a phase .* is more than"):
+        check(max_steps + 1)
+
+
 def test_worker_killed_by_a_truncated_shard_names_the_shard(corpus, tmp_path):
     shutil.copytree(corpus, tmp_path / "corpus")
     run_config = config(tmp_path / "corpus", "data.verify=size")
