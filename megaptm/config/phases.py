@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from megaptm.config.schema import Config
-from megaptm.config.yamls import ConfigLayer, layer_of_key, with_dotted_keys
+from megaptm.config.yamls import ConfigLayer, is_phase_key, layer_of_key, with_dotted_keys
 
 UNTIL = "until"
 WHOLE_RUN = (
@@ -81,7 +81,7 @@ def first_layers(values: Mapping[str, Any]) -> tuple[ConfigLayer, ...]:
     none; the schema reports them."""
     phases = values.get("phases")
     first = phases[0] if isinstance(phases, list) and phases else None
-    if not isinstance(first, dict) or not all(isinstance(key, str) for key in first):
+    if not isinstance(first, dict) or not all(map(is_phase_key, first)):
         return ()
     return Phase(0, with_dotted_keys({key: value for key, value in first.items() if key != UNTIL})).layers
 

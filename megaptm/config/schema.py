@@ -19,7 +19,7 @@ from megaptm.config.sections.data import DataConfig
 from megaptm.config.sections.extensions import with_extension_sections
 from megaptm.config.sections.model import ModelConfig, Shape
 from megaptm.config.sections.optimizer import AdafactorConfig, MuonConfig, OptimizerConfig
-from megaptm.config.yamls import with_dotted_keys
+from megaptm.config.yamls import is_phase_key, with_dotted_keys
 from megaptm.errors import UserError
 from megaptm.families import find_family
 from megaptm.objectives import BaseObjective, build_objective
@@ -435,13 +435,14 @@ class Config(Section):
     def _has_dotted_keys(cls, value: Any) -> Any:
         """Accept keys of phases in sections, too, and raise one error for an invalid type."""
         is_valid = isinstance(value, list) and all(
-            isinstance(entry, dict) and all(isinstance(key, str) for key in entry) for entry in value
+            isinstance(entry, dict) and all(map(is_phase_key, entry)) for entry in value
         )
         ends = [entry["until"] for entry in value if entry.get("until") is not None] if is_valid else [0]
         if not all(type(end) is int and end > 0 for end in ends):
             raise PydanticCustomError(
                 "phases",
-                "must be a list of phases, as in [{until: 50_000}, {data.sequence: 8192}], with numbers of steps",
+                "must be a list of phases, as in [{until: 50_000}, {data.sequence: 8192}], with numbers of "
+                "steps, and keys of words and dots",
             )
         return [with_dotted_keys(entry) for entry in value]
 

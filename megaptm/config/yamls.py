@@ -126,6 +126,12 @@ def flatten(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
     return leaves
 
 
+def is_phase_key(key: object) -> bool:
+    """Whether a key may be one of a phase: words and dots. Names of code are values, which a received run must be
+    allowed to name."""
+    return isinstance(key, str) and re.fullmatch(r"\w+(\.\w+)*", key) is not None
+
+
 def with_dotted_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of config sections by dotted key: `{"train": {"steps": 3}}` -> `{"train.steps": 3}`."""
     keys: dict[str, Any] = {}

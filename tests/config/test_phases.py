@@ -58,15 +58,17 @@ def test_plans_add_up():
     assert summed_json(plans)["run"]["days"] == sum(plan.days for plan in plans)
 
 
-def test_key_of_a_phase_is_no_text(tmp_path, monkeypatch):
-    """Written as an override, this key would name code that nobody allowed."""
+@pytest.mark.parametrize("key", ["objective=unwanted:Task #", "objective.unwanted:Task"])
+@pytest.mark.parametrize("phases", ['[{{"{}": {{}}}}]', '[{{until: 3}}, {{"{}": {{}}}}]'])
+def test_key_of_a_phase_names_no_code(tmp_path, monkeypatch, key, phases):
+    """Of a received run, which nobody allowed to import code."""
     (tmp_path / "unwanted.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
     monkeypatch.syspath_prepend(tmp_path)
     path = tmp_path / "config.yaml"
     text = config_to_yaml(load(TINY, LENGTH))
     assert "\nphases: []\n" in text
-    path.write_text(text.replace("\nphases: []\n", '\nphases: [{"objective=unwanted:Task #": 1}]\n'))
-    with pytest.raises(UserError, match="unknown"):
+    path.write_text(text.replace("\nphases: []\n", f"\nphases: {phases.format(key)}\n"))
+    with pytest.raises(UserError, match="must be a list of phases"):
         load_run(path)
     assert not (tmp_path / "imported").exists()
 
@@ -88,7 +90,7 @@ def test_key_of_a_phase_is_no_text(tmp_path, monkeypatch):
             "{until: 3}, {optimizer.lrr: 1}",
             "phases, after step 3: unknown key optimizer.lrr; did you mean optimizer.lr?",
         ),
-        ("{until: 3}, {data.mix.corpora/a: 4}", "phases: data.mix.corpora/a is a part of data.mix: give all of it"),
+        ("{until: 3}, {data.mix.books: 4}", "phases: data.mix.books is a part of data.mix: give all of it"),
         ("{until: 3}, {data.sequence: 999}", "phases, after step 3: data.sequence (999) must not exceed"),
         ("{until: 3}, {layout.tensor: 2}", "phases, after step 3: devices (1) must be a multiple of"),
     ],
