@@ -10,7 +10,7 @@ from megaptm.config.context_rules import context_errors
 from megaptm.config.cut import cut_errors
 from megaptm.config.layer_rules import layer_layout_errors
 from megaptm.config.learning_rate import schedule_restarts
-from megaptm.config.model import resolve_model
+from megaptm.config.model import configured_family, resolve_model
 from megaptm.config.model_rules import layered_model_errors, model_title, stack_sizes
 from megaptm.config.mup_rules import mup_errors
 from megaptm.config.objective_fit import objective_errors, sequence_lengths
@@ -87,7 +87,7 @@ def model_errors(model: ModelConfig) -> Iterator[str]:
 
 def _find_family(model: ModelConfig) -> Family | LayerlessFamily | None:
     with contextlib.suppress(UserError):  # reported by other code
-        return find_family(model.family)
+        return configured_family(model)
     return None
 
 

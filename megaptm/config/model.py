@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from megaptm.config.schema import Config, ModelConfig, Shape
 from megaptm.errors import UserError
-from megaptm.families import find_family
+from megaptm.families import find_family, find_turned
 from megaptm.spec import (
     Block,
     Family,
@@ -57,6 +57,11 @@ def _with_block_keys(block: Block, model: ModelConfig) -> Block:
     return change(block, sharing=sharing)
 
 
+def configured_family(model: ModelConfig) -> Family | LayerlessFamily | None:
+    """Return the family of a config's model, with the configured direction of attention; None if it is unknown."""
+    return find_turned(model.family, causal=model.causal)
+
+
 def with_input_keys(record: InputSpec, model: ModelConfig) -> InputSpec:
     """Return an input of a family's model with the changes of a config's model."""
     configured = {field: getattr(model, key, None) for key, field in record.options.items()}
@@ -83,7 +88,7 @@ def resolve_model(config: Config) -> ModelSpec:
 
 def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     """Return the model spec that a config's section `model` describes, with a head for each of these losses."""
-    family = find_family(model.family)
+    family = configured_family(model)
     assert isinstance(family, Family)
     # Each loss of the objective needs a head, even if the paper has none.
     if missing_heads := [loss for loss in losses if loss not in family.heads]:

@@ -21,7 +21,7 @@ from megaptm.config.sections.model import ModelConfig, Shape
 from megaptm.config.sections.optimizer import AdafactorConfig, MuonConfig, OptimizerConfig
 from megaptm.config.yamls import is_phase_key, with_dotted_keys
 from megaptm.errors import UserError
-from megaptm.families import find_family
+from megaptm.families import find_turned
 from megaptm.objectives import BaseObjective, build_objective
 from megaptm.plugins import is_plugin
 from megaptm.section import Count, Section
@@ -358,10 +358,12 @@ def _with_objective(values: dict[str, Any]) -> dict[str, Any]:
     if values.get("objective") is not None:
         return values
     model = values.get("model")
-    name = model.get("family") if isinstance(model, dict) else getattr(model, "family", None)
+    name, causal = (
+        model.get(key) if isinstance(model, dict) else getattr(model, key, None) for key in ("family", "causal")
+    )
     family = None
     with suppress(UserError):
-        family = find_family(name) if isinstance(name, str) else None
+        family = find_turned(name, causal=causal) if isinstance(name, str) else None
     return {**values, "objective": family.objectives[0] if family is not None else "unknown"}
 
 

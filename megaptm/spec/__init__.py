@@ -30,6 +30,7 @@ from megaptm.spec.block import (
     visibility_of,
     with_attention_options,
 )
+from megaptm.spec.direction import can_turn, with_direction
 from megaptm.spec.family import (
     EMBEDDED,
     EmbeddingSpec,
@@ -88,9 +89,11 @@ __all__ = [
     "TransformSpec",
     "Visibility",
     "attention_options",
+    "can_turn",
     "change",
     "published",
     "value_errors",
     "visibility_of",
     "with_attention_options",
+    "with_direction",
 ]

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from megaptm.config import load, resolve_model
+from megaptm.errors import UserError
 from megaptm.models.model import Model
 from megaptm.parallel.initial import checkpoint_initializer
-from megaptm.spec import ModelSpec, change
+from megaptm.spec import ModelSpec, change, with_direction
 from megaptm.spec.adaptation import find_difference
 from tests.models.tiny import VOCABULARY, tiny_model, tiny_spec
 
@@ -62,6 +64,37 @@ def test_logits_are_equal_at_the_start(before: str, after: str) -> None:
     text = {"tokens": batch["tokens"]}
     [(_, expected)], [(_, logits)] = source.logits(text).items(), model.logits(text).items()
     assert torch.equal(logits, expected)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "bert", "modernbert"])
+def test_attention_of_a_family_is_turned(family: str) -> None:
+    """The head has the weights of the published one, so that logits are equal where masks are."""
+    source = tiny_model(family)
+    causal = not source.spec.family.first_block.causal
+    spec = replace(source.spec, family=with_direction(source.spec.family, causal=causal))
+    model, batch = adapted(spec, source), one_token_documents()
+    batch |= {"segments": torch.zeros_like(batch["tokens"])} if spec.family.segments else {}
+    head, published = spec.family.heads[0], source.spec.family.heads[0]
+    assert (head, published) == (("lm", "mlm") if causal else ("mlm", "lm"))
+    assert torch.equal(model.logits(batch)[head], source.logits(batch)[published])
+    one = {name: field for name, field in batch.items() if name not in ("document_ids", "positions")}
+    other = one | {"tokens": one["tokens"].clone()}
+    other["tokens"][:, -1] = (other["tokens"][:, -1] + 1) % VOCABULARY
+    before, after = (
+        each.logits(other)[name] - each.logits(one)[name] for each, name in ((source, published), (model, head))
+    )
+    reaches_last = [bool(difference[:, -2].any()) for difference in (before, after)]
+    assert reaches_last == ([True, False] if causal else [False, True])
+
+
+def test_turned_families_are_configured() -> None:
+    config = load("qwen3/tiny", ["model.causal=false"])
+    spec = resolve_model(config)
+    assert (config.objective, spec.family.heads, spec.family.first_block.visibility) == ("masked-lm", ("mlm",), "full")
+    tied = resolve_model(load("eurobert/tiny", ["model.tied=true"]))
+    assert "head.mlm.table.weight" not in dict(Model(tied).named_parameters())
+    with pytest.raises(UserError, match=r"model\.causal \(true\) needs a family with one stack.*unlike t5; remove it"):
+        load("t5/tiny", ["model.causal=true"])
 
 
 @pytest.mark.parametrize("kv_heads", [2, None], ids=["grouped", "joint"])

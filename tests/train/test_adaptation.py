@@ -39,6 +39,9 @@ def test_a_decoder_continues_as_an_encoder_and_back(tmp_path: Path) -> None:
     megaptm("train", f"run={encoder}", f"from={decoder}@1", "--weights-only", *change, *still)
     change = ["model.family=ettin-decoder", "model.attention.window=8", "objective=causal-lm"]
     megaptm("train", f"run={back}", f"from={encoder}@1", "--weights-only", *change, *still)
+    turned, change = tmp_path / "turned", ["model.causal=false", "objective=masked-lm"]
+    megaptm("train", f"run={turned}", f"from={decoder}@1", "--weights-only", *change, *still)
+    assert (weight(turned, "head.mlm.norm.weight") == weight(decoder, "head.lm.norm.weight")).all()  # type: ignore[attr-defined]
     for name in ("{stack}.1.attention.qkv.weight", "embed.token.weight", "head.{head}.transform.weight"):
         first = weight(decoder, name.format(stack="decoder", head="lm"))
         for run, words in ((encoder, {"stack": "encoder", "head": "mlm"}), (back, {"stack": "decoder", "head": "lm"})):

@@ -50,6 +50,9 @@ class GeneralModelConfig(Shape):
     """Longest sequence with learned positions. Default: that of `size`."""
     tied: bool | None = None
     """Whether the output projection of next-token heads is the token table. Default: that of `size`."""
+    causal: bool | None = None
+    """Whether positions attend only to those before them, and the head predicts the next token. Otherwise they attend
+    to both sides, and the head predicts masked tokens. For families with one stack. Default: that of `family`."""
     dropout: Fraction | None = None
     """Dropout rate everywhere in the model. Default: that of the paper."""
     z_loss: Annotated[float, Field(ge=0.0)] | None = None
