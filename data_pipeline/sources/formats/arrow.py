@@ -24,6 +24,8 @@ FILE_MAGIC = b"ARROW1"
 CONTINUATION = b"\xff\xff\xff\xff"
 SCHEMA, DICTIONARY, RECORD_BATCH = 1, 2, 3
 """Types of message headers (`Message.fbs`)."""
+MAX_METADATA = 64 << 20
+"""Maximum bytes of a message's description; more are damage, and are not read into memory."""
 END_OF_STREAM = CONTINUATION + bytes(4)
 
 
@@ -123,8 +125,9 @@ def _messages(stream: BinaryIO, span: Span, handler: UnreadableHandler) -> Itera
             return
         if not head.startswith(CONTINUATION):
             raise _not_arrow(f"it has no message at byte {start:,}")
-        metadata = stream.read(int.from_bytes(head[4:], "little"))
-        if len(head) == 8 and len(metadata) == int.from_bytes(head[4:], "little"):
+        length = int.from_bytes(head[4:], "little")
+        metadata = stream.read(length) if length <= MAX_METADATA else b""
+        if len(head) == 8 and len(metadata) == length:
             try:
                 message = _parse_message(metadata, start)
             except IndexError:

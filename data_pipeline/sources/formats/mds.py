@@ -61,7 +61,7 @@ def _rows(span: Span, handler: UnreadableHandler) -> Iterator[Row]:
             return
         try:
             yield row, {name: decoders[name](data) for name, data in _split(sample, columns) if name in decoders}
-        except (ValueError, IndexError) as error:
+        except (ValueError, IndexError, RecursionError) as error:
             handler.handle_record(*where, UnreadableRecord("damaged", f"is damaged ({error})", "write the file again"))
 
 
@@ -75,6 +75,8 @@ def _read_header(stream: io.BufferedReader) -> tuple[np.ndarray, list[tuple[str,
             raise ValueError("its offsets are not ascending")
         content = json.loads(stream.read(max(0, int(offsets[0]) - 4 * (count + 2))))
         names, encodings, sizes = (content[f"column_{key}"] for key in ("names", "encodings", "sizes"))
+        if not all(size is None or (type(size) is int and size >= 0) for size in sizes):
+            raise ValueError("its column sizes are not numbers")
         return offsets, [(str(name), str(kind), size) for name, kind, size in zip(names, encodings, sizes, strict=True)]
     except (ValueError, IndexError, KeyError, TypeError, RecursionError) as error:
         raise Unreadable("not MDS", f"is not readable MDS ({error})", "write it again") from None
@@ -97,6 +99,8 @@ def _decoders(columns: list[tuple[str, str, int | None]], source: Source) -> dic
 def _split(sample: bytes, columns: list[tuple[str, str, int | None]]) -> Iterator[tuple[str, bytes]]:
     """Yield the name and the bytes of each column of a sample."""
     variable = sum(size is None for _, _, size in columns)
+    if len(sample) < 4 * variable:
+        raise ValueError("it is shorter than the sizes of its columns")
     sizes = iter(np.frombuffer(sample[: 4 * variable], "<u4").tolist())
     lengths = [next(sizes) if size is None else size for _, _, size in columns]
     if 4 * variable + sum(lengths) != len(sample):

@@ -3,6 +3,7 @@ tokens: int, meta: json, big: str_int})`, without and with `compression="zstd"`.
 
 import base64
 
+import numpy as np
 import pytest
 
 from tests.data_pipeline.sources.reading import reading, written
@@ -58,7 +59,26 @@ def test_damaged_sample_is_dropped(tmp_path):
     assert (result.texts, result.counts) == (TEXTS[1:], {"damaged": 1})
 
 
-@pytest.mark.parametrize("content", [b"no shard", SHARD[:40], b"\xff" * 400])
+@pytest.mark.parametrize("size", [0, 4])
+def test_sample_shorter_than_its_sizes_is_dropped(size, tmp_path):
+    """Those after it are read."""
+    offsets = np.frombuffer(SHARD[4:20], "<u4").astype(int)
+    first, others = SHARD[offsets[0] :][:size], SHARD[offsets[1] :]
+    moved = np.concatenate((offsets[:1], offsets[1:] - offsets[1] + offsets[0] + size)).astype("<u4")
+    path = written(tmp_path / "a.mds", SHARD[:4] + moved.tobytes() + SHARD[20 : offsets[0]] + first + others)
+    result = reading(path)
+    assert (result.texts, result.counts) == (TEXTS[1:], {"damaged": 1})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        SHARD.replace(b'"column_sizes": [null, null, 8, null', b'"column_sizes": [null, null,"8",null'),
+        b"no shard",
+        SHARD[:40],
+        b"\xff" * 400,
+    ],
+)
 def test_other_files_are_dropped(content, tmp_path, refusal):
     path = written(tmp_path / "a.mds", content)
     assert reading(path).counts == {"not MDS": 1}
