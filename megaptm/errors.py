@@ -126,7 +126,7 @@ def validation_problem(details: Mapping[str, Any]) -> str:
 
 
 def shown_value(value: Any) -> str:
-    """Return an invalid value for an error message, in words."""
+    """Describe an invalid value in an error message: its `repr`, `empty`, or a remark on octal numbers."""
     if isinstance(value, str) and re.fullmatch(r"[-+]?0[0-9_]+", value):
         return f"{value} (octal in one version of YAML and decimal in the next: write it without leading zeros)"
     return "empty" if value is None else repr(value)

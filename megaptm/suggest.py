@@ -228,7 +228,8 @@ def equivalent_name(name: object) -> str | None:
 
 
 def advice_for(*names: object) -> str | None:
-    """Return the advice for the first of these unknown names that only other projects have."""
+    """Return the advice for a name of another project that megaptm has no equivalent of (`train.epochs`): that of the
+    first of these names that has one."""
     return next((ADVICE[word] for name in names if (word := _normalize_name(name)) in ADVICE), None)
 
 

@@ -37,7 +37,8 @@ class Annotations:
     turns: bool = False
     """Whether to annotate starts and speakers of turns, for documents with the note `turns`."""
     parts: bool = False
-    """Whether to annotate the starts of the parts of a document. Set by a recipe whose sources have parts."""
+    """Whether to annotate the starts of the parts of a document, such as a sentence and its translation. Set by a
+    recipe whose sources have parts."""
     labels: tuple[str, ...] = ()
     """All labels of documents, in index order. The label of a document is its note `label`."""
 

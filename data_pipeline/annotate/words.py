@@ -108,7 +108,7 @@ def _kind_table() -> np.ndarray:
 
 
 def _merge_segmented(text: str, offsets: np.ndarray, segment: Callable[[str], Iterable[str]]) -> np.ndarray:
-    """Remove the starts within words that a segmenter finds."""
+    """Remove the offsets of characters that do not start a word of the segmenter."""
     within = np.zeros(len(text) + 1, dtype=bool)
     for run in HAN_RUN.finditer(text):
         words = list(segment(run[0]))

@@ -44,7 +44,7 @@ class PartRows:
     rows: np.ndarray
     """Rows of the documents in the part, int64, ascending."""
     first: int
-    """Index in the corpus of the part's first document. Document indexes are the keys of samples."""
+    """Index in the corpus of the part's first document. Samples of a shard are named by the index of their document."""
 
 
 @dataclass(frozen=True)

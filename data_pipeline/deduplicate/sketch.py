@@ -24,7 +24,8 @@ from data_pipeline.deduplicate.tables import COLUMNS, RowWriter, save
 from data_pipeline.document import Document
 
 ROW_BITS = 24
-"""Bits of a band entry that hold the row. The other 40 hold the key; a collision only costs a comparison."""
+"""Bits of an entry of an LSH band that hold the row of the document. The other 40 hold the hash of the band. Documents
+with equal hashes are compared, so a collision only costs a comparison."""
 BATCH_CHARACTERS = 1 << 17
 BATCH_DOCUMENTS = 256
 

@@ -40,8 +40,8 @@ def objective_errors(
 
 
 def _suggest_alternative(task: BaseObjective, family: Family | LayerlessFamily, name: str) -> str:
-    """Suggest an alternative to an objective that does not fit the family: the same objective without global tokens or
-    with `joined`, or another objective that the family has."""
+    """Suggest an alternative to an objective that does not fit the family: other options (no global tokens; `joined`,
+    which makes one sequence of input and target), or another objective that the family has."""
     marking: Any = task
     if isinstance(family, Family) and getattr(marking, "global_tokens", None):
         without_global = replace(marking, global_tokens=0)

@@ -81,7 +81,7 @@ class OpenShards:
         return shard
 
     def _verify(self, shards: Sequence[int]) -> None:
-        """Compare hash and token ids of shards, once."""
+        """Compare the hash of shards with the manifest, and their token ids with the vocabulary: once per shard."""
         if self.verify != "hash" or not (new := [shard for shard in shards if not self._checked[shard]]):
             return
         if self._verdicts is None:

@@ -34,14 +34,15 @@ class StudentAndTeacher(NamedTuple):
     batch: dict[str, Tensor]
 
     def stack_outputs(self, stack: str) -> tuple[Tensor, Tensor]:
-        """Return the gathered outputs of a stack of student and teacher."""
+        """Return the outputs of a stack of student and teacher, gathered over the sequence-parallel ranks."""
         return (
             self.student.gather_sequence(self.student_states.streams[stack]),
             self.teacher.gather_sequence(self.teacher_states.streams[stack]),
         )
 
     def states(self, stack: str, student_layer: int, layer: int) -> tuple[Tensor, Tensor]:
-        """Return the gathered outputs of a student layer and of the teacher layer that it is compared with."""
+        """Return the outputs of a student layer and of the teacher layer that it is compared with, gathered over the
+        sequence-parallel ranks."""
         return (
             self.student.gather_sequence(self.student_states.inner[HeadInput(stack, student_layer)]),
             self.teacher.gather_sequence(self.teacher_states.inner[HeadInput(stack, layer)]),
@@ -235,6 +236,6 @@ def _class_logits(model: Model, head: str, states: States) -> Tensor:
 
 
 def _head_input(model: Model, head: str, states: States) -> Tensor:
-    """Return the gathered input of a head of student or teacher."""
+    """Return the hidden states that a head of student or teacher reads, gathered over the sequence-parallel ranks."""
     reading = model.spec.head_inputs(head)[0]
     return model.gather_sequence(states.inner[reading] if reading in states.inner else states.streams[reading.stack])

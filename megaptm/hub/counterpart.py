@@ -77,7 +77,8 @@ class Counterpart:
     """`model_type` in config.json, if it is not the family's name. Several counterparts may share one, with different
     values of `fixed`."""
     sections: tuple[str, ...] = ()
-    """Sections of a config with one section per model, in which `text_config.hidden_size` is a field."""
+    """Sections of a composite config, which has one per model, such as CLIP's `text_config` and `vision_config`. A
+    field is then named `text_config.hidden_size`."""
     import_only: bool = False
     """Whether megaptm's model is only initialized from the Hugging Face model and computes more: it can be imported but
     not exported."""

@@ -115,11 +115,11 @@ class TensorRule:
     import."""
     form: Conversion = SAME
     when: Callable[[ModelSpec], bool] = always
-    """Condition on the models that have the tensor."""
+    """Whether a model has the tensor."""
     optional: bool = False
     """Whether Hugging Face's model may lack the tensor; it is then initialized."""
     when_block: Callable[[Block], bool] = any_block
-    """Condition on the blocks of the layers that have the tensor."""
+    """Whether a layer with this block has the tensor."""
 
 
 def pair(

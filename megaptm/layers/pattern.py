@@ -53,7 +53,7 @@ class Pattern(ABC):
 
     @property
     def tile_block(self) -> int:
-        """Return the number of positions of a block if tiles have block indices, else 0."""
+        """Return the number of positions of a block, if the tiles name their keys by the indices of blocks; else 0."""
         return 0
 
     def table(self, length: int) -> np.ndarray | None:

@@ -14,7 +14,7 @@ Fewer positions mean more additions to the gradient of the table, and more kerne
 256, 0.84 of 128; plain `F.cross_entropy` 0.52 s.
 """
 ALIGNMENT = 128
-"""Number of which the positions of a chunk of logits are a multiple: rows of a tile in matrix products on GPUs."""
+"""Positions of a chunk of logits are a multiple of this number: the rows of a tile in matrix products on GPUs."""
 LOGIT_BYTES = {2: 2 + 8, 4: 8, 8: 8 + 8}
 """Bytes per logit of the token loss with torch operations, by element size: the logit, its softmax in float32, and its
 float32 input in other formats."""

@@ -146,7 +146,7 @@ class Head(Protocol):
         ...
 
     def logits(self, *streams_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """Return the logits of the head for the same hidden states."""
+        """Return the logits of the head for the hidden states of each stack that it reads."""
         ...
 
 

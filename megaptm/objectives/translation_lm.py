@@ -94,8 +94,8 @@ class TranslationLM(MaskedLM):
         return sample
 
     def _fitted_texts(self, document: DocumentSlice, sequence: int) -> list[np.ndarray]:
-        """Return both texts of a translated document with marks, int64 [n, 1 + marks], truncated so that they fit a
-        sequence."""
+        """Return both texts of a translated document, truncated so that they fit a sequence: int64 [n, 1 + k], tokens
+        and one column of marks per annotation (`mark_tokens`)."""
         parts = document.annotations["parts"]
         annotations = {name: document.annotations[name] for name in super().annotations}
         tokens = mark_tokens(document.tokens, annotations).reshape(len(document.tokens), 1 + len(annotations))
@@ -105,6 +105,6 @@ class TranslationLM(MaskedLM):
 
 
 def _unit_starts(text: np.ndarray) -> np.ndarray:
-    """Return the starts of units in a text, int64 [n]: 1 at the first token of each unit; without marks every token is
-    one."""
+    """Return the starts of units in a text, int64 [n]: 1 at the first token of each unit. Without columns of marks,
+    every token is a unit."""
     return unit_starts(text) if text.shape[1] > 1 else np.ones(len(text), dtype=np.int64)

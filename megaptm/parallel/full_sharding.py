@@ -366,8 +366,8 @@ def _call_after_backward(function: Callable[[], None], inputs: tuple[Any, ...]) 
 
 
 def _add_to_main_grad(parameter: Tensor) -> None:
-    """Add the gradient that autograd computed to the float32 gradient. Parts that modules added themselves are not in
-    it."""
+    """Add the gradient that autograd computed to the float32 gradient. Modules that write to the float32 gradient
+    themselves give autograd no gradient."""
     if parameter.grad is not None:
         parameter.main_grad.add_(parameter.grad)  # type: ignore[attr-defined]
     parameter.grad = None

@@ -127,8 +127,9 @@ def state_bytes(
 
 
 def sharded_bytes(work: Workload, counted: Parameters) -> tuple[float, float]:
-    """Return the bytes of weights and gradients of a rank with full sharding (`parallel.full_sharding`): its shards,
-    all parameters outside of layers, and two layers: one is gathered or summed while the other is computed."""
+    """Return the bytes of weights and of gradients of a rank with full sharding (`parallel.full_sharding`). A rank
+    holds its shards, all parameters outside of layers, and two complete layers: one is gathered or summed while the
+    other is computed."""
     gathered = counted.trained - counted.in_layers + 2 * counted.largest_layer
     shard = counted.trained / work.layout.replicas
     weights = work.element_bytes * (shard + gathered + counted.frozen)

@@ -141,7 +141,8 @@ class Limits:
         return state.seconds_silent > 3 * self.interval
 
     def exceeds_start(self, state: RankState) -> bool:
-        """Whether a rank hangs rather than being slow to start; True also if it has already started."""
+        """Whether a rank without progress is not merely starting: it has started, was halted, or starts for too
+        long."""
         if state.halted or state.halted_readers or not state.is_starting:
             return True
         return max(state.seconds_silent, state.seconds_in_phase) > self.factor * self._start_seconds

@@ -122,8 +122,8 @@ class Family:
     context: int
     """Number of learned positions; for relative positions, the published training length."""
     inputs: tuple[InputSpec, ...] = (TokenInput(),)
-    """Embeddings that are summed at the input, besides learned positions, and inputs that follow the text: a record for
-    each (`spec.inputs`)."""
+    """Inputs of the model, a record for each (`spec.inputs`): embeddings that are summed, except learned positions, and
+    inputs whose positions follow the text."""
     embedding: EmbeddingSpec = field(default=EmbeddingSpec())
     stacks: dict[str, Block] = field(default_factory=dict)
     """Blocks of the stacks by name, in the order of the data flow: `encoder`, `decoder` or both. The first stack reads

@@ -137,8 +137,8 @@ class UploadState:
     def read(cls, run: Path, *, uri: str | None, experiment: str, logger: str = "mlflow") -> UploadState:
         """Return the upload state of the last restart, or a new one.
 
-        A new state, if the URI changed or the folder is a copy of another run's, creates a new run in the logger with
-        the complete journal.
+        The state is new if the URI changed, or if the folder is a copy of another run's. The logger then creates a new
+        run, and gets the complete journal.
         """
         parent = None
         try:

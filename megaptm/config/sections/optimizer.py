@@ -31,7 +31,7 @@ class MuonConfig(Section):
     momentum: Fraction = 0.95
     """Decay rate of the running mean of gradients."""
     nesterov: bool = True
-    """Whether to add the gradient to the mean once more (Nesterov)."""
+    """Whether to use Nesterov momentum: the gradient is added once more to the running mean."""
     ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
     """Newton-Schulz steps that orthogonalize a matrix."""
     adjust_lr_fn: Literal["match_rms_adamw", "original"] = "match_rms_adamw"

@@ -161,7 +161,8 @@ class CrossModalContrast(UnifiedObjective):
         }
 
     def _add_images(self, sample: Sample, piece: Sequence[DocumentSlice], words: int) -> Sample:
-        """Append images after the pair's own, each a document. Return their positions."""
+        """Add the retrieved images to a sample, after the image of the pair. Each image is a document of its own, which
+        the others do not attend to. Return the first position of each image."""
         images, own = _retrieved_slices(piece, "images"), self.num_own_regions(piece)
         share, starts = self.regions // (1 + len(images)), [words]
         for index, image in enumerate(images):

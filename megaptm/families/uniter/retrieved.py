@@ -52,7 +52,7 @@ class RetrievedHeader:
     corpus: str
     """Id of the corpus whose documents were the queries."""
     max_text_length: int
-    """Maximum number of tokens of a retrieved text that were compared and are read."""
+    """Maximum number of tokens of a text. The retrieval compared only these tokens, and training reads only these."""
     sources: Mapping[str, RetrievedCorpus]
     """Corpus of the retrieved documents of each kind."""
 

@@ -72,7 +72,7 @@ class ImageObjective(Objective):
     blobs: ClassVar = SUFFIXES
     blob_corpus: ClassVar = ("images", "megaptm corpus images")
     annotation: ClassVar[Literal["label", "text"] | None] = None
-    """Annotation of a corpus that images must have. None: none is read."""
+    """Annotation that images must have in the corpus. None: the objective reads no annotation."""
     prompts = ()
     template: ClassVar = ("A", "A B")
 
@@ -133,7 +133,8 @@ class ImageObjective(Objective):
 
     @property
     def other_streams(self) -> dict[str, int]:
-        """Return the lengths of an image objective's streams besides that of the image: prefix -> length."""
+        """Return the sequence length of each further stack that an image objective feeds, such as a text encoder:
+        prefix of its batch fields -> length."""
         return {}
 
     def make_sample(self, piece: Piece, context: SampleContext) -> Sample:

@@ -107,8 +107,8 @@ def lane_owners(ranks: int) -> np.ndarray:
 
 
 class ShardedTable:
-    """Table of float32 rows, sharded over data ranks. Row v belongs to lane v % `LANES`, and each rank holds
-    consecutive lanes."""
+    """Table of float32 rows, sharded over data ranks. A lane is every `LANES`-th row: row v belongs to lane v %
+    `LANES`. Each rank holds consecutive lanes."""
 
     def __init__(self, name: str, rows: int, width: int, exchange: Exchange) -> None:
         self.name, self.rows, self.width, self.exchange = name, rows, width, exchange
@@ -190,11 +190,12 @@ class ShardedTable:
 
 
 class RotatingTable(ShardedTable):
-    """Table whose lanes move to the previous rank, one lane per `rotate`.
+    """Table of GloVe's context words, sharded over data ranks. Each `rotate` sends one lane to the previous rank.
 
-    After n calls the rank with lanes [a, b) of another table holds lanes [a + n, b + n) of this one. Lane a of the one
-    and lane a + n of the other meet in the same round for any number of ranks. Pairs of lanes in one round are
-    independent, so the result is bitwise that of one process. One lane is sent per round, the full table in all rounds.
+    GloVe's words are in another sharded table, which stays. After n calls, the rank with lanes [a, b) of the word table
+    holds lanes [a + n, b + n) of the context table. So lane a of the word table meets lane a + n of the context table
+    in round n, for any number of ranks. Pairs of lanes in one round are independent, so the result is bitwise that of
+    one process. All rounds together send the full table.
 
     Source: Gemulla et al., KDD 2011, `Large-scale matrix factorization with distributed stochastic gradient descent`.
     """

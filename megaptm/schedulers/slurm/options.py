@@ -59,7 +59,7 @@ class SbatchOption:
     """Option of sbatch with its value."""
 
     name: str
-    """Long name without dashes; the letter of a short option that megaptm does not know."""
+    """Long name of the option, without dashes. A short option that megaptm does not know keeps its letter."""
     value: str
 
 

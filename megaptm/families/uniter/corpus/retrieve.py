@@ -267,8 +267,8 @@ def _read_documents(
 
 
 def max_class_probabilities(retrieved: Regions, columns: int) -> np.ndarray:
-    """Return the maximum probability of each class in each column of an image, by the centers of regions, float32
-    [D]."""
+    """Divide an image into `columns` vertical strips, and return the maximum probability of each class among the
+    regions with their center in a strip: float32 [D], strip by strip."""
     middle_R = (retrieved.boxes[:, 0].astype(np.float32) + retrieved.boxes[:, 2]) / 2
     column_R = np.clip(middle_R * columns, 0, columns - 1).astype(np.int64)
     probabilities_LC = np.zeros((columns, retrieved.probabilities.shape[1] - 1), dtype=np.float32)
