@@ -36,7 +36,7 @@ from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.checkpoint.files import remove_tree
 from megaptm.checkpoint.store import RANKS_PER_INDEX, Store
 from megaptm.checkpoint.tensors import FileRecord, StoredPiece
-from megaptm.data.verdicts import Verdicts
+from megaptm.data.shared_checks import Verdicts
 from megaptm.resilience.heartbeat import Heartbeat, beat_file
 from megaptm.resilience.watchdog import Limits, Watchdog
 

@@ -24,7 +24,7 @@ from rich.text import Text
 
 from data_pipeline.sources.files import JSON_LINES, PYTHON_LIBRARY
 from megaptm.config import load
-from megaptm.config.extension import overrides_to_extend
+from megaptm.config.rate_jump import overrides_to_extend
 from megaptm.console import Console
 from megaptm.data.manifest import MANIFEST, read_manifest
 from megaptm.errors import EXIT_CONTINUE, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError

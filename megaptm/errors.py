@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from megaptm.suggest import advice_for, suggest
+from megaptm.suggest import advice_on_foreign_name, suggest
 
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
@@ -54,7 +54,7 @@ class FailureError(UserError):
 
 def nearest(name: object, known: Iterable[str], otherwise: str = "there are {}.") -> str:
     """Return the end of an error message about an unknown name: advice, `did you mean X?`, or the known names."""
-    if instead := advice_for(name):
+    if instead := advice_on_foreign_name(name):
         return instead
     known = list(known)
     meant = suggest(name, known)
@@ -142,7 +142,7 @@ def describe_invalid_value(details: Mapping[str, Any]) -> str:
     known = re.findall(r"'([^']*)'", expected_value(details)) if details["type"] == "literal_error" else ()
     if not known or not isinstance(value, str):
         return f"{message}."
-    if instead := advice_for(value):
+    if instead := advice_on_foreign_name(value):
         return f"{message}; {instead}"
     meant = suggest(value, known)
     return f"{message}; did you mean {meant}?" if meant else f"{message}."

@@ -227,7 +227,7 @@ def equivalent_name(name: object) -> str | None:
     return EQUIVALENT_NAMES.get(_normalize_name(name))
 
 
-def advice_for(*names: object) -> str | None:
+def advice_on_foreign_name(*names: object) -> str | None:
     """Return the advice for a name of another project that megaptm has no equivalent of (`train.epochs`): that of the
     first of these names that has one."""
     return next((ADVICE[word] for name in names if (word := _normalize_name(name)) in ADVICE), None)

@@ -88,7 +88,7 @@ compare_nodes() {
     if [[ ${MEGAPTM_CHECK-} == no ]]; then return; fi
     local begin=$EPOCHREALTIME each=(--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1)
     timeout "$probe_seconds" srun "${options[@]}" --export=ALL "${each[@]}" --label "${python[@]}" \
-        -m megaptm.check.node --token="$logs/nodes" --writable="$logs" >"$logs/nodes.out" 2>"$logs/nodes.err"
+        -m megaptm.check.node_facts --token="$logs/nodes" --writable="$logs" >"$logs/nodes.out" 2>"$logs/nodes.err"
     once megaptm.launch.slurm.node_report --probe-start="$begin" "$logs" || exit
 }
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from data_pipeline.deduplicate.lines import from_line, to_line
+from data_pipeline.deduplicate.json_lines import from_line, to_line
 from data_pipeline.deduplicate.options import Deduplicate
 from data_pipeline.deduplicate.sketch import Sketcher
 from data_pipeline.deduplicate.tables import load

@@ -59,9 +59,9 @@ class Sketcher:
             columns["size"], columns["offset"] = np.array(self._rows, np.int64).T
         save(f"{self._stem}.columns.npy", columns)
         if self._options.documents:
-            save(f"{self._stem}.digests.npy", _sort_digests(self._digests))
+            save(f"{self._stem}.digests.npy", _sorted_digests(self._digests))
         if self._options.paragraphs:
-            save(f"{self._stem}.paragraphs.npy", _sort_digests(self._paragraphs))
+            save(f"{self._stem}.paragraphs.npy", _sorted_digests(self._paragraphs))
         if self._signatures:
             self._signatures.close()
         return len(columns)
@@ -121,7 +121,7 @@ def _text_digest(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=16).digest()
 
 
-def _sort_digests(digests: bytearray) -> np.ndarray:
+def _sorted_digests(digests: bytearray) -> np.ndarray:
     """Return digests of texts in sorted order, with their indexes, as uint64 [3, n]."""
     first, second = np.frombuffer(digests, "<u8").reshape(-1, 2).T
     order = np.lexsort((second, first))

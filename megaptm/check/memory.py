@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from megaptm.check.finding import CheckInput, Finding
 from megaptm.config import Config, resolve
+from megaptm.plan.checkpoint_cost import estimate_checkpoint_cost
 from megaptm.plan.count import count_parameters
 from megaptm.plan.machine import Machine
 from megaptm.plan.memory import estimate_memory as plan_memory
 from megaptm.plan.memory import fullest_stage
-from megaptm.plan.saving import estimate_checkpoint_cost
 from megaptm.plan.search import MAX_MEMORY_SHARE
 from megaptm.plan.workload import make_workload
 from megaptm.spec import LayerlessSpec

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from megaptm.check.finding import CheckInput, Finding
-from megaptm.check.node import nearest_folder
+from megaptm.check.node_facts import nearest_folder
 from megaptm.check.node_probe import NodeReplies, probe_nodes
 from megaptm.check.software import software_problems
 from megaptm.config import Config
@@ -40,7 +40,9 @@ def check_nodes(case: CheckInput) -> Iterator[Finding]:
             *(f"--visible={path}" for path in paths.visible),
             *(f"--writable={path}" for path in paths.writable),
         ]
-        replies = probe_nodes("megaptm.check.node", [f"--token={token_path}", *arguments], seconds=TIMEOUT_SECONDS)
+        replies = probe_nodes(
+            "megaptm.check.node_facts", [f"--token={token_path}", *arguments], seconds=TIMEOUT_SECONDS
+        )
     yield from compare_nodes(replies, paths)
     yield from unprobed_nodes(case, replies)
 

@@ -13,7 +13,7 @@ from megaptm.errors import EXIT_FAILURE, UserError
 
 if TYPE_CHECKING:
     from megaptm.config import Config
-    from megaptm.plan.dry import DryRunReport
+    from megaptm.plan.dry_run_report import DryRunReport
     from megaptm.plan.machine import Machine
     from megaptm.plan.workload import Workload
 
@@ -126,10 +126,10 @@ def _num_devices(machine: Machine, nodes: int) -> int:
 
 
 def _run_dry(config: Config, work: Workload, ranks: str | None) -> DryRunReport:
-    from megaptm.plan.dry import chosen_ranks, compare_with_plan
+    from megaptm.plan.dry_run_report import chosen_ranks, compare_with_plan
 
     chosen = chosen_ranks(work, ranks)
-    from megaptm.parallel.dry import dry_run
+    from megaptm.parallel.dry_run import dry_run
 
     batch = config.batch_spec
     return compare_with_plan(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from megaptm.suggest import advice_for, equivalent_name, suggest
+from megaptm.suggest import advice_on_foreign_name, equivalent_name, suggest
 
 
 def explain_unknown_word(error: click.NoSuchCommand | click.NoSuchOption) -> str:
@@ -21,7 +21,7 @@ def explain_unknown_word(error: click.NoSuchCommand | click.NoSuchOption) -> str
 
 def _command_remedy(name: str, group: click.Group, context: click.Context) -> str:
     if equivalent_name(name) not in group.commands:
-        if instead := advice_for(name):
+        if instead := advice_on_foreign_name(name):
             return instead
         for words in _command_paths(context.find_root().command):
             if words[-1] in (name, equivalent_name(name)):
@@ -48,7 +48,7 @@ def _option_remedy(option: str, context: click.Context) -> str:
     same += [key for key in settings if equivalent_name(name) in (key, key.rpartition(".")[2])]
     if same:
         return f"settings are written without dashes: {same[0]}=VALUE."
-    if instead := advice_for(name):
+    if instead := advice_on_foreign_name(name):
         return instead
     if name in {parameter.name for parameter in command.params if isinstance(parameter, click.Argument)}:
         return f"write the value alone: {' '.join([context.command_path, *command.collect_usage_pieces(context)])}."

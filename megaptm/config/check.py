@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
 from megaptm.config.context_rules import context_errors
-from megaptm.config.cut import cut_errors
 from megaptm.config.layer_rules import layer_layout_errors
 from megaptm.config.learning_rate import schedule_restarts
 from megaptm.config.model import configured_family, resolve_model
@@ -19,6 +18,7 @@ from megaptm.config.phases import phase_errors
 from megaptm.config.schedule import tasks_without_samples
 from megaptm.config.schema import Config, Layout, ModelConfig
 from megaptm.config.sections.extensions import used_sections
+from megaptm.config.stage_division import cut_errors
 from megaptm.errors import UserError, nearest
 from megaptm.families import FAMILIES, find_family
 from megaptm.models.head_costs import HEADS

@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from megaptm.config.schema import Config, DeviceLayout, Layout
 from megaptm.errors import describe_invalid_value, missing_space_advice, shown_value
-from megaptm.suggest import advice_for, equivalent_name, suggest
+from megaptm.suggest import advice_on_foreign_name, equivalent_name, suggest
 
 
 def error_messages(error: ValidationError, *, origins: dict[str, str], source: str) -> list[str]:
@@ -149,7 +149,7 @@ def _key_meaning(path: tuple[str, ...]) -> str:
 def _suggest_key(path: tuple[str, ...], *, numbered: bool = False) -> str:
     """Return what to suggest for an unknown config key: `; did you mean X?`, advice, or the keys of the section. A
     numeric key may belong to one of its tables."""
-    if instead := advice_for(".".join(path), path[-1]):
+    if instead := advice_on_foreign_name(".".join(path), path[-1]):
         return f"; {instead}"
     meant = _intended_path_of_number(path) if numbered else _intended_path(path)
     if meant:
@@ -162,7 +162,9 @@ def _known_path(path: tuple[str, ...], value: Any) -> tuple[str, ...]:
     """Return the path of the first key in an unknown section that another project uses, else the path of the
     section."""
     inside = [(*path, str(name)) for name in value] if isinstance(value, dict) and not _intended_path(path) else []
-    return next((key_path for key_path in inside if advice_for(key_path[-1]) or _intended_path(key_path)), path)
+    return next(
+        (key_path for key_path in inside if advice_on_foreign_name(key_path[-1]) or _intended_path(key_path)), path
+    )
 
 
 def _intended_path_of_number(path: tuple[str, ...]) -> str | None:

@@ -40,7 +40,7 @@ def decay_end(config: Config, step: int) -> int:
         position, steps = (
             config.batch_schedule.num_trained(count) / config.train.batch for count in (step, config.train.steps)
         )
-    return round(_since_restart(position, steps, schedule_restarts(config))[1])
+    return round(_position_in_cycle(position, steps, schedule_restarts(config))[1])
 
 
 def schedule_restarts(config: Config) -> tuple[float, ...]:
@@ -78,7 +78,7 @@ def learning_rate(
 
     A decay with an end reaches it at `decay_steps` (by default all of `steps`) and stays there.
     """
-    step, steps = _since_restart(step, steps, optimizer.restarts if restarts is None else restarts)
+    step, steps = _position_in_cycle(step, steps, optimizer.restarts if restarts is None else restarts)
     peak, final, warmup = _peak_rate(optimizer, width), optimizer.min_lr_ratio, optimizer.warmup_steps
     if step < warmup:
         foot = final if optimizer.decay == "triangular" else 0.0
@@ -109,7 +109,7 @@ def _decay_share(optimizer: OptimizerConfig, done: float) -> float:
     return (1.0 - done) ** (1.0 if optimizer.power is None else optimizer.power)
 
 
-def _since_restart(step: float, steps: float, restarts: tuple[float, ...]) -> tuple[float, float]:
+def _position_in_cycle(step: float, steps: float, restarts: tuple[float, ...]) -> tuple[float, float]:
     """Return the number of steps since the last restart of the learning rate, and from there to the next one or the
     end."""
     last_restart = max((restart for restart in restarts if restart <= step), default=0)

@@ -15,7 +15,6 @@ from pydantic import BaseModel, ValidationError
 
 from megaptm.config.changes import find_changes, with_past
 from megaptm.config.check import config_errors, model_errors
-from megaptm.config.cut import with_cut
 from megaptm.config.device_layouts import device_errors, select_layout, with_all_devices, without_stale_cut
 from megaptm.config.errors import error_messages
 from megaptm.config.model import model_spec, with_resolved_model
@@ -24,6 +23,7 @@ from megaptm.config.schedule import with_initial_warmup, with_limited_warmup
 from megaptm.config.schema import Config, DeviceLayout, Layout, ModelSection
 from megaptm.config.sections.extensions import extension_sections, used_sections
 from megaptm.config.shipped import find_config, find_shipped
+from megaptm.config.stage_division import with_cut
 from megaptm.config.yamls import ConfigLayer, YamlDumper, read_file, read_mapping, read_override
 from megaptm.errors import UserError
 from megaptm.plugins import NAMED_BY_RUNS, NAMED_BY_USER, named_modules

@@ -17,8 +17,8 @@ import numpy as np
 from pydantic import AfterValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
-from megaptm.data.addresses import write_addresses
 from megaptm.data.files import npy_bytes
+from megaptm.data.shard_urls import write_shard_urls
 from megaptm.data.table import MAX_COUNT, ShardInfo, ShardTable, shard_rows, table_name
 from megaptm.data.token_types import find_token_type
 from megaptm.errors import UserError, storage_errors_as_user_errors
@@ -118,7 +118,7 @@ class Manifest:
     made_from: MadeFrom
     """Origin of the corpus: recipe, seed and versions, enough to build the same corpus again."""
     addresses: Mapping[str, str]
-    """Split with shards outside of the corpus folder -> sha256 of the file with their URLs (`data.addresses`)."""
+    """Split with shards outside of the corpus folder -> sha256 of the file with their URLs (`data.shard_urls`)."""
     id: str
     """Id of the corpus: hash of what its samples consist of (`content_id`), so equal ids mean equal samples."""
 
@@ -146,7 +146,7 @@ def write_manifest(
         "made_from": dict(made_from),
     }
     if addresses:
-        content["addresses"] = {name: write_addresses(Path(folder), name, urls) for name, urls in addresses.items()}
+        content["addresses"] = {name: write_shard_urls(Path(folder), name, urls) for name, urls in addresses.items()}
     content["id"] = content_id(content)
     path = Path(folder) / MANIFEST
     write_atomically(path, json.dumps(content, indent=1, sort_keys=True).encode() + b"\n")

@@ -19,7 +19,7 @@ from megaptm.data.lru import LRUCache
 from megaptm.data.manifest import MANIFEST
 from megaptm.data.seeds import generator
 from megaptm.data.shards import TOKENS, Corpus, Shard, ShardInfo, Verify
-from megaptm.data.verdicts import Verdicts
+from megaptm.data.shared_checks import Verdicts
 from megaptm.errors import UserError
 from megaptm.objectives.objective import Piece
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from megaptm import storage
-from megaptm.data.addresses import addresses_name, read_addresses
 from megaptm.data.manifest import MANIFEST, NoCorpusError, parse_manifest
+from megaptm.data.shard_urls import read_shard_urls, shard_urls_name
 from megaptm.data.table import ShardInfo, ShardTable, table_name
 from megaptm.errors import UserError
 from megaptm.storage import Cache, write_atomically
@@ -48,9 +48,9 @@ class Mirror:
                 raise UserError(
                     f"{manifest_url} has shard URLs for a split `{split}` that it lacks: build the corpus again."
                 )
-            path = mirror._fetch_metadata(name := addresses_name(split), sha256)
+            path = mirror._fetch_metadata(name := shard_urls_name(split), sha256)
             table = ShardTable(mirror.folder / table_name(split), split)
-            addresses |= read_addresses(path, table, storage.join_path(url, name))
+            addresses |= read_shard_urls(path, table, storage.join_path(url, name))
         mirror = replace(mirror, addresses=addresses)
         mirror.fetch_tokenizer()
         write_atomically(mirror.folder / MANIFEST, content)  # last, like the manifest of the original

@@ -29,9 +29,9 @@ from megaptm.data.manifest import (
     write_manifest,
 )
 from megaptm.data.remote import Mirror
+from megaptm.data.shared_checks import ShareOfChecks
 from megaptm.data.table import ShardInfo
 from megaptm.data.token_types import find_token_type
-from megaptm.data.verdicts import ShareOfChecks
 from megaptm.data.writer import ShardWriter
 from megaptm.errors import UserError
 from megaptm.plugins import load_class

@@ -81,7 +81,7 @@ class DistillationHook(EngineHook):
             **self._options,
         )
 
-    def initializer(self) -> Initializer | None:
+    def model_initializer(self) -> Initializer | None:
         if not self._distillation.initial:
             return None
         assert self._reader is not None, "a student cannot start from cached logits"

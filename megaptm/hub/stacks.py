@@ -86,7 +86,7 @@ def join_weights(family: Family, parts: Mapping[str, Mapping[str, Tensor]], wher
 
 def _split_name(family: Family, stack: str, name: str) -> str | None:
     """Return the name of an embedding parameter in a separate stack; None if the stack does not have it."""
-    widen, own = _widen_prefix(family, stack), f"embed.{family.tables[stack]}"
+    widen, own = _projection_prefix(family, stack), f"embed.{family.tables[stack]}"
     if name.startswith(widen):
         return name.replace(widen, "embed.widen.")
     if not name.startswith("embed.") or "widen." in name or name == _own_table(family, stack):
@@ -98,7 +98,7 @@ def _split_name(family: Family, stack: str, name: str) -> str | None:
 
 def _full_name(family: Family, stack: str, name: str) -> str:
     if name.startswith("embed.widen."):
-        return name.replace("embed.widen.", _widen_prefix(family, stack))
+        return name.replace("embed.widen.", _projection_prefix(family, stack))
     if stack in family.own_tables and name.startswith("embed."):
         return _own_table(family, stack) if name == TOKENS else name.replace("embed.", f"embed.{family.tables[stack]}")
     return name
@@ -109,6 +109,6 @@ def _own_table(family: Family, stack: str) -> str:
     return next((f"embed.{record.name}.weight" for record in family.inputs if record.stack == stack), "")
 
 
-def _widen_prefix(family: Family, stack: str) -> str:
+def _projection_prefix(family: Family, stack: str) -> str:
     """Return the name prefix of a stack's projection from the tables in the full model."""
     return f"embed.{stack}_widen." if stack in family.sampled else f"embed.{family.prefixes[stack]}widen."

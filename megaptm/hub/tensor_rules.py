@@ -46,16 +46,16 @@ def _pad_rows(rows: Tensor, spec: ModelSpec) -> Tensor:
     return _concatenate_tensors([rows, rows.new_zeros(spec.padded_vocabulary - len(rows), *rows.shape[1:])])
 
 
-def _split_streams(fused: Tensor, spec: ModelSpec, *, streams: int) -> list[Tensor]:
-    """Split rows (head, stream, K), such as queries, keys and values, into one matrix (or bias) of rows (head, K) per
-    stream."""
-    by_head = fused.unflatten(0, (-1, streams, spec.size.key_width))
+def _split_projections(fused: Tensor, spec: ModelSpec, *, num_projections: int) -> list[Tensor]:
+    """Split rows (head, projection, K), such as queries, keys and values, into one matrix (or bias) of rows (head, K)
+    per projection."""
+    by_head = fused.unflatten(0, (-1, num_projections, spec.size.key_width))
     # Copies, even of a single head: safetensors rejects views of a larger tensor.
-    return [by_head[:, n].flatten(0, 1).clone() for n in range(streams)]
+    return [by_head[:, n].flatten(0, 1).clone() for n in range(num_projections)]
 
 
-def _fuse_streams(streams: list[Tensor], spec: ModelSpec) -> Tensor:
-    by_head = [stream.unflatten(0, (-1, spec.size.key_width)) for stream in streams]
+def _fuse_projections(projections: list[Tensor], spec: ModelSpec) -> Tensor:
+    by_head = [matrix.unflatten(0, (-1, spec.size.key_width)) for matrix in projections]
     return _stack_tensors(by_head).flatten(0, 2)
 
 
@@ -63,22 +63,22 @@ SAME = Conversion(lambda w, spec: [w], lambda ws, spec: ws[0])
 TRANSPOSED = Conversion(lambda w, spec: [w.t()], lambda ws, spec: ws[0].t())
 # A copy: safetensors rejects views of a larger tensor.
 VOCABULARY = Conversion(lambda w, spec: [w[: spec.vocabulary].clone()], lambda ws, spec: _pad_rows(ws[0], spec))
-QKV = Conversion(lambda w, spec: _split_streams(w, spec, streams=3), _fuse_streams)
-KV = Conversion(lambda w, spec: _split_streams(w, spec, streams=2), _fuse_streams)
-# Queries, keys and values in one matrix, or bias, with rows ordered (stream, head, K).
+QKV = Conversion(lambda w, spec: _split_projections(w, spec, num_projections=3), _fuse_projections)
+KV = Conversion(lambda w, spec: _split_projections(w, spec, num_projections=2), _fuse_projections)
+# Queries, keys and values in one matrix, or bias, with rows ordered (projection, head, K).
 JOINED_QKV = Conversion(
-    lambda w, spec: [_concatenate_tensors(_split_streams(w, spec, streams=3))],
-    lambda ws, spec: _fuse_streams(list(ws[0].chunk(3)), spec),
+    lambda w, spec: [_concatenate_tensors(_split_projections(w, spec, num_projections=3))],
+    lambda ws, spec: _fuse_projections(list(ws[0].chunk(3)), spec),
 )
 GATE_AND_VALUE = Conversion(
     lambda w, spec: list(w.unflatten(0, (-1, 2)).unbind(1)), lambda ws, spec: _stack_tensors(ws).flatten(0, 1)
 )
-# GPT-2's Conv1D: [inputs, outputs], with the outputs ordered (stream, head, K).
+# GPT-2's Conv1D: [inputs, outputs], with the outputs ordered (projection, head, K).
 CONV_QKV = Conversion(
-    lambda w, spec: [_concatenate_tensors(_split_streams(w, spec, streams=3)).t()],
-    lambda ws, spec: _fuse_streams(list(ws[0].t().chunk(3)), spec),
+    lambda w, spec: [_concatenate_tensors(_split_projections(w, spec, num_projections=3)).t()],
+    lambda ws, spec: _fuse_projections(list(ws[0].t().chunk(3)), spec),
 )
-# Gate and value in one matrix, with rows ordered (stream, feature).
+# Gate and value in one matrix, with rows ordered (gate or value, feature).
 JOINED_GATE_AND_VALUE = Conversion(
     lambda w, spec: [w.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1)],
     lambda ws, spec: _stack_tensors(list(ws[0].chunk(2))).flatten(0, 1),

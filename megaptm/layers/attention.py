@@ -105,7 +105,7 @@ class Attend(UsesContextRanks, AttentionCore):
     def _attend(self, q_SBHK: Tensor, k_MBHK: Tensor, v_MBHK: Tensor, mask: Tensor | None) -> Tensor:
         rate = self.dropout.rate if self.dropout.is_active else 0.0
         if mask is not None and are_offsets(mask):
-            with self.dropout.use_stream():
+            with self.dropout.use_rng():
                 return attend_by_document(
                     *(q_SBHK, k_MBHK, v_MBHK, mask),
                     causal=self.causal,
@@ -114,13 +114,13 @@ class Attend(UsesContextRanks, AttentionCore):
                     window=kernel_window(self.pattern, self.causal),
                 )
         if self.cap is not None:
-            with self.dropout.use_stream():
+            with self.dropout.use_rng():
                 return attend_capped(
                     *(q_SBHK, k_MBHK, v_MBHK, mask), causal=self.causal, scale=self.scale, cap=self.cap, dropout=rate
                 )
         heads = q_SBHK.shape[2]
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBHK, for_heads(k_MBHK, heads), for_heads(v_MBHK, heads)))
-        with self.dropout.use_stream(), sound_kernels(mask):
+        with self.dropout.use_rng(), sound_kernels(mask):
             mixed_BHSK = F.scaled_dot_product_attention(
                 q,
                 k,
@@ -271,7 +271,7 @@ class PatternAttend(Attend):
         if kernel == FUSED:
             mixed_SBHK = self.attend_by_head(q_SBHK, k_SBHK, v_SBHK, made.scores(None))
         else:
-            with self.dropout.use_stream():
+            with self.dropout.use_rng():
                 mixed_SBHK = attend_with_kernel(
                     *(kernel, q_SBHK, k_SBHK, v_SBHK, made, marked), scale=self.scale, dropout=rate, cap=self.cap
                 )

@@ -49,7 +49,7 @@ class CustomPattern(Pattern):
     """Name of the attention pattern in messages."""
 
     @property
-    def tile_block(self) -> int:
+    def key_block_size(self) -> int:
         return self.block
 
     def attends_to_all(self, length: int) -> bool:

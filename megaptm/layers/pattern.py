@@ -52,7 +52,7 @@ class Pattern(ABC):
         """Yield the tiles of the pattern for a sequence; each query is in one."""
 
     @property
-    def tile_block(self) -> int:
+    def key_block_size(self) -> int:
         """Return the number of positions of a block, if the tiles name their keys by the indices of blocks; else 0."""
         return 0
 
@@ -83,7 +83,7 @@ def _count_pairs(pattern: Pattern, length: int) -> int:
         if isinstance(tile.keys, slice):
             total += queries * len(positions[tile.keys])
         else:
-            total += queries * tile.keys.shape[1] * pattern.tile_block
+            total += queries * tile.keys.shape[1] * pattern.key_block_size
     return total
 
 
@@ -161,6 +161,6 @@ def _tile_keys(pattern: Pattern, tile: Tile, positions: np.ndarray) -> np.ndarra
     """Return the key positions of an attention pattern's tile, [H or 1, k]."""
     if isinstance(tile.keys, slice):
         return positions[tile.keys][None]
-    block = pattern.tile_block
+    block = pattern.key_block_size
     keys = (tile.keys[:, :, None] * block + np.arange(block)).reshape(len(tile.keys), -1)
     return np.minimum(keys, len(positions) - 1)

@@ -171,7 +171,7 @@ def _tiles_of(mask: Mask, rows: int) -> list[_Tile]:
 def _tiles_on(pattern: Pattern, length: int, device: torch.device, mode: object, limit: int) -> list[_Tile]:
     """Return the groups of tiles of a pattern with block indices on the device; cached, because copies in each layer of
     each step would synchronize. `limit`: scores of a sequence and head that are computed at once."""
-    return [_on_device(group, pattern.tile_block, device) for group in _group_tiles(pattern, length, limit)]
+    return [_on_device(group, pattern.key_block_size, device) for group in _group_tiles(pattern, length, limit)]
 
 
 def _on_device(tiles: list[Tile], block: int, device: torch.device) -> _Tile:
@@ -195,7 +195,7 @@ def _group_tiles(pattern: Pattern, length: int, limit: int) -> Iterator[list[Til
     group: list[Tile] = []
     widest = total = 0
     for tile in pattern.tiles(length):
-        width = _num_keys(tile) if isinstance(tile.keys, slice) else tile.keys.shape[1] * pattern.tile_block
+        width = _num_keys(tile) if isinstance(tile.keys, slice) else tile.keys.shape[1] * pattern.key_block_size
         widest, total = max(widest, width), total + width
         filled = (len(group) + 1) * widest
         fits = filled * _num_queries(tile) <= limit and 4 * filled <= 5 * total
@@ -344,7 +344,7 @@ class _TileMask:
         if isinstance(tile.keys, slice):
             return self.positions[tile.keys] if tile.number == 1 else tile.windows(self.positions, 0)[:, None]
         assert self.mask.pattern is not None
-        block = self.mask.pattern.tile_block
+        block = self.mask.pattern.key_block_size
         starts = tile.keys * block
         return (starts[..., None] + torch.arange(block, device=starts.device)).flatten(2)[None, :, :, None]
 
@@ -377,7 +377,7 @@ class _KeysOrValues:
 
     def __init__(self, x_SBHK: Tensor, x_GBHK: Tensor | None, mask: Mask) -> None:
         self.x_SBHK, self.x_GBHK = x_SBHK, x_GBHK
-        self.block = 0 if mask.pattern is None else mask.pattern.tile_block
+        self.block = 0 if mask.pattern is None else mask.pattern.key_block_size
         self.x_NSK = x_SBHK.flatten(1, 2).transpose(0, 1)
         if self.block:
             missing = -len(x_SBHK) % self.block

@@ -139,7 +139,7 @@ class HeadBias(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Dropout with the random generator of `stream`.
+    """Dropout that samples in the context of `rng`, which selects a random generator.
 
     `masks` is `heads` (attention weights, or inside the feed-forward: tensor ranks hold different heads or features,
     so masks differ), `residual` (residual stream: equal masks on all tensor ranks, unless the sequence is split) or
@@ -149,19 +149,19 @@ class Dropout(nn.Module):
     def __init__(self, rate: float, *, masks: str = "residual") -> None:
         super().__init__()
         self.rate, self.masks = rate, masks
-        self.stream: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.rng: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def is_active(self) -> bool:
         return self.training and self.rate > 0.0
 
-    def use_stream(self) -> AbstractContextManager[None]:
-        """Return a context in which dropout samples from the stream's generator, which does not advance if dropout is
+    def use_rng(self) -> AbstractContextManager[None]:
+        """Return a context in which dropout samples from the generator of `rng`, which does not advance if dropout is
         off."""
-        return self.stream() if self.is_active else nullcontext()
+        return self.rng() if self.is_active else nullcontext()
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.is_active:
             return x
-        with self.use_stream():
+        with self.use_rng():
             return F.dropout(x, self.rate, training=True)

@@ -144,7 +144,7 @@ class CrossEntropy:
 
 def _are_all(flags: Tensor) -> bool:
     """Whether all flags are True, if the host can tell without waiting for a device. False for fake tensors
-    (`parallel.dry`)."""
+    (`parallel.dry_run`)."""
     return flags.device.type == "cpu" and not is_fake(flags) and bool(flags.all())
 
 

@@ -103,7 +103,7 @@ def drops_unlabeled(hidden_ND: Tensor) -> bool:
     """Whether the token loss drops positions without a label before the vocabulary projection.
 
     Not on GPUs, where counting them would synchronize with the host; there they are computed and multiplied by zero.
-    Fake tensors (`parallel.dry`) have no values to count.
+    Fake tensors (`parallel.dry_run`) have no values to count.
     """
     return hidden_ND.device.type == "cpu" and not is_fake(hidden_ND)
 

@@ -1,4 +1,4 @@
-"""Denoising tasks from three functions: hide, show, ask. Implementations are in `hide` and `show_ask`.
+"""Denoising tasks from three functions: hide, show, ask. Implementations are in `masking` and `replacements`.
 
 BART's noises (`denoising`) are not built this way: they move tokens and mask empty spans.
 """

@@ -16,7 +16,7 @@ from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.errors import UserError, nearest
 from megaptm.objectives.denoise import Denoise, Hide, Show
 from megaptm.objectives.global_tokens import GlobalTokens, mark_global_tokens
-from megaptm.objectives.hide import MASKING_STRATEGIES
+from megaptm.objectives.masking import MASKING_STRATEGIES
 from megaptm.objectives.named_file import FILE
 from megaptm.objectives.objective import (
     DocumentSlice,
@@ -34,7 +34,7 @@ from megaptm.objectives.objective import (
     pad_pieces,
     unit_starts,
 )
-from megaptm.objectives.show_ask import REPLACEMENT_STRATEGIES, check_shares, masked_tokens_in_order
+from megaptm.objectives.replacements import REPLACEMENT_STRATEGIES, check_shares, masked_tokens_in_order
 from megaptm.objectives.text_questions import LabeledTexts, QuestionObjective, question_field
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import is_plugin, load_plugin
@@ -122,7 +122,7 @@ class MaskedLM(Objective):
     length_weights: Annotated[tuple[Weight, ...], Field(min_length=1)] = ()
     """Relative frequencies of 1, 2 ... words masked together, for n-grams and spans. Empty: as in the paper."""
     show: str = "tokens"
-    """Replacement of masked tokens: a key of `show_ask.REPLACEMENT_STRATEGIES`, or a custom function,
+    """Replacement of masked tokens: a key of `replacements.REPLACEMENT_STRATEGIES`, or a custom function,
     package.module:NAME."""
     mask_token_prob: Share = 0.8
     """Probability that a masked token is replaced by the mask token, or by a similar word (`similar`)."""

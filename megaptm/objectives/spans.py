@@ -9,9 +9,9 @@ from typing import Literal
 from megaptm.errors import UserError
 from megaptm.objectives.denoise import Denoise
 from megaptm.objectives.encoder_decoder import EncoderDecoder
-from megaptm.objectives.hide import num_masked_spans, num_masked_tokens, random_spans, random_tokens
+from megaptm.objectives.masking import num_masked_spans, num_masked_tokens, random_spans, random_tokens
 from megaptm.objectives.objective import MeanLength, Rate
-from megaptm.objectives.show_ask import masked_spans_after_sentinels, replace_spans_by_sentinels
+from megaptm.objectives.replacements import masked_spans_after_sentinels, replace_spans_by_sentinels
 
 CORRUPTION_RATE, MEAN_SPAN_LENGTH = 0.15, 3.0
 

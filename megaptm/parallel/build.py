@@ -39,7 +39,7 @@ def build_engine(
     """Build a training engine whose weights have no values yet: call `Engine.fill` or `Engine.restore`.
 
     `hooks`: hooks of the run, besides those of the model. `loss_scale`: options for fp16. `spikes`: reaction to
-    spikes of the loss; None: none. `options`: see `build_parallel_model`.
+    spikes of the loss, if any. `options`: see `build_parallel_model`.
     """
     model = build_parallel_model(spec, layout, losses=losses, hooks=hooks, **options)
     for hook in hooks:

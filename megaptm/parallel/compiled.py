@@ -5,7 +5,7 @@ Operations that stay eager divide a layer into several graphs:
 - attention of context ranks, which gathers keys and values
 - sparse attention, which has kernels of its own
 - recomputed attention
-- dropout that samples from another random stream than the other dropouts of the layer
+- dropout that samples from another random generator than the other dropouts of the layer
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from megaptm.layers.layer import BaseStack, Layer, run
 from megaptm.layers.split import Dropout
 from megaptm.models.model import Model
 from megaptm.parallel.groups import device
-from megaptm.parallel.split import SharedLinear, own_stream
+from megaptm.parallel.split import SharedLinear, tensor_rank_rng
 
 BACKEND = "inductor"
 """Backend of torch.compile. Tests use one that only captures graphs."""
@@ -69,10 +69,10 @@ def compile_layers(model: Model, log: Log) -> None:
             if block not in kinds:
                 kinds[block] = _Kind(f"{path}.{number}", log)
             layers.append((layer, kinds[block]))
-    stream = _common_stream([layer for layer, _ in layers])
+    rng = _common_rng([layer for layer, _ in layers])
     for layer, kind in layers:
         _mark_eager_modules(layer)
-        _compile_layer(layer, kind, stream)
+        _compile_layer(layer, kind, rng)
 
 
 def _configure_torch() -> None:
@@ -157,7 +157,7 @@ class _Kind:
         return self._recomputed[hook]
 
 
-def _compile_layer(layer: Layer, kind: _Kind, stream: Callable[[], AbstractContextManager[None]] | None) -> None:
+def _compile_layer(layer: Layer, kind: _Kind, rng: Callable[[], AbstractContextManager[None]] | None) -> None:
     compiled = partial(kind.layer, layer)
     if layer.run_attention is not run:
         layer.run_attention = kind.recomputed(layer.run_attention)
@@ -166,21 +166,21 @@ def _compile_layer(layer: Layer, kind: _Kind, stream: Callable[[], AbstractConte
         for mask in tensors[1:4:2]:
             if mask is not None and are_offsets(mask):  # their number varies, and only an attention kernel reads it
                 torch._dynamo.maybe_mark_dynamic(mask, mask.dim() - 1)
-        with stream() if stream is not None and layer.training else nullcontext():
+        with rng() if rng is not None and layer.training else nullcontext():
             return compiled(*tensors)
 
     vars(layer)["forward"] = forward
 
 
-def _common_stream(layers: Iterable[Layer]) -> Callable[[], AbstractContextManager[None]] | None:
-    """Let a layer sample all its dropout from one random stream, if its dropouts agree on one, and return that stream.
-    Compiled code cannot change streams."""
+def _common_rng(layers: Iterable[Layer]) -> Callable[[], AbstractContextManager[None]] | None:
+    """Let a layer sample all its dropout from one random generator, if its dropouts agree on one. Return the
+    context that selects it. Compiled code cannot change generators."""
     dropouts = {dropout for layer in layers for dropout in _active_dropouts(layer)}
-    if not dropouts or any(dropout.stream is not own_stream for dropout in dropouts):
+    if not dropouts or any(dropout.rng is not tensor_rank_rng for dropout in dropouts):
         return None
     for dropout in dropouts:
-        dropout.stream = nullcontext
-    return own_stream
+        dropout.rng = nullcontext
+    return tensor_rank_rng
 
 
 def _active_dropouts(module: nn.Module) -> Iterator[Dropout]:
@@ -195,7 +195,7 @@ def _mark_eager_modules(layer: Layer) -> None:
         if (
             isinstance(module, ColumnParallelLinear | RowParallelLinear | SharedLinear)
             or (isinstance(module, Attend) and module.context.size > 1)
-            or (isinstance(dropout, Dropout) and dropout.rate > 0 and dropout.stream is not nullcontext)
+            or (isinstance(dropout, Dropout) and dropout.rate > 0 and dropout.rng is not nullcontext)
         ):
             # By class: torch would compile a graph for each instance with a function of its own.
             module.__class__ = _eager_class(type(module), "forward")

@@ -69,7 +69,7 @@ class Engine:
 
     def fill(self) -> None:
         """Set the initial weights of the model, a function of the seed."""
-        initializer = next(filter(None, (hook.initializer() for hook in self.hooks)), None)
+        initializer = next(filter(None, (hook.model_initializer() for hook in self.hooks)), None)
         if initializer is None and self._open_initializer is not None:
             initializer = self._open_initializer()
         for stage in self.model.stages:

@@ -20,7 +20,7 @@ from megaptm.errors import UserError
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Dtypes of weights and activations by `train.precision`."""
 
-OWN_STREAM = "tensor-rank"
+TENSOR_RANK_RNG = "tensor-rank"
 """Stream of megatron-core's random tracker that differs between tensor ranks; other streams are the same on all."""
 
 
@@ -171,7 +171,7 @@ def seed_step(seed: int, step: int, ranks: Ranks) -> None:
     # megatron-core's own function adds the tensor rank to one seed, so streams of neighbors would coincide.
     tracker = get_cuda_rng_tracker()
     tracker.reset()
-    tracker.add(OWN_STREAM, stream_seed(seed, step, ranks.replica, ranks.pipeline, ranks.tensor))
+    tracker.add(TENSOR_RANK_RNG, stream_seed(seed, step, ranks.replica, ranks.pipeline, ranks.tensor))
 
 
 def stream_seed(*key: int) -> int:

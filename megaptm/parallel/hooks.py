@@ -33,7 +33,7 @@ class EngineHook:
     def attach(self, model: ParallelModel) -> None:
         """Called when the model of this rank is built, before its weights have values."""
 
-    def initializer(self) -> Initializer | None:
+    def model_initializer(self) -> Initializer | None:
         """Return a function that sets the initial weights of the model; None to leave them to other hooks."""
         return None
 

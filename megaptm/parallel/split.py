@@ -52,7 +52,7 @@ from megaptm.losses.token import (
 )
 from megaptm.losses.token_costs import num_rows_projected
 from megaptm.models.model import Model
-from megaptm.parallel.groups import OWN_STREAM
+from megaptm.parallel.groups import TENSOR_RANK_RNG
 
 # Axis of a weight that tensor ranks divide, by the `split` of its module.
 AXIS = {"columns": 0, "rows": 1, "vocabulary": 0, "heads": 1, "shared": None, "none": None}
@@ -189,7 +189,7 @@ def split_model(model: Model, config: ModelParallelConfig, *, ranks: int, rank: 
     }
     if ranks > 1:
         _swap_modules(model, config, ranks, rank)
-        _set_random_streams(model, sequence_parallel=config.sequence_parallel)
+        _set_generators(model, sequence_parallel=config.sequence_parallel)
         if config.sequence_parallel:
             model.scatter_sequence = scatter_to_sequence_parallel_region
             model.gather_sequence = _gather_for_replicated_heads
@@ -320,15 +320,15 @@ def _mark_sequence_parallel(model: Model, placements: dict[str, Placement]) -> N
                     parameter.sequence_parallel = True  # type: ignore[attr-defined]
 
 
-def _set_random_streams(model: Model, *, sequence_parallel: bool) -> None:
+def _set_generators(model: Model, *, sequence_parallel: bool) -> None:
     for module in model.modules():
         if isinstance(module, Dropout) and (
             module.masks == "heads" or (module.masks == "residual" and sequence_parallel)
         ):
-            module.stream = own_stream
+            module.rng = tensor_rank_rng
 
 
-def own_stream() -> AbstractContextManager[None]:
-    """Return a context in which dropout samples from the random stream that differs between tensor ranks."""
-    forked: AbstractContextManager[None] = get_cuda_rng_tracker().fork(OWN_STREAM)
+def tensor_rank_rng() -> AbstractContextManager[None]:
+    """Return a context in which dropout samples from the random generator that differs between tensor ranks."""
+    forked: AbstractContextManager[None] = get_cuda_rng_tracker().fork(TENSOR_RANK_RNG)
     return forked

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import sqrt
 
 from megaptm.config import CheckpointConfig
+from megaptm.plan.checkpoint_cost import CheckpointCost
 from megaptm.plan.machine import Machine
-from megaptm.plan.saving import CheckpointCost
 
 DAY = 86400.0
 

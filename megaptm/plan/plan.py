@@ -10,11 +10,11 @@ from typing import Any
 from megaptm.config import Config
 from megaptm.config.phases import phase_end, steps_title
 from megaptm.config.read import phase_configs
+from megaptm.plan.checkpoint_cost import CheckpointCost, estimate_checkpoint_cost
 from megaptm.plan.count import count_parameters
 from megaptm.plan.failures import DAY, FailureCosts, estimate_failures
 from megaptm.plan.machine import Machine
 from megaptm.plan.memory import Memory, estimate_memory, fullest_stage
-from megaptm.plan.saving import CheckpointCost, estimate_checkpoint_cost
 from megaptm.plan.step import StepTime, estimate_step
 from megaptm.plan.workload import Workload, make_workload
 

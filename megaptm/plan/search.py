@@ -10,7 +10,7 @@ from itertools import product
 
 from megaptm.config import Config, Layout
 from megaptm.config.check import check
-from megaptm.config.cut import cut_layout, is_evenly_cut
+from megaptm.config.stage_division import cut_layout, is_evenly_cut
 from megaptm.errors import UserError
 from megaptm.plan.machine import Machine
 from megaptm.plan.memory import estimate_memory, fullest_stage

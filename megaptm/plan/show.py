@@ -9,9 +9,9 @@ from rich.text import Text
 
 from megaptm.config import Layout
 from megaptm.console import Console
-from megaptm.plan.dry import DryRunReport
+from megaptm.plan.checkpoint_cost import CheckpointCost
+from megaptm.plan.dry_run_report import DryRunReport
 from megaptm.plan.plan import Plan
-from megaptm.plan.saving import CheckpointCost
 from megaptm.plan.search import Candidate, Search
 from megaptm.plan.step import PARTS
 

@@ -28,7 +28,7 @@ Points = Sequence[tuple[float, float]]
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 COLORS = ("cyan", "yellow", "magenta", "green", "red")
 ABANDONED = "abandoned"
-"""Name of the curve of steps from which a run went back, which is gray."""
+"""Name of the curve of steps that were repeated from an earlier checkpoint; it is gray."""
 MARK_COLORS = {"restart": "gray", "change": "purple", "failure": "darkorange", "spike": "red", "stop": "black"}
 """Colors of the marks of a run in a picture, by kind."""
 METRICS = {"learning rate": "learning_rate", "tokens/s": "tokens_per_second"}

@@ -31,7 +31,7 @@ class History:
     records: list[dict[str, Any]]
     """Metrics of the steps that led to the newest one, and of evaluations."""
     abandoned: list[dict[str, Any]]
-    """Metrics of steps that the run went back from, after a failure or by a command."""
+    """Metrics of steps that were repeated from an earlier checkpoint, after a failure or by a command."""
     events: list[dict[str, Any]]
     jobs: list[JobTime]
 

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import psutil
 
 from megaptm.config import Config, Layout, resolve
-from megaptm.config.extension import overrides_to_extend
+from megaptm.config.rate_jump import overrides_to_extend
 from megaptm.config.uses import list_uses
 from megaptm.errors import printable
 from megaptm.families import contributions

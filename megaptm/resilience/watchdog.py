@@ -140,12 +140,11 @@ class Limits:
         """Whether expected heartbeats of a rank are missing."""
         return state.seconds_silent > 3 * self.interval
 
-    def exceeds_start(self, state: RankState) -> bool:
-        """Whether a rank without progress is not merely starting: it has started, was halted, or starts for too
-        long."""
+    def is_slow_start(self, state: RankState) -> bool:
+        """Whether a rank is still starting, within the time that a start may take."""
         if state.halted or state.halted_readers or not state.is_starting:
-            return True
-        return max(state.seconds_silent, state.seconds_in_phase) > self.factor * self._start_seconds
+            return False
+        return max(state.seconds_silent, state.seconds_in_phase) <= self.factor * self._start_seconds
 
     def find_suspects(self, alive: Mapping[int, RankState], *, stopping: bool) -> list[int]:
         """Return the ranks that may hang: those without heartbeats for too long, or else those behind all others if
@@ -289,7 +288,7 @@ class Watchdog:
         rank, note = find_hanging_rank(stacks)
         state = self._states[rank]
         seconds = max(state.seconds_silent if self._limits.misses_beats(state) else 0.0, state.seconds_in_phase)
-        is_slow_start = stopping and not self._limits.exceeds_start(state)
+        is_slow_start = stopping and self._limits.is_slow_start(state)
         event = HangEvent(
             rank=rank,
             phase=state.phase,

@@ -12,9 +12,9 @@ from typing import Any
 from megaptm.checkpoint.committed import read_newest_state
 from megaptm.config import Config
 from megaptm.config.changes import ConfigChange, accepts_changes, find_changes
-from megaptm.config.extension import SCHEDULE_KEYS, RateJump, rate_jump, schedule_choices
 from megaptm.config.learning_rate import learning_rate_at
 from megaptm.config.on_resume import OnResume, keys_with_rule
+from megaptm.config.rate_jump import SCHEDULE_KEYS, RateJump, rate_jump, schedule_choices
 from megaptm.data import Corpus
 from megaptm.errors import UserError
 from megaptm.objectives.compose import map_files, named_files

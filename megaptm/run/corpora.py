@@ -16,8 +16,8 @@ from megaptm.data.manifest import MANIFEST, NoCorpusError
 from megaptm.data.mix import ReadCursors
 from megaptm.data.opening import annotations_of, refuse_different_tokenizers
 from megaptm.data.order import check_annotations
+from megaptm.data.shared_checks import ShareOfChecks
 from megaptm.data.statistics import count_tokens, read_texts
-from megaptm.data.verdicts import ShareOfChecks
 from megaptm.errors import UserError
 from megaptm.objectives.composed import tasks_of
 from megaptm.objectives.objective import refuse_missing_tokens
@@ -179,7 +179,7 @@ def check_vocabulary(config: Config, tokenizer: Tokenizer, path: str) -> None:
     """Raise `UserError` if the vocabulary of the corpus at `path` is larger than the model's."""
     spec = resolve(config)
     record = spec.family.find_input(TokenInput) if isinstance(spec, ModelSpec) else None
-    key = "" if record is None else record.key_of_sorted_ids(spec.size)
+    key = "" if record is None else record.key_needing_sorted_ids(spec.size)
     if key and tokenizer.kind != FREQUENCY_SORTED:
         raise UserError(
             f"model.{key} needs token ids that are sorted by frequency (tokenizer.kind={FREQUENCY_SORTED}), and the "

@@ -101,7 +101,7 @@ class TokenInput(InputSpec):
     name = "token"
     costs = "megaptm.models.embed_costs:TokenCosts"
 
-    def key_of_sorted_ids(self, size: Size) -> str:
+    def key_needing_sorted_ids(self, size: Size) -> str:
         """Return the key of the section `model` that needs token ids sorted by frequency. Empty: none does."""
         return ""
 

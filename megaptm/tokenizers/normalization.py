@@ -130,7 +130,7 @@ def flatten(part: Mapping[str, Any] | None) -> list[Any]:
 def expand_charsmap(charsmap: str) -> list[NormalizerPart]:
     """Expand SentencePiece's normalization table, which is in base64 as in tokenizer.json, to six components of a
     normalizer."""
-    continuations = _read_continuations(base64.b64decode(charsmap))
+    continuations = _read_replaced_sequences(base64.b64decode(charsmap))
     bases: dict[str, list[str]] = defaultdict(list)
     for base, pattern in continuations.items():
         bases[pattern].append(base)
@@ -223,7 +223,7 @@ def _characters_of_pattern(pattern: str) -> Iterator[str]:
         yield from map(chr, range(int(first, 16), int(last or first, 16) + 1))
 
 
-def _read_continuations(charsmap: bytes) -> dict[str, str]:
+def _read_replaced_sequences(charsmap: bytes) -> dict[str, str]:
     """Return the sequences of a normalization table as first code point -> pattern of the longest remainder.
 
     The table is a double array of darts-clone, in which equal branches are shared, so each is visited once.

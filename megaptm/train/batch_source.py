@@ -57,7 +57,7 @@ class StepSource(Protocol):
     def steps(self, start: int) -> Iterator[list[Any] | None]:
         """Yield the micro-batches of each training step from step `start` on, without end."""
 
-    def held_out(self) -> Iterator[list[Any] | None]:
+    def validation_batches(self) -> Iterator[list[Any] | None]:
         """Return the validation batches, the same at each call."""
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class BatchSource:
         for _, batches in self._loader:
             yield batches
 
-    def held_out(self) -> Iterator[list[MicroBatch] | None]:
+    def validation_batches(self) -> Iterator[list[MicroBatch] | None]:
         """Return the validation batches, the same at each call, read lazily."""
         batch, max_batches = self.config.train.batch, self.config.train.validate_batches
         if not self.reads:

@@ -7,7 +7,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-from megaptm.data.verdicts import ShareOfChecks
+from megaptm.data.shared_checks import ShareOfChecks
 from megaptm.parallel.collectives import barrier, broadcast_object
 from megaptm.run.folder import VERIFIED
 from megaptm.run.rank import RankEnvironment

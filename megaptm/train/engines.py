@@ -89,7 +89,7 @@ def verified_reader(run: OtherRun, rank_env: RankEnvironment) -> TensorReader:
     from megaptm.checkpoint.store import Store
     from megaptm.parallel.background import run_on_all_ranks
 
-    def open_verified() -> TensorReader:
+    def open_verified_checkpoint() -> TensorReader:
         try:
             checkpoint = Store(run.folder).load(run.selected_step)
             checkpoint.verify(part=rank_env.rank, parts=rank_env.world)
@@ -99,7 +99,7 @@ def verified_reader(run: OtherRun, rank_env: RankEnvironment) -> TensorReader:
             ) from None
         return checkpoint.reader
 
-    return run_on_all_ranks(open_verified)
+    return run_on_all_ranks(open_verified_checkpoint)
 
 
 def _vector_initializer(path: str, corpora: RunCorpora) -> Initializer:

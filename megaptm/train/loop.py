@@ -51,7 +51,7 @@ class Training:
     engine: TrainingEngine
     microbatches: Iterator[Any]
     """Micro-batches of each step on tensor rank 0, None on other ranks."""
-    held_out: Callable[[], Iterator[Any]]
+    validation_batches: Callable[[], Iterator[Any]]
     checkpointer: Checkpointer
     stop: StopRequest
     seconds: SecondsSpent
@@ -185,7 +185,7 @@ def _report_stop(run: Training, step: int) -> None:
 
 def _train_step(run: Training, batches: Any, step: int, rate: float) -> StepResult:
     try:
-        with run.during("step"), run.profiler.step(step + 1):
+        with run.during("step"), run.profiler.profile_step(step + 1):
             return run.engine.train_step(batches, step=step, lr=rate)
     except DivergedError:
         _finish_saving(run)
@@ -293,7 +293,7 @@ def _validation_batches(run: Training, read_error: Exception | None) -> Iterator
         try:
             if read_error is None:
                 with run.stop.interrupt_waits(), storage_errors_as_user_errors("a corpus"):
-                    batches = run.held_out() if batches is None else batches
+                    batches = run.validation_batches() if batches is None else batches
                     batch = next(batches, END_OF_BATCHES)
                 # The grace period applies to each batch; this limits the sum.
                 waited += time.monotonic() - start_time if run.stop.requested else 0.0

@@ -102,7 +102,7 @@ class Job:
             objective=config.built_objective,
             engine=engine,
             microbatches=source.steps(start),
-            held_out=source.held_out,
+            validation_batches=source.validation_batches,
             checkpointer=checkpointer,
             stop=self.stop,
             seconds=self.seconds,

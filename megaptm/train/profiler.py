@@ -69,7 +69,7 @@ class StepProfiler:
         self._is_recording = False
 
     @contextmanager
-    def step(self, step: int) -> Iterator[None]:
+    def profile_step(self, step: int) -> Iterator[None]:
         """Return the context of a training step, which is profiled if the config says so."""
         if self.config is None or not self.config.steps[0] <= step <= self.config.steps[1]:
             yield

@@ -39,4 +39,4 @@ def test_unreachable_ray_is_reported_at_once(monkeypatch):
         monkeypatch.setenv("RAY_ADDRESS", address)
         monkeypatch.setattr("megaptm.schedulers.ray.connection.ANSWER_SECONDS", 2.0)
         with pytest.raises(UserError, match=f"no Ray cluster answers at {address}"):
-            probe_nodes("megaptm.check.node", seconds=60)
+            probe_nodes("megaptm.check.node_facts", seconds=60)

@@ -13,7 +13,7 @@ PATHS = ProbedPaths(visible=("/data/web",), writable=("/runs/one",), token="/run
 
 @pytest.fixture(scope="module")
 def alone():
-    return probe_nodes("megaptm.check.node", seconds=60)
+    return probe_nodes("megaptm.check.node_facts", seconds=60)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def node(tmp_path):
             path.write_text(text)
             path.chmod(0o755)
         paths = {"PYTHONPATH": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-        command = [sys.executable, "-m", "megaptm.check.node"]
+        command = [sys.executable, "-m", "megaptm.check.node_facts"]
         done = subprocess.run(command, env={**os.environ, **paths}, capture_output=True, text=True, check=True)
         return parse_facts(done.stdout)
 

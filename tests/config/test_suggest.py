@@ -13,7 +13,7 @@ from megaptm.config.errors import section_keys
 from megaptm.config.schema import OptimizerConfig
 from megaptm.objectives.registry import TASKS
 from megaptm.objectives.text_questions import QUESTIONS
-from megaptm.suggest import ADVICE, EQUIVALENT_NAMES, advice_for, suggest
+from megaptm.suggest import ADVICE, EQUIVALENT_NAMES, advice_on_foreign_name, suggest
 from megaptm.tokenizers import KINDS
 from tests.commands import all_commands
 
@@ -82,5 +82,5 @@ def test_equivalent_is_not_suggested_if_it_is_no_key() -> None:
 
 
 def test_advice_on_a_dotted_key_applies_to_its_section() -> None:
-    assert "train.steps" in (advice_for("train.epochs", "epochs") or "")
-    assert advice_for("data.epochs", "epochs") is None
+    assert "train.steps" in (advice_on_foreign_name("train.epochs", "epochs") or "")
+    assert advice_on_foreign_name("data.epochs", "epochs") is None

@@ -25,7 +25,7 @@ pretend.install()
 from megaptm.models.model import Model
 from megaptm.distillation import hook
 from megaptm.parallel.full_sharding import FullySharded
-from megaptm.parallel import build, collectives, document_offsets, dry, model, stage
+from megaptm.parallel import build, collectives, document_offsets, dry_run, model, stage
 from megaptm.parallel.optimizers import matrix_exchange
 from tests.cuda.cases import CASES, Case
 from tests.layouts.cases import LENGTH, batch, losses_of
@@ -46,7 +46,11 @@ class Weights:
 def second_step(case: Case) -> dict[str, dict[str, int]]:
     """Return the counters of the second step; the first step builds kernels and moments."""
     rows, fields, spec = case.layout.microbatch, fields_of(case), case.spec
-    with dry._fake_process_group(case.layout, case.rank), FakeTensorMode(allow_non_fake_inputs=True), pretend.Waits():
+    with (
+        dry_run._fake_process_group(case.layout, case.rank),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        pretend.Waits(),
+    ):
         built = build.build_engine(
             spec,
             case.layout,

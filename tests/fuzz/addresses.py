@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from megaptm.data.addresses import addresses_name, write_addresses
 from megaptm.data.manifest import MANIFEST
+from megaptm.data.shard_urls import shard_urls_name, write_shard_urls
 from megaptm.data.table import ShardTable, table_name
 from tests.fuzz.mutations import Random, change_bytes, change_tree
 from tests.fuzz.rehash import rehash_manifest
@@ -28,7 +28,7 @@ def write_remote_corpus(corpus: Path, folder: Path) -> None:
     for split in SPLITS:
         shards = [info.name for info in ShardTable(folder / table_name(split), split)]
         urls = [f"s3://bucket/laion/{name}" for name in shards]
-        manifest["addresses"][split] = write_addresses(folder, split, urls)
+        manifest["addresses"][split] = write_shard_urls(folder, split, urls)
         for name in shards:
             (folder / name).unlink()
     rehash_manifest(folder / MANIFEST, manifest)
@@ -37,7 +37,7 @@ def write_remote_corpus(corpus: Path, folder: Path) -> None:
 def mutate_addresses(folder: Path, rng: Random) -> bool:
     """Change a line, the number of lines, or bytes. In most cases the manifest's hash is updated."""
     split = rng.choice(SPLITS)
-    path = folder / addresses_name(split)
+    path = folder / shard_urls_name(split)
     way, lines = rng.random(), path.read_text().splitlines()
     if way < 0.3:
         path.write_bytes(change_bytes(path.read_bytes(), rng))

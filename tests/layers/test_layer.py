@@ -125,7 +125,7 @@ def test_dropout_uses_the_stream_of_its_region(family: str) -> None:
 
     for module in model.modules():
         if isinstance(module, Dropout):
-            module.stream = lambda region=module.masks: Recorded(region)
+            module.rng = lambda region=module.masks: Recorded(region)
     before = torch.get_rng_state()
     model(batch)
     assert torch.get_rng_state().equal(before)

@@ -95,7 +95,7 @@ def test_tiles_equal_dense_mask(name: str, kind: str, marking: bool) -> None:
 @pytest.mark.parametrize("pattern", [SlidingWindow(4, 4), SparseBlocks(4, 1, edges=False, heads=range(HEADS))], ids=str)
 def test_tile_with_global_tokens_of_sequence_length(pattern: Pattern) -> None:
     """The first tile has 8 (window) or 12 (blocks) positions, and 16 with the global tokens: the sequence length."""
-    length, number = 16, 8 if pattern.tile_block == 0 else 4
+    length, number = 16, 8 if pattern.key_block_size == 0 else 4
     marks = torch.zeros(2, length, dtype=torch.long)
     marks[:, 4 : 4 + number] = 1
     mask = Mask((length, length), torch.device("cpu"), pattern=pattern, marks=marks)

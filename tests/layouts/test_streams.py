@@ -46,13 +46,13 @@ def test_dropout_rate_is_equal_on_all_ranks():
 
 def sample_twice():
     """Return samples of this rank's own stream and of the shared one. They are equal when seeded again."""
-    from megaptm.parallel.groups import OWN_STREAM, get_cuda_rng_tracker, open_groups, seed_step
+    from megaptm.parallel.groups import TENSOR_RANK_RNG, get_cuda_rng_tracker, open_groups, seed_step
 
     ranks, samples = open_groups(LAYOUT), []
     for _ in range(2):
         seed_step(1234, 5, ranks)
         shared = torch.rand(4).tolist()
-        with get_cuda_rng_tracker().fork(OWN_STREAM):
+        with get_cuda_rng_tracker().fork(TENSOR_RANK_RNG):
             own = torch.rand(4).tolist()
         samples.append((own, shared))
     assert samples[0] == samples[1]

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaptm.objectives.hide import num_masked_spans, random_partition, random_spans, single_tokens
-from megaptm.objectives.show_ask import masked_spans_after_sentinels, replace_spans_by_sentinels, replace_tokens
+from megaptm.objectives.masking import num_masked_spans, random_partition, random_spans, single_tokens
+from megaptm.objectives.replacements import masked_spans_after_sentinels, replace_spans_by_sentinels, replace_tokens
 from tests.data.corpora import SPECIALS, tiny_special
 
 SPECIAL = tiny_special()

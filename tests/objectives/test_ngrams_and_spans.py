@@ -13,10 +13,10 @@ from megaptm.errors import UserError
 from megaptm.families.macbert.similar import SimilarWords, load_similar_words, write_similar
 from megaptm.families.spanbert.masking import GEOMETRIC_WEIGHTS
 from megaptm.objectives import build_objective
-from megaptm.objectives.hide import MASKING_STRATEGIES
 from megaptm.objectives.masked import MaskedLM
+from megaptm.objectives.masking import MASKING_STRATEGIES
 from megaptm.objectives.objective import DocumentSlice, SampleContext
-from megaptm.objectives.show_ask import first_of_spans
+from megaptm.objectives.replacements import span_starts
 from tests.data.corpora import SPECIALS, tiny_corpus
 from tests.objectives.samples import SPECIAL, original_tokens, random_slice, with_words, word_ids
 
@@ -31,7 +31,7 @@ def similar_ids(word: tuple[int, ...]) -> np.ndarray | None:
 
 
 def run_lengths(hidden: np.ndarray) -> list[int]:
-    first = first_of_spans(hidden)
+    first = span_starts(hidden)
     return np.bincount(np.cumsum(first)[hidden])[1:].tolist()
 
 

@@ -13,9 +13,9 @@ from megaptm.data.manifest import Manifest
 from megaptm.data.shards import ShardWriter, write_manifest
 from megaptm.errors import UserError
 from megaptm.objectives import build_objective
-from megaptm.objectives.hide import mask_independently
+from megaptm.objectives.masking import mask_independently
 from megaptm.objectives.objective import SampleContext, SentenceGroup, mark_tokens, unit_starts
-from megaptm.objectives.show_ask import replace_tokens
+from megaptm.objectives.replacements import replace_tokens
 from megaptm.objectives.vocabulary import SpecialTokens
 from tests.data.corpora import SPECIALS
 from tests.objectives.samples import SPECIAL, random_slice

@@ -6,8 +6,8 @@ import pytest
 from megaptm.data import open_mix
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES
-from megaptm.objectives.hide import whole_words
 from megaptm.objectives.masked import max_predictions
+from megaptm.objectives.masking import whole_words
 from megaptm.objectives.objective import SampleContext
 from tests.data.corpora import SPECIALS, tiny_corpus
 from tests.objectives.samples import SPECIAL, original_tokens, random_slice, with_words, word_ids

@@ -48,7 +48,7 @@ def test_repeated_steps_are_abandoned():
 
 
 def test_steps_that_are_not_reached_again_are_abandoned():
-    """The run went back from step 9 to 5, and is now at step 6. An evaluation of step 3 belongs to no job."""
+    """The run returned from step 9 to 5, and is now at step 6. An evaluation of step 3 belongs to no job."""
     evaluation = {"time": 20.0, "step": 3, "evaluation/lm": 2.0}
     records = [*step_records(0.0, 1, 9), evaluation, *step_records(100.0, 6, 6)]
     current, abandoned = split_abandoned(records)

@@ -13,9 +13,9 @@ from megaptm.checkpoint.store import Store
 from megaptm.commands.train import train
 from megaptm.config import load
 from megaptm.config.changes import find_changes
-from megaptm.config.extension import overrides_to_extend, schedule_choices
 from megaptm.config.learning_rate import learning_rate_at
 from megaptm.config.on_resume import OnResume
+from megaptm.config.rate_jump import overrides_to_extend, schedule_choices
 from megaptm.config.reference import config_sections
 from megaptm.config.schema import DeviceLayout
 from megaptm.data import Corpus

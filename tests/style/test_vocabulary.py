@@ -13,6 +13,7 @@ from tests.style.vocabulary import (
     rejected_names,
     rejected_words,
     remaining,
+    texts_with_rejected_phrases,
     violations,
     words_of,
 )
@@ -26,6 +27,10 @@ def test_no_room_gains_rejected_names_or_fragments():
 
 def test_messages_have_no_rejected_words():
     assert messages_with_rejected_words() == []
+
+
+def test_docstrings_and_pages_have_no_rejected_phrases():
+    assert texts_with_rejected_phrases() == []
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,11 @@ def _first_column(header: str) -> frozenset[str]:
     return frozenset(word.strip() for cell in cells for word in cell.split(","))
 
 
+def rejected_phrases() -> frozenset[str]:
+    """Phrases that no docstring and no page may contain."""
+    return _first_column("phrase")
+
+
 def words_of(identifier: str) -> list[str]:
     """Lower-case words of a snake_case or CamelCase identifier."""
     return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", identifier)]
@@ -115,6 +120,18 @@ def messages_with_rejected_words() -> list[str]:
     return results
 
 
+def texts_with_rejected_phrases() -> list[str]:
+    """`FILE: PHRASE` of docstrings and pages with a rejected phrase."""
+    pattern = re.compile("|".join(sorted(rejected_phrases())), re.IGNORECASE)
+    results = []
+    for file in subprocess.check_output(["git", "ls-files", "*.md", "*.py"], cwd=ROOT, text=True).split():
+        if (path := ROOT / file).exists() and path != GLOSSARY:
+            text = path.read_text(encoding="utf-8")
+            parts = docstrings(ast.parse(text)) if file.endswith(".py") else [text]
+            results += [f"{file}: {match[0]}" for part in parts if (match := pattern.search(" ".join(part.split())))]
+    return results
+
+
 def violations() -> dict[str, int]:
     """Room (folder of the second level, or file) -> rejected identifiers and fragments of docstrings."""
     words, names = rejected_words(), rejected_names()
@@ -124,7 +141,7 @@ def violations() -> dict[str, int]:
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         counts["/".join(file.split("/")[:2])] += sum(
-            name in names or not words.isdisjoint(words_of(name)) for name in identifiers(tree)
+            name in names or not words.isdisjoint(words_of(name)) for name in (path.stem, *identifiers(tree))
         ) + sum(bool(FRAGMENT.match(text)) for text in docstrings(tree))
     return {room: count for room, count in sorted(counts.items()) if count}
 

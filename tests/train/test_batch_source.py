@@ -28,7 +28,7 @@ def test_only_tensor_rank_0_reads_validation_text(tmp_path: Path, monkeypatch: p
     batches_by_rank = {}
     for tensor in range(2):
         ranks = Ranks(world=tensor, tensor=tensor, pipeline=0, data=0, tensor_size=2, pipeline_size=1, data_size=1)
-        batches_by_rank[tensor] = list(BatchSource(config, ranks, RunCorpora(config)).held_out())
+        batches_by_rank[tensor] = list(BatchSource(config, ranks, RunCorpora(config)).validation_batches())
         assert len(read) == 2 * 4
     assert [len(batches or []) for batches in batches_by_rank[0]] == [2, 2]
     assert batches_by_rank[1] == [None, None]
@@ -49,7 +49,7 @@ def test_validation_images_are_decoded_lazily(tmp_path: Path) -> None:
         expected_batches = validation_batches(source.validation, batch=4, microbatch=4, max_steps=20)
         assert len(expected_batches) == 20
         tracemalloc.start()
-        for expected, batch in zip(expected_batches, source.held_out(), strict=True):
+        for expected, batch in zip(expected_batches, source.validation_batches(), strict=True):
             assert all(batch[0][name].equal(field) for name, field in expected[0].items())
         _, peak_bytes = tracemalloc.get_traced_memory()
         tracemalloc.stop()

@@ -25,7 +25,7 @@ def test_unreadable_validation_data_is_returned_as_an_error(monkeypatch, error, 
     monkeypatch.setattr(loop, "any_rank", bool)
     stop = SimpleNamespace(interrupt_waits=nullcontext)
     run = SimpleNamespace(
-        during=lambda phase: nullcontext(), stop=stop, held_out=held_out, engine=SimpleNamespace(losses={})
+        during=lambda phase: nullcontext(), stop=stop, validation_batches=held_out, engine=SimpleNamespace(losses={})
     )
     result = loop._validate(run, 5, None)
     assert isinstance(result, UserError if isinstance(error, OSError) else RuntimeError)
@@ -50,7 +50,7 @@ def test_unreadable_batch_ends_validation_on_all_ranks(monkeypatch, fails_here):
         evaluate=lambda batch: evaluated.append(batch) or SimpleNamespace(losses={"lm": 1.0}, counts={"lm": 1}),
     )
     stop = SimpleNamespace(interrupt_waits=nullcontext, requested=False)
-    run = SimpleNamespace(during=lambda phase: nullcontext(), stop=stop, held_out=held_out, engine=engine)
+    run = SimpleNamespace(during=lambda phase: nullcontext(), stop=stop, validation_batches=held_out, engine=engine)
     result = loop._validate(run, 5, None)
     assert (str(result) == "c is damaged") if fails_here else result is None
     assert flags == [False, False, fails_here]

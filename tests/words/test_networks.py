@@ -199,10 +199,12 @@ def train_tags(corpus: str, objective: str) -> tuple[dict[str, float], float, fl
     source = BatchSource(config, engine.ranks, corpora)
 
     def held_out() -> dict[str, float]:
-        results = [engine.evaluate(batches).losses for batches in source.held_out()]
+        results = [engine.evaluate(batches).losses for batches in source.validation_batches()]
         return {name: float(np.mean([losses[name] for losses in results])) for name in results[0]}
 
-    tags = np.concatenate([batch["tags"].numpy().ravel() for batches in source.held_out() for batch in batches])
+    tags = np.concatenate(
+        [batch["tags"].numpy().ravel() for batches in source.validation_batches() for batch in batches]
+    )
     initial_tag_loss, steps = held_out()["tags"], source.steps(0)
     for step in range(1000):
         engine.train_step(next(steps), step=step, lr=learning_rate_at(config, step))
@@ -270,7 +272,7 @@ def _train_steps(corpus: str, name: str, ranks: int, folder: str, start: int, st
         torch.distributed.barrier()
         if engine.ranks.data == 0:
             store.commit(stop, {}, ranks=ranks)
-    held_out = [engine.evaluate(batches).loss for batches in source.held_out()]
+    held_out = [engine.evaluate(batches).loss for batches in source.validation_batches()]
     weights = {key: value.detach().numpy() for key, value in engine.network.named_parameters()}
     return losses, np.mean(held_out), weights, engine.counts
 

@@ -33,7 +33,7 @@ class SparseBlocks(Pattern):
     seed: int = 0
 
     @property
-    def tile_block(self) -> int:
+    def key_block_size(self) -> int:
         return self.block
 
     def for_heads(self, *, layer: int | None = None, heads: range | None = None) -> SparseBlocks:

@@ -86,7 +86,7 @@ class HashedAttend(AttentionCore):
         inverse = order.argsort(-1)
         chunks = (*order.shape[:2], -1, chunk)
         positions = order.reshape(chunks)
-        with self.dropout.use_stream():
+        with self.dropout.use_rng():
             rate = self.dropout.rate if self.dropout.is_active else 0.0
             seed = next_seed(q.device) if rate else 0
         work = _ChunkInputs(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from megaptm.objectives.denoise import Hide, Show
-from megaptm.objectives.show_ask import first_of_spans, replace_hidden
+from megaptm.objectives.replacements import replace_hidden, span_starts
 from megaptm.objectives.vocabulary import SpecialTokens
 
 GEOMETRIC_WEIGHTS = tuple(0.2 * 0.8**n for n in range(10))
@@ -48,11 +48,11 @@ def spans(*, rate: float, max_masked: int, unit_starts: np.ndarray, length_weigh
 
 
 def replace_spans(*, mask_token_prob: float, random_token_prob: float) -> Show:
-    """Return SpanBERT's replacement of masked spans: as `show_ask.replace_tokens`, with one choice for each span of
+    """Return SpanBERT's replacement of masked spans: as `replacements.replace_tokens`, with one choice for each span of
     masked tokens."""
 
     def show(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
-        first = first_of_spans(hidden)
+        first = span_starts(hidden)
         uniforms = rng.random(np.count_nonzero(first))[np.cumsum(first)[hidden] - 1]
         return replace_hidden(
             tokens, hidden, uniforms, special, rng, mask_token_prob=mask_token_prob, random_token_prob=random_token_prob

@@ -12,16 +12,16 @@ from megaptm.errors import UserError
 from megaptm.objectives.composed import CONSTANT_ONE, StepValue, Task
 from megaptm.objectives.denoise import Denoise
 from megaptm.objectives.encoder_decoder import EncoderDecoder
-from megaptm.objectives.hide import mask_all, mask_suffix, max_suffix, num_masked_tokens, one_span, random_tokens
+from megaptm.objectives.masking import mask_all, mask_suffix, max_suffix, num_masked_tokens, one_span, random_tokens
 from megaptm.objectives.mixtures import NamedMixture
 from megaptm.objectives.objective import Rate, SampleObjective, Share
-from megaptm.objectives.show_ask import (
+from megaptm.objectives.replacements import (
     check_shares,
     masked_tokens_in_order,
     original_text,
+    remove_masked_tokens,
     replace_tokens,
     shuffle_tokens,
-    unmasked_tokens,
 )
 from megaptm.objectives.spans import CORRUPTION_RATE, SpanCorruption
 from megaptm.objectives.vocabulary import SpecialTokens
@@ -56,7 +56,7 @@ class PrefixLM(SameLengthObjective):
 
     @property
     def noise(self) -> Denoise:
-        return Denoise(hide=mask_suffix(rate=self.rate), show=unmasked_tokens, ask=masked_tokens_in_order)
+        return Denoise(hide=mask_suffix(rate=self.rate), show=remove_masked_tokens, ask=masked_tokens_in_order)
 
     def target_length(self, raw: int) -> int:
         return super().target_length(raw if self.rate == UNIFORM or raw < 2 else max_suffix(raw, rate=self.rate))
@@ -132,7 +132,7 @@ class DroppedTokens(EncoderDecoder):
 
     @property
     def noise(self) -> Denoise:
-        return Denoise(hide=random_tokens(rate=self.rate), show=unmasked_tokens, ask=masked_tokens_in_order)
+        return Denoise(hide=random_tokens(rate=self.rate), show=remove_masked_tokens, ask=masked_tokens_in_order)
 
     def input_length(self, raw: int) -> int:
         return raw - num_masked_tokens(raw, rate=self.rate) + 1

@@ -60,7 +60,7 @@ class AdaptiveInput(TokenInput):
         if cutoffs_of(spec.size):
             yield from cluster_mistakes(spec)
 
-    def key_of_sorted_ids(self, size: Size) -> str:
+    def key_needing_sorted_ids(self, size: Size) -> str:
         return "cutoffs" if cutoffs_of(size) else ""
 
 

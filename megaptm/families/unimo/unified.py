@@ -39,7 +39,7 @@ from megaptm.objectives.objective import (
     Share,
     pad_pieces,
 )
-from megaptm.objectives.show_ask import masked_tokens_in_order
+from megaptm.objectives.replacements import masked_tokens_in_order
 from megaptm.objectives.vocabulary import SpecialTokens
 
 

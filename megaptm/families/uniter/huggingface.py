@@ -10,8 +10,8 @@ from megaptm.hub.counterpart import ImportOption
 from megaptm.hub.imported_weights import ImportedModel
 from megaptm.hub.tensor_rules import TensorRule, pair
 from megaptm.objectives import build_objective
+from megaptm.objectives.mixture_config import mixture_config
 from megaptm.objectives.mixtures import NamedMixture
-from megaptm.objectives.written import mixture_config
 
 REGION_HEADS = (
     *pair("head.mrfr.transform"),

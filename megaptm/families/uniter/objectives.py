@@ -18,8 +18,8 @@ from megaptm.families.uniter.region_files import SUFFIX, RegionError, Regions, r
 from megaptm.families.uniter.spec import MASKED_REGION, NUM_BOX_VALUES, REGION
 from megaptm.objectives.composed import CONSTANT_ONE, StepValue, Task
 from megaptm.objectives.denoise import Denoise
-from megaptm.objectives.hide import MASKING_STRATEGIES
 from megaptm.objectives.masked import TEXT_FIELDS
+from megaptm.objectives.masking import MASKING_STRATEGIES
 from megaptm.objectives.mixtures import NamedMixture, share_of_third
 from megaptm.objectives.named_file import FILE
 from megaptm.objectives.objective import (
@@ -37,7 +37,7 @@ from megaptm.objectives.objective import (
     pad_pieces,
     refuse_missing_tokens,
 )
-from megaptm.objectives.show_ask import REPLACEMENT_STRATEGIES, check_shares, masked_tokens_in_order
+from megaptm.objectives.replacements import REPLACEMENT_STRATEGIES, check_shares, masked_tokens_in_order
 from megaptm.objectives.vocabulary import SpecialTokens
 
 RETRIEVED = ("images", "texts", "captions")

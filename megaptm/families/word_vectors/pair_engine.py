@@ -121,7 +121,7 @@ class PairEngine:
         """Return GloVe's loss on some steps of held-out pairs, weighted by their count in the held-out text: a pair
         that occurs once there is little evidence, whatever its scaled count."""
         assert microbatches is not None
-        steps = [self.held_out.select(number) for number in microbatches]
+        steps = [self.held_out.select(index) for index in microbatches]
         return self._train_rounds(steps, 0.0, x_max=self.task.x_max / self._share)
 
     def _train_rounds(self, steps: list[Pairs], rate: float, *, x_max: float) -> StepResult:

@@ -47,8 +47,8 @@ class PairSource:
     def steps(self, start: int) -> Iterator[list[Any]]:
         return repeat([])
 
-    def held_out(self) -> Iterator[list[int]]:
-        """Return the indices of the steps that GloVe's held-out pairs would take."""
+    def validation_batches(self) -> Iterator[list[int]]:
+        """Return a list with the index of each validation step; GloVe's engine selects its held-out pairs by it."""
         return iter([[number] for number in range(min(self.config.train.validate_batches, self.engine.held_out.steps))])
 
     def close(self) -> None: ...

@@ -16,8 +16,8 @@ from megaptm.check.data import check_shards
 from megaptm.check.finding import CheckInput
 from megaptm.config import load as load_config
 from megaptm.data import open_mix
-from megaptm.data.addresses import addresses_name
 from megaptm.data.manifest import MANIFEST, content_id
+from megaptm.data.shard_urls import shard_urls_name
 from megaptm.data.shards import Corpus
 from megaptm.data.table import table_name
 from megaptm.errors import UserError
@@ -147,7 +147,7 @@ def test_damaged_cache_of_addresses_is_fetched_again(url, tmp_path):
     cache = Cache(tmp_path / "cache")
     first = Corpus.open(there, cache)
     assert _corpus_location(first) == str(there), "not what the cache has of it, which is swept"
-    for name in (addresses_name("train"), table_name("train")):
+    for name in (shard_urls_name("train"), table_name("train")):
         copy = first.folder / name
         copy.write_bytes(copy.read_bytes()[:-5])
         assert Corpus.open(there, cache).mirror == first.mirror

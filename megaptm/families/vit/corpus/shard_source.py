@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_pipeline.sources.remote import list_url
-from megaptm.data.addresses import is_shard_url
+from megaptm.data.shard_urls import is_shard_url
 from megaptm.errors import UserError
 from megaptm.families.vit.corpus.folders import require_utf8
 from megaptm.storage import is_remote, open_remote

@@ -18,19 +18,19 @@ SHARD_URL = re.compile(r"([a-z][a-z0-9+.-]*)://[^\x00-\x1f\x7f]+")
 """URL of a shard, with a lower-case protocol, because libraries know no other."""
 
 
-def addresses_name(split: str) -> str:
+def shard_urls_name(split: str) -> str:
     """Return the name of the file with the URLs of a split's shards: `train` -> `train.addresses.jsonl`."""
     return f"{split}.addresses.jsonl"
 
 
-def write_addresses(folder: Path, split: str, urls: Sequence[str]) -> str:
+def write_shard_urls(folder: Path, split: str, urls: Sequence[str]) -> str:
     """Write the URLs of a split's shards, in the order of its table; return the sha256 of the file."""
     content = "".join(json.dumps(url) + "\n" for url in urls).encode()
-    write_atomically(folder / addresses_name(split), content)
+    write_atomically(folder / shard_urls_name(split), content)
     return hashlib.sha256(content).hexdigest()
 
 
-def read_addresses(path: Path, table: Sequence[ShardInfo], url: str) -> dict[str, str]:
+def read_shard_urls(path: Path, table: Sequence[ShardInfo], url: str) -> dict[str, str]:
     """Read the URLs of a split's shards: shard name -> URL. Raises `UserError` if the file does not match the table.
     `path` is a local copy of the file at `url`."""
     try:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.data.addresses import addresses_name, read_addresses, write_addresses
+from megaptm.data.shard_urls import read_shard_urls, shard_urls_name, write_shard_urls
 from megaptm.data.table import ShardInfo
 from megaptm.errors import UserError
 
@@ -17,12 +17,12 @@ LOCATION = "s3://b/train.addresses.jsonl"
 
 
 def test_urls_are_read_as_written(tmp_path: Path) -> None:
-    path = tmp_path / addresses_name("train")
-    write_addresses(tmp_path, "train", [URL])
-    assert read_addresses(path, TABLE, LOCATION) == {"train-000000.tar": URL}
-    write_addresses(tmp_path, "train", [URL, URL])
+    path = tmp_path / shard_urls_name("train")
+    write_shard_urls(tmp_path, "train", [URL])
+    assert read_shard_urls(path, TABLE, LOCATION) == {"train-000000.tar": URL}
+    write_shard_urls(tmp_path, "train", [URL, URL])
     with pytest.raises(UserError, match=f"^{LOCATION} has 2 URLs for 1 shards"):
-        read_addresses(path, TABLE, LOCATION)
+        read_shard_urls(path, TABLE, LOCATION)
 
 
 @pytest.mark.parametrize(
@@ -36,10 +36,10 @@ def test_urls_are_read_as_written(tmp_path: Path) -> None:
 def test_unsafe_url_is_rejected(line: str, tmp_path: Path) -> None:
     (tmp_path / "copy").write_text(line + "\n")
     with pytest.raises(UserError, match=f"^{LOCATION} has .*, which is not the URL of a shard"):
-        read_addresses(tmp_path / "copy", TABLE, LOCATION)
+        read_shard_urls(tmp_path / "copy", TABLE, LOCATION)
 
 
 def test_invalid_json_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "copy").write_text("{\n")
     with pytest.raises(UserError, match=f"^{LOCATION} cannot be read"):
-        read_addresses(tmp_path / "copy", TABLE, LOCATION)
+        read_shard_urls(tmp_path / "copy", TABLE, LOCATION)

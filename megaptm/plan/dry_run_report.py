@@ -12,7 +12,7 @@ from megaptm.plan.workload import Workload
 
 
 class BuiltRank(Protocol):
-    """Parameters and FLOPs of one rank, counted in a dry run (parallel/dry.py)."""
+    """Parameters and FLOPs of one rank, counted in a dry run (parallel/dry_run.py)."""
 
     @property
     def rank(self) -> int: ...

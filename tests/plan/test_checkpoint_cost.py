@@ -3,11 +3,11 @@
 import pytest
 
 from megaptm.config import CheckpointConfig, load, resolve_model
+from megaptm.plan.checkpoint_cost import CheckpointCost, estimate_checkpoint_cost
 from megaptm.plan.count import count_parameters
 from megaptm.plan.failures import DAY, estimate_failures
 from megaptm.plan.machine import load_machine
 from megaptm.plan.plan import make_plan
-from megaptm.plan.saving import CheckpointCost, estimate_checkpoint_cost
 from tests import ROOT
 
 A100 = load_machine("a100-80g")

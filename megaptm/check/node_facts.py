@@ -1,4 +1,4 @@
-"""`python -m megaptm.check.node`: facts about this node as lines of JSON. Runs on every node, for a second."""
+"""`python -m megaptm.check.node_facts`: facts about this node as lines of JSON. Runs on every node, for a second."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def replace_hidden(
     return shown
 
 
-def first_of_spans(hidden: np.ndarray) -> np.ndarray:
+def span_starts(hidden: np.ndarray) -> np.ndarray:
     """Return the first token of each run of masked tokens, bool [tokens]."""
     return hidden & ~np.concatenate(([False], hidden[:-1]))
 
@@ -72,7 +72,7 @@ def replace_spans_by_sentinels(
     tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator | None = None
 ) -> np.ndarray:
     """Replace each masked span of a text by one sentinel, in vocabulary order."""
-    first = first_of_spans(hidden)
+    first = span_starts(hidden)
     shown = tokens.copy()
     shown[first] = special.sentinels[: np.count_nonzero(first)]
     return shown[first | ~hidden]
@@ -80,7 +80,7 @@ def replace_spans_by_sentinels(
 
 def masked_spans_after_sentinels(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens) -> np.ndarray:
     """Return each masked span of a text after its sentinel."""
-    (starts,) = np.nonzero(first_of_spans(hidden)[hidden])
+    (starts,) = np.nonzero(span_starts(hidden)[hidden])
     return np.insert(tokens[hidden], starts, special.sentinels[: len(starts)])
 
 
@@ -94,7 +94,7 @@ def original_text(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens
     return tokens
 
 
-def unmasked_tokens(
+def remove_masked_tokens(
     tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator
 ) -> np.ndarray:
     """Return the unmasked tokens of a text; nothing replaces the masked ones."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from data_pipeline.deduplicate import lines
+from data_pipeline.deduplicate import json_lines
 from data_pipeline.document import Document
 
 
@@ -18,15 +18,15 @@ from data_pipeline.document import Document
 )
 def test_line_round_trip(monkeypatch, document, installed):
     if not installed:
-        monkeypatch.setattr(lines, "orjson", None)
-    line = lines.to_line(document)
+        monkeypatch.setattr(json_lines, "orjson", None)
+    line = json_lines.to_line(document)
     assert line.count(b"\n") == 1
     assert line.endswith(b"\n")
-    assert lines.from_line(line) == document
+    assert json_lines.from_line(line) == document
 
 
 def test_orjson_line_is_read_by_json(monkeypatch):
     document = Document("tëxt", "a", notes={"language": "de"})
-    written = lines.to_line(document)
-    monkeypatch.setattr(lines, "orjson", None)
-    assert lines.from_line(written) == document
+    written = json_lines.to_line(document)
+    monkeypatch.setattr(json_lines, "orjson", None)
+    assert json_lines.from_line(written) == document

@@ -132,7 +132,7 @@ def _build_chunks(spec: ModelSpec, layout: Layout, precision: str, ranks: Ranks)
 def _without_randomness(model: Model) -> Model:
     for module in model.modules():
         if isinstance(module, Dropout):
-            module.stream = nullcontext
+            module.rng = nullcontext
     return model.eval()
 
 

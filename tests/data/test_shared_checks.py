@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.data import verdicts
+from megaptm.data import shared_checks
 from megaptm.data.shards import Corpus
+from megaptm.data.shared_checks import ShareOfChecks, Verdicts
 from megaptm.data.stream_order import StreamOrder
-from megaptm.data.verdicts import ShareOfChecks, Verdicts
 from megaptm.errors import UserError
 from megaptm.objectives.objective import SequenceWindow
 from megaptm.storage.mounts import Mount
@@ -126,11 +126,11 @@ def test_machines_with_the_same_path_share_only_network_files(corpus, shared, mo
     other_boot.write_text("2")
 
     def path_on(machine):
-        monkeypatch.setattr(verdicts, "BOOT", machine)
+        monkeypatch.setattr(shared_checks, "BOOT", machine)
         return Verdicts(shared, manifest, "train")._path
 
     assert path_on(boot) == path_on(boot) != path_on(other_boot)
-    monkeypatch.setattr(verdicts, "find_mount", lambda path: Mount("nfs4", "server:/corpora"))
+    monkeypatch.setattr(shared_checks, "find_mount", lambda path: Mount("nfs4", "server:/corpora"))
     assert path_on(boot) == path_on(other_boot)
 
 
@@ -142,7 +142,7 @@ def test_shard_on_another_disk_is_checked_by_each_rank(corpus, shared, hashed, m
 
 
 def test_claim_of_a_killed_process_is_not_waited_for_forever(corpus, shared, hashed, once, monkeypatch):
-    monkeypatch.setattr(verdicts, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(shared_checks, "PATIENCE_SECONDS", 0.05)
     order = order_of(corpus, shared)
     for shard in range(SHARDS):
         order.shards._verdicts._claim_path(shard).touch()
@@ -159,7 +159,7 @@ def test_rank_waits_for_another_that_is_hashing(corpus, shared, hashed):
         done = threads.submit(waiting.check, files, checked.append)
         while len(checked) < SHARDS - 1:
             assert not done.done()
-        hashing._write_verdict(2, verdicts.UNDAMAGED)
+        hashing._write_verdict(2, shared_checks.UNDAMAGED)
         done.result(timeout=60)
     assert sorted(checked) == [0, 1, 3, 4, 5]
 

@@ -6,8 +6,8 @@ from megaptm.families.unimo.objectives import UNIMO
 from megaptm.families.uniter.objectives import UNITER
 from megaptm.objectives import build_objective
 from megaptm.objectives.composed import Composed
+from megaptm.objectives.mixture_config import mixture_config
 from megaptm.objectives.mixtures import NamedMixture
-from megaptm.objectives.written import mixture_config
 
 
 @pytest.mark.parametrize("mixture", [UNITER, UNIMO], ids=lambda mixture: mixture.name)
