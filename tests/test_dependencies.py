@@ -16,7 +16,7 @@ from tests.train.runs import save_untrained
 OWN_PACKAGES = ("megaptm", "data_pipeline")
 PART_OF = {"pydantic_core": "pydantic", "backports": "backports-zstd", "compression": "backports-zstd"}
 """Module -> library that provides it."""
-BUILT = {"flash-attn", "transformer-engine", "triton"}
+BUILT = {"flash-attn", "triton"}
 """Used only if installed, because they are built for a certain GPU and torch."""
 
 

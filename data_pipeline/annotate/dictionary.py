@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from megaptm.errors import UserError
-from megaptm.storage import regular_file
+from megaptm.storage import read_text_file
 
 SETTING = "annotate.chinese"
 
@@ -37,12 +37,7 @@ def read_dictionary(path: str) -> Dictionary:
 
 def read_words(path: str, setting: str) -> list[str]:
     """Return the lines of a word list, without blank lines and lines that start with #."""
-    try:
-        lines = regular_file(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{setting}: {path} cannot be read ({error}): correct the name, or convert the file to UTF-8."
-        ) from None
+    lines = read_text_file(path, name=f"{setting}: {path}").splitlines()
     words = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not words:
         raise UserError(f"{setting}: {path} has no words: add one per line.")

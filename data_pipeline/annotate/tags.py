@@ -22,7 +22,7 @@ from data_pipeline.annotate.words import word_offsets
 from data_pipeline.document import Document
 from data_pipeline.functions import is_function, load_function
 from megaptm.errors import UserError
-from megaptm.storage import regular_file
+from megaptm.storage import read_text_file
 
 Tag = tuple[int, int, str]
 SETTING = "annotate.tags"
@@ -64,14 +64,8 @@ def load_tagger(name: str) -> Tagger:
 def read_phrases(path: str) -> dict[str, str]:
     """Read a file of tagged phrases, lines of `label<TAB>phrase`, as phrase -> label. Blank lines and lines that start
     with # are ignored."""
-    try:
-        lines = regular_file(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{SETTING}: {path} cannot be read ({error}): correct the name, or convert the file to UTF-8."
-        ) from None
     phrases: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text_file(path, name=f"{SETTING}: {path}").splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
         label, _, phrase = (part.strip() for part in line.partition("\t"))

@@ -13,8 +13,7 @@ from data_pipeline.clean.hash_set import HashSet
 from data_pipeline.clean.step import file_version, require_minimum, with_text
 from data_pipeline.clean.words import Words
 from data_pipeline.document import Document, DropCounts
-from megaptm.errors import UserError
-from megaptm.storage import regular_file
+from megaptm.storage import read_text_file
 
 TERMINAL = (".", "!", "?", '"', "'", "\u201d", "\u2019")
 CITATION = re.compile(r"\[(?:\d+|edit|citation needed)\]", re.IGNORECASE)
@@ -112,13 +111,9 @@ def _has_fewer_sentences(text: str, min_count: int) -> bool:
 @lru_cache(maxsize=4)
 def _read_phrases(path: str, _: tuple[int, int]) -> dict[int, HashSet]:
     """Return the hashes of the banned phrases in a file, by the number of words in the phrase."""
-    try:
-        with regular_file(path).open(encoding="utf-8") as file:
-            phrases = [Words(line) for line in file]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"c4-quality: bad_words ({path}) cannot be read ({error}): correct the path.") from None
+    text = read_text_file(path, name=f"c4-quality: bad_words ({path})", remedy="correct the path")
     hashes_by_size: dict[int, list[np.ndarray]] = {}
-    for words in phrases:
+    for words in map(Words, text.split("\n")):
         hashes_by_size.setdefault(len(words), []).append(words.ngrams(len(words)))
     return {size: HashSet(np.concatenate(hashes)) for size, hashes in hashes_by_size.items() if size}
 

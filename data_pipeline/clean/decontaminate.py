@@ -19,7 +19,7 @@ from data_pipeline.clean.step import BatchFilter, CleaningStep, Filter, batches,
 from data_pipeline.clean.words import Words, words_of
 from data_pipeline.document import Document, DropCounts
 from megaptm.errors import UserError
-from megaptm.storage import regular_file
+from megaptm.storage import read_text_file
 
 MIN_WORDS = 8
 """Minimum words of an evaluation text. Shorter ones occur by chance (as in GPT-3's appendix C)."""
@@ -175,10 +175,7 @@ def _matching_paths(pattern: str) -> list[str]:
 
 
 def _read_evaluation_texts(path: str, step: Decontaminate) -> Iterator[str]:
-    try:
-        content = regular_file(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"decontaminate: {path} cannot be read as text ({error}): correct `against`.") from None
+    content = read_text_file(path, name=f"decontaminate: {path}", remedy="correct `against`")
     if path.endswith((".jsonl", ".ndjson")):
         for number, line in enumerate(content.split("\n"), 1):
             if line.strip():

@@ -73,7 +73,7 @@ class NormalizeUnicode(Change):
 
     def change(self, text: str) -> str:
         if self.remove_invisible:
-            text = _without_invisible(_with_new_lines(text))
+            text = _without_invisible(text.translate(NEW_LINES) if any(end in text for end in LINE_ENDS) else text)
         if self.simplify_chinese and not text.isascii():
             text = _load_opencc().convert(text)
         text = self._compose_unicode(text)
@@ -83,10 +83,6 @@ class NormalizeUnicode(Change):
 
     def _compose_unicode(self, text: str) -> str:
         return text if self.form == "none" else unicodedata.normalize(self.form, text)  # type: ignore[arg-type]
-
-
-def _with_new_lines(text: str) -> str:
-    return text.translate(NEW_LINES) if any(end in text for end in LINE_ENDS) else text
 
 
 def _without_invisible(text: str) -> str:

@@ -14,7 +14,6 @@ from pathlib import Path
 from data_pipeline.annotate import Annotations
 from data_pipeline.corpus.building import open_build
 from data_pipeline.corpus.composition import composition_of
-from data_pipeline.corpus.output import CorpusOutput
 from data_pipeline.corpus.parts import Part, read_parts
 from data_pipeline.corpus.selection import Selection, select
 from data_pipeline.corpus.tokenizing import ShardResult, dtype_of_ids, stored_fields, write_shards
@@ -85,7 +84,22 @@ def build_corpus(
             raise _empty_corpus_error(recipe, dropped)
         annotation_counts = count_annotations(itertools.chain(*results.values()), annotations)
         fields = stored_fields(annotations, attached)
-        manifest = _write_manifest(recipe, tokenizer, results, output, fields, annotations.tables(), annotation_counts)
+        manifest = write_manifest(
+            output.folder,
+            dtype=dtype_of_ids(tokenizer),
+            fields=fields,
+            splits={
+                split: [*output.link_shards(split, (result.info for result in shard_results))]
+                for split, shard_results in results.items()
+            },
+            tokenizer=tokenizer.for_manifest(),
+            made_from={
+                "recipe": recipe.for_manifest(),
+                "tables": annotations.tables(),
+                "annotation_counts": annotation_counts,
+                "megaptm": __version__,
+            },
+        )
         composition = composition_of(result.composition for result in itertools.chain(*results.values()))
         report = make_report(
             folder=str(out),
@@ -166,33 +180,6 @@ def count_annotations(results: Iterable[ShardResult], annotations: Annotations) 
         if annotation_counts.get(name) == 0:
             raise UserError(f"annotate.{name}: the text has no {name}: use {remedy}, or remove the annotation.")
     return dict(annotation_counts)
-
-
-def _write_manifest(
-    recipe: Recipe,
-    tokenizer: Tokenizer,
-    results: dict[str, list[ShardResult]],
-    output: CorpusOutput,
-    fields: Sequence[str],
-    tables: dict[str, list[str]],
-    annotation_counts: dict[str, int],
-) -> Manifest:
-    return write_manifest(
-        output.folder,
-        dtype=dtype_of_ids(tokenizer),
-        fields=fields,
-        splits={
-            split: [*output.link_shards(split, (result.info for result in shard_results))]
-            for split, shard_results in results.items()
-        },
-        tokenizer=tokenizer.for_manifest(),
-        made_from={
-            "recipe": recipe.for_manifest(),
-            "tables": tables,
-            "annotation_counts": annotation_counts,
-            "megaptm": __version__,
-        },
-    )
 
 
 def _empty_corpus_error(recipe: Recipe, dropped: DropCounts) -> UserError:

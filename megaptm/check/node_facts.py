@@ -26,7 +26,7 @@ bytes and mixes them."""
 def main(token: Path | None, visible: tuple[Path, ...], writable: tuple[Path, ...]) -> None:
     """Print facts about this node, one per line."""
     print_fact("clock", time.time())
-    print_fact("node", node_name())
+    print_fact("node", os.environ.get("SLURMD_NODENAME") or socket.gethostname())
     print_fact("sees_token", None if token is None else token.exists())
     print_fact("invisible", [index for index, folder in enumerate(visible) if not folder.exists()])
     print_fact(
@@ -42,11 +42,6 @@ def print_fact(name: str, fact: Any) -> None:
     line = json.dumps({name: fact})
     assert len(line) < LINE_BYTES, f"{name} is too long for a line of srun"
     print(line, flush=True)
-
-
-def node_name() -> str:
-    """Return the scheduler's name of this node, or the host name."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def nearest_folder(path: Path) -> Path:

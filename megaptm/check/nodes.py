@@ -209,14 +209,10 @@ def facts_by_node(replies: NodeReplies, name: str) -> dict[str, Any]:
 def outliers(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
     """Yield each node with an unusual value: the node, its value, the usual value, and the start of a sentence, `node1
     has`."""
-    usual = usual_value(values)
+    usual = max(values.values(), key=list(values.values()).count, default=None)
     nodes = [node for node, own in values.items() if own == usual]
     usual_nodes = f"{nodes[0]} has" if len(nodes) == 1 else f"{len(nodes)} others have"
     yield from ((node, own, usual, usual_nodes) for node, own in values.items() if own != usual)
-
-
-def usual_value(values: Mapping[str, Any]) -> Any:
-    return max(values.values(), key=list(values.values()).count, default=None)
 
 
 def format_some_names(nodes: Sequence[str]) -> str:

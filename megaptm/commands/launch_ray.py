@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -52,15 +52,12 @@ WAIT_AGAIN_SECONDS = 300.0
 def ray(
     config: Path,
     overrides: tuple[str, ...],
-    change: bool,
-    weights_only: bool,
-    back_to: int | None,
-    skip_data: int | None,
     address: str | None,
     wait: float | None,
     retries: int,
     machine: str | None,
     dry_run: bool,
+    **start: Any,
 ) -> None:
     """Train on a Ray cluster, or in a cluster of this machine alone.
 
@@ -90,15 +87,7 @@ def ray(
     from megaptm.run.folder import read_config
     from megaptm.schedulers.ray.cluster import join
 
-    config, overrides, change, branch = read_start(
-        config,
-        overrides,
-        change=change,
-        weights_only=weights_only,
-        back_to=back_to,
-        skip_data=skip_data,
-        dry_run=dry_run,
-    )
+    config, overrides, change, branch = read_start(config, overrides, dry_run=dry_run, **start)
     with created_branch(branch):
         run_config = read_config(config, overrides, change=change)
     ray_machine = load_machine(machine) if machine else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -38,10 +38,6 @@ if TYPE_CHECKING:
 def slurm(
     config: Path,
     overrides: tuple[str, ...],
-    change: bool,
-    weights_only: bool,
-    back_to: int | None,
-    skip_data: int | None,
     machine: str | None,
     nodes: int | None,
     per_node: int | None,
@@ -52,6 +48,7 @@ def slurm(
     jobs: int | None,
     dry_run: bool,
     follow: bool,
+    **start: Any,
 ) -> None:
     """Submit a run to Slurm. The job script is that of slurm/gpt_175b.sh with the resources of this run.
 
@@ -72,15 +69,7 @@ def slurm(
     from megaptm.launch.slurm.request import JobRequest, make_submission
     from megaptm.run.branch import created_branch
 
-    config, overrides, change, branch = read_start(
-        config,
-        overrides,
-        change=change,
-        weights_only=weights_only,
-        back_to=back_to,
-        skip_data=skip_data,
-        dry_run=dry_run,
-    )
+    config, overrides, change, branch = read_start(config, overrides, dry_run=dry_run, **start)
     job_request = JobRequest(
         config=config,
         overrides=overrides,

@@ -250,7 +250,7 @@ class TrainConfig(Section):
     """Early stopping by a validation loss. Default: the run has train.steps steps."""
     deterministic: bool = False
     """Whether GPUs give bit-identical results each time, with slower kernels and collectives; CPUs always do."""
-    attention_kernel: Literal["auto", "fused", "varlen", "tiles", "flex", "flash-attn", "transformer-engine"] = "auto"
+    attention_kernel: Literal["auto", "fused", "varlen", "tiles", "flex", "flash-attn"] = "auto"
     """Kernel of attention. auto: torch's fused kernel; varlen on GPUs if sequences have several documents or padding;
     or a kernel that skips masked parts if a pattern masks much (docs/configs.md). A kernel that does not support the
     attention mask is rejected."""

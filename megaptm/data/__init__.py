@@ -9,7 +9,7 @@ from megaptm.data.opening import open_mix
 from megaptm.data.shards import Corpus, ShardWriter, read_manifest, write_manifest
 
 if TYPE_CHECKING:
-    from megaptm.data.loader import Loader, validation_batches
+    from megaptm.data.loader import Loader, read_validation
 
 __all__ = [
     "Corpus",
@@ -18,14 +18,14 @@ __all__ = [
     "ShardWriter",
     "open_mix",
     "read_manifest",
-    "validation_batches",
+    "read_validation",
     "write_manifest",
 ]
 
 
 def __getattr__(name: str) -> Any:
     # Loading lazily avoids importing torch in corpus jobs and for the command line's help.
-    if name in ("Loader", "validation_batches"):
+    if name in ("Loader", "read_validation"):
         from megaptm.data import loader
 
         return getattr(loader, name)

@@ -125,20 +125,6 @@ class Loader:
             yield from self.slice.sample_ranges(step)
 
 
-def validation_batches(
-    mix: SampleSource,
-    *,
-    batch: int,
-    microbatch: int,
-    rank: int = 0,
-    ranks: int = 1,
-    max_steps: int | None = None,
-) -> list[list[MicroBatch]]:
-    """Return the first `max_steps` steps of a validation mix, or all before text repeats. Each call gives the same
-    list."""
-    return [*read_validation(mix, batch=batch, microbatch=microbatch, rank=rank, ranks=ranks, max_steps=max_steps)]
-
-
 def read_validation(
     mix: SampleSource,
     *,
@@ -149,8 +135,9 @@ def read_validation(
     max_steps: int | None = None,
     workers: int | None = None,
 ) -> Iterator[list[MicroBatch]]:
-    """Yield the steps of `validation_batches`, holding one at a time. With `workers`, as in `Loader`, micro-batches are
-    read ahead, which is useful for images that must be decoded."""
+    """Yield the first `max_steps` steps of a validation mix, or all before text repeats: one at a time, the same at
+    each call. With `workers`, as in `Loader`, micro-batches are read ahead, which is useful for images that must be
+    decoded."""
     slice_ = RankSlice(schedule=BatchSchedule(batch), microbatch=microbatch, rank=rank, ranks=ranks)
     steps = validation_steps(mix, batch=batch, max_steps=max_steps)
     if workers is None:
@@ -172,7 +159,7 @@ def read_validation(
 
 
 def validation_steps(mix: SampleSource, *, batch: int, max_steps: int | None = None) -> int:
-    """Return the number of steps of `validation_batches`, without reading them."""
+    """Return the number of steps of `read_validation`, without reading them."""
     steps = mix.fresh_batches(batch)
     return steps if max_steps is None else min(steps, max_steps)
 

@@ -33,13 +33,6 @@ class StudentAndTeacher(NamedTuple):
     teacher_states: States
     batch: dict[str, Tensor]
 
-    def stack_outputs(self, stack: str) -> tuple[Tensor, Tensor]:
-        """Return the outputs of a stack of student and teacher, gathered over the sequence-parallel ranks."""
-        return (
-            self.student.gather_sequence(self.student_states.streams[stack]),
-            self.teacher.gather_sequence(self.teacher_states.streams[stack]),
-        )
-
     def states(self, stack: str, student_layer: int, layer: int) -> tuple[Tensor, Tensor]:
         """Return the outputs of a student layer and of the teacher layer that it is compared with, gathered over the
         sequence-parallel ranks."""
@@ -143,7 +136,10 @@ class DistillationLosses(UsesTensorRanks, nn.Module):
             yield torch.where(both.batch[HEADS[name].label_field] != IGNORED, losses_B, 0.0).sum()
 
     def _cosine_losses(self, both: StudentAndTeacher) -> Iterator[Tensor]:
-        student_states, teacher_states = both.stack_outputs(self.last)
+        student_states, teacher_states = (
+            both.student.gather_sequence(both.student_states.streams[self.last]),
+            both.teacher.gather_sequence(both.teacher_states.streams[self.last]),
+        )
         apart_SB = 1 - F.cosine_similarity(student_states.float(), teacher_states.float(), dim=-1)
         yield self._sum_over_positions(apart_SB, self.last, both.batch)
 

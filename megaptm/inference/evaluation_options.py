@@ -13,10 +13,6 @@ def _integer_option(minimum: int, help_: str) -> Any:
     return field(default=None, metadata={"minimum": minimum, "help": help_})
 
 
-def _flag_option(help_: str) -> Any:
-    return field(default=False, metadata={"help": help_})
-
-
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
     """Options of `megaptm evaluate` and `LoadedModel.evaluate`. Raise UserError for a number that is too small.
@@ -31,7 +27,9 @@ class EvaluationOptions:
     farthest: int | None = _integer_option(
         1, "Largest relative distance, to which greater ones are clamped; none by default."
     )
-    same_length: bool = _flag_option("Each position attends to as many previous positions as the cache is long.")
+    same_length: bool = field(
+        default=False, metadata={"help": "Each position attends to as many previous positions as the cache is long."}
+    )
 
     def __post_init__(self) -> None:
         for option in fields(self):

@@ -33,11 +33,6 @@ def adds_products_in_float32(factor: Tensor) -> bool:
     return factor.is_cuda and HAS_MIXED_SUM
 
 
-def can_add_products(weight: Tensor) -> bool:
-    """Whether the gradient of a weight can be added to its sum in one kernel."""
-    return weight.dtype == torch.float32 or adds_products_in_float32(weight)
-
-
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """Add the matrix product `a @ b` to a sum of at least float32, in one kernel where possible.
 
@@ -151,7 +146,9 @@ def _(d_output_NO: Tensor, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
 def allow_direct_sum(weight: Tensor, *, is_exclusive: bool) -> bool:
     """Let `linear` add the gradient of a weight to its `gradient_sum`, if torch can add products to it, and if no other
     function uses the weight. Return whether it does."""
-    allowed = is_exclusive and weight.requires_grad and can_add_products(weight)
+    allowed = (
+        is_exclusive and weight.requires_grad and (weight.dtype == torch.float32 or adds_products_in_float32(weight))
+    )
     weight.adds_products = allowed  # type: ignore[attr-defined]
     if allowed and not is_fake(weight):
         _PARAMETERS[weight.data_ptr()] = weakref.ref(weight)

@@ -18,10 +18,10 @@ from megaptm.layers.pattern import Pattern, SlidingWindow
 from megaptm.spec import Block, FFNSpec, ModelSpec, NormSpec, Size
 
 AUTO, FUSED, VARLEN, FLEX = "auto", "fused", "varlen", "flex"
-MODULES = {"flex": "triton", "flash-attn": "flash_attn", "transformer-engine": "transformer_engine"}
+MODULES = {"flex": "triton", "flash-attn": "flash_attn"}
 """Packages that attention kernels need besides torch, by kernel."""
 WIDEST_HEAD = 256
-"""Maximum head width of flash-attn and Transformer Engine."""
+"""Maximum head width of FlashAttention."""
 NARROWEST_HEAD = 16
 """Minimum head width of FlexAttention's compiled kernels."""
 
@@ -79,7 +79,6 @@ class ComputeDevice:
     """Installed packages of attention kernels."""
     flash: bool = True
     """Whether torch's FlashAttention kernels run on the device, if it is a GPU."""
-    deterministic: bool = False
     any_length: bool = False
     """Whether sequence lengths of attention vary freely, as in inference."""
 
@@ -118,9 +117,8 @@ def _flex_refusal(work: AttentionWork, device: ComputeDevice) -> str:
     return "it has no dropout (model.attention.dropout=false removes it)" if work.dropout else ""
 
 
-def _windows_refusal(kernel: str, work: AttentionWork, device: ComputeDevice) -> str:
-    """Return why an attention kernel that only supports windows cannot be used; empty if it can."""
-    if why := _needs_gpu(kernel, device):
+def _flash_attn_refusal(work: AttentionWork, device: ComputeDevice) -> str:
+    if why := _needs_gpu("flash-attn", device):
         return why
     if why := _unfit_shape(work):
         return why
@@ -131,6 +129,7 @@ def _windows_refusal(kernel: str, work: AttentionWork, device: ComputeDevice) ->
         "it does not support keys from another stack": work.reads_memory,
         "it does not support dilated windows": isinstance(work.pattern, SlidingWindow) and work.pattern.dilation > 1,
         "it supports only window patterns": not isinstance(work.pattern, SlidingWindow | None),
+        "it has no dropout with a soft cap": work.capped and work.dropout > 0,
     }
     return next((why for why, needed in cannot.items() if needed), "")
 
@@ -162,25 +161,12 @@ def _unfit_shape(work: AttentionWork) -> str:
     return ""
 
 
-def _flash_attn(work: AttentionWork, device: ComputeDevice) -> str:
-    if why := _windows_refusal("flash-attn", work, device):
-        return why
-    return "it has no dropout with a soft cap" if work.capped and work.dropout else ""
-
-
-def _transformer_engine(work: AttentionWork, device: ComputeDevice) -> str:
-    if why := _windows_refusal("transformer-engine", work, device):
-        return why
-    return "it sums in a random order, and train.deterministic is set" if device.deterministic else ""
-
-
 KERNELS: dict[str, Callable[[AttentionWork, ComputeDevice], str]] = {
     FUSED: _fused_refusal,
     VARLEN: _varlen_refusal,
     "tiles": _tiles_refusal,
     "flex": _flex_refusal,
-    "flash-attn": _flash_attn,
-    "transformer-engine": _transformer_engine,
+    "flash-attn": _flash_attn_refusal,
 }
 """Attention kernel -> function that returns why it cannot be used; empty if it can.
 
@@ -188,7 +174,7 @@ KERNELS: dict[str, Callable[[AttentionWork, ComputeDevice], str]] = {
 - `varlen`: torch's FlashAttention with offsets of documents (`layers.varlen`)
 - `tiles`: the kernel of `layers.sparse`
 """
-OF_SPARSE = (VARLEN, "flash-attn", "transformer-engine", "flex", "tiles")
+OF_SPARSE = (VARLEN, "flash-attn", "flex", "tiles")
 """Attention kernels for sparse patterns, in order of preference; the first usable one is chosen."""
 
 OF_CAPPED = ("flash-attn", FLEX)

@@ -1,7 +1,7 @@
-"""Attention kernels for GPUs: FlexAttention, flash-attn, Transformer Engine. `layers.kernel_choice` chooses one.
+"""Attention kernels for GPUs: FlexAttention and flash-attn. `layers.kernel_choice` chooses one.
 
-FlexAttention is compiled and computes only blocks that its mask does not exclude. flash-attn and Transformer Engine
-support windows. Torch's fused kernel is in `layers.attention`, tiles are in `layers.sparse`.
+FlexAttention is compiled and computes only blocks that its mask does not exclude. flash-attn supports windows. Torch's
+fused kernel is in `layers.attention`, tiles are in `layers.sparse`.
 """
 
 # S sequence, B batch, H heads, G heads of keys, K head width, N blocks of queries, M blocks of keys
@@ -61,7 +61,6 @@ def describe_device(device: torch.device) -> ComputeDevice:
     return ComputeDevice(
         device.type,
         flash=device.type == "cuda" and has_flash(device),
-        deterministic=torch.are_deterministic_algorithms_enabled(),
         # Compiled code cannot ask for the inference mode, and is never run in it.
         any_length=not torch.compiler.is_compiling() and torch.is_inference_mode_enabled(),
     )
@@ -321,33 +320,6 @@ def _flash_attn(call: AttentionCall) -> Tensor:
     return mixed_BSHK.transpose(0, 1)
 
 
-def _transformer_engine(call: AttentionCall) -> Tensor:
-    (heads, width), causal = call.q.shape[2:], call.mask.causal
-    window = kernel_window(call.mask.pattern, causal)
-    attend = _make_engine_attention(heads, call.k.shape[2], width, causal, window, call.scale, call.dropout)
-    mixed_SBA: Tensor = attend(*(x.contiguous() for x in (call.q, call.k, call.v)))
-    return mixed_SBA.unflatten(-1, (heads, -1))
-
-
-@lru_cache(maxsize=64)
-def _make_engine_attention(
-    heads: int, key_heads: int, key_width: int, causal: bool, window: tuple[int, int], scale: float, dropout: float
-) -> Callable[..., Tensor]:
-    from transformer_engine.pytorch import DotProductAttention
-
-    made: Callable[..., Tensor] = DotProductAttention(
-        heads,
-        key_width,
-        num_gqa_groups=key_heads,
-        attention_dropout=dropout,
-        qkv_format="sbhd",
-        attn_mask_type="causal" if causal else "no_mask",
-        window_size=window,
-        softmax_scale=scale,
-    )
-    return made
-
-
 def kernel_window(pattern: Pattern | None, causal: bool) -> tuple[int, int]:
     """Return the attention window before and after a query for kernels that support windows; -1: unlimited."""
     if pattern is None:
@@ -360,5 +332,4 @@ RUN: dict[str, Callable[[AttentionCall], Tensor]] = {
     "tiles": _attend_by_tiles,
     "flex": _attend_by_flex,
     "flash-attn": _flash_attn,
-    "transformer-engine": _transformer_engine,
 }

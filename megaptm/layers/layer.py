@@ -127,10 +127,6 @@ class Layer(nn.Module):
         added: Tensor = self.dropout(self.ffn(self.ffn_norm(x)))
         return added
 
-    def attention_input(self, x: Tensor) -> Tensor:
-        """Return the input of the layer's attention, which is normalized unless norms are `post` or `output`."""
-        return x if self.norm_position in ("post", "output") else self.attention_norm(x)
-
     def _run_sublayer(self, name: str, sublayer: Callable[..., Tensor], x: Tensor, *inputs: Tensor | None) -> Tensor:
         norm: nn.Module = getattr(self, f"{name}_norm")
         match self.norm_position:
@@ -392,7 +388,7 @@ class Stack(UsesContextRanks, SequenceHooks, BaseStack):
         """Return the scores of a dot-product attention layer with input x [S, B, D], before the softmax: [B, H, S, S]
         float32; zero if masked or at most `MIN_SCORE`."""
         layer = cast(Layer, self[str(number)])
-        read = layer.attention_input(x)
+        read = x if layer.norm_position in ("post", "output") else layer.attention_norm(x)
         attention = cast(SelfAttention, layer.attention)
         turned = self._compute_rotations(mask, positions).get(self.block.attention_at(number).rope)
         return attention.scores(read, mask.scores(self._score_bias(mask)), turned)

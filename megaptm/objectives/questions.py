@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from megaptm.batch import IGNORED, BatchSpec, fields
+from megaptm.batch import BatchSpec, fields
 from megaptm.objectives.masked import TEXT_FIELDS, TextSequence
 from megaptm.objectives.objective import (
     Piece,
@@ -19,8 +19,6 @@ from megaptm.objectives.objective import (
     SentenceGroup,
 )
 from megaptm.objectives.text_questions import QuestionObjective, question_field
-
-NO_LABEL = np.full(1, IGNORED)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,6 @@ def attention_kernels(config: Config, device: str) -> list[tuple[str, KernelChoi
     if isinstance(spec := resolve(config), LayerlessSpec):
         return []
     batch = config.batch_spec
-    here = ComputeDevice(device, deterministic=config.train.deterministic)
+    here = ComputeDevice(device)
     works = attention_works(spec, batch, config.train.precision, context=config.layout.context)
     return [(work.name, choose_kernel(work, here, config.train.attention_kernel)) for work in works]

@@ -192,14 +192,11 @@ def _data_seconds(machine: Machine, work: Workload, stage: CountedStage, passes:
     layout, software = work.layout, work.software
     chunks, counted = stage.chunks, stage.parameters
 
-    def over_data_ranks(size: float) -> float:
-        return collective_seconds(machine, size, ranks=layout.replicas, stride=layout.tensor)
-
     if layout.full_sharding:
         return _sharded_seconds(machine, work, stage, passes)
     weights, gradients = counted.trained * work.element_bytes, counted.trained * software.gradient_bytes
     slowdown = machine.efficiency.overlap_slowdown
-    before, after = over_data_ranks(gradients), 0.0
+    before, after = collective_seconds(machine, gradients, ranks=layout.replicas, stride=layout.tensor), 0.0
     group = _sharding_ranks(machine, work)
     if layout.distributed_optimizer:
         after = collective_seconds(machine, weights, ranks=group, stride=layout.tensor)

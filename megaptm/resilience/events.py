@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 from megaptm.checkpoint.committed import find_committed
 from megaptm.storage import JournalFile, is_finite_number, now, parse_journal, regular_file
@@ -16,11 +16,12 @@ logger = logging.getLogger(__name__)
 FILE = "events.jsonl"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class Event:
     """Event in a run's journal: `time` (seconds since 1970), `kind`, and the fields of one of the classes below.
 
-    Events are instances of these classes, so that the type checker rejects undeclared kinds and fields.
+    Events are instances of these classes, so that the type checker rejects undeclared kinds and fields. Each class is
+    made a frozen dataclass.
     """
 
     kind: ClassVar[str]
@@ -29,9 +30,9 @@ class Event:
         kinds = {other.kind for other in Event.__subclasses__() if other is not cls}
         assert kind not in kinds, f"two kinds of event are called {kind}"
         cls.kind = kind
+        dataclass(frozen=True, kw_only=True)(cls)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LaunchEvent(Event, kind="launch"):
     """A command of the run started."""
 
@@ -41,7 +42,6 @@ class LaunchEvent(Event, kind="launch"):
     pid: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImportEvent(Event, kind="import"):
     """The run was created from another library's model, as step 0."""
 
@@ -51,7 +51,6 @@ class ImportEvent(Event, kind="import"):
     """Heads that the imported model lacked, so they have initial values."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class StartEvent(Event, kind="start"):
     """Training starts at step 0."""
 
@@ -60,7 +59,6 @@ class StartEvent(Event, kind="start"):
     processes: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class ResumeEvent(Event, kind="resume"):
     """Training continues from a checkpoint, which took `seconds` to load."""
 
@@ -71,7 +69,6 @@ class ResumeEvent(Event, kind="resume"):
     processes: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class FirstStepEvent(Event, kind="first-step"):
     """The first step after a start or resume is done, `seconds` after the command started, if known."""
 
@@ -79,7 +76,6 @@ class FirstStepEvent(Event, kind="first-step"):
     seconds: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class EpochEvent(Event, kind="epoch"):
     """A corpus starts another epoch. Its second epoch has number 2."""
 
@@ -88,7 +84,6 @@ class EpochEvent(Event, kind="epoch"):
     epoch: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class ObjectiveEvent(Event, kind="objective"):
     """The config has other shares of tasks, or weights of losses, than before, for steps after `step`."""
 
@@ -97,7 +92,6 @@ class ObjectiveEvent(Event, kind="objective"):
     after: str | Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScheduleEvent(Event, kind="schedule"):
     """The config changes the learning rate of steps after `step`. Records keys and rates before and after."""
 
@@ -108,7 +102,6 @@ class ScheduleEvent(Event, kind="schedule"):
     rate_after: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class ChangeEvent(Event, kind="change"):
     """The config changes the run for steps after `step`. Records the values of the changed keys."""
 
@@ -117,7 +110,6 @@ class ChangeEvent(Event, kind="change"):
     after: Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
 class DataMovedEvent(Event, kind="data-moved"):
     """A corpus, or a file of a task, with the same content is read from another path."""
 
@@ -126,7 +118,6 @@ class DataMovedEvent(Event, kind="data-moved"):
     after: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class WeightsEvent(Event, kind="weights"):
     """First step with other shares of tasks or weights of losses; records those that changed."""
 
@@ -135,7 +126,6 @@ class WeightsEvent(Event, kind="weights"):
     weights: Mapping[str, float]
 
 
-@dataclass(frozen=True, kw_only=True)
 class CheckpointEvent(Event, kind="checkpoint"):
     """A checkpoint is committed, `seconds` after the end of its step, whether or not training waited."""
 
@@ -144,7 +134,6 @@ class CheckpointEvent(Event, kind="checkpoint"):
     seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class NotSavedEvent(Event, kind="not-saved"):
     """Writing the checkpoint of a step failed. It is discarded, and training continues."""
 
@@ -152,7 +141,6 @@ class NotSavedEvent(Event, kind="not-saved"):
     problem: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class SkippedStepEvent(Event, kind="skipped-step"):
     """A step in fp16 had infinite gradients at this loss scale. It changed no weight, and the scale was halved."""
 
@@ -160,7 +148,6 @@ class SkippedStepEvent(Event, kind="skipped-step"):
     loss_scale: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class SpikeEvent(Event, kind="spike"):
     """The loss or the gradient norm of a step was far above those of the steps before."""
 
@@ -170,7 +157,6 @@ class SpikeEvent(Event, kind="spike"):
     """Whether the step changed no weight."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class DamagedCheckpointEvent(Event, kind="damaged-checkpoint"):
     """A checkpoint does not match its hashes and is skipped. It was moved to `path`."""
 
@@ -179,7 +165,6 @@ class DamagedCheckpointEvent(Event, kind="damaged-checkpoint"):
     path: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class AbandonedCheckpointEvent(Event, kind="abandoned-checkpoint"):
     """A checkpoint was trained on text that `train.skip_batches` now skips. It was moved to `path`, and the run
     continues from an earlier one."""
@@ -188,7 +173,6 @@ class AbandonedCheckpointEvent(Event, kind="abandoned-checkpoint"):
     path: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class BackEvent(Event, kind="back"):
     """The run returned to the checkpoint of a step; later steps, up to `from_step`, are abandoned."""
 
@@ -196,7 +180,6 @@ class BackEvent(Event, kind="back"):
     from_step: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class BranchEvent(Event, kind="branch"):
     """The run was created as a branch of another, from the checkpoint of a step there."""
 
@@ -205,7 +188,6 @@ class BranchEvent(Event, kind="branch"):
     weights_only: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProfileEvent(Event, kind="profile"):
     """Steps `first` to `last` were profiled, into files of the run folder. Records the share of that time in which the
     GPU was idle, if there is one, and why ranks could not write their files."""
@@ -217,14 +199,12 @@ class ProfileEvent(Event, kind="profile"):
     problems: Sequence[str]
 
 
-@dataclass(frozen=True, kw_only=True)
 class StopSignalEvent(Event, kind="stop-signal"):
     """The run received a signal to stop."""
 
     signal: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class StopRequestEvent(Event, kind="stop-request"):
     """A callback, or `train.stop`, ended the run after `step`, as complete."""
 
@@ -232,7 +212,6 @@ class StopRequestEvent(Event, kind="stop-request"):
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class WorkerLostEvent(Event, kind="worker-lost"):
     """A training process exited unexpectedly, with an exit code or minus the number of a signal."""
 
@@ -241,7 +220,6 @@ class WorkerLostEvent(Event, kind="worker-lost"):
     problem: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class HangEvent(Event, kind="hang"):
     """The run made no progress for `seconds` because of one rank, and was ended. Records the Python stack of that
     rank."""
@@ -254,14 +232,12 @@ class HangEvent(Event, kind="hang"):
     stack: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class InterruptEvent(Event, kind="interrupt"):
     """The user pressed Ctrl-C twice, so the run exited immediately without saving."""
 
     signal: str = "SIGINT"
 
 
-@dataclass(frozen=True, kw_only=True)
 class NodeLostEvent(Event, kind="node-lost"):
     """A node with ranks of the run was lost."""
 
@@ -269,7 +245,6 @@ class NodeLostEvent(Event, kind="node-lost"):
     ranks: Sequence[int]
 
 
-@dataclass(frozen=True, kw_only=True)
 class RestartEvent(Event, kind="restart"):
     """The launcher starts the run again, for the `start`-th time, with another layout if it names one."""
 
@@ -278,7 +253,6 @@ class RestartEvent(Event, kind="restart"):
     processes: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class EvaluationEvent(Event, kind="evaluation"):
     """The model was evaluated on held-out text."""
 
@@ -287,7 +261,6 @@ class EvaluationEvent(Event, kind="evaluation"):
     loss: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExitEvent(Event, kind="exit"):
     """Training ends. Records the seconds spent on each part."""
 

@@ -30,6 +30,19 @@ def local_path(location: str | os.PathLike[str]) -> Path:
     return Path(str(location).removeprefix("file://")).expanduser()
 
 
+def read_text_file(
+    path: str | os.PathLike[str],
+    *,
+    name: str = "",
+    remedy: str = "correct the name, or convert the file to UTF-8",
+) -> str:
+    """Read a text file of the user. Raise `UserError`, about `name` or the path, if it is absent or not UTF-8."""
+    try:
+        return regular_file(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{name or path} cannot be read ({error}): {remedy}.") from None
+
+
 def regular_file(name: str | os.PathLike[str]) -> Path:
     """Return the path of a regular file named by a config or user.
 

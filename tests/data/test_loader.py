@@ -6,7 +6,7 @@ import multiprocessing
 import pytest
 import torch
 
-from megaptm.data import Loader, open_mix, validation_batches
+from megaptm.data import Loader, open_mix, read_validation
 from megaptm.errors import UserError
 from tests.data.corpora import tiny_corpus, tiny_special
 
@@ -129,17 +129,15 @@ def validation_mix(mix):
 
 
 def test_validation_batches_are_finite_and_reproducible(validation_mix):
-    expected = [concatenate(batches) for batches in validation_batches(validation_mix, batch=4, microbatch=2)]
+    expected = [concatenate(batches) for batches in read_validation(validation_mix, batch=4, microbatch=2)]
     assert len(expected) == validation_mix.fresh_samples // 4 > 1
-    assert_same(
-        [concatenate(batches) for batches in validation_batches(validation_mix, batch=4, microbatch=2)], expected
-    )
+    assert_same([concatenate(batches) for batches in read_validation(validation_mix, batch=4, microbatch=2)], expected)
     by_rank = [
-        validation_batches(validation_mix, batch=4, microbatch=1, rank=rank, ranks=2, max_steps=2) for rank in (0, 1)
+        [*read_validation(validation_mix, batch=4, microbatch=1, rank=rank, ranks=2, max_steps=2)] for rank in (0, 1)
     ]
     assert_same([concatenate([*first, *second]) for first, second in zip(*by_rank, strict=True)], expected[:2])
 
 
 def test_validation_split_smaller_than_a_batch_is_rejected(validation_mix):
     with pytest.raises(UserError, match="less than one batch of 1000: build the corpus with a larger validation split"):
-        validation_batches(validation_mix, batch=1000, microbatch=1)
+        [*read_validation(validation_mix, batch=1000, microbatch=1)]

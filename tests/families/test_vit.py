@@ -20,7 +20,7 @@ import megaptm
 from megaptm.__main__ import main
 from megaptm.batch import IGNORED
 from megaptm.config import load, resolve_model
-from megaptm.data import Loader, open_mix, validation_batches
+from megaptm.data import Loader, open_mix, read_validation
 from megaptm.errors import UserError
 from megaptm.families.vit import VIT
 from megaptm.families.vit.spec import CHANNELS, MASKED_PATCH, PATCH, PatchInput, grid_of, patch_side
@@ -275,7 +275,7 @@ def train_on_digits(corpus: Path, objective: str, *, steps: int) -> tuple[Model,
             optimizer.zero_grad()
             (loss / number).backward()
             optimizer.step()
-    return model.eval(), validation_batches(held_out, batch=64, microbatch=64)
+    return model.eval(), [*read_validation(held_out, batch=64, microbatch=64)]
 
 
 def test_model_learns_digits(corpus):

@@ -75,7 +75,6 @@ CHOICES: dict[str, tuple[dict[str, Any], dict[str, Any], frozenset[str], str]] =
         "fused",
     ),
     "a band": ({"pattern": BAND}, {}, ALL_PACKAGES, "flash-attn"),
-    "a band, no flash-attn": ({"pattern": BAND}, {}, ALL_PACKAGES - {"flash_attn"}, "transformer-engine"),
     "a band, only triton": ({"pattern": BAND}, {}, frozenset({"triton"}), "flex"),
     "a band, nothing": ({"pattern": BAND}, {}, frozenset(), "tiles"),
     "a band, float32": ({"pattern": BAND, "dtype": torch.float32}, {}, ALL_PACKAGES, "flex"),

@@ -256,7 +256,7 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], ComputeDevice, str]] = {
         *("varlen", {"documents": True}, ComputeDevice("cuda", ALL_PACKAGES, flash=False)),
         "this GPU, or this build of torch, has no FlashAttention",
     ),
-    "order": ("transformer-engine", {"ordered": True}, ComputeDevice("cuda", ALL_PACKAGES), "it does not support an"),
+    "order": ("flash-attn", {"ordered": True}, ComputeDevice("cuda", ALL_PACKAGES), "it does not support an"),
     "any length": (
         "flex",
         {},
@@ -266,10 +266,6 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], ComputeDevice, str]] = {
     "scores": ("tiles", {"scored": True}, ComputeDevice("cuda", ALL_PACKAGES), "it does not support terms added"),
     "cross": ("tiles", {"reads_memory": True}, ComputeDevice("cpu"), "it does not support keys from another stack"),
     "hashes": ("fused", {"hashed": True}, ComputeDevice("cpu"), "it does not support pairs defined by hashes"),
-    "bits": (
-        *("transformer-engine", {}, ComputeDevice("cuda", ALL_PACKAGES, deterministic=True)),
-        "it sums in a random order, and train.deterministic is set",
-    ),
 }
 
 

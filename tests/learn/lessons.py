@@ -12,7 +12,7 @@ import torch
 
 from megaptm.batch import IGNORED, BatchSpec, MicroBatch
 from megaptm.config import load, resolve_model
-from megaptm.data import Loader, Mix, open_mix, validation_batches
+from megaptm.data import Loader, Mix, open_mix, read_validation
 from megaptm.data.statistics import unigram_loss
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import Objective, Piece, Sample, SampleContext, SentenceGroup, SequenceWindow
@@ -112,7 +112,7 @@ def train_and_evaluate(family: str, corpus: str) -> Lesson:
         )
 
     def make_validation_batches(objective: Objective) -> list[list[MicroBatch]]:
-        batches = validation_batches(open_split("validation", objective), **batch_sizes, max_steps=32)
+        batches = [*read_validation(open_split("validation", objective), **batch_sizes, max_steps=32)]
         for batch in chain.from_iterable(batches):
             # Labels are words only: ends of texts and T5's sentinels are easy, and would lower the mean.
             batch["labels"][torch.isin(batch["labels"], torch.tensor(sorted(special.specials)))] = IGNORED

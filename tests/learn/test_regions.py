@@ -17,7 +17,7 @@ from torch import Tensor
 from megaptm.batch import IGNORED, MicroBatch
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.config import load, resolve_model
-from megaptm.data import Loader, open_mix, validation_batches
+from megaptm.data import Loader, open_mix, read_validation
 from megaptm.data.statistics import unigram_loss
 from megaptm.families.unimo.corpus.meanings import read_meanings, write_meanings
 from megaptm.families.uniter.objectives import RegionMaskedLM
@@ -59,10 +59,10 @@ def train_and_evaluate(config_file: str, corpus: str, vocabulary: int) -> Lesson
     options = {"objective": config.built_objective, "sequence": config.data.sequence, "seed": config.train.seed}
     options |= {"special": load_tokenizer(Path(corpus) / "tokenizer").special}
     validation_mix = open_mix(config.data.mix, split="validation", **options)
-    validation = validation_batches(validation_mix, **batch_sizes, max_steps=24)
+    validation = [*read_validation(validation_mix, **batch_sizes, max_steps=24)]
     [mlm] = [task.objective for task in tasks_of(config.built_objective) if isinstance(task.objective, RegionMaskedLM)]
     mlm_mix = open_mix(config.data.mix, split="validation", **options | {"objective": mlm})
-    with_own_image = validation_batches(mlm_mix, **batch_sizes, max_steps=8)
+    with_own_image = [*read_validation(mlm_mix, **batch_sizes, max_steps=8)]
     engine = filled_engine(
         resolve_model(config),
         config.layout,

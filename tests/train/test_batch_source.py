@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megaptm.config import load
-from megaptm.data import Mix, validation_batches
+from megaptm.data import Mix, read_validation
 from megaptm.parallel.groups import Ranks
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.folder import absolute_paths
@@ -46,7 +46,7 @@ def test_validation_images_are_decoded_lazily(tmp_path: Path) -> None:
     for workers in (0, 1):
         config = absolute_paths(load("vit/tiny", [*words, *rows, f"data.workers={workers}"]))
         source = BatchSource(config, alone, RunCorpora(config))
-        expected_batches = validation_batches(source.validation, batch=4, microbatch=4, max_steps=20)
+        expected_batches = [*read_validation(source.validation, batch=4, microbatch=4, max_steps=20)]
         assert len(expected_batches) == 20
         tracemalloc.start()
         for expected, batch in zip(expected_batches, source.validation_batches(), strict=True):

@@ -122,57 +122,6 @@ class ZeroShot:
         )
 
 
-def classify_images(
-    loaded: TrainedModel,
-    names: str | Sequence[str] | None = None,
-    images: Image | Sequence[Image] | None = None,
-    *,
-    corpus: str | Path | None = None,
-    templates: Sequence[str] = TEMPLATES,
-    rows: int | None = None,
-) -> ZeroShot:
-    """Classify images by class names; see `ImageTextModel.zero_shot`."""
-    if (images is None) == (corpus is None):
-        raise UserError("images and corpus: give one of them, images or a corpus with labels.")
-    if rows is not None and rows < 1:
-        raise UserError(f"rows ({rows}) must be 1 or more.")
-    names = [names] if isinstance(names, str) else names
-    if images is not None:
-        if not names:
-            raise UserError("names is empty: give the names of the classes.")
-        images = [images] if isinstance(images, str | Path | bytes) else images
-        return ZeroShot(tuple(names), image_vectors(loaded, images) @ class_vectors(loaded, names, templates).t())
-    opened = Corpus.open(str(corpus), corpus_cache(loaded.config))
-    if opened.manifest.dtype != LABELS:
-        raise UserError(
-            f"{corpus} has no labels: build it with `megaptm corpus images FOLDER` from a folder per class, without "
-            "texts=true."
-        )
-    label_names = load_tokenizer(opened.folder / "tokenizer")
-    names = names or [label_names.name(index) for index in range(label_names.vocabulary)]
-    if len(names) != label_names.vocabulary:
-        raise UserError(
-            f"names has {len(names)} names, but {corpus} has {label_names.vocabulary} labels: give a name for each "
-            "label, or no names."
-        )
-    task = image_text_task(loaded)
-    mix = open_mix(
-        {str(corpus): 1.0},
-        split="validation",
-        objective=task.as_image_labels(),
-        sequence=loaded.spec.context,
-        seed=0,
-        special=label_names.special,
-        cache=corpus_cache(loaded.config),
-    )
-    classes, cosines, labels = class_vectors(loaded, names, templates), [], []
-    number = mix.fresh_samples if rows is None else min(rows, mix.fresh_samples)
-    for batch in read_batches(mix, number):
-        cosines.append(_image_features(loaded, batch["patches"]) @ classes.t())
-        labels.append(batch["image_label"].numpy())
-    return ZeroShot(tuple(names), torch.cat(cosines), np.concatenate(labels))
-
-
 def image_text_task(loaded: TrainedModel) -> ImageText:
     task = loaded.config.built_objective
     if not isinstance(task, ImageText):
@@ -278,7 +227,45 @@ class ImageTextModel(LoadedModel):
         """Classify images by names, with the mean of the text vectors of `templates` for each name (CLIP,
         arXiv:2103.00020, 3.1.4). Either `images`, or the first `rows` held-out images of a labeled corpus, whose label
         names are the default `names`."""
-        return classify_images(self, names, images, corpus=corpus, templates=templates, rows=rows)
+        if (images is None) == (corpus is None):
+            raise UserError("images and corpus: give one of them, images or a corpus with labels.")
+        if rows is not None and rows < 1:
+            raise UserError(f"rows ({rows}) must be 1 or more.")
+        names = [names] if isinstance(names, str) else names
+        if images is not None:
+            if not names:
+                raise UserError("names is empty: give the names of the classes.")
+            images = [images] if isinstance(images, str | Path | bytes) else images
+            return ZeroShot(tuple(names), image_vectors(self, images) @ class_vectors(self, names, templates).t())
+        opened = Corpus.open(str(corpus), corpus_cache(self.config))
+        if opened.manifest.dtype != LABELS:
+            raise UserError(
+                f"{corpus} has no labels: build it with `megaptm corpus images FOLDER` from a folder per class, "
+                "without texts=true."
+            )
+        label_names = load_tokenizer(opened.folder / "tokenizer")
+        names = names or [label_names.name(index) for index in range(label_names.vocabulary)]
+        if len(names) != label_names.vocabulary:
+            raise UserError(
+                f"names has {len(names)} names, but {corpus} has {label_names.vocabulary} labels: give a name for each "
+                "label, or no names."
+            )
+        task = image_text_task(self)
+        mix = open_mix(
+            {str(corpus): 1.0},
+            split="validation",
+            objective=task.as_image_labels(),
+            sequence=self.spec.context,
+            seed=0,
+            special=label_names.special,
+            cache=corpus_cache(self.config),
+        )
+        classes, cosines, labels = class_vectors(self, names, templates), [], []
+        number = mix.fresh_samples if rows is None else min(rows, mix.fresh_samples)
+        for batch in read_batches(mix, number):
+            cosines.append(_image_features(self, batch["patches"]) @ classes.t())
+            labels.append(batch["image_label"].numpy())
+        return ZeroShot(tuple(names), torch.cat(cosines), np.concatenate(labels))
 
 
 LOADED_MODEL = ImageTextModel

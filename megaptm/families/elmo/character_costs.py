@@ -12,11 +12,6 @@ from megaptm.models.embed_costs import InputCosts
 from megaptm.spec import Size
 
 
-def num_convolution_features(size: Size) -> int:
-    """Return the number of convolution features of a word in ELMo."""
-    return sum(filters for _, filters in character_sizes(size).filters)
-
-
 def convolution_shapes(size: Size) -> list[LinearShape]:
     """Return the linear layers of ELMo's character convolutions, over the vectors of neighboring characters."""
     sizes = character_sizes(size)
@@ -25,7 +20,7 @@ def convolution_shapes(size: Size) -> list[LinearShape]:
 
 def word_shapes(size: Size) -> Iterator[LinearShape]:
     """Yield the linear layers of ELMo's character-based word embedding: two per highway layer, and a projection."""
-    wide = num_convolution_features(size)
+    wide = sum(filters for _, filters in character_sizes(size).filters)
     yield from [LinearShape(wide, wide, True)] * (2 * character_sizes(size).highway)
     yield LinearShape(wide, size.table_width, True)
 

@@ -24,7 +24,7 @@ from megaptm.hub.import_run import RECIPE, refuse_existing_run, refuse_model_ove
 from megaptm.hub.imported_weights import ImportedModel
 from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size
-from megaptm.storage import Record, read_json_object, regular_file, validate
+from megaptm.storage import Record, read_json_object, read_text_file, validate
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.tokenizers.listed_words import make_word_tokenizer
@@ -180,12 +180,8 @@ def _read_options(file: Path) -> ElmoOptions:
 def _read_tokenizer(words: Path) -> Tokenizer:
     if words.is_dir():
         return load_tokenizer(words)
-    try:
-        return make_word_tokenizer(
-            regular_file(words).read_text(encoding="utf-8").removesuffix("\n").split("\n"), str(words)
-        )
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{words} cannot be read as text ({error}): give a file with a word per line.") from None
+    lines = read_text_file(words, remedy="give a file with a word per line").removesuffix("\n").split("\n")
+    return make_word_tokenizer(lines, str(words))
 
 
 def _config_values(options: ElmoOptions, file: Path, words: int, run: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from data_pipeline.commands import output_file
 from megaptm.console import Console
 from megaptm.errors import UserError
 from megaptm.families.macbert.similar import write_similar
-from megaptm.storage import AtomicFile, regular_file
+from megaptm.storage import AtomicFile, read_text_file
 from megaptm.tokenizers import Tokenizer, load
 
 WordTable = Mapping[str, Iterable[str]]
@@ -53,7 +53,7 @@ def read_table(path: Path) -> dict[str, list[str]]:
     """Read MacBERT's similar words from lines of `word<TAB>similar similar ...`, the most similar first. Blank lines
     and lines that start with # are ignored."""
     words: dict[str, list[str]] = {}
-    for number, line in _numbered_lines(path):
+    for number, line in enumerate(read_text_file(path).split("\n"), 1):
         if not line.strip() or line.startswith("#"):
             continue
         word, tab, similar = line.partition("\t")
@@ -99,7 +99,7 @@ def _indexes_of_largest(numbers: np.ndarray, top: int) -> np.ndarray:
 def _read_vectors(path: Path) -> tuple[list[str], np.ndarray]:
     words: list[str] = []
     rows: list[np.ndarray] = []
-    for number, line in _numbered_lines(path):
+    for number, line in enumerate(read_text_file(path).split("\n"), 1):
         word, *numbers = line.split() or [""]
         if not word or (number == 1 and len(numbers) == 1):
             continue
@@ -117,13 +117,6 @@ def _read_vectors(path: Path) -> tuple[list[str], np.ndarray]:
     if not words:
         raise UserError(f"{path} has no words: add lines of a word and its vector.")
     return words, np.stack(rows)
-
-
-def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        yield from enumerate(regular_file(path).read_text(encoding="utf-8").split("\n"), 1)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({error}): correct the name, or convert the file to UTF-8.") from None
 
 
 def similar_words(

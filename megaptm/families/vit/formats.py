@@ -75,7 +75,7 @@ def _image_path(path: str, image: object) -> str:
 
 def find_image_texts(source: Source, listing: Listing) -> Iterator[InputFile]:
     """Yield metadata files, which describe all files below their folder, and in other folders captions with images."""
-    described = {_parent_folder(file.name) for file in listing.files if is_metadata(file.name)}
+    described = {str(PurePosixPath(file.name).parent) for file in listing.files if is_metadata(file.name)}
     loose = [file for file in listing.files if not any(folder in described for folder in _parent_folders(file.name))]
     images = {_without_suffix(file.name): file.path for file in loose if is_image(file.name)}
     captions = {_without_suffix(file.name) for file in loose if file.name.lower().endswith(".txt")}
@@ -88,10 +88,6 @@ def find_image_texts(source: Source, listing: Listing) -> Iterator[InputFile]:
             yield input_file(file, source, images.get(stem))
         elif is_image(file.name) and stem not in captions:
             yield input_file(file, source)  # counted later as an image without a caption
-
-
-def _parent_folder(name: str) -> str:
-    return str(PurePosixPath(name).parent)
 
 
 def _parent_folders(name: str) -> list[str]:

@@ -19,6 +19,7 @@ from megaptm.families.word_vectors.subwords import subword_buckets
 from megaptm.families.word_vectors.vocabulary import frequent_words, read_counts
 from megaptm.families.word_vectors.windows import WordWindows
 from megaptm.run.checkpoint import RunCheckpoint, open_checkpoint
+from megaptm.storage import read_text_file
 from megaptm.suggest import suggest
 from megaptm.tokenizers import load as load_tokenizer
 
@@ -108,11 +109,7 @@ def read_questions(path: Path) -> list[tuple[str, str, str, str]]:
     """Read analogies for the evaluation of word vectors, four words per line; lines that start with `:` are headings,
     as in questions-words.txt."""
     questions = []
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as text ({error}): use a file of analogies.") from None
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(read_text_file(path, remedy="use a file of analogies").splitlines(), 1):
         words = line.split()
         if not words or words[0].startswith(":"):
             continue

@@ -10,7 +10,7 @@ from megaptm.console import Console
 from megaptm.errors import UserError
 from megaptm.families.unimo.meanings import write_meanings as write_table
 from megaptm.families.unimo.rewriting import KINDS
-from megaptm.storage import AtomicFile, regular_file
+from megaptm.storage import AtomicFile, read_text_file
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 
@@ -22,11 +22,7 @@ def read_meanings(path: Path) -> dict[str, list[list[str]]]:
     """Read UNIMO's synonymous phrases from lines of `kind<TAB>phrase<TAB>phrase ...`, one per meaning. Blank lines and
     lines that start with # are ignored."""
     meanings: dict[str, list[list[str]]] = {}
-    try:
-        lines = regular_file(path).read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({error}): correct the name, or convert the file to UTF-8.") from None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text_file(path).split("\n"), 1):
         if not line.strip() or line.startswith("#"):
             continue
         kind, *phrases = (part.strip() for part in line.split("\t"))

@@ -46,7 +46,7 @@ from megaptm.families.vit.corpus.splits import (
 )
 from megaptm.families.vit.corpus.text_steps import NO_STEPS, TextSteps
 from megaptm.families.vit.corpus.thumbnails import DroppedImages
-from megaptm.storage import is_remote, local_path, regular_file
+from megaptm.storage import is_remote, local_path, read_text_file
 
 MAX_LABELS = 1 << 16
 """Maximum number of image labels without names, unless the given shards have more images."""
@@ -251,10 +251,7 @@ def _label_names(recipe: ImageRecipe, results: Results) -> list[str]:
                 "or set label=FIELD to another field of .json."
             )
         return [str(label) for label in range(number)]
-    try:
-        names = regular_file(recipe.classes).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"classes ({recipe.classes}) cannot be read ({error}): name a text file.") from None
+    names = read_text_file(recipe.classes, name=f"classes ({recipe.classes})", remedy="name a text file").splitlines()
     if len(names) < number:
         raise UserError(
             f"classes ({recipe.classes}) has {len(names)} names, but label {number - 1} occurs: add its name."
