@@ -32,7 +32,7 @@ class TokenizerRecipe:
     vocabulary: int = 8192
     """Size of the tokenizer's vocabulary, including special tokens."""
     specials: str | None = None
-    """Set of special tokens, one of `megaptm.tokenizers.SPECIALS`, named after a model family. Default: that of the
+    """Set of special tokens, one of `megaptm.tokenizers.SPECIALS`, named after a model family. Default: from the
     kind (`megaptm.tokenizers.KINDS`)."""
     lowercase: bool | None = None
     """Whether the tokenizer folds case and accents. Default: true for WordPiece and char-bpe, as in BERT uncased and

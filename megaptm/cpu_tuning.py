@@ -35,11 +35,11 @@ PROCESSOR = Path("/proc/cpuinfo")
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 
 MIN_MULTIPLIED = 2**22
-"""Number of multiplications from which oneDNN computes a matrix product. For a smaller product, calling oneDNN and
+"""Minimum number of multiplications of a matrix product that oneDNN computes. For a smaller product, calling oneDNN and
 generating its code for each new shape (1 ms) costs as much as it gains."""
 MIN_ROWS = 64
-"""Number of rows from which a bfloat16 product is computed in float32. With fewer, copying the weight costs more than
-the product."""
+"""Minimum number of rows of a bfloat16 product that is computed in float32. With fewer, copying the weight costs more
+than the product."""
 NUM_QUERIES = 256
 """Number of queries whose attention weights are computed at once, so that they stay in the cache."""
 

@@ -20,7 +20,8 @@ NO_HASHES, NO_NUMBERS = np.empty(0, np.uint64), np.empty(0, np.int64)
 EMPTY = np.uint32(0xFFFFFFFF)
 HALF = np.uint64(32)
 PIECE = 1 << 20
-"""Number of characters from which shingles are made at a time. The few shingles across the cuts are omitted."""
+"""Number of characters of a text whose shingles are made at once. The few shingles across two such pieces are
+omitted."""
 AT_ONCE = 1 << 19
 """Number of elements (empty bins times bins) of MinHash signatures that are filled at a time: half a megabyte."""
 

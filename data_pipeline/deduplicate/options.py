@@ -62,8 +62,8 @@ class NearDuplicateOptions:
 
     @property
     def min_certain(self) -> int:
-        """Number of equal components from which pairs count as near duplicates without comparing texts: the threshold
-        plus three standard deviations."""
+        """Minimum number of equal components of pairs that count as near duplicates without comparing their texts: the
+        threshold plus three standard deviations."""
         return min(math.ceil((self.threshold + 3 * self._deviation) * self.hashes), self.hashes)
 
     @property

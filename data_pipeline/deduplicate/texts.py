@@ -12,8 +12,8 @@ from data_pipeline.deduplicate.minhash import PIECE, shingles
 from data_pipeline.deduplicate.options import NearDuplicateOptions
 
 SAMPLED_CHARACTERS = 1 << 17
-"""Characters of a text from which only the shingles with the smallest hashes are compared: half of them, a quarter from
-twice as many characters on, and so on. Tens of thousands remain."""
+"""Maximum characters of a text whose shingles are all compared. Of a longer text, those with the smallest hashes are
+compared: half of the shingles up to twice as many characters, then a quarter, and so on. Tens of thousands remain."""
 MAX_CACHED_SHINGLES = 1 << 22
 """Shingles cached for the next pairs, which often contain the same documents: 32 MiB."""
 

@@ -45,7 +45,7 @@ def without_compression(name: str) -> str:
 
 
 def is_unsupported(name: str) -> bool:
-    """Whether the suffix of a source file is that of a compression that is not supported."""
+    """Whether a source file has the suffix of an unsupported compression."""
     return PurePosixPath(name).suffix.lower() in UNSUPPORTED
 
 

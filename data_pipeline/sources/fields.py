@@ -57,7 +57,7 @@ def text_and_notes(record: Any, source: Source) -> tuple[str, dict[str, Any]]:
 
 
 def _part_text(record: Any, template: str) -> str:
-    """Return the text of a part: that of a field, or a template whose `{field}` names are replaced by texts."""
+    """Return the text of a part: the text of a field, or a template whose `{field}` names are replaced by texts."""
     if not NAMED_FIELD.search(template):
         return text_of(record, template, "parts")
     return NAMED_FIELD.sub(lambda name: text_of(record, name[1], "parts"), template)

@@ -21,9 +21,10 @@ from megaptm.errors import UserError
 TIMEOUT_SECONDS = 60.0
 TOPIC = "nodes"
 CLOCK_SECONDS = 1.0
-"""Clock offset in seconds from which events of a run that moves between nodes are out of order."""
+"""Maximum clock offset of a node in seconds. With a larger one, events of a run that moves between nodes are out of
+order."""
 CLOCK_FAULT_SECONDS = 60.0
-"""Clock offset in seconds from which servers reject requests that are signed with the time."""
+"""Clock offset of a node in seconds that is a fault: servers reject requests that are signed with the time."""
 SHARE = 0.9
 """Share of the other nodes' memory or number of CPUs below which a node gives a warning."""
 NAMED = 5

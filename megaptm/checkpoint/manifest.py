@@ -67,7 +67,7 @@ class IndexEntry(Record):
     num_bytes: Number
     """Bytes of all files in the checkpoint index."""
     tensors: tuple[str, ...] = Field(strict=False)
-    """Names of the tensors of which files of the index have a piece."""
+    """Names of the tensors that have a piece in a file of the index."""
 
     @classmethod
     def of(cls, name: str, content: bytes, files: Sequence[Mapping[str, Any]]) -> IndexEntry:

@@ -52,7 +52,7 @@ class TensorPiece:
     name: str
     """Name of the tensor in checkpoints: `weight/decoder.3.attention.qkv.weight`, `exp_avg/...`."""
     shape: tuple[int, ...]
-    """Shape of the full tensor of which the piece is a part."""
+    """Shape of the full tensor that the piece belongs to."""
     offset: tuple[int, ...]
     """Offset of the piece's block in the full tensor."""
     block: tuple[int, ...]

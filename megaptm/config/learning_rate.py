@@ -31,8 +31,8 @@ def learning_rate_at(config: Config, step: int, *, rose: int | None = None) -> f
 
 
 def decay_end(config: Config, step: int) -> int:
-    """Return the `optimizer.decay_steps` with which the learning rate falls as it does at `step`, for any
-    `train.steps`."""
+    """Return the `optimizer.decay_steps` that continues the present decay of the learning rate at `step`, whatever
+    `train.steps` becomes."""
     if config.optimizer.decay_steps is not None:
         return config.optimizer.decay_steps
     position, steps = (float(step), float(config.train.steps))

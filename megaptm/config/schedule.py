@@ -9,7 +9,7 @@ from megaptm.config.schema import Config
 from megaptm.objectives.composed import StepValue, tasks_of, values_by_step
 
 HIGH_FINAL_RATE = 0.5
-"""Share of the peak learning rate from which the rate at the end of the run gives a warning."""
+"""Learning rate at the end of a run that gives a warning, as a share of the peak."""
 
 
 def tasks_without_samples(config: Config) -> Iterator[str]:

@@ -134,7 +134,7 @@ class Layout(Section):
         return None if isinstance(self.layers_per_stage, str) else self.layers_per_stage
 
     def recomputed(self, layers: range) -> range:
-        """Return those of consecutive layers of a stack to which `recompute` applies."""
+        """Return the layers that `recompute` applies to, out of consecutive layers of a stack."""
         return range(-(-layers.start // self.recompute_every) * self.recompute_every, layers.stop, self.recompute_every)
 
 
@@ -171,8 +171,8 @@ class RampConfig(Section):
     samples: Count | None = None
     """Number of samples at which the batch reaches train.batch."""
     steps: dict[Annotated[int, Field(ge=0), Strict(False)], Count] = {}
-    """Batch sizes by the step from which they hold. The first step is 0, and the last size is train.batch. A change of
-    train.batch on resume writes the sizes so far here."""
+    """Step -> batch size from that step on. The first step is 0, and the last size is train.batch. If train.batch is
+    changed on resume, the earlier sizes are written here."""
 
 
 class LossScaleConfig(Section):
@@ -194,9 +194,9 @@ class SpikeConfig(Section):
     """warn: report it; skip-step: also leave weights and moments unchanged; stop: end the run, with the weights from
     before the spike unsaved."""
     sigmas: Annotated[float, Field(gt=0.0)] = 6.0
-    """Standard deviations above the mean of the window from which on a value is a spike."""
+    """Minimum number of standard deviations by which a spike exceeds the mean of the window."""
     window: Annotated[int, Field(ge=16, le=10_000)] = 128
-    """Number of steps before it with which a step is compared; at least half of them are needed."""
+    """Number of earlier steps that a step is compared with; at least half of them must exist."""
 
 
 class StopConfig(Section):
@@ -244,7 +244,7 @@ class TrainConfig(Section):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Type of weights and activations in the model; the optimizer always keeps fp32. fp16 is for GPUs without bf16."""
     loss_scale: LossScaleConfig | None = None
-    """Dynamic loss scale of precision fp16. Default: that of each of its keys."""
+    """Dynamic loss scale of precision fp16. Default: the default of each of its keys."""
     spikes: SpikeConfig = SpikeConfig()
     stop: StopConfig | None = None
     """Early stopping by a validation loss. Default: the run has train.steps steps."""

@@ -27,7 +27,8 @@ from megaptm.processes import end_with_parent
 # Time for the thread to finish a sample. A thread that waits for a server is abandoned, and ends with the process.
 JOIN_SECONDS = 5.0
 VALIDATION_PREFETCH = 2
-"""Number of micro-batches that each worker reads ahead in validation, while those of training stay in memory."""
+"""Number of micro-batches that each worker reads ahead in validation. Micro-batches of training stay in memory
+meanwhile."""
 ALIGNMENT = 64
 """Alignment in bytes of the arrays of a micro-batch."""
 
@@ -202,8 +203,8 @@ class BatchMemory:
             ) from None
 
     def arrays(self, micro_batch: int) -> Sample:
-        """Return the fields of a micro-batch by name, each [samples, ...]. Its memory is that of the one `capacity`
-        micro-batches earlier."""
+        """Return the fields of a micro-batch by name, each [samples, ...]. The memory is reused `capacity`
+        micro-batches later."""
         first = micro_batch % self.capacity * self._size
         return {
             name: np.frombuffer(self._memory, dtype, int(np.prod(shape)), first + at).reshape(shape)

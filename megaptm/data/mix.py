@@ -136,7 +136,7 @@ class Mix:
         self.dupe_factor = dupe_factor
         self._batch = objective.batch_spec(sequence, document_mask)
         self._source_specs = [source.task.objective.batch_spec(sequence, document_mask) for source in sources]
-        """Batch specification of each source, before samples are widened to that of the objective."""
+        """Batch specification of each source. Samples are then widened to the specification of the objective."""
         self.phases: list[MixPhase] = []
         self._salt = () if start is None else (start.step,)
         """Key of the assignment of samples to sources, which differs between mixes of a run."""

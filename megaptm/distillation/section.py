@@ -31,7 +31,7 @@ class DistillConfig(ExtensionSection):
     step: Annotated[int, Field(ge=0)] | None = None
     """Step of the teacher's checkpoint. Default: the newest when the run starts."""
     model: dict[str, Any] = {}  # noqa: RUF012
-    """Keys of a section `model` that describe the teacher. Default: those of its run, if it exists."""
+    """Keys of a section `model` that describe the teacher. Default: from its run, if it exists."""
     cached_logits: str | None = None
     """Folder of the teacher's largest logits for all samples of the run (`megaptm cache-logits`), used instead of
     running the teacher."""

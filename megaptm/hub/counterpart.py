@@ -140,7 +140,8 @@ class Counterpart:
     id_fields: Callable[[dict[str, int | None]], dict[str, int | None]] = lambda ids: ids
     """Function that returns the fields of a config for special ids by their usual names."""
     special_ids: dict[str, int | None] = field(default_factory=dict)
-    """Special ids without a tokenizer; equal ids to those of pad, begin and end show the role of the others."""
+    """Special ids of a config (`pad_token_id` ...) for models without a tokenizer. Another special id that equals one
+    of pad, begin or end has the same role."""
     repeated_table: str = ""
     """Name of the position table, if it may have fewer rows than needed: rows are then repeated cyclically. Only with
     `import_only`."""

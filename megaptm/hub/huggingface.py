@@ -190,7 +190,7 @@ def from_hugging_face(
     """Import a Hugging Face model from a folder or from memory.
 
     - `family`: needed if several families have the model's type. None: that in its config (`FAMILY`), or the first.
-    - `inputs`: values of `Size.inputs` that no config has (`Counterpart.import_options`). Default: those of the paper.
+    - `inputs`: values of `Size.inputs` that no config has (`Counterpart.import_options`). Default: from the paper.
     - `context`: number of positions, if they are repeated from the model's (`Counterpart.repeated_table`).
 
     The bare model (`GPT2Model`, `BertModel`), or one with some of its heads, is accepted too: `absent` names what it

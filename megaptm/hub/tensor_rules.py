@@ -104,8 +104,9 @@ def has_narrow_tables(spec: ModelSpec) -> bool:
 class TensorRule:
     """Rule for one megaptm tensor and its Hugging Face tensors, in both directions.
 
-    `{n}` in a name stands for the index of each layer; in `encoder.shared.{n}` for that of each layer that owns shared
-    parameters, which `{group}` and `{turn}` count differently: by group, and by index within it.
+    `{n}` in a name stands for the index of a layer: each layer has the tensor. In `encoder.shared.{n}`, `{n}` is the
+    index of a layer that owns shared parameters; Hugging Face's names count such layers by `{group}`, and by `{turn}`
+    within the group.
     """
 
     name: str

@@ -18,8 +18,8 @@ from megaptm.plugins import load_plugin, plugin_error
 from megaptm.spec import Block, PatternSpec
 
 COMPARED_ROWS = 8
-"""Maximum number of block rows of a custom attention pattern of which all pairs are compared: half a second for 16,384
-positions if all attend."""
+"""Maximum number of block rows of a custom attention pattern whose query-key pairs are all compared: half a second for
+16,384 positions if all attend."""
 LARGEST = 4096
 """Maximum block size of a custom attention pattern in positions. A shorter sequence costs as much as a block."""
 

@@ -27,8 +27,8 @@ class SubLayer:
     norm: int
     """Number of parameters of the sub-layer's norms."""
     has_norm: bool = True
-    """Whether the sub-layer has its own norm. With parallel norms, the feed-forward shares that of attention. The first
-    layer may have none before attention (`NormSpec.first`)."""
+    """Whether the sub-layer has its own norm. With parallel norms, the feed-forward shares the norm of attention. The
+    first layer may have no norm before attention (`NormSpec.first`)."""
     has_output_norm: bool = False
     """Whether the sub-layer has a second norm, of its output (`sandwich`)."""
 

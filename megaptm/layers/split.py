@@ -60,7 +60,7 @@ def identity(x: Tensor) -> Tensor:
 
 
 class SequenceHooks:
-    """Mixin of modules that need the full sequence of a tensor of which a tensor rank may hold a part."""
+    """Mixin of modules that need complete sequences, if tensor ranks may hold parts of them."""
 
     scatter_sequence: Callable[[Tensor], Tensor] = staticmethod(identity)
     """Hook that returns this tensor rank's part of a tensor along the sequence."""

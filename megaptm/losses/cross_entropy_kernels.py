@@ -166,7 +166,7 @@ def cross_entropy_(
 
 def row_statistics(logits_CV: Tensor, labels_C: Tensor, real: int, first: int) -> Tensor:
     """Return statistics [4, C] of rows of logits: maximum, sum of exponentials of differences from it, logit of the
-    label, and sum. They cover this rank's `real` columns, of which the first is token `first`."""
+    label, and sum. They cover this rank's `real` columns; column 0 is token `first`."""
     samples, width = logits_CV.shape
     statistics_4C = logits_CV.new_empty(4, samples, dtype=torch.float32)
     if samples:

@@ -30,7 +30,7 @@ def single_tokens(*, rate: float, max_masked: int) -> Hide:
 
 
 def single_tokens_with_repeats(*, rate: float, max_masked: int) -> Hide:
-    """Mask single tokens, with as many draws as `iid` but with replacement: at rate 0.15, 7 of 100 draws repeat.
+    """Mask single tokens, as many as `single_tokens` but sampled with replacement: at rate 0.15, 7 of 100 repeat.
 
     The rule of ELECTRA's released code, except that a position sampled twice counts once in the loss
     (docs/objectives.md).
@@ -47,8 +47,8 @@ def single_tokens_with_repeats(*, rate: float, max_masked: int) -> Hide:
 
 
 def whole_words(*, rate: float, max_masked: int, unit_starts: np.ndarray) -> Hide:
-    """Mask complete words in random order, up to as many tokens as `iid`. Words that exceed the remaining number are
-    skipped, and so are words with a special token.
+    """Mask complete words in random order, up to as many tokens as `single_tokens`. Words that exceed the
+    remaining number, or have a special token, are skipped.
 
     `unit_starts`: 1 at the first token of each word, one entry per token. The rule of `do_whole_word_mask` in BERT's
     `create_pretraining_data.py`.

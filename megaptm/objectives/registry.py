@@ -51,6 +51,6 @@ def _contributed_objectives() -> Iterator[tuple[str, BaseObjective]]:
 
 
 TASKS: Registry[type[BaseObjective]] = Registry(_TASKS, _contributed_tasks)
-"""Classes of tasks of which a config composes an objective, by name."""
+"""Classes of the tasks that a config can combine to an objective, by name."""
 OBJECTIVES: Registry[BaseObjective] = Registry(_OBJECTIVES, _contributed_objectives)
 """Objectives that a config can select by name, each a task or a named mixture."""

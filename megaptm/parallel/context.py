@@ -1,4 +1,4 @@
-"""Context parallelism: context ranks divide the sequences of a micro-batch, all of which each of them has read."""
+"""Context parallelism: context ranks divide the sequences of a micro-batch. Each rank reads complete sequences."""
 
 # B batch, S sequence, A target positions of a sample
 

@@ -271,7 +271,7 @@ def _feature_seconds(machine: Machine, work: Workload) -> float:
 
 
 def exposed_seconds(communication: float, products: float, slowdown: float) -> float:
-    """Return the seconds by which communication lengthens the matrix products with which it overlaps."""
+    """Return the seconds that communication adds to the matrix products that it overlaps."""
     hidden = min(communication, products)
     return communication - hidden + slowdown * hidden
 

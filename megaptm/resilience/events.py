@@ -273,7 +273,11 @@ class ExitEvent(Event, kind="exit"):
 
 
 NUMBERS = {
-    event.kind: [field.name for field in fields(event) if field.type in ("int", "float") and field.name != "loss"]
+    event.kind: [
+        field.name
+        for field in fields(event)  # type: ignore[arg-type]  # a dataclass, as all subclasses
+        if field.type in ("int", "float") and field.name != "loss"
+    ]
     for event in Event.__subclasses__()
 }
 """Fields of events that readers add or compare, so they must be finite, by kind of event. Losses are excluded: they may

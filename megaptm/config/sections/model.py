@@ -16,24 +16,24 @@ class Shape(Section):
 
     # Limits the number of layers, which are iterated over: a plan for this many takes a second.
     layers: Annotated[int, Field(ge=1, le=1 << 16)] | None = None
-    """Number of layers of each stack. Default: that of `size`."""
+    """Number of layers of each stack. Default: from `size`."""
     width: Count | None = None
-    """Width of the residual stream. Default: that of `size`."""
+    """Width of the residual stream. Default: from `size`."""
     heads: Count | None = None
-    """Number of attention heads. Default: that of `size`."""
+    """Number of attention heads. Default: from `size`."""
     ffn: Count | None = None
-    """Inner width of the feed-forward, or width of a recurrent layer's cell. Default: that of `size`."""
+    """Inner width of the feed-forward, or width of a recurrent layer's cell. Default: from `size`."""
     head_width: Count | None = None
-    """Width of one head. Default: that of `size`, or width / heads."""
+    """Width of one head. Default: from `size`, or width / heads."""
     kv_heads: Count | None = None
-    """Number of heads of keys and values, each shared by several query heads. Default: that of `size`, or `heads`."""
+    """Number of heads of keys and values, each shared by several query heads. Default: from `size`, or `heads`."""
     band: Count | None = None
-    """Banded attention: positions attended to on each side. Default: that of `size`, or 256."""
+    """Banded attention: positions attended to on each side. Default: from `size`, or 256."""
     memory: Annotated[int, Field(ge=0, le=1 << 24)] | None = None
     """Relative attention: length of the recurrence cache, in positions before the sequence. Recurrent families: 1 to
-    keep the state between steps, or 0. Default: that of `size`, or 0."""
+    keep the state between steps, or 0. Default: from `size`, or 0."""
     context: Count | None = None
-    """Longest sequence with learned positions, if it differs from other stacks. Default: that of `size`."""
+    """Longest sequence with learned positions, if it differs from other stacks. Default: from `size`."""
 
 
 class GeneralModelConfig(Shape):
@@ -44,46 +44,46 @@ class GeneralModelConfig(Shape):
     size: str
     """Row of the family's table of sizes, or `custom`, which requires layers, width, heads and ffn."""
     vocabulary: Count | None = None
-    """Vocabulary size; at least that of the corpus's tokenizer. Default: that of the corpus or, without a corpus, that
-    of the paper."""
+    """Vocabulary size; at least the number of ids of the corpus's tokenizer. Default: from the corpus
+    or, without a corpus, from the paper."""
     context: Count | None = None
-    """Longest sequence with learned positions. Default: that of `size`."""
+    """Longest sequence with learned positions. Default: from `size`."""
     tied: bool | None = None
-    """Whether the output projection of next-token heads is the token table. Default: that of `size`."""
+    """Whether the output projection of next-token heads is the token table. Default: from `size`."""
     causal: bool | None = None
     """Whether positions attend only to those before them, and the head predicts the next token. Otherwise they attend
-    to both sides, and the head predicts masked tokens. For families with one stack. Default: that of `family`."""
+    to both sides, and the head predicts masked tokens. For families with one stack. Default: from `family`."""
     dropout: Fraction | None = None
-    """Dropout rate everywhere in the model. Default: that of the paper."""
+    """Dropout rate everywhere in the model. Default: from the paper."""
     z_loss: Annotated[float, Field(ge=0.0)] | None = None
-    """Weight of the z-loss, the squared logarithm of the softmax's normalizer, in a token's loss. Default: that of
+    """Weight of the z-loss, the squared logarithm of the softmax's normalizer, in a token's loss. Default: from
     the paper."""
     label_smoothing: Fraction | None = None
-    """Label smoothing in training: share of the probability spread over all tokens. Default: that of the paper."""
+    """Label smoothing in training: share of the probability spread over all tokens. Default: from the paper."""
     init_std: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """Standard deviation of normal initial weights, if the family uses one for all. Default: that of the paper, 0.02.
+    """Standard deviation of normal initial weights, if the family uses one for all. Default: from the paper, 0.02.
     Narrow models learn faster with about 1 / sqrt(width)."""
     mup_base_width: Count | None = None
     """Maximal update parametrization (muP): width for which optimizer.lr and the initial values were chosen. Those of
     model.width are derived from it, so that the best learning rate of a narrow model fits a wide one. Heads and ffn
     must grow with the width. Default: no muP."""
     embedding: Count | None = None
-    """Width of the token table, if it differs from the residual stream. Default: that of `size`."""
+    """Width of the token table, if it differs from the residual stream. Default: from `size`."""
     word_vectors: str | None = None
     """Text file of word vectors, one per line (text formats of GloVe and word2vec). They initialize the words of the
     vocabulary that the file has. Default: all words are initialized alike."""
     negatives: Annotated[int, Field(ge=0, le=1 << 24)] | None = None
     """Sampled softmax in training: number of negative words per step, sampled by rank (ELMo: 8,192); 0 for the full
-    softmax. Default: that of the paper."""
+    softmax. Default: from the paper."""
     stacks: dict[str, Shape] = {}
     """Stack (encoder, decoder) -> its values that differ from the above."""
     share: Annotated[tuple[Literal["attention", "cross", "ffn"], ...], Strict(False)] | None = None
-    """Sublayers whose weights are shared among layers: any of attention, cross, ffn, or []. Default: that of
+    """Sublayers whose weights are shared among layers: any of attention, cross, ffn, or []. Default: from
     `family`."""
     groups: Count | None = None
-    """Number of consecutive groups of layers; weights are shared within a group. Default: that of `family`."""
+    """Number of consecutive groups of layers; weights are shared within a group. Default: from `family`."""
     cycle: Count | None = None
-    """Number of distinct layers in a group, which are repeated in turn. Default: that of `family`."""
+    """Number of distinct layers in a group, which are repeated in turn. Default: from `family`."""
     attention: dict[str, Any] = {}
     """Options of the family's kinds of attention: option -> value, or a list of values that layers use in turn. All
     kinds have `dropout` (whether attention weights have the model's dropout, or a rate of their own) and `scale_width`
@@ -91,7 +91,7 @@ class GeneralModelConfig(Shape):
     positions have `rope_base`, `rope_factor` (that stretches wavelengths for longer texts) and `rope_original_context`
     (null: all wavelengths are stretched; else those above this length). Further options are those of the kind: `window`
     (sliding windows), also `dilation` (Longformer, LED); `block_size`, `num_random_blocks`, `seed` and `edge_blocks`
-    (BigBird); `chunk_length`, `num_hashes` and `num_buckets` (Reformer). Default: that of `family`."""
+    (BigBird); `chunk_length`, `num_hashes` and `num_buckets` (Reformer). Default: from `family`."""
 
     @field_validator("size", mode="before")
     @classmethod

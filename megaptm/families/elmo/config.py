@@ -13,11 +13,11 @@ class CharacterKeys(Section):
     """Keys of the section `model` for ELMo's convolutions over characters."""
 
     filters: Annotated[tuple[Annotated[tuple[Count, Count], Strict(False)], ...], Strict(False)] | None = None
-    """Character convolutions: [characters, filters] of each. Default: that of `size`."""
+    """Character convolutions: [characters, filters] of each. Default: from `size`."""
     highway: Annotated[int, Field(ge=0, le=1 << 10)] | None = None
-    """Highway layers after the character convolutions. Default: that of `size`."""
+    """Highway layers after the character convolutions. Default: from `size`."""
     character_width: Count | None = None
-    """Width of a character's vector. Default: that of `size`."""
+    """Width of a character's vector. Default: from `size`."""
 
 
 MODEL_KEYS = CharacterKeys

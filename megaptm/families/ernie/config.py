@@ -9,7 +9,7 @@ class TaskKeys(Section):
     """Key of task ids in the section `model`."""
 
     tasks: Count | None = None
-    """Number of task ids, for families with a task table. Default: that of the paper."""
+    """Number of task ids, for families with a task table. Default: from the paper."""
 
 
 MODEL_KEYS = TaskKeys

@@ -13,7 +13,7 @@ class AxialKeys(Section):
     """Keys of axial positions in the section `model`."""
 
     axial: Annotated[tuple[Count, Count], Strict(False)] | None = None
-    """Axial positions: rows and columns of the grid of positions. Default: that of `family`; for another context,
+    """Axial positions: rows and columns of the grid of positions. Default: from `family`; for another context,
     nearly a square."""
 
 

@@ -14,9 +14,9 @@ class ClusterKeys(Section):
 
     cutoffs: Annotated[tuple[Count, ...], Strict(False)] | None = None
     """Adaptive input and softmax: first id of each further cluster, with ids sorted by frequency; [] for one cluster.
-    Default: that of `size`."""
+    Default: from `size`."""
     division: Count | None = None
-    """Factor by which the table width decreases from cluster to cluster. Default: that of `size`."""
+    """Factor by which the table width decreases from cluster to cluster. Default: from `size`."""
 
 
 MODEL_KEYS = ClusterKeys

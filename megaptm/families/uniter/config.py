@@ -14,7 +14,7 @@ class RegionKeys(Section):
 
     detector: Annotated[tuple[Count, Count], Strict(False)] | None = None
     """Image regions: number of a region's features, and number of the detector's classes, including the background.
-    Default: that of `size`."""
+    Default: from `size`."""
 
 
 MODEL_KEYS = RegionKeys

@@ -17,13 +17,13 @@ class PatchKeys(Section):
     """Keys of patches and pixels in the section `model`."""
 
     patch: Annotated[int, Field(ge=1, le=1 << 12)] | None = None
-    """Images: side length of a patch in pixels. Default: that of `size`. model.context is one more than the number of
+    """Images: side length of a patch in pixels. Default: from `size`. model.context is one more than the number of
     patches."""
     pixel_mean: Annotated[tuple[Mean, Mean, Mean], Strict(False)] | None = None
-    """Images: mean of red, green and blue (from 0 to 1). It is subtracted from pixel values. Default: that of `family`.
+    """Images: mean of red, green and blue (from 0 to 1). It is subtracted from pixel values. Default: from `family`.
     ImageNet's, used by many models: [0.485, 0.456, 0.406]."""
     pixel_std: Annotated[tuple[Spread, Spread, Spread], Strict(False)] | None = None
-    """Images: standard deviation of red, green and blue. Pixel values are divided by it. Default: that of `family`.
+    """Images: standard deviation of red, green and blue. Pixel values are divided by it. Default: from `family`.
     ImageNet's: [0.229, 0.224, 0.225]."""
 
 

@@ -13,17 +13,17 @@ class WordKeys(Section):
     """Keys of n-gram tables and of networks in the section `model`."""
 
     buckets: Annotated[int, Field(ge=1, le=10**9)] | None = None
-    """fastText: rows of the table for hashed n-grams of characters. Default: that of `size`."""
+    """fastText: rows of the table for hashed n-grams of characters. Default: from `size`."""
     ngrams: Annotated[tuple[Count, Count], Strict(False)] | None = None
-    """fastText: minimum and maximum characters of an n-gram. Default: that of `size`."""
+    """fastText: minimum and maximum characters of an n-gram. Default: from `size`."""
     hidden: Annotated[int, Field(ge=0)] | None = None
-    """NNLM and C&W: hidden units between the vectors of a window and the output. Default: that of `size`."""
+    """NNLM and C&W: hidden units between the vectors of a window and the output. Default: from `size`."""
     before: Count | None = None
-    """NNLM and C&W: words of the window before the predicted one. Default: that of `size`."""
+    """NNLM and C&W: words of the window before the predicted one. Default: from `size`."""
     after: Annotated[int, Field(ge=0)] | None = None
-    """C&W: words of the window after the predicted one. Default: that of `size`."""
+    """C&W: words of the window after the predicted one. Default: from `size`."""
     direct: bool | None = None
-    """NNLM: add direct connections from the vectors to the output. Default: that of `size`."""
+    """NNLM: add direct connections from the vectors to the output. Default: from `size`."""
 
 
 MODEL_KEYS = WordKeys

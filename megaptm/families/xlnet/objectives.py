@@ -43,7 +43,7 @@ class PermutationLM(Objective):
     code, `data_utils.py`)."""
 
     partial_k: Annotated[int, Option(ge=2, le=64)] = 6
-    """Number K of positions of which one is a target of XLNet (2.3: the last in the order)."""
+    """Number K of XLNet: one of K positions is a target (2.3: the last ones in the factorization order)."""
     units: Literal["words", "tokens"] = "words"
     """Unit of XLNet's target spans. `tokens` is the effective unit of the released code, because it searches word
     boundaries at wrong positions."""

@@ -73,7 +73,7 @@ class TensorPart:
 
     @property
     def rows(self) -> slice:
-        """Rows of the slice of which this rank's optimizer holds at least a part."""
+        """Rows of the slice that this rank's optimizer holds, completely or in part."""
         if self.span is None:
             return slice(0, self.length)
         start, stop = self.span

@@ -221,7 +221,7 @@ def _add_word_rows(in_RD, word, starts, pieces, in_index, hidden):
 
 @compiled(fastmath=FAST)
 def _update_word_rows(in_RD, word, starts, pieces, in_index, error):
-    """Add the update of a hidden vector to each row of which it is the mean."""
+    """Add the update of a hidden vector to the rows of a word and its subwords. The vector is their mean."""
     if starts.shape[0] == 0:
         row = in_index[word] if in_index.shape[0] > 0 else word
         for d in range(error.shape[0]):
