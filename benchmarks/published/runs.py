@@ -27,7 +27,7 @@ from megaptm.spec import ModelSpec, Size
 FILE = Path(__file__).with_suffix(".yaml")
 OTHERS = (FILE.with_name("others.yaml"), FILE.with_name("layouts.yaml"))
 """Runs collected after the formulas: a third of their publications is held out."""
-FITTED, HELD_OUT = "chosen with", "held out"
+FITTED, HELD_OUT = "fitted", "held out"
 MIN_LAYOUTS = 4
 """Smallest number of layouts of a training whose order is compared."""
 TABLES = {"gpt3": GPT3, "bert": BERT, "llama": CATALOGUE["llama"]}
