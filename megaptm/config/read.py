@@ -50,7 +50,7 @@ PYTHON_CONFIG = "the given config"
 
 @dataclass(frozen=True)
 class Draft:
-    """Config with its mistakes, as far as it can be read."""
+    """Config that may be invalid, and all of its errors."""
 
     config: Config | None
     """Config without unknown keys, which must not be run if it has mistakes; None if it is still invalid."""

@@ -50,8 +50,8 @@ class InputSpec:
     """Whether the positions of the input follow those of the text in the same sequence. They have no
     learned positions."""
     adds_queries: ClassVar[bool] = False
-    """Whether the module adds positions after those of the text, one for each target position of the batch, which the
-    module gets instead of `fields` and `tokens`: `masked_positions` [B, A]. Without target positions it adds none."""
+    """Whether the module adds a position after the text for each target position of the batch. The module then gets
+    only the target positions, `masked_positions` [B, A]. A batch without target positions gets no further position."""
     initial_values: ClassVar[Mapping[str, float]] = MappingProxyType({})
     """Initial value of all elements of the module's parameters, if it is not random, by pattern of the parameters'
     names."""
