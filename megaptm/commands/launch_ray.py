@@ -20,8 +20,7 @@ from megaptm.commands.output import echo
 from megaptm.errors import UserError
 
 if TYPE_CHECKING:
-    from megaptm.config import Config
-    from megaptm.plan.machine import Machine
+    pass
 
 JOB, STOP_SECONDS = "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_JOB_STOP_WAIT_TIME_S"
 """Environment variables of a submitted job: one that each job has, and the seconds after which `ray job stop` kills it
@@ -79,7 +78,7 @@ def ray(
     """
     from megaptm.check.api import check_before_submission
     from megaptm.check.finding import CheckInput
-    from megaptm.launch.ray.supervisor import show_placement
+    from megaptm.launch.ray.supervisor import Supervisor, show_placement
     from megaptm.plan.machine import load_machine
     from megaptm.processes import survive_closed_terminal
     from megaptm.report.terminal import run_title
@@ -101,7 +100,19 @@ def ray(
         show_placement(run_config)
         return
     survive_closed_terminal()
-    sys.exit(_launch_run(run_config, address=address, wait=wait, retries=retries, machine=ray_machine, change=change))
+    echo(run_title(run_config))
+    if JOB in os.environ and STOP_SECONDS not in os.environ:
+        echo(f"`ray job stop` kills this job after 3 seconds, saved or not: set {STOP_SECONDS} to allow more.")
+    supervisor = Supervisor(
+        run_config,
+        wait=wait or 0.0,
+        wait_again=WAIT_AGAIN_SECONDS if wait is None else wait,
+        retries=retries,
+        machine=ray_machine,
+        address=address,
+        change=change,
+    )
+    sys.exit(supervisor.supervise())
 
 
 def _refuse_copied_folder(run: str) -> None:
@@ -111,23 +122,3 @@ def _refuse_copied_folder(run: str) -> None:
             f"run ({Path(run).name}) would be in a copy of the working directory, which Ray removes after the job: set "
             "run=/FOLDER to a folder on a disk that all nodes share."
         )
-
-
-def _launch_run(
-    config: Config, *, address: str | None, wait: float | None, retries: int, machine: Machine | None, change: bool
-) -> int:
-    from megaptm.launch.ray.supervisor import Supervisor
-    from megaptm.report.terminal import run_title
-
-    echo(run_title(config))
-    if JOB in os.environ and STOP_SECONDS not in os.environ:
-        echo(f"`ray job stop` kills this job after 3 seconds, saved or not: set {STOP_SECONDS} to allow more.")
-    return Supervisor(
-        config,
-        wait=wait or 0.0,
-        wait_again=WAIT_AGAIN_SECONDS if wait is None else wait,
-        retries=retries,
-        machine=machine,
-        address=address,
-        change=change,
-    ).supervise()

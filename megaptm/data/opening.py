@@ -211,9 +211,10 @@ def _open_order(
             f"{corpus.name} has {num_labels} labels, more than the {task.num_labels} classes of question {task.name}: "
             "build it with fewer (annotate.labels), or use another question."
         )
+    options = {**options, "annotations": task.annotations}
     if task.unit in GROUP_UNITS:
         length = task.raw_length(sequence)
-        return SentenceGroupOrder(corpus, split, length=length, unit=task.unit, annotations=task.annotations, **options)
+        return SentenceGroupOrder(corpus, split, length=length, unit=task.unit, **options)
     if not isinstance(task, Objective):
         raise UserError(
             f"objective {task.name} has unit {task.unit} but no method `sequence_window`: its class must be a "
@@ -222,12 +223,11 @@ def _open_order(
     cut = task.sequence_window(sequence, document_mask)
     if task.unit == "lane":
         if task.direction == "both":
-            return BothEndsOrder(corpus, split, cut=cut, annotations=task.annotations, lanes=lanes, **options)
+            return BothEndsOrder(corpus, split, cut=cut, lanes=lanes, **options)
         return LaneOrder(
             corpus,
             split,
             cut=cut,
-            annotations=task.annotations,
             lanes=lanes,
             alternating=task.direction == "alternating",
             random_segment_prob=task.random_segment_prob,
@@ -238,13 +238,12 @@ def _open_order(
             corpus,
             split,
             cut=cut,
-            annotations=task.annotations,
             blobs=task.blobs,
             random_segment_prob=task.random_segment_prob,
             retrieved=retrieved,
             **options,
         )
-    return StreamOrder(corpus, split, cut=cut, annotations=task.annotations, **options)
+    return StreamOrder(corpus, split, cut=cut, **options)
 
 
 def _open_retrieved(

@@ -125,21 +125,34 @@ def build_stages(
 
     Chunk c of stage p is chunk c * pipeline + p of the model; with one chunk per stage, chunk p.
     """
-    return [
-        _build_chunk(
-            spec,
-            chunk,
-            layout,
-            ranks,
-            config,
-            index,
-            losses,
-            global_tokens,
-            kernel,
-            hooks,
-        )
-        for index, chunk in enumerate(rank_chunks(spec, layout, ranks))
-    ]
+    stages = []
+    for index, chunk in enumerate(rank_chunks(spec, layout, ranks)):
+        with torch.device("meta"):
+            model = Model(spec, chunk)
+            for hook in hooks:
+                hook.extend_model(model)
+            placements = split_model(model, config, ranks=ranks.tensor_size, rank=ranks.tensor)
+            divide_sequences(model, ranks)
+            model.to(config.params_dtype)
+            for module in model.modules():
+                for name in getattr(module, "in_float32", ()):
+                    parameter = getattr(module, name)
+                    parameter.data = parameter.data.float()
+        for loss, head in model.head.items() if model.head is not None else ():
+            head.requires_grad_(loss in losses)
+        for module in model.modules():
+            if isinstance(module, AttentionModule):
+                module.train_global_projections(global_tokens)
+        sharded = FullySharded(model) if layout.full_sharding else None
+        if sharded is None:
+            model.to_empty(device=device())
+        mark_parameters(model, config, placements)
+        for module in model.modules():
+            if isinstance(module, (Stack, PatternAttend)):
+                module.kernel = kernel
+        _recompute_activations(model, layout)
+        stages.append(Stage(model, config, placements, index, sharded))
+    return stages
 
 
 def rank_chunks(spec: ModelSpec, layout: Layout, ranks: Ranks) -> list[ModelChunk]:
@@ -150,41 +163,8 @@ def rank_chunks(spec: ModelSpec, layout: Layout, ranks: Ranks) -> list[ModelChun
     return cut[ranks.pipeline :: layout.pipeline]
 
 
-def _build_chunk(
-    spec: ModelSpec,
-    chunk: ModelChunk,
-    layout: Layout,
-    ranks: Ranks,
-    config: TransformerConfig,
-    index: int,
-    losses: Iterable[str],
-    global_tokens: bool,
-    kernel: str,
-    hooks: Sequence[EngineHook],
-) -> Stage:
-    with torch.device("meta"):
-        model = Model(spec, chunk)
-        for hook in hooks:
-            hook.extend_model(model)
-        placements = split_model(model, config, ranks=ranks.tensor_size, rank=ranks.tensor)
-        divide_sequences(model, ranks)
-        model.to(config.params_dtype)
-        for module in model.modules():
-            for name in getattr(module, "in_float32", ()):
-                parameter = getattr(module, name)
-                parameter.data = parameter.data.float()
-    for loss, head in model.head.items() if model.head is not None else ():
-        head.requires_grad_(loss in losses)
-    for module in model.modules():
-        if isinstance(module, AttentionModule):
-            module.train_global_projections(global_tokens)
-    sharded = FullySharded(model) if layout.full_sharding else None
-    if sharded is None:
-        model.to_empty(device=device())
-    mark_parameters(model, config, placements)
-    for module in model.modules():
-        if isinstance(module, (Stack, PatternAttend)):
-            module.kernel = kernel
+def _recompute_activations(model: Model, layout: Layout) -> None:
+    """Let the layers that `layout.recompute` selects recompute their activations in the backward pass."""
     for module in model.modules():
         if isinstance(module, Stack):
             module.save_rng_state = save_rng_state
@@ -195,7 +175,6 @@ def _build_chunk(
                     layer.run_attention = recompute
                 elif layout.recompute == "full":
                     layer.run = recompute
-    return Stage(model, config, placements, index, sharded)
 
 
 def recompute(module: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor:
