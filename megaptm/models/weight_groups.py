@@ -11,7 +11,7 @@ GROUPS_PER_STACK = 4
 
 def group_weights(names: Iterable[str]) -> dict[str, str]:
     """Return the group of each weight, in order: `embed`, `decoder.0-2` for layers 0 to 2, `decoder` for the rest of a
-    stack, `heads`."""
+    stack, `head`."""
     names = sorted(set(names), key=_sort_key)
     num_layers: dict[str, int] = defaultdict(int)
     for name in names:
