@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table as Grid
 from rich.text import Text
@@ -115,37 +116,21 @@ def output_file(out: str) -> Path:
 
 
 def tokenizer_train(
-    sources: Sequence[str],
-    out: str,
-    kind: str = "byte-bpe",
-    vocabulary: int = 8192,
-    *,
-    specials: str | None = None,
-    lowercase: bool | None = None,
-    sentinels: int | None = None,
-    digits: bool | None = None,
-    overwrite: bool = False,
-    console: Console | None = None,
+    sources: Sequence[str], out: str, *, overwrite: bool = False, console: Console | None = None, **settings: Any
 ) -> Tokenizer:
-    """Train a tokenizer on the text that a corpus of these sources would contain, and save it in the folder `out`."""
+    """Train a tokenizer on the text that a corpus of these sources would contain, and save it in the folder `out`.
+    `settings`: fields of its `TokenizerRecipe`."""
     writable_path(out, "--out")
     console, folder = console or Console(), Path(out).expanduser()
     if folder.exists() and any(folder.iterdir()) and not overwrite:
         raise UserError(f"{folder} is not empty: choose another folder, or replace it with --overwrite.")
-    tokenizer_recipe = TokenizerRecipe(
-        kind=kind,
-        vocabulary=vocabulary,
-        specials=specials,
-        lowercase=lowercase,
-        sentinels=sentinels,
-        digits=digits,
-    )
+    tokenizer_recipe = TokenizerRecipe(**settings)
     recipe = replace(read_recipe(sources), tokenizer=tokenizer_recipe)
     with tempfile.TemporaryDirectory() as scratch, StageProgress(console) as stages:
         work = JobRunner(Path(scratch), InProcess(), stages)
         parts, dropped = read_parts(recipe, find_files(recipe.sources), work)
         selection = select_documents(replace(recipe, validation=0.0), parts, work, dropped)
-        tokenizer = load(train_tokenizer(tokenizer_recipe, DocumentSample.of(selection, kind), work))
+        tokenizer = load(train_tokenizer(tokenizer_recipe, DocumentSample.of(selection, tokenizer_recipe.kind), work))
     tokenizer.save(folder)
     console.print(f"{folder}: {tokenizer.kind} tokenizer, {tokenizer.vocabulary:,} ids", highlight=False)
     return tokenizer

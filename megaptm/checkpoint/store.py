@@ -102,8 +102,8 @@ class Store:
         on_damaged: Callable[[int, str, Path], object] | None = None,
         retained: Callable[[list[int]], Collection[int]] = lambda steps: (),
     ) -> None:
-        """Open the folder. The newest `keep` checkpoints and the tagged ones are not removed. `retained` gets the steps of
-        all checkpoints, and returns steps whose checkpoints are not removed either."""
+        """Open the folder. The newest `keep` checkpoints and the tagged ones are not removed. `retained` gets the steps
+        of all checkpoints, and returns steps whose checkpoints are not removed either."""
         if keep < 1:
             raise UserError(f"checkpoint.keep is {keep}: it must be 1 or more.")
         self.run = Path(run)

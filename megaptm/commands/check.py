@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,24 +15,11 @@ from megaptm.errors import EXIT_USER_ERROR
 @click.command()
 @add_job_options
 @change_option
-@click.option("--time", "limit", help="Time limit of a job, in sbatch's format: 24:00:00.")
+@click.option("--time", help="Time limit of a job, in sbatch's format: 24:00:00.")
 @click.option("--full", is_flag=True, help="Read all bytes of the corpora and of the newest checkpoint, not a sample.")
 @click.option("--only", multiple=True, metavar="TOPIC", help="Check only this topic; repeatable: --only data.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-def check(
-    config: Path,
-    overrides: tuple[str, ...],
-    change: bool,
-    machine: str | None,
-    nodes: int | None,
-    per_node: int | None,
-    gpus_per_node: int | None,
-    sbatch: tuple[str, ...],
-    limit: str | None,
-    full: bool,
-    only: tuple[str, ...],
-    as_json: bool,
-) -> None:
+def check(as_json: bool, **arguments: Any) -> None:
     """Check everything that a run needs before it is queued. Starts nothing and leaves no files behind.
 
     Checks the rules of the config, memory, corpora and tokenizers, the run folder and its disk space, the tracking
@@ -62,23 +49,12 @@ def check(
     from megaptm.check.cli import CommandLine, collect_findings, print_findings
     from megaptm.console import Console
 
-    command_line = CommandLine(
-        config=config,
-        overrides=overrides,
-        change=change,
-        machine=machine,
-        nodes=nodes,
-        processes_per_node=per_node,
-        gpus_per_node=gpus_per_node,
-        time=limit,
-        slurm_options=sbatch,
-        full=full,
-        only=only,
-    )
+    command_line = CommandLine(**arguments)
     if as_json:
         findings = list(collect_findings(command_line, tell=lambda message: None))
         faults = any(finding.state == "fault" for finding in findings)
-        print_json({"config": str(config), "ok": not faults, "findings": [finding.to_json() for finding in findings]})
+        findings_json = [finding.to_json() for finding in findings]
+        print_json({"config": str(command_line.config), "ok": not faults, "findings": findings_json})
     else:
         console = Console()
         with console.status("") as status:

@@ -86,7 +86,7 @@ def ray(
     from megaptm.run.folder import read_config
     from megaptm.schedulers.ray.cluster import join
 
-    config, overrides, change, branch = read_start(config, overrides, dry_run=dry_run, **start)
+    config, overrides, change, branch = read_start(config, overrides, start, dry_run=dry_run)
     with created_branch(branch):
         run_config = read_config(config, overrides, change=change)
     ray_machine = load_machine(machine) if machine else None

@@ -38,17 +38,9 @@ if TYPE_CHECKING:
 def slurm(
     config: Path,
     overrides: tuple[str, ...],
-    machine: str | None,
-    nodes: int | None,
-    per_node: int | None,
-    gpus_per_node: int | None,
-    sbatch: tuple[str, ...],
-    cpus: int,
-    limit: str,
-    jobs: int | None,
     dry_run: bool,
     follow: bool,
-    **start: Any,
+    **options: Any,
 ) -> None:
     """Submit a run to Slurm. The job script is that of slurm/gpt_175b.sh with the resources of this run.
 
@@ -69,22 +61,9 @@ def slurm(
     from megaptm.launch.slurm.request import JobRequest, make_submission
     from megaptm.run.branch import created_branch
 
-    config, overrides, change, branch = read_start(config, overrides, dry_run=dry_run, **start)
-    job_request = JobRequest(
-        config=config,
-        overrides=overrides,
-        change=change,
-        machine=machine,
-        nodes=nodes,
-        per_node=per_node,
-        gpus=gpus_per_node,
-        cpus=cpus,
-        limit=limit,
-        jobs=jobs,
-        sbatch_options=sbatch,
-    )
+    config, overrides, change, branch = read_start(config, overrides, options, dry_run=dry_run)
     with created_branch(branch):
-        submission = make_submission(job_request)
+        submission = make_submission(JobRequest(config=config, overrides=overrides, change=change, **options))
         if not dry_run:
             submission.prepare()
     if dry_run:

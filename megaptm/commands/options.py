@@ -91,17 +91,15 @@ def read_branch(
 def read_start(
     config: Path,
     overrides: tuple[str, ...],
+    options: dict[str, Any],
     *,
-    change: bool,
-    weights_only: bool,
-    back_to: int | None,
-    skip_data: int | None,
     dry_run: bool,
 ) -> tuple[Path, tuple[str, ...], bool, Branch | None]:
     """Return config, overrides and `change` of the run that a launch command starts, and the branch that is created
-    first. Return the run to an earlier step if --back-to says so."""
+    first. Return the run to an earlier step if --back-to says so. Removes `START_OPTIONS` from `options`."""
     from megaptm.run.back import go_back
 
+    change, weights_only, back_to, skip_data = map(options.pop, ("change", "weights_only", "back_to", "skip_data"))
     branch = read_branch(config, overrides, weights_only=weights_only, back_to=back_to, skip_data=skip_data)
     if dry_run and (branch is not None or back_to is not None):
         raise UserError("--dry-run changes nothing, so it cannot be used with from= and --back-to: leave it out.")
@@ -122,10 +120,19 @@ JOB_OPTIONS = (
     overrides_argument,
     machine_option(help="Machine for the checks of memory and time: a name in configs/machines, or a YAML file."),
     click.option("--nodes", type=int, help="Nodes of the job.  [default: from the layout and the machine]"),
-    click.option("--per-node", type=int, help="Processes per node.  [default: from the layout and the machine]"),
+    click.option(
+        "--per-node",
+        "processes_per_node",
+        type=int,
+        help="Processes per node.  [default: from the layout and the machine]",
+    ),
     click.option("--gpus-per-node", type=click.IntRange(min=0), help="0: none.  [default: one per process]"),
     click.option(
-        "--sbatch", multiple=True, metavar="OPTION", help="Option of sbatch, repeatable: --sbatch=--partition=large."
+        "--sbatch",
+        "slurm_options",
+        multiple=True,
+        metavar="OPTION",
+        help="Option of sbatch, repeatable: --sbatch=--partition=large.",
     ),
 )
 

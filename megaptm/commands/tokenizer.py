@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 # Copied from `megaptm.tokenizers`, whose import would load numpy.
@@ -39,17 +41,7 @@ def tokenizer() -> None:
 )
 @click.option("--digits", is_flag=True, default=None, help="Make each digit a separate token, as PaLM does.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing folder.")
-def train(
-    sources: tuple[str, ...],
-    out: str,
-    kind: str,
-    vocabulary: int,
-    specials: str | None,
-    lowercase: bool | None,
-    sentinels: int | None,
-    digits: bool | None,
-    overwrite: bool,
-) -> None:
+def train(sources: tuple[str, ...], out: str, overwrite: bool, **settings: Any) -> None:
     """Train a tokenizer on the text of SOURCES, cleaned as `megaptm corpus build` does.
 
     \b
@@ -59,14 +51,4 @@ def train(
     """
     from data_pipeline import commands
 
-    commands.tokenizer_train(
-        sources,
-        out,
-        kind,
-        vocabulary,
-        specials=specials,
-        lowercase=lowercase,
-        sentinels=sentinels,
-        digits=digits,
-        overwrite=overwrite,
-    )
+    commands.tokenizer_train(sources, out, overwrite=overwrite, **settings)

@@ -22,7 +22,7 @@ FFN_RATIO = 4
 TEXT_CONFIG = "text_config"
 """Section of a config that describes the text model."""
 LEGACY_END_ID = 2
-"""End-of-text id with which `CLIPTextModel` uses the largest id of a text as its end."""
+"""End-of-text id of old configs. With it, `CLIPTextModel` takes the largest id of a text as its end."""
 LEGACY_FIELDS = {"position_embedding_type": "absolute", "pruned_heads": {}}
 """Fixed fields of every architecture that files of earlier transformers releases contain."""
 

@@ -43,7 +43,7 @@ def test_arguments_override_recipe(text, tmp_path, console):
 
 
 def test_trained_tokenizer_is_used_by_build(text, tmp_path, console):
-    trained = tokenizer_train([str(text)], str(tmp_path / "t"), "byte-bpe", 400, console=console)
+    trained = tokenizer_train([str(text)], str(tmp_path / "t"), vocabulary=400, console=console)
     report = build([str(text), f"out={tmp_path}/c", f"tokenizer={tmp_path}/t", "workers=0"], console=console)
     assert report.tokenizer["fingerprint"] == trained.fingerprint == load(tmp_path / "c" / "tokenizer").fingerprint
     with pytest.raises(UserError, match="not empty"):

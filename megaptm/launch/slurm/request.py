@@ -49,12 +49,12 @@ class JobRequest:
     """Whether the config may alter the run that it continues."""
     machine: str | None = None
     nodes: int | None = None
-    per_node: int | None = None
-    gpus: int | None = None
+    processes_per_node: int | None = None
+    gpus_per_node: int | None = None
     cpus: int = 12
     limit: str = "24:00:00"
     jobs: int | None = None
-    sbatch_options: tuple[str, ...] = ()
+    slurm_options: tuple[str, ...] = ()
     """Options of sbatch that the user adds."""
 
 
@@ -91,7 +91,7 @@ class Submission:
 
 def make_submission(job_request: JobRequest) -> Submission:
     """Make a submission to Slurm: script, number of jobs, and findings. Raise UserError if no script can be written."""
-    job_request = replace(job_request, sbatch_options=parse_sbatch_options(job_request.sbatch_options))
+    job_request = replace(job_request, slurm_options=parse_sbatch_options(job_request.slurm_options))
     config = read_config(job_request.config, job_request.overrides, change=job_request.change)
     machine = load_machine(job_request.machine) if job_request.machine else None
     request = _resource_request(job_request, config, machine)
@@ -108,7 +108,7 @@ def make_submission(job_request: JobRequest) -> Submission:
         cpus=job_request.cpus,
         time=job_request.limit,
         output=f"{config.run}/logs/job-%j.log",
-        sbatch_options=job_request.sbatch_options,
+        sbatch_options=job_request.slurm_options,
     )
     # Passed again in the job, because credentials are sent only to a URL that the user typed.
     typed = [word for word in job_request.overrides if word.startswith("track.uri=")]
@@ -126,18 +126,18 @@ def make_submission(job_request: JobRequest) -> Submission:
 def _num_jobs(config: Config, machine: Machine, job_request: JobRequest) -> int:
     if isinstance(resolve(config), LayerlessSpec):
         return 1  # the duration of models without layers is not planned
-    time_limit = parse_time(option_value(job_request.sbatch_options, "time") or job_request.limit)
-    return jobs_needed(make_plans(config, machine), time_limit, warning_seconds(job_request.sbatch_options))
+    time_limit = parse_time(option_value(job_request.slurm_options, "time") or job_request.limit)
+    return jobs_needed(make_plans(config, machine), time_limit, warning_seconds(job_request.slurm_options))
 
 
 def _resource_request(job_request: JobRequest, config: Config, machine: Machine | None) -> ResourceRequest:
-    per_node = job_request.per_node
+    per_node = job_request.processes_per_node
     if per_node is None and job_request.nodes is None:
         per_node = min(machine.devices if machine else DEVICES, config.layout.processes)
     return ResourceRequest(
         nodes=job_request.nodes,
         processes_per_node=per_node,
-        gpus_per_node=job_request.gpus,
+        gpus_per_node=job_request.gpus_per_node,
         seconds=parse_time(job_request.limit),
-        slurm_options=job_request.sbatch_options,
+        slurm_options=job_request.slurm_options,
     )
