@@ -18,7 +18,6 @@ from data_pipeline.corpus.parts import read_parts
 from data_pipeline.corpus.training import DocumentSample, train_tokenizer
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.corpus.workers import InProcess
-from data_pipeline.inspection import inspect_corpus
 from data_pipeline.progress import StageProgress
 from data_pipeline.recipe import Recipe, TokenizerRecipe, read_recipe
 from data_pipeline.report import CorpusReport
@@ -78,19 +77,6 @@ class BuildOptions:
 
 def _is_setting(argument: str) -> bool:
     return re.match(r"[a-z_]+(\.[a-z_]+)*=", argument) is not None and not Path(argument).exists()
-
-
-def inspect(
-    folder: str,
-    objective: str | None = None,
-    count: int = 3,
-    sequence: int = 128,
-    split: str = "train",
-    console: Console | None = None,
-) -> None:
-    """Print a summary of a corpus for `megaptm corpus inspect`: sizes, `count` texts, and the samples of an objective
-    with `sequence` tokens."""
-    inspect_corpus(folder, console or Console(), objective=objective, split=split, count=count, sequence=sequence)
 
 
 def verify(folder: str, console: Console | None = None) -> bool:

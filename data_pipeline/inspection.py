@@ -31,13 +31,19 @@ LABEL_STYLE = "bold black on yellow"
 
 
 def inspect_corpus(
-    location: str | Path, console: Console, *, objective: str | None, split: str, count: int, sequence: int
+    folder: str | Path,
+    console: Console | None = None,
+    *,
+    objective: str | None = None,
+    split: str = "train",
+    count: int = 3,
+    sequence: int = 128,
 ) -> None:
     """Print the sizes of a corpus, a histogram of lengths, and `count` documents, or `count` samples of an
     objective."""
     if count < 0:
         raise UserError(f"count ({count}) must be 0 or more.")
-    corpus = Corpus.open(location)
+    console, corpus = console or Console(), Corpus.open(folder)
     tokenizer = load(corpus.folder / "tokenizer")
     console.print(Text(f"corpus {corpus.name}", "italic"), soft_wrap=True)
     console.print(summary_table(corpus, tokenizer))
@@ -47,7 +53,7 @@ def inspect_corpus(
     panels = (
         _sample_documents(corpus, tokenizer, split, count, sequence)
         if objective is None
-        else _first_samples(location, tokenizer, objective, split, count, sequence)
+        else _first_samples(folder, tokenizer, objective, split, count, sequence)
     )
     for panel in panels:
         console.print(panel)

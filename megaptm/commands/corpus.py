@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
@@ -72,16 +73,16 @@ def build(words: tuple[str, ...]) -> None:
 @click.option("--count", type=int, default=3, show_default=True, help="Number of documents to show.")
 @click.option("--sequence", type=int, default=128, show_default=True, help="Tokens per sample of the objective.")
 @click.option("--split", default="train", show_default=True, help="train or validation.")
-def inspect(folder: str, objective: str | None, count: int, sequence: int, split: str) -> None:
+def inspect(**options: Any) -> None:
     """Show documents of a corpus, and with --objective the samples that a model would read.
 
     \b
       megaptm corpus inspect corpora/books
       megaptm corpus inspect corpora/books --objective span-corruption --count 5
     """
-    from data_pipeline import commands
+    from data_pipeline.inspection import inspect_corpus
 
-    commands.inspect(folder, objective=objective, count=count, sequence=sequence, split=split)
+    inspect_corpus(**options)
 
 
 @corpus.command()

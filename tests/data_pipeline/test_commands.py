@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from data_pipeline.commands import build, inspect, tokenizer_train, verify
+from data_pipeline.commands import build, tokenizer_train, verify
+from data_pipeline.inspection import inspect_corpus
 from megaptm.data.shards import read_manifest
 from megaptm.errors import UserError
 from megaptm.tokenizers import load
@@ -63,7 +64,7 @@ OBJECTIVES = [
 @pytest.mark.parametrize(("kind", "objective", "shown"), OBJECTIVES)
 def test_inspect_shows_objective_samples(kind, objective, shown, text, tmp_path, console):
     build([str(text), *small(tmp_path, 700), f"tokenizer.kind={kind}", ANNOTATE], console=Console(quiet=True))
-    inspect(str(tmp_path / "c"), objective=objective, count=6, sequence=64, console=console)
+    inspect_corpus(str(tmp_path / "c"), objective=objective, count=6, sequence=64, console=console)
     assert f"{objective}, sample 5" in printed(console)
     assert shown in printed(console)
     assert "[MASK]→" in printed(console) or kind != "wordpiece"
@@ -73,14 +74,14 @@ def test_inspect_rejects_unknown_objective(text, tmp_path, console):
     build([str(text), *small(tmp_path)], console=console)
     for unknown, message in (("diffusion", "causal-lm, .*masked-lm"), ("clm", "did you mean causal-lm")):
         with pytest.raises(UserError, match=message):
-            inspect(str(tmp_path / "c"), objective=unknown, console=console)
+            inspect_corpus(str(tmp_path / "c"), objective=unknown, console=console)
     with pytest.raises(UserError, match="needs a tokenizer with a `pad`"):
-        inspect(str(tmp_path / "c"), objective="masked-lm", console=console)
+        inspect_corpus(str(tmp_path / "c"), objective="masked-lm", console=console)
 
 
 def test_inspect_shows_documents(text, tmp_path, console):
     build([str(text), *small(tmp_path)], console=Console(quiet=True))
-    inspect(str(tmp_path / "c"), count=20, sequence=40, console=console)
+    inspect_corpus(str(tmp_path / "c"), count=20, sequence=40, console=console)
     assert "library/textwrap.py: " in printed(console)
     assert '"""Text wrapping and filling.' in printed(console)
     assert "documents by length in tokens" in printed(console)

@@ -19,7 +19,7 @@ from tokenizers import pre_tokenizers
 
 from data_pipeline.clean.basic import CutLong, DropShort
 from data_pipeline.clean.connectives import PairByConnective
-from data_pipeline.commands import inspect
+from data_pipeline.inspection import inspect_corpus
 from data_pipeline.recipe import TokenizerRecipe
 from data_pipeline.verify import verify_corpus
 from megaptm.data import Loader, open_mix
@@ -254,7 +254,7 @@ def test_loader_and_mix_give_same_samples(existing_shards):
 def test_inspect_shows_image_text_sample(existing_shards):
     console = Console(file=io.StringIO(), width=100)
     objective = "{image-text: {size: 8, text_length: 40}}"
-    inspect(str(existing_shards[0] / "corpus"), objective=objective, count=2, sequence=17, console=console)
+    inspect_corpus(str(existing_shards[0] / "corpus"), objective=objective, count=2, sequence=17, console=console)
     shown = console.file.getvalue()
     assert "16 patches of 12 values" in shown
     assert "text: \n" not in shown
