@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -48,19 +49,7 @@ from megaptm.spec import ModelSpec
 @click.option(
     "--part", default="1/1", help="Part to compute, such as 1/8: parts can run at the same time.  [default: all]"
 )
-def retrieve(
-    folder: str,
-    out: str,
-    images: str | None,
-    texts: str | None,
-    top: int,
-    threshold: float,
-    block: int,
-    columns: int,
-    max_tokens: int,
-    detector: tuple[int, int],
-    part: str,
-) -> None:
+def retrieve(folder: str, out: str, images: str | None, texts: str | None, part: str, **options: Any) -> None:
     """Retrieve images and texts that are similar to those of a corpus (UNIMO, UNITER).
 
     For each pair of the corpus in FOLDER: images with similar detections, texts with similar words, and captions of
@@ -74,11 +63,9 @@ def retrieve(
     from megaptm.report.terminal import TimedLog
 
     part_index, parts = read_part(part)
-    options = RetrievalOptions(
-        top=top, threshold=threshold, block=block, columns=columns, max_tokens=max_tokens, detector=detector
-    )
     tell = TimedLog(stream=sys.stderr, enabled=sys.stderr.isatty())
-    retrieved(folder, out, options, images=images, texts=texts, part=part_index, parts=parts, tell=tell)
+    criteria = RetrievalOptions(**options)
+    retrieved(folder, out, criteria, images=images, texts=texts, part=part_index, parts=parts, tell=tell)
 
 
 def region_arguments(
