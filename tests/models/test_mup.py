@@ -48,9 +48,9 @@ def losses_of_steps(family: str, width: int, base: int | None, layout: Layout, s
 
 def outputs(model: Model, family: str) -> dict[str, Tensor]:
     """Return the outputs of feed-forwards, and the logits, for the first batch."""
-    seen: dict[str, Tensor] = {}
+    layer_outputs: dict[str, Tensor] = {}
     hooks = [
-        module.register_forward_hook(lambda module, inputs, output, name=name: seen.update({name: output}))
+        module.register_forward_hook(lambda module, inputs, output, name=name: layer_outputs.update({name: output}))
         for name, module in model.named_modules()
         if name.endswith("ffn.down")
     ]
@@ -59,7 +59,7 @@ def outputs(model: Model, family: str) -> dict[str, Tensor]:
         logits = model({name: field for name, field in batch(family, 0).items() if not name.endswith("labels")}).logits
     for hook in hooks:
         hook.remove()
-    return {**seen, **logits}
+    return {**layer_outputs, **logits}
 
 
 def changed_outputs(family: str, base: int | None) -> dict[str, list[float]]:
@@ -112,11 +112,11 @@ def multipliers(decays_all: bool) -> dict[str, tuple[float, float]]:
 
 @pytest.mark.parametrize("decays_all", [False, True])
 def test_decay_of_a_step_does_not_depend_on_the_width(decays_all):
-    [found] = run_ranks(1, multipliers, decays_all)
-    assert found["decoder.0.ffn.up.weight"] == (0.25, 4.0)
-    assert found["embed.token.weight"] == (1.0, 1.0)
-    assert found["decoder.final.weight"] == (0.25, 4.0 if decays_all else 0.0)
-    assert {rate * decay for rate, decay in found.values()} == ({1.0} if decays_all else {0.0, 1.0})
+    [multipliers_by_name] = run_ranks(1, multipliers, decays_all)
+    assert multipliers_by_name["decoder.0.ffn.up.weight"] == (0.25, 4.0)
+    assert multipliers_by_name["embed.token.weight"] == (1.0, 1.0)
+    assert multipliers_by_name["decoder.final.weight"] == (0.25, 4.0 if decays_all else 0.0)
+    assert {rate * decay for rate, decay in multipliers_by_name.values()} == ({1.0} if decays_all else {0.0, 1.0})
 
 
 @pytest.mark.parametrize("family", CATALOGUE)
