@@ -64,8 +64,9 @@ class Muon(torch.optim.Optimizer):
             {index: direction for (index, _), direction in zip(held, directions, strict=True)},
             lambda matrices_MRC: orthogonalize(matrices_MRC, self.ns_steps),
         )
+        held_masters = dict(held)
         for index, update in updates:
-            master = self._matrix_masters[index]
+            master = held_masters[index]
             group = group_of[id(master)]
             master.mul_(1 - group["lr"] * group["weight_decay"])
             master.add_(update, alpha=-group["lr"] * self._rates[index])
