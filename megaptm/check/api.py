@@ -17,12 +17,13 @@ from megaptm.check.scheduler import check_slurm
 from megaptm.check.software import check_software
 from megaptm.check.timing import check_time
 from megaptm.check.tracker import check_tracker
+from megaptm.run.corpora_checks import positioned_phases
 
 SUBMISSION_CHECKS: list[tuple[str, Check]] = [
     ("config", check_config),
     ("processes", check_processes),
     ("memory", by_phase(check_memory)),
-    ("data", by_phase(check_data)),
+    ("data", by_phase(check_data, positioned_phases)),
     ("folder", check_run_folder),
     ("run", check_resume),
     ("time", by_phase(check_time)),

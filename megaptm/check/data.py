@@ -13,6 +13,7 @@ from pathlib import Path
 
 from megaptm.check.finding import CheckInput, Finding, number_with_noun
 from megaptm.config import Config
+from megaptm.config.phases import phase_end
 from megaptm.data import Corpus
 from megaptm.data.files import npy_bytes
 from megaptm.data.mix import Mix
@@ -139,11 +140,12 @@ def _check_mix(config: Config) -> Iterator[Finding]:
     held_out = validation.fresh_batches(train.batch)
     for hook in run_hooks(config):
         hook.check_samples(config, {"train": text, "validation": validation})
-    samples = config.batch_schedule.first_sample(train.steps)
+    end = phase_end(config, train.phase_start)
+    samples = config.batch_schedule.first_sample(end)
     yield Finding(
         "data",
         "ok",
-        f"{train.steps:,} steps read {samples:,} samples of {config.data.sequence:,} tokens; {held_out:,} batches are "
+        f"{end:,} steps read {samples:,} samples of {config.data.sequence:,} tokens; {held_out:,} batches are "
         "held out.",
         {"samples": samples, "held_out_batches": held_out},
     )

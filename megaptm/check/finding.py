@@ -88,15 +88,14 @@ def run_checks(checks: Iterable[tuple[str, Check]], case: CheckInput) -> Iterato
             yield Finding(topic, "fault", str(error))
 
 
-def by_phase(check: Check) -> Check:
+def by_phase(check: Check, list_phases: Callable[[Config], Iterable[Config]] = phase_configs) -> Check:
     """Return a check of all phases of a run, whose findings name their steps."""
 
     def check_phases(case: CheckInput) -> Iterator[Finding]:
-        phases = [case.config] if case.config_errors else phase_configs(case.config)
-        if len(phases) == 1:
+        if case.config_errors or not case.config.phases:
             yield from check(case)
             return
-        for config in phases:
+        for config in list_phases(case.config):
             try:
                 for finding in check(replace(case, config=config)):
                     yield replace(finding, message=f"{steps_title(config)}: {finding.message}")

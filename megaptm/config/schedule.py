@@ -101,7 +101,8 @@ def _rate_warnings(config: Config) -> Iterator[str]:
             "train.steps, or remove that step."
         )
     end = optimizer.decay_steps
-    if end is None or optimizer.restarts or optimizer.decay in ("inverse", "halving"):  # without an end
+    # Without an end, or with that of a phase.
+    if end is None or optimizer.restarts or optimizer.decay in ("inverse", "halving") or config.phases:
         return
     # The first of two phases of a run ends before its decay; a rate that hardly decays is probably a mistake.
     if end > steps and (left := learning_rate_at(config, last) / peak_learning_rate(config)) > HIGH_FINAL_RATE:

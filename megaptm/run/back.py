@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megaptm.checkpoint.committed import find_committed
+from megaptm.config import Config, load_run
+from megaptm.config.phases import phases_after
 from megaptm.config.read import UncheckedConfig
 from megaptm.errors import UserError
 from megaptm.resilience.events import AbandonedCheckpointEvent, BackEvent, Events, last_saved_step
@@ -15,6 +17,20 @@ from megaptm.run.branch import saved_recipe, write_recipe
 from megaptm.run.changes import compare_configs
 from megaptm.run.folder import CONFIG, absolute_path, require_run
 from megaptm.run.submission import SCRIPT, refuse_queued
+
+
+def return_to_phase(run: Path, config: Config, step: int) -> Config | None:
+    """Return a run to the phase in which the checkpoint of a step was trained, and return its config. None if the
+    config changed otherwise than planned since then. Only the owner of the run's lock calls this."""
+    values = saved_recipe(run, step)
+    with tempfile.TemporaryDirectory() as folder:
+        write_recipe(Path(folder), values)
+        returned = load_run(Path(folder, CONFIG))  # the checkpoint is not trusted
+    borders = [phase.start for phase in phases_after(returned, step)]
+    if config.train.phase_start not in borders or returned.layout.processes != config.layout.processes:
+        return None
+    write_recipe(run, values)
+    return returned
 
 
 def go_back(run: Path, step: int, *, skip: int = 0, overrides: Sequence[str] = (), change: bool = False) -> None:

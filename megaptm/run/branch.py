@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from megaptm.checkpoint.committed import FOLDER, find_committed
 from megaptm.checkpoint.files import list_names, remove_tree
 from megaptm.checkpoint.tags import PREFIX as TAG
-from megaptm.config import load_run
+from megaptm.config import Layout, load_run
 from megaptm.config.on_resume import OnResume, resume_rule
 from megaptm.config.optimizer_rules import ENDLESS
 from megaptm.config.yamls import YamlDumper, flatten
@@ -176,9 +177,9 @@ def created_branch(branch: Branch | None, *, is_creator: bool = True) -> Iterato
 def saved_recipe(run: Path, step: int) -> dict[str, Any]:
     """Return the values of a config that continues a checkpoint with the recipe that it was trained with.
 
-    Keys that do not belong to the recipe (`OnResume.YES`), such as the layout, have their values of today. So has
-    `train.steps`, unless the learning rate decays until then. A checkpoint of an import has no config, so its recipe is
-    that of the run. Raise `UserError` for a damaged manifest.
+    Keys that do not belong to the recipe (`OnResume.YES`) have their values of today. So has the layout, unless the run
+    has phases, and `train.steps`, unless the learning rate decays until then. A checkpoint of an import has no config,
+    so its recipe is that of the run. Raise `UserError` for a damaged manifest.
     """
     from megaptm.checkpoint.store import Store  # imports torch
 
@@ -190,11 +191,21 @@ def saved_recipe(run: Path, step: int) -> dict[str, Any]:
         return present | {"run": str(run)}
     schedule = flatten(recipe)
     is_timed = schedule.get("optimizer.decay_steps") is None and schedule.get("optimizer.decay") not in ENDLESS
-    own = ("data.cursors", "train.steps") if is_timed else ("data.cursors",)
+    own: tuple[str, ...] = ("data.cursors",)
+    own += ("train.steps",) if is_timed else ()
+    own += ("layout",) if _has_own_layout(recipe, present) else ()
     for key, value in flatten(present).items():
         if resume_rule(key) is OnResume.YES and not key.startswith(own):
             _set_key(recipe, key.split("."), value)
     return recipe | {"run": str(run)}
+
+
+def _has_own_layout(recipe: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
+    """Whether the recipe is of a phase of a run on the present number of processes."""
+    with suppress(ValidationError):  # a checkpoint is not trusted
+        layouts = (Layout.model_validate(values.get("layout")) for values in (recipe, present))
+        return bool(recipe.get("phases")) and len({layout.processes for layout in layouts}) == 1
+    return False
 
 
 def _set_key(values: dict[str, Any], path: Sequence[str], value: Any) -> None:

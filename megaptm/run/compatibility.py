@@ -93,15 +93,24 @@ def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str], *, may
             )
 
 
+class EarlierPhaseError(UserError):
+    """The newest undamaged checkpoint is older than the last change of the config."""
+
+    def __init__(self, message: str, step: int) -> None:
+        super().__init__(message)
+        self.step = step
+
+
 def refuse_earlier_phase(checkpoint: Checkpoint, config: Config) -> None:
-    """Raise `UserError` if the checkpoint is older than the last change of the config, which would be trained
+    """Raise `EarlierPhaseError` if the checkpoint is older than the last change of the config, which would be trained
     earlier."""
     if checkpoint.step < config.train.phase_start:
-        raise UserError(
+        raise EarlierPhaseError(
             f"{checkpoint.folder} is the newest undamaged checkpoint, but the config applies from step "
             f"{config.train.phase_start:,} on (train.phase_start): restore the checkpoint of that step, or "
             f"continue with the recipe of this one (`megaptm train {checkpoint.folder.parents[1]}` with --back-to "
-            f"{checkpoint.step})."
+            f"{checkpoint.step}).",
+            checkpoint.step,
         )
 
 

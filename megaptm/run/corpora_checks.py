@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from megaptm.config import Config
+from megaptm.config.changes import find_changes, is_data_change
 from megaptm.config.phases import phase_end
 from megaptm.config.read import phase_configs
+from megaptm.config.sections.data import CursorsConfig
 from megaptm.data import Mix
 from megaptm.errors import UserError
 from megaptm.run.corpora import RunCorpora
@@ -16,16 +20,33 @@ from megaptm.tokenizers import Tokenizer
 def check_corpora(config: Config) -> None:
     """Check the corpora of a run and of its later phases early, for errors that would otherwise occur after all
     processes have started, or at the first validation."""
-    present, *later = phase_configs(config)
-    tokenizer = _check_phase(present)
-    for phase in later:
+    fingerprints = set()
+    for phase in positioned_phases(config):
         try:
-            if _check_phase(phase).fingerprint != tokenizer.fingerprint:
+            fingerprints.add(_check_phase(phase).fingerprint)
+            if len(fingerprints) > 1:
                 raise UserError(
                     "data.mix has corpora with another tokenizer than those before: build them with the same one."
                 )
         except UserError as error:
+            if phase is config:
+                raise
             raise UserError(f"phases, after step {phase.train.phase_start:,}: {error}") from None
+
+
+def positioned_phases(config: Config) -> Iterator[Config]:
+    """Yield the config of each phase of a run, from the present one on, with the position from which it will read."""
+    present, *later = phase_configs(config)
+    yield present
+    for phase in later:
+        start = phase.train.phase_start
+        cursors = present.data.cursors
+        if any(is_data_change(each.key) for each in find_changes(present, phase, start)):
+            sample = present.batch_schedule.first_sample(start)
+            read = RunCorpora(present).mix("train").read(sample)
+            cursors = CursorsConfig(step=start, sample=sample, read=read)
+        present = phase.model_copy(update={"data": phase.data.model_copy(update={"cursors": cursors})})
+        yield present
 
 
 def _check_phase(config: Config) -> Tokenizer:
@@ -46,15 +67,10 @@ def _check_phase(config: Config) -> Tokenizer:
 
 
 def check_epochs(config: Config, mix: Mix) -> None:
-    """Raise `UserError` if the steps of a run, or of its present phase, need more text than `data.epochs` allows.
-
-    What a later phase reads again is known only when it begins.
-    """
-    epochs, start = config.data.epochs, config.train.phase_start
-    if epochs is None or (start and config.data.cursors is None):
-        return
-    end = phase_end(config, start)
-    if end > (max_steps := config.batch_schedule.steps_in(mix.samples_in(epochs))):
+    """Raise `UserError` if the steps of a run, up to the end of its present phase, need more text than `data.epochs`
+    allows."""
+    epochs, end = config.data.epochs, phase_end(config, config.train.phase_start)
+    if epochs is not None and end > (max_steps := config.batch_schedule.steps_in(mix.samples_in(epochs))):
         key = "train.steps" if end == config.train.steps else "`until` of a phase"
         raise UserError(
             f"{key} ({end:,}) is more than {max_steps:,}, the steps for which data.mix has text in "

@@ -22,6 +22,8 @@ from megaptm.resilience.events import Events
 from megaptm.resilience.heartbeat import Heartbeat
 from megaptm.resilience.lock import RunLock
 from megaptm.resilience.signals import StopRequest
+from megaptm.run.back import return_to_phase
+from megaptm.run.compatibility import EarlierPhaseError
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.folder import enter_due_phases
 from megaptm.run.rank import RankEnvironment
@@ -63,7 +65,21 @@ class Job:
         self.config = self.callbacks.state.config = broadcast_object(entered)
 
     def open_phase(self, *, starts_job: bool) -> tuple[Training, int]:
-        """Return the training of the present phase, restored from the newest checkpoint, and its first step."""
+        """Return the training of the present phase, restored from the newest undamaged checkpoint, and its first step.
+        If that is of an earlier phase, the run returns to it."""
+        try:
+            return self._open_phase(starts_job=starts_job)
+        except EarlierPhaseError as error:
+            step, is_owner = error.step, self.events is not None
+            returned = run_on_all_ranks(lambda: return_to_phase(self.run, self.config, step) if is_owner else None)
+            if (returned := broadcast_object(returned)) is None:
+                raise
+            self.config = self.callbacks.state.config = returned
+            self.log(f"returns to the phase of step {step:,}")
+        self._release()
+        return self._open_phase(starts_job=starts_job)
+
+    def _open_phase(self, *, starts_job: bool) -> tuple[Training, int]:
         config, spec, log = self.config, resolve(self.config), self.log
         log("opening the corpora")
         with self.stop.interrupt_waits():
@@ -112,16 +128,20 @@ class Job:
             end=phase_end(config, start),
         ), start
 
-    def open_next_phase(self) -> tuple[Training, int]:
-        """Return the training of the phase that follows a complete one, of which nothing may be left in memory."""
-        assert self.source is not None
-        self.callbacks.report_checkpoints()
-        self.heartbeat.enter("loading")
-        self.source.close()
+    def _release(self) -> None:
+        """Release the data and the memory of a phase."""
+        if self.source is not None:
+            self.source.close()
         self.source = None
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+    def open_next_phase(self) -> tuple[Training, int]:
+        """Return the training of the phase that follows a complete one, of which nothing may be left in memory."""
+        self.callbacks.report_checkpoints()
+        self.heartbeat.enter("loading")
+        self._release()
         self.enter_due_phases()
         return self.open_phase(starts_job=False)
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+from megaptm.check.api import CHECKS
+from megaptm.check.finding import CheckInput, run_checks
 from megaptm.config import config_to_yaml, draft, load, load_run
 from megaptm.config.read import UncheckedConfig, phase_configs
 from megaptm.errors import UserError
@@ -71,6 +73,13 @@ def test_key_of_a_phase_names_no_code(tmp_path, monkeypatch, key, phases):
     with pytest.raises(UserError, match="must be a list of phases"):
         load_run(path)
     assert not (tmp_path / "imported").exists()
+
+
+def test_memory_of_each_phase_is_checked():
+    config = load(TINY, [*LENGTH, "model.context=65536", "phases=[{until: 3}, {data.sequence: 65536}]"])
+    case = CheckInput(config=config, machine=load_machine("a100-80g"))
+    faults = [finding.message for finding in run_checks(CHECKS[:3], case) if finding.state == "fault"]
+    assert [fault.partition(":")[0] for fault in faults] == ["steps 4 to 8"]
 
 
 @pytest.mark.parametrize(

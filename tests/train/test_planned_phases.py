@@ -1,13 +1,16 @@
 """Phases that are planned ahead: equal to the same changes on resume, and bit-identical when resumed."""
 
 import json
+import shutil
 
 import pytest
 
 from megaptm.config import load
+from megaptm.errors import UserError
 from megaptm.resilience.events import read_events
+from megaptm.run.corpora_checks import check_corpora, positioned_phases
 from megaptm.track import read_metrics
-from tests.drills.program import arguments, losses, resumed_at
+from tests.drills.program import arguments, checkpoints, losses, resumed_at
 from tests.forked import megaptm
 from tests.train.runs import build, write_text
 
@@ -63,9 +66,12 @@ class Runs:
         entries = [{"until": BORDERS[0]}, {"until": BORDERS[1], **self.changes[0]}, self.changes[1]]
         self.phases = f"phases={json.dumps(entries)}"
 
+    def arguments(self, name, *more):
+        options = (*OPTIONS, "objective={masked-lm: {rate: 0.15}}")
+        return arguments("bert", self.folder / name, self.corpus, *options, *more)
+
     def train(self, name, *more, code=0):
-        words = arguments("bert", self.folder / name, self.corpus, *OPTIONS, "objective={masked-lm: {rate: 0.15}}")
-        megaptm("train", *words, *more, code=code)
+        megaptm("train", *self.arguments(name, *more), code=code)
         return self.folder / name
 
     def by_hand(self, name, *more):
@@ -110,12 +116,43 @@ def test_changes_are_recorded_at_the_borders(planned):
     assert resumed_at(planned) == []
 
 
-def test_resume_within_a_phase_is_bit_identical(runs, planned):
-    run = runs.train("stopped", runs.phases, f"train.stop_at={STOPPED}", code=75)
+@pytest.fixture(scope="module")
+def stopped(runs):
+    """Run that was stopped within its second phase, and continued."""
+    run = runs.train("stopped", runs.phases, "checkpoint.every=2", f"train.stop_at={STOPPED}", code=75)
+    return runs.train(run.name, runs.phases, "checkpoint.every=2")
+
+
+def test_resume_within_a_phase_is_bit_identical(runs, planned, stopped):
+    assert resumed_at(stopped) == [STOPPED]
+    assert losses(stopped) == losses(planned)
+    runs.train(stopped.name, runs.phases)  # nothing is left to train
+
+
+def test_damaged_checkpoints_return_to_an_earlier_phase(runs, planned, stopped):
+    run = shutil.copytree(stopped, runs.folder / "damaged")
+    for step in checkpoints(run)[1:]:
+        (run / f"checkpoints/step-{step:08d}/rank-00000.safetensors").write_bytes(b"")
     runs.train(run.name, runs.phases)
-    assert resumed_at(run) == [STOPPED]
-    assert losses(run) == losses(planned)
-    runs.train(run.name, runs.phases)  # nothing is left to train
+    assert resumed_at(run)[-1] == 2
+    assert {step: each[-1] for step, each in losses(run).items()} == {
+        step: each[-1] for step, each in losses(planned).items()
+    }
+    assert state(run)["read"] == state(planned)["read"]
+
+
+def test_positions_of_later_phases_are_known_at_the_start(runs, planned):
+    path, *overrides = runs.arguments("none", runs.phases)
+    *_, last = positioned_phases(load(path, overrides))
+    assert last.data.cursors == load(planned / "config.yaml").data.cursors
+    assert last.data.cursors.step == BORDERS[0]
+
+
+def test_corpora_of_later_phases_are_checked_at_the_start(runs):
+    path, *overrides = runs.arguments("none", f"phases=[{{until: 3}}, {{data.mix: {{{runs.folder / 'absent'}: 1}}}}]")
+    config = load(path, overrides)
+    with pytest.raises(UserError, match=r"phases, after step 3: .*absent.* is not a finished corpus"):
+        check_corpora(config)
 
 
 def test_killed_run_enters_the_next_phase(runs, planned):
