@@ -63,7 +63,7 @@ def test_plans_add_up():
 @pytest.mark.parametrize("key", ["objective=unwanted:Task #", "objective.unwanted:Task"])
 @pytest.mark.parametrize("phases", ['[{{"{}": {{}}}}]', '[{{until: 3}}, {{"{}": {{}}}}]'])
 def test_key_of_a_phase_names_no_code(tmp_path, monkeypatch, key, phases):
-    """Of a received run, which nobody allowed to import code."""
+    """A received run may not import code that nobody allowed."""
     (tmp_path / "unwanted.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
     monkeypatch.syspath_prepend(tmp_path)
     path = tmp_path / "config.yaml"
