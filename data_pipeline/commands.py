@@ -19,6 +19,8 @@ from data_pipeline.corpus.training import DocumentSample, train_tokenizer
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.corpus.workers import InProcess
 from data_pipeline.progress import StageProgress
+from data_pipeline.quality.classifier import QualityClassifier
+from data_pipeline.quality.train import TrainingOptions, quality_table, train_classifier
 from data_pipeline.recipe import Recipe, TokenizerRecipe, read_recipe
 from data_pipeline.report import CorpusReport
 from data_pipeline.settings import parse_settings
@@ -91,6 +93,25 @@ def verify(folder: str, console: Console | None = None) -> bool:
     return all(check.is_valid for check in checks)
 
 
+def train_quality(
+    good_sources: Sequence[str],
+    ordinary_sources: Sequence[str],
+    out: str,
+    *,
+    console: Console | None = None,
+    **options: Any,
+) -> QualityClassifier:
+    """Train a quality classifier for `megaptm corpus train-quality`, save it in the file `out`, and print its scores of
+    held-out examples."""
+    path, console = output_file(out), console or Console()
+    classifier = train_classifier(good_sources, ordinary_sources, TrainingOptions(**options))
+    classifier.save(str(path))
+    console.print(quality_table(classifier))
+    area = classifier.info["area_under_roc"]
+    console.print(f"{path}: area under the ROC curve {area:.4f}", highlight=False, soft_wrap=True)
+    return classifier
+
+
 def output_file(out: str) -> Path:
     """Return the path of the file that a corpus or tokenizer command writes. Raises `UserError` before any computation
     if it cannot be written."""
@@ -115,7 +136,7 @@ def tokenizer_train(
     with tempfile.TemporaryDirectory() as scratch, StageProgress(console) as stages:
         work = JobRunner(Path(scratch), InProcess(), stages)
         parts, dropped = read_parts(recipe, find_files(recipe.sources), work)
-        selection = select_documents(replace(recipe, validation=0.0), parts, work, dropped)
+        selection = select_documents(replace(recipe, validation=0.0), parts, work, dropped).selection
         tokenizer = load(train_tokenizer(tokenizer_recipe, DocumentSample.of(selection, tokenizer_recipe.kind), work))
     tokenizer.save(folder)
     console.print(f"{folder}: {tokenizer.kind} tokenizer, {tokenizer.vocabulary:,} ids", highlight=False)

@@ -15,9 +15,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from data_pipeline.packing import packing_of, packing_sums, packing_table
 from data_pipeline.report import histogram
 from megaptm.batch import IGNORED, BatchSpec
 from megaptm.console import Console
+from megaptm.data import Mix
 from megaptm.data.files import open_tar, tar_members
 from megaptm.data.shards import Corpus
 from megaptm.data.token_types import TokenType, find_token_type
@@ -27,6 +29,8 @@ from megaptm.objectives.text_questions import QUESTIONS, question_field
 from megaptm.storage import parse_json
 from megaptm.tokenizers import Tokenizer, load
 
+MEASURED_SAMPLES = 256
+"""Number of samples in which padding is counted."""
 LABEL_STYLE = "bold black on yellow"
 
 
@@ -49,7 +53,11 @@ def inspect_corpus(
     console.print(summary_table(corpus, tokenizer))
     if not (kind := _token_type(corpus)).is_label:
         content = "documents" if kind.noun == "document" else f"texts of {kind.noun}s"
-        console.print(histogram(_count_lengths(corpus, split), f"{split} {content} by length in tokens"))
+        lengths = _document_lengths(corpus, split)
+        powers = Counter(np.log2(lengths).astype(int).tolist())
+        bins = {1 << power: documents for power, documents in powers.items()}
+        console.print(histogram(bins, f"{split} {content} by length in tokens"))
+        console.print(packing_table(packing_of(packing_sums(lengths))))
     panels = (
         _sample_documents(corpus, tokenizer, split, count, sequence)
         if objective is None
@@ -95,12 +103,9 @@ def shown_recipe(made_from: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in recipe.items() if value is not None and value != {}}
 
 
-def _count_lengths(corpus: Corpus, split: str) -> dict[int, int]:
-    """Return a histogram of document lengths: 2**i -> number of documents with 2**i to 2**(i + 1) - 1 tokens."""
-    powers: Counter[int] = Counter()
-    for info in corpus.split(split).shards:
-        powers.update(np.log2(corpus.open_shard(info).index[:, 1]).astype(int).tolist())
-    return {1 << power: documents for power, documents in powers.items()}
+def _document_lengths(corpus: Corpus, split: str) -> np.ndarray:
+    """Return the number of tokens of each document of a split, int64 [documents]."""
+    return np.concatenate([index[:, 1] for index in corpus.indexes([*corpus.split(split).shards])])
 
 
 def _sample_documents(corpus: Corpus, tokenizer: Tokenizer, split: str, count: int, sequence: int) -> Iterator[Panel]:
@@ -140,11 +145,26 @@ def _first_samples(
     mix = open_mix(
         {str(location): 1.0}, split=split, objective=task, sequence=sequence, seed=0, special=tokenizer.special
     )
+    yield Panel(_padding_line(mix), title=task.name, title_align="left")
     for number in range(count):
         sample = mix.sample(number)
         yield Panel(
             show_sample(sample, mix.batch, tokenizer), title=f"{task.name}, sample {number}", title_align="left"
         )
+
+
+def _padding_line(mix: Mix) -> str:
+    """Return the share of padding in samples of the objective."""
+    count = min(MEASURED_SAMPLES, mix.fresh_samples)
+    samples = [mix.sample(number) for number in range(count)]
+    tokens = [name for name in samples[0] if name == "tokens" or name.endswith("_tokens")] if samples else []
+    shares = []
+    for name in tokens:
+        ids = name.removesuffix("tokens") + "document_ids"
+        is_padding = [sample[ids] == 0 if ids in sample else sample[name] == mix.special.pad for sample in samples]
+        stream = f"{name.removesuffix('_tokens')}: " if len(tokens) > 1 else ""
+        shares.append(f"{stream}{np.mean(is_padding):.1%}")
+    return f"padding: {', '.join(shares)} of the positions of {count:,} samples"
 
 
 def show_sample(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: Tokenizer) -> Text:

@@ -11,6 +11,7 @@ from typing import Any
 from data_pipeline.annotate import Annotations
 from data_pipeline.clean import CLEAN, STEPS, CleaningStep
 from data_pipeline.deduplicate import Deduplicate
+from data_pipeline.grouping import Grouping
 from data_pipeline.settings import parse_settings
 from data_pipeline.sources import OnError, Source
 from data_pipeline.sources.overrides import check_overrides
@@ -58,6 +59,8 @@ class Recipe:
     """Cleaning steps, applied to each document in this order."""
     deduplicate: Deduplicate = field(default_factory=Deduplicate)
     """Kinds of duplicate documents to drop."""
+    groups: Grouping | None = None
+    """Groups of documents by domain and quality, from which mixes select. Default: one group."""
     annotate: Annotations | None = None
     """Annotations stored beside the tokens. Default: sentences, if the tokenizer can separate two texts."""
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
@@ -117,6 +120,11 @@ class Recipe:
         content = {**asdict(self), "sources": sources, "steps": [step_for_manifest(step) for step in self.steps]}
         if self.max_seconds == MAX_SECONDS:
             del content["max_seconds"]
+        for name in ("cluster_sizes", "repeat"):
+            if not content["deduplicate"][name]:
+                del content["deduplicate"][name]
+        if self.groups is None:
+            del content["groups"]
         if self.tokenizer.folder is not None:
             del content["tokenizer"]
         return content

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from data_pipeline.corpus.composition import Composition, TextSize
 from data_pipeline.corpus.tokenizing import ShardResult
 from data_pipeline.corpus.unknown import UnknownWords, merge_counts
 from data_pipeline.document import DropCounts
+from data_pipeline.packing import Packing, merge_sums, packing_of, packing_table
 from megaptm.console import Console
 from megaptm.data.shards import Manifest, Split
 
@@ -45,10 +47,16 @@ class CorpusReport:
     """Number of documents of each language, if a step identifies languages."""
     unknown_words: dict[str, UnknownWords] = field(default_factory=dict)
     """Language, or script if the language is unknown -> number of words, and number of words with unknown tokens."""
+    groups: dict[str, TextSize] = field(default_factory=dict)
+    """Documents, tokens and bytes by group, if the recipe has groups."""
+    clusters: dict[int, int] = field(default_factory=dict)
+    """Histogram of cluster sizes, if they are counted: 2**i -> documents that stand for 2**i to 2**(i + 1) - 1."""
     composition: Composition = field(default_factory=Composition)
     """Documents, tokens and bytes by source and by format; tokens by document length; the largest documents."""
     lengths: dict[int, int]
     """Histogram of document lengths: 2**i -> documents of 2**i to 2**(i + 1) - 1 tokens."""
+    packing: dict[int, Packing] = field(default_factory=dict)
+    """Share of padding and of cut documents, by sequence length."""
     tokenizer: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     workers: int
@@ -95,11 +103,15 @@ class CorpusReport:
         if self.unknown_words:
             shares = ", ".join(f"{name} {count.share:.1%}" for name, count in self.unknown_words.items())
             console.print(Text(f"unknown words: {shares}"), soft_wrap=True)
-        for name, sizes in (("source", self.composition.sources), ("format", self.composition.formats)):
+        composition = self.composition
+        for name, sizes in (("group", self.groups), ("source", composition.sources), ("format", composition.formats)):
             if len(sizes) > 1:
                 console.print(_size_table(name, sizes))
         title = "documents by length in tokens, and their total tokens"
         console.print(histogram(self.lengths, title, self.composition.lengths))
+        console.print(packing_table(self.packing))
+        if self.clusters:
+            console.print(histogram(self.clusters, "documents by the number of duplicates that they stand for"))
 
     def _summary_line(self) -> str:
         return (
@@ -125,10 +137,26 @@ def make_report(
         messages=dropped.messages,
         languages=dict(languages),
         unknown_words=merge_counts(result.unknown for result in results),
+        groups=_sizes_by_group(manifest),
         lengths={1 << power: int(count) for power, count in enumerate(counts) if count},
+        packing=packing_of(merge_sums(result.packing for result in results)),
         tokenizer=dict(manifest.tokenizer),
         **fields,
     )
+
+
+def _sizes_by_group(manifest: Manifest) -> dict[str, TextSize]:
+    """Return the sizes of the groups of a corpus, by domain and range of quality; empty without groups."""
+    if (groups := manifest.made_from.get("groups")) is None:
+        return {}
+    ranges = [f"{low:g} to {high:g}" for low, high in pairwise(groups["quality"])] or [""]
+    names = [f"{domain} {bucket}".strip() for domain in groups["domains"] for bucket in ranges]
+    sizes = {name: TextSize() for name in names}
+    for split, counts in groups["shards"].items():
+        of_shards = np.repeat(np.arange(len(names)), counts)
+        for row, group in zip(manifest.splits[split].shards.rows, of_shards.tolist(), strict=True):
+            sizes[names[group]].add(TextSize(int(row["samples"]), int(row["tokens"]), int(row["bytes"])))
+    return sizes
 
 
 def _size_table(title: str, sizes: Mapping[str, TextSize]) -> Table:

@@ -20,10 +20,11 @@ NO_TORCH = {
     "plugins": (),
     "batch": (),
     "batch_schedule": (),
+    "mixture": (),
     "families": ("spec", "plugins"),
     "objectives": ("plugins", "batch", "families"),
     "costs": ("spec", "plugins", "batch", "families"),
-    "config": ("spec", "plugins", "batch", "batch_schedule", "costs", "objectives", "families"),
+    "config": ("spec", "plugins", "batch", "batch_schedule", "mixture", "costs", "objectives", "families"),
     "plan": ("spec", "families", "costs", "config"),
 }
 MAY_IMPORT = {
@@ -36,7 +37,7 @@ MAY_IMPORT = {
     "processes": (),
     "shell": (),
     "cpu_tuning": (),
-    "data": ("plugins", "batch", "batch_schedule", "families", "objectives", "storage", "processes"),
+    "data": ("plugins", "batch", "batch_schedule", "mixture", "families", "objectives", "storage", "processes"),
     "track": ("storage", "shell"),
     "checkpoint": ("storage",),
     "resilience": ("storage", "checkpoint"),
@@ -45,6 +46,7 @@ MAY_IMPORT = {
     "run": (
         "spec",
         "plugins",
+        "mixture",
         "objectives",
         "families",
         "config",

@@ -9,6 +9,7 @@ from data_pipeline.clean.gopher_repetition import GopherRepetition
 from data_pipeline.clean.language import KeepLanguage, TagLanguage
 from data_pipeline.clean.lines import DropLines
 from data_pipeline.clean.predicate import KeepIf
+from data_pipeline.clean.quality import ScoreQuality
 from data_pipeline.clean.scrub import Scrub
 from data_pipeline.clean.step import CleaningStep, run_steps, with_text
 from data_pipeline.clean.unicode import NormalizeUnicode, RepairEncoding
@@ -27,6 +28,7 @@ STEPS: dict[str, type] = {
     "gopher-quality": GopherQuality,
     "gopher-repetition": GopherRepetition,
     "c4-quality": C4Quality,
+    "score-quality": ScoreQuality,
     "keep-if": KeepIf,
     "decontaminate": Decontaminate,
     "scrub": Scrub,

@@ -8,14 +8,18 @@ import itertools
 import math
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from data_pipeline.annotate import Annotations
 from data_pipeline.corpus.building import open_build
 from data_pipeline.corpus.composition import composition_of
+from data_pipeline.corpus.groups import read_groups
 from data_pipeline.corpus.parts import Part, read_parts
 from data_pipeline.corpus.selection import Selection, select
+from data_pipeline.corpus.sharding import SPLITS, CorpusDocuments
 from data_pipeline.corpus.tokenizing import ShardResult, dtype_of_ids, stored_fields, write_shards
 from data_pipeline.corpus.training import DocumentSample, train_tokenizer
 from data_pipeline.corpus.unknown import merge_counts, warn_of_unknown
@@ -37,7 +41,6 @@ LARGE_VALIDATION_SHARE = 0.4
 """Share of the validation split in a corpus above which a build warns."""
 TRIED_SEEDS = 20
 """Number of other seeds that a build tries to find a smaller validation split."""
-SPLITS = ("train", "validation")
 BATCH_TOKENS = 2560
 """Validation tokens that fill at least one batch of `configs/gpt2/tiny.yaml`."""
 
@@ -67,7 +70,8 @@ def build_corpus(
         dropped.merge(skipped)
         if not any(part.documents for part in parts):
             raise _empty_corpus_error(recipe, dropped)
-        selection = select_documents(recipe, parts, work, dropped)
+        documents = select_documents(recipe, parts, work, dropped)
+        selection, groups = documents.selection, documents.groups
         tokenizer = existing
         if tokenizer is None:
             sample = DocumentSample.of(selection, recipe.tokenizer.kind)
@@ -77,7 +81,7 @@ def build_corpus(
         annotations = complete_annotations(recipe, tokenizer)
         formats = {source.format for source in recipe.sources if source.format}
         attached = {suffix: member for name in sorted(formats) for suffix, member in FORMATS[name].attached.items()}
-        results = write_shards(recipe, selection, tokenizer, annotations, work, attached=attached)
+        results = write_shards(recipe, documents, tokenizer, annotations, work, attached=attached)
         for result in itertools.chain(*results.values()):
             dropped.merge(result.dropped)
         if not any(result.info for result in results["train"]):
@@ -98,6 +102,7 @@ def build_corpus(
                 "tables": annotations.tables(),
                 "annotation_counts": annotation_counts,
                 "megaptm": __version__,
+                **({} if groups is None else {"groups": groups.for_manifest(_groups_of_shards(results))}),
             },
         )
         composition = composition_of(result.composition for result in itertools.chain(*results.values()))
@@ -114,6 +119,7 @@ def build_corpus(
                     merge_counts(result.unknown for result in itertools.chain(*results.values())), tokenizer
                 ),
             ],
+            clusters=documents.count_clusters(),
             composition=composition,
             workers=work.workers.count,
             reused_jobs=work.reused_jobs,
@@ -125,9 +131,9 @@ def build_corpus(
     return report
 
 
-def select_documents(recipe: Recipe, parts: Sequence[Part], work: JobRunner, dropped: DropCounts) -> Selection:
-    """Deduplicate the documents of a corpus build, and assign them to splits. Dropped documents are counted in
-    `dropped`."""
+def select_documents(recipe: Recipe, parts: Sequence[Part], work: JobRunner, dropped: DropCounts) -> CorpusDocuments:
+    """Deduplicate the documents of a corpus build, and assign them to splits and groups. Dropped documents are counted
+    in `dropped`."""
     options, folder = recipe.deduplicate, str(work.folder / "equal")
     if options.paragraphs:
         cut = cut_paragraphs(parts, options, work.run, folder)
@@ -136,17 +142,23 @@ def select_documents(recipe: Recipe, parts: Sequence[Part], work: JobRunner, dro
         parts = [Part(part.stem, part.documents, part.dropped) for part in cut]
     duplicates = find_duplicates(parts, options, work.run, folder)
     dropped.merge(DropCounts(Counter(duplicates.counts), duplicates.examples))
+    groups = None if recipe.groups is None else read_groups(recipe.groups, parts, work)
+    stays: Callable[[int], np.ndarray] = duplicates.is_retained
+    if groups is not None:
+        for number in range(len(parts)):
+            dropped.counts.update(groups.count_dropped(number, stays(number)))
+        stays = groups.restrict(stays)
     selection = select(
         parts,
-        duplicates.is_retained,
+        stays,
         validation=recipe.validation,
         seed=recipe.seed,
         limit_bytes=recipe.limit_bytes,
     )
-    left = sum(int(duplicates.is_retained(number).sum()) for number in range(len(parts)))
+    left = sum(int(stays(number).sum()) for number in range(len(parts)))
     chosen = sum(len(rows) for split in SPLITS for _, rows in selection.rows_by_part(split))
     dropped.add_many("beyond limit_bytes", left - chosen)
-    return selection
+    return CorpusDocuments(selection, groups, options, duplicates.cluster_sizes)
 
 
 def complete_annotations(recipe: Recipe, tokenizer: Tokenizer) -> Annotations:
@@ -180,6 +192,11 @@ def count_annotations(results: Iterable[ShardResult], annotations: Annotations) 
         if annotation_counts.get(name) == 0:
             raise UserError(f"annotate.{name}: the text has no {name}: use {remedy}, or remove the annotation.")
     return dict(annotation_counts)
+
+
+def _groups_of_shards(results: dict[str, list[ShardResult]]) -> dict[str, list[int]]:
+    """Return the group of each written shard: split -> groups, ascending."""
+    return {split: [result.group for result in written if result.info] for split, written in results.items()}
 
 
 def _empty_corpus_error(recipe: Recipe, dropped: DropCounts) -> UserError:

@@ -86,8 +86,9 @@ def read_parts(recipe: Recipe, files: Sequence[InputFile], work: JobRunner) -> t
     folder.mkdir(parents=True, exist_ok=True)
     size = max(PART_BYTES, sum(file.size for file in files) // MAX_PARTS)
     inputs = hash_files(path for step in recipe.steps for path in step_inputs(step))
+    sketches = recipe.deduplicate.for_sketches
     jobs = [
-        PartJob(str(folder), spans, recipe.steps, recipe.on_error, recipe.deduplicate, inputs, recipe.max_seconds)
+        PartJob(str(folder), spans, recipe.steps, recipe.on_error, sketches, inputs, recipe.max_seconds)
         for spans in partition_files(files, size)
     ]
     results = work.run("read and clean", make_part, jobs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ from data_pipeline.annotate import Annotations, annotate
 from data_pipeline.annotate.annotate import Annotated
 from data_pipeline.clean.step import batches
 from data_pipeline.corpus.composition import Composition
-from data_pipeline.corpus.parts import Part, hash_files
-from data_pipeline.corpus.selection import DocumentRows, Selection, shards_of
+from data_pipeline.corpus.parts import hash_files
+from data_pipeline.corpus.sharding import SPLITS, CorpusDocuments, PartRows
 from data_pipeline.corpus.unknown import UnknownWords, count_unknown
 from data_pipeline.corpus.work import JobRunner, job_key
 from data_pipeline.deduplicate import read_part
 from data_pipeline.document import ATTACHED, Document, DropCounts, OnError, is_document_error
 from data_pipeline.folders import SHARDS
+from data_pipeline.packing import PackingSums, packing_sums
 from data_pipeline.recipe import Recipe
 from megaptm.data.shards import ShardInfo, ShardWriter
 from megaptm.errors import UserError
@@ -34,17 +35,6 @@ from megaptm.tokenizers import Tokenizer, load
 
 BATCH_CHARACTERS, BATCH_DOCUMENTS = 1_000_000, 10_000
 """Characters and documents per batch for the tokenizer: large enough to use it fully, small enough for memory."""
-
-
-@dataclass(frozen=True)
-class PartRows:
-    """Documents of a part that a shard contains."""
-
-    stem: str
-    rows: np.ndarray
-    """Rows of the documents in the part, int64, ascending."""
-    first: int
-    """Index in the corpus of the part's first document. Samples of a shard are named by the index of their document."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +71,15 @@ class ShardResult:
     unknown: dict[str, UnknownWords]
     """Counts of words and unknown words in the shard, by language; empty if the tokenizer knows every word."""
     composition: Composition
+    packing: dict[int, PackingSums]
+    """Sums for the share of padding and of cut documents, by sequence length."""
+    group: int = 0
+    """Group of the shard's documents (`corpus.groups`)."""
 
 
 def write_shards(
     recipe: Recipe,
-    selection: Selection,
+    documents: CorpusDocuments,
     tokenizer: Tokenizer,
     annotations: Annotations,
     work: JobRunner,
@@ -93,15 +87,7 @@ def write_shards(
     attached: Mapping[str, str],
 ) -> dict[str, list[ShardResult]]:
     """Tokenize documents and write the shards of all splits of a corpus. Returns split -> results."""
-    parts: Sequence[Part] = selection.parts  # type: ignore[assignment]
-    firsts = np.cumsum([0, *(part.documents for part in parts)]).tolist()
-
-    def shards() -> Iterator[tuple[str, list[DocumentRows]]]:
-        for split in ("train", "validation"):
-            for shard in shards_of(selection.rows_by_part(split), parts, recipe.shard_bytes):
-                yield split, shard
-
-    splits = [split for split, _ in shards()]
+    kinds = [(shard.split, shard.group) for shard in documents.shards(recipe.shard_bytes)]
     folder = work.folder / SHARDS
     folder.mkdir(exist_ok=True)
     inputs = hash_files(annotations.inputs())
@@ -109,7 +95,7 @@ def write_shards(
         ShardJob(
             folder=str(folder),
             dtype=dtype_of_ids(tokenizer),
-            part_rows=tuple(PartRows(parts[part].stem, rows, firsts[part]) for part, rows in shard),
+            part_rows=shard.parts,
             tokenizer=str(work.folder / "tokenizer"),
             fingerprint=tokenizer.fingerprint,
             annotations=annotations,
@@ -117,12 +103,14 @@ def write_shards(
             on_error=recipe.on_error,
             inputs=inputs,
         )
-        for _, shard in shards()
+        for shard in documents.shards(recipe.shard_bytes)
     )
-    results = work.run("tokenize and write", write_shard, jobs, total=len(splits))
+    results = work.run("tokenize and write", write_shard, jobs, total=len(kinds))
     return {
-        split: [result for result, its in zip(results, splits, strict=True) if its == split]
-        for split in ("train", "validation")
+        split: [
+            replace(result, group=group) for result, (its, group) in zip(results, kinds, strict=True) if its == split
+        ]
+        for split in SPLITS
     }
 
 
@@ -138,9 +126,10 @@ def stored_fields(annotations: Annotations, attached: Mapping[str, str]) -> tupl
 def write_shard(job: ShardJob) -> ShardResult:
     """Tokenize documents and write one shard of a corpus."""
     tokenizer = _load_tokenizer_once(job.tokenizer, job.fingerprint)
-    documents = (document for part in job.part_rows for document in read_part(part.stem, part.rows))
+    documents = (document for part in job.part_rows for document in _read_rows(part))
     keys = (part.first + row for part in job.part_rows for row in part.rows.tolist())
-    lengths, dropped, languages = np.zeros(64, dtype=np.int64), DropCounts(), Counter[str]()
+    lengths: list[int] = []
+    dropped, languages = DropCounts(), Counter[str]()
     annotation_counts = Counter(dict.fromkeys(job.annotations.fields, 0))
     unknown: dict[str, UnknownWords] = {}
     composition = Composition()
@@ -158,7 +147,7 @@ def write_shard(job: ShardJob) -> ShardResult:
                 if blobs is None or (reason := _drop_reason(ids, annotations)):
                     dropped.add(f"no {ATTACHED}" if blobs is None else reason, document.source, document.text)
                     continue
-                lengths[len(ids).bit_length() - 1] += 1
+                lengths.append(len(ids))
                 if language := document.notes.get("language"):
                     languages[language] += 1
                 count_unknown(document, ids, tokenizer, unknown)
@@ -166,10 +155,23 @@ def write_shard(job: ShardJob) -> ShardResult:
                 size = len(document.text.encode())
                 composition.add(document, len(ids), size)
                 writer.add(key, ids, annotations, blobs, meta=_sample_metadata(document), text_bytes=size)
-        info = writer.close() if lengths.any() else None
+        info = writer.close() if lengths else None
     finally:
         writer.abort()  # no effect after close
-    return ShardResult(info, lengths.tolist(), dropped, languages, annotation_counts, unknown, composition)
+    powers = np.bincount([length.bit_length() - 1 for length in lengths], minlength=64).tolist()
+    packing = packing_sums(np.array(lengths, dtype=np.int64))
+    return ShardResult(info, powers, dropped, languages, annotation_counts, unknown, composition, packing)
+
+
+def _read_rows(part: PartRows) -> Iterator[Document]:
+    """Yield the documents of a shard in a part, with the note `cluster_size` if it is stored."""
+    documents = read_part(part.stem, part.rows)
+    if part.cluster_sizes is None:
+        return documents
+    return (
+        replace(document, notes={**document.notes, "cluster_size": size})
+        for document, size in zip(documents, part.cluster_sizes.tolist(), strict=True)
+    )
 
 
 def _annotate_each(

@@ -32,26 +32,37 @@ class Duplicates:
     """Number of dropped documents by reason."""
     examples: dict[str, list[tuple[str, str]]]
     """Examples of duplicates by reason: source of the dropped document, source of the kept one."""
+    clusters: np.ndarray | None = None
+    """Number of documents that each retained document stands for, uint32 [documents]; None if they are not counted."""
 
     def is_retained(self, part: int) -> np.ndarray:
         """Return whether deduplication retains each document of a part, bool [documents of the part]."""
         return self.reasons[self.first_rows[part] : self.first_rows[part + 1]] == STAYS
+
+    def cluster_sizes(self, part: int) -> np.ndarray | None:
+        """Return the cluster size of each document of a part, uint32 [documents of the part]."""
+        if self.clusters is None:
+            return None
+        return self.clusters[self.first_rows[part] : self.first_rows[part + 1]]
 
 
 def find_duplicates(parts: Sequence[PartFile], options: Deduplicate, run: Run, folder: str) -> Duplicates:
     """Find exact and near duplicates among the documents of all parts. Files are written to `folder`.
 
     The first of several is kept, in the order of the parts, so list preferred sources first. Memory of this process:
-    less than 20 bytes per document (twice that from 2**32 on), and the duplicates found by one job.
+    less than 24 bytes per document (twice that from 2**32 on), and the duplicates found by one job.
     """
-    listing = PartListing.write(folder, parts, options)
+    listing = PartListing.write(folder, parts, options.for_sketches)
     reasons = np.zeros(int(listing.first_rows[-1]), np.uint8)
+    clusters = np.ones(len(reasons), np.uint32) if options.counts_duplicates else None
     examples = {}
     if options.documents:
         pairs = np.empty((2, 0), np.int64)
         for path in find_equal_entries(listing, "digests", len(reasons), run):
             duplicates = load(path)
             reasons[duplicates[0]] = EQUAL
+            if clusters is not None:
+                np.add.at(clusters, duplicates[1], np.uint32(1))
             pairs = _first_examples(np.concatenate([pairs, duplicates[:, :EXAMPLES]], axis=1))
         examples[REASONS[EQUAL]] = _sources_of_pairs(listing, pairs)
     if options.near:
@@ -59,6 +70,8 @@ def find_duplicates(parts: Sequence[PartFile], options: Deduplicate, run: Run, f
         save(dropped, reasons == EQUAL)
         rows, stay = find_near(listing, options.near, dropped, run).connected()
         reasons[rows] = NEAR
+        if clusters is not None:  # each near duplicate stands for its equal documents, too
+            np.add.at(clusters, stay, clusters[rows])
         examples[REASONS[NEAR]] = _sources_of_pairs(
             listing, np.stack([rows[:EXAMPLES], stay[:EXAMPLES]]).astype(np.int64)
         )
@@ -69,6 +82,7 @@ def find_duplicates(parts: Sequence[PartFile], options: Deduplicate, run: Run, f
         listing.first_rows,
         counts,
         {reason: pairs_of_reason for reason, pairs_of_reason in examples.items() if pairs_of_reason},
+        clusters,
     )
 
 

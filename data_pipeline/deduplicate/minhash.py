@@ -55,7 +55,7 @@ def _shingles_at(texts: Sequence[str], numbers: np.ndarray, ngram: int) -> tuple
 
 def bin_minima(hashes: np.ndarray, text_of: np.ndarray, *, texts: int, width: int, seed: int) -> np.ndarray:
     """Compute MinHash signatures, uint32 [texts, width]: minimum value of each bin, EMPTY for an empty bin."""
-    values = _mix_bits(hashes ^ _mix_bits(np.array([seed], np.uint64)))
+    values = mix_bits(hashes ^ mix_bits(np.array([seed], np.uint64)))
     bin_indexes = ((values >> HALF) * np.uint64(width) >> HALF).astype(np.int64) + text_of * width
     minima = np.full(texts * width, EMPTY)
     np.minimum.at(minima, bin_indexes, values.astype(np.uint32))
@@ -82,7 +82,7 @@ def band_keys(signatures: np.ndarray, *, bands: int, rows: int, seed: int) -> np
     odd = np.random.Generator(np.random.PCG64(seed)).integers(0, 1 << 63, (bands, rows), np.uint64) * np.uint64(2)
     numbers = signatures[:, : bands * rows].reshape(-1, bands, rows).astype(np.uint64)
     keys = (numbers * (odd + np.uint64(1))).sum(axis=2, dtype=np.uint64)
-    return _mix_bits(keys + _mix_bits(np.arange(bands, dtype=np.uint64) + np.uint64(1)))
+    return mix_bits(keys + mix_bits(np.arange(bands, dtype=np.uint64) + np.uint64(1)))
 
 
 @lru_cache(maxsize=4)
@@ -92,7 +92,7 @@ def _bin_orders(width: int, seed: int) -> np.ndarray:
     return np.random.Generator(np.random.PCG64(seed)).permuted(order, axis=1)
 
 
-def _mix_bits(values: np.ndarray) -> np.ndarray:
+def mix_bits(values: np.ndarray) -> np.ndarray:
     """Permute 64-bit numbers so that each bit affects all bits (finalizer of SplitMix64)."""
     values = values ^ (values >> np.uint64(30))
     values *= np.uint64(0xBF58476D1CE4E5B9)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
+
+import numpy as np
 
 from megaptm.errors import UserError
 
+MAX_COPIES = 100
+"""Maximum copies of a document."""
 RECALL = 0.99
 """Minimum probability that a pair of documents just at the threshold shares a band key."""
 
@@ -97,3 +101,37 @@ class Deduplicate:
     """Options to remove a paragraph equal to an earlier one; None disables it."""
     near: NearDuplicateOptions | None = None
     """Options to drop a near duplicate of a document that is kept; None disables it."""
+    cluster_sizes: bool = False
+    """Whether a document that is kept has the note `cluster_size`: one more than the number of its duplicates."""
+    repeat: dict[int, int] = field(default_factory=dict)
+    """Copies of a training document, by minimum size of its cluster: `{2: 2, 5: 3}`. Default: one."""
+
+    def __post_init__(self) -> None:
+        if not (self.documents or self.near) and self.counts_duplicates:
+            raise UserError("deduplicate: cluster_sizes and repeat need `documents` or `near`: set one of them.")
+        if self.paragraphs and self.counts_duplicates:
+            raise UserError(
+                "deduplicate: cluster_sizes and repeat count complete documents, but `paragraphs` cuts them: build "
+                "without it."
+            )
+        if invalid := [size for size, copies in self.repeat.items() if size < 2 or not 1 <= copies <= MAX_COPIES]:
+            raise UserError(
+                f"deduplicate: repeat ({invalid[0]}: {self.repeat[invalid[0]]}) must map sizes of 2 or more to 1 to "
+                f"{MAX_COPIES} copies."
+            )
+
+    @property
+    def counts_duplicates(self) -> bool:
+        """Whether sizes of clusters are counted."""
+        return self.cluster_sizes or bool(self.repeat)
+
+    @property
+    def for_sketches(self) -> Deduplicate:
+        """Return the options without those that do not affect sketches."""
+        return replace(self, cluster_sizes=False, repeat={})
+
+    def copies_of(self, cluster_sizes: np.ndarray) -> np.ndarray:
+        """Return the number of copies of documents by the sizes of their clusters, int64 [documents]."""
+        minimum = np.array([0, *sorted(self.repeat)])
+        copies = np.array([1, *(self.repeat[size] for size in sorted(self.repeat))])
+        return copies[np.searchsorted(minimum, cluster_sizes, side="right") - 1]

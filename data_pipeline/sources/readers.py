@@ -36,9 +36,10 @@ def read_span(span: Span, dropped: DropCounts, on_error: OnError = "skip") -> It
             problem, remedy = "has an unsupported compression", "decompress it, or use .gz, .zst, .bz2 or .xz"
             raise Unreadable("unsupported compression", problem, remedy)
         else:
-            name = format_of(span.file)
+            name, domain = format_of(span.file), span.file.source.domain
             for document in FORMATS[name].reader(span, handler):
-                yield replace(document, origin=f"{name} {span.file.source.path}")
+                notes = {**document.notes, "domain": domain} if domain else document.notes
+                yield replace(document, origin=f"{name} {span.file.source.path}", notes=notes)
     except Unreadable as error:
         # An error of the whole file is reported once, by its first span.
         if not span.start or error.reason == "unreadable":

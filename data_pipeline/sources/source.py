@@ -35,11 +35,11 @@ class Source:
     """Format of the files. Default: the format that each file's suffix implies. If set, a folder's files with a suffix
     of the format, or all matches of a glob."""
     text: str = "text"
-    """Name of the field that holds the text (JSON lines, CSV, Parquet, image-text)."""
+    """Name of the field that holds the text (records of any format)."""
     messages: str | None = None
     """Name of the field that holds a conversation, a list of {role, content}, instead of `text` (JSON lines)."""
     parts: tuple[str, ...] = ()
-    """Fields that hold the parts of a document, instead of `text` (JSON lines, CSV, Parquet).
+    """Fields that hold the parts of a document, instead of `text` (records of any format).
 
     Examples: a sentence and its translation, an input and its answer. A part can combine several fields, with their
     names in braces: `question: {question} context: {context}`.
@@ -50,7 +50,9 @@ class Source:
     prefix: str = ""
     """Task prefix of the first part: `translate English to German: `."""
     keep: tuple[str, ...] = ()
-    """Fields retained as notes of the document, such as `url` or `language` (JSON lines, CSV, Parquet, image-text)."""
+    """Fields retained as notes of the document, such as `url` or `language` (records of any format)."""
+    domain: str = ""
+    """Domain of the documents, such as `books`: their note `domain`, for the key `groups` of a recipe."""
     documents: DocumentUnit = "file"
     """Unit of a document in plain text, Markdown and code: a file, a line, or a paragraph between blank lines."""
     encoding: str = "utf-8"

@@ -18,6 +18,7 @@ def corpus() -> None:
       megaptm corpus build 'books/**/*.txt' out=corpora/books tokenizer.vocabulary=4096
       megaptm corpus images photos/ out=corpora/photos
       megaptm corpus inspect corpora/books
+      megaptm corpus train-quality --good textbooks/ --ordinary crawl/ --out web.quality
       megaptm corpus verify corpora/books
     """
 
@@ -83,6 +84,36 @@ def inspect(**options: Any) -> None:
     from data_pipeline.inspection import inspect_corpus
 
     inspect_corpus(**options)
+
+
+@corpus.command()
+@click.option(
+    "--good", "good_sources", multiple=True, required=True, metavar="SOURCE", help="Good documents; may be repeated."
+)
+@click.option(
+    "--ordinary",
+    "ordinary_sources",
+    multiple=True,
+    required=True,
+    metavar="SOURCE",
+    help="Ordinary documents; may be repeated.",
+)
+@click.option("--out", required=True, help="File of the classifier.")
+@click.option("--ngrams", type=int, default=2, show_default=True, help="Maximum words of an n-gram.")
+@click.option("--bits", type=int, default=20, show_default=True, help="Bits of the hash of an n-gram.")
+@click.option("--documents", type=int, default=20_000, show_default=True, help="Maximum examples of each kind.")
+@click.option("--regularization", type=float, default=0.1, show_default=True, help="L2 penalty of weights.")
+def train_quality(good_sources: tuple[str, ...], ordinary_sources: tuple[str, ...], out: str, **options: Any) -> None:
+    """Train a quality classifier on good and on ordinary documents, for the step `score-quality`.
+
+    The table of scores helps to choose thresholds and buckets.
+
+    \b
+      megaptm corpus train-quality --good textbooks/ --ordinary 'crawl/*.jsonl.gz' --out web.quality
+    """
+    from data_pipeline import commands
+
+    commands.train_quality(good_sources, ordinary_sources, out, **options)
 
 
 @corpus.command()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from megaptm.batch import BatchSpec
-from megaptm.data.mix import Mix, MixSource, corpus_shares, divide_by_shares, ranks_in_source, task_shares
+from megaptm.data.mix import Mix, MixSource, divide_by_shares, ranks_in_source, task_shares
 from megaptm.data.seeds import generator
 from megaptm.errors import UserError
 
@@ -24,7 +24,7 @@ class BatchMix(Mix):
 
     def __init__(self, sources: Sequence[MixSource], *, batch: int, **options: Any):
         """Create the mix for batches of `batch` samples, the same number in every step."""
-        self.batch_size, self.block = batch, batch * BATCHES
+        self.batch_size, self.block, self.phase_multiple = batch, batch * BATCHES, batch
         labels = np.array([source.task.label for source in sources])
         self._sources_of_task = [np.flatnonzero(labels == label) for label in dict.fromkeys(labels.tolist())]
         """Indexes of the sources of each task."""
@@ -37,7 +37,7 @@ class BatchMix(Mix):
     def _quotas(self, step: int) -> list[int]:
         shares, quotas = task_shares(self.sources, step), np.zeros(len(self.sources), dtype=np.int64)
         batches = divide_by_shares(np.array([*shares.values()]), BATCHES)
-        shares_of_corpora = corpus_shares(self.sources, step)
+        shares_of_corpora = self._corpus_shares(step)
         for (label, share), own, number in zip(shares.items(), self._sources_of_task, batches, strict=True):
             if share and not number:
                 raise UserError(

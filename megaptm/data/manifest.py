@@ -72,12 +72,25 @@ NOT_IN_ID = ("megaptm", "recipe")
 """Keys of `made_from` that name where and by what a corpus was made, not what its samples are."""
 
 
+class GroupTable(TypedDict):
+    """Groups of a corpus's shards: group `domain * buckets + bucket` has consecutive shards."""
+
+    __pydantic_config__ = ConfigDict(strict=True)  # type: ignore[misc]
+
+    quality: list[float]
+    """Edges of the buckets of the quality score; empty for one bucket."""
+    domains: list[str]
+    shards: dict[str, list[NonNegative]]
+    """Number of shards of each group, by split."""
+
+
 class MadeFrom(TypedDict, total=False):
     """Recipe, versions and label tables of a corpus. Unknown keys are preserved."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="allow")  # type: ignore[misc]
 
     annotation_counts: dict[str, NonNegative]
+    groups: GroupTable
     megaptm: str
     recipe: dict[str, Any]
     tables: dict[str, list[str]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,13 @@ class MixSource:
     weight: StepValue
     """Weight of the corpus, in tokens, by step."""
     task: Task
+    max_epochs: float | None = None
+    """Maximum number of epochs that are read; None: no limit."""
+
+    @property
+    def limit(self) -> float:
+        """Return the maximum number of samples that are read."""
+        return math.inf if self.max_epochs is None else int(self.max_epochs * self.order.per_epoch)
 
     @property
     def key(self) -> str:
@@ -60,6 +68,8 @@ class MixSource:
 class MixPhase:
     """Phase of a mix: consecutive samples, from `first` on, in which the shares of the corpora are constant."""
 
+    step: int
+    """Step whose shares of tasks apply."""
     first: int
     quotas: list[int]
     """Number of samples of each source per block."""
@@ -107,6 +117,8 @@ class Mix:
 
     block = BLOCK
     """Samples per block. Each source has exactly its share of every block."""
+    phase_multiple = 1
+    """A corpus that was read `max_epochs` times ends at a multiple of this number of samples."""
 
     def __init__(
         self,
@@ -140,18 +152,24 @@ class Mix:
         self.phases: list[MixPhase] = []
         self._salt = () if start is None else (start.step,)
         """Key of the assignment of samples to sources, which differs between mixes of a run."""
+        self._ended: set[int] = set()
+        """Sources that were read `max_epochs` times, at the end of the last phase."""
+        self.end: float = math.inf
+        """Number of samples of the mix; infinite unless all corpora of a task have `max_epochs`."""
         self._block: LRUCache[tuple[int, int], tuple[np.ndarray, np.ndarray]] = LRUCache(self._assign_block, 2)
         steps = sorted({step for source in sources for step in (*source.task.share.steps, *source.weight.steps)})
         if not schedule:
             steps = [step for step in steps if last_step is None or step <= last_step][-1:]
         if start is not None:
             before = [start.count(source.key, source.order.per_epoch) for source in sources]
-            self.phases.append(MixPhase(start.sample, self._quotas(start.step), before))
+            self._start_phase(start.step, start.sample, before)
             steps = [step for step in steps if step > start.step]
         for step in steps:
             first = schedule.first_sample(step) if schedule and step else 0
+            self._end_corpora(first)
             before = [*self.cursors(first).values()] if self.phases else [0] * len(sources)
-            self.phases.append(MixPhase(first, self._quotas(step), before))
+            self._start_phase(step, first, before)
+        self._end_corpora(math.inf)
 
     @property
     def quotas(self) -> list[int]:
@@ -190,11 +208,12 @@ class Mix:
     def samples_in(self, epochs: int) -> int:
         """Return the number of samples of the mix before the first that reads any text more than `epochs` times."""
         last = self.phases[-1]
-        return min(
+        ends = [
             self._index_in_mix(source, epochs * order.per_epoch)
             for source, order in enumerate(self.orders)
             if last.quotas[source] or last.before[source] > epochs * order.per_epoch
-        )
+        ]
+        return int(min([*ends, self.end]))
 
     def epochs_started(self, sample: int) -> dict[str, int]:
         """Return how often each corpus of the mix was started by the samples before `sample`."""
@@ -252,6 +271,8 @@ class Mix:
 
     def locate(self, sample: int) -> SamplePosition:
         """Locate a sample of the mix: return source, epoch and position."""
+        if sample >= self.end:
+            raise UserError(f"sample {sample:,}: data.mix has {self.end:,} samples: raise max_epochs, or add corpora.")
         index, phase, block, at = self._find_block(sample)
         source, rank = (int(table[at]) for table in self._block((index, block)))
         cursor = phase.before[source] + block * phase.quotas[source] + rank
@@ -290,13 +311,46 @@ class Mix:
         block, rank = divmod(cursor - phase.before[source], phase.quotas[source])
         return phase.first + block * self.block + int(np.flatnonzero(self._block((index, block))[0] == source)[rank])
 
+    def _start_phase(self, step: int, first: int, before: list[int]) -> None:
+        """Start a phase with the shares of a step, or end the mix if a task has no corpus left."""
+        if first >= self.end:
+            return
+        self._ended |= {source for source, read in enumerate(before) if read >= self.sources[source].limit}
+        left = {
+            source.task.label
+            for number, source in enumerate(self.sources)
+            if number not in self._ended and source.weight.at(step)
+        }
+        ended = {self.sources[number].task.label for number in self._ended} - left
+        if any(share and label in ended for label, share in task_shares(self.sources, step).items()):
+            if not self.phases:
+                raise UserError("data.mix: all corpora of a task were read max_epochs times: raise it, or add corpora.")
+            self.end = first
+        else:
+            self.phases.append(MixPhase(step, first, self._quotas(step), before))
+
+    def _end_corpora(self, until: float) -> None:
+        """Start a phase at each sample before `until` at which a corpus was read `max_epochs` times. The other corpora
+        take its share."""
+        while self.phases and self.end == math.inf:
+            phase, multiple = self.phases[-1], self.phase_multiple
+            ends = {
+                source: max(phase.first, self._index_in_mix(source, int(limit)) // multiple * multiple)
+                for source, limit in enumerate(source.limit for source in self.sources)
+                if limit < math.inf and phase.quotas[source] and source not in self._ended
+            }
+            if (first := min(ends.values(), default=math.inf)) >= until:
+                return
+            self._ended |= {source for source, end in ends.items() if end == first}
+            self._start_phase(phase.step, int(first), [*self.cursors(int(first)).values()])
+
     def _quotas(self, step: int) -> list[int]:
         """Return the number of samples of each source per block, from a step on.
 
         Shares of tasks count samples. Weights of corpora count tokens within a task: a corpus with shorter samples
         gives more of them.
         """
-        shares = corpus_shares(self.sources, step)
+        shares = self._corpus_shares(step)
         if len(tasks := task_shares(self.sources, step)) > 1:
             for label, share in tasks.items():
                 own = np.array([source.task.label == label for source in self.sources])
@@ -313,6 +367,13 @@ class Mix:
                 setting = f"objective.{label}.share, of {source.corpus}," if label else f"the weight of {source.name}"
                 raise UserError(f"data.mix: {setting} is less than one sample in {BLOCK:,}: raise it, or remove it.")
         return quotas
+
+    def _corpus_shares(self, step: int) -> np.ndarray:
+        """Return the relative number of samples of each source within its task, from a step on; 0 for those that have
+        ended."""
+        shares = corpus_shares(self.sources, step)
+        shares[[*self._ended]] = 0.0
+        return shares
 
 
 def task_shares(sources: Sequence[MixSource], step: int) -> dict[str, float]:
@@ -333,7 +394,7 @@ def linear_weight(initial: float, final: float, begin: int, end: int) -> StepVal
 
 def corpus_shares(sources: Sequence[MixSource], step: int) -> np.ndarray:
     """Return the relative number of samples of each source of a mix within its task, from a step on."""
-    per_sample = [source.order.corpus.split(source.order.split).tokens / source.order.per_epoch for source in sources]
+    per_sample = [int(source.order.shards.sums("tokens").sum()) / source.order.per_epoch for source in sources]
     weights = [source.weight.at(step) for source in sources]
     shares: np.ndarray = np.array(weights, dtype=float) / per_sample
     may_vanish = np.array([len(source.weight.steps) > 1 for source in sources])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.data.batch_mix import BatchMix
+from megaptm.data.groups import check_separate, select_shards
 from megaptm.data.lane_mix import LaneMix, assign_lanes
 from megaptm.data.lane_order import BothEndsOrder, LaneOrder
 from megaptm.data.mix import Mix, MixSource, ReadCursors, linear_weight
@@ -19,6 +22,7 @@ from megaptm.data.shards import Corpus, Verify
 from megaptm.data.stream_order import DocumentOrder, NeighborReader, StreamOrder
 from megaptm.data.token_types import find_token_type
 from megaptm.errors import UserError
+from megaptm.mixture import MixPart, MixValue, parse_mix_value, total_weight
 from megaptm.objectives import Task, build_objective
 from megaptm.objectives.composed import StepValue, tasks_of
 from megaptm.objectives.objective import GROUP_UNITS, BaseObjective, Objective, SampleObjective
@@ -28,7 +32,7 @@ from megaptm.storage import Cache
 
 
 def open_mix(
-    mix: Mapping[str, float],
+    mix: Mapping[str, MixValue],
     *,
     split: str = "train",
     objective: str | Mapping[str, Any] | BaseObjective,
@@ -49,8 +53,9 @@ def open_mix(
     start: ReadCursors | None = None,
     mix_ramp: tuple[Mapping[str, float], tuple[int, int]] | None = None,
 ) -> Mix:
-    """Open corpora (folder or URL -> weight, in tokens) as a mix, and check that they can be trained on together.
+    """Open corpora as a mix, and check that they can be trained on together.
 
+    - `mix`: folder or URL of a corpus -> weight, in tokens, or parts of it (`mixture.MixPart`).
     - Sizes of all shards are compared with the manifest. `verify="hash"` also hashes each shard when it is first
       opened.
     - `window`: shards that are shuffled together. It determines the memory use, and the order depends on it.
@@ -86,20 +91,13 @@ def open_mix(
         for corpus in corpora.values():
             corpus.check(split, "size")
     limits = size_limits or {}
-
-    def token_weight(name: str, weight: float) -> float:
-        if size_exponent is None:
-            return weight
-        return _examples_proportional_weight(corpora[name], weight, size_exponent, limits.get(name))
-
-    weights = {name: token_weight(name, weight) for name, weight in mix.items()}
-    initial, ramp_steps = mix_ramp or (mix, None)
-    by_step = {
-        name: StepValue((0,), (weight,))
-        if ramp_steps is None
-        else linear_weight(token_weight(name, initial.get(name, 0.0)), weight, *ramp_steps)
-        for name, weight in weights.items()
-    }
+    initial, ramp_steps = mix_ramp or ({}, None)
+    ramps = {name: None if ramp_steps is None else (initial.get(name, 0.0), ramp_steps) for name in mix}
+    entries = [
+        entry
+        for name, value in mix.items()
+        for entry in _open_entries(name, corpora[name], split, value, size_exponent, limits, ramps[name])
+    ]
     for name, corpus in corpora.items():
         for task in tasks:
             if name in (task.corpora or [name]):
@@ -110,13 +108,20 @@ def open_mix(
         check_annotations(corpus, chain(*map(annotations_of, used)), alone=len(corpora) == 1)
     _refuse_mixed_lanes(tasks)
     has_lanes = built.unit == "lane"
-    lanes_of_corpora = assign_lanes(weights, len(weights) if lanes is None else lanes) if has_lanes else {}
+    weights = {entry.name: entry.weight.at(0) for entry in entries}
+    lanes_of_entries = assign_lanes(weights, len(weights) if lanes is None else lanes) if has_lanes else {}
+    if has_lanes and any(entry.max_epochs for entry in entries):
+        raise UserError(
+            f"data.mix: the sequences of objective {built.name} continue from batch to batch, so that no corpus can "
+            "end: remove max_epochs."
+        )
     sources: list[MixSource] = []
     for task in tasks:
         # Each task reads the text in its own order.
         label = task.label if len(tasks) > 1 else ""
         options: dict[str, Any] = {"label": label, "seed": seed, "verify": verify, "window": window}
-        for (name, corpus), weight in zip(corpora.items(), by_step.values(), strict=True):
+        for entry in entries:
+            name, corpus = entry.corpus, corpora[entry.corpus]
             if task.corpora and name not in task.corpora:
                 continue
             own = task.objective.for_corpus(corpus.manifest.fields)
@@ -124,12 +129,15 @@ def open_mix(
                 own.check(special, sequence)
                 _refuse_longer(own, task.objective, name, sequence, document_mask)
             retrieved = _open_retrieved(own, corpus, split, verify, cache, [*corpora.values()])
-            own_lanes = lanes_of_corpora.get(name, 1)
+            if retrieved is not None and entry.selected is not None:
+                raise UserError(f"data.mix: {entry.name} reads neighbors of documents: remove its quality and domains.")
+            own_lanes = lanes_of_entries.get(entry.name, 1)
+            own_options = {**options, "label": label + entry.selection, "selected": entry.selected}
             order = _open_order(
-                own, corpus, split, sequence, document_mask, options, lanes=own_lanes, retrieved=retrieved
+                own, corpus, split, sequence, document_mask, own_options, lanes=own_lanes, retrieved=retrieved
             )
-            shown = f"{name} ({label})" if label else name
-            sources.append(MixSource(shown, name, order, weight, replace(task, objective=own)))
+            shown = f"{entry.name} ({label})" if label else entry.name
+            sources.append(MixSource(shown, name, order, entry.weight, replace(task, objective=own), entry.max_epochs))
     if not sources:
         raise UserError(
             f"objective: no task reads any of {', '.join(corpora)}: add one of them to the `corpora` of a task."
@@ -180,12 +188,68 @@ def _refuse_longer(
             )
 
 
-def _examples_proportional_weight(corpus: Corpus, weight: float, exponent: float, limit: int | None) -> float:
+@dataclass(frozen=True)
+class _Entry:
+    """Part of a corpus in a mix."""
+
+    corpus: str
+    selection: str
+    """Groups that are read (`MixPart.selection`), part of names and of the order's seed."""
+    selected: np.ndarray | None
+    """Rows of the shards that are read. None: all."""
+    weight: StepValue
+    max_epochs: float | None
+
+    @property
+    def name(self) -> str:
+        return self.corpus + self.selection
+
+
+def _open_entries(
+    name: str,
+    corpus: Corpus,
+    split: str,
+    value: MixValue,
+    exponent: float | None,
+    limits: Mapping[str, int],
+    ramp: tuple[float, tuple[int, int]] | None,
+) -> Iterator[_Entry]:
+    """Yield the parts of a corpus of a mix, for a split. `ramp`: initial weight of the corpus, and steps of the change
+    to its weight."""
+    try:
+        parts = parse_mix_value(value)
+    except ValueError as error:
+        raise UserError(f"data.mix: {name} {error}.") from None
+    check_separate(corpus, split, parts)
+    for part in parts:
+        selected = select_shards(corpus, split, part)
+        if selected is not None and not corpus.split(split).shards.rows["samples"][selected].any():
+            share = "a larger validation=SHARE" if split == "validation" else "other groups"
+            raise UserError(
+                f"data.mix: {name}{part.selection} has no documents in its split `{split}`: build it with {share}."
+            )
+
+        def in_tokens(weight: float, part: MixPart = part) -> float:
+            if exponent is None:
+                return weight
+            rows, train = corpus.split("train").shards.rows, select_shards(corpus, "train", part)
+            return _examples_proportional_weight(
+                rows if train is None else rows[train], weight, exponent, limits.get(name)
+            )
+
+        weight = StepValue((0,), (in_tokens(part.weight),))
+        if ramp is not None:
+            initial, steps = ramp  # the initial weight of the corpus is divided among its parts as the final one
+            weight = linear_weight(in_tokens(initial * part.weight / total_weight(value)), weight.values[0], *steps)
+        yield _Entry(name, part.selection, selected, weight, part.max_epochs if split == "train" else None)
+
+
+def _examples_proportional_weight(rows: np.ndarray, weight: float, exponent: float, limit: int | None) -> float:
     """Return the weight in tokens of T5's (arXiv:1910.10683, 3.5.2) and mT5's (arXiv:2010.11934, 3.1)
-    examples-proportional mixing of documents. The training split determines the weights of all splits."""
-    train = corpus.split("train")
-    documents = train.samples if limit is None else min(train.samples, limit)
-    return weight * float(documents) ** exponent * train.tokens / train.samples
+    examples-proportional mixing of documents. `rows` of the training split determine the weights of all splits."""
+    tokens, samples = int(rows["tokens"].sum()), int(rows["samples"].sum())
+    documents = samples if limit is None else min(samples, limit)
+    return weight * float(documents) ** exponent * tokens / samples
 
 
 def annotations_of(objective: BaseObjective) -> tuple[str, ...]:

@@ -43,11 +43,15 @@ class OpenShards:
     """Shards of a split, opened on demand and verified the first time, by one of the processes that share the checks of
     a corpus (`Corpus.share`)."""
 
-    def __init__(self, corpus: Corpus, split: str, verify: Verify, max_open: int):
+    def __init__(
+        self, corpus: Corpus, split: str, verify: Verify, max_open: int, selected: np.ndarray | None = None
+    ) -> None:
+        """`selected`: rows of the shards in the shard table that are read. None: all."""
         self.corpus = corpus
         self.table = corpus.split(split).shards
         # Shards without documents are skipped.
-        self.rows = np.flatnonzero(self.table.rows["samples"])
+        has_documents = self.table.rows["samples"] > 0
+        self.rows = np.flatnonzero(has_documents) if selected is None else selected[has_documents[selected]]
         """Row of each shard in the shard table, int64 [shards]."""
         self.verify = verify
         # One byte per shard, shared with the forked processes of the loader, so that each shard is hashed by only one
@@ -88,7 +92,10 @@ class OpenShards:
             for shard in new:
                 self._check(shard)
         else:
-            self._verdicts.check({shard: self.corpus.folder / self.info(shard).name for shard in new}, self._check)
+            # Processes share verdicts by the row of a shard, because parts of a mix read other shards of a split.
+            number_of = {int(self.rows[shard]): shard for shard in new}
+            files = {row: self.corpus.folder / self.info(shard).name for row, shard in number_of.items()}
+            self._verdicts.check(files, lambda row: self._check(number_of[row]))
         for shard in new:
             self._checked[shard] = 1
 
@@ -186,9 +193,11 @@ class Order(ABC):
         verify: Verify = "hash",
         window: int = WINDOW,
         label: str = "",
+        selected: np.ndarray | None = None,
     ):
-        """Create the order. Different labels give different orders of a corpus. Samples include the positions of
-        `annotations`; complete documents also include their files with a suffix in `blobs`."""
+        """Create the order of the `selected` shards, by default all (`OpenShards`). Different labels give different
+        orders of a corpus. Samples include the positions of `annotations`; complete documents also include their files
+        with a suffix in `blobs`."""
         self.annotations = annotations
         self.blobs = tuple(name for name in blobs if name in corpus.manifest.fields)
         check_annotations(corpus, annotations)
@@ -198,7 +207,7 @@ class Order(ABC):
         self.label = label
         self.window = window
         # Two windows, because a sequence may start in one and end in the next.
-        self.shards = OpenShards(corpus, split, verify, max_open=2 * window)
+        self.shards = OpenShards(corpus, split, verify, max_open=2 * window, selected=selected)
         self.shard_measures = self._shard_measures()
         self.total = int(self.shard_measures.sum())
         self._epoch: LRUCache[int, Epoch] = LRUCache(self._assign_shards, 2)

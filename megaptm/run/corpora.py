@@ -3,6 +3,7 @@ launcher uses it, too."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from megaptm.data.order import check_annotations
 from megaptm.data.shared_checks import ShareOfChecks
 from megaptm.data.statistics import count_tokens, read_texts
 from megaptm.errors import UserError
+from megaptm.mixture import total_weight
 from megaptm.objectives.composed import tasks_of
 from megaptm.objectives.objective import refuse_missing_tokens
 from megaptm.resilience.events import last_saved_step
@@ -88,8 +90,15 @@ class RunCorpora:
 
     def _relative_epochs(self) -> dict[str, float]:
         """Return the relative number of epochs of each corpus of a run; 1 for the corpus that is repeated most."""
+        mix = self.config.data.mix
+        for path, value in mix.items():
+            if isinstance(value, list) or (isinstance(value, dict) and {*value} - {"weight"}):
+                raise UserError(
+                    f"data.mix: {self.config.model.family} is trained on counts of complete corpora: remove quality, "
+                    f"domains and max_epochs of {path}."
+                )
         epochs = {
-            path: self.config.data.mix[path] / corpus.split("train").tokens for path, corpus in self._corpora.items()
+            path: total_weight(mix[path]) / corpus.split("train").tokens for path, corpus in self._corpora.items()
         }
         return {path: number / max(epochs.values()) for path, number in epochs.items()}
 
@@ -142,7 +151,7 @@ def open_corpus(path: str, config: Config) -> Corpus:
             raise UserError(
                 f"data.mix: {path} is no longer a corpus ({MANIFEST} is missing), and the run in {config.run} was "
                 f"trained on it: restore it or, if it was moved, set its new path, data.mix='{{NEW: "
-                f"{config.data.mix[path]:g}}}'."
+                f"{json.dumps(config.data.mix[path])}}}'."
             ) from None
         raise NoCorpusError(error.message, build_command(path, config)) from None
 

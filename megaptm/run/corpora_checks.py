@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from megaptm.config import Config
@@ -68,10 +69,15 @@ def _check_phase(config: Config) -> Tokenizer:
 
 def check_epochs(config: Config, mix: Mix) -> None:
     """Raise `UserError` if the steps of a run, up to the end of its present phase, need more text than `data.epochs`
-    allows."""
+    and `max_epochs` of corpora allow."""
     epochs, end = config.data.epochs, phase_end(config, config.train.phase_start)
+    key = "train.steps" if end == config.train.steps else "`until` of a phase"
+    if mix.end < math.inf and end > (max_steps := config.batch_schedule.steps_in(int(mix.end))):
+        raise UserError(
+            f"{key} ({end:,}) is more than {max_steps:,}, after which all corpora of a task in data.mix were read "
+            f"max_epochs times: lower {key}, raise max_epochs, or leave it out for one of them."
+        )
     if epochs is not None and end > (max_steps := config.batch_schedule.steps_in(mix.samples_in(epochs))):
-        key = "train.steps" if end == config.train.steps else "`until` of a phase"
         raise UserError(
             f"{key} ({end:,}) is more than {max_steps:,}, the steps for which data.mix has text in "
             f"{epochs} epoch{'s' if epochs > 1 else ''} (data.epochs): lower {key}, raise data.epochs, or leave "

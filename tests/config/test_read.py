@@ -428,3 +428,27 @@ def test_number_of_stages_of_a_cut_must_be_an_integer(tmp_path, override):
     path.write_text("extends: gpt2/small\nlayout: {pipeline: 2, layers_per_stage: [7, 5]}\n")
     with pytest.raises(UserError, match=f"{override.partition('=')[0]} must be an integer"):
         load(path, [override])
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            "{weight: 1, qualty: [0, 1]}",
+            "data.mix.a ({'weight': 1, 'qualty': [0, 1]}): has an unknown key qualty: use weight",
+        ),
+        ("{quality: [0, 1]}", "must have a weight, a number above 0"),
+        ("text", "data.mix.a must be a number, not 'text'"),
+    ],
+)
+def test_parts_of_a_mix_are_checked(minimal, value, message):
+    with pytest.raises(UserError) as error:
+        load(minimal, [f"data.mix={{a: {value}}}"])
+    assert message in str(error.value)
+
+
+def test_parts_of_a_mix_stay_as_written(minimal):
+    value = {"weight": 2, "quality": [0.5, 1.0], "max_epochs": 4}
+    config = load(minimal, ["data.mix={a: {weight: 2, quality: [0.5, 1.0], max_epochs: 4}, b: [{weight: 1}]}"])
+    assert config.data.mix == {"a": value, "b": [{"weight": 1}]}
+    assert load(minimal, ["data.mix={a: {weight: 2}}", "data.mix.a=3"]).data.mix == {"a": 3.0}

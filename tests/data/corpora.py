@@ -45,6 +45,7 @@ def tiny_corpus(
     validation: int = 6,
     seed: int = 0,
     fingerprint: str = "tiny",
+    groups: dict | None = None,
 ) -> Manifest:
     """Write a corpus of random documents: `documents` in the training split, and `validation` in the other.
 
@@ -82,7 +83,7 @@ def tiny_corpus(
         fields=fields,
         splits=splits,
         tokenizer={"kind": "byte-bpe", "vocabulary": vocabulary, "fingerprint": fingerprint},
-        made_from={"seed": seed},
+        made_from={"seed": seed, **({"groups": groups} if groups else {})},
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,15 +22,21 @@ from data_pipeline.sources.source import InputFile, Source, Span
 from data_pipeline.sources.unreadable import Unreadable, UnreadableHandler, UnreadableRecord
 
 NUMBERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+
+
+def _number(data: bytes, dtype: str) -> int | float:
+    return np.frombuffer(data, dtype)[0].item()  # type: ignore[no-any-return]
+
+
 DECODERS: dict[str, Callable[[bytes], Any]] = {
     "str": bytes,
     "bytes": bytes,
     "json": json.loads,
-    "int": lambda data: np.frombuffer(data, "<i8")[0].item(),
+    "int": partial(_number, dtype="int64"),
     "str_int": lambda data: int(data.decode()),
     "str_float": lambda data: float(data.decode()),
     "str_decimal": lambda data: data.decode(),
-    **{name: lambda data, name=name: np.frombuffer(data, name)[0].item() for name in NUMBERS},
+    **{name: partial(_number, dtype=name) for name in NUMBERS},
 }
 """Decoders of columns by the name of their encoding. Pickles, arrays and images are not read."""
 TEXT_ENCODINGS = ("str", "bytes")

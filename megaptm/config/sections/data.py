@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, Strict
+from pydantic import AfterValidator, Field, Strict
+from pydantic_core import PydanticKnownError
 
+from megaptm.mixture import parse_mix_value
 from megaptm.objectives.objective import SequenceLength
 from megaptm.section import Count, Section
+
+
+def _check_mix_value(value: Any) -> Any:
+    """Return the value of a corpus in `data.mix`: a number as float, a table or list as it is."""
+    if isinstance(value, dict | list):
+        parse_mix_value(value)
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise PydanticKnownError("float_type")
+    if not math.isfinite(value):
+        raise PydanticKnownError("finite_number")
+    if value <= 0:
+        raise PydanticKnownError("greater_than", {"gt": 0.0})
+    return float(value)
+
+
+MixEntry = Annotated[Any, AfterValidator(_check_mix_value)]
+"""Weight of a corpus, a `mixture.MixPart` as a table, or a list of such tables."""
 
 
 class CursorsConfig(Section):
@@ -33,8 +54,9 @@ class MixRampConfig(Section):
 class DataConfig(Section):
     """Training data of a run."""
 
-    mix: Annotated[dict[str, Annotated[float, Field(gt=0.0)]], Field(min_length=1)]
-    """Corpora, as folders or URLs, with their weights. Weights count tokens and need not sum to one."""
+    mix: Annotated[dict[str, MixEntry], Field(min_length=1)]
+    """Corpora, as folders or URLs, with their weights. Weights count tokens and need not sum to one. Instead of a
+    weight: a table of `weight`, `quality`, `domains` and `max_epochs`, or a list of them."""
     size_exponent: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     """Exponent of a corpus's number of documents, which multiplies its weight; weights then count documents. 1:
     proportional to size (T5); else 1 / temperature, such as mT5's 0.3. Default: weights count tokens, independent of

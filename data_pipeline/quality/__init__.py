@@ -1,0 +1,1 @@
+"""Quality of documents: a classifier trained on examples, and models of users."""
