@@ -8,10 +8,12 @@ from data_pipeline.clean.gopher_quality import GopherQuality
 from data_pipeline.clean.gopher_repetition import GopherRepetition
 from data_pipeline.clean.language import KeepLanguage, TagLanguage
 from data_pipeline.clean.lines import DropLines
+from data_pipeline.clean.personal import TagPersonal
 from data_pipeline.clean.predicate import KeepIf
 from data_pipeline.clean.quality import ScoreQuality
 from data_pipeline.clean.scrub import Scrub
 from data_pipeline.clean.step import CleaningStep, run_steps, with_text
+from data_pipeline.clean.tag_lists import TagLists
 from data_pipeline.clean.unicode import NormalizeUnicode, RepairEncoding
 
 STEPS: dict[str, type] = {
@@ -32,6 +34,8 @@ STEPS: dict[str, type] = {
     "keep-if": KeepIf,
     "decontaminate": Decontaminate,
     "scrub": Scrub,
+    "tag-lists": TagLists,
+    "tag-personal": TagPersonal,
     "cut-long": CutLong,
     "pair-by-connective": PairByConnective,
 }

@@ -7,13 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-
-from data_pipeline.clean.hash_set import HashSet
-from data_pipeline.clean.step import file_version, require_minimum, with_text
+from data_pipeline.clean.phrase_lists import read_phrase_list
+from data_pipeline.clean.step import require_minimum, with_text
 from data_pipeline.clean.words import Words
 from data_pipeline.document import Document, DropCounts
-from megaptm.storage import read_text_file
 
 TERMINAL = (".", "!", "?", '"', "'", "\u201d", "\u2019")
 CITATION = re.compile(r"\[(?:\d+|edit|citation needed)\]", re.IGNORECASE)
@@ -69,7 +66,7 @@ class C4Quality:
             return "a curly bracket"
         if self.drop_lorem_ipsum and "lorem ipsum" in text.lower():
             return "lorem ipsum"
-        if self.bad_words is not None and _has_any(text, _read_phrases(self.bad_words, file_version(self.bad_words))):
+        if self.bad_words is not None and _has_listed_word(text, self.bad_words):
             return "a word of the bad-words list"
         return None
 
@@ -108,16 +105,7 @@ def _has_fewer_sentences(text: str, min_count: int) -> bool:
     return any(next(ends, None) is None for _ in range(min_count))
 
 
-@lru_cache(maxsize=4)
-def _read_phrases(path: str, _: tuple[int, int]) -> dict[int, HashSet]:
-    """Return the hashes of the banned phrases in a file, by the number of words in the phrase."""
-    text = read_text_file(path, name=f"c4-quality: bad_words ({path})", remedy="correct the path")
-    hashes_by_size: dict[int, list[np.ndarray]] = {}
-    for words in map(Words, text.split("\n")):
-        hashes_by_size.setdefault(len(words), []).append(words.ngrams(len(words)))
-    return {size: HashSet(np.concatenate(hashes)) for size, hashes in hashes_by_size.items() if size}
-
-
-def _has_any(text: str, phrases: dict[int, HashSet]) -> bool:
+def _has_listed_word(text: str, path: str) -> bool:
+    phrases = read_phrase_list(path, "c4-quality: bad_words")
     words = Words(text)
     return any(len(known.indexes_of(words.ngrams(size))) for size, known in phrases.items())

@@ -1,27 +1,43 @@
-"""Language identification with py3langid and its bundled model of 97 languages."""
+"""Language identification: py3langid with its bundled model of 97 languages, a model of fastText, or a function."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from data_pipeline.clean.step import import_library, require
 from data_pipeline.document import Document, DropCounts
-from megaptm.errors import UserError
+from data_pipeline.functions import is_function, load_function
+from data_pipeline.quality.models import fasttext_labels, model_inputs, predict_labels
+from megaptm.errors import UserError, nearest
+from megaptm.storage import read_text_file
 
 CLASSIFIED_CHARACTERS = 2_000
 """Maximum characters of a text that are classified. The start suffices, and bounds the time for long texts."""
+UNKNOWN = "unknown"
+"""Language of a text in which a model of fastText knows no word."""
+MAX_SHOWN = 200
+"""Maximum number of languages in an error message."""
 
 
 @dataclass(frozen=True)
 class TagLanguage:
-    """Add the note `language` (ISO 639-1: `en`, `zh`) to each document, and drop none."""
+    """Add the note `language` to each document, and drop none."""
+
+    model: str | None = None
+    """Model: file of fastText (.bin, .ftz), such as lid.176.bin or GlotLID's; `package.module:function` from a text to
+    language and probability. Default: py3langid, with ISO 639-1 codes (`en`, `zh`)."""
+
+    def inputs(self) -> tuple[str, ...]:
+        """Return the file of the model."""
+        return () if self.model is None else model_inputs(self.model, "tag-language")
 
     def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:
         for document in documents:
-            language, _ = identify(document.text)
+            language, _ = identify(document.text, self.model)
             yield replace(document, notes={**document.notes, "language": language})
 
 
@@ -29,39 +45,85 @@ class TagLanguage:
 class KeepLanguage:
     """Keep documents in some languages, and add the note `language`."""
 
-    languages: tuple[str, ...] = ("en",)
-    """ISO 639-1 codes of the languages to keep."""
+    languages: tuple[str, ...] | None = None
+    """Languages to keep, as the model names them. Default: those of `thresholds`, or `en`."""
     min_probability: float = 0.65
     """Minimum probability of the identified language. The default is that of FineWeb (arXiv:2406.17557, section 3.3),
     which uses another model."""
+    thresholds: dict[str, float] | str = field(default_factory=dict)
+    """Minimum probability of some languages, instead of `min_probability`: a table, or a file with lines of
+    `language<TAB>probability`."""
+    model: str | None = None
+    """Model, as of `tag-language`."""
 
     def __post_init__(self) -> None:
-        require(bool(self.languages), "keep-language: languages is empty: name at least one, like `en`.")
+        require(self.languages != (), "keep-language: languages is empty: name at least one, like `en`.")
         is_valid = 0 <= self.min_probability <= 1
         require(is_valid, f"keep-language: min_probability ({self.min_probability}) must be from 0 to 1.")
+        if isinstance(self.thresholds, Mapping):
+            _check_thresholds(self.thresholds, "thresholds")
+
+    def inputs(self) -> tuple[str, ...]:
+        """Return the files of the model and of the thresholds."""
+        table = (self.thresholds,) if isinstance(self.thresholds, str) else ()
+        return (*table, *(() if self.model is None else model_inputs(self.model, "keep-language")))
 
     def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:
-        self._require_known()
+        thresholds = _read_thresholds(self.thresholds) if isinstance(self.thresholds, str) else self.thresholds
+        languages = self.languages or (*thresholds,) or ("en",)
+        _require_known((*languages, *thresholds), self.model)
+        few = len(languages) <= 3
+        not_kept = f"keep-language: not {' or '.join(languages) if few else f'one of {len(languages)} languages'}"
         for document in documents:
-            language, probability = identify(document.text)
-            if language not in self.languages:
-                dropped.add(f"keep-language: not {' or '.join(self.languages)}", document.source, document.text)
-            elif probability < self.min_probability:
-                reason = f"keep-language: {language} with a probability below {self.min_probability:g}"
+            language, probability = identify(document.text, self.model)
+            threshold = thresholds.get(language, self.min_probability)
+            if language not in languages:
+                dropped.add(not_kept, document.source, document.text)
+            elif probability < threshold:
+                reason = f"keep-language: {language} with a probability below {threshold:g}"
                 dropped.add(reason, document.source, document.text)
             else:
                 yield replace(document, notes={**document.notes, "language": language})
 
-    def _require_known(self) -> None:
-        known = sorted(_load_identifier().labels)
-        for language in self.languages:
-            if language not in known:
-                raise UserError(f"keep-language: language `{language}` is not known: use {', '.join(known)}.")
 
-
-def identify(text: str) -> tuple[str, float]:
+def identify(text: str, model: str | None = None) -> tuple[str, float]:
     """Identify the language of a text from its start; return the most likely one and its probability."""
-    return _load_identifier().classify(text[:CLASSIFIED_CHARACTERS])
+    start = text[:CLASSIFIED_CHARACTERS]
+    if model is None:
+        return _load_identifier().classify(start)
+    if is_function(model):
+        language, probability = load_function(model, "keep-language")(start)
+        return str(language), float(probability)
+    return next(iter(predict_labels(model, start, "keep-language")), (UNKNOWN, 0.0))
+
+
+def _require_known(languages: Iterable[str], model: str | None) -> None:
+    """Raise `UserError` for a language that the model does not know."""
+    if model is not None and is_function(model):
+        return
+    known = sorted(_load_identifier().labels if model is None else fasttext_labels(model, "keep-language"))
+    for language in languages:
+        if language not in known:
+            hint = f"use {', '.join(known)}." if len(known) <= MAX_SHOWN else nearest(language, known)
+            raise UserError(f"keep-language: language `{language}` is not known: {hint}")
+
+
+def _check_thresholds(thresholds: Mapping[str, float], name: str) -> None:
+    for language, threshold in thresholds.items():
+        require(0 <= threshold <= 1, f"keep-language: {name} ({language}: {threshold}) must be from 0 to 1.")
+
+
+@lru_cache(maxsize=4)
+def _read_thresholds(path: str) -> dict[str, float]:
+    """Read a file of thresholds. Empty lines and lines that start with `#` are skipped."""
+    lines = read_text_file(path, name=f"keep-language: {path}", remedy="correct the path").splitlines()
+    try:
+        rows = [line.split("\t") for line in lines if line.strip() and not line.startswith("#")]
+        thresholds = {language.strip(): float(threshold) for language, threshold in rows}
+    except ValueError:
+        raise UserError(f"keep-language: {path} must have lines of a language, a tab and a probability.") from None
+    _check_thresholds(thresholds, Path(path).name)
+    return thresholds
 
 
 @lru_cache(maxsize=1)

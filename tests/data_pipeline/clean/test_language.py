@@ -1,8 +1,11 @@
+import math
+
 import pytest
 
-from data_pipeline.clean.language import CLASSIFIED_CHARACTERS, KeepLanguage, TagLanguage
+from data_pipeline.clean.language import CLASSIFIED_CHARACTERS, KeepLanguage, TagLanguage, identify
 from megaptm.errors import UserError
 from tests.data_pipeline.clean.running import reason, run
+from tests.data_pipeline.fasttext_models import write_fasttext
 
 pytest.importorskip("py3langid")
 
@@ -46,3 +49,66 @@ def test_invalid_language_options_are_rejected():
         KeepLanguage(languages=())
     with pytest.raises(UserError, match=r"min_probability \(65\) must be from 0 to 1"):
         KeepLanguage(min_probability=65)
+
+
+WORDS = {"the": 1.0, "hund": -1.0, "und": 0.0}
+"""Numbers of a model of fastText with the labels of GlotLID."""
+
+
+@pytest.fixture
+def model(tmp_path):
+    pytest.importorskip("fasttext")
+    return str(write_fasttext(tmp_path / "model.bin", WORDS, {"eng_Latn": 2.0, "deu_Latn": -2.0}))
+
+
+def test_fasttext_models_name_languages(model):
+    retained, _ = run(TagLanguage(model), "the und\nthe", "hund hund", "nothing known")
+    assert [document.notes["language"] for document in retained] == ["eng_Latn", "deu_Latn", "unknown"]
+    assert identify("the the und", model) == ("eng_Latn", pytest.approx(1 / (1 + math.exp(-4 * 2 / 3)), abs=1e-4))
+    assert TagLanguage(model).inputs() == (model,)
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_thresholds_by_language(model, as_file, tmp_path):
+    """The same text is kept or dropped by the threshold of its language; others have `min_probability`."""
+    table = {"eng_Latn": 0.95, "deu_Latn": 0.6}
+    if as_file:
+        lines = "".join(f"{language}\t{threshold}\n" for language, threshold in table.items())
+        (tmp_path / "thresholds.tsv").write_text("# FineWeb-2\n\n" + lines)
+    step = KeepLanguage(thresholds=str(tmp_path / "thresholds.tsv") if as_file else table, model=model)
+    retained, dropped = run(step, "the the und", "hund hund und", "nothing")
+    assert [document.notes["language"] for document in retained] == ["deu_Latn"]
+    assert dropped.counts == {
+        "keep-language: eng_Latn with a probability below 0.95": 1,
+        "keep-language: not eng_Latn or deu_Latn": 1,
+    }
+    assert run(KeepLanguage(("eng_Latn",), 0.9, {"deu_Latn": 0.1}, model), "the the und")[0]
+
+
+def by_length(text):
+    return ("short" if len(text) < 10 else "long"), 1
+
+
+def test_functions_name_languages():
+    retained, dropped = run(KeepLanguage(languages=("long",), model=f"{__name__}:by_length"), "a long text", "text")
+    assert [document.notes["language"] for document in retained] == ["long"]
+    assert dropped.counts == {"keep-language: not long": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"thresholds": {"en": 2.0}}, r"thresholds \(en: 2\.0\) must be from 0 to 1"),
+        ({"thresholds": "missing.tsv"}, "missing.tsv cannot be read"),
+        ({"thresholds": {"xx": 0.5}}, "language `xx` is not known"),
+        ({"model": "missing.bin"}, "missing.bin cannot be read"),
+    ],
+)
+def test_invalid_thresholds_and_models_are_rejected(options, message):
+    with pytest.raises(UserError, match=message):
+        run(KeepLanguage(**options), ENGLISH)
+
+
+def test_unknown_language_of_a_model_is_rejected(model):
+    with pytest.raises(UserError, match="language `en` is not known: use deu_Latn, eng_Latn"):
+        run(KeepLanguage(model=model), ENGLISH)

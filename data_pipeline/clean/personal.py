@@ -1,0 +1,141 @@
+"""Numbers that identify a person, by language: bank accounts, cards, national ids. Patterns are a table; check digits
+are python-stdnum's."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from data_pipeline.clean.step import file_version, import_library, require, require_minimum, with_text
+from data_pipeline.document import Document, DropCounts
+from megaptm.errors import UserError
+from megaptm.storage import read_text_file
+
+TABLE = str(Path(__file__).with_name("personal.tsv"))
+EVERY = "*"
+STEP = "tag-personal"
+
+
+@dataclass(frozen=True)
+class TagPersonal:
+    """Count personal numbers in the note `personal`, and optionally replace them or drop documents."""
+
+    table: str | None = None
+    """File of patterns instead of that of megaptm, `data_pipeline/clean/personal.tsv`."""
+    kinds: tuple[str, ...] | None = None
+    """Kinds of numbers to find, such as `iban`. Default: all of the table."""
+    replace: bool = False
+    """Whether numbers are replaced by their kind: `<iban>`."""
+    max_count: int | None = None
+    """Maximum number of personal numbers in documents that are kept. Default: all are kept."""
+
+    def __post_init__(self) -> None:
+        require(self.kinds != (), f"{STEP}: kinds is empty: name at least one, like `iban`.")
+        require_minimum(0, self, STEP, "max_count")
+
+    def inputs(self) -> tuple[str, ...]:
+        """Return the file of the patterns."""
+        return (self.table or TABLE,)
+
+    def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:
+        patterns = self._patterns()
+        for document in documents:
+            matches = [*_find_matches(document, patterns)]
+            counts = dict(sorted(Counter(kind for _, _, kind in matches).items()))
+            if self.max_count is not None and len(matches) > self.max_count:
+                dropped.add(f"{STEP}: more than {self.max_count} numbers", document.source, document.text)
+            elif not matches:
+                yield document
+            elif self.replace:
+                yield with_text(document, _replace(document.text, matches), personal=counts)
+            else:
+                yield replace(document, notes={**document.notes, "personal": counts})
+
+    def _patterns(self) -> list[PersonalPattern]:
+        table = read_patterns(self.table or TABLE)
+        known = sorted({pattern.kind for pattern in table})
+        for kind in self.kinds or ():
+            require(kind in known, f"{STEP}: kinds ({kind}) is not in the table: use {', '.join(known)}.")
+        return [pattern for pattern in table if self.kinds is None or pattern.kind in self.kinds]
+
+
+@dataclass(frozen=True)
+class PersonalPattern:
+    """Row of a table of personal numbers."""
+
+    language: str
+    kind: str
+    expression: re.Pattern[str]
+    is_valid: Callable[[str], bool]
+    """Check of a match, by its check digits."""
+
+
+def _find_matches(document: Document, patterns: Iterable[PersonalPattern]) -> Iterator[tuple[int, int, str]]:
+    """Yield start, end and kind of the numbers in a document: those of its language, or of all languages if it is not
+    known. Overlapping matches count once."""
+    language, text = document.notes.get("language"), document.text
+    if not any(map(str.isdigit, text)):
+        return
+    matches = [
+        (*match.span("number" if "number" in pattern.expression.groupindex else 0), pattern.kind)
+        for pattern in patterns
+        if language is None or pattern.language in (EVERY, language)
+        for match in pattern.expression.finditer(text)
+        if pattern.is_valid(match["number" if "number" in pattern.expression.groupindex else 0])
+    ]
+    end = 0
+    for start, stop, kind in sorted(matches):
+        if start >= end:
+            yield start, stop, kind
+            end = stop
+
+
+def _replace(text: str, matches: Iterable[tuple[int, int, str]]) -> str:
+    pieces, end = [], 0
+    for start, stop, kind in matches:
+        pieces += [text[end:start], f"<{kind}>"]
+        end = stop
+    return "".join([*pieces, text[end:]])
+
+
+def read_patterns(path: str) -> list[PersonalPattern]:
+    """Read a table of personal numbers: lines of language, kind, module of stdnum (or empty), regular expression."""
+    return _read_patterns(path, file_version(path))
+
+
+@lru_cache(maxsize=4)
+def _read_patterns(path: str, _: tuple[int, int]) -> list[PersonalPattern]:
+    text = read_text_file(path, name=f"{STEP}: table ({path})", remedy="correct the path")
+    return [
+        _parse_pattern(line, f"{STEP}: {path}, line {number}")
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.strip() and not line.startswith("#")
+    ]
+
+
+def _parse_pattern(line: str, where: str) -> PersonalPattern:
+    columns = line.split("\t")
+    if len(columns) != 4:
+        raise UserError(f"{where}: {len(columns)} columns instead of language, kind, check and expression.")
+    language, kind, check, expression = columns
+    try:
+        compiled = re.compile(expression)
+    except re.error as error:
+        raise UserError(f"{where}: the expression is invalid ({error}): correct it.") from None
+    if not check:
+        return PersonalPattern(language, kind, compiled, lambda number: True)
+    if not re.fullmatch(r"[a-z_0-9]+(\.[a-z_0-9]+)?", check):
+        raise UserError(f"{where}: {check} is not a module of stdnum, as `us.ssn`.")
+    import_library("stdnum", STEP)
+    try:
+        is_valid: Callable[[str], bool] = import_library(f"stdnum.{check}", STEP).is_valid
+    except (UserError, AttributeError):
+        raise UserError(f"{where}: stdnum has no check {check}: correct it, or leave it empty.") from None
+    # Some modules remove separators themselves.
+    return PersonalPattern(
+        language, kind, compiled, lambda number: is_valid(number) or is_valid(re.sub("[ -]", "", number))
+    )
