@@ -4,8 +4,8 @@
 
 - `score`: a supervised model of fastText, trained here on prose and code, drops documents whose label `prose` has a
   probability below 0.5. datatrove: `FastTextClassifierFilter`.
-- `language`, with `--lid`: English with a probability of at least 0.65 by fastText's 176 languages. datatrove:
-  `LanguageFilter`.
+- `language`, with `--lid`: English with a probability of at least 0.65 by fastText's 176 languages, from the first
+  2,000 characters. datatrove: `LanguageFilter`, on texts that are cut beforehand.
 - `own score`: the classifier of `megaptm corpus train-quality`, trained on the same documents.
 - `clusters`: sizes of the clusters of near duplicates. datatrove: four stages of MinHash with cluster sizes.
 
@@ -28,7 +28,7 @@ from common.options import Options
 from common.text import make_text
 
 from data_pipeline.clean import run_steps
-from data_pipeline.clean.language import KeepLanguage, identify
+from data_pipeline.clean.language import CLASSIFIED_CHARACTERS, KeepLanguage, identify
 from data_pipeline.clean.quality import ScoreQuality
 from data_pipeline.clean.step import CleaningStep
 from data_pipeline.deduplicate import Deduplicate, NearDuplicateOptions, find_duplicates, write_part
@@ -157,6 +157,7 @@ def main() -> None:
                 lambda peer: compare_decisions(language, peer, len(documents)),
                 model=str(options.lid),
                 threshold=THRESHOLDS["language"],
+                characters=CLASSIFIED_CHARACTERS,
             )
         clusters = measure_clusters(documents, folder)
         print(f"  clusters by size: {clusters['sizes'][1:]}")

@@ -10,14 +10,14 @@ import sys
 import time
 
 
-def read(folder: str) -> list:
+def read(folder: str, characters: int | None = None) -> list:
     from datatrove.data import Document
 
     lines = []
     for path in sorted(glob.glob(f"{folder}/*.jsonl")):
         with open(path, encoding="utf-8") as file:
             lines += file.readlines()
-    return [Document(text=json.loads(line)["text"], id=str(number)) for number, line in enumerate(lines)]
+    return [Document(text=json.loads(line)["text"][:characters], id=str(number)) for number, line in enumerate(lines)]
 
 
 def make_filter(options: dict):
@@ -36,7 +36,7 @@ def make_filter(options: dict):
 
 
 def run_filter(options: dict) -> dict:
-    documents = read(options["files"])
+    documents = read(options["files"], options.get("characters"))
     chosen = make_filter(options)
     list(chosen.run(iter(documents[:1])))
     started = time.process_time()

@@ -73,12 +73,12 @@ class KeepLanguage:
         languages = self.languages or (*thresholds,) or ("en",)
         _require_known((*languages, *thresholds), self.model)
         few = len(languages) <= 3
-        not_kept = f"keep-language: not {' or '.join(languages) if few else f'one of {len(languages)} languages'}"
+        other_language = f"keep-language: not {' or '.join(languages) if few else f'one of {len(languages)} languages'}"
         for document in documents:
             language, probability = identify(document.text, self.model)
             threshold = thresholds.get(language, self.min_probability)
             if language not in languages:
-                dropped.add(not_kept, document.source, document.text)
+                dropped.add(other_language, document.source, document.text)
             elif probability < threshold:
                 reason = f"keep-language: {language} with a probability below {threshold:g}"
                 dropped.add(reason, document.source, document.text)

@@ -62,9 +62,9 @@ def classifier_file(folders):
 
 def test_new_texts_are_scored_and_dropped(classifier_file):
     retained, dropped = run(ScoreQuality(classifier_file), text("good", 999), text("other", 999))
-    good, other = (document.notes["quality"] for document in retained)
-    assert good > 0.8 > 0.2 > other
-    assert round(good, 4) == good
+    first, second = (document.notes["quality"] for document in retained)
+    assert first > 0.8 > 0.2 > second
+    assert round(first, 4) == first
     assert not dropped.counts
     retained, dropped = run(ScoreQuality(classifier_file, min_score=0.5), text("good", 999), text("other", 999))
     assert [document.source for document in retained] == ["0.txt"]

@@ -70,8 +70,8 @@ def test_each_shard_has_documents_of_one_group(built):
         expected = [group for group, count in enumerate(counts) for _ in range(count)]
         for info, group in zip(manifest.splits[split].shards, expected, strict=True):
             documents = metadata(built / info.name)
-            found = {(note["domain"] == "web") * 2 + (note["score"] >= 0.5) for note in documents}
-            assert found == {group}
+            groups_in_shard = {(note["domain"] == "web") * 2 + (note["score"] >= 0.5) for note in documents}
+            assert groups_in_shard == {group}
     assert all(count > 1 for count in groups["shards"]["train"])
     assert sum(split.samples for split in manifest.splits.values()) == COUNT
 
