@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from data_pipeline.clean.phrase_lists import count_listed_words, read_phrase_list
 from data_pipeline.clean.step import require, require_shares
@@ -19,7 +19,7 @@ EVERY = "*"
 class TagLists:
     """Add the share of listed words as a note, and drop documents above `max_share`. Text is not changed."""
 
-    lists: dict[str, str] = field(default_factory=dict)
+    lists: dict[str, str]
     """Files of words or phrases, one per line, by the language of documents (their note `language`); `*` for all
     languages."""
     max_share: float | None = None

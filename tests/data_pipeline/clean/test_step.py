@@ -14,7 +14,12 @@ from megaptm.errors import UserError
 from tests.data_pipeline.clean.running import run
 
 TURNS = [[0, "user"], [5, "assistant"]]
-REQUIRED = {"keep-if": {"call": "os.path:exists"}, "decontaminate": {"against": ("evaluation.txt",)}}
+REQUIRED: dict[str, dict] = {
+    "keep-if": {"call": "os.path:exists"},
+    "decontaminate": {"against": ("evaluation.txt",)},
+    "score-quality": {"model": "web.quality"},
+    "tag-lists": {"lists": {"en": "toxic.txt"}},
+}
 
 
 @pytest.mark.parametrize("name", STEPS)

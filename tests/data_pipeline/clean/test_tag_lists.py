@@ -48,7 +48,7 @@ def test_documents_without_a_list_have_no_note(lists):
 
 def test_invalid_lists_are_rejected(lists):
     with pytest.raises(UserError, match="lists is empty"):
-        TagLists()
+        TagLists({})
     with pytest.raises(UserError, match=r"max_share \(2\) must be a share"):
         TagLists(lists, max_share=2)
     with pytest.raises(UserError, match=r"tag-lists: lists .* cannot be read"):
