@@ -190,3 +190,21 @@ def test_lanes_have_no_max_epochs(plain):
 @pytest.mark.parametrize("value", [1, 0.5, {"weight": 1, "quality": [0, 1]}, [{"weight": 1, "domains": ["a"]}]])
 def test_valid_values_are_parsed(value):
     assert all(part.weight > 0 for part in parse_mix_value(value))
+
+
+def test_a_ramp_moves_the_parts_of_a_corpus_together(grouped, plain):
+    """The initial weight of a corpus is divided among its parts as the final one; ramps and max_epochs combine."""
+    parts = [{"weight": 3, "quality": [0.5, 1]}, {"weight": 1, "quality": [0, 0.5], "max_epochs": 1}]
+    schedule = BatchSchedule(final_size=2)
+    mix = opened({grouped: parts, plain: 4}, schedule=schedule, mix_ramp=({plain: 1}, (100, 300)))
+    tokens = [int(order.shards.sums("tokens").sum()) / order.per_epoch for order in mix.orders]
+    assert mix.phases[0].quotas == [0, 0, BLOCK]
+    ramped = next(phase for phase in mix.phases if phase.step == 200)
+    weights = np.array(ramped.quotas) * tokens
+    assert weights[0] / weights[1] == pytest.approx(3, rel=0.01)
+    assert mix.quotas[1] == 0
+    read = np.zeros(3, dtype=int)
+    for index in range(3000):
+        read[mix.locate(index).source] += 1
+        assert [*mix.cursors(index + 1).values()] == read.tolist()
+    assert read[1] == mix.orders[1].per_epoch
