@@ -103,6 +103,8 @@ def _check_space(config: Config, run: Path, disk: Disk, probe: Path) -> Finding:
     """Check the space of the run folder for the retained checkpoints, the one being written, and one export."""
     parameters = count_parameters(resolve(config))
     size, ranks = checkpoint_bytes(config, parameters), config.layout.processes
+    if config.hub.export_every is not None:  # a Hugging Face copy of each, at most
+        size += EXPORT_BYTES * parameters
     # If there is not more space, the oldest is removed before the next one is written, but never the last one.
     keep, steps = config.checkpoint.keep, config.train.steps
     num_retained = max(keep.last, 2) + keep.best + (0 if keep.every is None else steps // keep.every)

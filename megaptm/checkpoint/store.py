@@ -1,11 +1,12 @@
 """Checkpoints of a run: all ranks write them, one rank commits them, and old ones are removed.
 
     run/checkpoints/
-        step-00000100/                  committed: has this name and a manifest; only tags change
+        step-00000100/                  committed: has this name and a manifest; its files never change
             rank-00000.safetensors ...  one file per rank that wrote
             index-00000.json ...        for some ranks: size and sha256 of each file, location of each tensor
             manifest.json               step, state, size and sha256 of each index, and names of its tensors
             tag.NAME ...                tags of the user: the checkpoint is not removed (checkpoint.tags)
+            hf/                         a Hugging Face copy, if the config has hub.export_every
         step-00000200.writing-TOKEN/    being written, or left by a job that died
         step-00000150.damaged/          did not match its hashes: kept for inspection
         step-00000180.abandoned/        trained on text that is now skipped (train.skip_batches): kept as well

@@ -35,13 +35,17 @@ def export() -> None:
     help="Average the weights of this many checkpoints, up to --step.",
 )
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True)
-def hugging_face(run: Path, folder: Path, step: int | None, ema: bool, average: int, dtype: str) -> None:
+@click.option("--push-to", metavar="NAME/MODEL", help="Push the folder with a model card to the Hugging Face hub, too.")
+def hugging_face(
+    run: Path, folder: Path, step: int | None, ema: bool, average: int, dtype: str, push_to: str | None
+) -> None:
     """Export the model of RUN to FOLDER, for `transformers`.
 
     \b
       megaptm export hf runs/gpt2-tiny exported/gpt2-tiny
       megaptm export hf runs/gpt2-small exported/gpt2 --step 50000 --dtype bfloat16
       megaptm export hf runs/transformer-base exported/transformer --average 5
+      megaptm export hf runs/gpt2-small exported/gpt2 --push-to name/gpt2-small
 
     The output shows how to load the model in Python: the class, or for two models (ELECTRA) the classes and folders.
     """
@@ -59,6 +63,7 @@ def hugging_face(run: Path, folder: Path, step: int | None, ema: bool, average: 
     from megaptm.hub.folder import read_tensors
     from megaptm.hub.huggingface import to_hugging_face
     from megaptm.hub.import_run import UNUSED
+    from megaptm.hub.push import CARD, model_card, push_folder
     from megaptm.run.checkpoint import open_checkpoint
 
     tell("reading and writing the weights")
@@ -88,3 +93,7 @@ def hugging_face(run: Path, folder: Path, step: int | None, ema: bool, average: 
         echo("warning: the run has no tokenizer yet, so the export has none: save the model's tokenizer in the folder")
     for warning in exported.warnings:
         echo(f"warning: {warning}")
+    if push_to is not None:
+        (folder / CARD).write_text(model_card(checkpoint, exported), encoding="utf-8")
+        tell(f"pushing {folder} to {push_to}")
+        echo(f"pushed to {push_folder(folder, push_to, message=f'Step {checkpoint.step}')}")

@@ -55,6 +55,7 @@ def config_errors(config: Config) -> Iterator[str]:
             _profile_errors,
             _keep_errors,
             _stop_errors,
+            _hub_errors,
         )
     else:
         all_rules = (
@@ -69,6 +70,7 @@ def config_errors(config: Config) -> Iterator[str]:
             _profile_errors,
             _keep_errors,
             _stop_errors,
+            _hub_errors,
         )
     for rules in all_rules:
         yield from rules(config)
@@ -435,6 +437,13 @@ def _keep_errors(config: Config) -> Iterator[str]:
             f"checkpoint.keep.best compares validation losses, so that checkpoint.every ({checkpoint.every}) must be a "
             f"multiple of train.validate_every ({validate_every}): change one of them, or remove checkpoint.keep.best."
         )
+
+
+def _hub_errors(config: Config) -> Iterator[str]:
+    if config.hub.push_to is not None and config.hub.export_every is None:
+        yield "hub.push_to needs hub.export_every: it pushes the exported copies."
+    if config.hub.export_every is not None and isinstance(find_family(config.model.family), LayerlessFamily):
+        yield f"hub.export_every: {config.model.family} has no counterpart in transformers: remove it."
 
 
 def _stop_errors(config: Config) -> Iterator[str]:

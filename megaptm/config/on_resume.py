@@ -93,6 +93,7 @@ RESUME_RULES = {
     "train.restarts": OnResume.YES,
     "train.hang_seconds": OnResume.YES,
     "checkpoint": OnResume.YES,
+    "hub": OnResume.YES,
     "track": OnResume.YES,
     "callbacks": OnResume.YES,
     "phases": OnResume.LATER,

@@ -34,6 +34,7 @@ __all__ = [
     "Count",
     "DataConfig",
     "DeviceLayout",
+    "HubConfig",
     "KeepConfig",
     "Layout",
     "ModelConfig",
@@ -339,6 +340,20 @@ class CheckpointConfig(Section):
         return {"last": value} if isinstance(value, int) else value
 
 
+class HubConfig(Section):
+    """Hugging Face copies of checkpoints, which another process writes beside training, with the CPU of the first node.
+    If that fails, training warns and goes on."""
+
+    export_every: Count | None = None
+    """Export the first checkpoint of every so many steps, and the last, to the folder `hf` of the checkpoint. It is
+    removed together with the checkpoint (checkpoint.keep). Default: none."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of the exported weights."""
+    push_to: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")] | None = None
+    """Model on the Hugging Face hub, as in name/model, to which each copy is pushed with a model card. It is created as
+    private. Log in with `hf auth login`. Default: none."""
+
+
 class TrackConfig(Section):
     """Tracking of metrics, in addition to metrics.jsonl in the run folder."""
 
@@ -401,6 +416,7 @@ class Config(Section):
     optimizer: OptimizerConfig
     train: TrainConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
+    hub: HubConfig = HubConfig()
     track: TrackConfig = TrackConfig()
     callbacks: dict[str, dict[str, Any]] = {}
     """Callbacks that follow the run, as a list of names, `[package.module:NAME]`, or a mapping of names to options

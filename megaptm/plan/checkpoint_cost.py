@@ -20,7 +20,8 @@ class CheckpointCost:
     stall: float
     """Seconds that training waits for a checkpoint: until it is complete, or until it is copied to host memory."""
     host_bytes: float
-    """Bytes of host memory of each node for copies of a checkpoint; they stay allocated between checkpoints."""
+    """Bytes of host memory of a node for copies of a checkpoint, which stay allocated between checkpoints. The first
+    node also needs those of the float32 weights while a Hugging Face copy is written (`hub.export_every`)."""
 
     def stall_at(self, interval: float) -> float:
         """Return the seconds that training waits at each checkpoint, if they are `interval` seconds of steps apart.
@@ -35,7 +36,8 @@ def estimate_checkpoint_cost(config: Config, machine: Machine, parameters: int) 
     size, processes = float(checkpoint_bytes(config, parameters)), config.layout.processes
     nodes = ceil(processes / machine.devices)
     writing = size / (nodes * machine.disk_gigabytes_per_second * 1e9)
+    exported = 0.0 if config.hub.export_every is None else 4.0 * parameters
     if not config.checkpoint.asynchronous:
-        return CheckpointCost(size, writing, stall=writing, host_bytes=0.0)
+        return CheckpointCost(size, writing, stall=writing, host_bytes=exported)
     copying = size / (processes * machine.host_gigabytes_per_second * 1e9)
-    return CheckpointCost(size, copying + writing, stall=copying, host_bytes=size / nodes)
+    return CheckpointCost(size, copying + writing, stall=copying, host_bytes=size / nodes + exported)

@@ -134,6 +134,15 @@ class CheckpointEvent(Event, kind="checkpoint"):
     seconds: float
 
 
+class HubExportEvent(Event, kind="hub-export"):
+    """A Hugging Face copy of a checkpoint was written in `seconds`, and pushed if the config says so. Records why, if
+    it failed."""
+
+    step: int
+    seconds: float
+    problem: str | None = None
+
+
 class NotSavedEvent(Event, kind="not-saved"):
     """Writing the checkpoint of a step failed. It is discarded, and training continues."""
 

@@ -226,7 +226,7 @@ def write_recipe(run: Path, values: Mapping[str, Any]) -> None:
 def _link_tree(source: Path, target: Path) -> None:
     """Create hard links to the files of a checkpoint, which are never modified; copies on another file system."""
     target.mkdir(parents=True)
-    for path in (path for path in source.iterdir() if not path.name.startswith(TAG)):
+    for path in (path for path in source.iterdir() if not (path.name.startswith(TAG) or path.is_dir())):
         refuse_link(path)
         try:
             os.link(path, target / path.name)

@@ -55,6 +55,7 @@ from megaptm.train.callbacks import STATE as CALLBACKS
 from megaptm.train.callbacks import Callbacks
 from megaptm.train.early_stop import FIELD as EARLY_STOP
 from megaptm.train.early_stop import build_early_stop
+from megaptm.train.hub_exporter import HubExporter, is_export_due
 from megaptm.train.save_timer import SaveTimer
 from megaptm.train.training_engine import TrainingEngine
 
@@ -76,6 +77,7 @@ class Checkpointer:
         lock: RunLock | None,
         events: Events | None,
         callbacks: Callbacks,
+        exporter: HubExporter | None = None,
     ) -> None:
         self.config, self.engine, self.spec, self.source = config, engine, spec, source
         self.rank_env, self.events = rank_env, events
@@ -89,8 +91,9 @@ class Checkpointer:
             fence=lock.is_held if lock else None,
             token=broadcast_object(lock.token if lock else ""),
             on_damaged=self._report_damaged,
-            retained=lambda steps: self.held_out.retained_steps(steps, config.checkpoint.keep),
+            retained=self._retained_steps,
         )
+        self.exporter = exporter
         self.callbacks = callbacks
         self.callback_state: Mapping[str, Any] = {}
         """State of the callbacks in the restored checkpoint."""
@@ -176,6 +179,7 @@ class Checkpointer:
         it is known on return.
         """
         self.finish()
+        is_exported = is_export_due(self.config, self.step, step)
         self.step = step
         start_time = time.monotonic()
         pieces = list(self.engine.pieces()) if wait else self._copies.take(self.engine.pieces())
@@ -183,7 +187,7 @@ class Checkpointer:
             lambda: self.store.prepare(step) if self.events else None,
             partial(self.store.write, step, self.rank_env.rank, pieces),
             partial(self.store.write_index, step, self.rank_env.rank, self.rank_env.world),
-            partial(self._commit_checkpoint, step, self._build_state(step), start_time),
+            partial(self._commit_checkpoint, step, self._build_state(step), start_time, is_exported),
         )
         return self._report_storage_failure(self._background.finish) if wait else None
 
@@ -212,7 +216,7 @@ class Checkpointer:
             return problem
         return None
 
-    def _commit_checkpoint(self, step: int, state: dict[str, Any], start_time: float) -> None:
+    def _commit_checkpoint(self, step: int, state: dict[str, Any], start_time: float, is_exported: bool) -> None:
         if self.events:
             committed = self.store.commit(step, state, ranks=self.rank_env.world)
             seconds = round(time.monotonic() - start_time, 3)
@@ -220,6 +224,13 @@ class Checkpointer:
             self.callbacks.committed.append((step, seconds))
             if self.timer is not None:
                 self.timer.writing = seconds
+            if self.exporter is not None and is_exported:
+                self.exporter.begin(step)
+
+    def _retained_steps(self, steps: list[int]) -> set[int]:
+        """Return the steps whose checkpoints are retained besides the newest: by the config, or being exported."""
+        exported = self.exporter.steps if self.exporter is not None else set()
+        return self.held_out.retained_steps(steps, self.config.checkpoint.keep) | exported
 
     def _report_damaged(self, step: int, problem: str, new_path: Path) -> None:
         if self.events:

@@ -34,6 +34,7 @@ from megaptm.train.checkpointer import Checkpointer
 from megaptm.train.device_use import peak_flops
 from megaptm.train.divided_checks import divide_checks
 from megaptm.train.engines import build_engine, build_source
+from megaptm.train.hub_exporter import HubExporter
 from megaptm.train.loop import Training
 from megaptm.train.metrics import SecondsSpent, StepReport
 from megaptm.train.profiler import StepProfiler
@@ -57,6 +58,22 @@ class Job:
     report: StepReport | None = None
     seconds: SecondsSpent = field(default_factory=SecondsSpent)
     source: StepSource | None = None
+    exporter: HubExporter | None = None
+    """Writer of Hugging Face copies, only on rank 0."""
+
+    def begin_copies(self) -> None:
+        """Start to copy the checkpoints that are saved from here on."""
+        if self.events is not None and self.config.hub.export_every is not None:
+            self.exporter = HubExporter(self.run, self.config, self.events)
+
+    def finish_copies(self, code: int) -> None:
+        """Wait for the Hugging Face copies if the run is complete. Otherwise an unfinished copy is discarded.
+
+        All ranks call this.
+        """
+        if self.config.hub.export_every is not None and code == 0:
+            with self.heartbeat.during("saving"):
+                run_on_all_ranks(lambda: self.exporter.wait() if self.exporter is not None else None)
 
     def enter_due_phases(self) -> None:
         """Set the config of the phase that begins at the newest checkpoint, if one does. All ranks call this."""
@@ -98,6 +115,7 @@ class Job:
             lock=self.lock,
             events=self.events,
             callbacks=self.callbacks,
+            exporter=self.exporter,
         )
         counts_pairs = config.built_objective.unit == "pairs"
         log(f"looking for a checkpoint{', then counting the word pairs of the corpus' if counts_pairs else ''}")

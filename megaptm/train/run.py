@@ -92,6 +92,7 @@ def _run_rank(
     if VARIABLE not in os.environ:
         watch_each_other(heartbeat, run, config, rank_env)
     job = Job(run, config, rank_env, lock, events, stop, heartbeat, callbacks, log, timeout_minutes=minutes)
+    job.begin_copies()
     job.enter_due_phases()
     training, start = job.open_phase(starts_job=True)
     code = EXIT_FAILURE
@@ -100,6 +101,7 @@ def _run_rank(
             while (ended_with := train(training, start=start)) is None:
                 del training
                 training, start = job.open_next_phase()
+            job.finish_copies(ended_with)
             code = ended_with
             if code == EXIT_CONTINUE:
                 job.enter_due_phases()
