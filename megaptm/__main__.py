@@ -31,6 +31,7 @@ from megaptm.commands.plan import plan
 from megaptm.commands.report import report, watch
 from megaptm.commands.tokenizer import tokenizer
 from megaptm.commands.train import train
+from megaptm.commands.tune import tune
 from megaptm.commands.unknown_words import explain_unknown_word
 from megaptm.credentials import refuse_credentials_in_words
 from megaptm.errors import (
@@ -134,10 +135,10 @@ def run() -> NoReturn:
 
 for command in (
     *(families, config, corpus, tokenizer, plan, check, train, launch, checkpoint),
-    *(inspect, report, watch, evaluate, generate, export, imports),
+    *(inspect, report, watch, evaluate, generate, export, imports, tune),
 ):
     main.add_command(command)
-for command in (check, train, launch, checkpoint, inspect, report, evaluate, generate, export):
+for command in (check, train, launch, checkpoint, inspect, report, evaluate, generate, export, tune):
     add_allow_code(command)
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def learning_rate(
     width: int | None = None,
     rose: float | None = None,
 ) -> float:
-    """Return the learning rate after `step` steps: a linear rise to the peak, an optional constant phase, then the
+    """Return the learning rate after `step` steps: a rise to the peak, an optional constant phase, then the
     decay.
 
     - `restarts`: in the unit of `step`; default: the optimizer's. The schedule starts again at each and ends at the
@@ -81,8 +81,11 @@ def learning_rate(
     step, steps = _position_in_cycle(step, steps, optimizer.restarts if restarts is None else restarts)
     peak, final, warmup = _peak_rate(optimizer, width), optimizer.min_lr_ratio, optimizer.warmup_steps
     if step < warmup:
+        done = min(1.0, (step + size) / warmup)
+        if optimizer.warmup_shape == "exponential":
+            return peak * final ** (1.0 - done)
         foot = final if optimizer.decay == "triangular" else 0.0
-        return peak * (foot + (1.0 - foot) * min(1.0, (step + size) / warmup))
+        return peak * (foot + (1.0 - foot) * done)
     begin = max(warmup, optimizer.stable_steps)
     if optimizer.decay == "constant" or step + size <= begin:
         return peak

@@ -17,6 +17,8 @@ def decay_errors(optimizer: OptimizerConfig) -> Iterator[str]:
         yield "optimizer.decay rsqrt needs optimizer.warmup_steps or optimizer.stable_steps of at least 1."
     if decay in ("noam", "triangular") and not warmup:
         yield f"optimizer.decay {decay} needs optimizer.warmup_steps of at least 1."
+    if optimizer.warmup_shape == "exponential" and not optimizer.min_lr_ratio:
+        yield "optimizer.warmup_shape exponential needs optimizer.min_lr_ratio above 0, where it starts."
     if decay == "polynomial" and optimizer.power is None:
         yield "optimizer.decay polynomial needs optimizer.power: 1 is linear, higher values fall faster at first."
     if decay != "polynomial" and optimizer.power is not None:

@@ -63,6 +63,12 @@ def test_warmup_and_decay_equal_transformers(name):
     assert MEGAPTM[name] == pytest.approx([*expected[1 : WARMUP + 1], *expected[WARMUP:STEPS]], rel=1e-12)
 
 
+def test_exponential_warmup_equals_torch():
+    schedule = torch.optim.lr_scheduler.ExponentialLR(sgd(), gamma=100 ** (1 / WARMUP))
+    warmup = megaptm_rates("constant", lr=1.0, min_lr_ratio=0.01, warmup_shape="exponential")[:WARMUP]
+    assert warmup == pytest.approx(schedule_rates(schedule)[1 : WARMUP + 1], rel=1e-12)
+
+
 def test_rsqrt_equals_transformers():
     expected = schedule_rates(get_scheduler("inverse_sqrt", sgd(), WARMUP, STEPS))
     assert megaptm_rates("rsqrt") == pytest.approx(expected[1:], rel=1e-12)

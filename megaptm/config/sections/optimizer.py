@@ -77,6 +77,9 @@ class OptimizerConfig(Section):
     """Maximum norm of the full gradient. Default: no clipping."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps in which the rate rises linearly from zero to its peak; triangular: from min_lr_ratio."""
+    warmup_shape: Literal["linear", "exponential"] = "linear"
+    """Shape of the warm-up. exponential: from min_lr_ratio of the peak, by a constant factor a step, as in a learning
+    rate range test (`megaptm tune lr`)."""
     max_warmup_ratio: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     """Maximum share of the run for the warm-up, so that a short run has fewer than warmup_steps. Default: always
     warmup_steps."""

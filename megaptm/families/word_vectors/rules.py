@@ -26,6 +26,7 @@ SCHEDULE_KEYS = (
     "name",
     "lr",
     "warmup_steps",
+    "warmup_shape",
     "max_warmup_ratio",
     "stable_steps",
     "decay",

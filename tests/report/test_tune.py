@@ -1,0 +1,68 @@
+"""Learning rate range test: rising rates, and the rate that it suggests."""
+
+import math
+
+import pytest
+from click.testing import CliRunner
+
+from megaptm.__main__ import main
+from megaptm.errors import UserError
+from megaptm.report.lr_range import MIN_STEPS, RateRange
+from megaptm.track import read_metrics
+from tests.bad_input.commands import user_error
+from tests.drills.program import arguments, finish
+
+STEPS = 40
+
+
+def records(loss_of, *, steps=200, low=1e-5, high=10.0):
+    """Return the metrics of steps whose loss is a function of the rate."""
+    rates = [low * (high / low) ** (step / steps) for step in range(1, steps + 1)]
+    return [{"step": step, "learning_rate": rate, "loss": loss_of(rate)} for step, rate in enumerate(rates, start=1)]
+
+
+def valley(rate):
+    """Loss that falls to its lowest value at a rate of 0.1, and diverges above."""
+    distance = math.log10(rate / 0.1)
+    return 2.0 + 0.5 * distance**2 if distance < 0 else 2.0 + 30.0 * distance
+
+
+def test_suggestion_is_a_tenth_of_the_rate_with_the_lowest_loss():
+    result = RateRange.of(records(valley))
+    assert result.lowest == pytest.approx(0.1, rel=0.6)
+    assert result.suggested == result.lowest / 10
+    assert result.smoothed[-1] <= 4.0 * min(result.smoothed)
+    assert result.rates[-1] < 10.0
+    assert result.steepest < result.lowest
+
+
+def test_range_ends_where_the_loss_is_not_finite():
+    result = RateRange.of(records(lambda rate: math.nan if rate > 0.01 else 5.0 - rate))
+    assert result.rates[-1] == pytest.approx(0.01, rel=0.1)
+
+
+def test_too_few_steps_are_refused():
+    with pytest.raises(UserError, match=f"needs {MIN_STEPS}: give more --steps"):
+        RateRange.of(records(lambda rate: math.nan if rate > 1.5e-5 else 5.0))
+
+
+def test_command_trains_at_rising_rates(real_corpus, tmp_path):
+    """The second command shows the same range without a second run."""
+    words = ["tune", "lr", *arguments("gpt2", tmp_path / "run", real_corpus("byte-bpe"))]
+    words += ["--steps", str(STEPS), "--min-lr", "1e-4", "--max-lr", "1"]
+    done = finish(*words)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / f"run/0.0001-1-{STEPS}"
+    rates = [record["learning_rate"] for record in read_metrics(run) if "learning_rate" in record]
+    assert rates == pytest.approx([1e-4 ** (1 - step / STEPS) for step in range(1, STEPS + 1)])
+    assert (run / "report/lr-range.png").read_bytes().startswith(b"\x89PNG")
+    suggestion = done.stdout.splitlines()[-1]
+    assert 1e-5 < float(suggestion.removeprefix("Suggested: optimizer.lr=")) < 0.1
+    assert CliRunner().invoke(main, words).output.splitlines()[-1] == suggestion
+
+
+def test_mistakes_have_a_sentence(tmp_path):
+    words = ("tune", "lr", "gpt2/tiny", f"run={tmp_path / 'run'}", "data.mix={corpora/books: 1}")
+    keys = ("optimizer.warmup_shape=exponential", "optimizer.min_lr_ratio=0")
+    assert "warmup_shape exponential needs optimizer.min_lr_ratio above 0" in user_error("train", *words[2:], *keys)
+    assert "--min-lr (1) must be less than --max-lr (0.1)." in user_error(*words, "--min-lr", "1", "--max-lr", "0.1")
