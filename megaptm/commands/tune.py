@@ -60,7 +60,14 @@ def lr(config: Path, overrides: tuple[str, ...], steps: int, min_lr: float | Non
     run = Path(chosen.run if any(word.startswith("run=") for word in overrides) else f"{chosen.run}-lr")
     run = run / f"{low:.3g}-{high:.3g}-{steps}"
     keys = (
-        *(f"run={run}", f"train.steps={steps}", "train.phase_start=0", "train.ramp=null", "train.log_every=1"),
+        *(
+            f"run={run}",
+            f"train.steps={steps}",
+            "train.phase_start=0",
+            "phases=[]",
+            "train.ramp=null",
+            "train.log_every=1",
+        ),
         *("train.validate_every=null", "train.validate_batches=1", "train.stop=null", "train.spikes.action=warn"),
         *("checkpoint.every=1000000000", "checkpoint.keep=1", "track.enabled=false", "callbacks={}"),
         *(f"optimizer.lr={high!r}", f"optimizer.min_lr_ratio={low / high!r}", "optimizer.warmup_shape=exponential"),
