@@ -42,7 +42,8 @@ EQUIVALENT_NAMES = {
     **dict.fromkeys(("eval_interval", "eval_steps", "eval_every"), "validate_every"),
     **dict.fromkeys(("eval_iters", "eval_batches"), "validate_batches"),
     **dict.fromkeys(("log_interval", "logging_steps"), "log_every"),
-    **dict.fromkeys(("save_interval", "save_steps", "save_every"), "every"),
+    **dict.fromkeys(("save_interval", "save_steps", "save_every", "interval"), "every"),
+    **dict.fromkeys(("push_to_hub", "hub_model_id"), "push_to"),
     **dict.fromkeys(("save_total_limit",), "keep"),
     **dict.fromkeys(("tensor_model_parallel_size", "tensor_parallel_degree", "tensor_parallel", "tp"), "tensor"),
     **dict.fromkeys(
@@ -109,6 +110,10 @@ _ADVICE = (
         "train.batch and layout.microbatch.",
     ),
     (
+        "accumulate_train_batch_on_tokens average_tokens_across_devices",
+        "a loss is always the mean over all labels of the global batch, whatever its micro-batches and ranks hold.",
+    ),
+    (
         "num_train_epochs num_epochs max_epochs max_epoch train.epochs max_duration train_samples",
         "the length of a run is train.steps; data.epochs only limits how often a corpus is read.",
     ),
@@ -165,7 +170,11 @@ _ADVICE = (
         "wandb or csv.",
     ),
     (
-        "early_stopping early_stopping_patience load_best_model_at_end exit_duration_in_mins",
+        "early_stopping early_stopping_patience",
+        "train.stop='{patience: 3}' ends a run when a validation loss no longer falls.",
+    ),
+    (
+        "load_best_model_at_end exit_duration_in_mins",
         "a run ends at train.steps; train.stop_at saves and stops earlier.",
     ),
     (

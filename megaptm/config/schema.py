@@ -309,6 +309,9 @@ class CheckpointConfig(Section):
     """Failures of a node per day that end the job, for `every: auto`. The default is that of Llama 3, which had 419 in
     54 days on 2,048 nodes (arXiv:2407.21783)."""
     keep: KeepConfig = KeepConfig()
+    upload_to: str | None = None
+    """URL or folder, as in s3://bucket/runs. Each committed checkpoint is copied to the folder there with the name of
+    the run, beside training. A start without checkpoints continues from the last one there. Default: no copies."""
     asynchronous: bool = True
     """Continue training while a checkpoint is written, from a copy of weights and moments in host memory; the last step
     and a signal wait for it."""
@@ -347,7 +350,7 @@ class HubConfig(Section):
     export_every: Count | None = None
     """Export the first checkpoint of every so many steps, and the last, to the folder `hf` of the checkpoint. It is
     removed together with the checkpoint (checkpoint.keep). Default: none."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the exported weights."""
     push_to: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")] | None = None
     """Model on the Hugging Face hub, as in name/model, to which each copy is pushed with a model card. It is created as

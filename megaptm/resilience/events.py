@@ -143,6 +143,21 @@ class HubExportEvent(Event, kind="hub-export"):
     problem: str | None = None
 
 
+class UploadEvent(Event, kind="upload"):
+    """A checkpoint was copied to `checkpoint.upload_to` in `seconds`. Records why, if it failed."""
+
+    step: int
+    seconds: float
+    problem: str | None = None
+
+
+class DownloadEvent(Event, kind="download"):
+    """The run had no checkpoint, and took the last one of `checkpoint.upload_to`."""
+
+    step: int
+    source: str
+
+
 class NotSavedEvent(Event, kind="not-saved"):
     """Writing the checkpoint of a step failed. It is discarded, and training continues."""
 

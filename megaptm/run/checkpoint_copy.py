@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from megaptm.checkpoint.committed import FOLDER, MANIFEST
 from megaptm.checkpoint.files import hash_file
+from megaptm.checkpoint.manifest import REMEDY, IndexEntry, check_manifest, parse_index
 from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.tensors import FileRecord
+from megaptm.config import Config
 from megaptm.errors import UserError
 from megaptm.run.folder import CONFIG
-from megaptm.storage import exists, file_sha256, file_size, join_path, read_file, refuse_link, upload
+from megaptm.storage import (
+    AtomicFile,
+    download,
+    exists,
+    file_sha256,
+    file_size,
+    join_path,
+    read_file,
+    read_json_object,
+    refuse_link,
+    shown,
+    upload,
+)
 
+LATEST = "latest"
+"""File in the folder of copied checkpoints with the step of the last one."""
 THREADS = 4
 """Number of files that are copied at the same time."""
 
 
-def copy_checkpoint(run: Path, step: int, target: str) -> int:
+def copy_checkpoint(run: Path, step: int, target: str, *, is_own: bool = False) -> int:
     """Copy the checkpoint of a step to the run folder `target`, a path or URL; return its bytes.
 
     The checkpoint is compared with its hashes, and every file is read back from the target. The manifest is copied
-    last, so that an interrupted copy is not a checkpoint. Repeating it only copies the missing files. Raise `UserError`
-    if the checkpoint is damaged, or if the target belongs to another run.
+    last, so that an interrupted copy is not a checkpoint. Repeating it only copies the missing files. `is_own`: the
+    target belongs to the run, whose config may have changed since. Raise `UserError` if the checkpoint is damaged, or
+    if the target belongs to another run.
     """
     if isinstance(checkpoint := Store(run).inspect(step), str):
         raise UserError(f"{checkpoint}: copy another checkpoint than that of step {step}.")
-    _refuse_other_run(run, target)
+    if not is_own:
+        _refuse_other_run(run, target)
     tokenizer = run / "tokenizer"
     hashes = {checkpoint.folder / file.name: file.sha256 for file in checkpoint.files}
     hashes |= {checkpoint.folder / entry.name: entry.sha256 for entry in checkpoint.indexes}
@@ -43,7 +63,55 @@ def copy_checkpoint(run: Path, step: int, target: str) -> int:
         list(threads.map(copy, [path for path in hashes if path not in last]))
     for path in last:
         copy(path)
+    with tempfile.TemporaryDirectory() as folder:
+        (latest := Path(folder, LATEST)).write_text(str(step))
+        _copy_file(latest, join_path(target, FOLDER, LATEST), hash_file(latest))
     return checkpoint.size
+
+
+def copies_location(config: Config) -> str | None:
+    """Return the folder or URL to which the checkpoints of a run are copied; None if they are not."""
+    to = config.checkpoint.upload_to
+    return None if to is None else join_path(to, Path(config.run).name)
+
+
+def last_copied_step(source: str) -> int | None:
+    """Return the step of the checkpoint that was last copied to a folder or URL; None if there is none."""
+    if not exists(latest := join_path(source, FOLDER, LATEST)):
+        return None
+    content = read_file(latest)[:20].decode(errors="replace")
+    if not content.isdecimal():
+        raise UserError(f"{latest} is not a step ({shown(content)}): write there the step to continue from.")
+    return int(content)
+
+
+def fetch_checkpoint(source: str, step: int, run: Path) -> None:
+    """Copy the checkpoint of a step from a folder or URL to a run, and compare all files with their hashes.
+
+    Raise `UserError` if a file is missing or damaged. The checkpoint appears when it is complete.
+    """
+    name = f"step-{step:08d}"
+    remote, final = join_path(source, FOLDER, name), run / FOLDER / name
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with AtomicFile(final) as folder:
+        folder.mkdir()
+
+        def fetch(file: IndexEntry | FileRecord) -> None:
+            if download(join_path(remote, file.name), folder / file.name, size=file.size) != file.sha256:
+                raise UserError(f"{join_path(remote, file.name)} is damaged: copy it there again.")
+
+        download(join_path(remote, MANIFEST), folder / MANIFEST)
+        manifest = read_json_object(folder / MANIFEST, remedy=REMEDY)
+        indexes = check_manifest(manifest, folder / MANIFEST, step=step)
+        for entry in indexes:
+            fetch(entry)
+        files = [
+            file
+            for entry in indexes
+            for file in parse_index((folder / entry.name).read_bytes(), folder / entry.name, entry)
+        ]
+        with ThreadPoolExecutor(THREADS) as threads:
+            list(threads.map(fetch, files))
 
 
 def _refuse_other_run(run: Path, target: str) -> None:

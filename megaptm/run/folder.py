@@ -173,6 +173,8 @@ def absolute_paths(config: Config, *, change: bool = False) -> Config:
     model = config.model.model_copy(update={"word_vectors": vectors})
     phases = [{key: _absolute_value(key, value) for key, value in phase.items()} for phase in config.phases]
     update = {"run": absolute_path(config.run), "model": model, "data": data, "objective": objective, "phases": phases}
+    upload_to = config.checkpoint.upload_to and absolute_path(config.checkpoint.upload_to)
+    update["checkpoint"] = config.checkpoint.model_copy(update={"upload_to": upload_to})
     if config.train.init_from is not None:
         folder, step = absolute_path(config.train.init_from), config.train.init_step
         if step is None and (previous := _saved_config(Path(config.run))) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
@@ -51,11 +51,11 @@ from megaptm.run.hooks import run_hooks
 from megaptm.run.rank import RankEnvironment
 from megaptm.spec import LayerlessSpec, ModelSpec
 from megaptm.train.batch_source import StepSource
+from megaptm.train.behind_training import BehindTraining
 from megaptm.train.callbacks import STATE as CALLBACKS
 from megaptm.train.callbacks import Callbacks
 from megaptm.train.early_stop import FIELD as EARLY_STOP
 from megaptm.train.early_stop import build_early_stop
-from megaptm.train.hub_exporter import HubExporter, is_export_due
 from megaptm.train.save_timer import SaveTimer
 from megaptm.train.training_engine import TrainingEngine
 
@@ -77,7 +77,7 @@ class Checkpointer:
         lock: RunLock | None,
         events: Events | None,
         callbacks: Callbacks,
-        exporter: HubExporter | None = None,
+        copies: Sequence[BehindTraining] = (),
     ) -> None:
         self.config, self.engine, self.spec, self.source = config, engine, spec, source
         self.rank_env, self.events = rank_env, events
@@ -93,7 +93,7 @@ class Checkpointer:
             on_damaged=self._report_damaged,
             retained=self._retained_steps,
         )
-        self.exporter = exporter
+        self.copies = copies
         self.callbacks = callbacks
         self.callback_state: Mapping[str, Any] = {}
         """State of the callbacks in the restored checkpoint."""
@@ -179,7 +179,7 @@ class Checkpointer:
         it is known on return.
         """
         self.finish()
-        is_exported = is_export_due(self.config, self.step, step)
+        due = [copies for copies in self.copies if copies.is_due(self.step, step)]
         self.step = step
         start_time = time.monotonic()
         pieces = list(self.engine.pieces()) if wait else self._copies.take(self.engine.pieces())
@@ -187,7 +187,7 @@ class Checkpointer:
             lambda: self.store.prepare(step) if self.events else None,
             partial(self.store.write, step, self.rank_env.rank, pieces),
             partial(self.store.write_index, step, self.rank_env.rank, self.rank_env.world),
-            partial(self._commit_checkpoint, step, self._build_state(step), start_time, is_exported),
+            partial(self._commit_checkpoint, step, self._build_state(step), start_time, due),
         )
         return self._report_storage_failure(self._background.finish) if wait else None
 
@@ -216,7 +216,9 @@ class Checkpointer:
             return problem
         return None
 
-    def _commit_checkpoint(self, step: int, state: dict[str, Any], start_time: float, is_exported: bool) -> None:
+    def _commit_checkpoint(
+        self, step: int, state: dict[str, Any], start_time: float, due: Sequence[BehindTraining]
+    ) -> None:
         if self.events:
             committed = self.store.commit(step, state, ranks=self.rank_env.world)
             seconds = round(time.monotonic() - start_time, 3)
@@ -224,13 +226,13 @@ class Checkpointer:
             self.callbacks.committed.append((step, seconds))
             if self.timer is not None:
                 self.timer.writing = seconds
-            if self.exporter is not None and is_exported:
-                self.exporter.begin(step)
+            for copies in due:
+                copies.begin(step)
 
     def _retained_steps(self, steps: list[int]) -> set[int]:
-        """Return the steps whose checkpoints are retained besides the newest: by the config, or being exported."""
-        exported = self.exporter.steps if self.exporter is not None else set()
-        return self.held_out.retained_steps(steps, self.config.checkpoint.keep) | exported
+        """Return the steps whose checkpoints are retained besides the newest: by the config, or being copied."""
+        copied = (copies.steps for copies in self.copies)
+        return self.held_out.retained_steps(steps, self.config.checkpoint.keep).union(*copied)
 
     def _report_damaged(self, step: int, problem: str, new_path: Path) -> None:
         if self.events:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,12 +29,13 @@ from megaptm.run.folder import enter_due_phases
 from megaptm.run.rank import RankEnvironment
 from megaptm.spec import LayerlessSpec, ModelSpec
 from megaptm.train.batch_source import StepSource
+from megaptm.train.behind_training import BehindTraining
 from megaptm.train.callbacks import Callbacks
 from megaptm.train.checkpointer import Checkpointer
+from megaptm.train.copies import download_last, start_copies
 from megaptm.train.device_use import peak_flops
 from megaptm.train.divided_checks import divide_checks
 from megaptm.train.engines import build_engine, build_source
-from megaptm.train.hub_exporter import HubExporter
 from megaptm.train.loop import Training
 from megaptm.train.metrics import SecondsSpent, StepReport
 from megaptm.train.profiler import StepProfiler
@@ -58,22 +59,31 @@ class Job:
     report: StepReport | None = None
     seconds: SecondsSpent = field(default_factory=SecondsSpent)
     source: StepSource | None = None
-    exporter: HubExporter | None = None
-    """Writer of Hugging Face copies, only on rank 0."""
+    copies: Sequence[BehindTraining] = ()
+    """Threads that copy committed checkpoints, only on rank 0."""
 
     def begin_copies(self) -> None:
-        """Start to copy the checkpoints that are saved from here on."""
-        if self.events is not None and self.config.hub.export_every is not None:
-            self.exporter = HubExporter(self.run, self.config, self.events)
+        """Take the last copied checkpoint if the run has none, and start to copy those that are saved from here on. All
+        ranks call this."""
+        events = self.events
+        if self.config.checkpoint.upload_to is not None:
+            with self.heartbeat.during("loading"), self.stop.interrupt_waits():
+                run_on_all_ranks(lambda: download_last(self.run, self.config, events) if events else None)
+        if events is not None:
+            self.copies = start_copies(self.run, self.config, events)
 
     def finish_copies(self, code: int) -> None:
-        """Wait for the Hugging Face copies if the run is complete. Otherwise an unfinished copy is discarded.
+        """Wait for the copies of checkpoints that this exit code of the run needs; others are discarded. All ranks call
+        this."""
 
-        All ranks call this.
-        """
-        if self.config.hub.export_every is not None and code == 0:
+        def wait() -> None:
+            for copies in self.copies:
+                if code in copies.ends:
+                    copies.wait()
+
+        if self.config.hub.export_every is not None or self.config.checkpoint.upload_to is not None:
             with self.heartbeat.during("saving"):
-                run_on_all_ranks(lambda: self.exporter.wait() if self.exporter is not None else None)
+                run_on_all_ranks(wait)
 
     def enter_due_phases(self) -> None:
         """Set the config of the phase that begins at the newest checkpoint, if one does. All ranks call this."""
@@ -115,7 +125,7 @@ class Job:
             lock=self.lock,
             events=self.events,
             callbacks=self.callbacks,
-            exporter=self.exporter,
+            copies=self.copies,
         )
         counts_pairs = config.built_objective.unit == "pairs"
         log(f"looking for a checkpoint{', then counting the word pairs of the corpus' if counts_pairs else ''}")

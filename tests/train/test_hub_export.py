@@ -17,7 +17,7 @@ from megaptm.plan.plan import make_plan
 from megaptm.resilience.events import read_events
 from megaptm.run.branch import Branch
 from megaptm.run.checkpoint import open_checkpoint
-from megaptm.train.hub_exporter import is_export_due
+from megaptm.train.hub_export import is_export_due
 from tests.bad_input.commands import user_error
 from tests.drills.program import arguments, losses
 from tests.forked import megaptm

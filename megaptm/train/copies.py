@@ -1,0 +1,36 @@
+"""Copies of a run's checkpoints: for Hugging Face, and on another disk or an object store."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from megaptm.checkpoint.committed import find_committed
+from megaptm.config import Config
+from megaptm.errors import EXIT_CONTINUE
+from megaptm.resilience.events import DownloadEvent, Events, HubExportEvent, UploadEvent
+from megaptm.run.checkpoint_copy import copies_location, copy_checkpoint, fetch_checkpoint, last_copied_step
+from megaptm.train.behind_training import BehindTraining
+from megaptm.train.hub_export import export_copy, is_export_due
+
+
+def start_copies(run: Path, config: Config, events: Events) -> list[BehindTraining]:
+    """Start the threads of rank 0 that copy committed checkpoints, as the config says."""
+    copies = []
+    if config.hub.export_every is not None:
+        export, is_due = partial(export_copy, run, config), partial(is_export_due, config)
+        copies.append(BehindTraining("Hugging Face copy", export, HubExportEvent, events, is_due=is_due))
+    if (target := copies_location(config)) is not None:
+        upload = partial(copy_checkpoint, run, target=target, is_own=True)
+        # The node of a run that was stopped may be lost with its disk.
+        copies.append(BehindTraining("upload", upload, UploadEvent, events, ends=(0, EXIT_CONTINUE)))
+    return copies
+
+
+def download_last(run: Path, config: Config, events: Events) -> None:
+    """Take the last copied checkpoint for a run that has none."""
+    target = copies_location(config)
+    if target is None or find_committed(run) or (step := last_copied_step(target)) is None:
+        return
+    fetch_checkpoint(target, step, run)
+    events.write(DownloadEvent(step=step, source=target))
