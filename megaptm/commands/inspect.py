@@ -33,6 +33,7 @@ def inspect(config: Path, overrides: tuple[str, ...], step: int | None, count: i
     """
     from rich.panel import Panel
 
+    from megaptm.config.phases import phase_end
     from megaptm.console import Console
     from megaptm.run.folder import read_config
 
@@ -46,6 +47,8 @@ def inspect(config: Path, overrides: tuple[str, ...], step: int | None, count: i
         if step <= done:
             reason = f": the run has other data after step {done}" if done else ""
             raise UserError(f"--step ({step}) must be at least {done + 1}{reason}.")
+        if step > (end := phase_end(loaded, done)):
+            raise UserError(f"--step ({step}) must be at most {end}, the end of the present phase of the run.")
         first = loaded.batch_schedule.first_sample(step - 1)
     elif step is not None:
         raise UserError(f"--step ({step}) is for --split train: all validations read the same samples.")

@@ -152,7 +152,7 @@ class Composed(BaseObjective):
         modes = max((task.mode for task in tasks if isinstance(task, EncoderDecoder)), default=0)
         for task in tasks:
             # Spans of one task must not use the sentinels of another one's mode.
-            checked = replace(task, mode=modes) if isinstance(task, EncoderDecoder) and task.mode else task
+            checked = replace(task, mode=modes) if isinstance(task, EncoderDecoder) else task
             checked.check(special, sequence)
 
 

@@ -108,7 +108,7 @@ class Checkpointer:
         """Times of checkpoints by `checkpoint.every`, only on rank 0."""
         self.step = 0
         """Step of the last checkpoint: restored, saved or in progress."""
-        self.early_stop = build_early_stop(config)
+        self.early_stop = build_early_stop(config, engine.losses)
         self._background, self._copies = Background(), HostStaging()
 
     def restore(self, *, starts_job: bool = True) -> int:

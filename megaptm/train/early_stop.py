@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from megaptm.config import Config, StopConfig
 from megaptm.errors import UserError, nearest
-from megaptm.objectives import weights_at
 from megaptm.run.compatibility import read_state
 
 FIELD = "early_stop"
@@ -75,11 +75,11 @@ class EarlyStop:
             self.lowest, self.num_worse = float(lowest), num_worse
 
 
-def build_early_stop(config: Config) -> EarlyStop:
-    """Build the early stopping of a config."""
-    read = [config.data.mix, config.data.sequence, config.objective]
-    recipe = json.dumps([config.optimizer.model_dump(), read], sort_keys=True, default=str)
-    losses = weights_at(config.built_objective, 0)
+def build_early_stop(config: Config, losses: Collection[str]) -> EarlyStop:
+    """Build the early stopping of a config; `losses`: names of the run's losses."""
+    mix = sorted((os.path.basename(path), weight) for path, weight in config.data.mix.items())  # a corpus may move
+    rates = config.optimizer.model_dump(exclude={"offload", "decay_steps"})
+    recipe = json.dumps([rates, mix, config.data.sequence, config.objective], sort_keys=True, default=str)
     return EarlyStop(config.train.stop, losses, hashlib.sha256(recipe.encode()).hexdigest()[:16])
 
 
@@ -91,6 +91,6 @@ def has_stopped_early(config: Config) -> bool:
 
     if (checkpoint := Store(Path(config.run)).newest(verify=False)) is None:
         return False
-    early_stop = build_early_stop(config)
+    early_stop = build_early_stop(config, [config.train.stop.metric.removeprefix(PREFIX)])
     early_stop.restore(read_state(checkpoint, FIELD))
     return early_stop.reason() is not None

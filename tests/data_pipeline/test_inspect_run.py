@@ -52,3 +52,10 @@ def test_steps_before_other_data_are_refused(corpus):
     assert "--step (5) must be at least 6: the run has other data after step 5" in inspect(
         corpus, cursors, "--step", "5", code=2
     )
+
+
+def test_steps_of_later_phases_are_refused(corpus):
+    phases = "phases=[{until: 8}, {data.sequence: 16}]"
+    assert "--step (9) must be at most 8, the end of the present phase" in inspect(
+        corpus, phases, "--step", "9", code=2
+    )
