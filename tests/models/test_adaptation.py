@@ -77,11 +77,11 @@ def test_attention_of_a_family_is_turned(family: str) -> None:
     head, published = spec.family.heads[0], source.spec.family.heads[0]
     assert (head, published) == (("lm", "mlm") if causal else ("mlm", "lm"))
     assert torch.equal(model.logits(batch)[head], source.logits(batch)[published])
-    one = {name: field for name, field in batch.items() if name not in ("document_ids", "positions")}
-    other = one | {"tokens": one["tokens"].clone()}
+    text = {name: field for name, field in batch.items() if name not in ("document_ids", "positions")}
+    other = text | {"tokens": text["tokens"].clone()}
     other["tokens"][:, -1] = (other["tokens"][:, -1] + 1) % VOCABULARY
     before, after = (
-        each.logits(other)[name] - each.logits(one)[name] for each, name in ((source, published), (model, head))
+        each.logits(other)[name] - each.logits(text)[name] for each, name in ((source, published), (model, head))
     )
     reaches_last = [bool(difference[:, -2].any()) for difference in (before, after)]
     assert reaches_last == ([True, False] if causal else [False, True])
