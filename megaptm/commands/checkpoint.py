@@ -196,16 +196,23 @@ def copy(selected: str, target: str) -> None:
     """Copy a checkpoint to the folder or URL TARGET, and compare all files there with their hashes.
 
     The copy has the config and tokenizer, too, so that it is a run folder: evaluate, export, or branch from it. A
-    repeated command only copies what is missing.
+    repeated command only copies what is missing. RUN may be the URL of such a copy, which is copied to a folder.
 
     \b
       megaptm checkpoint copy runs/gpt2-tiny@best backup/gpt2-tiny
       megaptm checkpoint copy runs/gpt2-tiny@4000 s3://bucket/gpt2-tiny
+      megaptm checkpoint copy s3://bucket/gpt2-tiny@4000 runs/restored
     """
     from megaptm.checkpoint.files import human_bytes
-    from megaptm.run.checkpoint_copy import copy_checkpoint
+    from megaptm.run.checkpoint_copy import copy_checkpoint, fetch_run
     from megaptm.run.selected import SelectedCheckpoint
+    from megaptm.storage import is_remote, writable_path
 
+    if is_remote(selected):
+        if is_remote(target):
+            raise UserError(f"{selected} and {target} are both URLs: one of them must be a folder.")
+        echo(f"step {fetch_run(selected, writable_path(target, 'TARGET')):,}: copied to {target}, and verified")
+        return
     checkpoint = SelectedCheckpoint.parse(selected)
     step = checkpoint.find_step()
     size = copy_checkpoint(checkpoint.run, step, target)

@@ -6,7 +6,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from megaptm.checkpoint.committed import FOLDER, MANIFEST
+from megaptm.checkpoint.committed import FOLDER, MANIFEST, find_committed
 from megaptm.checkpoint.files import hash_file
 from megaptm.checkpoint.manifest import REMEDY, IndexEntry, check_manifest, parse_index
 from megaptm.checkpoint.store import Store
@@ -21,6 +21,7 @@ from megaptm.storage import (
     file_sha256,
     file_size,
     join_path,
+    list_files,
     read_file,
     read_json_object,
     refuse_link,
@@ -112,6 +113,28 @@ def fetch_checkpoint(source: str, step: int, run: Path) -> None:
         ]
         with ThreadPoolExecutor(THREADS) as threads:
             list(threads.map(fetch, files))
+
+
+def fetch_run(text: str, folder: Path) -> int:
+    """Copy a checkpoint, `URL@STEP` or the last one of `URL`, with config and tokenizer to a run folder; return its
+    step."""
+    source, _, selector = text.rpartition("@")
+    if not source or "/" in selector:
+        source, selector = text, ""
+    if selector and not selector.isdecimal():
+        raise UserError(f"{text}: after @ comes a step, not {selector}: names and losses are only known to the run.")
+    step = int(selector) if selector else last_copied_step(source)
+    config = join_path(source, CONFIG)
+    if step is None or not exists(join_path(source, FOLDER, f"step-{step:08d}", MANIFEST)) or not exists(config):
+        raise UserError(f"{text} has no copied checkpoint{'' if step is None else f' of step {step}'}: check the URL.")
+    if (folder / CONFIG).exists() and (folder / CONFIG).read_bytes() != read_file(config):
+        raise UserError(f"{folder} has a {CONFIG} that is not that of {source}: choose a new folder.")
+    if step not in find_committed(folder):
+        fetch_checkpoint(source, step, folder)
+    for name in list_files(join_path(source, "tokenizer")):
+        download(join_path(source, "tokenizer", name), folder / "tokenizer" / name)
+    download(config, folder / CONFIG)
+    return step
 
 
 def _refuse_other_run(run: Path, target: str) -> None:

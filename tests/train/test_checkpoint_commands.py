@@ -12,7 +12,7 @@ from megaptm.commands.checkpoint import copy, diff, list_checkpoints, prune, tag
 from megaptm.resilience.lock import LAUNCH_FILE, RunLock
 from megaptm.run.branch import Branch
 from megaptm.storage import file_sha256, list_files
-from tests.bad_input.commands import user_error
+from tests.bad_input.commands import content, user_error
 from tests.commands import run_command
 from tests.drills.program import arguments, checkpoints, losses
 from tests.forked import megaptm
@@ -164,6 +164,30 @@ def test_copy_to_an_object_store_is_verified_and_sent_once(original, faults):
     faults.requests.clear()
     run_command(copy, f"{original}@2", url)
     assert not [request for request in faults.requests if "PUT" in str(request)]
+
+
+@pytest.mark.parametrize("selector", ["@2", ""])
+def test_copy_comes_back_from_an_object_store(original, tmp_path, faults, selector):
+    url = "s3://corpora/copies/returned"
+    run_command(copy, f"{original}@2", url)
+    assert "step 2: copied" in run_command(copy, f"{url}{selector}", tmp_path / "back")
+    folder = "checkpoints/step-00000002"
+    assert content(tmp_path / "back" / folder) == content(original / folder)
+    assert content(tmp_path / "back/tokenizer") == content(original / "tokenizer")
+    assert (tmp_path / "back/config.yaml").read_bytes() == (original / "config.yaml").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("s3://corpora/copies/nothing", "has no copied checkpoint: check the URL."),
+        ("s3://corpora/copies/nothing@7", "has no copied checkpoint of step 7: check the URL."),
+        ("s3://corpora/copies/nothing@best", "after @ comes a step, not best"),
+    ],
+)
+def test_missing_copy_is_named(tmp_path, faults, source, sentence):
+    assert sentence in user_error("checkpoint", "copy", source, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
 
 
 def test_copy_refuses_damage_and_other_runs(run, tmp_path):
