@@ -5,10 +5,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from data_pipeline.corpus.build import build_corpus
 from data_pipeline.corpus.workers import MIN_RAY_BYTES, InProcess, OnRay, open_workers
+from data_pipeline.quality.classifier import QualityClassifier
+from data_pipeline.recipe import read_recipe
 from megaptm.errors import UserError
 from tests.data_pipeline.corpus.test_build import files_of
 
@@ -88,6 +91,27 @@ def test_corpus_does_not_depend_on_workers(workers, on_ray, recipe, tmp_path):
     assert (alone.workers, shared.workers) == (0, workers)
     assert files_of(tmp_path / "shared") == files_of(tmp_path / "alone")
     assert len(files_of(tmp_path / "shared")) > 8
+
+
+@pytest.mark.real
+def test_groups_and_copies_do_not_depend_on_workers(on_ray, text, tmp_path):
+    """Scores, groups, cluster sizes and repeated documents are the same on Ray."""
+    weights = np.random.default_rng(0).integers(-(1 << 14), 1 << 14, 1 << 12) / np.float32(1 << 14)
+    QualityClassifier(weights.astype(np.float32), 0.0, 2, {}).save(str(tmp_path / "q.quality"))
+    code = f"{{path: '{text}/*.py', documents: blank-line, domain: code}}"
+    settings = [
+        f"sources=[{code}, {{path: '{text}/*.jsonl', domain: web}}]",
+        f"steps=[normalize, drop-short, score-quality: {{model: '{tmp_path}/q.quality'}}]",
+        "groups={quality: [0, 0.45, 0.55, 1], shares: [0.5, 1, 1], domain: domain}",
+        "deduplicate={near: true, cluster_sizes: true, repeat: {2: 3}}",
+        *("tokenizer.vocabulary=500", "shard_bytes=16384", "validation=0.1"),
+    ]
+    recipe = read_recipe([], settings)
+    for workers in (0, 3):
+        report = build_corpus(recipe, tmp_path / str(workers), workers=workers)
+        assert len([size for size in report.groups.values() if size.documents]) > 3
+        assert len(report.clusters) > 1
+    assert files_of(tmp_path / "0") == files_of(tmp_path / "3")
 
 
 @pytest.mark.real
