@@ -19,12 +19,15 @@ from pathlib import Path
 
 from common.options import Options
 
+from data_pipeline import clean
 from data_pipeline.clean import STEPS, CleaningStep, run_steps
 from data_pipeline.clean.basic import CutLong
 from data_pipeline.clean.words import Words
 from data_pipeline.document import Document, DropCounts
 
 PAGE = 4_000
+PHRASES = str(Path(clean.__file__).with_name("connectives.tsv"))
+"""List of 148 phrases."""
 DOCSTRING = re.compile(r'"""(.{80,}?)"""', re.DOTALL)
 CHAIN = ("repair-encoding", "normalize-unicode", "normalize", "gopher-quality", "gopher-repetition", "scrub")
 GOALS = {
@@ -38,6 +41,8 @@ GOALS = {
     "scrub": 50,
     "decontaminate": 20,
     "tag-language": 5,
+    "tag-lists": 8,
+    "tag-personal": 10,
 }
 
 
@@ -58,9 +63,9 @@ def make_documents(size: int) -> list[Document]:
 
 
 def make_steps(evaluation: Path) -> Iterator[tuple[str, CleaningStep]]:
+    options = {"decontaminate": {"against": (str(evaluation),)}, "tag-lists": {"lists": {"*": PHRASES}}}
     for name in GOALS:
-        options = {"against": (str(evaluation),)} if name == "decontaminate" else {}
-        yield name, STEPS[name](**options)
+        yield name, STEPS[name](**options.get(name, {}))
 
 
 def measure_rate(run, pages: list[Document], *, rounds: int) -> float:

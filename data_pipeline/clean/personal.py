@@ -18,6 +18,9 @@ from megaptm.storage import read_text_file
 TABLE = str(Path(__file__).with_name("personal.tsv"))
 EVERY = "*"
 STEP = "tag-personal"
+TWO_DIGITS = re.compile("[0-9]{2}")
+NEAR = 64
+"""Characters around two digits that are searched: more than a match of the patterns of megaptm has."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,9 @@ class TagPersonal:
         return (self.table or TABLE,)
 
     def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:
-        patterns = self._patterns()
+        patterns, windows_of = self._patterns(), _full_text if self.table else _near_digits
         for document in documents:
-            matches = [*_find_matches(document, patterns)]
+            matches = [*_find_matches(document, patterns, windows_of(document.text))]
             counts = dict(sorted(Counter(kind for _, _, kind in matches).items()))
             if self.max_count is not None and len(matches) > self.max_count:
                 dropped.add(f"{STEP}: more than {self.max_count} numbers", document.source, document.text)
@@ -74,17 +77,35 @@ class PersonalPattern:
     """Check of a match, by its check digits."""
 
 
-def _find_matches(document: Document, patterns: Iterable[PersonalPattern]) -> Iterator[tuple[int, int, str]]:
+def _full_text(text: str) -> list[tuple[int, int]]:
+    return [(0, len(text))]
+
+
+def _near_digits(text: str) -> list[tuple[int, int]]:
+    """Return the parts of a text, as (start, end), in which the patterns of megaptm can match: `NEAR` characters around
+    two digits. They are a tenth of usual text."""
+    windows: list[tuple[int, int]] = []
+    for digits in TWO_DIGITS.finditer(text):
+        start, end = max(0, digits.start() - NEAR), digits.end() + NEAR
+        if windows and start <= windows[-1][1]:
+            windows[-1] = windows[-1][0], end
+        else:
+            windows.append((start, end))
+    return windows
+
+
+def _find_matches(
+    document: Document, patterns: Iterable[PersonalPattern], windows: list[tuple[int, int]]
+) -> Iterator[tuple[int, int, str]]:
     """Yield start, end and kind of the numbers in a document: those of its language, or of all languages if it is not
     known. Overlapping matches count once."""
     language, text = document.notes.get("language"), document.text
-    if not any(map(str.isdigit, text)):
-        return
     matches = [
         (*match.span("number" if "number" in pattern.expression.groupindex else 0), pattern.kind)
         for pattern in patterns
         if language is None or pattern.language in (EVERY, language)
-        for match in pattern.expression.finditer(text)
+        for window in windows
+        for match in pattern.expression.finditer(text, *window)
         if pattern.is_valid(match["number" if "number" in pattern.expression.groupindex else 0])
     ]
     end = 0

@@ -144,3 +144,17 @@ def test_unknown_kinds_are_rejected():
     pytest.importorskip("stdnum")
     with pytest.raises(UserError, match=r"kinds \(ibam\) is not in the table: use aadhaar, .*iban"):
         run(TagPersonal(kinds=("ibam",)), "1")
+
+
+@pytest.mark.parametrize("gap", [0, 1, 63, 64, 65, 200])
+def test_numbers_are_found_anywhere_in_a_text(gap):
+    """Only text near digits is searched, and that changes no result."""
+    pytest.importorskip("stdnum")
+    numbers = (
+        "a" * gap + " GB82 WEST 1234 5698 7654 32 " + "b" * gap + " Identifikationsnummer: 36 574 261 809 " + "c" * gap
+    )
+    text = f"{numbers}X{numbers}"
+    [document], _ = run(TagPersonal(), text)
+    [expected], _ = run(TagPersonal(table=TABLE), text)
+    assert document.notes["personal"] == expected.notes["personal"]
+    assert document.notes["personal"]["tax-id"] == 2
