@@ -61,11 +61,11 @@ def test_damaged_sample_is_dropped(tmp_path):
 
 @pytest.mark.parametrize("size", [0, 4])
 def test_sample_shorter_than_its_sizes_is_dropped(size, tmp_path):
-    """Those after it are read."""
+    """The samples after it are read."""
     offsets = np.frombuffer(SHARD[4:20], "<u4").astype(int)
-    first, others = SHARD[offsets[0] :][:size], SHARD[offsets[1] :]
+    first, other_samples = SHARD[offsets[0] :][:size], SHARD[offsets[1] :]
     moved = np.concatenate((offsets[:1], offsets[1:] - offsets[1] + offsets[0] + size)).astype("<u4")
-    path = written(tmp_path / "a.mds", SHARD[:4] + moved.tobytes() + SHARD[20 : offsets[0]] + first + others)
+    path = written(tmp_path / "a.mds", SHARD[:4] + moved.tobytes() + SHARD[20 : offsets[0]] + first + other_samples)
     result = reading(path)
     assert (result.texts, result.counts) == (TEXTS[1:], {"damaged": 1})
 
