@@ -155,6 +155,13 @@ def test_corpora_of_later_phases_are_checked_at_the_start(runs):
         check_corpora(config)
 
 
+def test_finished_run_of_the_first_phase_continues(runs, planned):
+    """Without `--change`, because the first phase ends where the run ended."""
+    run = runs.train("first", f"train.steps={BORDERS[0]}")
+    runs.train(run.name, runs.phases)
+    assert losses(run) == losses(planned)
+
+
 def test_killed_run_enters_the_next_phase(runs, planned):
     """The checkpoint of the border is committed, and the config not yet that of the next phase."""
     run = runs.train("killed", runs.phases, "train.stop_at=2", code=75)
