@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -48,6 +49,14 @@ def _is_reproducible() -> bool:
     import torch._inductor.config
 
     return not torch.are_deterministic_algorithms_enabled() or hasattr(torch._inductor.config, "deterministic")
+
+
+def release_graphs() -> None:
+    """Release the compiled layers of earlier models, which torch.compile otherwise keeps as long as the process."""
+    if "torch._dynamo" in sys.modules:
+        import torch._dynamo
+
+        torch._dynamo.reset()
 
 
 def compile_layers(model: Model, log: Log) -> None:

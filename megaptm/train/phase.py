@@ -14,6 +14,7 @@ from megaptm.config.objective_fit import sequence_lengths
 from megaptm.config.phases import phase_end
 from megaptm.parallel.background import run_on_all_ranks
 from megaptm.parallel.collectives import broadcast_object
+from megaptm.parallel.compiled import release_graphs
 from megaptm.parallel.custom_patterns import refuse_other_patterns
 from megaptm.parallel.groups import device
 from megaptm.plan.kernels import attention_kernels
@@ -161,6 +162,7 @@ class Job:
         if self.source is not None:
             self.source.close()
         self.source = None
+        release_graphs()
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
