@@ -12,8 +12,8 @@ from megaptm.config.yamls import ConfigLayer, is_phase_key, layer_of_key, with_d
 
 UNTIL = "until"
 WHOLE_RUN = (
-    *("run", "phases", "machine", "devices", "track", "callbacks", "model.word_vectors", "data.cursors"),
-    *("data.cache_dir", "data.timeout_seconds", "train.steps", "train.phase_start", "train.init_from"),
+    *("run", "phases", "machine", "devices", "track", "callbacks", "hub", "checkpoint.upload_to", "model.word_vectors"),
+    *("data.cursors", "data.cache_dir", "data.timeout_seconds", "train.steps", "train.phase_start", "train.init_from"),
     *("train.init_step", "train.skip_batches", "train.deterministic", "train.stop_at", "train.profile"),
     *("train.threads", "train.restarts", "train.hang_seconds"),
 )
