@@ -70,6 +70,7 @@ def lr(config: Path, overrides: tuple[str, ...], steps: int, min_lr: float | Non
         ),
         *("train.validate_every=null", "train.validate_batches=1", "train.stop=null", "train.spikes.action=warn"),
         *("checkpoint.every=1000000000", "checkpoint.keep=1", "track.enabled=false", "callbacks={}"),
+        *("checkpoint.upload_to=null", "hub.export_every=null", "hub.push_to=null"),
         *(f"optimizer.lr={high!r}", f"optimizer.min_lr_ratio={low / high!r}", "optimizer.warmup_shape=exponential"),
         *(f"optimizer.warmup_steps={steps}", "optimizer.max_warmup_ratio=null", "optimizer.decay=constant"),
         *("optimizer.decay_steps=null", "optimizer.stable_steps=0", "optimizer.restarts=[]", "optimizer.power=null"),

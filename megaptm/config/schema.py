@@ -311,7 +311,7 @@ class CheckpointConfig(Section):
     keep: KeepConfig = KeepConfig()
     upload_to: str | None = None
     """URL or folder, as in s3://bucket/runs. Each committed checkpoint is copied to the folder there with the name of
-    the run, beside training. A start without checkpoints continues from the last one there. Default: no copies."""
+    the run, beside training. `megaptm checkpoint copy` brings them back. Default: no copies."""
     asynchronous: bool = True
     """Continue training while a checkpoint is written, from a copy of weights and moments in host memory; the last step
     and a signal wait for it."""

@@ -151,13 +151,6 @@ class UploadEvent(Event, kind="upload"):
     problem: str | None = None
 
 
-class DownloadEvent(Event, kind="download"):
-    """The run had no checkpoint, and took the last one of `checkpoint.upload_to`."""
-
-    step: int
-    source: str
-
-
 class NotSavedEvent(Event, kind="not-saved"):
     """Writing the checkpoint of a step failed. It is discarded, and training continues."""
 

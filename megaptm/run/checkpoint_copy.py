@@ -45,8 +45,7 @@ def copy_checkpoint(run: Path, step: int, target: str, *, is_own: bool = False) 
     """
     if isinstance(checkpoint := Store(run).inspect(step), str):
         raise UserError(f"{checkpoint}: copy another checkpoint than that of step {step}.")
-    if not is_own:
-        _refuse_other_run(run, target)
+    _refuse_other_run(run, target, is_own=is_own)
     tokenizer = run / "tokenizer"
     hashes = {checkpoint.folder / file.name: file.sha256 for file in checkpoint.files}
     hashes |= {checkpoint.folder / entry.name: entry.sha256 for entry in checkpoint.indexes}
@@ -137,8 +136,17 @@ def fetch_run(text: str, folder: Path) -> int:
     return step
 
 
-def _refuse_other_run(run: Path, target: str) -> None:
-    if exists(config := join_path(target, CONFIG)) and read_file(config) != (run / CONFIG).read_bytes():
+def _refuse_other_run(run: Path, target: str, *, is_own: bool) -> None:
+    if not exists(config := join_path(target, CONFIG)):
+        if not is_own and list_files(target):
+            raise UserError(f"{target} has other files: choose a new folder for copies of checkpoints of {run}.")
+        return
+    copied, own = read_file(config), (run / CONFIG).read_bytes()
+    if is_own:  # the recipe may have changed since
+        copied, own = (
+            next((line for line in text.splitlines() if line.startswith(b"run:")), b"") for text in (copied, own)
+        )
+    if copied != own:
         raise UserError(
             f"{target} has a {CONFIG} that is not that of {run}: choose a new folder for copies of its checkpoints."
         )

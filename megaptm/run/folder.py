@@ -43,6 +43,7 @@ from megaptm.run.continuation import continue_config, with_due_phases
 from megaptm.run.corpora import corpus_cache, corpus_vocabulary
 from megaptm.run.hooks import run_hooks
 from megaptm.run.submission import SCRIPT, SUBMITTED, refuse_queued
+from megaptm.run.uploads import refuse_untrusted_uploads, trust_uploads
 from megaptm.storage import refuse_link, write_atomically
 from megaptm.track.journal import FILE as METRICS
 from megaptm.track.loggers import refuse_missing_packages
@@ -78,6 +79,7 @@ def read_config(config: Path | Mapping[str, Any], overrides: Sequence[str] = (),
     written = _with_planned_layout(_with_vocabulary(_read_unchecked(config, overrides)))
     loaded = absolute_paths(written.load(), change=change)
     trust_typed_uri(overrides, loaded.track.uri)
+    trust_uploads(config, overrides, loaded)
     return loaded
 
 
@@ -95,6 +97,7 @@ def read_draft(path: Path, overrides: Sequence[str] = (), *, change: bool = Fals
     if draft.config is None:
         return draft
     trust_typed_uri(overrides, draft.config.track.uri)
+    trust_uploads(path, overrides, draft.config)
     return replace(draft, config=absolute_paths(draft.config, change=change))
 
 
@@ -235,6 +238,7 @@ def prepare(config: Config, *, change: bool = False, attempt: Attempt | None = N
     `change`: as in `read_config`."""
     run = Path(config.run)
     check_phase(config)
+    refuse_untrusted_uploads(config)
     for name in OWN_NAMES:
         refuse_link(run / name)
     if config.track.enabled:

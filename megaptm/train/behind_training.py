@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection
 
 from megaptm.resilience.events import Events, HubExportEvent, UploadEvent
 
+POLL_SECONDS = 0.1
+
 log = logging.getLogger(__name__)
 
 
@@ -49,9 +51,12 @@ class BehindTraining:
         self.steps.add(step)
         self._queue.put(step)
 
-    def wait(self) -> None:
-        """Wait until the work on all checkpoints is done."""
-        self._queue.join()
+    def wait(self, seconds: float) -> bool:
+        """Wait until the work on all checkpoints is done, at most some seconds; return whether it is."""
+        deadline = time.monotonic() + seconds
+        while self._queue.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return not self._queue.unfinished_tasks
 
     def _work_on_all(self) -> None:
         while True:

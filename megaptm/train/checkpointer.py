@@ -124,10 +124,10 @@ class Checkpointer:
         self.has_restored = checkpoint is not None
         if checkpoint is not None:
             refuse_other_model(checkpoint, self.compatibility)
+            refuse_earlier_phase(checkpoint, self.config)
             may_change = changes_data(self.config, checkpoint)
             refuse_other_text(checkpoint, self.source.train.corpora, may_change=may_change)
             refuse_other_files(checkpoint, self.files, may_change=may_change)
-            refuse_earlier_phase(checkpoint, self.config)
             for hook, extension in self.extensions:
                 hook.refuse_changes(checkpoint, extension)
             self.layout_before = recorded_layout(checkpoint)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from megaptm.checkpoint.committed import find_committed
 from megaptm.config import Config
-from megaptm.errors import EXIT_CONTINUE
-from megaptm.resilience.events import DownloadEvent, Events, HubExportEvent, UploadEvent
-from megaptm.run.checkpoint_copy import copies_location, copy_checkpoint, fetch_checkpoint, last_copied_step
+from megaptm.errors import EXIT_CONTINUE, UserError
+from megaptm.resilience.events import Events, HubExportEvent, UploadEvent
+from megaptm.run.checkpoint_copy import copies_location, copy_checkpoint, last_copied_step
 from megaptm.train.behind_training import BehindTraining
 from megaptm.train.hub_export import export_copy, is_export_due
 
@@ -27,10 +27,13 @@ def start_copies(run: Path, config: Config, events: Events) -> list[BehindTraini
     return copies
 
 
-def download_last(run: Path, config: Config, events: Events) -> None:
-    """Take the last copied checkpoint for a run that has none."""
+def refuse_other_copies(run: Path, config: Config) -> None:
+    """Raise `UserError` if a run without checkpoints would overwrite copies of an earlier one."""
     target = copies_location(config)
     if target is None or find_committed(run) or (step := last_copied_step(target)) is None:
         return
-    fetch_checkpoint(target, step, run)
-    events.write(DownloadEvent(step=step, source=target))
+    raise UserError(
+        f"{target} has the checkpoints of an earlier run of this name, up to step {step:,}. To continue it, bring it "
+        f"back to a new folder: `megaptm checkpoint copy {target} FOLDER`. To start anew, choose another run=FOLDER or "
+        "checkpoint.upload_to."
+    )

@@ -77,7 +77,8 @@ class EarlyStop:
 
 def build_early_stop(config: Config, losses: Collection[str]) -> EarlyStop:
     """Build the early stopping of a config; `losses`: names of the run's losses."""
-    mix = sorted((os.path.basename(path), weight) for path, weight in config.data.mix.items())  # a corpus may move
+    # A corpus may move.
+    mix = sorted(json.dumps([os.path.basename(path), weight], default=str) for path, weight in config.data.mix.items())
     rates = config.optimizer.model_dump(exclude={"offload", "decay_steps"})
     recipe = json.dumps([rates, mix, config.data.sequence, config.objective], sort_keys=True, default=str)
     return EarlyStop(config.train.stop, losses, hashlib.sha256(recipe.encode()).hexdigest()[:16])

@@ -11,6 +11,7 @@ from pathlib import Path
 from megaptm.checkpoint.committed import find_committed
 from megaptm.config import Config
 from megaptm.errors import UserError
+from megaptm.plugins import ALLOW_CODE, named_modules
 from megaptm.processes import end_with_parent
 
 FOLDER = "hf"
@@ -38,7 +39,7 @@ def export_copy(run: Path, config: Config, step: int) -> None:
     try:
         done = subprocess.run(
             [sys.executable, "-m", "megaptm", *words],
-            env=_environment(),
+            env=_environment(config),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -55,13 +56,15 @@ def export_copy(run: Path, config: Config, step: int) -> None:
         raise UserError(lines[-1].removeprefix("error: ") if lines else f"its exit code is {done.returncode}.")
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment of the process that exports: not that of a rank, and without GPU."""
+def _environment(config: Config) -> dict[str, str]:
+    """Return the environment of the process that exports: not that of a rank, and without GPU. The user's code that the
+    run uses is allowed."""
     ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     inherited = {
         name: value for name, value in os.environ.items() if name not in ranks and not name.startswith("SLURM_")
     }
-    return inherited | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    code = ",".join(dict.fromkeys(named_modules(config.model_dump(mode="json"))))
+    return inherited | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} | ({ALLOW_CODE: code} if code else {})
 
 
 def _background_start(parent: int) -> Callable[[], None]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 from megaptm.config import Config, resolve
 from megaptm.config.objective_fit import sequence_lengths
 from megaptm.config.phases import phase_end
+from megaptm.errors import EXIT_CONTINUE
 from megaptm.parallel.background import run_on_all_ranks
 from megaptm.parallel.collectives import broadcast_object
 from megaptm.parallel.compiled import release_graphs
@@ -33,13 +36,18 @@ from megaptm.train.batch_source import StepSource
 from megaptm.train.behind_training import BehindTraining
 from megaptm.train.callbacks import Callbacks
 from megaptm.train.checkpointer import Checkpointer
-from megaptm.train.copies import download_last, start_copies
+from megaptm.train.copies import refuse_other_copies, start_copies
 from megaptm.train.device_use import peak_flops
 from megaptm.train.divided_checks import divide_checks
 from megaptm.train.engines import build_engine, build_source
 from megaptm.train.loop import Training
 from megaptm.train.metrics import SecondsSpent, StepReport
 from megaptm.train.profiler import StepProfiler
+
+STOP_SECONDS = 120.0
+"""Maximum seconds for which a job that was stopped waits for copies: its scheduler may end it."""
+WAIT_SECONDS = 60.0
+"""Seconds after which the end of a job tells the watchdog that it still waits for copies."""
 
 
 @dataclass
@@ -64,27 +72,31 @@ class Job:
     """Threads that copy committed checkpoints, only on rank 0."""
 
     def begin_copies(self) -> None:
-        """Take the last copied checkpoint if the run has none, and start to copy those that are saved from here on. All
-        ranks call this."""
+        """Start to copy the checkpoints that are saved from here on, as the config says. All ranks call this."""
         events = self.events
         if self.config.checkpoint.upload_to is not None:
             with self.heartbeat.during("loading"), self.stop.interrupt_waits():
-                run_on_all_ranks(lambda: download_last(self.run, self.config, events) if events else None)
+                run_on_all_ranks(lambda: refuse_other_copies(self.run, self.config) if events else None)
         if events is not None:
             self.copies = start_copies(self.run, self.config, events)
 
     def finish_copies(self, code: int) -> None:
-        """Wait for the copies of checkpoints that this exit code of the run needs; others are discarded. All ranks call
-        this."""
+        """Wait for the copies of checkpoints that this exit code of the run needs; others are discarded. A job that was
+        stopped waits only so long that it ends in time. All ranks call this."""
+        needed = [copies for copies in self.copies if code in copies.ends]
+        deadline = time.monotonic() + (STOP_SECONDS if code == EXIT_CONTINUE else math.inf)
 
-        def wait() -> None:
-            for copies in self.copies:
-                if code in copies.ends:
-                    copies.wait()
+        def wait() -> bool:
+            return all(copies.wait(WAIT_SECONDS) for copies in needed) or time.monotonic() > deadline
 
         if self.config.hub.export_every is not None or self.config.checkpoint.upload_to is not None:
-            with self.heartbeat.during("saving"):
-                run_on_all_ranks(wait)
+            is_done = False
+            while not is_done:
+                with self.heartbeat.during("saving"):  # again and again: an upload may take hours
+                    is_done = broadcast_object(run_on_all_ranks(wait))
+            for copies in needed:
+                for step in copies.steps:
+                    self.log(f"the {copies.name} of step {step:,} is not complete: the job ends")
 
     def enter_due_phases(self) -> None:
         """Set the config of the phase that begins at the newest checkpoint, if one does. All ranks call this."""

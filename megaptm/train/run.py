@@ -108,6 +108,9 @@ def _run_rank(
     except UserError as error:
         code = error.exit_code
         raise
+    except StopError:  # while a phase was opened
+        code = EXIT_CONTINUE
+        raise
     finally:
         heartbeat.enter("ending")
         if job.source is not None:

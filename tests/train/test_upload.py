@@ -5,10 +5,13 @@ import threading
 
 import pytest
 
+from megaptm.commands.checkpoint import copy
 from megaptm.resilience.events import Events, UploadEvent, read_events
+from megaptm.run.uploads import TRUSTED
 from megaptm.storage import read_file
 from megaptm.train.behind_training import BehindTraining
-from tests.drills.program import arguments, checkpoints, losses, resumed_at
+from tests.commands import run_command
+from tests.drills.program import arguments, losses, resumed_at
 from tests.forked import megaptm
 
 STEPS = 4
@@ -34,8 +37,11 @@ def test_run_continues_from_an_object_store_without_its_disk(uninterrupted, real
     assert (events_of(run, "upload")[-1]["step"], events_of(run, "upload")[-1]["problem"]) == (3, None)
     assert read_file("s3://corpora/runs/lost/checkpoints/latest") == b"3"
     shutil.rmtree(run)
-    megaptm("train", *words)
-    assert [event["step"] for event in events_of(run, "download")] == resumed_at(run) == [3]
+    assert "has the checkpoints of an earlier run of this name, up to step 3" in megaptm("train", *words, code=2)
+    shutil.rmtree(run)
+    run_command(copy, "s3://corpora/runs/lost", run)
+    megaptm("train", run, "checkpoint.upload_to=s3://corpora/runs", "train.stop_at=null")
+    assert resumed_at(run) == [3]
     assert losses(run)[STEPS] == losses(uninterrupted)[STEPS]
     assert read_file("s3://corpora/runs/lost/checkpoints/latest") == str(STEPS).encode()
 
@@ -66,20 +72,32 @@ def test_waiting_checkpoint_is_left_out_for_a_newer_one(tmp_path):
         copies.begin(2)
         copies.begin(3)
         assert copies.steps == {1, 3}
+        assert not copies.wait(0.2)
         release.set()
-        copies.wait()
+        assert copies.wait(60)
     assert (done, copies.steps) == ([1, 3], set())
     problems = {event["step"]: event["problem"] for event in events_of(tmp_path, "upload")}
     assert problems == {1: None, 2: "it was not begun before step 3 was saved", 3: None}
 
 
-def test_damaged_copy_is_not_continued(real_corpus, tmp_path):
-    words = arguments(
-        "gpt2", tmp_path / "run", real_corpus("byte-bpe"), *KEYS, f"checkpoint.upload_to={tmp_path}/copies"
-    )
-    megaptm("train", *words, "train.steps=1")
-    shutil.rmtree(tmp_path / "run")
-    file = tmp_path / "copies/run/checkpoints/step-00000001/rank-00001.safetensors"
-    file.write_bytes(file.read_bytes()[:-1] + b"x")
-    assert "rank-00001.safetensors is damaged: copy it there again" in megaptm("train", *words, code=2)
-    assert checkpoints(tmp_path / "run") == []
+def test_copies_of_another_run_are_not_overwritten(real_corpus, tmp_path):
+    """Two runs whose folders have one name."""
+    key = f"checkpoint.upload_to={tmp_path}/copies"
+    runs = [tmp_path / name / "run" for name in "ab"]
+    for run in runs:
+        words = arguments("gpt2", run, real_corpus("byte-bpe"), *KEYS, "train.steps=2", "train.stop_at=1")
+        megaptm("train", *words, *([key] if run == runs[0] else []), code=75)
+    output = megaptm("train", runs[1], key, "train.stop_at=null")
+    assert "the upload of step 2 failed" in output
+    assert "copies/run has a config.yaml that is not that of" in output
+    assert str(runs[0]) in (tmp_path / "copies/run/config.yaml").read_text()
+
+
+def test_destination_of_a_run_folder_needs_permission(real_corpus, tmp_path, monkeypatch):
+    """The folder may have been received, and its destination would get the user's login."""
+    run, key = tmp_path / "run", f"checkpoint.upload_to={tmp_path}/copies"
+    megaptm("train", *arguments("gpt2", run, real_corpus("byte-bpe"), *KEYS), key, "train.stop_at=1", code=75)
+    monkeypatch.delenv(TRUSTED, raising=False)
+    assert "is named only by the folder" in megaptm("train", run, "train.stop_at=null", code=2)
+    megaptm("train", run, "train.stop_at=null", key)
+    assert events_of(run, "upload")[-1]["step"] == STEPS
