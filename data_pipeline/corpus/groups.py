@@ -45,7 +45,11 @@ class GroupJob:
 def find_groups(job: GroupJob) -> list[str]:
     """Find the groups of the documents of a part; return the domains of the part."""
     grouping, domains = job.grouping, dict[str, int]()
-    groups = [_group_of(document, grouping, domains) for document in read_part(job.stem)]
+    groups = []
+    for document in read_part(job.stem):
+        groups.append(_group_of(document, grouping, domains))
+        if len(domains) > MAX_DOMAINS:  # an error; a note such as a title would fill the memory
+            break
     save(job.path, np.array(groups, dtype=np.int32))
     return [*domains]
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.clean.words import Words
 from megaptm.errors import UserError
 from megaptm.storage import AtomicFile, regular_file
 
@@ -57,14 +56,22 @@ class QualityClassifier:
 
 def hashed_ngrams(text: str, ngrams: int, size: int) -> np.ndarray:
     """Return the distinct n-grams of 1 to `ngrams` words as indexes below `size`, a power of two: int64, ascending."""
+    from data_pipeline.clean.words import Words  # whose package imports the models of quality
+
     words = Words(text)
     hashes = np.concatenate([words.ngrams(length) for length in range(1, ngrams + 1)])
     return np.unique((hashes & np.uint64(size - 1)).astype(np.int64))
 
 
-@lru_cache(maxsize=4)
 def load_classifier(path: str) -> QualityClassifier:
-    """Load the classifier in a file that `megaptm corpus train-quality` wrote."""
+    """Load the classifier in a file that `megaptm corpus train-quality` wrote; again if the file has changed."""
+    from data_pipeline.clean.step import file_version  # which imports the models of quality
+
+    return _load_classifier(path, file_version(path))
+
+
+@lru_cache(maxsize=4)
+def _load_classifier(path: str, version: tuple[int, int]) -> QualityClassifier:
     from safetensors import SafetensorError, safe_open
 
     remedy = "name a file that `megaptm corpus train-quality` wrote."
@@ -80,4 +87,6 @@ def load_classifier(path: str) -> QualityClassifier:
         raise UserError(f"{path} is not a quality classifier ({error}): {remedy}") from None
     if weights.dtype != np.float32 or weights.ndim != 1 or len(weights).bit_count() != 1 or not 1 <= ngrams <= 5:
         raise UserError(f"{path} is not a quality classifier (its weights have another shape): {remedy}")
+    if not (np.isfinite(weights).all() and math.isfinite(bias)):
+        raise UserError(f"{path} is not a quality classifier (it has infinite weights): {remedy}")
     return QualityClassifier(weights, bias, ngrams, info)

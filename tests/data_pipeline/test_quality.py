@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from data_pipeline.clean import run_steps
 from data_pipeline.clean.quality import ScoreQuality
 from data_pipeline.document import Document, DropCounts
-from data_pipeline.quality.classifier import UNIT, hashed_ngrams, load_classifier
+from data_pipeline.quality.classifier import UNIT, QualityClassifier, hashed_ngrams, load_classifier
 from data_pipeline.quality.train import TrainingOptions, train_classifier
 from megaptm.__main__ import main
 from megaptm.errors import UserError
@@ -139,6 +139,15 @@ def test_other_files_are_rejected(tmp_path):
         run(ScoreQuality(str(tmp_path / "a.quality")), "text")
     with pytest.raises(UserError, match="cannot be read"):
         run(ScoreQuality(str(tmp_path / "b.quality")), "text")
+
+
+def test_infinite_weights_are_rejected_in_a_changed_file(tmp_path):
+    path = str(tmp_path / "a.quality")
+    QualityClassifier(np.zeros(8, np.float32), 0.0, 1, {}).save(path)
+    assert load_classifier(path).score("any words") == 0.5
+    QualityClassifier(np.zeros(8, np.float32), math.nan, 1, {}).save(path)
+    with pytest.raises(UserError, match="it has infinite weights"):
+        load_classifier(path)
 
 
 def test_few_examples_are_rejected(folders, tmp_path):
