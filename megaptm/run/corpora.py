@@ -148,10 +148,12 @@ def open_corpus(path: str, config: Config) -> Corpus:
         return Corpus.open(path, corpus_cache(config))
     except NoCorpusError as error:
         if last_saved_step(Path(config.run)):
+            value = config.data.mix[path]
+            shown = f"{value:g}" if isinstance(value, float) else json.dumps(value)
             raise UserError(
                 f"data.mix: {path} is no longer a corpus ({MANIFEST} is missing), and the run in {config.run} was "
                 f"trained on it: restore it or, if it was moved, set its new path, data.mix='{{NEW: "
-                f"{json.dumps(config.data.mix[path])}}}'."
+                f"{shown}}}'."
             ) from None
         raise NoCorpusError(error.message, build_command(path, config)) from None
 
