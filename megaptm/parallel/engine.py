@@ -114,7 +114,7 @@ class Engine:
             raise NoLabelsError(
                 f"step {step + 1} was rejected and changed no weight: no sample has a label, all labels of "
                 f"{', '.join(counts)} are {IGNORED}. Correct the objective, or look at the samples of that step with "
-                f"`megaptm inspect RUN --step {step + 1}`."
+                f"`megaptm inspect RUN` (--step {step + 1})."
             )
         scale = 1.0 if self.loss_scale is None else self.loss_scale.value
         norm, shared_loss = self.optimizer.gradient_norm(loss=loss, replicas=self.model.gradient_replicas)

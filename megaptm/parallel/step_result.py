@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from megaptm.errors import UserError
 
 REMEDY = (
-    "lower optimizer.lr, look at the samples of that step with `megaptm inspect RUN --step STEP`, or skip them "
+    "lower optimizer.lr, look at the samples of that step with `megaptm inspect RUN` (--step), or skip them "
     "(train.skip_batches). Earlier checkpoints are unchanged."
 )
 
