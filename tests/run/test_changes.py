@@ -91,7 +91,7 @@ def test_all_refused_keys_are_listed(tmp_path):
         "train.batch is 32, was 16",
     ]
     assert "run=FOLDER; --change accepts only optimizer.lr, train.batch:" in head
-    assert "layout, communication, train.steps" in allowed
+    assert "layout, communication, optimizer.offload, train.steps" in allowed
 
 
 def test_change_is_refused_without_the_option(tmp_path):
