@@ -15,7 +15,7 @@ from megaptm.families import CATALOGUE, FAMILIES
 from megaptm.spec import SegmentInput, change
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-LATER_PHASE = re.compile("-512$|-no-dropout$")
+LATER_PHASE = re.compile("-512$|-no-dropout$|-phases$")
 """Suffix of a config that continues the run of another config."""
 FAMILY_CONFIGS = sorted(path for path in CONFIGS.glob("*/*.yaml") if path.parent.name in CATALOGUE)
 
