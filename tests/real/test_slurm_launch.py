@@ -76,7 +76,7 @@ def test_chain_is_followed_until_run_is_complete(launch, slurm, real_corpus, tmp
     assert last_step(run) == 3
     first, second = submitted_jobs(done.stdout.splitlines()[0])
     assert [slurm.wait_for_state(job, *ENDS) for job in (first, second)] == ["COMPLETED", "COMPLETED"]
-    assert "is complete: all 3 steps are saved" in (run / f"logs/job-{second}.log").read_text()
+    assert "is complete, and saved at step 3" in (run / f"logs/job-{second}.log").read_text()
 
 
 @pytest.mark.drill
