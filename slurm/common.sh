@@ -63,7 +63,11 @@ ended_for_good() {
     exclude_node "$(lost_node)"
     if ((code == 0)); then return; fi
     if [[ $asked && $code == 138 && $start == 0 ]]; then too_short; fi
-    leave_unreachable_node
+    if start_failed; then
+        await_node_failure
+        code=75
+        return
+    fi
     local stopping=()
     if [[ $asked ]] || ! running; then stopping=(--stopping); fi
     once megaptm.launch.slurm.failure_report "${stopping[@]}" --restarts="$restarts" --start="$start" "$own"
@@ -110,7 +114,7 @@ skip_step_numbers() {
 # Run one process per task, each with its own log; rank 0's log is copied to the job's. Sets `code` and `asked`.
 on_all_nodes() {
     local each=(--wait=60 --kill-on-bad-exit=0) watch show
-    if ((start)); then each+=(--immediate=60); fi # a process that cannot be killed occupies its node
+    if ((start)); then each+=(--immediate=30); fi # a process that cannot be killed occupies its node
     trap 'woken=yes asked=yes; kill -USR1 "$tasks"' USR1 # near the time limit: the processes finish their step and save
     trap 'woken=yes' TERM                                # a node was lost, or the job was canceled: stay to record it
     # After the first process has ended, for any reason, the others have a minute to end by themselves.
@@ -156,8 +160,14 @@ requeue() {
 }
 
 # Whether Slurm runs this start of the job: not while it ends the job, and not if it lost this node and started again.
+# A controller that does not answer is asked again for some minutes: a busy one must not cost the job.
 running() {
-    [[ $(scontrol show job "$SLURM_JOB_ID" --oneliner) == *" JobState=RUNNING "*" Restarts=$restart "* ]]
+    local job try
+    for try in {1..10}; do
+        if job=$(scontrol show job "$SLURM_JOB_ID" --oneliner); then break; fi
+        sleep 5
+    done
+    [[ $job == *" JobState=RUNNING "*" Restarts=$restart "* ]]
 }
 
 # The node whose failure ended the processes, if any.
@@ -172,6 +182,7 @@ exclude_node() {
     if [[ ! $1 ]] || running; then return; fi
     local before nodes job
     before=$(scontrol show job "$SLURM_JOB_ID" --oneliner | grep -oP ' ExcNodeList=\K(?!\(null\))\S+')
+    if [[ $before ]] && scontrol show hostnames "$before" | grep --quiet --line-regexp "$1"; then return; fi
     for nodes in ${before:+"$before,$1"} "$1"; do
         if (($(num_other_nodes "$nodes") >= SLURM_JOB_NUM_NODES)); then
             echo "Node failure on $1: the next start excludes $nodes."
@@ -201,26 +212,28 @@ leave_failed_node() {
     local lost
     lost=$(head -n 1 "$before/nodes")
     scontrol show hostnames "$SLURM_JOB_NODELIST" | grep --quiet --line-regexp "$lost" || return 0
-    requeue_without "$lost"
-}
-
-# If processes could not be started again, a node is gone before Slurm noticed it, or does not get rid of its processes.
-leave_unreachable_node() {
-    if ! ((start)) || [[ $asked ]] || grep --quiet 'srun: error: .*: tasks\? ' "$own/srun.log"; then return 0; fi
-    local lost
-    lost=$(sed -n 's/^srun: error: Task launch for .* failed on node \([^:]*\):.*/\1/p' "$own/srun.log" | tail -n 1)
-    echo "The processes cannot be started again${lost:+ on $lost}; job $SLURM_JOB_ID goes back to the queue."
-    requeue_without "$lost"
-}
-
-# Requeue the job, without this node if it names one. Returns only if Slurm refuses.
-requeue_without() {
     trap : TERM
-    if ! running || scontrol requeue "$SLURM_JOB_ID"; then
-        exclude_node "$1"
-        sleep infinity # until Slurm ends this start of the job
+    if scontrol requeue "$SLURM_JOB_ID"; then
+        exclude_node "$lost"
+        sleep infinity
         exit 75
     fi
+}
+
+# Whether the processes could not be started again: a node is gone, or cannot get rid of a process.
+start_failed() {
+    ((start && code != 75)) && [[ ! $asked ]] && ! grep --quiet 'srun: error: .*: tasks\? ' "$own/srun.log"
+}
+
+# Slurm requeues the job when it notices a lost node, by default within 5 minutes.
+await_node_failure() {
+    echo "The processes cannot be started again on all nodes: the job waits until Slurm reports a lost node."
+    local try
+    for try in {1..120}; do
+        running || break
+        sleep 5
+    done
+    exclude_node "$(lost_node)"
 }
 
 # Start a Ray cluster on the nodes of this job, which ends with the job, and set RAY_ADDRESS. Its port depends on the job

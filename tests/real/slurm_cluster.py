@@ -52,7 +52,6 @@ JobRequeue=1
 MinJobAge=600
 KillWait=15
 SlurmctldTimeout=10
-SlurmdTimeout=5
 ReturnToService=1
 """
 
@@ -60,8 +59,8 @@ ReturnToService=1
 class SlurmCluster:
     """Cluster of `nodes` nodes that run jobs (partition `main`) and 128 that are only described (partition `large`)."""
 
-    def __init__(self, folder: Path, nodes: int, *, gpus: int = GPUS) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, nodes: int, *, gpus: int = GPUS, slurmd_timeout: int = 5) -> None:
+        self.folder, self.slurmd_timeout = folder, slurmd_timeout
         self.gpus = gpus
         self.nodes = [f"node{number}" for number in range(1, nodes + 1)]
         self.prolog = folder / "prolog.sh"
@@ -276,6 +275,7 @@ class SlurmCluster:
         lines = [
             f"SlurmctldHost={host}(127.0.0.1)",
             f"SlurmctldPort={ports[0]}",
+            f"SlurmdTimeout={self.slurmd_timeout}",
             "SlurmUser=root",
             "SlurmdUser=root",
             f"SlurmctldPidFile={self.folder}/slurmctld.pid",
@@ -320,8 +320,9 @@ def _path() -> str:
 
 
 @contextmanager
-def slurm_cluster(nodes: int, *, gpus: int = GPUS) -> Iterator[SlurmCluster]:
-    """Context of a running cluster. The test is skipped if Slurm is not installed."""
+def slurm_cluster(nodes: int, *, gpus: int = GPUS, slurmd_timeout: int = 5) -> Iterator[SlurmCluster]:
+    """Context of a running cluster, which notices after `slurmd_timeout` seconds that a node does not respond. The test
+    is skipped if Slurm is not installed."""
     missing = [package for program, package in PACKAGES.items() if shutil.which(program, path=_path()) is None]
     if missing:
         pytest.skip(f"needs Slurm: apt-get install {' '.join(missing)}")
@@ -330,7 +331,7 @@ def slurm_cluster(nodes: int, *, gpus: int = GPUS) -> Iterator[SlurmCluster]:
     with tempfile.TemporaryDirectory(
         prefix="slurm-", dir="/tmp", ignore_cleanup_errors=True
     ) as folder:  # paths of sockets must be short
-        cluster = SlurmCluster(Path(folder), nodes, gpus=gpus)
+        cluster = SlurmCluster(Path(folder), nodes, gpus=gpus, slurmd_timeout=slurmd_timeout)
         try:
             cluster.start()
             yield cluster
